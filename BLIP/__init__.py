@@ -1,6 +1,6 @@
 """BLIP: image encoder, text decoder and released checkpoints.
 
-The names below are imported when they are used, so that reading a checkpoint needs no model.
+The names below are imported at first use, so that reading a checkpoint does not import the model.
 """
 
 from importlib import import_module
@@ -10,6 +10,7 @@ _MODULES = {
     "BlipCaptioner": "BLIP.blip",
     "build_captioner": "BLIP.blip",
     "inference_copy": "BLIP.inference",
+    "load_itm": "BLIP.itm",
     "load_weights": "BLIP.weights.checkpoint",
     "read_checkpoint": "BLIP.weights.checkpoint",
 }

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from contextlib import nullcontext
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Optional, Union
 
@@ -17,12 +17,15 @@ from BLIP.med import TextDecoder, read_med_config
 from BLIP.tokenizer import CaptionTokenizer, FirstTokenShift
 from BLIP.vit import ImageEncoder, VitSizes
 from decoding import DecodingSettings, Generated, generate_captions, until_end
+from decoding.guided import encode_noisy, second_stream
+from decoding.null_image import NullImage
 from smile import Objective, ObjectiveOutput
 from smile.objective import captions_an_image
 
 MED_CONFIG = "configs/med_config.json"
 PROMPT = "a picture of "
 LIKELIHOOD = Objective("mle")
+POSITIONS = 1024  # whose logits an inference copy computes at once
 
 
 class BlipCaptioner(nn.Module):
@@ -33,6 +36,7 @@ class BlipCaptioner(nn.Module):
     prompt: the beginning of every caption, not scored in training and cut off in generation.
     max_tokens: training captions are truncated to this length, with [DEC] and [SEP].
     shift: turns the first word of a caption into a word piece, in training and generation.
+    null_image: of NULL_IMAGES.
     """
 
     def __init__(
@@ -43,10 +47,13 @@ class BlipCaptioner(nn.Module):
         prompt: str = PROMPT,
         max_tokens: int = 40,
         shift: Optional[FirstTokenShift] = None,
+        null_image: str = "zeros",
     ):
         super().__init__()
         self.visual_encoder = visual_encoder
         self.text_decoder = text_decoder
+        image_size = visual_encoder.patch_embed.img_size[0]
+        self.null_image = NullImage(null_image, visual_encoder.embed_dim, image_size)
         self.tokenizer = tokenizer
         self.prompt = prompt
         self.prompt_ids = tokenizer.encode_prompt(prompt)  # (n,)
@@ -57,16 +64,18 @@ class BlipCaptioner(nn.Module):
         self.max_positions = text_decoder.config.max_position_embeddings
         self.min_batch_size, self.has_unused_parameters = 1, False
 
-    def forward(self, image: Tensor, captions: list[list[str]]) -> ObjectiveOutput:
+    def forward(
+        self, image: Tensor, captions: list[list[str]], dropped: Optional[Tensor] = None
+    ) -> ObjectiveOutput:
         """The objective on k captions of each image; an image is encoded once.
 
-        image: (B, 3, S, S), normalised; captions: B lists of k strings, without the prompt. Raises
-        ValueError if their numbers differ.
+        image: (B, 3, S, S), normalised; captions: B lists of k strings, without the prompt;
+        dropped: bool (B,), the images that become the null. Raises ValueError if their numbers
+        differ.
         """
         tokens, attention_mask, labels = self._encode(image, captions)
-        return self.text_decoder(
-            tokens, attention_mask, self.visual_encoder(image), labels, len(self.prompt_ids)
-        )
+        embeds = self.null_image.encode(self.visual_encoder, image, dropped)
+        return self.text_decoder(tokens, attention_mask, embeds, labels, len(self.prompt_ids))
 
     def predictions(self, image: Tensor, captions: list[list[str]]) -> tuple[Tensor, Tensor]:
         """Logits (R, N, V) and their labels (R, N), R = B * k; see `forward`."""
@@ -91,21 +100,34 @@ class BlipCaptioner(nn.Module):
     @torch.inference_mode()
     def generate_details(self, image: Tensor, settings: DecodingSettings) -> Generated:
         """Captions of images (B, 3, S, S) with their token ids and scores."""
-        return self.generate_from(self.encode(image), settings)
+        encoded = self.encode(image)
+        return self.generate_from(encoded, settings, encode_noisy(self, image, settings))
 
     @torch.inference_mode()
-    def generate_from(self, encoded: Tensor, settings: DecodingSettings) -> Generated:
+    def generate_from(
+        self, encoded: Tensor, settings: DecodingSettings, other: Optional[Tensor] = None
+    ) -> Generated:
         """Captions of encoded images (B, 1 + P, width)."""
+        other = second_stream(self, encoded, settings, other)
         with self.inference_context():
-            step = self.new_step(self.text_decoder, encoded, settings.max_length)
+            step = self.new_step(self.text_decoder, encoded, settings.max_length, other)
             return generate_captions(
-                step, self.prompt_ids, encoded, self.tokenizer, settings, self._caption
+                step,
+                self.prompt_ids,
+                encoded,
+                self.tokenizer,
+                settings,
+                self._caption,
+                partial(self.log_likelihoods, encoded),
             )
 
     def encode(self, image: Tensor) -> Tensor:
         """Images (B, 3, S, S) -> (B, 1 + P, width), P patches after [CLS]."""
         with self.inference_context():
             return self.visual_encoder(image)
+
+    def encode_null(self, encoded: Tensor) -> Tensor:
+        return self.null_image.like(self.encode, encoded)
 
     @torch.inference_mode()
     def score_tokens(self, encoded: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -138,21 +160,42 @@ class BlipCaptioner(nn.Module):
         """float32 (B, k, n - p) of captions (B, k, n), with gradient, 0 after the end.
 
         They are computed from hidden states and the head: the logits of all tokens never exist at
-        once.
+        once. An inference copy gives no gradient.
         """
         rows, start = ids.flatten(0, 1), len(self.prompt_ids)
         inputs, labels = rows[:, :-1], rows[:, start:]
-        hidden = self.text_decoder.hidden_states(inputs, torch.ones_like(inputs), encoded)
+        real = until_end(labels, self.tokenizer.end)
         head = self.text_decoder.cls["predictions"]
+        if not isinstance(head.decoder, nn.Linear):
+            return self._inferred(inputs, labels, real, encoded, temperature).view(
+                *ids.shape[:2], -1
+            )
+        hidden = self.text_decoder.hidden_states(inputs, torch.ones_like(inputs), encoded)
         losses = LIKELIHOOD.from_hidden(
             head.transformed(hidden[:, start - 1 :]),
             head.decoder.weight,
             head.decoder.bias,
-            labels.where(until_end(labels, self.tokenizer.end), LIKELIHOOD.ignore_index),
+            labels.where(real, LIKELIHOOD.ignore_index),
             reduction="none",
             scale=1 / temperature,
         ).loss
         return -losses.float().unflatten(0, ids.shape[:2])
+
+    @torch.inference_mode()
+    def _inferred(self, inputs, labels, real, encoded, temperature: float) -> Tensor:
+        """Log-probabilities (R, n - p) by the layers of an inference copy; real: bool, scored."""
+        with self.inference_context():
+            hidden = self.text_decoder.hidden_states(inputs, torch.ones_like(inputs), encoded)
+            hidden = hidden[:, len(self.prompt_ids) - 1 :]
+            parts = zip(hidden[real].split(POSITIONS), labels[real].split(POSITIONS))
+            head = self.text_decoder.cls["predictions"]
+            logprobs = [
+                (head(part).float() / temperature).log_softmax(1).gather(1, words.unsqueeze(1))
+                for part, words in parts
+            ]
+        found = torch.zeros_like(labels, dtype=torch.float32)
+        found[real] = torch.cat(logprobs).squeeze(1)
+        return found
 
     def generate(self, image: Tensor, settings: DecodingSettings) -> list[str]:
         """The best caption of each image (B, 3, S, S)."""
@@ -214,6 +257,7 @@ def build_captioner(
     vit_ckpt_layer: int = 0,
     max_tokens: int = 40,
     first_token_shift: bool = False,
+    null_image: str = "zeros",
 ) -> BlipCaptioner:
     """Build a BlipCaptioner; the arguments are configuration keys, see docs/settings.md.
 
@@ -225,4 +269,4 @@ def build_captioner(
     encoder = ImageEncoder(vit, image_size, vit_grad_ckpt, vit_ckpt_layer)
     decoder = TextDecoder(sizes, len(words), encoder.embed_dim, objective)
     shift = FirstTokenShift(words) if first_token_shift else None
-    return BlipCaptioner(encoder, decoder, words, prompt, max_tokens, shift)
+    return BlipCaptioner(encoder, decoder, words, prompt, max_tokens, shift, null_image)

@@ -1,4 +1,4 @@
-"""The decoder's step function for `decoding`, with a cache of keys and values."""
+"""The step function of BLIP's decoder for `decoding`, with a cache of keys and values."""
 
 from typing import Optional
 
@@ -6,29 +6,37 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from BLIP.med import KeysValues, TextDecoder
+from BLIP.med import Attention, KeysValues, TextDecoder
 
 
 class CachedStep:
-    """See `decoding.Step`; after the first call k is constant and each call appends one token.
+    """A step function, see `decoding.Step`. Each call after the first appends one token per row.
 
-    An image's keys and values are computed once, for all its rows. Those of the captions are never
-    moved: the k rows of an image share its slots and append side by side, and `mask` marks the
-    slots of each row's own past. When beams are reordered only the mask changes.
+    Keys and values of an image are computed once, for all its rows. Keys and values of captions are
+    never moved: all k rows of an image append to the same cache slots, and `mask` marks the slots
+    that belong to the past of each row. Reordering beams changes only the mask.
     """
 
-    def __init__(self, decoder: TextDecoder, image_embeds: Tensor, max_length: int):
-        """image_embeds: (B, P, width); max_length: tokens of the longest row."""
+    def __init__(
+        self,
+        decoder: TextDecoder,
+        image_embeds: Tensor,
+        max_length: int,
+        other: Optional[Tensor] = None,
+    ):
+        """image_embeds: (B, P, width); max_length: tokens of the longest row.
+
+        other: of the second stream, (B or 1, P, width), see `decoding.guided`.
+        """
         self.decoder = decoder
         self.max_length = max_length
-        # Contiguous, because every step reads all of it.
         self.image = [
-            tuple(x.contiguous() for x in layer.crossattention.keys_values(image_embeds))
+            _image_keys_values(layer.crossattention, image_embeds, other)
             for layer in decoder.layers
         ]
-        self.own: list[KeysValues] = []  # each (b, heads, capacity, d)
-        self.length = 0  # of the rows, in tokens
-        self.used = 0  # slots of an image
+        self.past: list[KeysValues] = []  # each (b, heads, capacity, d)
+        self.length = 0  # tokens of a row so far
+        self.used = 0  # slots in use, per image
         self.mask = torch.empty(0)  # bool (b, k, capacity)
 
     def __call__(self, tokens: Tensor, rows: Optional[Tensor]) -> Tensor:
@@ -40,28 +48,28 @@ class CachedStep:
         return self.decoder.cls["predictions"](hidden).unflatten(0, tokens.shape[:2])
 
     def _prompt(self, tokens: Tensor) -> Tensor:
-        """The first call: tokens (B, n), one row an image -> hidden (B, H) of the last."""
+        """The first call: tokens (B, n), one row per image -> hidden states (B, H) of the last."""
         hidden = self.decoder.bert["embeddings"](tokens)
         for layer, image in zip(self.decoder.layers, self.image):
-            own = layer.attention.keys_values(hidden)
-            self.own.append(own)
-            hidden = layer.attend(hidden, own, image, is_causal=True)
+            past = layer.attention.keys_values(hidden)
+            self.past.append(past)
+            hidden = layer.attend(hidden, past, image, is_causal=True)
         self.length = self.used = tokens.size(1)
         self.mask = torch.ones_like(tokens, dtype=torch.bool).unsqueeze(1)  # (B, 1, n)
         return hidden[:, -1]
 
     def _append(self, tokens: Tensor) -> Tensor:
-        """One token for each row, (b, k, 1) -> hidden (b * k, H)."""
+        """Append one token to each row: (b, k, 1) -> hidden states (b * k, H)."""
         images, rows, _ = tokens.shape
         new = slice(self.used, self.used + rows)
         self.mask[:, :, new] = torch.eye(rows, dtype=torch.bool, device=tokens.device)
         mask = self.mask[:, None, :, : new.stop]  # (b, 1, k, slots)
         hidden = self.decoder.bert["embeddings"](tokens.flatten(0, 1), self.length)
-        for layer, own, image in zip(self.decoder.layers, self.own, self.image):
+        for layer, past, image in zip(self.decoder.layers, self.past, self.image):
             added = layer.attention.keys_values(hidden.view(images, rows, -1))
-            for cache, values in zip(own, added):
+            for cache, values in zip(past, added):
                 cache[:, :, new] = values
-            key, value = own
+            key, value = past
             hidden = layer.attend(
                 hidden, (key[:, :, : new.stop], value[:, :, : new.stop]), image, mask
             )
@@ -70,17 +78,31 @@ class CachedStep:
         return hidden[:, 0]
 
     def _follow(self, rows: Tensor) -> None:
-        """Let rows (b, k) continue those of the last call; images without rows are dropped."""
-        before = self.mask.size(1)
+        """Reorder the cache: new row i continues old row rows[i]. rows: (b, k).
+
+        Images without rows are dropped.
+        """
+        rows_before = self.mask.size(1)
         if rows.size(0) < self.mask.size(0):
-            images = rows[:, 0] // before
+            images = rows[:, 0] // rows_before
             self.image = [(key[images], value[images]) for key, value in self.image]
-            self.own = [(key[images], value[images]) for key, value in self.own]
+            self.past = [(key[images], value[images]) for key, value in self.past]
         self.mask = self.mask.flatten(0, 1)[rows]
-        if self.mask.size(2) == self.used:  # only the prompt so far; now k is known
+        if self.mask.size(2) == self.used:  # only the prompt is cached; now k is known
             free = rows.size(1) * (self.max_length - self.used)
-            self.own = [
+            self.past = [
                 (F.pad(key, (0, 0, 0, free)), F.pad(value, (0, 0, 0, free)))
-                for key, value in self.own
+                for key, value in self.past
             ]
             self.mask = F.pad(self.mask, (0, free))
+
+
+def _image_keys_values(
+    attention: Attention, image_embeds: Tensor, other: Optional[Tensor]
+) -> KeysValues:
+    """Of both streams, contiguous, because every step reads all of it."""
+    images = attention.keys_values(image_embeds)
+    if other is None:
+        return tuple(x.contiguous() for x in images)
+    others = attention.keys_values(other)
+    return tuple(torch.cat([x, y.expand_as(x)]) for x, y in zip(images, others))

@@ -1,4 +1,4 @@
-"""BLIP's configuration keys, and the captioner that they describe."""
+"""BLIP's configuration keys, and building its captioner from a configuration."""
 
 from inspect import signature
 from typing import Annotated, Any, Literal, Union
@@ -36,8 +36,8 @@ class Keys(BaseModel):
             raise ValueError("lora.load_in_4bit is true, which is for model vlm; this one is blip")
         if self.model == "blip" and self.reward and self.objective and self.vit_grad_ckpt:
             raise ValueError(
-                "vit_grad_ckpt is true, which cannot be combined with a reward and an objective, "
-                "since an image is then encoded twice; set it to false"
+                "vit_grad_ckpt is true, but a reward with an objective encodes an image twice, "
+                "which vit_grad_ckpt does not support; set it to false"
             )
         patch = self.vit.patch_size if isinstance(self.vit, VitSizes) else 16
         if self.model == "blip" and self.image_size % patch:
@@ -46,20 +46,20 @@ class Keys(BaseModel):
 
 
 def build(config: Any, context: Any) -> BlipCaptioner:
-    """See `captioning.captioners.interface`, also for the functions below."""
-    # All other arguments are keys of the same names.
+    """See `captioning.captioners.interface`, which also describes the functions below."""
+    # Every other argument has the name of its configuration key.
     names = signature(build_captioner).parameters.keys() - {"objective"}
     values = {name: getattr(config, name) for name in names}
     captioner = build_captioner(objective=config.build_objective(), **values)
     if config.lora is None:
         return captioner
     if context.content is None:
-        raise ValueError("lora is set, but pretrained is not: it names the frozen base weights")
+        raise ValueError("lora is set, but pretrained is not: set it to the frozen base weights")
     address = config.pretrained or ""
     if CONFIG not in context.content and address != without_secrets(address):
         raise ValueError(
-            "pretrained is an address with a user or query, and a checkpoint of lora would have to "
-            "name it: fetch the file, and give its path"
+            "pretrained is an address with a user or a query, which a checkpoint of lora would "
+            "contain: download the file, and set pretrained to its path"
         )
     state, base = base_weights(context.content, context.name, config.trust_checkpoint)
     load_weights(captioner, state, base)
@@ -76,7 +76,7 @@ def title(config: Any) -> str:
 
 
 def check_device(config: Any, device: torch.device) -> None:
-    """int8 needs a CPU with kernels for it; other precisions work everywhere."""
+    """int8 needs a CPU with int8 kernels. All devices support the other precisions."""
     if config.precision == "int8":
         check_int8(device, config.compile)
 

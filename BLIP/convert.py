@@ -1,11 +1,14 @@
 """Converts a captioner to a folder of transformers' BlipForConditionalGeneration, and back.
 
+Or BLIP's filter, a retrieval checkpoint, to one of BlipForImageTextRetrieval. The keys decide: a
+file with a text decoder is a captioner.
+
     python -m BLIP.convert to-hf checkpoints/blip_mle_smile_base.pth output/hf
     python -m BLIP.convert from-hf output/hf output/again.pth
 
-The folder holds model.safetensors, config.json, the tokeniser and the image processor, and loads
-with `from_pretrained`. A round trip gives the same state dict bit for bit. transformers is not
-imported: 4.15.0 has no BLIP.
+The folder contains model.safetensors, config.json, the tokenizer and the image processor.
+`from_pretrained` loads it. A round trip gives the same state dict bit for bit. transformers is not
+imported, because version 4.15.0 has no BLIP.
 """
 
 import argparse
@@ -16,20 +19,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Callable, Optional, Union
+from typing import Any, Callable, Optional, Union
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from adapters.lora import CONFIG, Lora, adapted, merge
-from BLIP.blip import MED_CONFIG, PROMPT, BlipCaptioner, build_captioner
+from BLIP.blip import PROMPT, BlipCaptioner, build_captioner
+from BLIP.itm import HEAD, POSITION_IDS, BlipItm, load_itm
 from BLIP.med import MedConfig, TextDecoder, read_med_config
 from BLIP.tokenizer import CaptionTokenizer
 from BLIP.vit import VIT_SIZES, ImageEncoder
 from BLIP.weights.checkpoint import (
     DERIVED,
-    POSITION_EMBEDDING,
     TIED,
     WORDS,
     CheckpointError,
@@ -37,16 +40,16 @@ from BLIP.weights.checkpoint import (
     check_fits,
     load_weights,
     read_checkpoint,
+    settings_in,
 )
 from BLIP.weights.download import without_secrets
 from BLIP.weights.safe_load import first_line
 from smile import Objective
 
-PATCH = "visual_encoder.patch_embed.proj.weight"
 ADDED = ("[DEC]", "[ENC]")
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-# Parameter names of the image encoder, ours and transformers': prefixes, and parts within a block.
-# Those of the text decoder are the same.
+# Parameter names of the image encoder, ours and transformers': prefixes, and parts inside a block.
+# The parameters of the text decoder have the same names in both.
 VISION = {
     "visual_encoder.cls_token": "vision_model.embeddings.class_embedding",
     "visual_encoder.pos_embed": "vision_model.embeddings.position_embedding",
@@ -61,6 +64,7 @@ BLOCK = {
     ".norm2.": ".layer_norm2.",
 }
 POSITIONS = "text_decoder.bert.embeddings.position_ids"
+ITM_WORDS = "text_encoder.embeddings.word_embeddings.weight"
 # Sizes of the image encoder, in `build_captioner` and in transformers' config.json.
 VIT_NAMES = {
     "embed_dim": "hidden_size",
@@ -72,23 +76,27 @@ VIT_NAMES = {
 
 
 def to_hf_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A captioner's state dict under BlipForConditionalGeneration's names, without DERIVED keys."""
-    return {_renamed(k, VISION, BLOCK): v for k, v in state.items() if k not in DERIVED}
+    """A model's state dict under transformers' names, without DERIVED keys and position ids."""
+    left_out = {*DERIVED, POSITION_IDS}
+    return {_renamed(k, VISION, BLOCK): v for k, v in state.items() if k not in left_out}
 
 
 def from_hf_names(state: Mapping[str, Tensor], positions: int) -> dict[str, Tensor]:
-    """The inverse of `to_hf_names`. positions: the most tokens of a row.
+    """The inverse of `to_hf_names`. positions: the number of positions of the text decoder.
 
-    The tied head is filled in from the word embedding, even if it is there. Raises CheckpointError
-    if the word embedding is missing.
+    A captioner's tied head is filled in from the word embedding, even if it is there. Raises
+    CheckpointError if the word embedding is missing.
     """
     vision, block = ({new: old for old, new in names.items()} for names in (VISION, BLOCK))
     ours = {_renamed(key, vision, block): value for key, value in state.items()}
-    ours[POSITIONS] = torch.arange(positions).unsqueeze(0)
+    is_itm = HEAD in ours
+    ours[POSITION_IDS if is_itm else POSITIONS] = torch.arange(positions).unsqueeze(0)
+    if is_itm:
+        return ours
     for key, source in DERIVED.items():
         if source is not None:
             if source not in ours:
-                raise CheckpointError(f"there is no {source}: this is no captioner")
+                raise CheckpointError(f"there is no {source}: this is not a captioner")
             ours[key] = ours[source]
     return ours
 
@@ -103,17 +111,22 @@ def _renamed(key: str, prefixes: Mapping[str, str], within: Mapping[str, str]) -
     return key
 
 
-def hf_config(captioner: BlipCaptioner, label_smoothing: float = 0.1) -> dict:
-    """`config.json` of a captioner. label_smoothing: BLIP's by default; transformers' is 0."""
-    words, vit, decoder = captioner.tokenizer, captioner.visual_encoder, captioner.text_decoder
+def hf_config(model: Union[BlipCaptioner, BlipItm], label_smoothing: float = 0.1) -> dict:
+    """`config.json` of a model. label_smoothing: BLIP's by default; transformers' is 0."""
+    words, vit = model.tokenizer, model.visual_encoder
+    if isinstance(model, BlipItm):
+        architecture, config = "BlipForImageTextRetrieval", model.config
+        further = {"image_text_hidden_size": model.text_proj.out_features}
+    else:
+        architecture, config = "BlipForConditionalGeneration", model.text_decoder.config
+        further = {"label_smoothing": label_smoothing, "tie_word_embeddings": True}
     ids = {"bos": words.start, "eos": words.end, "sep": words.end, "pad": words.pad}
-    sizes = asdict(decoder.config)
+    sizes = asdict(config)
     del sizes["initializer_range"]
     return {
-        "architectures": ["BlipForConditionalGeneration"],
+        "architectures": [architecture],
         "model_type": "blip",
-        "label_smoothing": label_smoothing,
-        "tie_word_embeddings": True,
+        **further,
         "text_config": {
             "model_type": "blip_text_model",
             "vocab_size": len(words),
@@ -140,14 +153,14 @@ def settings_of(config: Mapping) -> dict:
     parts = [config.get(f"{part}_config") for part in ("text", "vision")] if kind == "blip" else []
     if not parts or not all(isinstance(part, Mapping) for part in parts):
         raise CheckpointError(f"its model_type is {kind!r}, or it is incomplete; expected 'blip'")
-    # A missing key has transformers' default; those of most sizes are bert-base's.
+    # Missing keys have the defaults of transformers. Most of these are the sizes of bert-base.
     sizes = {**asdict(MedConfig()), "hidden_act": "gelu"}
-    undropped = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    text = {**sizes, **undropped, "num_attention_heads": 8, **config["text_config"]}
-    grid = {"image_size": 384, "patch_size": 16, "layer_norm_eps": 1e-5}
-    vision = {**sizes, **grid, **config["vision_config"]}
+    no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    text = {**sizes, **no_dropout, "num_attention_heads": 8, **config["text_config"]}
+    vision_sizes = {"image_size": 384, "patch_size": 16, "layer_norm_eps": 1e-5}
+    vision = {**sizes, **vision_sizes, **config["vision_config"]}
     if (text["hidden_act"], vision["hidden_act"]) != ("gelu", "gelu"):
-        raise CheckpointError("its hidden_act is not 'gelu', which is the only one supported")
+        raise CheckpointError("its hidden_act is not 'gelu'; only 'gelu' is supported")
     vit = {ours: vision[theirs] for ours, theirs in VIT_NAMES.items()}
     vit["mlp_ratio"] = vision["intermediate_size"] / vision["hidden_size"]
     named = (k for k, v in VIT_SIZES.items() if vit == v.model_dump(include=vit.keys()))
@@ -158,30 +171,31 @@ def settings_of(config: Mapping) -> dict:
     }
 
 
-def save_hf(captioner: BlipCaptioner, folder: Union[str, Path]) -> None:
-    """Write a captioner as a folder that transformers loads (from 4.26 on).
+def save_hf(model: Union[BlipCaptioner, BlipItm], folder: Union[str, Path]) -> None:
+    """Write a model as a folder that transformers loads (from 4.26 on).
 
-    Raises CheckpointError for a captioner with a shifted first token: transformers would append the
-    first word to the prompt's last word.
+    Raises CheckpointError for a captioner with first_token_shift: its first token is a piece such
+    as ##a, and transformers would append it to the prompt's last word.
     """
-    if captioner.shift:
+    if getattr(model, "shift", None):
         raise CheckpointError(
-            "it was trained with first_token_shift, and transformers cannot read its first word, a "
-            "piece, as a word; python -m BLIP.export can"
+            "the captioner was trained with first_token_shift, which transformers does not "
+            "support; python -m BLIP.export does"
         )
-    folder, words = Path(folder), captioner.tokenizer
+    folder, words = Path(folder), model.tokenizer
     folder.mkdir(parents=True, exist_ok=True)
     write_vocabulary(words, folder)
-    state = {k: v.contiguous() for k, v in to_hf_names(captioner.state_dict()).items()}
+    state = {k: v.contiguous() for k, v in to_hf_names(model.state_dict()).items()}
     with atomic_write(folder / "model.safetensors") as file:
         save_file(state, file, metadata={"format": "pt"})
-    config = hf_config(captioner)
+    config = hf_config(model)
     size = config["vision_config"]["image_size"]
     added = {token: words.bert.token_to_id(token) for token in ADDED}
     flags = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
     ends = {key: id_ for key, id_ in config["text_config"].items() if key.endswith("_token_id")}
     write_json(config, folder / "config.json")
-    write_json(ends, folder / "generation_config.json")
+    if isinstance(model, BlipCaptioner):
+        write_json(ends, folder / "generation_config.json")
     write_json(added, folder / "added_tokens.json")
     tokenizer = {
         "tokenizer_class": "BertTokenizer",
@@ -212,9 +226,9 @@ def save_hf(captioner: BlipCaptioner, folder: Union[str, Path]) -> None:
 
 
 def read_hf(folder: Union[str, Path]) -> dict:
-    """A folder of transformers as a checkpoint. Raises CheckpointError.
+    """Read a folder of transformers as a checkpoint. Raises CheckpointError.
 
-    Its `config` holds the arguments `vit`, `image_size` and `med_config` of `build_captioner`.
+    The checkpoint's "config" has `vit`, `image_size` and `med_config` for `build_captioner`.
     """
     folder = Path(folder)
     try:
@@ -225,35 +239,41 @@ def read_hf(folder: Union[str, Path]) -> dict:
     weights = [folder / name for name in ("model.safetensors", "pytorch_model.bin")]
     path = next((path for path in weights if path.exists()), None)
     if path is None:
-        raise CheckpointError(f"{folder} holds no model.safetensors and no pytorch_model.bin")
+        raise CheckpointError(f"{folder} has neither model.safetensors nor pytorch_model.bin")
     state = read_checkpoint(str(path))["model"]
     try:
         state = from_hf_names(state, sizes.max_position_embeddings)
         with torch.device("meta"):
             encoder = ImageEncoder(settings["vit"], settings["image_size"])
-            decoder = TextDecoder(sizes, len(state[WORDS]), encoder.embed_dim, Objective())
+            if HEAD in state:  # of the vocabulary only the length counts
+                words, width = range(len(state[ITM_WORDS])), len(state["text_proj.weight"])
+                model = BlipItm(encoder, sizes, words, width)
+            else:
+                decoder = TextDecoder(sizes, len(state[WORDS]), encoder.embed_dim, Objective())
+                model = nn.ModuleDict({"visual_encoder": encoder, "text_decoder": decoder})
+    except KeyError as error:
+        raise CheckpointError(f"{path}: there is no {error.args[0]}") from error
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from error
-    parts = nn.ModuleDict({"visual_encoder": encoder, "text_decoder": decoder})
-    check_fits(parts.state_dict(), state, f"{path}, by its config.json,")
+    check_fits(model.state_dict(), state, f"{path}, by its config.json,")
     return {"model": state, "config": settings}
 
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Yield a temporary file, which replaces `path` if the block succeeds."""
+    """Yield a temporary path. The file replaces `path` if the block succeeds."""
     temporary = path.parent / f".{path.name}.{os.getpid()}"
     try:
         yield temporary
         os.replace(temporary, path)
-    except Exception as error:  # torch and safetensors have types of their own for a full disk
+    except Exception as error:  # torch and safetensors raise other types than OSError
         raise CheckpointError(f"cannot write {path}: {first_line(error)}") from error
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def write_vocabulary(words: CaptionTokenizer, folder: Path) -> None:
-    """Write BERT's `vocab.txt`; its readers append BLIP's two tokens."""
+    """Write BERT's `vocab.txt`, without BLIP's two added tokens: its readers append these."""
     ids = {token: id_ for token, id_ in words.bert.get_vocab().items() if token not in ADDED}
     lines = "\n".join(sorted(ids, key=ids.get))
     (folder / "vocab.txt").write_text(lines + "\n", encoding="utf-8")
@@ -266,28 +286,20 @@ def captioner_of(
     med_config: Union[str, Path, dict, None] = None,
     trust_checkpoint: bool = False,
 ) -> BlipCaptioner:
-    """The captioner of a checkpoint, at the image size of its position embedding, LoRA merged.
+    """Build the captioner of a checkpoint. LoRA is merged.
 
-    Arguments that are None, the prompt and first_token_shift come from the configuration in the
-    checkpoint, if there is one, or are BLIP's: bert-base-uncased, configs/med_config.json, and the
-    encoder of that width.
+    Arguments that are None: see `settings_in`. The prompt and first_token_shift are those of the
+    configuration in the checkpoint, if there is one.
     """
     content = read_checkpoint(checkpoint, trust_checkpoint)
     checkpoint = without_secrets(checkpoint)
     state, source = base_weights(content, checkpoint, trust_checkpoint)
+    found = settings_in(content, state, checkpoint)
+    given = {"tokenizer": tokenizer, "vit": vit, "med_config": med_config}
     kept = content.get("config")
     kept = kept if isinstance(kept, dict) else {}
-    if not {PATCH, POSITION_EMBEDDING} <= set(state):
-        raise CheckpointError(f"{checkpoint} holds no image encoder of BLIP's")
-    width, patches = state[PATCH].size(0), state[POSITION_EMBEDDING].size(1) - 1
-    if CONFIG in content and not {"image_size", "lora"} <= kept.keys():
-        raise CheckpointError(f"{checkpoint} holds an adapter without its run's configuration")
-    size = kept["image_size"] if CONFIG in content else state[PATCH].size(2) * round(patches**0.5)
     captioner = build_captioner(
-        tokenizer=tokenizer or kept.get("tokenizer", "bert-base-uncased"),
-        vit=vit or kept.get("vit") or ("large" if width == 1024 else "base"),
-        image_size=size,
-        med_config=med_config or kept.get("med_config", MED_CONFIG),
+        **{**found, **{name: value for name, value in given.items() if value}},
         prompt=kept.get("prompt", PROMPT),
         first_token_shift=kept.get("first_token_shift", False),
     )
@@ -299,6 +311,17 @@ def captioner_of(
     return captioner.eval()
 
 
+def model_of(checkpoint: str, **sizes: Any) -> Union[BlipCaptioner, BlipItm]:
+    """BLIP's filter if the checkpoint has its head and no text decoder, otherwise the captioner.
+
+    sizes: see `captioner_of`.
+    """
+    state = read_checkpoint(checkpoint, sizes["trust_checkpoint"], mapped=True)["model"]
+    if HEAD in state and WORDS not in state:
+        return load_itm(checkpoint, **sizes)[0]
+    return captioner_of(checkpoint, **sizes)
+
+
 def write_json(content: dict, path: Path) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
@@ -308,7 +331,7 @@ def _name_or_mapping(text: str) -> Union[str, dict]:
 
 
 def add_captioner_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `captioner_of`."""
+    """Add the command line arguments of `captioner_of`."""
     parser.add_argument("checkpoint", help="path, URL or hf:// name")
     parser.add_argument("--tokenizer", help="hub name, folder with vocab.txt, or that file")
     parser.add_argument("--vit", type=_name_or_mapping, help="base, large, or sizes as JSON")
@@ -317,11 +340,11 @@ def add_captioner_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def exit_code(program: Callable[[], str]) -> int:
-    """Run a program and print what it returns. Return 0, or 2 after a user's error in one line."""
+    """Run a program and print its result. Return 0, or 2 after a one-line error."""
     try:
         print(program())
     except (ValueError, OSError) as error:
-        # A checkpoint may hold any text, and a terminal interprets control characters.
+        # The text may come from a checkpoint, and a terminal would obey its control characters.
         line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(error))
         print(f"error: {line}", file=sys.stderr)
         return 2
@@ -329,21 +352,21 @@ def exit_code(program: Callable[[], str]) -> int:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run the program on its arguments (those of the command line); return its exit code."""
+    """Run the program and return its exit code. argv: by default those of the command line."""
     parser = argparse.ArgumentParser(prog="python -m BLIP.convert", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    there = commands.add_parser("to-hf", help="a checkpoint to a folder of transformers")
-    add_captioner_arguments(there)
-    there.add_argument("folder")
-    back = commands.add_parser("from-hf", help="a folder of transformers to a checkpoint")
-    back.add_argument("folder")
-    back.add_argument("checkpoint", help="a .pth file to write")
+    to_hf = commands.add_parser("to-hf", help="convert a checkpoint to a folder of transformers")
+    add_captioner_arguments(to_hf)
+    to_hf.add_argument("folder")
+    from_hf = commands.add_parser("from-hf", help="convert a folder of transformers back")
+    from_hf.add_argument("folder")
+    from_hf.add_argument("checkpoint", help="the .pth file to write")
     given = vars(parser.parse_args(argv))
     folder = given.pop("folder")
 
     def program() -> str:
         if given.pop("command") == "to-hf":
-            save_hf(captioner_of(**given), folder)
+            save_hf(model_of(**given), folder)
             return f"wrote {folder}"
         content = read_hf(folder)
         with atomic_write(Path(given["checkpoint"])) as file:

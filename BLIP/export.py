@@ -3,12 +3,17 @@
     python -m BLIP.export checkpoints/blip_mle_smile_base.pth output/onnx
     python -m BLIP.export checkpoints/blip_mle_smile_base.pth output/onnx --int8
 
-`BLIP/onnx_runner.py` captions with them. --int8: the encoder's weights have 8 bits.
-encoder.onnx: image (B, 3, S, S) -> image_past, keys and values for cross-attention.
-decoder_step.onnx: tokens (B, n), the past of the tokens before them, image_past -> logits (B, V) of
-the next token, past including the tokens. Both pasts are (layers, 2, B, heads, length, head width),
-key and value. In the first step tokens is the prompt and past has length 0. captioner.json holds
-the prompt, the special tokens and the normalisation of images.
+--int8 quantises the encoder's weights to 8 bits. `BLIP/onnx_runner.py` generates captions from the
+folder, which contains:
+
+- encoder.onnx: image (B, 3, S, S) -> image_past, the keys and values of cross-attention.
+- decoder_step.onnx: new tokens (B, n), past (the keys and values of earlier tokens), image_past ->
+  next-token logits (B, V), and the past with the new tokens. In the first step the new tokens are
+  the prompt and past has length 0.
+- captioner.json: the prompt, the special tokens and the normalisation of images.
+- vocab.txt: BERT's vocabulary.
+
+Both pasts have the shape (layers, 2, B, heads, length, head width), where 2 is key and value.
 """
 
 import argparse
@@ -55,7 +60,8 @@ class EncoderGraph(nn.Module):
 class StepGraph(nn.Module):
     """tokens (B, n), past of length t, image_past -> logits (B, V), past of length t + n.
 
-    With first_token_shift the graph shifts the first token itself: callers see a word.
+    With first_token_shift the graph converts the first token of a caption to its piece and back, so
+    that callers see words only.
     """
 
     def __init__(self, captioner: BlipCaptioner):
@@ -73,8 +79,8 @@ class StepGraph(nn.Module):
         hidden = self.decoder.bert["embeddings"](tokens, done)
         pasts = []
         for index, layer in enumerate(self.decoder.layers):
-            now = torch.stack(layer.attention.keys_values(hidden))
-            pasts.append(torch.cat([past[index], now], dim=3))
+            added = torch.stack(layer.attention.keys_values(hidden))
+            pasts.append(torch.cat([past[index], added], dim=3))
             image = (image_past[index, 0], image_past[index, 1])
             hidden = layer.attend(hidden, (pasts[-1][0], pasts[-1][1]), image, mask)
         logits = self.decoder.cls["predictions"](hidden[:, -1])
@@ -85,7 +91,7 @@ class StepGraph(nn.Module):
 
 
 def export_onnx(captioner: BlipCaptioner, folder: Union[str, Path], int8: bool = False) -> None:
-    """Write encoder.onnx, decoder_step.onnx, captioner.json and vocab.txt, all or none.
+    """Write the folder, see the module's docstring. A failed export writes none of the files.
 
     Needs onnxscript, and onnxruntime for `int8`.
     """
@@ -93,7 +99,8 @@ def export_onnx(captioner: BlipCaptioner, folder: Union[str, Path], int8: bool =
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".", suffix=".staged", dir=folder) as temporary:
         _write(captioner, Path(temporary), int8)
-        # Readers need captioner.json: while it is missing they cannot mix old and new files.
+        # captioner.json is removed first and written last: without it, no reader can mix old and
+        # new files.
         (folder / SETTINGS).unlink(missing_ok=True)
         for path in sorted(Path(temporary).iterdir(), key=lambda path: path.name == SETTINGS):
             os.replace(path, folder / path.name)
@@ -104,7 +111,7 @@ def _write(captioner: BlipCaptioner, folder: Path, int8: bool) -> None:
     captioner = captioner.eval().cpu()
     encoder, decoder = EncoderGraph(captioner), StepGraph(captioner)
     size = captioner.visual_encoder.patch_embed.img_size[0]
-    # Examples of 2 and more: torch.export takes sizes of 0 and 1 as constants.
+    # All example sizes are 2 or more, because torch.export treats sizes 0 and 1 as constants.
     image = torch.zeros(2, 3, size, size)
     with torch.no_grad():
         image_past = encoder(image)
@@ -139,10 +146,10 @@ def _write(captioner: BlipCaptioner, folder: Path, int8: bool) -> None:
 def _export(
     graph: nn.Module, path: Path, inputs: dict[str, tuple[Tensor, dict]], outputs: list[str]
 ) -> None:
-    """inputs: by name an example and its dynamic dimensions."""
+    """Export a graph. inputs: for each name, an example and its dynamic dimensions."""
     examples, dynamic = zip(*inputs.values())
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter's, about itself
+        warnings.simplefilter("ignore")  # the exporter warns about its own code
         torch.onnx.export(
             graph,
             examples,
@@ -157,14 +164,15 @@ def _export(
 
 
 def to_int8(path: Path) -> None:
-    """Quantise a graph's matrices to 8 bits per channel, and activations dynamically.
+    """Quantise a graph's weight matrices to 8 bits per channel, and its activations dynamically.
 
-    Weights use 7 of the 8 bits: without VNNI onnxruntime's sums of two products would saturate.
+    Weights use 7 of the 8 bits: on a CPU without VNNI, onnxruntime's sums of two products would
+    saturate.
     """
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     disabled = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # advice on options that are not needed here
+    logging.disable(logging.WARNING)  # onnxruntime advises on options that are not needed here
     try:
         quantize_dynamic(
             path,
@@ -179,11 +187,15 @@ def to_int8(path: Path) -> None:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run the program on its arguments (those of the command line); return its exit code."""
-    parser = argparse.ArgumentParser(prog="python -m BLIP.export", description=__doc__)
+    """Run the program and return its exit code. argv: by default those of the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m BLIP.export",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     add_captioner_arguments(parser)
     parser.add_argument("folder")
-    parser.add_argument("--int8", action="store_true", help="the image encoder in 8 bits")
+    parser.add_argument("--int8", action="store_true", help="quantise the image encoder to 8 bits")
     given = vars(parser.parse_args(argv))
     folder, int8 = given.pop("folder"), given.pop("int8")
 

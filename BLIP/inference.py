@@ -1,4 +1,4 @@
-"""A copy of a captioner for inference: its weights are cast and packed once, not at every step."""
+"""Makes a copy of a captioner for inference. Weights are cast and packed once, not at each step."""
 
 import copy
 from functools import partial
@@ -11,11 +11,15 @@ from BLIP.kernels.inference_linear import InferenceLinear
 from BLIP.kernels.int8_linear import HalfEmbedding, int8_linear
 from BLIP.kernels.static_step import StaticSteps
 
+HEADS = (".itm_head", ".vision_proj", ".text_proj")  # of BlipItm
+
 
 def inference_copy(
     captioner: nn.Module, dtype: torch.dtype = torch.float32, compiled: bool = False
 ) -> nn.Module:
-    """A `BlipCaptioner` in evaluation mode that generates faster, with the current weights.
+    """A copy of a `BlipCaptioner` in evaluation mode, which generates faster.
+
+    Or a `BlipItm`, not compiled and not in int8.
 
     Its linear layers compute in `dtype`, except those of `in_float32`; the rest is in float32.
     Autocast is off inside, because it would cast the excepted layers too. torch.int8: see
@@ -28,7 +32,8 @@ def inference_copy(
     if is_adapted(inference):
         merge(inference)
     for prefix, module in list(inference.named_modules()):
-        module.__dict__.pop("forward", None)  # fairscale's recomputation of the original's block
+        # fairscale's wrapper would call the block of the original captioner.
+        module.__dict__.pop("forward", None)
         for name, child in module.named_children():
             if isinstance(child, nn.Linear):
                 new = _inference_linear(child, f"{prefix}.{name}", dtype, pack=not compiled)
@@ -45,18 +50,19 @@ def inference_copy(
 
 
 def _inference_linear(linear: nn.Linear, name: str, dtype: torch.dtype, pack: bool) -> nn.Module:
-    """The replacement of the layer of that name."""
+    """The inference layer that replaces the layer `name`."""
     if dtype == torch.int8:
         return int8_linear(linear, name)
     return InferenceLinear(linear, torch.float32 if in_float32(name) else dtype, pack)
 
 
 def in_float32(layer: str) -> bool:
-    """Return whether the linear layer of that name computes in float32 in any case.
+    """Return whether the linear layer with this name always computes in float32.
 
-    In bfloat16 the logits of the best words round to the same value, and beams become arbitrary.
-    The head, and query and output of cross-attention, stay in float32: a sixth of the weights.
-    docs/benchmarks.md has the number of captions that still differ.
+    In bfloat16 the logits of the best words round to equal values, so that the choice of beams is
+    arbitrary. The head, and the query and output projections of cross-attention, therefore stay in
+    float32; they are a sixth of the weights. docs/benchmarks.md says how many captions still
+    differ.
     """
-    head = "cls.predictions" in layer
+    head = "cls.predictions" in layer or layer.endswith(HEADS)
     return head or "crossattention.self.query" in layer or "crossattention.output" in layer

@@ -1,8 +1,9 @@
-"""The text decoder: BERT layers that attend to the caption so far and to the image.
+"""BERT layers that attend to the caption and to the image, and the text decoder made of them.
 
-Parameter names are those of the released BLIP checkpoints. Shapes: R rows (captions or beams) are
-grouped by image, R = B * k; n tokens per row; P image tokens; H width; V vocabulary size. With an
-`unpadding`, hidden states are (T, H), the real tokens of all rows, instead of (R, n, H).
+Parameters have the names of the released BLIP checkpoints. Shapes: R rows (captions or beams),
+grouped by image, so that R = B * k; n tokens per row; P image tokens; H width; V vocabulary size.
+Hidden states are (R, n, H). With `unpadding` they are (T, H), where T counts the tokens of all rows
+without padding.
 """
 
 import json
@@ -26,7 +27,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True)
 class MedConfig:
-    """BERT's sizes under BERT's names; the defaults are those of bert-base."""
+    """Sizes of the decoder, with BERT's names. The defaults are the sizes of bert-base."""
 
     hidden_size: int = 768
     num_hidden_layers: int = 12
@@ -41,8 +42,8 @@ class MedConfig:
     def __post_init__(self):
         for field in fields(self):
             value = getattr(self, field.name)
-            number = isinstance(value, (field.type, int)) and not isinstance(value, bool)
-            if not number or not (value > 0 or (field.type is float and value == 0)):
+            is_number = isinstance(value, (field.type, int)) and not isinstance(value, bool)
+            if not is_number or not (value > 0 or (field.type is float and value == 0)):
                 kind = "a whole number above 0" if field.type is int else "a number, 0 or above"
                 raise ValueError(f"med_config: {field.name} is {value!r}; it must be {kind}")
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
@@ -55,8 +56,8 @@ class MedConfig:
             )
 
 
-# Ignored keys of BERT's configuration: vocab_size comes from the tokeniser, encoder_width from the
-# image encoder, and the other values are fixed in a captioning decoder.
+# Keys of BERT's configuration that are ignored. The tokenizer determines vocab_size, the image
+# encoder determines encoder_width, and the others are fixed in a captioning decoder.
 IGNORED_KEYS = {
     *("architectures", "model_type", "type_vocab_size", "pad_token_id", "vocab_size"),
     *("encoder_width", "add_cross_attention", "hidden_act"),
@@ -64,10 +65,10 @@ IGNORED_KEYS = {
 
 
 def read_med_config(source: Union[str, Path, Mapping]) -> MedConfig:
-    """Read sizes from a JSON file or a mapping; its keys replace the defaults.
+    """Read sizes from a JSON file or a mapping. Missing keys have default values.
 
-    A relative path is looked up in the working folder, then in the repository. Raises ValueError,
-    in one line, for a file that cannot be read, an unknown key or an impossible value.
+    A relative path is looked up in the working directory, then in the repository. Raises a one-line
+    ValueError for a file that cannot be read, an unknown key or an impossible value.
     """
     values = source
     if not isinstance(source, Mapping):
@@ -80,7 +81,7 @@ def read_med_config(source: Union[str, Path, Mapping]) -> MedConfig:
     unknown = sorted(set(values) - known - IGNORED_KEYS)
     if unknown:
         raise ValueError(
-            f"med_config: unknown key {unknown[0]!r}; known are {', '.join(sorted(known))}"
+            f"med_config: unknown key {unknown[0]!r}; known keys are {', '.join(sorted(known))}"
         )
     if values.get("hidden_act", "gelu") != "gelu":
         raise ValueError(
@@ -90,7 +91,7 @@ def read_med_config(source: Union[str, Path, Mapping]) -> MedConfig:
 
 
 class Embeddings(nn.Module):
-    """Tokens (R, n) -> (R, n, H). start: the first token's position, an int or int64 ()."""
+    """Tokens (R, n) -> (R, n, H). start: the position of the first token, an int or int64 ()."""
 
     def __init__(self, config: MedConfig, vocab_size: int):
         super().__init__()
@@ -98,7 +99,7 @@ class Embeddings(nn.Module):
         self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
-        # A buffer because the released files hold it.
+        # A buffer, because the released checkpoints contain it.
         positions = torch.arange(config.max_position_embeddings).unsqueeze(0)
         self.register_buffer("position_ids", positions)
 
@@ -122,7 +123,7 @@ class AddAndNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Attention over precomputed keys and values, with output projection, residual, LayerNorm."""
+    """Attention to precomputed keys and values, then output projection, residual and LayerNorm."""
 
     def __init__(self, config: MedConfig, source_width: int):
         super().__init__()
@@ -154,7 +155,7 @@ class Attention(nn.Module):
     ) -> Tensor:
         query = recompute_linear(hidden, self.self["query"])
         query = unpadding.pad(query) if unpadding else query
-        # The k rows of an image are one long query, so that its keys need not be copied.
+        # The k rows of an image form one long query, so that the image's keys are not copied.
         query = self._split(query.reshape(keys_values[0].size(0), -1, hidden.size(-1)))
         dropout = self.dropout if self.training else 0.0
         context = attention(query, *keys_values, mask, is_causal, dropout)
@@ -164,7 +165,7 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """Self-attention, cross-attention and feed-forward, with a LayerNorm after each residual."""
+    """Self-attention, cross-attention and feed-forward; a LayerNorm follows each residual."""
 
     def __init__(self, config: MedConfig, encoder_width: int):
         super().__init__()
@@ -178,28 +179,65 @@ class Layer(nn.Module):
     def forward(
         self,
         hidden: Tensor,
-        image_embeds: Tensor,
+        image_embeds: Optional[Tensor],
         mask: Tensor,
         unpadding: Optional[Unpadding] = None,
     ) -> Tensor:
         """The whole layer, so that FSDP finds all its parameters used in one forward."""
         own = self.attention.keys_values(hidden, unpadding)
-        image = self.crossattention.keys_values(image_embeds)
+        image = None if image_embeds is None else self.crossattention.keys_values(image_embeds)
         return self.attend(hidden, own, image, mask, unpadding=unpadding)
 
     def attend(
         self,
         hidden: Tensor,
         own: KeysValues,
-        image: KeysValues,
+        image: Optional[KeysValues],
         mask: Optional[Tensor] = None,
         is_causal: bool = False,
         unpadding: Optional[Unpadding] = None,
     ) -> Tensor:
-        """The layer with precomputed keys and values of self-attention and cross-attention."""
+        """The layer with precomputed keys and values of self-attention and cross-attention.
+
+        image: None leaves cross-attention out.
+        """
         hidden = self.attention(hidden, own, mask, is_causal, unpadding)
-        hidden = self.crossattention(hidden, image, unpadding=unpadding)
+        if image is not None:
+            hidden = self.crossattention(hidden, image, unpadding=unpadding)
         return self.output(recompute_linear(hidden, self.intermediate["dense"]), hidden, F.gelu)
+
+
+def build_bert(config: MedConfig, vocab_size: int, encoder_width: int) -> nn.ModuleDict:
+    """Embeddings and layers, under BERT's names; `bert_states` is their forward."""
+    embeddings = Embeddings(config, vocab_size)
+    layers = [Layer(config, encoder_width) for _ in range(config.num_hidden_layers)]
+    encoder = nn.ModuleDict({"layer": nn.ModuleList(layers)})
+    return nn.ModuleDict({"embeddings": embeddings, "encoder": encoder})
+
+
+def bert_states(
+    bert: nn.ModuleDict,
+    tokens: Tensor,
+    attention_mask: Tensor,
+    image_embeds: Optional[Tensor],
+    is_causal: bool,
+) -> Tensor:
+    """The last layer's output, (R, n, H).
+
+    tokens, attention_mask (1 real, 0 padding): int64 (R, n); image_embeds: (B, P, width), or None
+    without cross-attention; is_causal: whether a token attends only to itself and those before it.
+    """
+    mask = attention_mask.bool()[:, None, None, :]  # (R, 1, 1, n)
+    if is_causal:
+        length = tokens.size(1)
+        causal = torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril()
+        mask = causal & mask  # (R, 1, n, n)
+    hidden = bert["embeddings"](tokens)
+    unpadding = unpadding_of(attention_mask)
+    hidden = unpadding.unpad(hidden) if unpadding else hidden
+    for layer in bert["encoder"]["layer"]:
+        hidden = layer(hidden, image_embeds, mask, unpadding)
+    return unpadding.pad(hidden) if unpadding else hidden
 
 
 class Predictions(nn.Module):
@@ -232,12 +270,8 @@ class TextDecoder(nn.Module):
         self, config: MedConfig, vocab_size: int, encoder_width: int, objective: Objective
     ):
         super().__init__()
-        embeddings = Embeddings(config, vocab_size)
-        layers = [Layer(config, encoder_width) for _ in range(config.num_hidden_layers)]
-        self.bert = nn.ModuleDict(
-            {"embeddings": embeddings, "encoder": nn.ModuleDict({"layer": nn.ModuleList(layers)})}
-        )
-        predictions = Predictions(config, embeddings.word_embeddings)
+        self.bert = build_bert(config, vocab_size, encoder_width)
+        predictions = Predictions(config, self.bert["embeddings"].word_embeddings)
         self.cls = nn.ModuleDict({"predictions": predictions})
         self.config = config
         self.objective = objective
@@ -252,26 +286,15 @@ class TextDecoder(nn.Module):
         return self.bert["encoder"]["layer"]
 
     def hidden_states(self, tokens: Tensor, attention_mask: Tensor, image_embeds: Tensor) -> Tensor:
-        """The last layer's output, (R, n, H).
-
-        tokens, attention_mask (1 real, 0 padding): int64 (R, n); image_embeds: (B, P, width).
-        """
-        length = tokens.size(1)
-        causal = torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril()
-        mask = causal & attention_mask.bool()[:, None, None, :]  # (R, 1, n, n)
-        hidden = self.bert["embeddings"](tokens)
-        unpadding = unpadding_of(attention_mask)
-        hidden = unpadding.unpad(hidden) if unpadding else hidden
-        for layer in self.layers:
-            hidden = layer(hidden, image_embeds, mask, unpadding)
-        return unpadding.pad(hidden) if unpadding else hidden
+        """The last layer's output, (R, n, H); see `bert_states`."""
+        return bert_states(self.bert, tokens, attention_mask, image_embeds, is_causal=True)
 
     def logits(
         self, tokens: Tensor, attention_mask: Tensor, image_embeds: Tensor, start: int = 0
     ) -> Tensor:
         """Next-token logits (R, n - start, V) of positions `start` to n - 1.
 
-        The other arguments are those of `hidden_states`.
+        The other arguments are those of `bert_states`.
         """
         hidden = self.hidden_states(tokens, attention_mask, image_embeds)
         return self.cls["predictions"](hidden[:, start:])
@@ -284,7 +307,7 @@ class TextDecoder(nn.Module):
         labels: Tensor,
         prompt_length: int = 1,
     ) -> ObjectiveOutput:
-        """The objective over labels (R, n) after the first `prompt_length`; see `hidden_states`."""
+        """The objective over labels (R, n) after the first `prompt_length`; see `bert_states`."""
         hidden = self.hidden_states(tokens, attention_mask, image_embeds)
         head = self.cls["predictions"]
         hidden = head.transformed(hidden[:, prompt_length - 1 : -1])

@@ -1,10 +1,10 @@
-"""Merges the adapter of a run with LoRA into a checkpoint of BLIP, or writes it for peft.
+"""Merges a LoRA adapter into its base weights, or writes the adapter for peft.
 
     python -m BLIP.merge output/lora_coco/checkpoint_best.pth output/merged.pth
     python -m BLIP.merge output/lora_coco/checkpoint_best.pth output/adapter --adapter
 
-The merged file has the names of the released checkpoints. `PeftModel.from_pretrained` loads the
-adapter into a captioner with the base weights that it was trained on.
+The merged file has the parameter names of the released checkpoints. `PeftModel.from_pretrained`
+loads the adapter into a captioner that has the adapter's base weights.
 """
 
 import argparse
@@ -23,13 +23,13 @@ from BLIP.weights.download import without_secrets
 
 
 def merge_checkpoint(checkpoint: str, target: Path, adapter: bool) -> str:
-    """Write the file or folder, which must be new; return a line about it. Raises ValueError."""
+    """Write a new file or folder, and return a line that describes it. Raises ValueError."""
     if target.exists():
         raise ValueError(f"{target} exists already: choose another path")
     content = read_checkpoint(checkpoint)
     base = base_of(content, without_secrets(checkpoint))
     if base is None:
-        raise CheckpointError(f"{without_secrets(checkpoint)} holds whole weights, no adapter")
+        raise CheckpointError(f"{without_secrets(checkpoint)} has no adapter but whole weights")
     if adapter:
         target.mkdir(parents=True)
         state = {name: tensor.contiguous() for name, tensor in content["model"].items()}
@@ -45,15 +45,15 @@ def merge_checkpoint(checkpoint: str, target: Path, adapter: bool) -> str:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run the program on its arguments (those of the command line); return its exit code."""
+    """Run the program and return its exit code. argv: by default those of the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m BLIP.merge",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("checkpoint", help="of a run of model blip with lora")
-    parser.add_argument("target", type=Path, help="a .pth file to write, or a folder")
-    parser.add_argument("--adapter", action="store_true", help="LoRA by itself, not merged")
+    parser.add_argument("checkpoint", help="a checkpoint of a run of model blip with lora")
+    parser.add_argument("target", type=Path, help="the .pth file to write, or the folder")
+    parser.add_argument("--adapter", action="store_true", help="write only the LoRA adapter")
     given = parser.parse_args(argv)
     return exit_code(lambda: merge_checkpoint(given.checkpoint, given.target, given.adapter))
 

@@ -1,10 +1,10 @@
-"""Captions photos with a folder that `BLIP.export` wrote, without torch or transformers.
+"""Captions photos with the ONNX graphs of `BLIP.export`, without torch or transformers.
 
     python BLIP/onnx_runner.py output/onnx photo.jpg other.jpg --num_beams 3
 
-It needs numpy, Pillow and onnxruntime and imports nothing from this project, so this file and the
-folder can be copied elsewhere. It prints one line per photo: name, tab, caption. The beam search is
-that of `decoding/beam.py`, one photo at a time.
+Prints one line per photo: name, tab, caption. This file needs numpy, Pillow and onnxruntime, and
+nothing from this project, so that you can copy it and the folder elsewhere. It captions one photo
+at a time, by the same beam search as `decoding/beam.py`.
 """
 
 import argparse
@@ -19,31 +19,24 @@ import onnxruntime
 from PIL import Image
 
 NOT_STARTED = -1e9  # the initial score of all beams but the first, so that they do not repeat it
-FORMATS = (
-    "JPEG",
-    "PNG",
-    "WEBP",
-    "BMP",
-    "GIF",
-    "TIFF",
-    "PPM",
-)  # not EPS, for which Pillow runs a program
+# EPS is left out, because Pillow runs a program to read it.
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[DEC]", "[ENC]")
-# BERT's tokeniser removes the spaces before these.
+# BERT's tokenizer removes the spaces before these.
 UNSPACED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 
 
 class Caption(NamedTuple):
-    """tokens: with the prompt and the end; score: as in `decoding.Decoded`."""
+    """tokens: with the prompt and the end token; score: as in `decoding.Decoded`."""
 
     tokens: list[int]
     score: float
 
 
 class OnnxCaptioner:
-    """folder: written by `BLIP.export`. threads: 0 lets onnxruntime choose.
+    """A captioner on onnxruntime. Raises OSError or ValueError if a file is missing or damaged.
 
-    Raises OSError and ValueError if a file is missing or damaged.
+    folder: written by `BLIP.export`. threads: 0 lets onnxruntime choose.
     """
 
     def __init__(self, folder: Union[str, Path], threads: int = 0):
@@ -58,7 +51,7 @@ class OnnxCaptioner:
         )
 
     def pixels(self, image: Image.Image) -> np.ndarray:
-        """The captioner's input of an image: float32 (1, 3, S, S)."""
+        """Preprocess an image to float32 (1, 3, S, S)."""
         if image.mode == "I" or image.mode.startswith("I;16"):  # Pillow would clip 16 bits
             image = Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8))
         side = (self.settings["image_size"],) * 2
@@ -138,13 +131,13 @@ def _session(path: Path, options: onnxruntime.SessionOptions) -> onnxruntime.Inf
     try:
         return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's errors have no other common type
-        raise ValueError(f"{path}: no graph that can be run: {error}".splitlines()[0]) from error
+        raise ValueError(f"{path} cannot be run: {error}".splitlines()[0]) from error
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run the program. Return 0, or 2 after a user's error in one line."""
+    """Run the program. Return 0, or 2 after a one-line error."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", help="written by BLIP.export")
+    parser.add_argument("folder", help="a folder that BLIP.export has written")
     parser.add_argument("photos", nargs="+")
     parser.add_argument("--num_beams", type=int, default=3)
     parser.add_argument("--max_length", type=int, default=20)

@@ -1,4 +1,4 @@
-"""BERT's tokeniser with BLIP's two extra tokens, and first-token shifting."""
+"""BERT's tokenizer with BLIP's two additional tokens, and the first-token shift."""
 
 import re
 from collections import Counter
@@ -15,13 +15,13 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 class TokenizerError(ValueError):
-    """There is no usable vocabulary at the given place."""
+    """The given source has no usable vocabulary."""
 
 
 class CaptionTokenizer:
-    """Captions to token ids and back.
+    """Converts captions to token ids and back.
 
-    source: a hub name such as "bert-base-uncased", a folder that holds vocab.txt, or that file.
+    source: a hub name such as "bert-base-uncased", a folder with vocab.txt, or the file vocab.txt.
     [DEC], which starts a caption, and [ENC] are appended to the vocabulary. Raises TokenizerError.
     """
 
@@ -42,9 +42,9 @@ class CaptionTokenizer:
         return self.bert.encode(_unicode(text), add_special_tokens=False).ids
 
     def encode(self, texts: list[str], max_length: int) -> tuple[Tensor, Tensor]:
-        """int64 ids and mask (1 real, 0 padding), each (R, n) with n <= max_length.
+        """Ids and mask (1 token, 0 padding), int64 (R, n) with n <= max_length.
 
-        A row begins with [DEC] and ends with [SEP], even if the text was truncated.
+        A row begins with [DEC] and ends with [SEP], even if the text is truncated.
         """
         rows = [[self.start, *self.ids(text)[: max_length - 2], self.end] for text in texts]
         masks = [torch.ones(len(row), dtype=torch.int64) for row in rows]
@@ -52,7 +52,7 @@ class CaptionTokenizer:
         return ids, pad_sequence(masks, True)
 
     def encode_prompt(self, prompt: str) -> Tensor:
-        """int64 (n,): [DEC] and the prompt's tokens, without an end."""
+        """int64 (n,): [DEC] and the prompt's tokens, without [SEP]."""
         return torch.tensor([self.start, *self.ids(prompt)])
 
     def decode(self, ids: Tensor) -> str:
@@ -63,7 +63,7 @@ class CaptionTokenizer:
 
 
 def _unicode(text: str) -> str:
-    """Drop lone surrogates, which JSON can hold, as transformers 4.15.0 does; 5.x fails."""
+    """Drop lone surrogates, which JSON may contain, like transformers 4.15.0. Version 5 fails."""
     return text.encode("utf-8", "ignore").decode("utf-8")
 
 
@@ -75,28 +75,28 @@ def _find_vocabulary(source: str) -> Path:
         return path
     try:
         return hub_file(source, "vocab.txt")
-    except Exception as error:  # the hub client raises types of its own and of its HTTP library
+    except Exception as error:  # huggingface_hub also raises errors of its HTTP library
         raise TokenizerError(
-            f"tokenizer: found no vocabulary at {source!r} and could not fetch one of that name; "
-            "give a folder that holds vocab.txt, or connect to the network"
+            f"tokenizer: {source!r} is not a folder with vocab.txt, and could not be downloaded "
+            "from the hub; set tokenizer to a folder with vocab.txt, or connect to the network"
         ) from error
 
 
 def _load_bert(vocabulary: Path) -> Tokenizer:
-    """transformers' BertTokenizer on a vocabulary file, without the seconds of its import.
+    """Build the same tokenizer as BertTokenizer of transformers, whose import takes seconds.
 
     Raises TokenizerError.
     """
     words = vocabulary.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    lacking = [token for token in SPECIAL_TOKENS if token not in words]
-    if lacking:
+    missing = [token for token in SPECIAL_TOKENS if token not in words]
+    if missing:
         raise TokenizerError(
-            f"tokenizer: {vocabulary} is no BERT vocabulary: it lacks {lacking[0]}"
+            f"tokenizer: {vocabulary} is not a BERT vocabulary: it lacks {missing[0]}"
         )
     word, count = Counter(words).most_common(1)[0]
-    if count > 1:  # the ids of [DEC] and [ENC] would be those of other words
+    if count > 1:  # [DEC] and [ENC] would get ids of other words
         raise TokenizerError(
-            f"tokenizer: {vocabulary} is no BERT vocabulary: {word!r} is on {count} of its lines"
+            f"tokenizer: {vocabulary} is not a BERT vocabulary: it has {word!r} on {count} lines"
         )
     ids = {word: number for number, word in enumerate(words)}
     bert = Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))
@@ -110,38 +110,38 @@ def _load_bert(vocabulary: Path) -> Tokenizer:
 class FirstTokenShift:
     """Maps the first token of a caption, `word`, to the piece `##word`, and back.
 
-    SMILE's softmax is over the words of the caption. A first "a" may occur again later; `##a`
-    occurs once. A word without a piece is unchanged. Raises ValueError for a vocabulary without
-    pieces. Source: SMILE (arXiv 2306.13460), an alternative to first-token MLE.
+    SMILE's softmax is over the words of the caption. A first "a" may occur again in the caption,
+    but `##a` occurs only once. A word without a piece is not changed. Raises ValueError for a
+    vocabulary without pieces. Source: SMILE (arXiv 2306.13460), an alternative to first-token MLE.
     """
 
     def __init__(self, tokenizer: CaptionTokenizer):
         ids = {tokenizer.token(number): number for number in range(len(tokenizer))}
-        self.piece = torch.arange(len(tokenizer))  # (V,): the piece of each word
+        self.piece = torch.arange(len(tokenizer))  # (V,): the id of each word's piece
         for word, number in ids.items():
             self.piece[number] = ids.get(f"##{word}", number)
         shifted = self.piece != torch.arange(len(self.piece))
         if not shifted.any():
-            raise ValueError("first_token_shift: the vocabulary has no piece ##word of any word")
+            raise ValueError("first_token_shift: no word of the vocabulary has a piece ##word")
         self.word = torch.arange(len(tokenizer))
         self.word[self.piece[shifted]] = shifted.nonzero().squeeze(1)
 
     def apply(self, tokens: Tensor, start: int) -> Tensor:
-        """Shift the token at `start`, the length of the prompt, of each row of tokens (R, N)."""
+        """Shift the first caption token of each row of tokens (R, N). start: its position."""
         tokens = tokens.clone()
         tokens[:, start] = self.piece[tokens[:, start]]
         return tokens
 
     def undo(self, ids: Tensor, start: int) -> Tensor:
-        """Turn the piece at `start` of ids (L,), on the CPU, back into a word."""
+        """Turn the piece at `start` of ids (L,) back into a word. ids: on the CPU."""
         ids = ids.clone()
         ids[start] = self.word[ids[start]]
         return ids
 
     def read(self, logits: Tensor) -> Tensor:
-        """Turn logits (B, V) of a first token, on the CPU, into logits of words.
+        """Turn logits (B, V) of a first token into logits of words. logits: on the CPU.
 
-        A word gets the higher logit of `word` and `##word`, a piece -inf.
+        A word gets the higher logit of `word` and `##word`. A piece gets -inf.
         """
         pieces = self.word != torch.arange(len(self.word))  # (V,)
         return logits.maximum(logits[:, self.piece]).masked_fill(pieces, float("-inf"))

@@ -1,4 +1,4 @@
-"""The image encoder: timm's vision transformer in BLIP's sizes, with BLIP's parameter names."""
+"""The image encoder: timm's vision transformer with BLIP's sizes and parameter names."""
 
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -17,11 +17,11 @@ from BLIP.kernels.recompute_linear import recompute_linear
 
 
 class VitSizes(BaseModel):
-    """Hyperparameters of a vision transformer: timm's names and two more.
+    """Hyperparameters of a vision transformer, with timm's names where timm has them.
 
-    initializer_range: the standard deviation of the blocks' random weights, 0.02 by default; narrow
-    encoders learn faster with about embed_dim**-0.5. With it the position embedding has a standard
-    deviation of 1, like the patches.
+    initializer_range: the standard deviation of initial weights in the blocks; 0.02 if None. Narrow
+    encoders learn faster with about embed_dim**-0.5. If it is set, the initial position embedding
+    has a standard deviation of 1, as the patch embeddings have.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
@@ -41,33 +41,33 @@ VIT_SIZES = {
     "large": VitSizes(embed_dim=1024, depth=24, num_heads=16, drop_path_rate=0.1),
 }
 
-# Elements of the widest activation when a CPU encodes images without gradients: more would leave
-# its cache and take a tenth longer.
+# The most elements of the widest activation when a CPU encodes images without gradients. Larger
+# activations do not fit in the CPU's cache, and encoding takes a tenth longer.
 MAX_ACTIVATION = 2**22
 
 
 class ImageAttention(Attention):
-    """timm's, (B, N, D) -> (B, N, D), with our attention kernel; it applies the norm itself."""
+    """LayerNorm and timm's attention, (B, N, D) -> (B, N, D), with the project's kernels."""
 
     def forward(self, x: Tensor, norm: nn.LayerNorm) -> Tensor:
-        joined = recompute_linear(x, self.qkv, norm)
-        heads = joined.unflatten(2, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        # Each of the three is (B, heads, N, D / heads).
-        return recompute_linear(attention(*heads).transpose(1, 2).flatten(2), self.proj)
+        qkv = recompute_linear(x, self.qkv, norm)
+        # Query, key and value, each (B, heads, N, D / heads).
+        qkv = qkv.unflatten(2, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        return recompute_linear(attention(*qkv).transpose(1, 2).flatten(2), self.proj)
 
 
 class ImageMlp(Mlp):
-    """timm's, (B, N, D) -> (B, N, D); it applies the norm itself."""
+    """LayerNorm and timm's MLP, (B, N, D) -> (B, N, D), with the project's kernels."""
 
     def forward(self, x: Tensor, norm: nn.LayerNorm) -> Tensor:
         return recompute_linear(recompute_linear(x, self.fc1, norm), self.fc2, F.gelu)
 
 
 class RecomputableBlock(Block):
-    """A block that sets its own autocast.
+    """A block that sets autocast itself.
 
-    fairscale's recomputation in backward restores autocast without its dtype: bfloat16 would become
-    float16.
+    fairscale recomputes the block in the backward pass and restores autocast without its dtype:
+    bfloat16 would become float16.
     """
 
     autocast = None  # the arguments of torch.autocast
@@ -79,10 +79,10 @@ class RecomputableBlock(Block):
 
 
 class ImageEncoder(VisionTransformer):
-    """Image (B, 3, S, S), normalised -> embeddings (B, 1 + (S / patch_size)**2, embed_dim).
+    """Normalised images (B, 3, S, S) -> embeddings (B, 1 + (S / patch_size)**2, embed_dim).
 
-    vit: a key of VIT_SIZES, or sizes. grad_ckpt: the last `ckpt_layer` blocks are recomputed in
-    backward. Raises ValueError for any other `vit`.
+    vit: a key of VIT_SIZES, or sizes. grad_ckpt: recompute the last `ckpt_layer` blocks in the
+    backward pass. Raises ValueError for an unknown name and for impossible sizes.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class ImageEncoder(VisionTransformer):
             from fairscale.nn.checkpoint import checkpoint_wrapper
 
             for block in self.recomputed:
-                checkpoint_wrapper(block)  # in place, with the same parameter names
+                checkpoint_wrapper(block)  # changes the block in place; parameters keep their names
 
     def forward(self, image: Tensor) -> Tensor:
         device = image.device.type
@@ -128,7 +128,8 @@ class ImageEncoder(VisionTransformer):
             }
         if device != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling():
             return self.forward_features(image)
-        return torch.cat([self.forward_features(some) for some in image.split(self.images_at_once)])
+        chunks = image.split(self.images_at_once)
+        return torch.cat([self.forward_features(chunk) for chunk in chunks])
 
 
 def _sizes(vit: Union[str, Mapping, VitSizes]) -> VitSizes:
@@ -141,5 +142,5 @@ def _sizes(vit: Union[str, Mapping, VitSizes]) -> VitSizes:
             detail = error.errors()[0]
             raise ValueError(f"vit.{detail['loc'][0]}: {detail['msg']}") from error
     if vit not in VIT_SIZES:
-        raise ValueError(f"vit is {vit!r}; it must be {', '.join(VIT_SIZES)} or sizes")
+        raise ValueError(f"vit is {vit!r}; it must be {', '.join(VIT_SIZES)} or a mapping of sizes")
     return VIT_SIZES[vit]

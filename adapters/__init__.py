@@ -1,1 +1,1 @@
-"""Low-rank layers beside the frozen weights of a captioner, made by peft."""
+"""LoRA for any captioner, through peft."""

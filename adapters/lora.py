@@ -1,6 +1,6 @@
-"""LoRA through peft: layers to train, and their weights in peft's format.
+"""LoRA through peft: adds low-rank layers to a model, and reads and writes them in peft's format.
 
-A model is a `PeftModel` of transformers, or any `nn.Module` in which peft has replaced layers.
+An adapted model is a `PeftModel`, or any `nn.Module` in which peft has replaced layers.
 """
 
 import copy
@@ -12,15 +12,15 @@ from typing import Any, Optional, Union
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
-CONFIG = "adapter_config"  # its key in a checkpoint
-PREFIX = "base_model.model."  # before a model's own names in peft's files
+CONFIG = "adapter_config"  # the key of peft's configuration in a checkpoint
+PREFIX = "base_model.model."  # peft's files put this before a model's parameter names
 NAME = "default"
 
 
 class Lora(BaseModel):
-    """LoRA's settings, under peft's names.
+    """Settings of LoRA, with peft's names.
 
-    load_in_4bit: the frozen weights have four bits (QLoRA, arXiv 2305.14314).
+    load_in_4bit: quantise the frozen weights to 4 bits (QLoRA, arXiv 2305.14314).
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
@@ -37,7 +37,8 @@ def adapted(
 ) -> nn.Module:
     """Freeze a model and add low-rank layers in place (arXiv 2106.09685); return its `PeftModel`.
 
-    base: the file of the frozen weights. whole: layers to leave alone. Raises ValueError.
+    base: the file of the frozen weights. whole: names of layers that get no adapter. Raises
+    ValueError.
     """
     try:
         from peft import LoraConfig, get_peft_model
@@ -52,7 +53,7 @@ def adapted(
     )
     try:
         adapted_model = get_peft_model(model, config)
-    except (ValueError, re.error) as error:  # peft takes a string as a regular expression
+    except (ValueError, re.error) as error:  # peft reads a string as a regular expression
         raise ValueError(f"lora: target_modules {lora.target_modules!r}: {error}") from error
     config.base_model_name_or_path = base or config.base_model_name_or_path
     return adapted_model
@@ -62,23 +63,26 @@ def is_adapted(model: nn.Module) -> bool:
     return hasattr(model, "peft_config")
 
 
-def adapter_state(model: nn.Module, **how) -> dict[str, Tensor]:
-    """The adapter's state dict, as in peft's files. how: see `nn.Module.state_dict`."""
-    return _of_adapter(model, nn.Module.state_dict(model, **how))
+def adapter_state(model: nn.Module, **options) -> dict[str, Tensor]:
+    """The adapter's state dict, with peft's names. options: see `nn.Module.state_dict`."""
+    return _adapter_entries(model, nn.Module.state_dict(model, **options))
 
 
 def load_adapter_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Raises RuntimeError, as torch does, if the names are not those of this adapter."""
-    own = _of_adapter(model, {name: name for name in nn.Module.state_dict(model)})
-    other = sorted(own.keys() ^ state.keys())
-    if other:
-        raise RuntimeError(f"an adapter of another model: {len(other)} keys, such as {other[0]}")
-    weights = {own[name]: tensor for name, tensor in state.items()}
+    """Load the adapter's weights. Raises RuntimeError, like torch, if other names are expected."""
+    names = _adapter_entries(model, {name: name for name in nn.Module.state_dict(model)})
+    different = sorted(names.keys() ^ state.keys())
+    if different:
+        raise RuntimeError(
+            f"the adapter belongs to another model: {len(different)} keys differ, such as "
+            f"{different[0]}"
+        )
+    weights = {names[name]: tensor for name, tensor in state.items()}
     nn.Module.load_state_dict(model, weights, strict=False)
 
 
-def _of_adapter(model: nn.Module, whole: Mapping[str, Any]) -> dict[str, Any]:
-    """The adapter's entries of a whole state dict, under the names of peft's files."""
+def _adapter_entries(model: nn.Module, whole: Mapping[str, Any]) -> dict[str, Any]:
+    """Select the adapter's entries of a whole state dict, and give them peft's names."""
     from peft import get_peft_model_state_dict
 
     found = get_peft_model_state_dict(model, state_dict=whole, save_embedding_layers=False)
@@ -86,14 +90,14 @@ def _of_adapter(model: nn.Module, whole: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def adapter_config(model: nn.Module) -> dict[str, Any]:
-    """peft's configuration of the adapter, as JSON holds it."""
+    """peft's configuration of the adapter, as JSON values."""
     return json.loads(json.dumps(model.peft_config[NAME].to_dict(), default=list))
 
 
 def merge(model: nn.Module) -> None:
-    """Replace layers with adapters by plain layers of the same function.
+    """Merge the adapters into plain layers, in place.
 
-    The frozen weights are copied, because another model may share them.
+    The frozen weights are copied first, because another model may share them.
     """
     for module in list(model.modules()):
         for name, layer in module.named_children():

@@ -1,5 +1,6 @@
-"""A classic captioner: image encoder, recurrent decoder and tokenizer behind one interface."""
+"""The classic captioner: an image encoder, a recurrent decoder and a tokenizer."""
 
+from functools import partial
 from typing import Any, Optional
 
 import torch
@@ -10,6 +11,8 @@ from baselines.decoder import RecurrentStep, teacher_forcing
 from baselines.image_encoder import ImageEncoder
 from baselines.vocabulary import Vocabulary, load_word_vectors, normalise_embedding
 from decoding import DecodingSettings, Generated, generate_captions, until_end
+from decoding.guided import encode_noisy, second_stream
+from decoding.null_image import NullImage
 from smile import Objective, ObjectiveOutput
 from smile.objective import captions_an_image
 
@@ -17,18 +20,23 @@ MODELS = ("rnn", "lstm", "attn", "sat")
 
 
 class ClassicCaptioner(nn.Module):
-    """RNN, LSTM, attention LSTM or Show, Attend and Tell, by its decoder.
+    """A captioner with a decoder of `baselines.cells`.
 
-    It satisfies `captioning.captioners.interface.Captioner`, which documents each method. Its
-    arguments, except encoder and tokenizer, are configuration keys of the same names.
+    Implements `captioning.captioners.interface.Captioner`, which documents each method. Arguments
+    except encoder and tokenizer have the names of their configuration keys.
 
-    model: of MODELS. tokenizer: a `baselines.Vocabulary`, or a word-piece tokenizer with the same
-    methods. objective: by default SMILE. prompt: the start of every caption, not scored in training
-    and cut off in generation. max_tokens: training captions are cut to so many tokens, start and
-    end included. attention_dim, num_layers, deep_output: of Show, Attend and Tell. tie_embeddings:
-    see `baselines.decoder`. attention_penalty: the weight of `coverage_penalty`. encoder_lr: the
-    learning rate of the encoder's network, 0 to freeze it. embedding_lr: that of the word vectors,
-    None for the run's. teacher_forcing, teacher_forcing_k: see `baselines.decoder.teacher_forcing`.
+    - model: one of MODELS.
+    - tokenizer: a `Vocabulary`, or a word-piece tokenizer with the same methods.
+    - objective: SMILE by default.
+    - prompt: the start of every caption. The loss leaves it out, and generation removes it.
+    - max_tokens: training captions are cut to this length, which includes start and end tokens.
+    - attention_dim, num_layers, deep_output: only for Show, Attend and Tell.
+    - tie_embeddings: see `RecurrentDecoder.tie_embeddings`.
+    - attention_penalty: the weight of `coverage_penalty`.
+    - encoder_lr: the learning rate of the encoder's network; 0 freezes it.
+    - embedding_lr: the learning rate of the word vectors; None for that of the run.
+    - teacher_forcing, teacher_forcing_k: see `baselines.decoder.teacher_forcing`.
+
     Raises ValueError for a prompt with an unknown word, and for a file of word vectors that does
     not fit.
     """
@@ -55,9 +63,12 @@ class ClassicCaptioner(nn.Module):
         embedding_lr: Optional[float] = None,
         teacher_forcing: str = "always",
         teacher_forcing_k: float = 10.0,
+        null_image: str = "zeros",
+        image_size: int = 64,
     ):
         super().__init__()
         self.encoder, self.tokenizer = encoder, tokenizer
+        self.null_image = NullImage(null_image, encoder.dim, image_size)
         sizes = (len(tokenizer), encoder.dim, embed_dim, hidden_dim, dropout)
         if model == "sat":
             self.decoder = ShowAttendTell(*sizes, attention_dim, num_layers, deep_output)
@@ -76,7 +87,7 @@ class ClassicCaptioner(nn.Module):
         self.prompt = prompt
         self.prompt_ids = tokenizer.encode_prompt(prompt)  # (p,)
         if tokenizer.unknown in self.prompt_ids:
-            raise ValueError(f"prompt: the vocabulary lacks a word of {prompt!r}")
+            raise ValueError(f"prompt is {prompt!r}, but the vocabulary lacks one of its words")
         self.max_tokens = max_tokens
         self.attention_penalty = attention_penalty
         self.encoder_lr, self.embedding_lr = encoder_lr, embedding_lr
@@ -88,13 +99,16 @@ class ClassicCaptioner(nn.Module):
     def min_batch_size(self) -> int:
         return self.encoder.min_batch_size
 
-    def forward(self, image: Tensor, captions: list[list[str]]) -> ObjectiveOutput:
+    def forward(
+        self, image: Tensor, captions: list[list[str]], dropped: Optional[Tensor] = None
+    ) -> ObjectiveOutput:
         """The objective on k captions of each image, which is encoded once.
 
-        image: (B, 3, S, S), normalised; captions: B lists of k strings, without the prompt. Raises
-        ValueError where their numbers differ.
+        image: (B, 3, S, S), normalised; captions: B lists of k strings, without the prompt;
+        dropped: bool (B,), the images that become the null. Raises ValueError where their numbers
+        differ.
         """
-        logits, labels, attention = self._predict(image, captions)
+        logits, labels, attention = self._predict(image, captions, dropped)
         output = self.objective(logits, labels)
         if not self.attention_penalty:
             return output
@@ -109,33 +123,49 @@ class ClassicCaptioner(nn.Module):
         """Logits (R, N, V) and the labels (R, N) that they predict, R = B * k; see `forward`."""
         return self._predict(image, captions)[:2]
 
-    def _predict(self, image: Tensor, captions: list[list[str]]) -> tuple[Tensor, Tensor, Tensor]:
+    def _predict(
+        self, image: Tensor, captions: list[list[str]], dropped: Optional[Tensor] = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         rows = (len(image), captions_an_image(captions, len(image)))
         texts = [self.prompt + caption for group in captions for caption in group]
         tokens, mask = (t.to(image.device) for t in self.tokenizer.encode(texts, self.max_tokens))
         prompt = len(self.prompt_ids)
         labels = tokens.masked_fill(mask == 0, self.objective.ignore_index)[:, prompt:]
         read = tokens[:, :-1].unflatten(0, rows)  # (B, k, n)
-        logits, attention = self.decoder(read, self.encoder(image), prompt)
+        annotations = self.null_image.encode(self.encoder, image, dropped)
+        logits, attention = self.decoder(read, annotations, prompt)
         attention = None if attention is None else attention.flatten(0, 1)
         return logits.flatten(0, 1), labels, attention
 
     @torch.inference_mode()
     def generate_details(self, image: Tensor, settings: DecodingSettings) -> Generated:
         """Captions of images (B, 3, S, S) with their token ids and scores."""
-        return self.generate_from(self.encode(image), settings)
+        encoded = self.encode(image)
+        return self.generate_from(encoded, settings, encode_noisy(self, image, settings))
 
     @torch.inference_mode()
-    def generate_from(self, encoded: Tensor, settings: DecodingSettings) -> Generated:
+    def generate_from(
+        self, encoded: Tensor, settings: DecodingSettings, other: Optional[Tensor] = None
+    ) -> Generated:
         """Captions of images by their annotations (B, P, D)."""
-        step = RecurrentStep(self.decoder, encoded, self._excluded)
+        other = second_stream(self, encoded, settings, other)
+        streams = encoded if other is None else torch.cat([encoded, other.expand_as(encoded)])
         return generate_captions(
-            step, self.prompt_ids, encoded, self.tokenizer, settings, self._caption
+            RecurrentStep(self.decoder, streams, self._excluded),
+            self.prompt_ids,
+            encoded,
+            self.tokenizer,
+            settings,
+            self._caption,
+            partial(self.log_likelihoods, encoded),
         )
 
     def encode(self, image: Tensor) -> Tensor:
         """Images (B, 3, S, S) -> annotations (B, P, D)."""
         return self.encoder(image)
+
+    def encode_null(self, encoded: Tensor) -> Tensor:
+        return self.null_image.like(self.encode, encoded)
 
     def generate(self, image: Tensor, settings: DecodingSettings) -> list[str]:
         """The best caption of each image (B, 3, S, S)."""
@@ -173,7 +203,7 @@ class ClassicCaptioner(nn.Module):
         return logprobs.masked_fill(~real, 0)
 
     def compile_parts(self) -> None:
-        """All but the decoder: its loop over words would be compiled again for every length."""
+        """Compile all but the decoder, whose loop would be recompiled for every caption length."""
         self.encoder.compile()
         self.objective.compile()
 
@@ -195,19 +225,19 @@ class ClassicCaptioner(nn.Module):
         self.decoder.teacher_forcing = teacher_forcing(schedule, epoch, k)
 
     def saved_beside_weights(self) -> dict[str, Any]:
-        """The vocabulary of counted words."""
+        """The words of a `Vocabulary`."""
         counted = isinstance(self.tokenizer, Vocabulary)
         return {"vocabulary": self.tokenizer.words} if counted else {}
 
 
 def coverage_penalty(attention: Tensor, labelled: Tensor) -> Tensor:
-    """The mean over places of (1 - sum over time of the attention) ** 2, a mean over tokens.
+    """The doubly stochastic term of Show, Attend and Tell (arXiv 1502.03044, equation 14).
 
-    attention: (R, N, P); labelled: bool (R, N), the scored positions. The doubly stochastic
-    term of Show, Attend and Tell (arXiv 1502.03044, equation 14), with a mean in place of the sum.
-    A caption is weighted by its tokens, as in the loss: the token-weighted mean over batches or
-    processes equals that of all their captions together.
+    attention: (R, N, P); labelled: bool (R, N), the scored positions. For a caption it is the mean
+    over image positions of (1 - attention summed over time) ** 2; the paper has a sum in place of
+    the mean. Captions are weighted by their number of tokens, as in the loss, so that the result
+    does not depend on how captions are distributed over batches and processes.
     """
-    seen = (attention * labelled.unsqueeze(2)).sum(1)  # (R, P)
+    covered = (attention * labelled.unsqueeze(2)).sum(1)  # (R, P)
     tokens = labelled.sum(1)  # (R,)
-    return ((1 - seen).square().mean(1) * tokens).sum() / tokens.sum().clamp(min=1)
+    return ((1 - covered).square().mean(1) * tokens).sum() / tokens.sum().clamp(min=1)

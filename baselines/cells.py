@@ -1,7 +1,7 @@
 """The recurrent decoders: RNN, LSTM, LSTM with dot-product attention, and Show, Attend and Tell.
 
-x is the input word's vector, h the hidden state, c the cell state of an LSTM. Shapes as in
-`baselines.decoder`.
+In formulas, x is the vector of the input word, h the hidden state and c the cell state. Shapes are
+named as in `baselines.decoder`.
 """
 
 import math
@@ -9,11 +9,11 @@ import math
 import torch
 from torch import Tensor, nn
 
-from baselines.decoder import Advanced, Read, RecurrentDecoder, Tensors
+from baselines.decoder import DecoderOutput, RecurrentDecoder, StepOutput, Tensors
 
 
 class PooledDecoder(RecurrentDecoder):
-    """RNN or LSTM whose h0 is an affine map of the mean annotation.
+    """An RNN or LSTM. Its initial state h0 is an affine map of the mean annotation.
 
     cell "rnn": h' = tanh(Wx x + Wh h + b). "lstm": (i, f, g, o) = Wx x + Wh h + b,
     c' = sigmoid(f) c + sigmoid(i) tanh(g), h' = sigmoid(o) tanh(c'), from c0 = 0.
@@ -35,7 +35,8 @@ class PooledDecoder(RecurrentDecoder):
 
     def train(self, mode: bool = True) -> "PooledDecoder":
         super().train(mode)
-        self.cell.train()  # cuDNN has a backward in this mode only; the cell has no dropout
+        # cuDNN has a backward pass in training mode only. The cell has no dropout.
+        self.cell.train()
         return self
 
     def begin(self, annotations: Tensor) -> tuple[Tensors, Tensors]:
@@ -43,11 +44,11 @@ class PooledDecoder(RecurrentDecoder):
         has_memory = isinstance(self.cell, nn.LSTM)
         return (), (hidden, hidden.new_zeros(hidden.shape)) if has_memory else (hidden,)
 
-    def advance(self, embedded: Tensor, memory: Tensors, state: Tensors) -> Advanced:
+    def advance(self, embedded: Tensor, memory: Tensors, state: Tensors) -> StepOutput:
         outputs, state = self._run(embedded.unsqueeze(2), state)
         return outputs.squeeze(2), state, None
 
-    def read(self, tokens: Tensor, annotations: Tensor, prompt: int) -> Read:
+    def read(self, tokens: Tensor, annotations: Tensor, prompt: int) -> DecoderOutput:
         if self.training and self.teacher_forcing < 1:
             return super().read(tokens, annotations, prompt)
         _, state = self.begin(annotations)
@@ -55,10 +56,10 @@ class PooledDecoder(RecurrentDecoder):
         return self.dropout(self._run(self.embed(tokens), state)[0]), None
 
     def _run(self, embedded: Tensor, state: Tensors) -> tuple[Tensor, Tensors]:
-        """torch's loop over n words: embedded (B, k, n, E), state (B, k, H) each.
+        """Run torch's cell over n words. embedded: (B, k, n, E); state: tensors (B, k, H).
 
-        Without autocast: on a CPU it would call oneDNN's LSTM, which fails where the CPU lacks
-        bfloat16 or float16; on a GPU it would use float16 whatever its dtype.
+        Autocast is off. On a CPU it would call oneDNN's LSTM, which fails on CPUs without bfloat16
+        or float16 instructions. On a GPU it would use float16 even if its dtype is bfloat16.
         """
         rows = embedded.shape[:2]
         flat = tuple(part.reshape(1, -1, part.size(2)) for part in state)
@@ -71,10 +72,11 @@ class PooledDecoder(RecurrentDecoder):
 
 
 class AttentionLSTM(RecurrentDecoder):
-    """An LSTM with scaled dot-product attention to the image before each word.
+    """An LSTM that attends to the image by scaled dot-product attention before each word.
 
-    With A (P, H), an affine map of the annotations: weights a = softmax(A h / sqrt(H)), attended
-    z = a A, gates Wx x + Wh h + Wz z + b, the rest as in an LSTM; h0 = c0 = the mean of A.
+    A (P, H) is an affine map of the annotations. The attention is a = softmax(A h / sqrt(H)), the
+    context z = a A, and the gates are Wx x + Wh h + Wz z + b. The rest is an LSTM. The initial
+    states h0 and c0 are the mean of A.
     """
 
     def __init__(
@@ -87,30 +89,30 @@ class AttentionLSTM(RecurrentDecoder):
         self.image_gates = nn.Linear(hidden_dim, 4 * hidden_dim, bias=False)
 
     def begin(self, annotations: Tensor) -> tuple[Tensors, Tensors]:
-        places = self.from_image(annotations)  # (B, P, H)
-        mean = places.mean(1)
-        return (places,), (mean, mean)
+        projected = self.from_image(annotations)  # (B, P, H)
+        mean = projected.mean(1)
+        return (projected,), (mean, mean)
 
-    def advance(self, embedded: Tensor, memory: Tensors, state: Tensors) -> Advanced:
-        (places,), (hidden, cell) = memory, state
-        scores = hidden @ places.transpose(1, 2) / math.sqrt(hidden.size(2))  # (B, k, P)
+    def advance(self, embedded: Tensor, memory: Tensors, state: Tensors) -> StepOutput:
+        (projected,), (hidden, cell) = memory, state
+        scores = hidden @ projected.transpose(1, 2) / math.sqrt(hidden.size(2))  # (B, k, P)
         attention = scores.softmax(-1)
-        attended = attention @ places  # (B, k, H)
-        gates = self.word_gates(embedded) + self.hidden_gates(hidden) + self.image_gates(attended)
-        write, keep, candidate, show = gates.chunk(4, -1)
-        cell = keep.sigmoid() * cell + write.sigmoid() * candidate.tanh()
-        hidden = show.sigmoid() * cell.tanh()
+        context = attention @ projected  # (B, k, H)
+        gates = self.word_gates(embedded) + self.hidden_gates(hidden) + self.image_gates(context)
+        input_gate, forget_gate, candidate, output_gate = gates.chunk(4, -1)
+        cell = forget_gate.sigmoid() * cell + input_gate.sigmoid() * candidate.tanh()
+        hidden = output_gate.sigmoid() * cell.tanh()
         return hidden, (hidden, cell), attention
 
 
 class ShowAttendTell(RecurrentDecoder):
-    """LSTMs with gated additive attention to the image before each word: Show, Attend and Tell with
-    soft attention (Xu et al. 2015, arXiv 1502.03044).
+    """Show, Attend and Tell with soft attention (Xu et al. 2015, arXiv 1502.03044).
 
-    With annotations V (P, D) and the top layer's state h: weights a = softmax(w tanh(Wv V + Wh h)),
-    context z = a V, gate b = sigmoid(wb h); the first LSTM reads [x, b z], each further one the
-    layer below. The head sees x + Lh h' + Lz z, or h' alone without deep_output. The first states
-    of all layers are linear maps of the mean annotation. The attention has A channels.
+    V (P, D) are the annotations and h is the hidden state of the top layer. Before each word, the
+    attention is a = softmax(w tanh(Wv V + Wh h)) with A channels, the context z = a V and the gate
+    b = sigmoid(wb h). The first LSTM layer reads [x, b z], and each other layer reads the one below
+    it. The input of the head is x + Lh h' + Lz z with deep_output, and h' without. The initial
+    states of all layers are linear maps of the mean annotation.
     """
 
     def __init__(
@@ -139,23 +141,23 @@ class ShowAttendTell(RecurrentDecoder):
             self.from_context = nn.Linear(image_dim, embed_dim)
 
     def begin(self, annotations: Tensor) -> tuple[Tensors, Tensors]:
-        first = self.first_state(annotations.mean(1))
-        return (annotations, self.key(annotations)), first.chunk(2 * len(self.layers), -1)
+        states = self.first_state(annotations.mean(1))
+        return (annotations, self.key(annotations)), states.chunk(2 * len(self.layers), -1)
 
-    def advance(self, embedded: Tensor, memory: Tensors, state: Tensors) -> Advanced:
+    def advance(self, embedded: Tensor, memory: Tensors, state: Tensors) -> StepOutput:
         annotations, keys = memory  # (B, P, D), (B, P, A)
-        hidden = state[-2]  # of the top layer
-        pairs = torch.tanh(keys.unsqueeze(1) + self.query(hidden).unsqueeze(2))  # (B, k, P, A)
-        attention = self.score(pairs).squeeze(-1).softmax(-1)  # (B, k, P)
+        hidden = state[-2]  # the top layer's h; the state is h, c of each layer
+        sums = torch.tanh(keys.unsqueeze(1) + self.query(hidden).unsqueeze(2))  # (B, k, P, A)
+        attention = self.score(sums).squeeze(-1).softmax(-1)  # (B, k, P)
         context = attention @ annotations  # (B, k, D)
         below = torch.cat([embedded, self.gate(hidden).sigmoid() * context], -1)
-        following = []
+        next_state = []
         for number, layer in enumerate(self.layers):
-            own = tuple(part.flatten(0, 1) for part in state[2 * number : 2 * number + 2])
+            layer_state = tuple(part.flatten(0, 1) for part in state[2 * number : 2 * number + 2])
             layer_input = below if number == 0 else self.dropout(below)
-            pair = layer(layer_input.flatten(0, 1), own)
-            following += [part.unflatten(0, hidden.shape[:2]) for part in pair]
-            below = following[-2]
+            pair = layer(layer_input.flatten(0, 1), layer_state)
+            next_state += [part.unflatten(0, hidden.shape[:2]) for part in pair]
+            below = next_state[-2]
         if self.deep_output:
             below = embedded + self.from_hidden(below) + self.from_context(context)
-        return below, tuple(following), attention
+        return below, tuple(next_state), attention

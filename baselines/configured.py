@@ -1,4 +1,4 @@
-"""The classic captioners in a configuration: their keys, and how they are built."""
+"""The configuration keys of the classic captioners, and building one from a configuration."""
 
 from inspect import signature
 from typing import Annotated, Any, Literal, Optional
@@ -11,7 +11,7 @@ from baselines.decoder import SCHEDULES, k_of_middle
 from baselines.image_encoder import ImageEncoder
 from baselines.vocabulary import Vocabulary
 
-ATTENDING = ("attn", "sat")
+WITH_ATTENTION = ("attn", "sat")
 PROMPT_IS_QUESTION = False
 
 
@@ -19,7 +19,7 @@ class Keys(BaseModel):
     """The keys that only the classic captioners use; docs/settings.md documents each."""
 
     encoder: Annotated[str, Field(min_length=1), "run"] = "regnet_x_400mf"
-    # Of role "data", so it may change: a resumed run loads these weights from its checkpoint.
+    # Role "data": a resumed run may change it, because its checkpoint has these weights.
     encoder_weights: Annotated[str, Field(min_length=1), "data"] = "default"
     encoder_lr: Annotated[float, "run"] = Field(0.0, ge=0)
     encoder_dim: Annotated[Optional[int], "run"] = Field(None, gt=0, le=65_536)
@@ -48,19 +48,19 @@ class Keys(BaseModel):
     def _check_combinations(self):
         if self.lora is not None and self.model in MODELS:
             raise ValueError(f"lora is for models blip and vlm; this one is {self.model}")
-        if self.attention_penalty and self.model not in ATTENDING:
+        if self.attention_penalty and self.model not in WITH_ATTENTION:
             raise ValueError(
                 f"attention_penalty is {self.attention_penalty}, but model {self.model} has no "
-                f"attention; it is for {' and '.join(ATTENDING)}"
+                f"attention; it is for {' and '.join(WITH_ATTENTION)}"
             )
         if self.num_layers > 1 and self.model in ("rnn", "lstm", "attn"):
             raise ValueError(f"num_layers is {self.num_layers}; {self.model} has one layer")
-        deep = self.model == "sat" and self.deep_output  # its output is embed_dim wide
+        deep = self.model == "sat" and self.deep_output  # then the head's input is embed_dim wide
         tied = self.tie_embeddings and self.model in MODELS
         if tied and not deep and self.hidden_dim != self.embed_dim:
             raise ValueError(
-                f"tie_embeddings: word vectors are {self.embed_dim} wide (embed_dim), the output "
-                f"{self.hidden_dim} (hidden_dim); give both one width"
+                f"tie_embeddings needs equal widths of word vectors and output, but embed_dim is "
+                f"{self.embed_dim} and hidden_dim is {self.hidden_dim}"
             )
         if self.encoder_features and (self.encoder_lr or self.augmentation != "none"):
             raise ValueError(
@@ -83,15 +83,15 @@ class Keys(BaseModel):
 
 
 def build(config: Any, context: Any) -> ClassicCaptioner:
-    """See `captioning.captioners.interface`, also for the functions below.
+    """See `captioning.captioners.interface`, which also describes the functions below.
 
-    The vocabulary comes from the checkpoint, or else from the training captions.
+    The vocabulary comes from the checkpoint, if there is one, otherwise from the training captions.
     """
     restored = context.content is not None
     if not restored and config.encoder_weights == "none" and config.encoder_lr == 0:
         raise ValueError(
-            "encoder_weights is none and encoder_lr 0: the image encoder would keep its random "
-            "weights; give it weights (default, package or a file), or a learning rate above 0"
+            "encoder_weights is none and encoder_lr is 0: the image encoder would keep its random "
+            "weights; set encoder_weights to default, package or a file, or encoder_lr above 0"
         )
     encoder = ImageEncoder(
         config.encoder,
@@ -105,24 +105,24 @@ def build(config: Any, context: Any) -> ClassicCaptioner:
         image_size=config.image_size,
         features=config.encoder_features,
     )
-    built = {"encoder": encoder, "tokenizer": _tokenizer(config, context)}
-    built["objective"] = config.build_objective()
+    made = {"encoder": encoder, "tokenizer": _tokenizer(config, context)}
+    made["objective"] = config.build_objective()
     if restored:
-        built["word_vectors"] = None
+        made["word_vectors"] = None
     if config.teacher_forcing_middle is not None:
-        built["teacher_forcing_k"] = k_of_middle(config.teacher_forcing_middle * config.max_epoch)
-    # The other arguments are keys of the same names.
-    names = signature(ClassicCaptioner).parameters.keys() - built
-    return ClassicCaptioner(**{name: getattr(config, name) for name in names}, **built)
+        made["teacher_forcing_k"] = k_of_middle(config.teacher_forcing_middle * config.max_epoch)
+    # Every other argument has the name of its configuration key.
+    names = signature(ClassicCaptioner).parameters.keys() - made
+    return ClassicCaptioner(**{name: getattr(config, name) for name in names}, **made)
 
 
 def _tokenizer(config: Any, context: Any):
-    """The checkpoint's vocabulary, BERT's tokeniser, or a vocabulary of the training captions."""
+    """The checkpoint's vocabulary, BERT's tokenizer, or a vocabulary of the training captions."""
     words = context.content.get("vocabulary") if context.content else None
     if words is not None and not (
         isinstance(words, list) and all(isinstance(word, str) for word in words)
     ):
-        raise ValueError(f"{context.name}: its vocabulary is not a list of words")
+        raise ValueError(f"{context.name}: the vocabulary is not a list of words")
     if config.vocabulary == "wordpiece":
         return context.word_pieces(config.tokenizer)
     if words is not None:

@@ -1,7 +1,7 @@
-"""The base of the classic text decoders, their step function for `decoding`, and teacher forcing.
+"""The base class of the recurrent decoders, their step function for `decoding`, teacher forcing.
 
-Shapes: B images of P places with annotations of width D; k captions an image; n tokens; E the width
-of word vectors, H of the hidden state; V vocabulary.
+Shapes: B images with P annotation vectors of width D; k captions per image; n tokens per caption;
+E the width of word vectors; H the width of the hidden state; V the vocabulary size.
 """
 
 import math
@@ -12,16 +12,16 @@ import torch
 from torch import Tensor, nn
 
 Tensors = tuple[Tensor, ...]
-Advanced = tuple[Tensor, Tensors, Optional[Tensor]]
-Read = tuple[Tensor, Optional[Tensor]]
+StepOutput = tuple[Tensor, Tensors, Optional[Tensor]]
+DecoderOutput = tuple[Tensor, Optional[Tensor]]
 SCHEDULES = ("always", "never", "linear", "exponential", "inverse_sigmoid")
 
 
 class RecurrentDecoder(nn.Module, ABC):
-    """A decoder that reads one word after the other.
+    """A decoder that reads the words of a caption one by one.
 
-    Subclasses define the first state (`begin`) and a step (`advance`). teacher_forcing: in
-    training, the probability that the next input is the caption's own word, and not the decoder's
+    Subclasses define the initial state (`begin`) and a step (`advance`). teacher_forcing: the
+    probability that an input in training is the caption's word. Otherwise it is the decoder's
     argmax (scheduled sampling, arXiv 1506.03099).
     """
 
@@ -35,19 +35,24 @@ class RecurrentDecoder(nn.Module, ABC):
     def tie_embeddings(self) -> None:
         """Share one parameter between word vectors and head (Inan et al. 2017, arXiv 1611.01462).
 
-        It keeps the head's initialisation, as an embedding's is much larger. The head's input must
-        have width E. Loading weights that differ raises ValueError.
+        The shared parameter is initialised like the head: the initial values of an embedding are
+        much larger. The head's input must have width E. Loading a checkpoint in which the two
+        weights differ raises ValueError.
         """
         self.embedding.weight = self.head.weight
         self.register_load_state_dict_pre_hook(_check_tied)
 
     @abstractmethod
     def begin(self, annotations: Tensor) -> tuple[Tensors, Tensors]:
-        """Constants of images (B, P, D), each (B, ...), and the first state, (B, H) each."""
+        """The memory and the initial state, computed from annotations (B, P, D).
+
+        The memory is a tuple of tensors (B, ...) that stay constant while a caption is read. The
+        state is a tuple of tensors (B, H).
+        """
 
     @abstractmethod
-    def advance(self, embedded: Tensor, memory: Tensors, state: Tensors) -> Advanced:
-        """Read one word of each row: embedded (B, k, E), state (B, k, H) each.
+    def advance(self, embedded: Tensor, memory: Tensors, state: Tensors) -> StepOutput:
+        """Read one word of each row. embedded: (B, k, E); state: tensors (B, k, H).
 
         Returns the head's input (B, k, O) before dropout, the next state, and the attention (B, k,
         P) or None.
@@ -56,33 +61,34 @@ class RecurrentDecoder(nn.Module, ABC):
     def embed(self, tokens: Tensor) -> Tensor:
         return self.dropout(self.embedding(tokens))
 
-    def forward(self, tokens: Tensor, annotations: Tensor, prompt: int = 1) -> Read:
-        """Logits (B, k, n - p + 1, V) of the tokens after each from the p-th on, and the attention
-        (B, k, n - p + 1, P) or None.
+    def forward(self, tokens: Tensor, annotations: Tensor, prompt: int = 1) -> DecoderOutput:
+        """Next-token logits and the attention.
 
-        tokens: int64 (B, k, n); the first p = `prompt` are read whatever `teacher_forcing` is.
+        tokens: int64 (B, k, n), of which the first p = `prompt` are never replaced by the decoder's
+        own words. Returns logits (B, k, n - p + 1, V), the first of which follow the p-th token,
+        and the attention (B, k, n - p + 1, P) or None.
         """
         outputs, attention = self.read(tokens, annotations, prompt)
         kept = None if attention is None else attention[:, :, prompt - 1 :]
         return self.head(outputs[:, :, prompt - 1 :]), kept
 
-    def read(self, tokens: Tensor, annotations: Tensor, prompt: int) -> Read:
-        """The head's inputs (B, k, n, O) and the attention, word by word.
+    def read(self, tokens: Tensor, annotations: Tensor, prompt: int) -> DecoderOutput:
+        """The head's inputs (B, k, n, O) and the attention (B, k, n, P) or None.
 
-        Scheduled sampling takes the argmax of the outputs that the loss uses, dropout included.
+        Scheduled sampling takes the argmax of the same logits as the loss, with dropout.
         """
         memory, state = self.begin(annotations)
         state = tuple(part.unsqueeze(1).expand(-1, tokens.size(1), -1) for part in state)
         embedded = self.embed(tokens)  # (B, k, n, E)
-        guesses = self.training and self.teacher_forcing < 1
+        samples = self.training and self.teacher_forcing < 1
         outputs, attention = [], []
         for n in range(tokens.size(2)):
             word = embedded[:, :, n]
-            if guesses and n >= prompt:
+            if samples and n >= prompt:
                 with torch.no_grad():
-                    guess = self.head(outputs[-1]).argmax(-1)  # (B, k)
-                own = torch.rand_like(word[..., :1]) < self.teacher_forcing
-                word = torch.where(own, word, self.embed(guess))
+                    predicted = self.head(outputs[-1]).argmax(-1)  # (B, k)
+                forced = torch.rand_like(word[..., :1]) < self.teacher_forcing
+                word = torch.where(forced, word, self.embed(predicted))
             output, state, weights = self.advance(word, memory, state)
             outputs.append(self.dropout(output))
             attention.append(weights)
@@ -90,16 +96,16 @@ class RecurrentDecoder(nn.Module, ABC):
 
 
 def _check_tied(_, state: dict[str, Tensor], prefix: str, *__) -> None:
-    words, head = (state.get(f"{prefix}{part}.weight") for part in ("embedding", "head"))
-    if words is not None and head is not None and not torch.equal(words, head):
+    embedding, head = (state.get(f"{prefix}{part}.weight") for part in ("embedding", "head"))
+    if embedding is not None and head is not None and not torch.equal(embedding, head):
         raise ValueError(
             "tie_embeddings is true, but the checkpoint's word vectors and output weights differ: "
-            "it was trained without"
+            "it was trained without tie_embeddings"
         )
 
 
 class RecurrentStep:
-    """See `decoding.Step`. An image's constants are stored once for all its rows.
+    """A step function, see `decoding.Step`. All rows of an image share its memory.
 
     excluded: int64 (u,), ids that are never generated, such as padding and <UNK>.
     """
@@ -123,11 +129,11 @@ class RecurrentStep:
 
 
 def teacher_forcing(schedule: str, epoch: int, k: float) -> float:
-    """The probability in `epoch`, counted from 0, that the caption's own word is read.
+    """The probability of teacher forcing in `epoch`, counted from 0.
 
-    linear: 1 - epoch / k, and 0 from epoch k on; exponential: k ** epoch, k below 1;
-    inverse_sigmoid: k / (k + exp(epoch / k)), k of 1 or more, a half at epoch k ln k.
-    Source: Bengio et al. 2015 (arXiv 1506.03099), section 2.4, with epochs for batches.
+    linear: 1 - epoch / k, then 0 from epoch k on. exponential: k ** epoch, with k < 1.
+    inverse_sigmoid: k / (k + exp(epoch / k)), with k >= 1; the value is 0.5 at epoch k ln k.
+    Source: Bengio et al. 2015 (arXiv 1506.03099), section 2.4. The schedule there counts batches.
     """
     if schedule == "always":
         return 1.0
@@ -141,9 +147,10 @@ def teacher_forcing(schedule: str, epoch: int, k: float) -> float:
 
 
 def k_of_middle(epoch: float) -> float:
-    """The k of an inverse sigmoid that is a half at `epoch`: k ln k = epoch, by Newton's method.
+    """The k for which the inverse sigmoid schedule is 0.5 at `epoch`.
 
-    It starts above k; the function is convex, so no step goes below k.
+    Solves k ln k = epoch by Newton's method. The first iterate is above the solution and the
+    function is convex, so every iterate stays above the solution.
     """
     k = 1 + epoch
     for _ in range(20):

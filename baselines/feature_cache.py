@@ -1,4 +1,4 @@
-"""The feature maps of a frozen network on disk: each image is encoded once."""
+"""Caches feature maps of a frozen network on disk, so that each image is encoded once."""
 
 import contextlib
 import hashlib
@@ -17,19 +17,18 @@ logger = logging.getLogger(__name__)
 
 
 class FeatureCache:
-    """The maps of a frozen network, each in a file of `folder`.
+    """Stores the feature map of each image in a file of its own, in `folder`.
 
-    The keys are a hash of the image's values, and the network's name with a hash of its weights. A
-    map is computed from its image alone and in float32, so that it does not depend on the rest of
-    the batch. An unreadable file counts as missing; a folder that cannot be written to gives one
-    warning.
+    The path consists of the network's name, a hash of its weights and a hash of the image. A map is
+    computed for one image at a time and in float32, so that it does not depend on the batch. An
+    unreadable file counts as missing. If `folder` cannot be written, there is one warning.
     """
 
     def __init__(self, folder: str, network: nn.Module, name: str):
         self.folder, self.network, self.name = Path(folder), network, name
         self.can_write = True
         self.forget()
-        # A checkpoint is loaded after the captioner is built.
+        # The weights change when a checkpoint is loaded.
         network.register_load_state_dict_post_hook(lambda *_: self.forget())
 
     def forget(self) -> None:
@@ -38,11 +37,11 @@ class FeatureCache:
 
     @torch.compiler.disable
     def __call__(self, image: Tensor, keep: bool) -> Tensor:
-        """Maps (B, C, h, w) of images (B, 3, S, S); keep: write those that were missing."""
+        """Maps (B, C, h, w) of images (B, 3, S, S). keep: write missing maps to the cache."""
         with torch.autocast(image.device.type, enabled=False):
-            return torch.stack([self._of(one, keep) for one in image.float()])
+            return torch.stack([self._map_of(one, keep) for one in image.float()])
 
-    def _of(self, image: Tensor, keep: bool) -> Tensor:
+    def _map_of(self, image: Tensor, keep: bool) -> Tensor:
         path = self._folder() / f"{_digest([image])}.safetensors"
         with contextlib.suppress(OSError, SafetensorError, KeyError):
             return load_file(path, device=str(image.device))["map"]
@@ -65,13 +64,15 @@ class FeatureCache:
             os.replace(temporary, path)
         except (OSError, SafetensorError) as error:
             self.can_write = False
-            logger.warning("encoder_features: cannot write %s (%s): not kept", path, error)
+            logger.warning(
+                "encoder_features: cannot write %s (%s): features are not cached", path, error
+            )
             with contextlib.suppress(OSError):
                 temporary.unlink()
 
 
 def _digest(values: Iterable[Tensor]) -> str:
-    """A hash of 32 characters of the tensors' values."""
+    """The first 32 hexadecimal digits of a hash of the tensors' values."""
     digest = hashlib.sha256()
     for value in values:
         digest.update(value.detach().cpu().contiguous().numpy())

@@ -1,4 +1,4 @@
-"""The image encoder of a classic captioner: a network's feature map as annotation vectors."""
+"""The image encoder of the classic captioners: a CNN's feature map as annotation vectors."""
 
 from collections.abc import Sequence
 from typing import Optional
@@ -16,17 +16,22 @@ TIMM = "timm/"
 
 
 class ImageEncoder(nn.Module):
-    """Images (B, 3, S, S) to annotations (B, P, D): a vector for each of P places, row by row.
+    """Images (B, 3, S, S) -> annotations (B, P, D), P positions in row-major order.
 
-    name: of a torchvision network (`encoder_names`), or "timm/NAME" of one of timm's. weights:
-    "none" for random ones; "default", the library's best, downloaded; "package", of
-    `packaged_weights`; or a file of a state dict of that network. dim: D by a 1x1 convolution, by
-    default the network's. grid: P = grid * grid by average pooling, or by bilinear interpolation of
-    a smaller map. norm: a BatchNorm of the annotations at the end. finetune: if not, the network is
-    frozen, batch statistics included. mean, std: the images' normalisation, changed here to the one
-    that the weights expect. image_size: S, to check that the network takes it. features: a folder
-    that caches a frozen network's maps of training images. Raises ValueError for an unknown name,
-    for weights that cannot be read or do not fit, and for images that are too small.
+    - name: a torchvision network of `encoder_names`, or "timm/NAME".
+    - weights: "none" (random), "default" (the library's best, downloaded), "package" (see
+      `packaged_weights`), or a file with a state dict of the network.
+    - dim: D, through a 1x1 convolution. By default the network's number of channels.
+    - grid: makes P = grid * grid, by average pooling. A smaller map is interpolated bilinearly.
+    - norm: whether a BatchNorm of the annotations comes last.
+    - finetune: if false, the network is frozen, including its batch statistics.
+    - mean, std: the normalisation of the given images. The encoder converts images to the
+      normalisation that its weights expect.
+    - image_size: S, to check that the network accepts it.
+    - features: a folder to cache the maps of training images in, for a frozen network.
+
+    Raises ValueError for an unknown name, for weights that cannot be read or do not fit, and for an
+    image size that the network does not accept.
     """
 
     def __init__(
@@ -52,7 +57,7 @@ class ImageEncoder(nn.Module):
         self.finetune = finetune
         self.network.requires_grad_(finetune)
         width, *map_size = self._map_of(image_size, name)
-        self.one_place = map_size == [1, 1]
+        self.one_position = map_size == [1, 1]
         self.dim = dim or width
         self.projection = nn.Conv2d(width, dim, 1) if dim else nn.Identity()
         self.grid = grid
@@ -81,30 +86,30 @@ class ImageEncoder(nn.Module):
         return self.norm(features.flatten(2)).transpose(1, 2)
 
     def _map(self, image: Tensor) -> Tensor:
-        # Evaluation reads the cache without adding to it: bulk captioning sees each image once.
+        # Evaluation reads the cache but writes nothing: bulk captioning sees each image only once.
         return self.network(image) if self.cache is None else self.cache(image, keep=self.training)
 
     @property
     def min_batch_size(self) -> int:
-        """2 where a BatchNorm would see one value per channel of a single image, else 1."""
+        """2 if a single image would give a BatchNorm one value per channel, otherwise 1."""
         normalised = any(isinstance(m, nn.BatchNorm2d) for m in self.network.modules())
-        in_network = self.finetune and normalised and self.one_place
-        one_annotation = self.grid == 1 or (self.grid is None and self.one_place)
+        in_network = self.finetune and normalised and self.one_position
+        one_annotation = self.grid == 1 or (self.grid is None and self.one_position)
         at_end = isinstance(self.norm, nn.BatchNorm1d) and one_annotation
         return 2 if in_network or at_end else 1
 
     def _map_of(self, image_size: int, name: str) -> Sequence[int]:
-        """Channels, height and width of the network's map of an image.
+        """Channels, height and width of the network's feature map.
 
-        Parameters that the map does not depend on, such as those of a head, are frozen: DDP would
-        wait for their gradients.
+        Also freezes parameters without influence on the map, such as the head's: DDP would wait for
+        their gradients.
         """
         self.network.eval()
         try:
             with torch.enable_grad():
                 found = self.network(torch.zeros(1, 3, image_size, image_size))
         except (RuntimeError, AssertionError) as error:
-            fault = "too small" if isinstance(error, RuntimeError) else "no size"
+            fault = "too small" if isinstance(error, RuntimeError) else "not supported"
             raise ValueError(
                 f"image_size is {image_size}, {fault} for {name}: {reason(error)}"
             ) from error

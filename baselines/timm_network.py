@@ -1,4 +1,4 @@
-"""Any of timm's networks, without its head."""
+"""A network of timm without its head."""
 
 import math
 
@@ -10,12 +10,13 @@ from baselines.weight_files import errors_naming, fetched, reason, state_of
 
 
 class TimmNetwork(nn.Module):
-    """Images (B, 3, S, S), values from 0 to 1, to a map (B, C, h, w): timm's `forward_features`.
+    """Images (B, 3, S, S) with values from 0 to 1 -> feature map (B, C, h, w).
 
-    name: of a network of timm; a vision transformer's map is that of its patches, without its other
-    tokens. weights: as in `baselines.image_encoder`. The state dict includes the normalisation that
-    the weights expect. Raises ValueError for an unknown name, for a network that takes no images of
-    that size or makes no map, and for weights that cannot be read or do not fit.
+    The map is the output of timm's `forward_features`. A vision transformer's map consists of its
+    patch tokens. weights: see `baselines.image_encoder`. The state dict includes the normalisation
+    that the weights expect. Raises ValueError for an unknown name, for an image size that the
+    network does not accept, for a network without a feature map, and for weights that cannot be
+    read or do not fit.
     """
 
     def __init__(self, name: str, weights: str, image_size: int):
@@ -39,12 +40,14 @@ class TimmNetwork(nn.Module):
         if len(shape) == 4:
             channels_last = shape[3] == self.body.num_features != shape[1]
             return features.permute(0, 3, 1, 2) if channels_last else features
-        if len(shape) == 3:  # (B, n, C), the patches last
-            places = features[:, getattr(self.body, "num_prefix_tokens", 0) :]
-            side = math.isqrt(places.size(1))
-            if side * side == places.size(1):
-                return places.transpose(1, 2).unflatten(2, (side, side))
-        raise ValueError(f"encoder: timm's {self.name} makes no map of an image; choose another")
+        if len(shape) == 3:  # (B, n, C), prefix tokens before patch tokens
+            patches = features[:, getattr(self.body, "num_prefix_tokens", 0) :]
+            side = math.isqrt(patches.size(1))
+            if side * side == patches.size(1):
+                return patches.transpose(1, 2).unflatten(2, (side, side))
+        raise ValueError(
+            f"encoder: timm's {self.name} does not output a feature map; choose another network"
+        )
 
 
 def _load(name: str, weights: str, image_size: int) -> nn.Module:
@@ -52,7 +55,7 @@ def _load(name: str, weights: str, image_size: int) -> nn.Module:
 
     if not timm.is_model(name):
         raise ValueError(f"encoder: timm has no network {name!r}; see timm.list_models()")
-    # Most networks take images of any size; some are made for one.
+    # Most networks accept images of any size. The others are built for one size.
     fixed = getattr(timm.models.get_pretrained_cfg(name), "fixed_input_size", False)
     size = {"img_size": image_size} if fixed else {}
     if weights == "default":
@@ -63,9 +66,9 @@ def _load(name: str, weights: str, image_size: int) -> nn.Module:
             return timm.create_model(name, **size)
         except Exception as error:
             raise ValueError(
-                f"encoder: timm cannot make {name} for image_size {image_size}: {reason(error)}"
+                f"encoder: timm cannot build {name} for image_size {image_size}: {reason(error)}"
             ) from error
-    # timm resizes position embeddings of this state dict as of its own weights.
+    # Given this way, timm resizes the position embeddings, as for weights of timm.
     source = {"state_dict": state, "custom_load": False}
     with errors_naming(weights, name):
         return timm.create_model(name, pretrained=True, pretrained_cfg_overlay=source, **size)

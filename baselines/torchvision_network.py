@@ -1,4 +1,4 @@
-"""Any of torchvision's convolutional classifiers, without its head."""
+"""A convolutional network of torchvision without its classification head."""
 
 import os
 from collections import OrderedDict
@@ -13,10 +13,10 @@ FAMILIES = (
     *("resnet", "resnext", "wide_resnet", "squeezenet", "densenet", "shufflenet"),
     *("mobilenet", "mnasnet", "regnet"),
 )
-# The normalisation that torchvision's weights were trained with.
+# The image normalisation with which torchvision's weights were trained.
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
-SAFE_LOADING = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # torch's own switch
+SAFE_LOADING = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # an environment variable that torch reads
 
 
 def encoder_names() -> list[str]:
@@ -26,10 +26,11 @@ def encoder_names() -> list[str]:
 
 
 def torchvision_network(name: str, weights: str) -> nn.Module:
-    """Maps images (B, 3, S, S), normalised by IMAGENET_MEAN and IMAGENET_STD, to (B, C, h, w).
+    """A network: images (B, 3, S, S) -> feature map (B, C, h, w).
 
-    name: one of `encoder_names`; weights: as in `baselines.image_encoder`. Raises ValueError for an
-    unknown name, and for weights that cannot be read or do not fit.
+    Images are normalised by IMAGENET_MEAN and IMAGENET_STD. name: one of `encoder_names`. weights:
+    see `baselines.image_encoder`. Raises ValueError for an unknown name, and for weights that
+    cannot be read or do not fit.
     """
     if name not in encoder_names():
         raise ValueError(
@@ -42,7 +43,7 @@ def torchvision_network(name: str, weights: str) -> nn.Module:
 def _load(name: str, weights: str) -> nn.Module:
     get_model = torchvision.models.get_model
     if weights == "default":
-        # Forces weights_only loading: unpickling a download could run code.
+        # Load with weights_only=True: unpickling a downloaded file could run code.
         with patch.dict(os.environ, {SAFE_LOADING: "1"}):
             return fetched("torchvision", name, lambda: get_model(name, weights="DEFAULT"))
     network, state = get_model(name, weights=None), state_of(weights, name)
@@ -53,14 +54,14 @@ def _load(name: str, weights: str) -> nn.Module:
 
 
 def _without_head(network: nn.Module) -> nn.Module:
-    """The part of a classifier that ends in a map (B, C, h, w); its parameters keep their names."""
+    """The part of a classifier that ends in a map (B, C, h, w). Parameters keep their names."""
     if hasattr(network, "features"):  # squeezenet, densenet, mobilenet
-        dense = isinstance(network, torchvision.models.DenseNet)
-        # DenseNet's last activation is in its forward.
-        return nn.Sequential(network.features, nn.ReLU()) if dense else network.features
+        is_densenet = isinstance(network, torchvision.models.DenseNet)
+        # DenseNet applies its last activation in `forward`.
+        return nn.Sequential(network.features, nn.ReLU()) if is_densenet else network.features
     if hasattr(network, "layers"):  # mnasnet
         return network.layers
     children = OrderedDict(network.named_children())
-    for head in ("avgpool", "fc"):  # the pooling of shufflenet is in its forward
+    for head in ("avgpool", "fc"):  # shufflenet has no avgpool: it pools in `forward`
         children.pop(head, None)
     return nn.Sequential(children)

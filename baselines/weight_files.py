@@ -1,4 +1,4 @@
-"""Weights of an image encoder by their source: random, a package's or a file's; downloads."""
+"""Reads or downloads the weights of an image encoder. Every failure is a one-line ValueError."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -13,10 +13,10 @@ from baselines.packaged_weights import packaged_weights
 
 
 def state_of(weights: str, name: str) -> Optional[dict[str, Tensor]]:
-    """The state dict of network `name`; None where `weights` is "none", for random weights.
+    """Read the state dict of network `name`. None if `weights` is "none" (random weights).
 
-    weights: "package", see `baselines.packaged_weights`, or a file of torch's or, by its suffix, of
-    safetensors. Pickled code is not run. Raises ValueError.
+    weights: "none", "package" (see `baselines.packaged_weights`) or a file: `.safetensors`,
+    otherwise a file of `torch.save`. Pickled code is not run. Raises ValueError.
     """
     if weights == "none":
         return None
@@ -34,35 +34,35 @@ def _read(path: Path) -> dict[str, Tensor]:
         state = load_file(path)
     else:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of pickles that torch then refuses
+            warnings.simplefilter("ignore")  # torch warns before it refuses a pickle
             state = torch.load(path, map_location="cpu", weights_only=True)
     if not all(value.isfinite().all() for value in state.values()):
-        raise ValueError("it holds values that are not finite")
+        raise ValueError("it has values that are not finite")
     return state
 
 
 @contextmanager
 def errors_naming(path: object, name: str) -> Iterator[None]:
-    """Turn any error into a ValueError: one line that names the file and the network."""
+    """Turn any error into a one-line ValueError that names the file and the network."""
     try:
         yield
-    except Exception as error:  # a broken file raises any exception
+    except Exception as error:  # a broken file can raise any exception
         raise ValueError(
             f"encoder_weights: {path} cannot be read as weights of {name}: {reason(error)}"
         ) from error
 
 
 def fetched(library: str, name: str, fetch: Callable[[], nn.Module]) -> nn.Module:
-    """The network that `fetch` makes with the library's weights. Raises ValueError."""
+    """Call `fetch`, which builds a network with downloaded weights. Raises ValueError."""
     try:
         return fetch()
-    except Exception as error:  # of the network, a hash, unpickling, or a size that does not fit
+    except Exception as error:  # a network error, a wrong hash, unpickling or a wrong size
         raise ValueError(
-            f"encoder_weights: cannot fetch {library}'s weights of {name} ({reason(error)}); "
-            "connect to the network, or give none or a file"
+            f"encoder_weights: cannot download {library}'s weights of {name} ({reason(error)}); "
+            "connect to the network, or set encoder_weights to none or a file"
         ) from error
 
 
 def reason(error: Exception) -> str:
-    """The message of an error in one line."""
+    """The message of an error on one line."""
     return " ".join(str(error).split())[:200] or type(error).__name__

@@ -1,11 +1,12 @@
 """Entry point: from a captioner's step function to token ids, scores and captions."""
 
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 import torch
 from torch import Tensor
 
 from decoding.beam import beam_search
+from decoding.guided import GuidedStep, own_scores
 from decoding.interface import Decoded, DecodingSettings, Generated, Step
 from decoding.sampling import sample
 
@@ -31,12 +32,19 @@ def generate_captions(
     tokenizer: Any,
     settings: DecodingSettings,
     text: Callable[[Tensor], str],
+    log_likelihoods: Optional[Callable[[Tensor], Tensor]] = None,
 ) -> Generated:
     """Captions of B images that all start with a prompt, int64 (n,).
 
     images: (B, ...), of which only the number and device are used. tokenizer: has the token ids
-    `end` and `pad`. text: turns ids (L,), prompt included, into a caption.
+    `end` and `pad`. text: turns ids (L,), prompt included, into a caption. With two streams `step`
+    is of 2B prompts, see `decoding.guided`, and log_likelihoods is that of `own_scores`.
     """
+    step = GuidedStep(step, settings) if settings.two_streams else step
     prompts = prompt.to(images.device).expand(len(images), -1)
     token_ids, scores = decode(step, prompts, tokenizer.end, tokenizer.pad, settings)
-    return Generated([[text(ids) for ids in rows] for rows in token_ids], token_ids, scores)
+    captions = [[text(ids) for ids in rows] for rows in token_ids]
+    own = None
+    if settings.two_streams:
+        own = own_scores(log_likelihoods, token_ids, len(prompt), tokenizer.end, settings)
+    return Generated(captions, token_ids, scores, own)

@@ -9,7 +9,9 @@ from torch import Tensor
 AT_LEAST = {
     **{"max_length": 1, "min_length": 0, "num_beams": 1, "num_return": 1, "top_k": 0},
     **{"no_repeat_ngram_size": 0, "num_beam_groups": 1, "diversity_penalty": 0},
+    **{"guidance_scale": 0, "contrastive_alpha": 0},
 }
+FROM_0_TO = {"min_p": 1, "contrastive_beta": 1, "contrastive_noise": 999}
 ABOVE_0 = {"repetition_penalty": math.inf, "temperature": math.inf, "top_p": 1, "typical_p": 1}
 
 
@@ -22,6 +24,10 @@ class DecodingSettings:
     best beams, or samples. top_p 1, top_k 0, min_p 0 and typical_p 1 do not change the
     distribution. No n-gram of `no_repeat_ngram_size` tokens occurs twice, unless it is 0. The
     `num_beam_groups` groups of beams are kept different by `diversity_penalty` (arXiv 1610.02424).
+    seeds: one for each prompt, for sampling; a prompt's samples then depend on its seed and logits
+    only, whatever the batch. None samples from torch's global generator.
+    A `guidance_scale` other than 1, or a `contrastive_alpha` other than 0, gives decoding a second
+    stream, see `decoding.guided`.
 
     Raises ValueError, in one line, for an impossible value.
     """
@@ -41,6 +47,11 @@ class DecodingSettings:
     diversity_penalty: float = 0.0
     min_p: float = 0.0
     typical_p: float = 1.0
+    guidance_scale: float = 1.0
+    contrastive_alpha: float = 0.0
+    contrastive_beta: float = 0.1
+    contrastive_noise: int = 500
+    seeds: Optional[tuple[int, ...]] = None
 
     def __post_init__(self):
         for name, least in AT_LEAST.items():
@@ -49,7 +60,14 @@ class DecodingSettings:
             self._require(name, 0 < getattr(self, name) < math.inf, "above 0")
             self._require(name, getattr(self, name) <= most, f"{most} or less")
         self._require("length_penalty", math.isfinite(self.length_penalty), "a number")
-        self._require("min_p", 0 <= self.min_p <= 1, "from 0 to 1")
+        for name, most in FROM_0_TO.items():
+            self._require(name, 0 <= getattr(self, name) <= most, f"from 0 to {most}")
+        if self.guidance_scale != 1 and self.contrastive_alpha:
+            raise ValueError(
+                f"guidance_scale is {self.guidance_scale} and contrastive_alpha "
+                f"{self.contrastive_alpha}; set one of them: guidance_scale 1 and "
+                "contrastive_alpha 0 are none"
+            )
         groups, penalty = self.num_beam_groups, self.diversity_penalty
         if groups > 1 and (self.sample or self.num_beams % groups):
             raise ValueError(
@@ -70,6 +88,11 @@ class DecodingSettings:
                 f"num_return is {self.num_return} with num_beams {self.num_beams}; "
                 "raise num_beams or sample"
             )
+
+    @property
+    def two_streams(self) -> bool:
+        """Whether decoding has a second stream, of other images."""
+        return self.guidance_scale != 1 or self.contrastive_alpha != 0
 
     def _require(self, name: str, holds: bool, must: str) -> None:
         if not holds:
@@ -107,8 +130,14 @@ def until_end(tokens: Tensor, end: int) -> Tensor:
 
 class Generated(NamedTuple):
     """captions: B lists of num_return strings, best beam first, samples in the order of sampling;
-    token_ids int64 (B, num_return, L); scores float64 (B, num_return), see `Decoded`."""
+    token_ids int64 (B, num_return, L); scores float64 (B, num_return), see `Decoded`.
+
+    own_scores: with two streams, whose distribution `scores` are of, those of the captioner alone.
+    rerank_scores: float64 (B, num_return), of captions that were reranked, best first.
+    """
 
     captions: list[list[str]]
     token_ids: Tensor
     scores: Tensor
+    own_scores: Optional[Tensor] = None
+    rerank_scores: Optional[Tensor] = None

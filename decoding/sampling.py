@@ -18,6 +18,9 @@ def sample(step: Step, prompt: Tensor, end: int, pad: int, settings: DecodingSet
     tokens[..., :start] = prompt.unsqueeze(1)
     scores = torch.zeros(prompts, captions, dtype=torch.float64, device=prompt.device)
     lengths = torch.full_like(tokens[..., 0], max_length)
+    noise = None
+    if settings.sample and settings.seeds is not None:
+        noise = _uniform(settings.seeds, captions, max_length).to(prompt.device)
 
     logits = step(prompt.unsqueeze(1), None).expand(-1, captions, -1)  # (b, k, V)
     rows = active.unsqueeze(1).expand(-1, captions)
@@ -25,7 +28,11 @@ def sample(step: Step, prompt: Tensor, end: int, pad: int, settings: DecodingSet
         adjusted = adjust(logits.float(), tokens[active, :, :length], end, settings)
         if settings.sample:
             probabilities = warp(adjusted, settings).softmax(-1).flatten(0, 1)
-            word = draw(probabilities).view(adjusted.shape[:2])
+            if noise is None:
+                word = draw(probabilities).view(adjusted.shape[:2])
+            else:
+                word = invert(probabilities, noise[active, :, length].flatten())
+                word = word.view(adjusted.shape[:2])
         else:
             word = adjusted.argmax(-1)
         done = lengths[active] < max_length  # (b, k)
@@ -85,6 +92,26 @@ def draw(probabilities: Tensor) -> Tensor:
     torch.multinomial would check for them, which synchronises with a GPU at every word, and abort.
     """
     return (probabilities / torch.empty_like(probabilities).exponential_()).argmax(-1)
+
+
+def _uniform(seeds: tuple[int, ...], captions: int, length: int) -> Tensor:
+    """Uniform numbers below 1 from a generator for each seed: float64 (seeds, captions, length)."""
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    shape = (captions, length)
+    return torch.stack([torch.rand(shape, generator=g, dtype=torch.float64) for g in generators])
+
+
+def invert(probabilities: Tensor, uniform: Tensor) -> Tensor:
+    """The words at which the cumulative probabilities of (n, V) exceed `uniform` (n,): int64 (n,).
+
+    With uniform numbers from 0 to 1 the words are samples. A word of probability 0 is never chosen.
+    """
+    total = probabilities.double().cumsum(-1)  # (n, V)
+    last = total[:, -1]
+    # The product may round up to the total, which no cumulative probability exceeds.
+    reached = (uniform * last).minimum(last.nextafter(torch.zeros_like(last)))
+    found = torch.searchsorted(total, reached.unsqueeze(1), right=True).squeeze(1)
+    return found.clamp(max=total.size(1) - 1)  # only rows that are not finite need the limit
 
 
 def warp(scores: Tensor, settings: DecodingSettings) -> Tensor:

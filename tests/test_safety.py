@@ -179,7 +179,9 @@ def test_torchvisions_own_weights(tmp_path, monkeypatch):
     kept = tmp_path / "hub" / "checkpoints" / url.rpartition("/")[2]
     kept.parent.mkdir(parents=True)
     torch.save({"conv1.weight": Attack()}, kept)
-    with pytest.raises(ValueError, match="cannot fetch torchvision's weights of resnet18") as error:
+    with pytest.raises(
+        ValueError, match="cannot download torchvision's weights of resnet18"
+    ) as error:
         ImageEncoder("resnet18", "default")
     assert "\n" not in str(error.value)
     assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ

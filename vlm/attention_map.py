@@ -1,4 +1,4 @@
-"""Attention maps of an encoder-decoder: its cross-attention to the image's positions."""
+"""Attention maps of an encoder-decoder: its cross-attention to image positions."""
 
 import math
 from collections.abc import Iterator
@@ -12,30 +12,30 @@ from torch import Tensor, nn
 def with_cross_attention(
     model: nn.Module, batch: dict[str, Tensor], image_token: Optional[int]
 ) -> tuple[Any, Optional[Tensor]]:
-    """The model's output for one photo and caption, and attention maps (N, G * G) of its N inputs.
+    """The model's output for one photo and caption, and the attention (N, G * G) of its N inputs.
 
-    A map is the mean over layers and heads; rows sum to 1. None for a model without cross-attention
-    and for image positions that form no square. One position before the square, such as a class
-    token, is left out.
+    The attention is a mean over layers and heads, and its rows sum to 1. One image position more
+    than a square grid, such as a class token, is left out. The attention is None if the model has
+    no cross-attention or its image positions form no square grid.
     """
     with _eager_attention(model):
         output = model(**batch, output_attentions=True)
     layers = [layer for layer in output.get("cross_attentions") or () if layer is not None]
     if not layers:
         return output, None
-    maps = torch.stack(layers).float().mean((0, 2))[0]  # (N, places)
+    maps = torch.stack(layers).float().mean((0, 2))[0]  # (N, encoder positions)
     if "input_ids" in batch:
         maps = maps[:, batch["input_ids"][0] == image_token]
-    places = math.isqrt(maps.size(1)) ** 2
-    if not places or maps.size(1) - places > 1:
+    patches = math.isqrt(maps.size(1)) ** 2
+    if not patches or maps.size(1) - patches > 1:
         return output, None
-    maps = maps[:, -places:]
+    maps = maps[:, -patches:]
     return output, maps / maps.sum(1, keepdim=True)
 
 
 @contextmanager
 def _eager_attention(model: nn.Module) -> Iterator[None]:
-    """Use eager attention, the only one that returns its weights."""
+    """Use eager attention: the other implementations do not return attention weights."""
     configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
     before = {key: getattr(c, "_attn_implementation", None) for key, c in configs.items()}
     known = {key: c for key, c in configs.items() if before[key] is not None}

@@ -23,16 +23,16 @@ from vlm.library import checkpointed_layers
 from vlm.prompt import PROBE_IMAGE, PromptProcessor, forward_arguments
 from vlm.tokenization import CaptionTokenizer
 
-LONGEST = ("max_position_embeddings", "n_positions")
+MAX_POSITIONS_KEYS = ("max_position_embeddings", "n_positions")  # in models' configurations
 
 
 class VlmCaptioner(nn.Module):
     """Implements `captioning.captioners.interface.Captioner`.
 
-    Training computes the objective by the fused linear loss, without a tensor of all logits.
+    Training uses the fused linear loss, which never holds a tensor of all logits.
     """
 
-    prompt, min_batch_size, has_unused_parameters = "", 1, True
+    prompt, min_batch_size, has_unused_parameters, null_image = "", 1, True, None
 
     def __init__(
         self,
@@ -43,22 +43,26 @@ class VlmCaptioner(nn.Module):
     ):
         super().__init__()
         self.prompt_processor, self.max_tokens = prompt_processor, max_tokens
-        self.decodes = encoder_decoder(_base(model))
+        self.is_encoder_decoder = encoder_decoder(_base(model))
         self.tokenizer = tokenizer_of(model, prompt_processor)
-        self.decoder_prefix = decoder_prefix_of(model, prompt_processor) if self.decodes else []
+        self.decoder_prefix = (
+            decoder_prefix_of(model, prompt_processor) if self.is_encoder_decoder else []
+        )
         self.prompt_ids = torch.zeros(0, dtype=torch.int64)
         self.max_positions = self._max_positions(_base(model))
-        # PaliGemma's processor marks the caption as a suffix, with causal attention.
+        # PaliGemma marks a caption as a suffix by token type 1, and attends causally in it.
         self.answer_token_type = int(prompt_processor.kind == "paligemma")
-        self.read = forward_arguments(_base(model)) - {"labels"}
-        words = self.tokenizer
-        pad = None if words.library_pad in words.ends else words.library_pad
-        self.objective = objective.with_tokens(pad, words.end)
+        self.input_names = forward_arguments(_base(model)) - {"labels"}
+        tokenizer = self.tokenizer
+        pad = None if tokenizer.library_pad in tokenizer.ends else tokenizer.library_pad
+        self.objective = objective.with_tokens(pad, tokenizer.end)
         use_smile(model, self.objective, from_hidden=True)
         self.model = model
         self.feature_reuse = FeatureReuse(_base(model))
 
-    def forward(self, image: ImageBatch, captions: list[list[str]]) -> ObjectiveOutput:
+    def forward(
+        self, image: ImageBatch, captions: list[list[str]], dropped: Optional[Tensor] = None
+    ) -> ObjectiveOutput:
         with self._rows_with_shared_features(image, captions) as (batch, labels):
             loss = self.model(**batch, labels=labels).loss
         return ObjectiveOutput(loss, last_parts(self.model), (labels != IGNORED).sum())
@@ -67,23 +71,23 @@ class VlmCaptioner(nn.Module):
         with self._rows_with_shared_features(image, captions) as (batch, labels):
             logits = self.model(**batch).logits
         logits, labels = in_step(_base(self.model), logits, labels, tokens=batch.get("input_ids"))
-        first = int((labels != IGNORED).any(0).int().argmax())  # no labels before it
+        first = int((labels != IGNORED).any(0).int().argmax())  # the first labelled position
         return logits[:, first:], labels[:, first:]
 
     def rows(
         self, image: ImageBatch, captions: list[list[str]]
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """Inputs for k captions of each image, and labels: -100 outside the captions and ends."""
+        """Inputs of a row per caption, and labels: -100 except at the caption and its end token."""
         count = captions_an_image(captions, len(image))
-        return self._collate(self._read(image).repeated(count), self._caption_ids(captions))
+        return self._collate(self._inputs(image).repeated(count), self._caption_ids(captions))
 
     @contextmanager
     def _rows_with_shared_features(
         self, image: ImageBatch, captions: list[list[str]]
     ) -> Iterator[tuple]:
-        """`rows`, with each image encoded once. Call the model inside the context."""
+        """Like `rows`, but each image is encoded once. Call the model inside the context."""
         count = captions_an_image(captions, len(image))
-        with self.feature_reuse(self._read(image), count) as (images, features):
+        with self.feature_reuse(self._inputs(image), count) as (images, features):
             batch, labels = self._collate(images, self._caption_ids(captions))
             yield {**batch, **features}, labels
 
@@ -91,7 +95,7 @@ class VlmCaptioner(nn.Module):
         return [self.tokenizer.ids(text, self.max_tokens) for group in captions for text in group]
 
     def _collate(self, images: ImageBatch, answers) -> tuple[dict[str, Tensor], Tensor]:
-        if self.decodes:
+        if self.is_encoder_decoder:
             return collate_encoder_decoder(
                 images, answers, self.decoder_prefix, self.tokenizer.library_pad
             )
@@ -99,9 +103,10 @@ class VlmCaptioner(nn.Module):
             images, answers, self.tokenizer.library_pad, self.answer_token_type
         )
 
-    def _read(self, image: ImageBatch) -> ImageBatch:
-        """Only those of the processor's outputs that the model's forward accepts."""
-        return ImageBatch([{k: v for k, v in i.items() if k in self.read} for i in image.items])
+    def _inputs(self, image: ImageBatch) -> ImageBatch:
+        """Drop processor outputs that the model's forward does not accept."""
+        kept = [{k: v for k, v in i.items() if k in self.input_names} for i in image.items]
+        return ImageBatch(kept)
 
     def generate(self, image: ImageBatch, settings: DecodingSettings) -> list[str]:
         return [captions[0] for captions in self.generate_details(image, settings).captions]
@@ -110,29 +115,37 @@ class VlmCaptioner(nn.Module):
         return self.generate_from(self.encode(image), settings)
 
     def encode(self, image: ImageBatch) -> ImageBatch:
-        """The photos themselves: transformers' `generate` encodes them."""
+        """Return the images unchanged: transformers' `generate` encodes them."""
         return image
 
-    def generate_from(self, encoded: ImageBatch, settings: DecodingSettings) -> Generated:
-        words = self.tokenizer
-        inputs = collate_prompts(self._read(encoded), words.library_pad)
-        decoder_prefix = len(self.decoder_prefix)
-        if self.decodes:
+    def encode_null(self, encoded: ImageBatch) -> ImageBatch:
+        """Not called: the settings that need it are refused for this model."""
+        raise NotImplementedError
+
+    def generate_from(
+        self, encoded: ImageBatch, settings: DecodingSettings, other: Optional[ImageBatch] = None
+    ) -> Generated:
+        if settings.two_streams:
+            raise ValueError("this captioner has no null image: set guidance_scale to 1")
+        tokenizer = self.tokenizer
+        inputs = collate_prompts(self._inputs(encoded), tokenizer.library_pad)
+        prefix_length = len(self.decoder_prefix)
+        if self.is_encoder_decoder:
             device = next(iter(inputs.values())).device
             start = torch.tensor(self.decoder_prefix, device=device).expand(len(encoded), -1)
             inputs["decoder_input_ids"] = start
         else:
-            decoder_prefix = inputs["input_ids"].size(1)
-        tokens = (words.ends, words.library_pad, decoder_prefix, words.pad)
+            prefix_length = inputs["input_ids"].size(1)
+        tokens = (tokenizer.ends, tokenizer.library_pad, prefix_length, tokenizer.pad)
         ids, scores = generate(self.model, inputs, settings, *tokens)
         ids = ids.unflatten(0, (len(encoded), -1))
-        captions = [[words.decode(row[row != words.pad]) for row in rows] for rows in ids]
+        captions = [[tokenizer.decode(row[row != tokenizer.pad]) for row in rows] for rows in ids]
         return Generated(captions, ids, scores.unflatten(0, (len(encoded), -1)))
 
     def score_tokens(self, encoded: ImageBatch, ids: Tensor) -> tuple[Tensor, Optional[Tensor]]:
-        batch, labels = self._collate(self._read(encoded), [ids.tolist()])
+        batch, labels = self._collate(self._inputs(encoded), [ids.tolist()])
         attention_map = None
-        if self.decodes:
+        if self.is_encoder_decoder:
             output, attention_map = with_cross_attention(
                 self.model, batch, self.prompt_processor.image_token
             )
@@ -144,27 +157,30 @@ class VlmCaptioner(nn.Module):
         return logits[0, scored], None if attention_map is None else attention_map[scored]
 
     def log_likelihoods(self, encoded: ImageBatch, ids: Tensor, temperature: float = 1.0) -> Tensor:
-        """Not called: `reward` is refused for this model."""
+        """Never called: a configuration of model vlm cannot have a `reward`."""
         raise NotImplementedError
 
     def for_inference(self, dtype: torch.dtype, compiled: bool) -> nn.Module:
         return self.eval()
 
     def compile_parts(self) -> None:
-        """Not called: `compile` is refused for this model."""
+        """Never called: a configuration of model vlm cannot have `compile`."""
 
     def parameter_groups(self) -> list[tuple[list[nn.Parameter], Optional[float]]]:
         return [([p for p in self.parameters() if p.requires_grad], None)]
 
     def shards(self) -> list[nn.Module]:
-        """Layers of encoders and decoder. The head stays in the root, whole, for the fused loss."""
+        """The layers of encoders and decoder.
+
+        The head is not among them: the fused loss needs its whole weight.
+        """
         return checkpointed_layers(self.model)
 
     def begin_epoch(self, epoch: int) -> None:
         """Nothing depends on the epoch."""
 
     def saved_beside_weights(self) -> dict[str, Any]:
-        """peft's configuration of an adapter; of weights only the adapter's are saved."""
+        """peft's configuration, if there is an adapter. Then the only weights saved are its own."""
         return {CONFIG: adapter_config(self.model)} if is_adapted(self.model) else {}
 
     def state_dict(self, *args, **kwargs) -> dict[str, Tensor]:
@@ -178,17 +194,20 @@ class VlmCaptioner(nn.Module):
         return super().load_state_dict(state_dict, *args, **kwargs)
 
     def _max_positions(self, model: nn.Module) -> Optional[int]:
-        """Positions left for a caption after prompt and image; None if none are learnt."""
+        """The number of positions left for a caption after prompt and image.
+
+        None if the position embeddings are not learnt, so that nothing limits the length.
+        """
         config = model.config.get_text_config(decoder=True)
-        longest = next((n for k in LONGEST if (n := getattr(config, k, None))), None)
-        if longest is None or getattr(config, "rope_parameters", None) is not None:
+        limit = next((n for k in MAX_POSITIONS_KEYS if (n := getattr(config, k, None))), None)
+        if limit is None or getattr(config, "rope_parameters", None) is not None:
             return None
         before = (
             self.decoder_prefix
-            if self.decodes
+            if self.is_encoder_decoder
             else self.prompt_processor(PROBE_IMAGE)["input_ids"][0]
         )
-        return longest - len(before)
+        return limit - len(before)
 
 
 def _base(model: nn.Module) -> nn.Module:
@@ -197,36 +216,35 @@ def _base(model: nn.Module) -> nn.Module:
 
 
 def tokenizer_of(model: nn.Module, prompt_processor: PromptProcessor) -> CaptionTokenizer:
-    """Raises ValueError for a tokenizer with more tokens than the model's head has rows."""
+    """The tokenizer of captions. Raises ValueError if it has more tokens than the model's head."""
     tokenizer, name = prompt_processor.parts.tokenizer, prompt_processor.parts.name
     ends = _base(model).generation_config.eos_token_id
     ends = [] if ends is None else list(ends) if isinstance(ends, (list, tuple)) else [ends]
-    words, known = (
-        CaptionTokenizer(tokenizer, prompt_processor.turn, ends, prompt_processor.image_token),
-        head_rows(model),
-    )
-    if len(words) > known:
+    image_token = prompt_processor.image_token
+    caption_tokenizer = CaptionTokenizer(tokenizer, prompt_processor.turn, ends, image_token)
+    size, rows = len(caption_tokenizer), head_rows(model)
+    if size > rows:
         raise ValueError(
-            f"vlm is {name}, whose tokenizer has {len(words)} tokens, but the model {known}: one "
-            "is of another model"
+            f"vlm is {name}, but its tokenizer has {size} tokens and its model {rows}: they do not "
+            "belong together"
         )
-    return words
+    return caption_tokenizer
 
 
 def head_rows(model: nn.Module) -> int:
-    """V of the language head."""
+    """The vocabulary size V of the language head."""
     return len(language_head(_base(model)).weight)
 
 
 def decoder_prefix_of(model: nn.Module, processor: PromptProcessor) -> list[int]:
-    """The tokens before a caption: the start, and what the tokenizer puts before a text."""
+    """The tokens before a caption: the start token, and the one that the tokenizer prepends."""
     model, tokenizer = _base(model), processor.parts.tokenizer
-    places = (model.generation_config, model.config, model.config.get_text_config(decoder=True))
+    configs = (model.generation_config, model.config, model.config.get_text_config(decoder=True))
     names = ("decoder_start_token_id", "bos_token_id")
-    starts = [getattr(place, name, None) for name in names for place in places]
+    starts = [getattr(config, name, None) for name in names for config in configs]
     start = next((token for token in starts if token is not None), None)
     if start is None:
-        raise ValueError(f"vlm is {processor.parts.name}, whose decoder has no start token")
+        raise ValueError(f"vlm is {processor.parts.name}, but its decoder has no start token")
     first, *_ = [*tokenizer("a")["input_ids"], start]
     special = first in tokenizer.all_special_ids and first not in (start, tokenizer.eos_token_id)
     return [start, first] if special else [start]

@@ -1,8 +1,8 @@
-"""Collates photos, prompts and captions into the batch that a model reads.
+"""Collates photos, prompts and captions into a batch of model inputs.
 
-A tensor with the length of `input_ids` belongs to the text, every other one to the pixels. Text is
-padded on the left for generation and on the right for training. For the caption's tokens, per-token
-tensors with more than two dimensions (cross_attention_mask) repeat the prompt's last position.
+Tensors with the shape of `input_ids` are text; the others are pixels. Text is padded on the left
+for generation and on the right for training. A per-token tensor with more than two dimensions, such
+as cross_attention_mask, is extended to the caption by repeating the prompt's last position.
 """
 
 from collections.abc import Sequence
@@ -16,15 +16,17 @@ from vlm.image_batch import ImageBatch, Item
 
 
 def collate_prompts(images: ImageBatch, pad: int) -> dict[str, Tensor]:
-    """B prompts, padded on the left."""
+    """Collate B prompts, padded on the left."""
     return collate(images.items, pad, left=True)
 
 
 def collate_decoder_only(
     images: ImageBatch, answers: Sequence[Sequence[int]], pad: int, answer_token_type: int
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """R prompts, each with a caption, padded on the right, and labels (R, N), IGNORED outside the
-    captions. answer_token_type: `token_type_ids` of captions, for models that have them."""
+    """Collate R prompts, each followed by its caption, and labels (R, N), IGNORED at the prompt.
+
+    answer_token_type: the `token_type_ids` of captions, for models that read them.
+    """
     items, width = [], 0
     for item, answer in zip(images.items, answers):
         length = item["input_ids"].size(1)
@@ -50,8 +52,10 @@ def collate_decoder_only(
 def collate_encoder_decoder(
     images: ImageBatch, answers: Sequence[Sequence[int]], decoder_prefix: Sequence[int], pad: int
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Inputs of an encoder-decoder, whose decoder reads `decoder_prefix` before the captions, and
-    labels (R, N) aligned with its positions."""
+    """Collate inputs of an encoder-decoder, and labels (R, N) aligned with the decoder's positions.
+
+    The decoder reads `decoder_prefix` before each caption.
+    """
     batch = collate(images.items, pad)
     device = next(iter(batch.values())).device
     width = len(decoder_prefix) - 1 + max(map(len, answers))
@@ -72,35 +76,35 @@ def _is_text(item: Item, key: str) -> bool:
 
 
 def collate(items: Sequence[Item], pad: int, left: bool = False) -> dict[str, Tensor]:
-    """The batch that the processor would return for these photos together."""
+    """Collate photos into the batch that the processor would return for all of them at once."""
     width = max((i["input_ids"].size(1) for i in items if "input_ids" in i), default=0)
     batch = {}
     for key in items[0]:
         if _is_text(items[0], key):
-            library_pad = pad if key == "input_ids" else 0
-            rows = [_pad_to(item[key], width, library_pad, left) for item in items]
+            value = pad if key == "input_ids" else 0
+            rows = [_pad_to(item[key], width, value, left) for item in items]
         else:
-            rows = _pad_alike([item[key] for item in items])
+            rows = _pad_to_largest([item[key] for item in items])
         batch[key] = torch.cat(rows)
     return batch
 
 
-def _pad_to(row: Tensor, width: int, library_pad: int, left: bool) -> Tensor:
-    """(1, n, ...) padded to (1, width, ...)."""
-    lacking = width - row.size(1)
-    sides = (lacking, 0) if left else (0, lacking)
-    return F.pad(row, (*[0] * (2 * (row.dim() - 2)), *sides), value=library_pad)
+def _pad_to(row: Tensor, width: int, value: int, left: bool) -> Tensor:
+    """Pad a row (1, n, ...) to (1, width, ...)."""
+    missing = width - row.size(1)
+    sides = (missing, 0) if left else (0, missing)
+    return F.pad(row, (*[0] * (2 * (row.dim() - 2)), *sides), value=value)
 
 
-def _pad_alike(rows: list[Tensor]) -> list[Tensor]:
-    """Pad with zeros at the end until all dimensions after the first are equal."""
+def _pad_to_largest(rows: list[Tensor]) -> list[Tensor]:
+    """Pad with zeros at the end so that all dimensions but the first are equal."""
     largest = [max(sizes) for sizes in zip(*(row.shape[1:] for row in rows))]
     if all(list(row.shape[1:]) == largest for row in rows):
         return rows
-    made = []
+    padded = []
     for row in rows:
         sides: list[int] = []
         for size, most in zip(reversed(row.shape[1:]), reversed(largest)):
             sides += [0, most - size]
-        made.append(F.pad(row, sides))
-    return made
+        padded.append(F.pad(row, sides))
+    return padded

@@ -1,4 +1,4 @@
-"""Configuration of models of transformers: their key, and how a captioner is built from it."""
+"""The configuration key of model vlm, and building its captioner from a configuration."""
 
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Callable, Optional
@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from adapters.lora import CONFIG, adapted
 from vlm.image_batch import ImageBatch
-from vlm.library import check_library, recompute
+from vlm.library import check_library, enable_gradient_checkpointing
 from vlm.prompt import prompt_processor_of
 
 PROMPT_IS_QUESTION = True
@@ -29,14 +29,20 @@ class Keys(BaseModel):
             raise ValueError("vlm is missing: the folder or hub name of a model of transformers")
         if self.augmentation != "none":
             raise ValueError(
-                f"augmentation is {self.augmentation}, but a VLM's processor makes its images: set "
-                "augmentation: none"
+                f"augmentation is {self.augmentation}, but model vlm uses its own image processor: "
+                "set augmentation: none"
             )
         groups = self.num_beam_groups
         if groups > 1:
             raise ValueError(
-                f"num_beam_groups is {groups}; transformers 5 has beams of one group only"
+                f"num_beam_groups is {groups}, but transformers 5 has no group beam search: set it "
+                "to 1"
             )
+        for key in ("guidance_scale", "contrastive_alpha", "drop_image", "null_image", "rerank"):
+            value, default = getattr(self, key), type(self).model_fields[key].default
+            if value != default:
+                way = "unset it" if default is None else f"set it to {default}"
+                raise ValueError(f"{key} is {value}, which model vlm does not support; {way}")
         if self.reward:
             raise ValueError(
                 "reward needs captions sampled by decoding/; model vlm generates with transformers"
@@ -45,14 +51,14 @@ class Keys(BaseModel):
             raise ValueError("compile is true, which model vlm does not support; set it to false")
         if self.sharding != "none" and self.lora and self.lora.load_in_4bit:
             raise ValueError(
-                f"sharding is {self.sharding}, which cannot shard 4-bit weights; set it or "
-                "lora.load_in_4bit to another value"
+                f"sharding is {self.sharding}, but 4-bit weights cannot be sharded: set sharding: "
+                "none or lora.load_in_4bit: false"
             )
         return self
 
 
 def build(config: Any, context: Any):
-    """See `captioning.captioners.interface`, also for the functions below."""
+    """See `captioning.captioners.interface`, which also describes the functions below."""
     from vlm.captioner import VlmCaptioner
     from vlm.library import model_of
 
@@ -60,15 +66,15 @@ def build(config: Any, context: Any):
     content, lora = context.content, config.lora
     if lora is not None and content is not None and CONFIG not in content:
         raise ValueError(
-            f"{context.name} holds a whole model, but lora trains beside the model that vlm "
-            "names: export it with python -m vlm.export, and set vlm to the result"
+            f"{context.name} holds a whole model, but lora adapts the model given by vlm: export "
+            f"{context.name} with python -m vlm.export, and set vlm to the result"
         )
     four_bit = config.precision if lora and lora.load_in_4bit else None
     model = model_of(config.vlm, content is None or lora is not None, four_bit)
     if lora is not None:
         model = adapted(model, lora)
     if config.vit_grad_ckpt:
-        recompute(model)
+        enable_gradient_checkpointing(model)
     return VlmCaptioner(model, prompt_processor, config.build_objective(), config.max_tokens)
 
 
@@ -87,6 +93,6 @@ def check_device(config: Any, device: torch.device) -> None:
 
 
 def preprocessing(config: Any) -> tuple[Callable, ...]:
-    """The model's processor prepares photo and prompt, in training and evaluation alike."""
+    """The model's processor prepares photo and prompt for both training and evaluation."""
     prompt_processor = prompt_processor_of(config.vlm, config.prompt)
     return prompt_processor, prompt_processor, None, ImageBatch

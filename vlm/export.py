@@ -1,10 +1,10 @@
-"""Writes a run's model in transformers' layout, for `from_pretrained`, vLLM or peft.
+"""Exports a run's model for `from_pretrained` of transformers, for vLLM or for peft.
 
     python -m vlm.export output/vlm_coco/checkpoint_best.pth output/merged
     python -m vlm.export output/vlm_coco/checkpoint_best.pth output/adapter --adapter
 
-LoRA is merged into the weights; --adapter writes the adapter alone, for
-`PeftModel.from_pretrained`. The processor is saved with the model.
+LoRA is merged into the weights, and the processor is saved with the model. With --adapter, only
+the LoRA adapter is saved, for `PeftModel.from_pretrained`.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from vlm.library import Parts, exit_code, model_of, one_line, parts_of
 
 
 def trained_model(checkpoint: str) -> tuple[nn.Module, Parts, Optional[dict[str, Any]]]:
-    """A checkpoint's model, its parts, and its LoRA settings or None. Raises ValueError."""
+    """The model of a checkpoint, its `Parts`, and its LoRA settings or None. Raises ValueError."""
     try:
         content = torch.load(checkpoint, map_location="cpu", weights_only=True)
         config, state = content["config"], content["model"]
@@ -31,15 +31,17 @@ def trained_model(checkpoint: str) -> tuple[nn.Module, Parts, Optional[dict[str,
         raise ValueError(f"{checkpoint}: there is no such file") from error
     except IsADirectoryError as error:
         raise ValueError(
-            f"{checkpoint} is a folder; gather a sharded checkpoint into a file first: "
+            f"{checkpoint} is a folder; a sharded checkpoint must be gathered into a file first: "
             f"python -m captioning.gather {checkpoint} whole.pth"
         ) from error
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise ValueError(f"{checkpoint} cannot be read: it is no checkpoint") from error
+        raise ValueError(f"{checkpoint} cannot be read: it is not a checkpoint") from error
     except (KeyError, TypeError, IndexError) as error:
-        raise ValueError(f"{checkpoint} is no checkpoint of a run of model vlm") from error
+        raise ValueError(f"{checkpoint} is not a checkpoint of model vlm") from error
     if name is None:
-        raise ValueError(f"{checkpoint} is of model {config.get('model')}, not of vlm")
+        raise ValueError(
+            f"{checkpoint} is a checkpoint of model {config.get('model')}, not of model vlm"
+        )
     model = model_of(name, weights=lora is not None)
     try:
         if lora is None:
@@ -48,17 +50,17 @@ def trained_model(checkpoint: str) -> tuple[nn.Module, Parts, Optional[dict[str,
             model = adapted(model, Lora(**lora))
             load_adapter_state(model, state)
     except RuntimeError as error:
-        raise ValueError(f"{checkpoint} is not of {name}: {one_line(error)}") from error
+        raise ValueError(f"{checkpoint} does not fit {name}: {one_line(error)}") from error
     return model.eval(), parts_of(name), lora
 
 
 def export(checkpoint: str, folder: Path, adapter: bool) -> str:
     """Write the folder and return a line that describes it. Raises ValueError."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder} is there already: name a folder that is new")
+        raise ValueError(f"{folder} exists and is not an empty folder: name a new folder")
     model, parts, lora = trained_model(checkpoint)
     if adapter and lora is None:
-        raise ValueError(f"{checkpoint} holds a whole model, no adapter: leave --adapter out")
+        raise ValueError(f"{checkpoint} has no adapter but a whole model: leave out --adapter")
     if lora is not None and not adapter:
         model = model.merge_and_unload()
     model.save_pretrained(folder)
@@ -71,15 +73,15 @@ def export(checkpoint: str, folder: Path, adapter: bool) -> str:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run the program; return 0, or 2 after a one-line error."""
+    """Run the program. Return 0, or 2 after a one-line error."""
     parser = argparse.ArgumentParser(
         prog="python -m vlm.export",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("checkpoint", help="of a run of model vlm")
-    parser.add_argument("folder", type=Path, help="to write")
-    parser.add_argument("--adapter", action="store_true", help="LoRA by itself, not merged")
+    parser.add_argument("checkpoint", help="a checkpoint of a run of model vlm")
+    parser.add_argument("folder", type=Path, help="the folder to write")
+    parser.add_argument("--adapter", action="store_true", help="write only the LoRA adapter")
     arguments = parser.parse_args(argv)
     return exit_code(lambda: export(arguments.checkpoint, arguments.folder, arguments.adapter))
 

@@ -9,10 +9,10 @@ Item = dict[str, Tensor]
 
 
 class ImageBatch:
-    """B photos with their prompt, each a dict of tensors as the processor returns for a batch of 1.
+    """B photos with the prompt, each a dict of tensors: the processor's output for a batch of one.
 
-    Implements `captioning.captioners.interface.Images`. `vlm.collate` joins them into one batch
-    later, once the captions are known.
+    Implements `captioning.captioners.interface.Images`. `vlm.collate` makes one batch of the photos
+    once the captions are known.
     """
 
     def __init__(self, items: list[Item]):

@@ -1,4 +1,4 @@
-"""Loads models and processors of transformers by name; every failure is one line."""
+"""Loads transformers models and processors by name. Every failure is a one-line ValueError."""
 
 import os
 import sys
@@ -13,15 +13,18 @@ from typing import Any, Callable, NamedTuple, Optional
 import torch
 from torch import nn
 
-OLDEST = 5  # major version of transformers
+OLDEST_VERSION = 5  # major version of transformers
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-REPACKS = "support_avx512bf16_for_cpu"  # attribute of bitsandbytes' layers
+# The name of an attribute of bitsandbytes' 4-bit layers.
+REPACKING_FLAG = "support_avx512bf16_for_cpu"
 TRUST_REMOTE_CODE = "trust_remote_code"
 
 
 class Parts(NamedTuple):
-    """What a model's folder holds besides weights. processor: None if the image processor and the
-    tokenizer are separate."""
+    """The content of a model's folder except its weights.
+
+    processor: None if the folder has an image processor and a tokenizer instead.
+    """
 
     name: str
     config: Any
@@ -33,31 +36,31 @@ class Parts(NamedTuple):
 def check_library() -> None:
     """Raise ValueError if transformers is too old."""
     found = version("transformers")
-    if int(found.partition(".")[0]) < OLDEST:
+    if int(found.partition(".")[0]) < OLDEST_VERSION:
         raise ValueError(
-            f"model vlm needs transformers {OLDEST}.0 or later, which needs Python 3.10 or later; "
-            f"this is transformers {found}"
+            f"model vlm needs transformers {OLDEST_VERSION}.0 or later, which needs Python 3.10 or "
+            f"later; this is transformers {found}"
         )
 
 
 @lru_cache(maxsize=4)
 def parts_of(name: str) -> Parts:
-    """Configuration, processor and tokenizer of a folder or hub name. Raises ValueError."""
+    """Load configuration, processor and tokenizer from a folder or the hub. Raises ValueError."""
     check_library()
-    # Data loader workers are forked after the tokenizer was used.
+    # Without this, tokenizers warns in data loader workers, which are forked after its first use.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     import transformers
 
     source = _resolve(name)
-    with _one_line(name):
+    with _loading(name):
         config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
     _check_image_to_text(name, config)
-    with _one_line(name):
+    with _loading(name):
         processor = transformers.AutoProcessor.from_pretrained(source, trust_remote_code=False)
     if hasattr(processor, "image_processor") and hasattr(processor, "tokenizer"):
         image_processor, tokenizer = processor.image_processor, processor.tokenizer
     else:
-        with _one_line(name):
+        with _loading(name):
             image_processor = transformers.AutoImageProcessor.from_pretrained(source)
             tokenizer = transformers.AutoTokenizer.from_pretrained(source)
         processor = None
@@ -65,9 +68,10 @@ def parts_of(name: str) -> Parts:
 
 
 def model_of(name: str, weights: bool, four_bit: Optional[str] = None) -> nn.Module:
-    """The model in float32 and evaluation mode, with random weights if not `weights`.
+    """The model in float32 and evaluation mode. Its weights are random if `weights` is false.
 
-    four_bit: load the linear layers in four bits and compute in this precision. Raises ValueError.
+    four_bit: if given, load the linear layers in 4 bits and compute in this precision, a key of
+    DTYPES. Raises ValueError.
     """
     import transformers
 
@@ -76,38 +80,39 @@ def model_of(name: str, weights: bool, four_bit: Optional[str] = None) -> nn.Mod
 
     transformers.utils.logging.disable_progress_bar()
     config, source = parts_of(name).config, _resolve(name)
-    kind = transformers.AutoModelForImageTextToText
-    with _one_line(name):
+    auto_class = transformers.AutoModelForImageTextToText
+    with _loading(name):
         if weights:
-            how = {"dtype": torch.float32, "trust_remote_code": False, "output_loading_info": True}
+            options = {"dtype": torch.float32, "output_loading_info": True}
+            options["trust_remote_code"] = False
             if four_bit is not None:
-                how["quantization_config"] = transformers.BitsAndBytesConfig(
+                options["quantization_config"] = transformers.BitsAndBytesConfig(
                     load_in_4bit=True,
                     bnb_4bit_quant_type="nf4",
                     bnb_4bit_use_double_quant=True,
                     bnb_4bit_compute_dtype=DTYPES[four_bit],
                 )
-            model, loading_info = kind.from_pretrained(source, **how)
+            model, loading_info = auto_class.from_pretrained(source, **options)
             missing = sorted(loading_info["missing_keys"])
             if missing:
                 raise ValueError(f"{len(missing)} weights are missing, such as {missing[0]}")
             _disable_repacking(model)
             return model
-        model = kind.from_config(config, dtype=torch.float32).eval()
-    with suppress(OSError):  # it has none: keep the one made from the configuration
+        model = auto_class.from_config(config, dtype=torch.float32).eval()
+    with suppress(OSError):  # no such file: keep the generation config made from `config`
         model.generation_config = transformers.GenerationConfig.from_pretrained(source)
     return model
 
 
 def _disable_repacking(model: nn.Module) -> None:
-    """Stop bitsandbytes from repacking 4-bit weights on some CPUs: they could not be trained."""
+    """Stop bitsandbytes from repacking 4-bit weights on some CPUs: repacked layers do not train."""
     for module in model.modules():
-        if hasattr(module, REPACKS):
-            setattr(module, REPACKS, False)
+        if hasattr(module, REPACKING_FLAG):
+            setattr(module, REPACKING_FLAG, False)
 
 
 def checkpointed_layers(model: nn.Module) -> list[nn.Module]:
-    """The layers that support gradient checkpointing; none contains another."""
+    """The outermost layers that support gradient checkpointing."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     found: list[nn.Module] = []
@@ -119,17 +124,20 @@ def checkpointed_layers(model: nn.Module) -> list[nn.Module]:
     return found
 
 
-def recompute(model: nn.Module) -> None:
+def enable_gradient_checkpointing(model: nn.Module) -> None:
     """Turn on gradient checkpointing. Raises ValueError if the model does not support it."""
     settings = {"use_reentrant": False}
-    if hasattr(model, "activation_checkpointing_enable"):  # its name since transformers 5.20
+    if hasattr(model, "activation_checkpointing_enable"):  # renamed in transformers 5.20
         model.activation_checkpointing_enable(settings)
     else:
         model.gradient_checkpointing_enable(settings)
 
 
 def _resolve(name: str) -> str:
-    """The name that transformers expects. Raises ValueError for a missing folder."""
+    """Convert a value of the key `vlm` to a folder or hub name for `from_pretrained`.
+
+    Raises ValueError for a missing folder.
+    """
     source = name[len("hf://") :] if name.startswith("hf://") else name
     looks_like_a_path = source.startswith((".", "/", "~")) or source.count("/") != 1
     if looks_like_a_path and not Path(source).is_dir():
@@ -140,31 +148,34 @@ def _resolve(name: str) -> str:
 def _check_image_to_text(name: str, config: Any) -> None:
     from transformers import AutoModelForImageTextToText
 
-    kind = config.model_type
-    if kind == "blip":
+    family = config.model_type
+    if family == "blip":
         raise ValueError(f"vlm is {name}, a BLIP: set model: blip, and see BLIP.convert")
     if type(config) not in AutoModelForImageTextToText._model_mapping:
-        raise ValueError(f"vlm is {name}, a {kind}, which makes no text of images")
+        raise ValueError(
+            f"vlm is {name}, a model of type {family}, which does not generate text from images"
+        )
 
 
 @contextmanager
-def _one_line(name: str) -> Iterator[None]:
+def _loading(name: str) -> Iterator[None]:
+    """Turn any error of transformers into a one-line ValueError."""
     try:
         yield
-    except Exception as error:  # a broken folder raises any exception
+    except Exception as error:  # a broken folder can raise any exception
         reason = one_line(error).split(". ")[0]
         if TRUST_REMOTE_CODE in str(error):
-            reason = "it brings code of its own, which is not run here"
+            reason = "it needs its own Python code, and such code is never run here"
         raise ValueError(f"vlm is {name}, which cannot be loaded: {reason}") from error
 
 
 def one_line(error: Exception, most: Optional[int] = 200) -> str:
-    """The error's message on one line of at most `most` characters, or its type."""
+    """The error's message on one line of at most `most` characters; its type if it has none."""
     return " ".join(str(error).split())[:most] or type(error).__name__
 
 
 def exit_code(program: Callable[[], str]) -> int:
-    """Run a program and print its result; return 0, or 2 after a one-line error."""
+    """Run a program and print its result. Return 0, or 2 after a one-line error."""
     try:
         print(program())
     except (ValueError, OSError, ImportError) as error:

@@ -1,4 +1,4 @@
-"""A photo and the prompt as model inputs, made by the model's own processor."""
+"""Makes model inputs from a photo and the prompt with the model's own processor."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -24,8 +24,11 @@ PROBE_IMAGE = Image.new("RGB", (64, 48), (120, 130, 140))
 
 
 class Turn(NamedTuple):
-    """The text around a caption. asked: the prompt, up to the generation prompt; between: text of
-    the assistant's turn before the caption; after: what ends the turn, "" for the eos token."""
+    """The text around a caption.
+
+    asked: everything up to the end of the generation prompt. between: text of the assistant's turn
+    before the caption. after: the text that ends the turn, "" if the eos token ends it.
+    """
 
     asked: str
     between: str
@@ -52,7 +55,7 @@ class PromptProcessor:
         except Exception as error:  # processors raise any exception for an odd photo
             size = f"{photo.width} x {photo.height} pixels"
             raise ValueError(
-                f"{self.parts.name} cannot take a photo of {size}: {one_line(error)}"
+                f"{self.parts.name} cannot process a photo of {size}: {one_line(error)}"
             ) from error
 
     def check(self) -> None:
@@ -61,14 +64,14 @@ class PromptProcessor:
             made = self._process(PROBE_IMAGE)
         except Exception as error:
             raise ValueError(
-                f"vlm is {self.parts.name}, whose processor takes no photo with this prompt: "
-                f"{one_line(error)}"
+                f"vlm is {self.parts.name}, but its processor cannot process a photo with this "
+                f"prompt: {one_line(error)}"
             ) from error
         token = None if self.kind in (WITHOUT_TEXT, "git") else self.image_token
         if token is not None and not (made["input_ids"] == token).any():
             raise ValueError(
-                f"vlm is {self.parts.name}, whose processor puts no image token (id {token}) into "
-                "the question: its tokenizer or chat template is of another model"
+                f"vlm is {self.parts.name}, but its processor puts no image token (id {token}) "
+                "into the prompt: the tokenizer or chat template belongs to another model"
             )
 
     def _process(self, photo: Image.Image) -> dict[str, Tensor]:
@@ -79,16 +82,16 @@ class PromptProcessor:
             text = WITHOUT_CHAT[self.kind].format(self.prompt)
             made = parts.processor(text=[text], images=[photo], return_tensors="pt")
             return self._without_end(dict(made))
-        how = {"tokenize": True, "return_dict": True, "return_tensors": "pt"}
+        options = {"tokenize": True, "return_dict": True, "return_tensors": "pt"}
         conversation = [self._user_message({"type": "image", "image": photo})]
-        chat = parts.processor.apply_chat_template
-        return dict(chat(conversation, add_generation_prompt=True, **how))
+        template = parts.processor.apply_chat_template
+        return dict(template(conversation, add_generation_prompt=True, **options))
 
     def _user_message(self, image: Mapping[str, Any]) -> dict[str, Any]:
         return {"role": "user", "content": [image, {"type": "text", "text": self.prompt}]}
 
     def _without_end(self, made: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Without the end token that GIT's tokenizer adds to the prompt."""
+        """Remove the end token that GIT's tokenizer adds to the prompt."""
         if self.kind != "git":
             return made
         text = ("input_ids", "attention_mask", "token_type_ids")
@@ -99,47 +102,47 @@ class PromptProcessor:
         if self.kind == WITHOUT_TEXT:
             if self.prompt:
                 raise ValueError(
-                    f"prompt is {self.prompt!r}, but {name} reads no text: set prompt to ''"
+                    f"prompt is {self.prompt!r}, but {name} has no text input: set prompt to ''"
                 )
             return Turn("", "", "")
         if processor is None:
-            raise ValueError(f"vlm is {name}, which has no processor of images and text together")
+            raise ValueError(f"vlm is {name}, but it has no joint processor of images and text")
         if self.kind == "blip-2" and not self.parts.config.text_config.is_encoder_decoder:
             return Turn(self.prompt, " " if self.prompt else "", "")
         if self.kind in WITHOUT_CHAT:
             return Turn("", "", "")
         if not getattr(processor, "chat_template", None):
             raise ValueError(
-                f"vlm is {name}, whose processor has no chat template: save one with it "
+                f"vlm is {name}, but its processor has no chat template: add one to the folder "
                 "(chat_template.jinja)"
             )
         if not self.prompt:
-            raise ValueError(f"prompt is empty, but {name} is a chat model, which needs one")
+            raise ValueError(f"prompt is empty, but {name} is a chat model and needs a prompt")
         return self._chat_turn()
 
     def _chat_turn(self) -> Turn:
-        """The text that the chat template puts around a caption."""
+        """Find the text that the chat template puts around a caption."""
         name, template = self.parts.name, self.parts.processor.apply_chat_template
         user = self._user_message({"type": "image"})
         answer = {"role": "assistant", "content": [{"type": "text", "text": PLACEHOLDER}]}
         try:
             asked = template([user], add_generation_prompt=True)
             whole = template([user, answer])
-        except Exception as error:  # jinja's, or raised by the template
+        except Exception as error:  # an error of jinja, or one that the template raises
             raise ValueError(
                 f"the chat template of {name} cannot be used: {one_line(error)}"
             ) from error
-        before, said, after = whole.rpartition(PLACEHOLDER)
-        if not said:
-            raise ValueError(f"the chat template of {name} leaves out what the assistant says")
-        # Some templates begin an answer with another text than their generation prompt.
+        before, answered, after = whole.rpartition(PLACEHOLDER)
+        if not answered:
+            raise ValueError(f"the chat template of {name} leaves out the assistant's message")
+        # In some templates the text before an answer differs from the generation prompt.
         between = before[len(asked) :] if before.startswith(asked) else ""
         return Turn(asked, between, after.strip())
 
 
 @lru_cache(maxsize=4)
 def prompt_processor_of(name: str, prompt: str) -> PromptProcessor:
-    """The checked processor of a model by name. Raises ValueError."""
+    """Load and check the processor of a model. Raises ValueError."""
     prompt_processor = PromptProcessor(parts_of(name), prompt)
     prompt_processor.check()
     return prompt_processor

@@ -1,4 +1,4 @@
-"""Captions as token ids and back."""
+"""Converts captions to token ids and back."""
 
 from collections.abc import Sequence
 from typing import Any, Optional
@@ -12,10 +12,10 @@ from vlm.prompt import Turn
 class CaptionTokenizer:
     """Implements `captioning.captioners.interface.Tokenizer` for a model of transformers.
 
-    A caption is tokenised in its context, after the prompt, and followed by `end`, which ends the
-    turn. Special tokens in a caption's text are dropped: an image token would require an image.
-    pad is -1, no token, because a model may generate `library_pad`, the token that transformers
-    pads with.
+    A caption is tokenised in its context, after the prompt. The token `end`, which ends the turn,
+    follows it. Special tokens in a caption's text are dropped: an image token would require an
+    image. `pad` is -1, which is no token: transformers pads with `library_pad`, and a model may
+    generate that token.
     """
 
     pad = -1
@@ -23,7 +23,7 @@ class CaptionTokenizer:
     def __init__(
         self, tokenizer: Any, turn: Turn, ends: Sequence[int], image_token: Optional[int] = None
     ):
-        """ends: the tokens at which `generate` stops. Raises ValueError."""
+        """ends: the tokens that end generation. Raises ValueError if there is no end token."""
         self.tokenizer, self.turn = tokenizer, turn
         added = tokenizer.added_tokens_decoder.items()
         self.special = {*tokenizer.all_special_ids, *(i for i, token in added if token.special)}
@@ -32,7 +32,7 @@ class CaptionTokenizer:
         self.ends = sorted({*ends, self.end})
         self.library_pad = self.end if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         self.unknown = -1 if tokenizer.unk_token_id is None else tokenizer.unk_token_id
-        # Some ids have no token, and some heads no row for the image token.
+        # Some ids have no token, and some heads have no row for the image token.
         self._size = max({*tokenizer.get_vocab().values()} - {image_token}) + 1
         self._asked = self._ids(turn.asked)
         # Most tokenizers mark a preceding space; BERT's marks its absence.
@@ -44,7 +44,7 @@ class CaptionTokenizer:
     def token(self, token_id: int) -> str:
         token = self.tokenizer.convert_ids_to_tokens(int(token_id))
         if token is None or (token_id in self.special and token_id != self.end):
-            return "##"  # dropped by `decode` as well; some rows of a head have no token
+            return "##"  # `decode` drops these too; some rows of a head have no token
         if token_id == self.end or token.startswith("##"):
             return token
         text = self.tokenizer.convert_tokens_to_string([token]).strip()
@@ -53,12 +53,12 @@ class CaptionTokenizer:
         return f"##{text}"
 
     def ids(self, text: str, max_length: int) -> list[int]:
-        """The caption's ids and the end, at most `max_length`."""
+        """The caption's ids and the end token, at most `max_length` ids in all."""
         text = self.turn.between + text
         whole, start = self._ids(self.turn.asked + text), len(self._asked)
         # If the prompt's last token would merge with the caption, tokenise the caption separately.
-        found = whole[start:] if whole[:start] == self._asked else self._ids(text)
-        kept = [i for i in found if i not in self.special]
+        caption_ids = whole[start:] if whole[:start] == self._asked else self._ids(text)
+        kept = [i for i in caption_ids if i not in self.special]
         return [*kept[: max_length - 1], self.end]
 
     def encode(self, texts: list[str], max_length: int) -> tuple[Tensor, Tensor]:
@@ -80,13 +80,13 @@ class CaptionTokenizer:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def _end(self, ends: Sequence[int]) -> int:
-        """The first special token after a caption in the chat template, else eos."""
+        """The first special token after a caption in the chat template, otherwise eos."""
         after = [i for i in self._ids(self.turn.after) if i in self.special]
-        own = self.tokenizer.eos_token_id
+        eos = self.tokenizer.eos_token_id
         if after:
             return after[0]
-        if own is not None and (own in ends or not ends):
-            return own
+        if eos is not None and (eos in ends or not ends):
+            return eos
         if not ends:
             raise ValueError("the tokenizer has no end token (eos_token)")
         return ends[0]

@@ -1,1 +1,1 @@
-"""Faster ways to compute the same: attention, matmul, int8, unpadding, static steps."""
+"""Faster implementations: attention, matmul, linear layers, int8, unpadding, static steps."""

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention, by the fastest kernel for its device and precision."""
+"""Scaled dot-product attention with the fastest kernel for the device and precision."""
 
 import math
 from collections.abc import Iterator
@@ -11,9 +11,10 @@ from torch.autograd.function import once_differentiable
 
 from BLIP.kernels import matmul
 
-FEW_QUERIES = 32  # of an image, at most: a decoding step
-MAX_SCORES = 2**20  # of a block, so that they fit in the CPU's cache
-MANY_QUERIES = 128  # or more: oneDNN, one head per call, takes half the time of torch's matmul
+FEW_QUERIES = 32  # the most queries per image in a decoding step
+MAX_SCORES = 2**20  # the most scores of a block, so that they fit in the CPU's cache
+# With this many queries, oneDNN with one head per call takes half the time of torch's matmul.
+MANY_QUERIES = 128
 
 
 def attention(
@@ -24,15 +25,15 @@ def attention(
     is_causal: bool = False,
     dropout: float = 0.0,
 ) -> Tensor:
-    """query (b, heads, q, d) over key and value (b, heads, n, d) -> (b, heads, q, d).
+    """Attention of query (b, heads, q, d) to key and value (b, heads, n, d) -> (b, heads, q, d).
 
-    The query is cast to the precision of the keys. mask: bool, True where a query may attend; its
-    shape broadcasts to (b, heads, q, n).
+    The query is cast to the precision of the keys. mask: bool, True where a query may attend, of a
+    shape that broadcasts to (b, heads, q, n).
     """
     query = query.to(key.dtype)
     if query.device.type == "cpu" and not is_causal and not torch.compiler.is_compiling():
-        # torch's fused CPU kernel has no dropout and is slow with few queries. In 16 bits it also
-        # copies keys and values at every call, and its backward is slow.
+        # torch's fused CPU kernel has no dropout and is slow for few queries. In 16 bits it also
+        # copies keys and values in every call, and its backward pass is slow.
         half = query.dtype in (torch.bfloat16, torch.float16)
         learns = torch.is_grad_enabled()
         few = not learns and query.size(2) <= FEW_QUERIES
@@ -51,62 +52,63 @@ def attention(
 
 
 class _BlockAttention(torch.autograd.Function):
-    """Attention of a few heads at a time, so that their scores stay in the cache.
+    """Computes a few heads at a time, so that their scores stay in the CPU's cache.
 
-    Only the dropout mask is saved; backward recomputes the probabilities.
+    Besides the inputs, only the dropout mask is saved. The backward pass recomputes probabilities.
     """
 
     @staticmethod
     def forward(ctx, query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
-        kept = None
+        keep_mask = None
         if dropout > 0:
-            kept = _dropout_mask((*query.shape[:3], key.size(2)), dropout, query.device)
-        if kept is None and _fused_is_fast(query):
+            keep_mask = _keep_mask((*query.shape[:3], key.size(2)), dropout, query.device)
+        if keep_mask is None and _fused_is_fast(query):
             context = F.scaled_dot_product_attention(query, key, value)
         else:
             context = _empty_head_minor(query, value.size(3))
             for at, query_, key_, value_ in _blocks(query, key, value):
                 probabilities = _probabilities(_scaled(query_), key_)
-                if kept is not None:
-                    probabilities.mul_(kept[at]).div_(1 - dropout)
+                if keep_mask is not None:
+                    probabilities.mul_(keep_mask[at]).div_(1 - dropout)
                 context[at] = matmul.matmul(probabilities, value_)
-        ctx.save_for_backward(query, key, value, kept)
+        ctx.save_for_backward(query, key, value, keep_mask)
         ctx.dropout = dropout
         return context
 
     @staticmethod
     @once_differentiable
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        query, key, value, kept = ctx.saved_tensors
-        of_query, of_key, of_value = (_empty_head_minor(x, x.size(3)) for x in (query, key, value))
+        query, key, value, keep_mask = ctx.saved_tensors
+        grads = [_empty_head_minor(x, x.size(3)) for x in (query, key, value)]
+        query_grad, key_grad, value_grad = grads
         for at, query_, key_, value_, gradient_ in _blocks(query, key, value, gradient):
             scaled = _scaled(query_)
             probabilities = dropped = _probabilities(scaled, key_)
-            of_scores = matmul.matmul(gradient_, value_.mT)
-            if kept is not None:
-                scale = (kept[at] / (1 - ctx.dropout)).to(query.dtype)
+            score_grad = matmul.matmul(gradient_, value_.mT)
+            if keep_mask is not None:
+                scale = (keep_mask[at] / (1 - ctx.dropout)).to(query.dtype)
                 dropped = probabilities * scale
-                of_scores.mul_(scale)
-            of_value[at] = matmul.matmul(dropped.mT, gradient_)
+                score_grad.mul_(scale)
+            value_grad[at] = matmul.matmul(dropped.mT, gradient_)
             torch.ops.aten._softmax_backward_data.out(
-                of_scores, probabilities, -1, of_scores.dtype, grad_input=of_scores
+                score_grad, probabilities, -1, score_grad.dtype, grad_input=score_grad
             )
-            of_query[at] = _scaled(matmul.matmul(of_scores, key_))
-            of_key[at] = matmul.matmul(of_scores.mT, scaled)
-        return of_query, of_key, of_value, None
+            query_grad[at] = _scaled(matmul.matmul(score_grad, key_))
+            key_grad[at] = matmul.matmul(score_grad.mT, scaled)
+        return query_grad, key_grad, value_grad, None
 
 
 def _fused_is_fast(query: Tensor) -> bool:
-    """Whether torch's fused kernel is the fastest forward in 16 bits."""
-    here = matmul.AMX and query.device.type == "cpu" and query.dtype == torch.bfloat16
-    return here and query.size(2) > FEW_QUERIES
+    """Whether torch's fused kernel has the fastest forward pass in 16 bits."""
+    has_amx = matmul.AMX and query.device.type == "cpu" and query.dtype == torch.bfloat16
+    return has_amx and query.size(2) > FEW_QUERIES
 
 
-def _dropout_mask(shape: tuple[int, ...], dropout: float, device: torch.device) -> Tensor:
-    """Bool keep mask, False with the probability `dropout`, a multiple of 2**-16.
+def _keep_mask(shape: tuple[int, ...], dropout: float, device: torch.device) -> Tensor:
+    """A bool mask, False with the probability `dropout`, rounded to a multiple of 2**-16.
 
-    Four values come from one random number: torch generates them sequentially on a CPU, and one for
-    each value would be 6 times slower.
+    Each 64-bit random number gives four values. torch generates random numbers sequentially on a
+    CPU, so one number per value would take 6 times longer.
     """
     count = math.prod(shape)
     random = torch.empty(-(-count // 4), dtype=torch.int64, device=device)
@@ -115,24 +117,27 @@ def _dropout_mask(shape: tuple[int, ...], dropout: float, device: torch.device) 
 
 
 def _one_head_per_block(query: Tensor) -> bool:
-    """Whether to process query (b, heads, q, d) one head per block, as oneDNN requires."""
+    """Whether to process one head per block, as oneDNN requires. query: (b, heads, q, d)."""
     return matmul.uses_onednn(query.device, query.dtype) and query.size(2) >= MANY_QUERIES
 
 
 def _blocks(*inputs: Tensor) -> Iterator[tuple]:
-    """Yield each block: its index and its part ([heads,] n, d) of the inputs (b, heads, n, d)."""
+    """Split inputs (b, heads, n, d). Yield each block's index and its parts ([heads,] n, d)."""
     query, key = inputs[:2]
     by_head = _one_head_per_block(query)
     heads = 1 if by_head else max(MAX_SCORES // (query.size(2) * key.size(2)), 1)
     for image in range(len(query)):
-        of_image = [x[image].contiguous() for x in inputs]  # once per image, not in every matmul
+        parts = [x[image].contiguous() for x in inputs]  # once per image, not in every matmul
         for first in range(0, query.size(1), heads):
-            some = first if by_head else slice(first, first + heads)
-            yield ((image, some), *(x[some] for x in of_image))
+            block = first if by_head else slice(first, first + heads)
+            yield ((image, block), *(x[block] for x in parts))
 
 
 def _empty_head_minor(rows: Tensor, width: int) -> Tensor:
-    """Empty (b, heads, n, width) in layout (b, n, heads, width): merging heads needs no copy."""
+    """An empty tensor (b, heads, n, width), stored as (b, n, heads, width).
+
+    In this layout the heads can be merged without a copy.
+    """
     b, heads, n, _ = rows.shape
     return rows.new_empty(b, n, heads, width).transpose(1, 2)
 

@@ -1,4 +1,4 @@
-"""A linear layer whose weight is cast and packed once."""
+"""A linear layer for inference. Its weight is cast and packed once."""
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,7 @@ from BLIP.kernels import matmul
 class InferenceLinear(nn.Module):
     """A linear layer without gradients: x of any floating type -> `dtype`.
 
-    pack: the weight into oneDNN's layout where possible; torch's compiler cannot read that.
+    pack: store the weight in oneDNN's layout if possible. torch.compile does not support that.
     """
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype, pack: bool = True):
@@ -21,7 +21,7 @@ class InferenceLinear(nn.Module):
         if self.packed:
             self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype))
         else:
-            self.weight = weight.to(dtype, copy=True)  # not a buffer, so that it is not saved
+            self.weight = weight.to(dtype, copy=True)  # no buffer, so that it is not saved
         self.bias = None if linear.bias is None else linear.bias.detach().to(dtype, copy=True)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -32,14 +32,14 @@ class InferenceLinear(nn.Module):
 
 
 def _can_pack(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether oneDNN can keep a weight in its own layout.
+    """Whether a weight can be stored in oneDNN's layout.
 
-    A decoding step has few rows; without packing, oneDNN would reorder every weight at each step.
-    torch has the operator for its compiler, under a private name.
+    Otherwise oneDNN reorders every weight in each decoding step, and a step has few rows. torch has
+    the operator for torch.compile, under a private name.
     """
     operators = torch.ops.mkldnn
-    exposed = matmul.HAS_ONEDNN and hasattr(operators, "_reorder_linear_weight")
-    if device.type != "cpu" or not exposed:
+    available = matmul.HAS_ONEDNN and hasattr(operators, "_reorder_linear_weight")
+    if device.type != "cpu" or not available:
         return False
     bf16 = dtype == torch.bfloat16 and operators._is_mkldnn_bf16_supported()
     return bf16 or dtype == torch.float32

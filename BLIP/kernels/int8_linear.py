@@ -1,4 +1,4 @@
-"""Weights in 8 bits, or in 16 where 8 cost accuracy, for captioning on a CPU."""
+"""Linear layers with int8 or 16-bit weights, for captioning on a CPU."""
 
 import torch
 import torch.nn.functional as F
@@ -7,56 +7,58 @@ from torch import Tensor, nn
 from BLIP.kernels.inference_linear import InferenceLinear
 from BLIP.kernels.matmul import AMX, has_bf16
 
-# oneDNN is the fastest in 8 bits for the hundreds of rows of an image; only FBGEMM has float16
+# For the hundreds of rows of an image, oneDNN is the fastest in 8 bits. Only FBGEMM has float16
 # weights.
 INT8, FLOAT16 = "onednn", "fbgemm"
 NEEDED = ("qlinear_prepack", "qlinear_pointwise")
 MAX_WEIGHT = 127  # -128 is unused, so that the range is symmetric
-GELU_MIN = -0.17
-GRAIN_SIZE = 2**15  # elements per thread before torch takes another thread
+GELU_MIN = -0.17  # the minimum of the GELU function
+GRAIN_SIZE = 2**15  # torch uses one thread for each so many elements
 
 
 def has_int8(device: torch.device) -> bool:
-    """Return whether torch has the kernels."""
+    """Return whether torch has int8 and float16 kernels for the device."""
     engines = torch.backends.quantized.supported_engines
     has = {INT8, FLOAT16} <= set(engines) and all(hasattr(torch.ops.onednn, n) for n in NEEDED)
     return has and device.type == "cpu"
 
 
 def check_int8(device: torch.device, compiled: bool) -> None:
-    """Raise ValueError where int8 cannot be computed."""
+    """Raise ValueError if int8 is not supported."""
     if device.type != "cpu":
         raise ValueError(f"precision is int8, which is for CPUs; on {device.type} try bf16")
     if not has_int8(device):
         raise ValueError(
-            "precision is int8, for which this torch has no kernels on this processor; try fp32"
+            "precision is int8, but torch has no int8 kernels for this processor; try fp32"
         )
     if compiled:
-        raise ValueError("compile is true, which cannot stand beside precision int8: set it false")
+        raise ValueError(
+            "compile is true, which cannot be combined with precision int8; set it to false"
+        )
 
 
 def int8_linear(linear: nn.Linear, name: str) -> nn.Module:
-    """Return the replacement of the layer of that name.
+    """Return the layer that replaces the layer `name`: int8 in the encoder, 16 bits in the decoder.
 
-    The decoder has 16 bits: in 8 bits one caption in fourteen changed, and with only the image's
-    keys and values in 8 bits one in twenty; docs/benchmarks.md.
+    With a decoder in 8 bits, one caption in fourteen changed. With only the image's keys and values
+    in 8 bits, one in twenty changed; see docs/benchmarks.md.
     """
     if name.startswith("visual_encoder"):
-        bf16_out = AMX and name.endswith("attn.qkv")  # attention then takes half the time
+        bf16_out = AMX and name.endswith("attn.qkv")  # attention in bf16 takes half the time
         dtype = torch.bfloat16 if bf16_out else torch.float32
         return Int8Linear(linear, of_gelu=name.endswith("mlp.fc2"), dtype=dtype)
     bf16 = has_bf16()
     if bf16 and name.endswith(("crossattention.self.key", "crossattention.self.value")):
-        return InferenceLinear(linear, torch.bfloat16)  # half the time, and half the cache to read
+        return InferenceLinear(linear, torch.bfloat16)  # half the time and half the cache size
     return HalfLinear(linear, before_mkl=name.endswith("crossattention.self.query") and not bf16)
 
 
 class Int8Linear(nn.Module):
-    """x of any floating type (..., in) -> `dtype` (..., out), without gradients.
+    """An int8 linear layer without gradients: x of any floating type (..., in) -> (..., out).
 
-    Each row of the weight has a scale. Each vector of x gets one at each call, so that a caption
-    does not depend on the other images of its batch. of_gelu: x is the output of a GELU, at least
-    -0.17, so that an asymmetric range represents it better.
+    Each row of the weight has a scale. Each vector of x gets a scale of its own in every call, so
+    that a caption does not depend on the other images of its batch. of_gelu: x is the output of a
+    GELU. Its minimum is -0.17, so an asymmetric range is more accurate. dtype: that of the output.
     """
 
     def __init__(
@@ -69,17 +71,17 @@ class Int8Linear(nn.Module):
         self.packed = torch.ops.onednn.qlinear_prepack(weight, None)
         self.zeros = torch.zeros_like(self.scales, dtype=torch.int64)
         self.bias = _bias(linear)
-        # Without VNNI sums of two products have 16 bits and saturate if x has all of its 8 bits.
+        # Without VNNI, sums of two products have 16 bits. They saturate if x uses more than 7 bits.
         largest = 255 if torch.cpu._is_vnni_supported() else 127
         self.of_gelu, self.dtype = of_gelu, dtype
         self.zero_point = largest // 8 if of_gelu else largest // 2 + 1
         self.positive = largest - self.zero_point
         self.min_scale = -GELU_MIN / self.zero_point if of_gelu else 1e-12
-        # A whole row: broadcasting two operands would take twice as long.
+        # A vector, although all its values are equal: addcmul takes half the time with it.
         self.offset = weight.new_full(weight.shape[1:], self.zero_point + 0.5, dtype=torch.float32)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x.detach().float()  # `out=` takes no tensor with gradient
+        x = x.detach().float()  # `out=` does not accept tensors that require a gradient
         scales = x.amax(-1, keepdim=True)
         if not self.of_gelu:
             scales = torch.maximum(scales, -x.amin(-1, keepdim=True))
@@ -94,36 +96,36 @@ class Int8Linear(nn.Module):
 
 
 class HalfLinear(nn.Module):
-    """x float32 (..., in) -> float32 (..., out): weights in float16, sums and x in float32.
+    """A linear layer with float16 weights: x float32 (..., in) -> float32 (..., out).
 
-    before_mkl: a large matmul by MKL follows. Directly after FBGEMM it takes twice as long, unless
-    another operator of torch runs on all threads in between.
+    Sums are float32. before_mkl: whether MKL computes a large matmul next. Directly after FBGEMM
+    that matmul takes twice as long, unless another torch operator runs on all threads in between.
     """
 
     def __init__(self, linear: nn.Linear, before_mkl: bool = False):
         super().__init__()
         self.before_mkl = before_mkl
-        before = torch.backends.quantized.engine
+        previous_engine = torch.backends.quantized.engine
         torch.backends.quantized.engine = FLOAT16
         try:
             weight = linear.weight.detach().float()
             self.packed = torch.ops.quantized.linear_prepack_fp16(weight, _bias(linear))
         finally:
-            torch.backends.quantized.engine = before
+            torch.backends.quantized.engine = previous_engine
 
     def forward(self, x: Tensor) -> Tensor:
         product = torch.ops.quantized.linear_dynamic_fp16(x.float(), self.packed)
-        if self.before_mkl:
+        if self.before_mkl:  # an operator that runs on all threads
             torch.zeros(GRAIN_SIZE * torch.get_num_threads(), dtype=torch.uint8)
         return product
 
 
 class HalfEmbedding(nn.Module):
-    """Tokens (...) -> float32 (..., H); the embedding is kept in float16."""
+    """An embedding stored in float16: tokens (...) -> float32 (..., H)."""
 
     def __init__(self, embedding: nn.Embedding):
         super().__init__()
-        self.weight = embedding.weight.detach().half()  # not a buffer, so that it is not saved
+        self.weight = embedding.weight.detach().half()  # no buffer, so that it is not saved
 
     def forward(self, tokens: Tensor) -> Tensor:
         return F.embedding(tokens, self.weight).float()

@@ -1,8 +1,8 @@
-"""Matrix products and linear layers on a CPU, by oneDNN where that is faster than torch's choice.
+"""Matrix products and linear layers on a CPU, with oneDNN where oneDNN is faster.
 
-torch uses MKL for float32. On AVX-512 processors of other vendors than Intel, MKL uses only AVX2
-and has half of the possible speed. On Intel's, MKL is faster, two to three times for the gradient
-of a weight. torch exposes only oneDNN's linear op, without autograd.
+torch uses MKL for float32. On AVX-512 processors by other vendors than Intel, MKL uses only AVX2
+and reaches half of the possible speed. On Intel's processors MKL is faster than oneDNN: two to
+three times for the gradient of a weight. torch exposes only oneDNN's linear op, without autograd.
 """
 
 import os
@@ -16,18 +16,18 @@ from torch import Tensor
 
 
 def isa_allows(*kinds: str) -> bool:
-    """Return whether the environment lets oneDNN use any of these instruction sets."""
+    """Return whether the environment allows oneDNN to use any of these instruction sets."""
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper()
     return limit in ("ALL", "DEFAULT") or any(kind in limit for kind in kinds)
 
 
 def has_bf16() -> bool:
-    """Return whether bfloat16 is faster than float32 on this CPU, not only emulated."""
+    """Return whether this CPU has bfloat16 instructions. Otherwise bfloat16 is slow emulation."""
     return torch.cpu._is_avx512_bf16_supported() and isa_allows("BF16", "FP16", "AMX", "AVX10")
 
 
 def is_intel(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether the CPU is Intel's. cpuinfo: Linux's file that names the vendor."""
+    """Whether the CPU is made by Intel. cpuinfo: the file in which Linux names the vendor."""
     try:
         with cpuinfo.open() as lines:
             vendor = next((line for line in lines if line.startswith("vendor_id")), "")
@@ -37,18 +37,21 @@ def is_intel(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 
 
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-AMX = torch.cpu._is_amx_tile_supported() and isa_allows("AMX")  # torch uses it for bfloat16
+AMX = torch.cpu._is_amx_tile_supported() and isa_allows("AMX")  # torch uses AMX for bfloat16
 ONEDNN_FP32 = HAS_ONEDNN and torch.backends.cpu.get_cpu_capability() == "AVX512" and not is_intel()
 ONEDNN_BF16 = HAS_ONEDNN and has_bf16()
 
 
 def uses_onednn(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether matrix products of this kind use oneDNN, whose ops do not support autograd."""
+    """Whether to compute matrix products with oneDNN. Its ops do not support autograd."""
     return ONEDNN_FP32 and device.type == "cpu" and dtype == torch.float32
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """F.linear without autograd; torch's own in bfloat16 first copies the bias to the output."""
+    """F.linear without autograd.
+
+    In bfloat16 it is faster than F.linear, which first copies the bias to the output.
+    """
     bf16 = ONEDNN_BF16 and x.device.type == "cpu" and x.dtype == torch.bfloat16
     if not (bf16 or uses_onednn(x.device, x.dtype)):
         return F.linear(x, weight, bias)
@@ -56,15 +59,15 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """([heads,] n, k) @ ([heads,] k, m) without autograd; oneDNN computes 2-D inputs only."""
+    """([heads,] n, k) @ ([heads,] k, m) without autograd. oneDNN is used for 2-D inputs only."""
     if a.dim() > 2 or not uses_onednn(a.device, a.dtype):
         return a @ b
-    # oneDNN needs a contiguous input; it takes a weight of any layout.
+    # oneDNN needs a contiguous input. The weight may have any layout.
     if a.is_contiguous() or a.numel() <= b.numel():
         return onednn_linear(a.contiguous(), b.t())
     return onednn_linear(b.t().contiguous(), a).t()
 
 
 def onednn_linear(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
-    """oneDNN's F.linear, without gradients; x is contiguous, the weight need not be."""
+    """F.linear by oneDNN, without autograd. x must be contiguous, but not the weight."""
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")

@@ -10,13 +10,13 @@ from BLIP.med import KeysValues, TextDecoder
 
 
 class StaticCache(NamedTuple):
-    """What a compiled step reads and writes, for S images with k rows each.
+    """The tensors that a compiled step reads and writes, for S images with k rows each.
 
     tokens: int64 (S, k), the input.
-    position: int64 (), the tokens' position.
-    slots: int64 (k,), the columns of `own` that get the tokens' keys and values.
+    position: int64 (), the position of the tokens.
+    slots: int64 (k,), the columns of `past` that get the keys and values of the tokens.
     mask: bool (S, k, capacity), the columns that each row attends to.
-    own: keys and values of self-attention, (S, heads, capacity, d), a pair for each layer.
+    past: keys and values of self-attention, (S, heads, capacity, d), a pair for each layer.
     image: keys and values of cross-attention, (S, heads, P, d), a pair for each layer.
     """
 
@@ -24,76 +24,81 @@ class StaticCache(NamedTuple):
     position: Tensor
     slots: Tensor
     mask: Tensor
-    own: list[KeysValues]
+    past: list[KeysValues]
     image: list[KeysValues]
 
 
 class StaticSteps:
-    """Factory of step functions, called like `CachedStep`, with one cache for all batches.
+    """A factory of step functions. It is called like `CachedStep`, and all batches share one cache.
 
-    On a GPU a step of few rows is bound by kernel launches; a CUDA graph replays all kernels in one
-    launch. It needs fixed shapes and addresses. Therefore finished images keep their rows, and
-    attention covers the whole capacity. A smaller batch uses a part of the cache.
+    On a GPU, kernel launches take most of the time of a step with few rows. A CUDA graph replays
+    all kernels in one launch, but needs fixed shapes and addresses. Therefore finished images keep
+    their rows, and attention covers the whole capacity. A smaller batch uses a part of the cache.
     """
 
     def __init__(self, **options: Any):
-        """options: those of torch.compile."""
+        """options: arguments of torch.compile."""
         self.append = torch.compile(_append, dynamic=False, **options)
         self.cache: Optional[StaticCache] = None
         self._layout: tuple = ()
 
-    def __call__(self, decoder: TextDecoder, image_embeds: Tensor, max_length: int) -> "StaticStep":
-        return StaticStep(self, decoder, image_embeds, max_length)
+    def __call__(self, *of_step: Any) -> "StaticStep":
+        """of_step: the arguments of `CachedStep`."""
+        return StaticStep(self, *of_step)
 
-    def cache_for(self, own: list[KeysValues], image: list[KeysValues], rows: int, steps: int):
-        """The cache, reallocated if too small or of another layout; own: of the prompts."""
-        images, heads, prompt, d = own[0][0].shape
+    def cache_for(self, past: list[KeysValues], image: list[KeysValues], rows: int, steps: int):
+        """The cache, reallocated if it is too small or has another layout.
+
+        past, image: keys and values of the prompts and the images.
+        """
+        images, heads, prompt, d = past[0][0].shape
         key, capacity = image[0][0], prompt + steps * rows
-        layout = (heads, capacity, rows, key.shape[1:], own[0][0].dtype, key.dtype, key.device)
+        layout = (heads, capacity, rows, key.shape[1:], past[0][0].dtype, key.dtype, key.device)
         if self.cache is None or layout != self._layout or len(self.cache.tokens) < images:
             new = key.new_zeros
-            self.cache, self._layout = None, layout  # frees the old one before allocating
+            self.cache, self._layout = None, layout  # free the old cache before allocating
             self.cache = StaticCache(
                 new(images, rows, dtype=torch.int64),
                 new((), dtype=torch.int64),
                 new(rows, dtype=torch.int64),
                 new(images, rows, capacity, dtype=torch.bool),
-                [tuple(x.new_zeros(images, heads, capacity, d) for x in pair) for pair in own],
+                [tuple(x.new_zeros(images, heads, capacity, d) for x in pair) for pair in past],
                 [tuple(torch.zeros_like(x) for x in pair) for pair in image],
             )
-            # The first four are tensors, the others a pair for each layer.
-            pairs = [x for pair in (*self.cache.own, *self.cache.image) for x in pair]
+            # The first four fields are tensors. The others have a pair of tensors for each layer.
+            pairs = [x for pair in (*self.cache.past, *self.cache.image) for x in pair]
             for tensor in (*self.cache[:4], *pairs):
-                # The CUDA graph may change the tensor in place. With guard=False a new cache needs
+                # Lets the CUDA graph change the tensor in place. With guard=False a new cache needs
                 # a new graph, but no new compilation.
                 torch._dynamo.mark_static_address(tensor, guard=False)
         return self.cache
 
 
 class StaticStep(CachedStep):
-    """See `decoding.Step`. live: int64 (b,), the unfinished images' indices in the cache."""
+    """A step function, see `decoding.Step`.
 
-    def __init__(
-        self, steps: StaticSteps, decoder: TextDecoder, image_embeds: Tensor, max_length: int
-    ):
-        super().__init__(decoder, image_embeds, max_length)
+    live: int64 (b,), the indices of unfinished images in the cache.
+    """
+
+    def __init__(self, steps: StaticSteps, *of_step: Any):
+        super().__init__(*of_step)
         self.steps = steps
         self.live = torch.empty(0, dtype=torch.int64)
 
     def _follow(self, rows: Tensor) -> None:
         first = not len(self.live)
-        before = 1 if first else rows.size(1)
+        rows_before = 1 if first else rows.size(1)
         if first:  # now k is known
             self._fill_cache(rows.size(1))
-        self.live = self.live[rows[:, 0] // before]
+        self.live = self.live[rows[:, 0] // rows_before]
         mask = self.steps.cache.mask
-        mask[self.live] = mask[self.live.unsqueeze(1), rows % before]
+        mask[self.live] = mask[self.live.unsqueeze(1), rows % rows_before]
 
     def _fill_cache(self, rows: int) -> None:
-        """Copy the prompts' and the images' keys and values into the cache."""
-        cache = self.steps.cache_for(self.own, self.image, rows, self.max_length - self.used)
-        images = len(self.own[0][0])
-        for layer, prompt in zip(cache.own, self.own):
+        """Copy keys and values of prompts and images into the cache."""
+        cache = self.steps.cache_for(self.past, self.image, rows, self.max_length - self.used)
+        images = len(self.past[0][0])
+        for layer, prompt in zip(cache.past, self.past):
             for x, values in zip(layer, prompt):
                 x[:images, :, : self.used] = values
         for layer, image in zip(cache.image, self.image):
@@ -104,13 +109,13 @@ class StaticStep(CachedStep):
         cache.position.fill_(self.length)
         cache.slots.copy_(torch.arange(self.used, self.used + rows))
         self.live = torch.arange(images, device=cache.tokens.device)
-        self.own, self.image = [], []
+        self.past, self.image = [], []
 
     def _append(self, tokens: Tensor) -> Tensor:
-        """One token for each row, (b, k, 1) -> hidden (b * k, H)."""
+        """Append one token to each row: (b, k, 1) -> hidden states (b * k, H)."""
         cache = self.steps.cache
         cache.tokens[self.live] = tokens.squeeze(2)
-        torch.compiler.cudagraph_mark_step_begin()  # the previous output's memory may be reused
+        torch.compiler.cudagraph_mark_step_begin()  # allows reuse of the previous output's memory
         hidden = self.steps.append(self.decoder, cache)  # (S, k, H)
         cache.position.add_(1)
         cache.slots.add_(tokens.size(1))
@@ -118,15 +123,15 @@ class StaticStep(CachedStep):
 
 
 def _append(decoder: TextDecoder, cache: StaticCache) -> Tensor:
-    """The tokens' hidden states (S, k, H); adds their keys, values and mask to the cache."""
+    """Hidden states (S, k, H) of the tokens. Adds their keys, values and mask to the cache."""
     images, rows = cache.tokens.shape
-    itself = torch.eye(rows, dtype=torch.bool, device=cache.tokens.device)
-    cache.mask.index_copy_(2, cache.slots, itself.expand(images, -1, -1))
+    own_slot = torch.eye(rows, dtype=torch.bool, device=cache.tokens.device)
+    cache.mask.index_copy_(2, cache.slots, own_slot.expand(images, -1, -1))
     mask = cache.mask.unsqueeze(1)  # (S, 1, k, capacity)
     hidden = decoder.bert["embeddings"](cache.tokens.view(-1, 1), cache.position)
-    for layer, own, image in zip(decoder.layers, cache.own, cache.image):
+    for layer, past, image in zip(decoder.layers, cache.past, cache.image):
         added = layer.attention.keys_values(hidden.view(images, rows, -1))
-        for x, values in zip(own, added):
+        for x, values in zip(past, added):
             x.index_copy_(2, cache.slots, values.to(x.dtype))
-        hidden = layer.attend(hidden, own, image, mask)
+        hidden = layer.attend(hidden, past, image, mask)
     return hidden.view(images, rows, -1)

@@ -1,4 +1,4 @@
-"""Unpadding: layers that work on each token alone compute only the real tokens of a batch."""
+"""Unpadding: layers that process each token separately skip the padding of a batch."""
 
 from typing import Optional
 
@@ -6,37 +6,39 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# oneDNN compiles a product anew for each number of rows, which takes longer than a small product.
-# Multiples of 16 keep those numbers few.
+# oneDNN compiles a kernel for each number of rows, which takes longer than a small product. With
+# multiples of 16 there are few such numbers.
 MULTIPLE = 16
 
 
 class Unpadding:
-    """Where the T real tokens of rows (R, n) are: `attention_mask`, int64 (R, n), is 1 there.
+    """Removes the padding of rows (R, n) and restores it.
 
-    Every row begins with a real token. T is rounded up to a MULTIPLE with copies of the first one.
+    attention_mask: int64 (R, n), 1 at tokens and 0 at padding. Every row begins with a token. T is
+    the number of tokens, rounded up to a multiple of MULTIPLE with copies of the first token.
     """
 
     def __init__(self, attention_mask: Tensor):
-        real = attention_mask.flatten() > 0
+        is_token = attention_mask.flatten() > 0
         self.shape = attention_mask.shape
-        indices = real.nonzero().squeeze(1)
+        indices = is_token.nonzero().squeeze(1)
         self.indices = F.pad(indices, (0, -len(indices) % MULTIPLE))  # (T,)
-        self.inverse = real.cumsum(0) - 1  # (R * n,): padding has the index of the token before it
+        # (R * n,): at padding, the index of the last token before it.
+        self.inverse = is_token.cumsum(0) - 1
 
     def unpad(self, x: Tensor) -> Tensor:
-        """x of all tokens, (R, n, H) or grouped otherwise -> (T, H)."""
+        """x (R, n, H), or with the same R * n rows in other dimensions -> (T, H)."""
         return x.reshape(-1, x.size(-1)).index_select(0, self.indices)
 
     def pad(self, x: Tensor) -> Tensor:
-        """x (T, H) -> (R, n, H); padding holds copies of real tokens, which the mask excludes."""
+        """x (T, H) -> (R, n, H). Padding gets copies of tokens, which the mask excludes."""
         return x.index_select(0, self.inverse).unflatten(0, self.shape)
 
 
 def unpadding_of(attention_mask: Tensor) -> Optional[Unpadding]:
-    """Return None where unpadding is no faster or not wanted.
+    """Return the unpadding of a batch, or None if the batch keeps its padding.
 
-    On a GPU the host would have to wait for T. Without gradients rows keep their padding, so that
+    On a GPU it does, because the host would have to wait for T. Without gradients it does, so that
     hooks see whole rows.
     """
     device, compiles = attention_mask.device.type, torch.compiler.is_compiling()

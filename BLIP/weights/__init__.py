@@ -1,1 +1,1 @@
-"""Checkpoints: downloaded, read without running their code, loaded without losing a key."""
+"""Downloads and reads checkpoints without running code from them, and loads every key."""

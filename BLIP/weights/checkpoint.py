@@ -1,4 +1,4 @@
-"""Released and own checkpoints: read without running their code, loaded without losing a key."""
+"""Reads BLIP's and our checkpoints without running code from them, and loads every key."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Optional
@@ -15,15 +15,18 @@ from BLIP.weights.safe_load import HoldsObjectsError, PickledError, first_line, 
 from BLIP.weights.sharded_checkpoint import is_sharded, read_rest, read_weights
 
 POSITION_EMBEDDING = "visual_encoder.pos_embed"
+PATCH = "visual_encoder.patch_embed.proj.weight"
 
-# BLIP's pre-training files hold further towers, momentum copies, projections and queues.
-FURTHER_TOWERS = (
-    *("text_encoder.", "text_encoder_m.", "visual_encoder_m.", "text_decoder_m."),
-    *("vision_proj.", "vision_proj_m.", "text_proj.", "text_proj_m.", "itm_head."),
-    *("image_queue", "text_queue", "queue_ptr", "ptr_queue", "idx_queue", "temp"),
-)
+NULL_IMAGE = "null_image."  # prefix; a run may start from a checkpoint with another null image
+# The first parts of keys that are ignored if the model lacks them: BLIP's files also have text
+# encoders, heads, momentum copies and queues.
+FURTHER_TOWERS = {
+    *("text_encoder", "text_decoder", "vision_proj", "text_proj", "itm_head", "temp"),
+    *("visual_encoder_m", "text_encoder_m", "text_decoder_m", "vision_proj_m", "text_proj_m"),
+    *("image_queue", "text_queue", "queue_ptr", "ptr_queue", "idx_queue"),
+}
 
-# Keys that a file may lack: by name, the key with the same value (None: not learned).
+# Keys that a file may lack, each with the key of the same value (None: not a learned value).
 WORDS = "text_decoder.bert.embeddings.word_embeddings.weight"
 DERIVED = {
     "text_decoder.cls.predictions.decoder.weight": WORDS,
@@ -32,19 +35,20 @@ DERIVED = {
 }
 
 
-# Layers with tied weights: the loss reads the weight without calling them, so LoRA does not fit.
+# The two layers that share a weight. LoRA leaves them out: the loss reads the weight directly, and
+# an adapter would have no effect there.
 TIED = ("text_decoder.cls.predictions.decoder", "text_decoder.bert.embeddings.word_embeddings")
 
 
 class CheckpointError(ValueError):
-    """A checkpoint is missing, damaged, not trusted or not of this model; one line says which."""
+    """A checkpoint is missing, damaged, not trusted or of another model, in a one-line message."""
 
 
 class LoadReport(NamedTuple):
-    """What loading did besides copying.
+    """The keys that were not simply copied.
 
-    missing: keys of the model that were filled from another key or left as they are; unexpected:
-    keys of the file that were not used; reshaped: keys whose value was resized.
+    missing: keys of the model that the file lacks; they got the value of another key or kept their
+    own. unexpected: keys of the file that were not used. reshaped: keys with a resized value.
     """
 
     missing: list[str]
@@ -57,19 +61,20 @@ class LoadReport(NamedTuple):
 
 
 def read_checkpoint(source: str, trust_checkpoint: bool = False, mapped: bool = False) -> dict:
-    """Return the content of a checkpoint at a path, URL or hf:// name; "model" is its state dict.
+    """Read a checkpoint from a path, URL or hf:// name. The key "model" has its state dict.
 
-    It is a .pth or .safetensors file, or a sharded checkpoint, read without its optimizer. A bare
-    state dict becomes {"model": state_dict}. No code of a file is run: objects besides tensors are
-    refused or, with `trust_checkpoint`, left out. mapped: tensors are memory-mapped, for a caller
-    who needs only the rest. Raises CheckpointError and DownloadError.
+    A checkpoint is a .pth file, a .safetensors file or a sharded checkpoint, which is read without
+    its optimizer. A bare state dict becomes {"model": state_dict}. No code in a file is run: a file
+    with other objects than tensors is refused or, with `trust_checkpoint`, read without these.
+    mapped: memory-map the tensors, for a caller that does not need them. Raises CheckpointError and
+    DownloadError.
     """
     path = fetch(source)
     sharded = is_sharded(path)
     if not (path.is_file() or sharded):
-        folder = "is a folder and no checkpoint: name a file in it"
+        is_folder = "is a folder, not a checkpoint: name a file in it"
         raise CheckpointError(
-            f"checkpoint {source} {folder if path.is_dir() else 'does not exist'}"
+            f"checkpoint {source} {is_folder if path.is_dir() else 'does not exist'}"
         )
     try:
         if path.suffix == ".safetensors":
@@ -80,8 +85,8 @@ def read_checkpoint(source: str, trust_checkpoint: bool = False, mapped: bool = 
             content = read_pickled(path, trust_checkpoint, mapped)
     except HoldsObjectsError as error:
         raise CheckpointError(
-            f"checkpoint {path} {error}; set trust_checkpoint: true to leave them out and load the "
-            "rest, if you know where it comes from"
+            f"checkpoint {path} {error}; if you know where the file comes from, set "
+            "trust_checkpoint: true to load it without these objects"
         ) from error
     except PickledError as error:
         raise CheckpointError(f"checkpoint {path} {error}") from error
@@ -91,12 +96,36 @@ def read_checkpoint(source: str, trust_checkpoint: bool = False, mapped: bool = 
         content = {"model": content}
     state = content["model"]
     if not isinstance(state, dict) or not state or not holds_tensors(state):
-        raise CheckpointError(f"checkpoint {path} holds no state dict, neither bare nor as 'model'")
+        raise CheckpointError(f"checkpoint {path} is not a state dict and has none as 'model'")
     return content
 
 
+def settings_in(content: Mapping[str, Any], state: Mapping[str, Tensor], name: str) -> dict:
+    """Return `tokenizer`, `vit`, `image_size` and `med_config` for `build_captioner`.
+
+    They come from the configuration in the checkpoint. Without one they are BLIP's:
+    bert-base-uncased and its sizes, ViT-B or ViT-L by the width of the weights, and the image size
+    of the position embedding. state: the weights of the checkpoint or of its base. name: the file,
+    for the message. Raises CheckpointError.
+    """
+    kept = content.get("config")
+    kept = kept if isinstance(kept, dict) else {}
+    if not {PATCH, POSITION_EMBEDDING} <= set(state):
+        raise CheckpointError(f"{name} has no image encoder of BLIP")
+    if CONFIG in content and not {"image_size", "lora"} <= kept.keys():
+        raise CheckpointError(f"{name} has an adapter, but not its run's configuration")
+    width, patches = state[PATCH].size(0), state[POSITION_EMBEDDING].size(1) - 1
+    size = kept["image_size"] if CONFIG in content else state[PATCH].size(2) * round(patches**0.5)
+    return {
+        "tokenizer": kept.get("tokenizer", "bert-base-uncased"),
+        "vit": kept.get("vit") or ("large" if width == 1024 else "base"),
+        "image_size": size,
+        "med_config": kept.get("med_config", {}),
+    }
+
+
 def base_of(content: Mapping[str, Any], name: str) -> Optional[str]:
-    """Return the file of an adapter's base weights; None if the checkpoint holds no adapter.
+    """Return the file of an adapter's base weights. None if the checkpoint has no adapter.
 
     name: the checkpoint, for the message. Raises CheckpointError.
     """
@@ -104,14 +133,14 @@ def base_of(content: Mapping[str, Any], name: str) -> Optional[str]:
         return None
     base = content[CONFIG].get("base_model_name_or_path")
     if not base:
-        raise CheckpointError(f"{name} holds an adapter, but not the path of its base weights")
+        raise CheckpointError(f"{name} has an adapter, but not the path of its base weights")
     return base
 
 
 def base_weights(
     content: Mapping[str, Any], name: str, trust_checkpoint: bool
 ) -> tuple[dict[str, Tensor], str]:
-    """Return the frozen weights of an adapter's checkpoint, and the file they are in.
+    """Return the frozen weights of an adapter's checkpoint, and the file that contains them.
 
     A checkpoint without an adapter is its own base. Raises CheckpointError.
     """
@@ -121,15 +150,17 @@ def base_weights(
     try:
         return read_checkpoint(base, trust_checkpoint)["model"], base
     except ValueError as error:
-        raise CheckpointError(f"{name} holds an adapter of {base}, but {error}") from error
+        raise CheckpointError(f"{name} has an adapter of {base}, but {error}") from error
 
 
-def load_weights(model: nn.Module, state: dict[str, Tensor], name: str) -> LoadReport:
-    """Copy a state dict into a captioner; the position embedding is resized to its image size.
+def load_weights(
+    model: nn.Module, state: dict[str, Tensor], name: str, new_null: bool = False
+) -> LoadReport:
+    """Copy a state dict into a model; the position embedding is resized to its image size.
 
-    name: the file, for messages. Raises CheckpointError and changes nothing if a value is not
-    finite or a key is missing, unexpected or of another shape. Allowed are the differences of
-    BLIP's own files: further towers, tied head, position ids.
+    name: the file, for messages. new_null: the file may lack the null image. Raises CheckpointError
+    and changes nothing if a value is not finite, a shape differs, or a key is missing or
+    unexpected. As in BLIP's files, DERIVED keys may be missing and FURTHER_TOWERS are ignored.
     """
     own, state = model.state_dict(), dict(state)
     missing, unexpected, reshaped = [], [], []
@@ -137,7 +168,19 @@ def load_weights(model: nn.Module, state: dict[str, Tensor], name: str) -> LoadR
         if key in own and key not in state and (source is None or source in state):
             missing.append(key)
             state[key] = own[key] if source is None else state[source]
-    for key in [key for key in state if key not in own and key.startswith(FURTHER_TOWERS)]:
+    for key in [key for key in own if key.startswith(NULL_IMAGE)]:
+        if new_null and (key not in state or state[key].shape != own[key].shape):
+            missing.append(key)
+            state[key] = own[key]
+        elif key not in state:
+            raise CheckpointError(
+                f"{name} has no {key}, which null_image needs; set null_image to its value in "
+                "training"
+            )
+    further = FURTHER_TOWERS - {_tower(key) for key in own}
+    left_out = [key for key in state if _tower(key) in further]
+    left_out += [key for key in state if key.startswith(NULL_IMAGE) and key not in own]
+    for key in left_out:
         unexpected.append(key)
         del state[key]
     key = POSITION_EMBEDDING  # only BLIP has one
@@ -153,34 +196,39 @@ def load_weights(model: nn.Module, state: dict[str, Tensor], name: str) -> LoadR
     return LoadReport(missing, unexpected, reshaped)
 
 
+def _tower(key: str) -> str:
+    return key.partition(".")[0]
+
+
 def check_fits(own: Mapping[str, Tensor], state: Mapping[str, Tensor], name: str) -> None:
-    """Raise CheckpointError if a file's keys or shapes differ from a model's own.
+    """Raise CheckpointError if keys or shapes of a file's `state` differ from the model's `own`.
 
     name: the file, for the message.
     """
-    lacking, foreign = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
-    if lacking or foreign:
+    missing, unexpected = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
+    if missing or unexpected:
         raise CheckpointError(
-            f"{name} is not of this model: {len(lacking)} keys missing ({_some(lacking)}), "
-            f"{len(foreign)} unexpected ({_some(foreign)}); check model, vit and med_config"
+            f"{name} does not fit this model: {len(missing)} keys missing ({_some(missing)}), "
+            f"{len(unexpected)} unexpected ({_some(unexpected)}); check model, vit and med_config"
         )
     for key, value in state.items():
         if value.shape != own[key].shape:
             raise CheckpointError(
-                f"{name} is not of this model: {key} is {tuple(value.shape)} in the file and "
+                f"{name} does not fit this model: {key} is {tuple(value.shape)} in the file and "
                 f"{tuple(own[key].shape)} in the model; check model, vit, med_config and tokenizer"
             )
 
 
 def resize_position_embedding(pos_embed: Tensor, tokens: int) -> Tensor:
-    """Resize a position embedding (1, 1 + p*p, D) bicubically to 1 + q*q = `tokens`.
+    """Resize a position embedding (1, 1 + p*p, D) bicubically to (1, 1 + q*q, D).
 
-    The class token's is unchanged. Raises ValueError if either grid is not a square.
+    tokens: 1 + q*q. The class token's embedding is unchanged. Raises ValueError if the old or the
+    new grid is not a square.
     """
     before, after = (round((n - 1) ** 0.5) for n in (pos_embed.size(1), tokens))
     if (before**2, after**2) != (pos_embed.size(1) - 1, tokens - 1):
         raise ValueError(
-            f"{pos_embed.size(1)} or {tokens} positions are not a class token and a square"
+            f"{pos_embed.size(1)} or {tokens} positions are not a class token and a square grid"
         )
     token, grid = pos_embed[:, :1], pos_embed[:, 1:]
     grid = grid.reshape(1, before, before, -1).permute(0, 3, 1, 2)
@@ -191,16 +239,16 @@ def resize_position_embedding(pos_embed: Tensor, tokens: int) -> Tensor:
 def check_finite(state: Mapping[str, Tensor], name: str) -> None:
     """Raise CheckpointError if a value is NaN or infinite. name: the file, for the message."""
     for key, value in state.items():
-        # A finite sum proves that all values are finite, and is much faster to compute.
+        # If the sum is finite, all values are. The sum is much faster to compute.
         if value.is_floating_point() and not (value.sum().isfinite() or value.isfinite().all()):
             raise CheckpointError(
-                f"{name} holds values that are not finite in {key}: its run diverged; take an "
+                f"{name} has values that are not finite, in {key}: its run diverged; use an "
                 "earlier checkpoint"
             )
 
 
 def holds_tensors(state: dict) -> bool:
-    """Return whether these are dense tensors with values, by name."""
+    """Return whether a mapping has only strings as keys and only dense tensors as values."""
     return all(
         isinstance(k, str) and isinstance(v, Tensor) and v.layout is torch.strided and not v.is_meta
         for k, v in state.items()

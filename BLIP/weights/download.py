@@ -1,8 +1,8 @@
-"""Files from https servers and the Hugging Face hub, checked before they are used.
+"""Downloads files from https servers and the Hugging Face hub, and checks them.
 
-huggingface_hub and its cache serve hf:// names. For plain URLs `torch.hub.download_url_to_file` is
-not enough: it takes a truncated body for a whole file, follows redirects to http and into private
-networks, has no size limit and no timeout, and cannot log in.
+huggingface_hub downloads and caches hf:// names. `torch.hub.download_url_to_file` is not used for
+other URLs: it accepts truncated files, follows redirects to http and into private networks, has no
+size limit and no timeout, and cannot log in.
 """
 
 import base64
@@ -34,36 +34,37 @@ CHUNK = 1 << 20
 TIMEOUT_S = 60
 HUB_TIMEOUT_S = 10
 STORES = ("s3", "gs", "az")
-LARGEST = 16 << 30  # bytes; a BLIP of ViT-L with its optimizer has 5
+LARGEST = 16 << 30  # bytes; a checkpoint of BLIP ViT-L with its optimizer has 5 GB
 HUB_KINDS = {"spaces": "space", "datasets": "dataset", "models": "model"}
 
-# By URL scheme, such as s3: a function of an address that returns a local path. Programs that can
-# read object stores fill it; this package cannot.
+# For a URL scheme such as s3, a function from an address to a local path. This package cannot read
+# object stores; programs that can add their functions here.
 FETCHERS: dict[str, Callable[[str], Path]] = {}
 
-_HOST = re.compile(r"([^:]*|\[.*\])(:\d*)?")  # and a port
+_HOST = re.compile(r"([^:]*|\[.*\])(:\d*)?")  # a host and an optional port
 
 
 class DownloadError(ValueError):
-    """A file could not be fetched; one line says why."""
+    """A file cannot be downloaded. The message is one line."""
 
 
 def without_secrets(address: str) -> str:
-    """Return an address without its user, query and fragment; a path as it is."""
+    """Return an address without user, query and fragment. A path is returned unchanged."""
     found = re.match(r"([^/?#]*://)([^/?#]*@)?([^/?#@]*)([^?#]*)", address)
     if not found:
         return address
     scheme, _, host, path = found.groups()
-    # A password with a slash is invalid; its beginning would be taken for the host and the port.
+    # With an invalid password that contains a slash, `host` would be a part of the password.
     return f"{scheme}{host}{path}" if _HOST.fullmatch(host) else f"{scheme}..."
 
 
 def fetch(source: str) -> Path:
-    """Return the local path of `source`: a path as it is, a URL or hf:// name from the cache.
+    """Return the local path of `source`, which is downloaded if necessary.
 
-    https://host/file is kept in torch.hub's folder; a hash of the whole URL is part of its name.
-    hf://owner/name/file and hf://spaces/owner/name@revision/file go through huggingface_hub.
-    FETCHERS serve other schemes. Raises DownloadError, and what a fetcher raises.
+    A path is returned unchanged. https://host/file is stored in the folder of torch.hub; the file's
+    name contains a hash of the whole URL. huggingface_hub downloads hf://owner/name/file and
+    hf://spaces/owner/name@revision/file. FETCHERS handle other schemes. Raises DownloadError and
+    the errors of fetchers.
     """
     scheme, separator, _ = source.partition("://")
     if not separator:
@@ -75,13 +76,13 @@ def fetch(source: str) -> Path:
     shown = without_secrets(source)
     if scheme in STORES:
         raise DownloadError(
-            f"{shown} is in an object store: fetch it first, with python -m captioning.gather "
-            f"{shown} FILE"
+            f"{shown} is in an object store: copy it to a file first, with python -m "
+            f"captioning.gather {shown} FILE"
         )
     _check_tls(source)
     name = Path(unquote(urlsplit(source).path)).name
     if not name:
-        raise DownloadError(f"{shown} names no file")
+        raise DownloadError(f"{shown} does not name a file")
     address = hashlib.sha256(source.encode()).hexdigest()[:8]
     destination = Path(torch.hub.get_dir()) / "checkpoints" / f"{address}-{name}"
     if not destination.exists():
@@ -92,10 +93,10 @@ def fetch(source: str) -> Path:
 def download(
     url: str, destination: Union[str, Path], sha256: Optional[str] = None, largest: int = LARGEST
 ) -> None:
-    """Fetch `url` into the file `destination`, which appears only when it is whole.
+    """Download `url` to the file `destination`, which appears only when it is complete.
 
-    Of several processes one fetches the file and the others wait for it. url: may begin with
-    `user:password@`. largest: in bytes. Shows a progress bar. Raises DownloadError.
+    If several processes call this, one downloads the file and the others wait. url: may contain
+    `user:password@`. largest: the size limit in bytes. Shows a progress bar. Raises DownloadError.
     """
     destination, shown = Path(destination), without_secrets(url)
     part = destination.with_name(destination.name + ".part")
@@ -114,11 +115,11 @@ def download(
         Path(f"{part}.lock").unlink(missing_ok=True)
     except DownloadError:
         raise
-    except http.client.InvalidURL:  # its text contains the whole address
-        raise DownloadError(f"cannot fetch {shown}: it is no valid address") from None
+    except http.client.InvalidURL:  # the error's text contains the whole address
+        raise DownloadError(f"cannot download {shown}: the address is not valid") from None
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or first_line(error)
-        raise DownloadError(f"cannot fetch {shown} into {destination}: {reason}") from error
+        raise DownloadError(f"cannot download {shown} to {destination}: {reason}") from error
 
 
 def _receive(url: str, part: Path, largest: int) -> None:
@@ -129,8 +130,8 @@ def _receive(url: str, part: Path, largest: int) -> None:
         total = response.length
         if total is None and not response.chunked:
             raise DownloadError(
-                f"{shown}: the server does not say how long the file is; fetch it yourself and "
-                "give its path"
+                f"{shown}: the server does not send the file's length; download the file yourself "
+                "and give its path"
             )
         with (
             open(part, "wb") as file,
@@ -139,15 +140,15 @@ def _receive(url: str, part: Path, largest: int) -> None:
             while chunk := response.read(CHUNK):
                 received += len(chunk)
                 if max(received, total or 0) > largest:
-                    raise DownloadError(f"{shown} has more than the {largest} bytes allowed here")
+                    raise DownloadError(f"{shown} exceeds the limit of {largest} bytes")
                 file.write(chunk)
                 bar.update(len(chunk))
     if total not in (None, received):
-        raise DownloadError(f"{shown} broke off after {received} of {total} bytes; start again")
+        raise DownloadError(f"{shown} ended after {received} of {total} bytes; try again")
 
 
 def _request(url: str) -> urllib.request.Request:
-    """A request that sends the user and password of an address to its own host only."""
+    """A request that sends user and password only to the host of the URL, not after a redirect."""
     parts = urlsplit(url)
     user, separator, host = parts.netloc.rpartition("@")
     request = urllib.request.Request(parts._replace(netloc=host).geturl())
@@ -160,38 +161,38 @@ def _request(url: str) -> urllib.request.Request:
 def _check_tls(url: str) -> None:
     if not url.startswith("https://"):
         raise DownloadError(
-            f"{without_secrets(url)} is not fetched: only https:// is, where nobody on the way can "
-            "put another file in its place; use that, or fetch the file yourself and give its path"
+            f"{without_secrets(url)} is not downloaded: only https:// protects the file on its "
+            "way; use https://, or download the file yourself and give its path"
         )
 
 
 def private(url: str, proxies: bool = True) -> list[bool]:
-    """Return for each address of the URL's host whether it is private to this machine or network.
+    """For each IP address of the URL's host, return whether it is in a private network.
 
-    A host that cannot be resolved is not private. Nor is one behind a proxy of the environment,
-    which resolves it itself. proxies: whether those are used.
+    A host that cannot be resolved counts as public. So does a host behind a proxy, because the
+    proxy resolves the name. proxies: whether the environment's proxies are used.
     """
     parts = urlsplit(url)
     proxied = proxies and parts.scheme in urllib.request.getproxies()
     if proxied and not urllib.request.proxy_bypass(parts.netloc.rpartition("@")[2]):
         return [False]
     try:
-        found = socket.getaddrinfo(parts.hostname, None)
+        resolved = socket.getaddrinfo(parts.hostname, None)
     except socket.gaierror:
         return [False]
-    addresses = [ipaddress.ip_address(each[4][0]) for each in found]
+    addresses = [ipaddress.ip_address(each[4][0]) for each in resolved]
     return [not (getattr(a, "ipv4_mapped", None) or a).is_global for a in addresses]
 
 
 class _TlsRedirects(urllib.request.HTTPRedirectHandler):
-    """Refuses redirects to http and from a public host into a private network."""
+    """Refuses redirects to http, and redirects from a public host into a private network."""
 
     def redirect_request(self, req, fp, code, msg, headers, newurl):
         _check_tls(newurl)
         if any(private(newurl)) and not all(private(req.full_url)):
             raise DownloadError(
-                f"{without_secrets(req.full_url)} leads to {urlsplit(newurl).hostname}, which is "
-                "in a private network: fetch it yourself and give its path"
+                f"{without_secrets(req.full_url)} redirects to {urlsplit(newurl).hostname}, which "
+                "is in a private network: download the file yourself and give its path"
             )
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
@@ -214,42 +215,45 @@ def _fetch_from_hub(source: str) -> Path:
     name, _, revision = parts[1].partition("@")
     try:
         return hub_file(f"{parts[0]}/{name}", "/".join(parts[2:]), repo_type, revision or None)
-    except Exception as error:  # huggingface_hub and its HTTP library have error types of their own
-        raise DownloadError(f"cannot fetch {source}: {first_line(error)}") from error
+    except Exception as error:  # huggingface_hub also raises errors of its HTTP library
+        raise DownloadError(f"cannot download {source}: {first_line(error)}") from error
 
 
 def hub_file(
     repository: str, filename: str, repo_type: str = "model", revision: Optional[str] = None
 ) -> Path:
-    """Return the local path of a file of the hub, fetched if it is new or has changed.
+    """Return the local path of a file of the hub. A new or changed file is downloaded.
 
-    Without a network it comes from the cache. repo_type: "model", "space" or "dataset". Raises
-    huggingface_hub's errors, and ValueError for a file above LARGEST or with another hash than the
-    hub states. The metadata is requested first and once: `hf_hub_download` alone retries for half
-    a minute without a network, and checks no hash.
+    Without a network, a cached file is returned. repo_type: "model", "space" or "dataset". The
+    file's metadata is requested first: without it, `hf_hub_download` retries for half a minute if
+    there is no network, and it checks no hash. Raises huggingface_hub's errors, and ValueError for
+    a file that is larger than LARGEST or has another hash than the hub states.
     """
     where = {"repo_type": repo_type, "revision": revision}
     cached = try_to_load_from_cache(repository, filename, **where)
     url = hf_hub_url(repository, filename, **where)
     if not url.startswith("https://"):
-        raise ValueError(f"HF_ENDPOINT gives {without_secrets(url)}: only https:// is used")
+        raise ValueError(f"HF_ENDPOINT gives {without_secrets(url)}: only https:// is allowed")
     try:
         stated = get_hf_file_metadata(url, timeout=HUB_TIMEOUT_S)
     except Exception as error:
         missing = isinstance(error, EntryNotFoundError)  # the repository no longer has the file
-        if missing and not isinstance(error, LocalEntryNotFoundError):  # a subclass: no network
+        # The subclass LocalEntryNotFoundError means that there is no network.
+        if missing and not isinstance(error, LocalEntryNotFoundError):
             raise
-        if isinstance(cached, str):  # else None, or a mark that the repository has no such file
+        if isinstance(cached, str):  # otherwise None, or a mark of a missing file
             return Path(cached)
         raise
     if (stated.size or 0) > LARGEST:
         raise ValueError(
-            f"{filename} has {stated.size} bytes, more than the {LARGEST} allowed here"
+            f"{filename} has {stated.size} bytes, which exceeds the limit of {LARGEST} bytes"
         )
     path = Path(hf_hub_download(repository, filename, **where))
-    hashed = len(stated.etag or "") == 64  # a SHA-256; small files have the SHA-1 of a git blob
-    if hashed and str(path) != cached and _sha256(path) != stated.etag:
+    has_sha256 = len(stated.etag or "") == 64  # small files have the SHA-1 of a git blob instead
+    if has_sha256 and str(path) != cached and _sha256(path) != stated.etag:
         path.resolve().unlink()
         path.unlink(missing_ok=True)
-        raise ValueError(f"{path.name} does not have the sha256 that the hub states; removed it")
+        raise ValueError(
+            f"{path.name} does not have the sha256 that the hub states; the file was removed"
+        )
     return path

@@ -1,4 +1,4 @@
-"""Files of torch.save, read without running code from them."""
+"""Reads files of torch.save without running code from them."""
 
 import warnings
 import zipfile
@@ -11,15 +11,15 @@ from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 
 class PickledError(ValueError):
-    """A file cannot be read; the message is to follow the file's name."""
+    """A file cannot be read. The message continues a sentence that begins with the file's name."""
 
 
 class HoldsObjectsError(PickledError):
-    """A whole file that holds objects besides tensors."""
+    """An undamaged file contains objects of other types than tensors."""
 
 
 class LeftOut:
-    """Placeholder for an object of a file. Every call that the file makes on it does nothing."""
+    """A placeholder for an object of a file. Its methods, which the file may call, do nothing."""
 
     def __new__(cls, *_, **__):
         return super().__new__(cls)
@@ -33,9 +33,10 @@ class LeftOut:
 def read_pickled(path: Path, leave_out_objects: bool = False, mapped: bool = False) -> Any:
     """Return the tensors, numbers, text, lists and dicts of a file, on the CPU.
 
-    torch's restricted unpickler reads it. Objects of other types raise HoldsObjectsError or, with
-    `leave_out_objects`, become a LeftOut each. mapped: tensors are memory-mapped, without checking
-    their checksums. Raises PickledError for a file that is damaged or needs more memory than disk.
+    torch's restricted unpickler reads the file. Objects of other types raise HoldsObjectsError.
+    With `leave_out_objects` each of them becomes a LeftOut. mapped: memory-map the tensors; their
+    checksums are not verified. Raises PickledError for a file that is damaged or whose content is
+    larger than the file.
     """
     objects = []
     try:
@@ -44,38 +45,38 @@ def read_pickled(path: Path, leave_out_objects: bool = False, mapped: bool = Fal
             _check_members(path)
             objects = sorted(get_unsafe_globals_in_checkpoint(str(path)))
             if objects and not leave_out_objects:
-                raise HoldsObjectsError(f"holds objects that could run code ({', '.join(objects)})")
+                raise HoldsObjectsError(f"has objects that could run code ({', '.join(objects)})")
         with safe_globals([(LeftOut, name) for name in objects]), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about pickles of other programs, refused below
+            warnings.simplefilter("ignore")  # torch warns of pickles by other programs
             content = torch.load(
                 path, map_location="cpu", weights_only=True, mmap=mapped and archive
             )
         if _tensor_bytes(content) > path.stat().st_size:  # torch 2.8 reads past the end of the file
-            raise PickledError("is damaged: its tensors are said to be larger than the file")
+            raise PickledError("is damaged: it states larger tensors than fit in the file")
         return content
     except (PickledError, FileNotFoundError):
         raise
-    except Exception as error:  # a damaged file makes the unpickler raise any type of error
+    except Exception as error:  # the unpickler can raise any exception for a damaged file
         reason = first_line(error)
-        if "weights_only" in str(error):  # torch advises how to run the code in the file
-            reason = "it holds more than tensors, numbers and text, or is no checkpoint"
+        if "weights_only" in str(error):  # torch's message explains how to run code in the file
+            reason = "it has more than tensors, numbers and text, or is not a checkpoint"
         raise PickledError(f"is damaged: {reason}") from error
 
 
 def _check_members(path: Path) -> None:
-    """Refuse archives that grow when they are unpacked; torch.save compresses nothing."""
+    """Refuse archives that are larger when unpacked. torch.save does not compress."""
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
     compressed = any(member.compress_type != zipfile.ZIP_STORED for member in members)
     if compressed or sum(member.file_size for member in members) > path.stat().st_size:
-        raise PickledError("is damaged: it unpacks to more than its size")
+        raise PickledError("is damaged: its content is larger than the file")
 
 
 def _tensor_bytes(content: Any) -> int:
     sizes, seen, waiting = {}, set(), [content]
     while waiting:
         part = waiting.pop()
-        if id(part) in seen:  # a pickle can hold a list twice, or in itself
+        if id(part) in seen:  # a pickle can contain a list twice, or a list that contains itself
             continue
         seen.add(id(part))
         if isinstance(part, dict):
@@ -89,5 +90,5 @@ def _tensor_bytes(content: Any) -> int:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an error's text, or its type if it has none."""
+    """Return the first line of an error's text, or the error's type if the text is empty."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,8 +1,8 @@
-"""Sharded checkpoints: folders of torch.distributed.checkpoint, read without running their code.
+"""Reads sharded checkpoints, folders of torch.distributed.checkpoint, without running their code.
 
-A folder holds the tensors model.KEY and optimizer.NUMBER.KEY, sharded as the processes had them,
-and everything else in REST, a file of torch.save. torch reads the shards. Its index of them is a
-pickle, which torch would read with no restriction; here classes outside KNOWN are refused.
+A folder has the tensors model.KEY and optimizer.NUMBER.KEY, sharded as they were in the processes.
+Everything else is in REST, a file of torch.save. torch reads the shards. The index of the shards is
+a pickle, which torch would read without restrictions. Here only classes in KNOWN are allowed.
 """
 
 import math
@@ -19,7 +19,7 @@ from BLIP.weights.safe_load import PickledError, first_line, read_pickled
 
 REST, INDEX = "rest.pth", ".metadata"
 MODEL, OPTIMIZER = "model.", "optimizer."  # prefixes of tensor names
-# The classes of torch's index, besides dtypes. They only hold values.
+# The classes in torch's index, besides dtypes. They only store values.
 KNOWN = {
     "torch": {"Size"},
     "torch.serialization": {"_get_layout"},
@@ -34,12 +34,12 @@ KNOWN = {
 
 
 def is_sharded(path: Path) -> bool:
-    """Return whether this is a sharded checkpoint, not a file or the folder of a run."""
+    """Return whether the path is a sharded checkpoint, not a file or a run's folder."""
     return (path / REST).is_file()
 
 
 def read_rest(path: Path) -> dict[str, Any]:
-    """Return everything but the tensors. Raises PickledError."""
+    """Return all content except the tensors. Raises PickledError."""
     return read_pickled(path / REST)
 
 
@@ -48,14 +48,14 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     wanted = {name: found for name, found in sizes(path).items() if name.startswith(MODEL)}
     on_disk = sum(file.stat().st_size for file in path.iterdir())
     if sum(math.prod(size) * dtype.itemsize for size, dtype in wanted.values()) > on_disk:
-        raise PickledError("is damaged: its tensors are said to be larger than its files")
+        raise PickledError("is damaged: it states larger tensors than fit in its files")
     state = {name: torch.empty(size, dtype=dtype) for name, (size, dtype) in wanted.items()}
     fill(path, state, alone=True)
     return {name[len(MODEL) :]: tensor for name, tensor in state.items()}
 
 
 def sizes(path: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    """Return the size and dtype of each tensor, by its name. Raises PickledError."""
+    """Return the size and dtype of each tensor by name. Raises PickledError."""
     try:
         index = _reader(path).read_metadata().state_dict_metadata
         for name, entry in index.items():
@@ -64,28 +64,28 @@ def sizes(path: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
         return {name: (entry.size, entry.properties.dtype) for name, entry in index.items()}
     except PickledError:
         raise
-    except Exception as error:  # a damaged file makes the unpickler raise any type of error
+    except Exception as error:  # the unpickler can raise any exception for a damaged file
         raise PickledError(f"is damaged: {first_line(error)}") from error
 
 
 def fill(path: Path, tensors: Mapping[str, Tensor], alone: bool) -> None:
-    """Copy the folder's values into tensors of the same sizes, plain or sharded in any way.
+    """Copy the folder's values into tensors of the same sizes, which may be sharded in any way.
 
-    alone: only this process reads; otherwise all processes call this, and an error of one is raised
-    on all. Raises PickledError.
+    alone: only this process reads. Otherwise all processes call this function, and an error of one
+    process is raised in all. Raises PickledError.
     """
     import torch.distributed.checkpoint as dcp
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that only one process reads, which is intended
+            warnings.simplefilter("ignore")  # torch warns that only one process reads
             dcp.load(dict(tensors), storage_reader=_reader(path), no_dist=alone)
     except (Exception, dcp.CheckpointException) as error:
         raise PickledError(f"is damaged: {first_line(cause(error))}") from error
 
 
 def cause(error: BaseException) -> BaseException:
-    """Return the error of the first process that failed, where torch collects those of all."""
+    """Return the error of the first failed process, if torch has collected errors of several."""
     failures = getattr(error, "failures", None)
     return next(iter(failures.values()))[0] if failures else error
 
@@ -98,11 +98,11 @@ def _reader(path: Path):
         def read_metadata(self, *args, **kwargs) -> metadata.Metadata:
             with open(path / INDEX, "rb") as file:
                 index = _Unpickler(file).load()
-            # torch would unpickle entries of other types, and follow paths out of the folder.
+            # torch would unpickle entries of other types, and read files outside the folder.
             entries, places = index.state_dict_metadata.values(), index.storage_data.values()
             tensors = all(isinstance(e, metadata.TensorStorageMetadata) for e in entries)
             if not tensors or any(Path(p.relative_path).name != p.relative_path for p in places):
-                raise PickledError("is damaged: it holds more than tensors")
+                raise PickledError("is damaged: it has more than tensors")
             index.storage_meta = metadata.StorageMeta(load_id=self.load_id)
             return index
 
@@ -114,4 +114,4 @@ class _Unpickler(pickle.Unpickler):
         known = name in KNOWN.get(module, ())
         if known or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
             return super().find_class(module, name)
-        raise PickledError(f"holds objects that could run code ({module}.{name})")
+        raise PickledError(f"has objects that could run code ({module}.{name})")

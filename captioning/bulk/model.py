@@ -1,4 +1,4 @@
-"""A checkpoint's captioner for bulk captioning, and the lines that it writes."""
+"""A checkpoint's captioner for bulk captioning, and its output lines."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -13,19 +13,26 @@ from captioning.captioners.interface import Images
 from captioning.data.randomness import derived_seed
 from captioning.files.stores import without_secrets
 from captioning.models.build import captioner_from, preprocessing_of, trained_config
+from captioning.models.generation import scored_lists
 from captioning.models.precision import Precision, check_precision
+from captioning.models.reranking import Reranker
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line
 from decoding import DecodingSettings, Generated
 
-DIGITS = 5  # of a score
 SAMPLING = ("top_p", "top_k", "temperature", "min_p", "typical_p")
-# Recorded only where they differ from their defaults, which switch them off.
+# Recorded only if they differ from their defaults. The defaults switch them off.
 OPTIONAL = ("no_repeat_ngram_size", "num_beam_groups", "diversity_penalty", "min_p", "typical_p")
+OPTIONAL += ("guidance_scale", "contrastive_alpha")
+OF_CONTRAST = ("contrastive_beta", "contrastive_noise")
 
 
 class CheckpointModel:
-    """changes: configuration keys that differ from the checkpoint's. Raises UserError."""
+    """A captioner with its preprocessing and decoding settings. Raises UserError.
+
+    config: a YAML file, for a checkpoint that has no configuration. changes: configuration values
+    that replace the checkpoint's.
+    """
 
     def __init__(
         self,
@@ -37,18 +44,26 @@ class CheckpointModel:
     ):
         self.config = trained_config(checkpoint, config, changes)
         unused = [name for name in SAMPLING if name in changes]
-        if unused and not self.config.sample:
+        if unused and not (self.config.sample or self.config.rerank):
             raise UserError(f"--{unused[0]} needs --do_sample")
         check_precision(self.config, device)
         try:
             settings = self.config.decoding_settings()
-            self.settings = dataclasses.replace(settings, num_return=num_return)
+            reranking = self.config.reranking()
+            if reranking is None:
+                self.settings = generated = dataclasses.replace(settings, num_return=num_return)
+            else:
+                reranking = dataclasses.replace(reranking, num_return=num_return)
+                self.settings, generated = settings, reranking.settings(settings)
         except ValueError as error:
             raise UserError(str(error)) from error
         captioner, self.report = captioner_from(self.config, checkpoint)
         self.precision = Precision(self.config.precision, device)
         captioner = captioner.to(device)
         self.captioner = captioner.for_inference(self.precision.dtype, self.config.compile)
+        self.generator = self.captioner
+        if reranking is not None:
+            self.generator = Reranker(self.captioner, reranking, device)
         self.device = device
         self.batch_size = self.config.eval_batch_size or self.config.batch_size
         self.generated_at_once = self.batch_size  # halved when memory runs out
@@ -56,32 +71,35 @@ class CheckpointModel:
         preprocessing = preprocessing_of(self.config)
         self.read = partial(transformed, preprocessing.evaluation)
         self.join = preprocessing.join
-        recorded = generate_arguments(self.settings, self.config.seed)
+        recorded = generate_arguments(generated, self.config.seed)
+        if reranking is not None:
+            recorded.update(reranking.record())
         recorded["precision"] = self.config.precision
         self.origin = {"checkpoint": without_secrets(checkpoint), "settings": recorded}
 
     def prefetch(self, batches: Iterable[Batch]) -> Iterable[Batch]:
-        """Return the batches unchanged; `ServedModel` sends requests ahead."""
+        """Return the batches unchanged. `ServedModel` sends requests ahead here."""
         return batches
 
     def lines(self, batch: Batch, offset: int, request: Request) -> list[dict[str, Any]]:
-        """A line for each entry of a batch, captioned or failed. offset: of the batch in its shard.
+        """One output line for each entry of a batch, with captions or an error.
 
-        Sampled captions depend on the seed, the shard, the offset, and the size of the batch (or of
-        the piece of it that fits into memory).
+        offset: images of the shard before this batch. Sampled captions depend on the seed, the
+        shard, the offset and the batch size. After GPU memory has run out, the smaller batch size
+        counts.
         """
         generated = iter(self._captions(batch.image, batch.shard, offset))
         lines = []
         for entry in batch.entries:
-            captions, scores = (None, None) if "error" in entry else next(generated)
-            lines.append(line_of(entry, captions, scores, request, self.origin))
+            captions = [] if "error" in entry else next(generated)
+            lines.append(line_of(entry, captions, request, self.origin))
         return lines
 
     def _captions(
         self, image: Optional[Images], shard: int, offset: int
-    ) -> list[tuple[list[str], list[float]]]:
-        """Captions and scores of each image."""
-        found: list[tuple[list[str], list[float]]] = []
+    ) -> list[list[dict[str, Any]]]:
+        """The captions of each image with their scores."""
+        found: list[list[dict[str, Any]]] = []
         while image is not None and len(found) < len(image):
             piece = image[len(found) : len(found) + self.generated_at_once]
             torch.manual_seed(derived_seed("caption", self.config.seed, shard, offset + len(found)))
@@ -89,21 +107,20 @@ class CheckpointModel:
             if generated is None:
                 self._halve(len(piece))
                 continue
-            scores = [[round(score, DIGITS) for score in row] for row in generated.scores.tolist()]
-            found += zip(generated.captions, scores)
+            found += scored_lists(generated)
         return found
 
     def _generated(self, image: Images) -> Optional[Generated]:
-        """None where memory has run out; the tensors of the attempt are then freed."""
+        """Generate captions; None if GPU memory runs out. Returning frees the failed tensors."""
         try:
             with self.precision.autocast():
                 image = image.to(self.device, non_blocking=True)
-                return self.captioner.generate_details(image, self.settings)
+                return self.generator.generate_details(image, self.settings)
         except torch.OutOfMemoryError:
             return None
 
     def _halve(self, images: int) -> None:
-        """Generate half as many images at once from now on. Raises UserError after a single one."""
+        """Halve the number of images at once. Raises UserError if a single image did not fit."""
         if images == 1:
             raise UserError(
                 "out of GPU memory with a single image; lower --num_beams or --max_length, or use "
@@ -119,26 +136,26 @@ class CheckpointModel:
 
 def line_of(
     entry: dict[str, Any],
-    captions: Optional[list[str]],
-    scores: Optional[list[float]],
+    captions: list[dict[str, Any]],
     request: Request,
     origin: dict[str, Any],
 ) -> dict[str, Any]:
-    """The line of an entry that has an "error", or captions with or without scores.
+    """The output line of an entry: its "error", or its captions and scores.
 
-    origin: the checkpoint and settings, which end the line.
+    captions: dicts with "caption" and scores by name, the best caption first. The line has the
+    values of the best caption. For several captions, it also has lists of all values, named in the
+    plural. origin: the checkpoint and settings, put at the end of the line.
     """
     line = {key: entry[key] for key in ("image", "image_id") if key in entry}
     if "error" in entry:
         return {**line, "error": entry["error"]}
-    captions = [request.prefix + caption + request.suffix for caption in captions]
-    line["caption"] = captions[0]
-    if len(captions) > 1:
-        line["captions"] = captions
-    if scores:
-        line["score"] = scores[0]
-    if scores and len(scores) > 1:
-        line["scores"] = scores
+    for name in captions[0]:
+        values = [caption[name] for caption in captions]
+        if name == "caption":
+            values = [request.prefix + caption + request.suffix for caption in values]
+        line[name] = values[0]
+        if len(values) > 1:
+            line[f"{name}s"] = values
     return {**line, **origin}
 
 
@@ -146,8 +163,10 @@ def generate_arguments(settings: DecodingSettings, seed: int) -> dict[str, Any]:
     """The settings that have an effect, under the names of transformers' `generate`."""
     values = dataclasses.asdict(settings)
     sample = values.pop("sample")
+    values.pop("seeds")
     values["num_return_sequences"] = values.pop("num_return")
     unused = {name for name in OPTIONAL if values[name] == getattr(DecodingSettings, name)}
     unused.update(("num_beams",) if sample else SAMPLING)
+    unused.update(() if settings.contrastive_alpha else OF_CONTRAST)
     used = {name: value for name, value in values.items() if name not in unused}
     return {"do_sample": True, "seed": seed, **used} if sample else used

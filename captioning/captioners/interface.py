@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from torch import Tensor, nn
 
 from decoding import DecodingSettings, Generated
+from decoding.null_image import NullImage
 from smile import ObjectiveOutput
 
 
@@ -71,7 +72,8 @@ class Captioner(Protocol):
     its ids, int64 (p,); both empty if the package has PROMPT_IS_QUESTION. The page changes
     both temporarily. max_positions: the maximum number of tokens of a row, None for no limit.
     min_batch_size: of a training step. has_unused_parameters: a step may leave some parameters
-    without a gradient.
+    without a gradient. null_image: None for a captioner without one, whose package refuses
+    `drop_image` and settings with two streams.
     """
 
     tokenizer: Tokenizer
@@ -80,12 +82,15 @@ class Captioner(Protocol):
     max_positions: Optional[int]
     min_batch_size: int
     has_unused_parameters: bool
+    null_image: Optional[NullImage]
 
-    def forward(self, image: Images, captions: list[list[str]]) -> ObjectiveOutput:
+    def forward(
+        self, image: Images, captions: list[list[str]], dropped: Optional[Tensor] = None
+    ) -> ObjectiveOutput:
         """The objective on k captions of each image, which is encoded once if possible.
 
-        captions: B lists of k strings, without the prompt. Raises ValueError if their lengths
-        differ.
+        captions: B lists of k strings, without the prompt. dropped: bool (B,), the images in whose
+        place the decoder sees the null. Raises ValueError if their lengths differ.
         """
 
     def predictions(self, image: Images, captions: list[list[str]]) -> tuple[Tensor, Tensor]:
@@ -100,8 +105,13 @@ class Captioner(Protocol):
     def encode(self, image: Images) -> Any:
         """The encoded images, such as a tensor (B, ...). A slice is of the images of that slice."""
 
-    def generate_from(self, encoded: Any, settings: DecodingSettings) -> Generated:
-        """`generate_details` of encoded images."""
+    def encode_null(self, encoded: Any) -> Any:
+        """The null image, encoded once, in the shape of encoded images."""
+
+    def generate_from(
+        self, encoded: Any, settings: DecodingSettings, other: Any = None
+    ) -> Generated:
+        """`generate_details` of encoded images. other: see `decoding.guided.second_stream`."""
 
     def score_tokens(self, encoded: Any, ids: Tensor) -> tuple[Tensor, Optional[Tensor]]:
         """Teacher-forced scoring of a generated caption, ids (n,), of one encoded image (1, ...).

@@ -5,6 +5,7 @@ the options of metrics and rewards, which are imported then.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from functools import cache
 from typing import Any, Optional
 
@@ -28,8 +29,13 @@ from captioning.rewards.registry import REWARDS, check_options, check_rewards
 from captioning.runtime.errors import UserError
 from captioning.runtime.registry import load
 from decoding import DecodingSettings
+from decoding.rerank import Reranking
 from smile import Objective, parse_objective
 from smile.mixture import FIRST_TOKEN_MLE
+
+# The keys that name the models of rerankers.
+WITH_OPTIONS_OF = {"clip": "clipscore", "itm": "itm"}  # rerankers that have a metric's options
+RERANKING_MODELS = {"clip": "clip_model", "itm": "itm_model", "judge": "rerank_judge"}
 
 LAST = "last"  # the epoch that `select` may name instead of metrics
 
@@ -108,7 +114,12 @@ class Config(Keys):
 
     @model_validator(mode="after")
     def _possible_together(self):
-        self.decoding_settings()
+        reranking = self.reranking()
+        if reranking:
+            self._check_reranking(reranking)
+        else:
+            self.decoding_settings()
+        self._check_null_image()
         if self.reward:
             self._check_reward()
         try:
@@ -121,6 +132,28 @@ class Config(Keys):
         if self.min_lr > self.init_lr:
             raise ValueError(f"min_lr is {self.min_lr}, above init_lr, {self.init_lr}")
         return self
+
+    def _check_reranking(self, reranking: Reranking) -> None:
+        reranking.settings(self.decoding_settings())
+        key = RERANKING_MODELS.get(self.rerank)
+        if key and not reranking.model:
+            raise ValueError(f"rerank is {self.rerank}, which needs {key}")
+
+    def _check_null_image(self) -> None:
+        if self.drop_image and self.reward:
+            raise ValueError(
+                f"drop_image is {self.drop_image}, which reward does not support; set it to 0"
+            )
+        if self.null_image == "learnt" and not self.drop_image:
+            raise ValueError(
+                "null_image is learnt, but drop_image 0, so that nothing trains it; set drop_image "
+                "above 0, or another null_image"
+            )
+        if self.null_image != "zeros" and self.lora:
+            raise ValueError(
+                f"null_image is {self.null_image}, which a checkpoint of lora would not hold; set "
+                "it to zeros"
+            )
 
     def _check_reward(self) -> None:
         check_options(self.reward, self)
@@ -168,6 +201,15 @@ class Config(Keys):
         """How this run generates captions."""
         names = set(DecodingSettings.__dataclass_fields__) & set(type(self).model_fields)
         return DecodingSettings(**{name: getattr(self, name) for name in names})
+
+    def reranking(self) -> Optional[Reranking]:
+        """How this run reranks captions; None without it, and for a weight of 0."""
+        if self.rerank is None or self.rerank_weight == 0:
+            return None
+        names = {field.name for field in fields(Reranking)} - {"model", "num_return"}
+        key = RERANKING_MODELS.get(self.rerank)
+        model = getattr(self, key) if key else None
+        return Reranking(**{name: getattr(self, name) for name in names}, model=model)
 
     def build_objective(self) -> Objective:
         """The training objective; with a reward alone the captioner gets an MLE that is unused."""
@@ -234,7 +276,9 @@ def _own_class(model: str, values: Mapping[str, Any]) -> type[Config]:
     without them.
     """
     metrics, rewards = values.get("metrics", DEFAULT_METRICS), values.get("reward")
-    own = config_class(model, _in_registry(EVALUATORS, metrics), _in_registry(REWARDS, rewards))
+    evaluators = [*_in_registry(EVALUATORS, metrics)]
+    evaluators += [own for name, own in WITH_OPTIONS_OF.items() if values.get("rerank") == name]
+    own = config_class(model, evaluators, _in_registry(REWARDS, rewards))
     return own if values.keys() <= own.model_fields.keys() else config_class(model)
 
 

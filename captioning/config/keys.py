@@ -18,6 +18,7 @@ from pydantic import (
 from adapters.lora import Lora
 from captioning.captioners.registry import CAPTIONERS
 from captioning.metrics.registry import DEFAULT_METRICS, EVALUATORS
+from decoding.null_image import NULL_IMAGES
 
 ROLES = {
     "run": "changes the results: a run that resumes refuses another value",
@@ -79,6 +80,8 @@ class Keys(BaseModel):
     label_smoothing: Annotated[float, "run"] = Field(0.1, ge=0, lt=1)
     first_token_mle: Annotated[Optional[bool], "run"] = Field(None, validate_default=True)
     random_subset_size: Annotated[int, "run"] = Field(10, gt=0, le=100_000)
+    drop_image: Annotated[float, "run"] = Field(0.0, ge=0, lt=1)
+    null_image: Annotated[Literal[NULL_IMAGES], "run"] = "zeros"
 
     dataset: Annotated[Literal["coco", "flickr30k", "custom"], "run"] = "coco"
     train_file: Annotated[Union[str, list[str], None], "run"] = None
@@ -128,6 +131,7 @@ class Keys(BaseModel):
     rank_timeout: Annotated[PositiveFloat, "upkeep"] = 1800.0
     eval_every: Annotated[PositiveInt, "upkeep"] = 1
     log_every: Annotated[PositiveInt, "upkeep"] = 10
+    save_candidates: Annotated[bool, "upkeep"] = False
 
     eval_batch_size: Annotated[Optional[PositiveInt], "speed"] = None
     sample: Annotated[bool, "generation"] = False
@@ -141,6 +145,15 @@ class Keys(BaseModel):
     diversity_penalty: Annotated[float, "generation"] = 0.0
     min_p: Annotated[float, "generation"] = 0.0
     typical_p: Annotated[float, "generation"] = 1.0
+    rerank: Annotated[Optional[Literal["mmi", "mbr", "clip", "itm", "judge"]], "generation"] = None
+    num_candidates: Annotated[int, "generation"] = Field(20, ge=2, le=1000)
+    candidates: Annotated[Literal["samples", "beams"], "generation"] = "samples"
+    rerank_weight: Annotated[float, "generation"] = Field(0.5, ge=0, le=1)
+    rerank_judge: Annotated[Optional[str], "generation"] = None
+    guidance_scale: Annotated[float, "generation"] = 1.0
+    contrastive_alpha: Annotated[float, "generation"] = 0.0
+    contrastive_beta: Annotated[float, "generation"] = 0.1
+    contrastive_noise: Annotated[int, "generation"] = 500
     metrics: Annotated[list[Literal[tuple(EVALUATORS)]], "scoring"] = Field(
         list(DEFAULT_METRICS), min_length=1
     )

@@ -30,6 +30,7 @@ _DECLARED = {
     "detail": ("captioning.metrics.detail:Detail", "nouns adjectives numbers relations"),
     "length": ("captioning.metrics.diversity:Length", "cap_len"),
     "perplexity": ("captioning.metrics.perplexity:Perplexity", "PPL"),
+    "itm": ("captioning.metrics.itm:Itm", "ITM ITC"),
 }
 EVALUATORS: dict[str, str] = {name: entry for name, (entry, _) in _DECLARED.items()}
 DEFAULT_METRICS = ("coco", "length", "diversity")

@@ -1,5 +1,6 @@
-"""Captions of many images, generated on all processes and gathered on rank 0."""
+"""Generates captions of many images on all processes, and gathers them on rank 0."""
 
+import dataclasses
 from collections.abc import Sequence
 from contextlib import closing
 from typing import Any, Optional
@@ -17,8 +18,12 @@ from captioning.data import (
 )
 from captioning.models.build import preprocessing_of
 from captioning.models.precision import Precision
+from captioning.models.reranking import Reranker
 from captioning.runtime.distributed import gather_on_main, rank, until_asked, world_size
 from captioning.runtime.progress import log_line, progress
+from decoding import Generated
+
+DIGITS = 5  # of a score
 
 
 def caption_images(
@@ -28,24 +33,34 @@ def caption_images(
     device: torch.device,
     description: str,
 ) -> Optional[list[dict[str, Any]]]:
-    """COCO results, [{"image_id", "caption"}] in the samples' order, on rank 0; None elsewhere.
+    """Return COCO results, [{"image_id", "caption"}] in the order of the samples, on rank 0.
 
-    Each image is captioned once. With `skip_bad_images`, unreadable ones are left out and counted.
-    Raises Stopped on all ranks where one was asked to stop.
+    Other ranks return None. Each image is captioned once. With `save_candidates`, a result also has
+    "candidates". With `skip_bad_images`, unreadable images are left out and counted. Raises Stopped
+    on all ranks if one was asked to stop.
     """
     loader, batch_size = images_of(samples, config, rank(), world_size())
     precision = Precision(config.precision, device)
     settings = config.decoding_settings()
-    captioner = captioner.for_inference(precision.dtype, config.compile)
+    generator = captioner.for_inference(precision.dtype, config.compile)
+    reranking = config.reranking()
+    if reranking is not None:
+        if config.save_candidates:
+            reranking = dataclasses.replace(reranking, num_return=reranking.num_candidates)
+        generator = Reranker(generator, reranking, device)
     results: list[tuple[int, dict[str, Any]]] = []
     rounds = -(-len(samples) // (batch_size * world_size()))  # rank 0 has the most batches
     with closing(loader), progress(len(samples), description) as bar:
         for batch in until_asked(Prefetcher(loader, device), rounds):
             with precision.autocast():
-                captions = captioner.generate(batch["image"], settings)
-            for index, image_id, caption in zip(batch["index"], batch["image_id"], captions):
-                results.append((index, {"image_id": image_id, "caption": caption}))
-            bar.update(min(len(captions) * world_size(), len(samples) - bar.n))
+                generated = generator.generate_details(batch["image"], settings)
+            captions = scored_lists(generated)
+            for index, image_id, of_image in zip(batch["index"], batch["image_id"], captions):
+                result = {"image_id": image_id, "caption": of_image[0]["caption"]}
+                if config.save_candidates:
+                    result["candidates"] = of_image
+                results.append((index, result))
+            bar.update(min(len(batch["index"]) * world_size(), len(samples) - bar.n))
     gathered = gather_on_main((results, loader.skipped))
     if gathered is None:
         return None
@@ -56,10 +71,27 @@ def caption_images(
     return [result for _, result in everything]
 
 
+def scored_lists(generated: Generated) -> list[list[dict[str, Any]]]:
+    """The captions of each image, the best first, as dicts of "caption" and scores by name."""
+    scores = {"score": generated.scores, "own_score": generated.own_scores}
+    scores["rerank_score"] = generated.rerank_scores
+    tables = {name: values.tolist() for name, values in scores.items() if values is not None}
+    return [
+        [
+            {
+                "caption": caption,
+                **{name: round(t[row][place], DIGITS) for name, t in tables.items()},
+            }
+            for place, caption in enumerate(captions)
+        ]
+        for row, captions in enumerate(generated.captions)
+    ]
+
+
 def images_of(
     samples: Sequence[Sample], config: Config, rank: int = 0, world_size: int = 1
 ) -> tuple[Loader, int]:
-    """A loader of a process's share of the preprocessed images, and the batch size."""
+    """Return a loader of one process's share of the preprocessed images, and the batch size."""
     made = preprocessing_of(config)
     dataset = EvaluationDataset(samples, config.image_root, made.evaluation, config.skip_bad_images)
     size = config.eval_batch_size or config.batch_size

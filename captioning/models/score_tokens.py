@@ -1,4 +1,4 @@
-"""A caption scored word by word: the probability of each word, and its attention map."""
+"""Scores a caption word by word: the probability and the attention map of each word."""
 
 import math
 from typing import Any, NamedTuple, Optional
@@ -7,19 +7,26 @@ import torch
 from torch import Tensor, nn
 
 from captioning.captioners.interface import Images
+from captioning.models.generation import scored_lists
+from captioning.models.reranking import Reranker
 from captioning.runtime.errors import UserError
 from decoding import DecodingSettings, until_end
+from decoding.guided import encode_noisy
 
 END = "(end)"
 
 
 class ScoredCaption(NamedTuple):
-    """A caption and its words, END after the last where the caption ended.
+    """A scored caption.
 
-    score: see `decoding.Decoded`. probabilities: float64 (words,), of each word given those before
-    it; of a word of several pieces the product. attention_map: float (words, G, G), each sums to 1,
-    of the step that generated the word, of several pieces the mean; None for a captioner that has
-    no attention to the image.
+    - words: the caption's words; the last is END if the caption has an end token
+    - score, own_score: see `decoding.Generated`
+    - probabilities: float64 (words,), of each word given the previous words. For a word of several
+      pieces, the product over its pieces
+    - attention_map: float (words, G, G); each map sums to 1. It is from the step that generated the
+      word; for a word of several pieces, the mean over its steps. None if the captioner has no
+      attention to the image
+    - candidates: the candidates of reranking, see `scored_lists`; else empty
     """
 
     caption: str
@@ -27,19 +34,30 @@ class ScoredCaption(NamedTuple):
     words: list[str]
     probabilities: Tensor
     attention_map: Optional[Tensor]
+    own_score: Optional[float]
+    candidates: list[dict[str, Any]]
 
 
 @torch.inference_mode()
 def scored_captions(
-    captioner: nn.Module, images: Images, settings: DecodingSettings
+    captioner: nn.Module,
+    images: Images,
+    settings: DecodingSettings,
+    reranker: Optional[Reranker] = None,
 ) -> list[ScoredCaption]:
-    """The best caption of each image of a batch, scored.
+    """Generate and score the best caption of each image of a batch.
 
-    Probabilities are without temperature, nucleus and penalties. Raises ValueError as decoding
-    does.
+    The probabilities do not include temperature, nucleus or penalties. Raises the ValueErrors of
+    decoding.
     """
     encoded = captioner.encode(images)
-    found = captioner.generate_from(encoded, settings)
+    if reranker is None:
+        other = encode_noisy(captioner, images, settings)
+        found = captioner.generate_from(encoded, settings, other)
+        candidates: list[list[dict[str, Any]]] = [[] for _ in found.captions]
+    else:
+        found = reranker.generate_from(images, encoded, settings)
+        candidates = scored_lists(found)
     return [
         _scored(
             captioner,
@@ -47,17 +65,25 @@ def scored_captions(
             found.token_ids[row, 0],
             found.captions[row][0],
             found.scores[row, 0].item(),
+            None if found.own_scores is None else found.own_scores[row, 0].item(),
+            candidates[row],
         )
         for row in range(len(images))
     ]
 
 
 def _scored(
-    captioner: nn.Module, encoded: Any, ids: Tensor, caption: str, score: float
+    captioner: nn.Module,
+    encoded: Any,
+    ids: Tensor,
+    caption: str,
+    score: float,
+    own_score: Optional[float],
+    candidates: list[dict[str, Any]],
 ) -> ScoredCaption:
-    """encoded: of one image. ids: (n,), of its caption, padded."""
+    """Score one caption. encoded: one encoded image. ids: (n,), the caption's ids with padding."""
     prompt, own = ids.tensor_split([len(captioner.prompt_ids)])
-    # Without padding after the end; a [PAD] that was generated before it stays. -1 is no token.
+    # Drops padding after the end. A [PAD] generated before the end stays. -1 is not a token.
     own = own[until_end(own, captioner.tokenizer.end) & (own >= 0)]  # (n - p,)
     logits, attention_map = captioner.score_tokens(encoded, torch.cat([prompt, own]))
     logprobs = logits.double().log_softmax(-1).gather(1, own.unsqueeze(1)).squeeze(1)
@@ -68,7 +94,9 @@ def _scored(
         attention_map = (
             attention_map.unflatten(1, (math.isqrt(attention_map.size(1)), -1)).float().cpu()
         )
-    return ScoredCaption(caption, score, words, probabilities.cpu(), attention_map)
+    return ScoredCaption(
+        caption, score, words, probabilities.cpu(), attention_map, own_score, candidates
+    )
 
 
 def attention_map(captioner: nn.Module, image: Images, settings: DecodingSettings) -> ScoredCaption:
@@ -82,9 +110,10 @@ def attention_map(captioner: nn.Module, image: Images, settings: DecodingSetting
 
 
 def whole_words(tokenizer, ids: Tensor) -> tuple[list[str], list[list[int]]]:
-    """The words of ids (n,), pieces (##s) joined to the word before, and the positions of each.
+    """The words of ids (n,), and the positions of each word's pieces.
 
-    A piece at the beginning is a word, as it is under first-token shifting.
+    Pieces (##s) are joined to the previous word. A piece at the beginning is a word of its own, as
+    with first-token shifting.
     """
     words: list[str] = []
     places: list[list[int]] = []

@@ -11,6 +11,7 @@ REWARDS: dict[str, str] = {
     "cider": "captioning.rewards.cider:CiderD",
     "clipscore": "captioning.rewards.clipscore:ClipFit",
     "facts": "captioning.rewards.facts:TrueFacts",
+    "itm": "captioning.rewards.itm:Match",
 }
 
 

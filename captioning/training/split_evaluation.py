@@ -1,11 +1,11 @@
-"""Captions and scores of a split, written to the run's result folder."""
+"""Captions and scores a split, and writes both to the run's result folder."""
 
 import json
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Callable, Optional
+from typing import Any, Callable, Optional
 
 import torch
 from torch import nn
@@ -25,11 +25,11 @@ from captioning.training.run_log import command
 
 
 class SplitEvaluation:
-    """Scores captioners on one split of a configuration.
+    """Captions one split of a configuration and computes the metrics.
 
-    Set-up reports everything that is missing before any caption is generated: annotations,
-    references, requirements of the metrics. `run` writes result/NAME.json, the captions as COCO
-    results, and result/NAME/, the scores, into the run's folder. Raises UserError.
+    Set-up checks annotations, references and the requirements of metrics before any caption is
+    generated. `run` writes two results to the run's folder: captions to result/NAME.json, in the
+    format of COCO results, and scores to result/NAME/. Raises UserError.
     """
 
     def __init__(self, config: Config, split: str, folder: Path, device: torch.device):
@@ -40,7 +40,8 @@ class SplitEvaluation:
             settings = metric_settings(config, self.samples, str(device))
             options = options_of(config.metrics, config)
             self.evaluators = build_evaluators(config.metrics, settings, **options)
-        self.unavailable: dict[str, str] = {}  # the reason by metric, on rank 0, which scores
+        # The reason for each metric that cannot be computed. Rank 0 computes the metrics.
+        self.unavailable: dict[str, str] = {}
         if distributed.is_main():
             for evaluator in self.evaluators:
                 self.unavailable.update(evaluator.unavailable())
@@ -51,15 +52,29 @@ class SplitEvaluation:
     def run(
         self, captioner: nn.Module, name: str, before_writing: Callable[[], None] = lambda: None
     ) -> Optional[dict[str, float]]:
-        """Each metric by name on rank 0, None elsewhere. Raises Stopped on all ranks if asked to.
+        """Caption and score the split. Returns metrics by name on rank 0, None on other ranks.
 
-        before_writing: called on rank 0 before earlier results are replaced.
+        before_writing: called on rank 0 before it replaces earlier results. Raises Stopped on all
+        ranks if a stop is requested.
         """
+        return self.score(self.caption(captioner), name, before_writing)
+
+    def caption(self, captioner: nn.Module) -> list[dict[str, Any]]:
+        """The captions of the split, on all ranks, see `caption_images`."""
         description = f"captions of {self.split}"
         results = caption_images(captioner, self.samples, self.config, self.device, description)
         results = distributed.broadcast_from_main(results)
         if not results:
             raise UserError(f"{self.split}: no image could be read, so there is nothing to score")
+        return results
+
+    def score(
+        self,
+        results: list[dict[str, Any]],
+        name: str,
+        before_writing: Callable[[], None] = lambda: None,
+    ) -> Optional[dict[str, float]]:
+        """`run` of captions that are there already."""
         is_main = distributed.is_main()
         if is_main:
             before_writing()
@@ -74,7 +89,7 @@ class SplitEvaluation:
         return {metric: estimate.value for metric, estimate in scores.metrics.items()}
 
     def _in_turn(self) -> Iterator[Evaluator]:
-        """The evaluators; before and after each, all ranks check whether one was asked to stop."""
+        """Yield the evaluators. Before and after each, all ranks check for a stop request."""
         for evaluator in self.evaluators:
             distributed.stop_if_asked(patiently=True)
             yield evaluator
@@ -82,7 +97,7 @@ class SplitEvaluation:
 
 
 def metric_settings(config: Config, samples: Iterable[Sample], device: str) -> Settings:
-    """What the metrics of a configuration share on a split with these samples."""
+    """The settings that all metrics of a configuration share, on a split with these samples."""
     root = Path(config.image_root)
     images = {sample.image_id: root / sample.image for sample in samples}
     return Settings(images, root, device=device)

@@ -126,28 +126,28 @@ def test_each_mistake_is_one_line(path, adapted, checkpoint, base, tmp_path, cap
         assert "\n" not in str(error.value)
         return str(error.value)
 
-    line = "lora is set, but pretrained is not: it names the frozen base weights"
+    line = "lora is set, but pretrained is not: set it to the frozen base weights"
     assert message([LORA], None) == line
     signed = [LORA, "pretrained=https://host/a.pth?SECRET"]
-    assert message(signed, str(base)).startswith("pretrained is an address with a user or query")
-    line = f"{checkpoint} holds an adapter, and lora is not set: set it, or merge it"
+    assert message(signed, str(base)).startswith("pretrained is an address with a user or a query")
+    line = f"{checkpoint} has an adapter, but lora is not set: set lora, or merge the adapter"
     assert message([], checkpoint) == line
     flags = [LORA, f"pretrained={base}"]
     # A layer that does not exist, no regular expression, and another name of the head's weight.
     for layers in ("['wq']", "'*.q'", "['word_embeddings']"):
         found = message([*flags, f"lora.target_modules={layers}"], str(base))
         assert found.startswith(f"lora: target_modules {layers}: ")
-    assert "is not of this model" in message([*flags, "lora.r=3"], checkpoint)
+    assert "does not fit this model" in message([*flags, "lora.r=3"], checkpoint)
     moved = read(checkpoint)
     moved["adapter_config"]["base_model_name_or_path"] = "gone.pth"
     torch.save(moved, tmp_path / "moved.pth")
-    line = "moved.pth holds an adapter of gone.pth, but checkpoint gone.pth does not exist"
+    line = "moved.pth has an adapter of gone.pth, but checkpoint gone.pth does not exist"
     assert message(flags, str(tmp_path / "moved.pth")).endswith(line)
     del moved["config"]["image_size"]
     moved["adapter_config"]["base_model_name_or_path"] = str(base)
     torch.save(moved, tmp_path / "bare.pth")
-    with pytest.raises(ValueError, match="an adapter without its run's configuration"):
+    with pytest.raises(ValueError, match="an adapter, but not its run's configuration"):
         captioner_of(str(tmp_path / "bare.pth"))
     assert merge.main([str(base), str(tmp_path / "x.pth")]) == 2
-    assert capsys.readouterr().err == f"error: {base} holds whole weights, no adapter\n"
+    assert capsys.readouterr().err == f"error: {base} has no adapter but whole weights\n"
     assert json.dumps(adapted.model_dump()["lora"])  # a checkpoint keeps it

@@ -41,12 +41,11 @@ def assert_same_logits(captioner, model, inputs, atol=1e-5, rtol=0):
     torch.testing.assert_close(ours[mask == 1], expected[mask == 1], atol=atol, rtol=rtol)
 
 
-@pytest.mark.parametrize("image_size", [48, 96])
 @torch.no_grad()
-def test_same_logits_and_same_greedy_captions(make_captioner, image_size, tmp_path):
-    captioner = make_captioner(image_size=image_size)
+def test_same_logits_and_same_greedy_captions(make_captioner, tmp_path):
+    captioner = make_captioner(image_size=96)
     save_hf(captioner, tmp_path)
-    model, inputs = loaded(tmp_path), inputs_of(captioner, image_size)
+    model, inputs = loaded(tmp_path), inputs_of(captioner, 96)
     assert_same_logits(captioner, model, inputs, atol=1e-4, rtol=1e-4)
     prompt = captioner.prompt_ids.expand(4, -1)
     expected = model.generate(
@@ -63,10 +62,9 @@ def test_same_logits_and_same_greedy_captions(make_captioner, image_size, tmp_pa
     assert (expected[:, generated.size(1) :] == captioner.tokenizer.pad).all()
 
 
-@pytest.mark.parametrize("vit", ["base", "large"])
 @torch.no_grad()
-def test_full_width_both_ways(make_captioner, vit, tmp_path):
-    sizes = VIT_SIZES[vit].model_copy(update={"depth": 2})
+def test_full_width_both_ways(make_captioner, tmp_path):
+    sizes = VIT_SIZES["base"].model_copy(update={"depth": 2})
     captioner = make_captioner(vit=sizes, med_config={"num_hidden_layers": 2})
     save_hf(captioner, tmp_path / "hf")
     model, problems = transformers.BlipForConditionalGeneration.from_pretrained(

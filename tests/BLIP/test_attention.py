@@ -5,7 +5,7 @@ import torch
 
 from BLIP.kernels import attention as module
 from BLIP.kernels import matmul
-from BLIP.kernels.attention import FEW_QUERIES, MANY_QUERIES, _dropout_mask, attention
+from BLIP.kernels.attention import FEW_QUERIES, MANY_QUERIES, _keep_mask, attention
 
 B, HEADS, PLACES, D = 3, 2, 70, 16
 
@@ -105,7 +105,7 @@ def test_dropout_is_that_of_the_probabilities(queries, dtype, quick):
 def test_each_place_is_dropped_with_the_same_probability(probability):
     """Also each of the four that come from one random number."""
     torch.manual_seed(0)
-    kept = _dropout_mask((1000, 1003), probability, torch.device("cpu"))
+    kept = _keep_mask((1000, 1003), probability, torch.device("cpu"))
     dropped = (~kept).flatten()[: 4 * (kept.numel() // 4)].view(-1, 4)
     expected = probability * len(dropped)
     assert (dropped.sum(0) - expected).abs().max() < 5 * expected**0.5

@@ -63,7 +63,7 @@ def server(monkeypatch):
     server.url = f"https://127.0.0.1:{server.server_port}"
     monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATE))
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
     yield server
     server.shutdown()
     server.server_close()
@@ -72,11 +72,11 @@ def server(monkeypatch):
 @pytest.mark.parametrize(
     ("headers", "content", "options", "message"),
     [
-        (LENGTH, CONTENT[:300_000], {}, "broke off after 300000 of 1024000 bytes"),
+        (LENGTH, CONTENT[:300_000], {}, "ended after 300000 of 1024000 bytes"),
         (CHUNKED, PIECES + b"400\r\nbroken off", {}, "IncompleteRead"),
-        ({}, CONTENT, {}, "does not say how long the file is"),
-        (LENGTH, CONTENT, {"largest": 1000}, "has more than the 1000 bytes allowed here"),
-        (CHUNKED, PIECES + b"0\r\n\r\n", {"largest": 1000}, "has more than the 1000 bytes"),
+        ({}, CONTENT, {}, "does not send the file's length"),
+        (LENGTH, CONTENT, {"largest": 1000}, "exceeds the limit of 1000 bytes"),
+        (CHUNKED, PIECES + b"0\r\n\r\n", {"largest": 1000}, "exceeds the limit of 1000 bytes"),
         (LENGTH, CONTENT, {"sha256": "000"}, f"has sha256 {SHA256}, expected 000"),
     ],
 )
@@ -124,7 +124,7 @@ def test_a_redirect_from_a_public_host_into_a_private_network_is_refused(
     """Only /inside counts as private here."""
     path = "/inside/file.bin"
     monkeypatch.setattr("BLIP.weights.download.private", lambda url: [urlsplit(url).path == path])
-    line = r"leads to 127\.0\.0\.1, which is in a private network"
+    line = r"redirects to 127\.0\.0\.1, which is in a private network"
     with pytest.raises(DownloadError, match=line):
         download(f"{server.url}/to/{server.url}{path}", tmp_path / "file.bin")
     assert len(server.requests) == 1
@@ -180,17 +180,17 @@ def test_each_failure_is_one_line(server, hub_folder):
     cases = {
         f"{server.url}/absent.pth": "404|Not Found",
         "https://127.0.0.1:9/file.pth": "refused",
-        f"{server.url}/": "names no file",
+        f"{server.url}/": "does not name a file",
         f"{server.url}/a%00b.pth": "embedded null byte",
-        "http://127.0.0.1:9/file.pth": "only https:// is",
-        "ftp://127.0.0.1/file.pth": "only https:// is",
-        "file:///etc/passwd": "only https:// is",
-        f"{server.url}/to/http://127.0.0.1:9/file.pth": "http://127.0.0.1:9/file.pth is not fetch",
+        "http://127.0.0.1:9/file.pth": "only https:// protects",
+        "ftp://127.0.0.1/file.pth": "only https:// protects",
+        "file:///etc/passwd": "only https:// protects",
+        f"{server.url}/to/http://127.0.0.1:9/file.pth": "http://127.0.0.1:9/file.pth is not down",
         f"{server.url}/to/file:///etc/passwd": "not allowed",
         "hf://owner/name/../../file.pth": r"is not hf://\[spaces/\]owner/name",
         "hf://owner/name@../file.pth": r"is not hf://\[spaces/\]owner/name",
         "hf://name/file.pth": r"is not hf://\[spaces/\]owner/name",
-        "hf://spaces/owner/name/model/file.pth": "cannot fetch hf://spaces/owner/name/model",
+        "hf://spaces/owner/name/model/file.pth": "cannot download hf://spaces/owner/name/model",
     }
     for source, message in cases.items():
         with pytest.raises(DownloadError, match=message) as error:

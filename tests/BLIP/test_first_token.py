@@ -61,7 +61,9 @@ def test_a_generated_piece_is_read_as_a_word(make_captioner, pieces, shift, read
 def test_a_vocabulary_without_pieces_is_refused(make_captioner, tmp_path, vocabulary):
     path = tmp_path / "vocab.txt"
     path.write_text(vocabulary.read_text().replace("##s\n", ""))
-    with pytest.raises(ValueError, match="first_token_shift: the vocabulary has no piece"):
+    with pytest.raises(
+        ValueError, match="first_token_shift: no word of the vocabulary has a piece"
+    ):
         make_captioner(tokenizer=str(path), first_token_shift=True)
 
 
@@ -96,7 +98,7 @@ def test_it_is_not_exported_to_transformers(checkpoint, tmp_path, capsys):
         save_hf(captioner, tmp_path / "hf")
     assert main(["to-hf", path, str(tmp_path / "hf")]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("error: it was trained with") and error.count("\n") == 1
+    assert error.startswith("error: the captioner was trained with") and error.count("\n") == 1
     assert not (tmp_path / "hf").exists()
 
 

@@ -80,7 +80,9 @@ def test_a_file_with_another_hash_is_refused(stated, tmp_path):
 
 def test_a_file_above_the_limit_is_not_fetched(stated):
     stated.size = hub.LARGEST + 1
-    with pytest.raises(ValueError, match="has 17179869185 bytes, more than the 17179869184"):
+    with pytest.raises(
+        ValueError, match="has 17179869185 bytes, which exceeds the limit of 17179869184"
+    ):
         hub.hub_file("some/model", "a/b.json")
     assert len(stated.calls) == 1
 

@@ -121,7 +121,7 @@ def test_the_copy(make_captioner, monkeypatch, bf16, kind, amx):
     [
         ("cuda", False, ENGINES, "is for CPUs; on cuda"),
         ("cpu", True, ENGINES, "compile is true"),
-        ("cpu", False, ["qnnpack"], "has no kernels on this processor"),
+        ("cpu", False, ["qnnpack"], "has no int8 kernels for this processor"),
     ],
 )
 def test_where_int8_is_refused(monkeypatch, device, compiled, engines, message):
@@ -133,9 +133,9 @@ def test_where_int8_is_refused(monkeypatch, device, compiled, engines, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ([], "precision is int8, which is for inference only"),
+        ([], "precision is int8, which is only for inference"),
         (["model=rnn"], "precision is int8, which rnn "),
-        (["compile=true", "--evaluate"], "compile is true, which cannot stand beside"),
+        (["compile=true", "--evaluate"], "compile is true, which cannot be combined with"),
     ],
 )
 def test_programs_refuse_it_in_one_line(scenes_config, tmp_path, capsys, changes, message):

@@ -14,7 +14,7 @@ from BLIP.kernels.recompute_linear import recompute_linear
 def of_any_size(request, monkeypatch):
     """With torch's own products and with oneDNN's, which processors with AVX-512 have."""
     monkeypatch.setattr(matmul, "ONEDNN_BF16", request.param and matmul.ONEDNN_BF16)
-    monkeypatch.setattr(module, "MIN_NUMBERS", 0)
+    monkeypatch.setattr(module, "MIN_ELEMENTS", 0)
     monkeypatch.setattr(module, "MIN_PRODUCTS", 0)
     monkeypatch.setattr(matmul, "ONEDNN_FP32", request.param and matmul.HAS_ONEDNN)
 
@@ -82,7 +82,7 @@ def test_only_the_input_is_kept_beside_the_parameters(linear, name):
 def test_small_layers_recompute_nothing(linear, monkeypatch):
     x = torch.randn(3, 24, requires_grad=True)
     for least, recomputes in ((72 + 240, True), (72 + 240 + 1, False)):
-        monkeypatch.setattr(module, "MIN_NUMBERS", least)
+        monkeypatch.setattr(module, "MIN_ELEMENTS", least)
         made = recompute_linear(x, linear, F.gelu)
         assert (getattr(made.grad_fn, "before", None) is F.gelu) is recomputes
 
@@ -91,7 +91,7 @@ def test_small_layers_recompute_nothing(linear, monkeypatch):
 def test_small_layers_and_inference_use_onednn_for_large_products(linear, monkeypatch, learns):
     calls = []
     monkeypatch.setattr(matmul, "linear", lambda x, *layer: calls.append(x) or F.linear(x, *layer))
-    monkeypatch.setattr(module, "MIN_NUMBERS", 10**9)
+    monkeypatch.setattr(module, "MIN_ELEMENTS", 10**9)
     x = torch.randn(3, 24)
     for least, large in ((3 * 24 * 10, True), (3 * 24 * 10 + 1, False)):
         monkeypatch.setattr(module, "MIN_PRODUCTS", least)

@@ -64,10 +64,10 @@ def test_a_name_is_looked_up_on_the_hub(monkeypatch, tmp_path):
 
 def test_no_vocabulary_is_one_line(tmp_path):
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\nword\n")
-    with pytest.raises(TokenizerError, match=r"is no BERT vocabulary: it lacks \[SEP\]"):
+    with pytest.raises(TokenizerError, match=r"is not a BERT vocabulary: it lacks \[SEP\]"):
         CaptionTokenizer(str(tmp_path))
     for source in (str(tmp_path / "absent"), "bert-base-uncased-that-is-nowhere"):
-        with pytest.raises(TokenizerError, match="found no vocabulary at") as error:
+        with pytest.raises(TokenizerError, match=r"is not a folder with vocab\.txt") as error:
             CaptionTokenizer(source)
         assert "\n" not in str(error.value)
 
@@ -87,6 +87,6 @@ def test_a_vocabulary_with_a_word_twice_is_one_line(tmp_path, word):
     path.write_text("\n".join(words) + "\n")
     assert CaptionTokenizer(str(path)).start == 9
     path.write_text("\n".join([*words, word]) + "\n")
-    with pytest.raises(TokenizerError, match="is no BERT vocabulary") as error:
+    with pytest.raises(TokenizerError, match="is not a BERT vocabulary") as error:
         CaptionTokenizer(str(path))
-    assert f"{word!r} is on 2 of its lines" in str(error.value)
+    assert f"it has {word!r} on 2 lines" in str(error.value)

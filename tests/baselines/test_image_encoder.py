@@ -177,6 +177,8 @@ def test_weights_that_cannot_be_fetched(monkeypatch, tmp_path):
 
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setattr("torch.hub.download_url_to_file", refuse)
-    with pytest.raises(ValueError, match=r"encoder_weights: cannot fetch .* of resnet18") as error:
+    with pytest.raises(
+        ValueError, match=r"encoder_weights: cannot download .* of resnet18"
+    ) as error:
         ImageEncoder("resnet18", "default")
     assert "none or a file" in str(error.value) and "\n" not in str(error.value)

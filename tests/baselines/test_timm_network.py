@@ -89,14 +89,14 @@ def test_weights_from_a_file(tmp_path, suffix):
             "encoder: timm has no network 'nothing_of_this_name'",
         ),
         ("timm/vit_tiny_patch16_224", "none", "image_size is 10, too small for timm/vit_tiny"),
-        ("timm/halonet26t", "none", "image_size is 10, no size for timm/halonet26t"),
-        ("timm/mobilenetv2_035", "default", "cannot fetch timm's weights of mobilenetv2_035"),
+        ("timm/halonet26t", "none", "image_size is 10, not supported for timm/halonet26t"),
+        ("timm/mobilenetv2_035", "default", "cannot download timm's weights of mobilenetv2_035"),
         (
             "timm/mobilenetv2_035",
             "package",
-            "encoder_weights: package has weights for timm/tf",
+            "encoder_weights is package, which is only for encoder timm/tf",
         ),
-        ("resnet18", "package", "encoder_weights: package has weights for timm/tf"),
+        ("resnet18", "package", "encoder_weights is package, which is only for encoder timm/tf"),
         ("mobilenetv2_035", "none", "encoder: 'mobilenetv2_035' is unknown.*or timm/NAME"),
     ],
 )
@@ -113,7 +113,9 @@ def test_a_network_that_timm_cannot_make(monkeypatch):
         raise AssertionError(f"not for {size}")
 
     monkeypatch.setattr(timm, "create_model", refuse)
-    with pytest.raises(ValueError, match="cannot make vit_tiny_patch16_224 for image_size 32: not"):
+    with pytest.raises(
+        ValueError, match="cannot build vit_tiny_patch16_224 for image_size 32: not"
+    ):
         ImageEncoder("timm/vit_tiny_patch16_224", image_size=32)
 
 

@@ -63,7 +63,7 @@ def test_what_cannot_be_a_vocabulary():
         Vocabulary(["a", "b", "a"])
     with pytest.raises(ValueError, match="vocabulary_size is 6; it must be 7 or more"):
         Vocabulary.count(CAPTIONS, size=6, prompt="of two")
-    with pytest.raises(ValueError, match="min_word_count is 1000; no word occurs so often"):
+    with pytest.raises(ValueError, match="min_word_count is 1000, but no word occurs so often"):
         Vocabulary.count(CAPTIONS, min_count=1000)
 
 
@@ -84,9 +84,9 @@ def test_known_words_take_their_vectors_and_others_stay(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("the 1 2\ncat 1 2\n", "line 1: 2 numbers, but embed_dim is 3"),
-        ("the 1 2 3 4\n", "line 1: 4 numbers, but embed_dim is 3"),
-        ("the 1 2 3\ncat 1 2\n", "line 2: 2 numbers, but embed_dim is 3"),
+        ("the 1 2\ncat 1 2\n", "line 1 has 2 numbers, but embed_dim is 3"),
+        ("the 1 2 3 4\n", "line 1 has 4 numbers, but embed_dim is 3"),
+        ("the 1 2 3\ncat 1 2\n", "line 2 has 2 numbers, but embed_dim is 3"),
         ("cat 1 2 x\n", "line 1: could not convert"),
         ("the 1 2 3\n", "none of the 4 words"),
         (None, r"cannot read .*glove\.txt"),

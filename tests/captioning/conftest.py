@@ -114,10 +114,14 @@ def s3_server():
 
 
 @pytest.fixture
-def s3(s3_server, monkeypatch):
-    """Return the server, with `files`, which reads and writes it, and an empty bucket `bucket`."""
+def s3(s3_server, tmp_path, monkeypatch):
+    """Return the server, with `files`, which reads and writes it, and an empty bucket `bucket`.
+
+    What is read of it is kept in the test's own folder `cache`.
+    """
     import s3fs
 
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     secrets = {"AWS_ACCESS_KEY_ID": "K3Y1D", "AWS_SECRET_ACCESS_KEY": "S3CR3T"}
     places = {"AWS_ENDPOINT_URL": s3_server.address, "AWS_DEFAULT_REGION": "us-east-1"}
     once = {"AWS_MAX_ATTEMPTS": "1"}  # what is tried again is tried here, without the waits

@@ -11,11 +11,11 @@ from captioning.runtime.registry import load
 from tests.soak.processes import Processes
 
 CAPTIONS = ["the cat", "a dog and the ball", "", "the dog's cat and", "a ball"]
-METRICS = ["clipscore", "retrieval", "perplexity"]  # that run models
+METRICS = ["clipscore", "retrieval", "perplexity", "itm"]  # that run models
 
 
 @pytest.fixture
-def arguments(photos, clip_folder, gpt2_folder, tmp_path):
+def arguments(photos, clip_folder, gpt2_folder, itm_checkpoint, tmp_path):
     """Return the arguments that score five captions, of four photos and one more."""
     folder = tmp_path / "images"
     folder.mkdir()
@@ -31,6 +31,7 @@ def arguments(photos, clip_folder, gpt2_folder, tmp_path):
         *("--references", str(tmp_path / "references.json")),
         *("--images", str(folder)),
         *("--clip_model", str(clip_folder), "--ppl_model", str(gpt2_folder)),
+        *("--itm_model", str(itm_checkpoint)),
         *("--cache_dir", str(tmp_path / "cache"), "--device", "cpu"),
         *("--batch_size", "2"),  # several batches, or one process would have them all
         *("--metrics", "length", *METRICS),
@@ -50,10 +51,10 @@ def test_all_columns_in_one_command(arguments, tmp_path, capsys):
     assert table[0].split()[2:6] == ["R@1", "R@5", "CLIPScore", "PPL"]
     scores, lines = written(tmp_path / "out")
     names = ["cap_len", "CLIPScore", "RefCLIPScore", "R@1", "R@5", "R@10", "median_rank", "PPL"]
-    assert list(scores["metrics"]) == names and scores["skipped"] == {}
+    assert list(scores["metrics"]) == [*names, "ITM", "ITC"] and scores["skipped"] == {}
     assert scores["metrics"]["R@5"]["value"] == 100 and scores["metrics"]["PPL"]["n"] == 4
     assert scores["settings"]["pool"] == "5 images (the captions' own)"
-    assert scores["settings"]["ppl_empty"] == 1
+    assert scores["settings"]["ppl_empty"] == 1 and scores["settings"]["itm_truncated"] == 0
     assert scores["versions"]["torch"] and scores["versions"]["transformers"]
     third = json.loads(lines.splitlines()[2])
     assert third["PPL"] is None and 1 <= third["rank"] <= 5
@@ -89,7 +90,8 @@ def test_an_image_that_one_process_cannot_read_costs_its_metrics(arguments, tmp_
     (tmp_path / "images" / "COCO_val2014_000000000004.png").write_bytes(b"broken")
     run = Processes(main, arguments, tmp_path / "output", 2)
     assert run.wait() == [0, 0], run.said()
-    assert "R@1, R@5, CLIPScore, R@10, Med. Rank, RefCLIPScore skipped: " in run.said()
+    names = "R@1, R@5, CLIPScore, R@10, Med. Rank, RefCLIPScore, ITM, ITC"
+    assert f"{names} skipped: " in run.said()
     assert "000000000004.png: not a readable image" in run.said()
 
 

@@ -13,34 +13,11 @@ import torch
 from captioning.metrics.diversity import Length
 from captioning.training.fine_tuning import FineTuning
 from captioning.training.split_evaluation import caption_images
-from tests.soak.runs import Run, be_quick, difference, last_step, log, saved_step, write_config
+from tests.soak.runs import Run, be_quick, difference, last_step, log, saved_step
 
 pytestmark = pytest.mark.slow
 
 STEPS = 8  # an epoch
-
-
-@pytest.fixture(scope="module")
-def config(tmp_path_factory):
-    """Return the configuration of a run of 3 epochs of 8 steps of 8 images."""
-    return write_config(tmp_path_factory.mktemp("stopped"))
-
-
-@pytest.fixture(scope="module")
-def whole(config):
-    """Return a function that gives the folder of a run that nothing disturbed, by its settings."""
-    found = {}
-
-    def run(*arguments, processes=1):
-        key = (*arguments, processes)
-        if key not in found:
-            folder = config.with_name(f"whole{len(found)}")
-            run = Run(config, folder, *arguments, processes=processes)
-            assert run.wait() == [0] * processes, run.said()
-            found[key] = folder
-        return found[key]
-
-    return run
 
 
 def stop_at(step, number=signal.SIGTERM, rank=0):
@@ -74,21 +51,21 @@ SOME_STEPS = [1, STEPS, 3 * STEPS, *DICE.sample([*range(2, STEPS), *range(9, 24)
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
-def test_one_process_stopped_at_any_step(config, whole, tmp_path):
+def test_one_process_stopped_at_any_step(config, finished, tmp_path):
     """One run stopped several times, by every signal; no step is repeated."""
     for count, step in enumerate(sorted(SOME_STEPS)):
         run = Run(config, tmp_path / "run", hook=stop_at(step, SIGNALS[count % 3]))
         assert run.wait() == [0], (step, run.said())
-        assert "the same command goes on from here" in run.said()
+        assert "the same command continues from here" in run.said()
         assert last_step(tmp_path / "run") == saved_step(tmp_path / "run", STEPS) == step
     run = Run(config, tmp_path / "run", "num_workers=2")
     assert run.wait() == [0], run.said()
-    assert difference(whole(), tmp_path / "run") is None, SOME_STEPS
+    assert difference(finished(processes=1), tmp_path / "run") is None, SOME_STEPS
 
 
-def test_sampling_teacher_forcing_and_accumulation(config, whole, tmp_path):
+def test_sampling_teacher_forcing_and_accumulation(config, finished, tmp_path):
     """The most random numbers: scheduled sampling in training, and sampled captions."""
-    settings = ["model=lstm", "encoder=regnet_x_400mf", "encoder_weights=none", "image_size=48"]
+    settings = ["model=lstm", "encoder=shufflenet_v2_x0_5", "encoder_weights=none", "image_size=48"]
     settings += ["teacher_forcing=linear", "teacher_forcing_k=3", "sample=true", "embed_dim=16"]
     settings += ["hidden_dim=16", "batch_size=4", "accumulation_steps=2", "bucket_batches=true"]
     settings += ["max_epoch=2", "encoder_lr=1e-3"]
@@ -97,20 +74,20 @@ def test_sampling_teacher_forcing_and_accumulation(config, whole, tmp_path):
     assert run.wait() == [0], (step, run.said())
     run = Run(config, tmp_path / "run", *settings)
     assert run.wait() == [0], run.said()
-    assert difference(whole(*settings), tmp_path / "run") is None, step
+    assert difference(finished(*settings, processes=1), tmp_path / "run") is None, step
 
 
-def test_loss_scaling(config, whole, tmp_path):
+def test_loss_scaling(config, finished, tmp_path):
     """The first scale is too high for float16: steps overflow and are skipped."""
     settings = ["precision=fp16", "max_epoch=1", "init_lr=1e-2"]
     assert Run(config, tmp_path / "run", *settings, hook=stop_at(4)).wait() == [0]
     assert Run(config, tmp_path / "run", *settings).wait() == [0]
-    assert difference(whole(*settings), tmp_path / "run") is None
+    assert difference(finished(*settings, processes=1), tmp_path / "run") is None
     scaler = torch.load(tmp_path / "run" / "checkpoint_00.pth")["scaler"]
     assert scaler["_growth_tracker"] > 4 or scaler["scale"] < 2**16
 
 
-def test_two_processes_stopped_by_a_signal_to_either(config, whole, tmp_path):
+def test_two_processes_stopped_by_a_signal_to_either(config, finished, tmp_path):
     steps = sorted(DICE.sample(range(1, 24), 2))
     for rank, step in enumerate(steps):
         hook = stop_at(step, rank=rank)
@@ -119,7 +96,7 @@ def test_two_processes_stopped_by_a_signal_to_either(config, whole, tmp_path):
         assert saved_step(tmp_path / "run", STEPS) == step
     run = Run(config, tmp_path / "run", "batch_size=4", processes=2)
     assert run.wait() == [0, 0], run.said()
-    assert difference(whole("batch_size=4", processes=2), tmp_path / "run") is None, steps
+    assert difference(finished("batch_size=4"), tmp_path / "run") is None, steps
 
 
 def record_images(path, then=None):
@@ -151,7 +128,7 @@ def images(path, ranks):
     return found
 
 
-def test_another_number_of_processes_keeps_the_order_of_images(config, whole, tmp_path):
+def test_another_number_of_processes_keeps_the_order_of_images(config, finished, tmp_path):
     run = Run(config, tmp_path / "one", hook=record_images(tmp_path / "all"))
     assert run.wait() == [0], run.said()
     hook = record_images(tmp_path / "before", stop_at(5))
@@ -159,8 +136,8 @@ def test_another_number_of_processes_keeps_the_order_of_images(config, whole, tm
     run = Run(config, tmp_path / "run", processes=2, hook=be_quick)
     assert run.wait()[0] == 2
     assert (
-        "stopped within epoch 1, with 8 images a step (8 batch_size, 1 processes, 1 "
-        "accumulation_steps); with 16 (8 batch_size, 2 processes, 1 accumulation_steps)"
+        "stopped within epoch 1 with 8 images per step (8 batch_size, 1 processes, 1 "
+        "accumulation_steps); a run with 16 (8 batch_size, 2 processes, 1 accumulation_steps)"
     ) in run.said()
     hook = record_images(tmp_path / "after")
     run = Run(config, tmp_path / "run", "batch_size=4", processes=2, hook=hook)
@@ -169,7 +146,7 @@ def test_another_number_of_processes_keeps_the_order_of_images(config, whole, tm
     assert found == images(tmp_path / "all", 1) and len(found) == 24
 
 
-def test_stopped_while_captions_are_made_or_scored(config, whole, tmp_path):
+def test_stopped_while_captions_are_made_or_scored(config, finished, tmp_path):
     """The epoch is saved without scores; resume adds them."""
 
     def in_generation(rank):
@@ -197,4 +174,4 @@ def test_stopped_while_captions_are_made_or_scored(config, whole, tmp_path):
         assert not list(tmp_path.glob("run/result/*/metrics.json"))
         assert not [line for line in log(tmp_path / "run") if line["event"] == "val"]
     assert Run(config, tmp_path / "run").wait() == [0]
-    assert difference(whole(), tmp_path / "run") is None
+    assert difference(finished(processes=1), tmp_path / "run") is None

@@ -1,37 +1,21 @@
 """Runs in an object store resume on another machine as runs on disk do."""
 
-import os
 import signal
 
 import pytest
 
 from captioning.files import stores
 from captioning.models import checkpoints
-from captioning.training.fine_tuning import FineTuning
 from captioning.training.output_folder import WRITER, working_folder
-from tests.captioning.conftest import s3, s3_server  # noqa: F401
 from tests.captioning.object_store import FAULTS
-from tests.soak.runs import Run, difference, write_config
+from tests.e2e.test_stopped_runs import stop_at
+from tests.soak.runs import Run, difference
 
 ADDRESS = "s3://bucket/within/run"
 
 
-@pytest.fixture(scope="module")
-def config(tmp_path_factory):
-    """Return the configuration of a run of 3 epochs of 8 steps of 8 images."""
-    return write_config(tmp_path_factory.mktemp("stored"))
-
-
-@pytest.fixture(scope="module")
-def whole(config):
-    """Return the folder of a run that nothing disturbed."""
-    run = Run(config, config.with_name("whole"))
-    assert run.wait() == [0], run.said()
-    return config.with_name("whole")
-
-
 @pytest.fixture
-def train(config, s3, tmp_path, monkeypatch):  # noqa: F811
+def train(config, s3, tmp_path, monkeypatch):
     """Return a function that trains into the store, with a cache for each machine's name.
 
     It returns the output and the working folder.
@@ -47,22 +31,6 @@ def train(config, s3, tmp_path, monkeypatch):  # noqa: F811
     return run
 
 
-def stop_at(step, number=signal.SIGTERM):
-    """A hook: the signal comes in the midst of a step, counted from 1."""
-
-    def hook(rank):
-        original = FineTuning._optimiser_step
-
-        def with_signal(self, batches, done):
-            if rank == 0 and done + 1 == step:
-                os.kill(os.getpid(), number)
-            return original(self, batches, done)
-
-        FineTuning._optimiser_step = with_signal
-
-    return hook
-
-
 def in_store(folder):
     """The files that differ between a working folder and the store, and the names in the store."""
     here = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
@@ -72,10 +40,11 @@ def in_store(folder):
     return [*other, *(here ^ there)], there
 
 
-def test_a_run_goes_on_elsewhere_to_the_bit_whatever_fails(s3, train, whole):  # noqa: F811
+def test_a_run_goes_on_elsewhere_to_the_bit_whatever_fails(s3, train, finished):
+    whole = finished(processes=1)
     s3.faults += FAULTS * 3
     said, folder = train("one", hook=stop_at(5))
-    assert s3.faults == [] and f"{ADDRESS} is written through {folder}" in said
+    assert s3.faults == [] and f"{ADDRESS} has its working copy in {folder}" in said
     assert in_store(folder)[0] == []
     said, _ = train("two", hook=stop_at(13, signal.SIGKILL), code=-9)
     assert f"resuming from {ADDRESS}/checkpoint_00_step00000005.pth" in said
@@ -91,34 +60,35 @@ def test_a_run_goes_on_elsewhere_to_the_bit_whatever_fails(s3, train, whole):  #
     } | {name for name in names if name.startswith("tensorboard")}
     # The first machine was left with less, all of which the store has had.
     said, folder = train("one")
-    assert "has run all of its 3 epochs" in said and difference(whole, folder) is None
+    assert "has finished all of its 3 epochs" in said and difference(whole, folder) is None
     assert [path.name for path in folder.parent.iterdir() if path.is_dir()] == [folder.name]
 
 
-def test_what_a_store_refuses_is_one_line_and_nothing_is_lost(s3, train, whole):  # noqa: F811
+def test_what_a_store_refuses_is_one_line_and_nothing_is_lost(s3, train, finished):
+    whole = finished(processes=1)
     s3.refused = "/checkpoint_01_step00000009.pth"
     said, folder = train("one", code=2)
     s3.refused = None
     (error,) = (line for line in said.splitlines() if line.startswith("error:"))
-    assert "not allowed: give credentials as s3fs finds them" in error and str(folder) in error
+    assert "not allowed: give credentials where s3fs finds them" in error and str(folder) in error
     assert "S3CR3T" not in said and "Traceback" not in said
     said, folder = train("one")
     assert "resuming from s3://bucket/within/run/checkpoint_01_step00000009.pth" in said
     assert difference(whole, folder) is None and in_store(folder)[0] == []
 
 
-def test_a_run_begun_anew_moves_the_one_in_the_store_aside(s3, train, whole):  # noqa: F811
+def test_a_run_begun_anew_moves_the_one_in_the_store_aside(s3, train):
     train("one", "max_epoch=1", "lr_schedule=exponential")
     before = stores.stamps(ADDRESS)
     said, folder = train("two", "resume=never", hook=stop_at(2))
-    assert f"copied what was in {ADDRESS} to {ADDRESS}.1" in said
+    assert f"moved the files of {ADDRESS} to {ADDRESS}.1" in said
     assert stores.stamps(f"{ADDRESS}.1") == before
     assert in_store(folder)[0] == [] and [p.stem for p in checkpoints.saved(folder)] == [
         "checkpoint_00_step00000002"
     ]
 
 
-def test_two_processes_and_scores_of_another_machine(s3, train, whole):  # noqa: F811
+def test_two_processes_and_scores_of_another_machine(s3, train):
     train("one", "batch_size=4", processes=2)
     said, folder = train("two", "--evaluate")
     assert f"captions and scores are in {ADDRESS}/result" in said
@@ -130,11 +100,11 @@ def test_two_processes_and_scores_of_another_machine(s3, train, whole):  # noqa:
     ("address", "line"),
     [
         ("s3://no-bucket/run", "no such file or bucket"),
-        ("s3://key:S3CR3T@bucket/run", "may hold a secret"),
-        ("https://host/run", "it has to be on a disk"),
+        ("s3://key:S3CR3T@bucket/run", "may contain a secret"),
+        ("https://host/run", "use a path on a disk"),
     ],
 )
-def test_where_nothing_can_be_written(s3, config, tmp_path, monkeypatch, address, line):  # noqa: F811
+def test_where_nothing_can_be_written(s3, config, tmp_path, monkeypatch, address, line):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     run = Run(config, tmp_path / "run", "--output_dir", address)
     assert run.wait() == [2], run.said()

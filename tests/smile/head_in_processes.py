@@ -1,4 +1,4 @@
-"""A head whose rows processes divide, and a model that FSDP2 divides, against one process."""
+"""A head whose rows processes divide, and models under DDP and FSDP2, against one process."""
 
 import gc
 import itertools
@@ -15,37 +15,26 @@ from torch.distributed.tensor.parallel import (
     RowwiseParallel,
     parallelize_module,
 )
+from torch.nn.parallel import DistributedDataParallel
 
 from smile import Objective
+from tests.smile import hidden_states
+from tests.smile.hidden_states import CAPPED, IGNORE, PACKED, by_definition, gradients
 from tests.smile.largest_made import LargestMade
 
-IGNORE = -100
 SPECS = [
-    "mle",
-    "smile",
-    "random",
-    "reverse",
+    *hidden_states.SPECS[:4],
     {"unlikelihood": 0.3, "scalegrad": 0.2, "focal": 0.1, "truncation": 0.5},
-    {"random": 0.4, "smile": 0.3, "reverse": 0.2, "mle": 0.7},
+    hidden_states.SPECS[-1],
 ]
-SEGMENTS = torch.tensor([[0, 0, 0, 1, 1, 1, 1]] * 5)
-HOW = [
-    {},
-    {"reduction": "none"},
-    {"reduction": "sum", "scale": 0.5, "softcap": 2.0},
-    {"segments": SEGMENTS, "weights": torch.tensor([1.0, 2.0, 0.5, 0.0, 1.0])},
-]
+HOW = [{}, {"reduction": "none"}, {"reduction": "sum", **CAPPED}, PACKED]
 
 
-def example(vocabulary=23, dtype=torch.float64, width=8):
+def example(vocabulary=23, dtype=torch.float64):
     """Hidden states, weight, bias, and labels; the same on every process."""
     torch.manual_seed(0)
-    sizes = ((5, 7, width), (vocabulary, width), (vocabulary,))
-    inputs = [torch.randn(*size, dtype=dtype) for size in sizes]
-    labels = torch.randint(vocabulary, (5, 7))
-    labels[0, 4:] = labels[1, 1:] = labels[2, :] = IGNORE
-    labels[3, 0] = IGNORE
-    return inputs, labels
+    inputs, labels = hidden_states.example(vocabulary=vocabulary, width=8, dtype=dtype)
+    return [x.detach() for x in inputs], labels
 
 
 def objective(spec, **settings):
@@ -64,23 +53,12 @@ def whole(x):
 
 def results(output, inputs):
     """Loss, parts and tokens, and the gradients of the inputs that there are."""
-    loss = output.loss * torch.arange(1, 1 + output.loss.numel()).view_as(output.loss)
-    wanted = [x for x in inputs if x is not None and x.requires_grad]
-    return [
-        output.loss.detach(),
-        output.parts,
-        output.tokens,
-        torch.autograd.grad(loss.sum(), wanted),
-    ]
+    return [*output, gradients(output.loss, inputs)]
 
 
-def definition(losses, inputs, labels, scale=1.0, softcap=None, **how):
+def definition(losses, inputs, labels, **how):
     inputs = [leaf(x) for x in inputs]
-    torch.manual_seed(0)  # of the words that random subsetting draws
-    logits = F.linear(*inputs) * scale
-    if softcap is not None:
-        logits = softcap * (logits / softcap).tanh()
-    return results(losses(logits, labels, **how), inputs)
+    return results(by_definition(losses, inputs, labels, **how), inputs)
 
 
 def found(losses, inputs, labels, **how):
@@ -171,9 +149,8 @@ def half_precision(mesh):
     losses = objective(SPECS[-1])
     for dtype in (torch.bfloat16, torch.float16):
         with torch.autocast("cpu", dtype):
-            torch.manual_seed(0)
             alone = [leaf(x) for x in inputs]
-            expected = results(losses.from_hidden(*alone, labels), alone)
+            expected = results(hidden_states.fused(losses, alone, labels), alone)
             equal(found(losses, divided(inputs, mesh), labels), expected, rtol=0.02, atol=0.02)
 
 
@@ -198,9 +175,11 @@ def what_is_refused(mesh):
     partial = DTensor.from_local(weight, mesh, [Partial()])
     refused("shard its rows", lambda: losses.from_hidden(hidden, partial, None, labels))
     both = distribute_tensor(weight, square, [Shard(0), Shard(0)])
-    refused("one mesh of one dimension", lambda: losses.from_hidden(hidden, both, None, labels))
+    refused("single one-dimensional mesh", lambda: losses.from_hidden(hidden, both, None, labels))
     one = distribute_tensor(weight[:1], mesh, [Shard(0)])
-    refused("too few", lambda: losses.from_hidden(hidden, one, None, labels.clamp(max=0)))
+    refused(
+        "cannot be sharded over", lambda: losses.from_hidden(hidden, one, None, labels.clamp(max=0))
+    )
     rows = distribute_tensor(weight, mesh, [Shard(0)])
     other = labels.roll(dist.get_rank(), 1)
     refused("different labels", lambda: losses.from_hidden(hidden, rows, None, other))
@@ -273,16 +252,35 @@ def tensor_parallel(mesh):
                 torch.testing.assert_close(step(models[0], tokens, labels), expected)
 
 
+DATA = {"mle": 0.5, "smile": 0.3, "reverse": 0.2}  # whose means are those of a batch's halves
+
+
+def whole_and_half(part):
+    """A batch, and one half of it, which has as many labels as the other."""
+    labels = example()[1]
+    labels = torch.cat([labels, labels.flip(0)])
+    tokens = labels.clamp(min=0).roll(1, 1)
+    return (tokens, labels), [x.chunk(2)[part] for x in (tokens, labels)]
+
+
+def ddp(mesh):
+    """Compiled around it or within, or not."""
+    whole_batch, half = whole_and_half(dist.get_rank())
+    _, expected = step(Captioner(DATA), *whole_batch)
+    eager, wrapped = (DistributedDataParallel(Captioner(DATA)) for _ in range(2))
+    within = torch.compile(Captioner(DATA), backend="aot_eager", fullgraph=True)
+    wrapped = torch.compile(wrapped, backend="aot_eager")
+    for model in (eager, wrapped, DistributedDataParallel(within)):
+        _, found = step(model, *half)
+        torch.testing.assert_close([*found.values()], [*expected.values()])
+
+
 def fsdp(mesh):
     """FSDP2 of the root, or of the layers too, each process with half a batch."""
-    _, labels = example()
-    labels = torch.cat([labels, labels.flip(0)])  # as many labels in either half
-    tokens = labels.clamp(min=0).roll(1, 1)
-    half = [x.chunk(2)[dist.get_rank()] for x in (tokens, labels)]
-    spec = {"mle": 0.5, "smile": 0.3, "reverse": 0.2}
-    loss, gradients = step(Captioner(spec), tokens, labels)
+    whole_batch, half = whole_and_half(dist.get_rank())
+    loss, gradients = step(Captioner(DATA), *whole_batch)
     for layers in ((), ("up", "down")):
-        model = Captioner(spec)
+        model = Captioner(DATA)
         for name in layers:
             fully_shard(getattr(model, name))
         part, ours = step(fully_shard(model), *half)
@@ -291,29 +289,25 @@ def fsdp(mesh):
     head = (model.head.weight, model.head.bias)  # divided again, after the step
     hidden = torch.randn(*half[1].shape, 8, dtype=torch.float64)
     other = half[1].roll(dist.get_rank(), 1)
-    refused("where FSDP shards it", lambda: model.objective.from_hidden(hidden, *head, other))
+    refused("if FSDP shards the head", lambda: model.objective.from_hidden(hidden, *head, other))
 
 
 def fsdp_and_tensor_parallel(_):
     """Of four processes two have half of the batch, and divide the head between them."""
-    labels = example()[1]
-    labels = torch.cat([labels, labels.flip(0)])
-    tokens = labels.clamp(min=0).roll(1, 1)
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
-    spec = {"mle": 0.5, "smile": 0.3, "reverse": 0.2}
-    model = parallelize_module(Captioner(spec), mesh["tensor"], {"head": ColwiseParallel()})
+    whole_batch, half = whole_and_half(mesh.get_local_rank("data"))
+    model = parallelize_module(Captioner(DATA), mesh["tensor"], {"head": ColwiseParallel()})
     fully_shard(model, mesh=mesh["data"])
-    half = [x.chunk(2)[mesh.get_local_rank("data")] for x in (tokens, labels)]
     part, ours = step(model, *half)
     dist.all_reduce(part)
-    torch.testing.assert_close((part / 4, ours), step(Captioner(spec), tokens, labels))
+    torch.testing.assert_close((part / 4, ours), step(Captioner(DATA), *whole_batch))
 
 
 CASES = {
     each.__name__: each
     for each in (
         *(definitions, placements, frozen, half_precision, no_whole_weight, what_is_refused),
-        *(tensor_parallel, fsdp, fsdp_and_tensor_parallel),
+        *(tensor_parallel, ddp, fsdp, fsdp_and_tensor_parallel),
     )
 }
 

@@ -5,9 +5,8 @@ import torch
 from smile import Objective
 from tests.smile import hf_models
 
-BOTH_KINDS = ["GPT2LMHeadModel", "T5ForConditionalGeneration"]
-GPT2, LLAMA = "GPT2LMHeadModel", "LlamaForCausalLM"
-LLAVA = "LlavaForConditionalGeneration"
+GPT2, T5 = BOTH_KINDS = ["GPT2LMHeadModel", "T5ForConditionalGeneration"]
+LLAMA, LLAVA = "LlamaForCausalLM", "LlavaForConditionalGeneration"
 
 
 def made(name):

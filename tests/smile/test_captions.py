@@ -116,33 +116,6 @@ def test_packed_captions_are_padded_captions(rows, spec, first, reduction, weigh
 
 
 @each_spec
-@pytest.mark.parametrize(
-    "cap", [{}, {"scale": 0.3}, {"softcap": 2.0}, {"scale": 3, "softcap": 1.5}]
-)
-def test_scaled_and_capped_logits_from_hidden_states(spec, cap):
-    torch.manual_seed(0)
-    hidden = torch.randn(3, 6, WIDTH, dtype=torch.float64, requires_grad=True)
-    head = torch.randn(VOCABULARY, WIDTH, dtype=torch.float64, requires_grad=True)
-    bias = torch.randn(VOCABULARY, dtype=torch.float64, requires_grad=True)
-    labels = torch.randint(VOCABULARY, (3, 6))
-    labels[0, 4:] = IGNORE
-    logits = F.linear(hidden, head, bias) * cap.get("scale", 1.0)
-    if "softcap" in cap:
-        logits = (logits / cap["softcap"]).tanh() * cap["softcap"]
-    objective = SampledBefore(spec, 0.1)
-    objective.words = torch.randint(VOCABULARY, (3, 6, 10))
-    expected, output = (
-        objective(logits, labels),
-        objective.from_hidden(hidden, head, bias, labels, **cap),
-    )
-    torch.testing.assert_close(output, expected)
-    inputs = [hidden, head, bias]
-    torch.testing.assert_close(
-        torch.autograd.grad(output.loss, inputs), torch.autograd.grad(expected.loss, inputs)
-    )
-
-
-@each_spec
 def test_a_weight_of_0_is_no_label_and_one_of_2_is_twice(spec):
     torch.manual_seed(0)
     logits = torch.randn(2, 6, VOCABULARY, dtype=torch.float64)
@@ -240,7 +213,7 @@ BAD = [
     ({"segments": torch.zeros(2, 5)}, "segments is torch.float32; give whole numbers"),
     ({"segments": torch.zeros(2, 6).long()}, r"segments is (2, 6), but labels is (2, 5)"),
     ({"segments": torch.zeros(5).long()}, r"segments is (5,), but labels is (2, 5)"),
-    ({"weights": torch.ones(5)}, r"weights is (5,); for labels (2, 5) give one for each token"),
+    ({"weights": torch.ones(5)}, r"weights is (5,), but labels is (2, 5); give one weight"),
     ({"weights": torch.ones(2, 6)}, r"weights is (2, 6)"),
     ({"weights": torch.tensor([1.0, float("nan")])}, "a weight is nan; weights are finite"),
     ({"weights": [1.0, 1.0]}, "weights is a list; give a tensor of floats"),
@@ -252,11 +225,8 @@ BAD = [
 
 
 @pytest.mark.parametrize(("given", "says"), BAD, ids=[says for _, says in BAD])
-@pytest.mark.parametrize("spec", ["mle", "smile", "random", "reverse"])
-def test_what_cannot_be_is_said_in_a_line(spec, given, says):
-    if spec == "mle" and "segments" in given:
-        spec = {"mle": 0.5, "smile": 0.5}
-    objective, hidden, head = Objective(spec), torch.randn(2, 5, WIDTH), torch.randn(9, WIDTH)
+def test_what_cannot_be_is_said_in_a_line(given, says):
+    objective, hidden, head = Objective("smile"), torch.randn(2, 5, WIDTH), torch.randn(9, WIDTH)
     for call in (
         lambda: objective(F.linear(hidden, head), labels_of_bad, **given),
         lambda: objective.from_hidden(hidden, head, None, labels_of_bad, **given),
@@ -269,10 +239,10 @@ def test_what_cannot_be_is_said_in_a_line(spec, given, says):
 @pytest.mark.parametrize(
     ("boundaries", "says"),
     [
-        ([0, 3, 9], "goes from 0 to 9; it must not fall, and the row goes from 0 to 8"),
-        ([0, 5, 3, 8], "must not fall"),
+        ([0, 3, 9], "goes from 0 to 9; it must go from 0 to 8"),
+        ([0, 5, 3, 8], "must not decrease"),
         ([1, 8], "goes from 1 to 8"),
-        ([0.0, 2.5, 8.0], "a token is not divided"),
+        ([0.0, 2.5, 8.0], "give whole numbers"),
         ([0], "give boundaries"),
     ],
 )
@@ -285,8 +255,7 @@ def test_boundaries_that_do_not_fit_the_row(boundaries, says):
         segments_from_position_ids(torch.zeros(2, 1, 5).long())
 
 
-@pytest.mark.parametrize("spec", ["mle", "smile", "random", "reverse"])
 @pytest.mark.parametrize("shape", [(1, 5), (2, 4), (1, 4)])
-def test_labels_of_another_shape_than_logits(spec, shape):
+def test_labels_of_another_shape_than_logits(shape):
     with pytest.raises(ValueError, match="logits are"):
-        Objective(spec)(torch.randn(2, 5, 9), torch.zeros(shape, dtype=torch.long))
+        Objective("smile")(torch.randn(2, 5, 9), torch.zeros(shape, dtype=torch.long))

@@ -3,49 +3,20 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from smile import Objective, head, mle_loss
+from smile import Objective, head
 from smile.captions import LONG, blocks
-
-IGNORE = -100
-SPECS = [
-    "mle",
-    "smile",
-    "random",
-    "reverse",
-    {"mle": 0.01, "smile": 0.99},
-    {"reverse": 0.5, "mle": 0.5},
-    {"random": 0.4, "smile": 0.3, "reverse": 0.2, "mle": 0.7},
-]
-
-
-def example(captions=5, length=7, vocabulary=23, width=6, dtype=torch.float64):
-    """Hidden states, a head and labels with padding, gaps, and captions of one word and of none."""
-    hidden = torch.randn(captions, length, width, dtype=dtype, requires_grad=True)
-    weight = torch.randn(vocabulary, width, dtype=dtype, requires_grad=True)
-    bias = torch.randn(vocabulary, dtype=dtype, requires_grad=True)
-    labels = torch.randint(vocabulary, (captions, length))
-    labels[0, 4:] = labels[1, 1:] = labels[2, :] = IGNORE
-    labels[3, 0] = labels[3, 3] = IGNORE
-    return [hidden, weight, bias], labels
-
-
-def compare(objective, inputs, labels, rtol=1e-10, atol=1e-12, factor=3.0):
-    """Equal outputs, and equal gradients of every input, for a loss that is used `factor` times."""
-    outputs, gradients = [], []
-    for call in (lambda: objective(F.linear(*inputs), labels), None):
-        torch.manual_seed(0)  # of the words that random subsetting draws
-        output = call() if call else objective.from_hidden(*inputs, labels)
-        outputs.append(output)
-        wanted = [x for x in inputs if x is not None and x.requires_grad]
-        gradients.append(torch.autograd.grad(output.loss * factor, wanted, retain_graph=True))
-    torch.testing.assert_close(outputs[1], outputs[0], rtol=rtol, atol=atol)
-    assert list(outputs[1].parts) == list(outputs[0].parts)
-    torch.testing.assert_close(gradients[1], gradients[0], rtol=rtol, atol=atol)
-    assert [g.dtype for g in gradients[1]] == [x.dtype for x in wanted]
-    assert not any(part.requires_grad for part in outputs[1].parts.values())
-    return outputs[1], gradients[1], wanted
+from tests.smile.hidden_states import (
+    CAPPED,
+    HOW,
+    IGNORE,
+    SPECS,
+    by_definition,
+    compare,
+    example,
+    fused,
+)
+from tests.smile.largest_made import LargestMade
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -54,6 +25,12 @@ def compare(objective, inputs, labels, rtol=1e-10, atol=1e-12, factor=3.0):
 def test_it_is_the_definition(spec, first, smoothing):
     objective = Objective(spec, smoothing, first, random_subset_size=4, pad_token_id=1)
     compare(objective, *example())
+
+
+@pytest.mark.parametrize("how", HOW.values(), ids=HOW)
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_each_way_that_it_can_be_asked_for(spec, how):
+    compare(Objective(spec, 0.1), *example(), **how)
 
 
 @pytest.mark.parametrize("spec", [*SPECS, "unlikelihood", "gem"], ids=str)
@@ -81,8 +58,8 @@ def test_labels_are_smoothed_over_words_that_the_bias_does_not_rule_out(spec):
     fewer = [hidden, *(x.detach()[:23].requires_grad_() for x in (weight, bias))]
     labels = labels.where(labels < 23, 22)
     objective = Objective(spec, 0.3)
-    _, found, _ = compare(objective, [hidden, weight, bias], labels)
-    output, expected, _ = compare(objective, fewer, labels)
+    _, found = compare(objective, [hidden, weight, bias], labels)
+    output, expected = compare(objective, fewer, labels)
     assert output.loss.isfinite()
     expected = [F.pad(x, (0, 0, 0, 3) if x.dim() == 2 else (0, 3)) for x in expected[1:]]
     torch.testing.assert_close(list(found[1:]), expected)
@@ -97,10 +74,7 @@ def test_a_soft_cap_leaves_no_word_ruled_out():
     inputs, labels = example()
     with torch.no_grad():
         inputs[2][3] = torch.finfo(torch.float64).min
-    cap = {"softcap": 2.0, "scale": 0.5}
-    expected = mle_loss(2 * (0.5 * F.linear(*inputs) / 2).tanh(), labels, label_smoothing=0.1)
-    found = Objective("mle", 0.1).from_hidden(*inputs, labels, **cap).loss
-    torch.testing.assert_close(found, expected)
+    compare(Objective("mle", 0.1), inputs, labels, **CAPPED)
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
@@ -116,7 +90,7 @@ def test_pieces_change_nothing(spec, monkeypatch):
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_a_batch_without_labels_costs_nothing(spec):
     inputs, labels = example()
-    output, gradients, _ = compare(Objective(spec, 0.1), inputs, torch.full_like(labels, IGNORE))
+    output, gradients = compare(Objective(spec, 0.1), inputs, torch.full_like(labels, IGNORE))
     assert output.loss == 0 and output.tokens == 0
     assert all((gradient == 0).all() for gradient in gradients)
 
@@ -126,8 +100,7 @@ def test_a_batch_without_labels_costs_nothing(spec):
 def test_what_is_frozen_has_no_gradient(spec, frozen):
     inputs, labels = example()
     inputs[frozen] = inputs[frozen].detach()
-    _, gradients, _ = compare(Objective(spec, 0.1), inputs, labels)
-    assert len(gradients) == 2
+    compare(Objective(spec, 0.1), inputs, labels)
     with torch.no_grad():
         assert not Objective(spec, 0.1).from_hidden(*inputs, labels).loss.requires_grad
 
@@ -148,17 +121,12 @@ def test_half_precision_is_that_of_the_definition(spec, dtype, hidden_dtype):
         inputs[0] = inputs[0].detach().to(dtype).requires_grad_()
     objective = Objective(spec, 0.1)
     exact = [x.detach().double().requires_grad_() for x in inputs]
-    torch.manual_seed(0)
-    loss = objective(F.linear(*exact), labels).loss
+    loss = by_definition(objective, exact, labels).loss
     expected = [loss, *torch.autograd.grad(loss, exact)]
     errors = []
     with torch.autocast("cpu", dtype=dtype):
-        for from_hidden in (True, False):
-            torch.manual_seed(0)
-            if from_hidden:
-                loss = objective.from_hidden(*inputs, labels).loss
-            else:
-                loss = objective(F.linear(*inputs), labels).loss
+        for way in (fused, by_definition):
+            loss = way(objective, inputs, labels).loss
             assert loss.dtype == torch.float32
             found = [loss, *torch.autograd.grad(loss, inputs)]
             errors.append([(a - b).norm().item() for a, b in zip(found, expected)])
@@ -206,7 +174,9 @@ def test_weights_that_changed_before_backward_are_an_error():
 def test_a_gradient_of_the_gradient_is_refused():
     inputs, labels = example()
     loss = Objective("smile").from_hidden(*inputs, labels).loss
-    with pytest.raises(RuntimeError, match="has no second derivative; give it logits instead"):
+    with pytest.raises(
+        RuntimeError, match="has no second derivative; compute the objective from logits"
+    ):
         torch.autograd.grad(loss, inputs[0], create_graph=True)
 
 
@@ -220,8 +190,7 @@ def test_the_same_gradients_on_every_run():
         for spec in SPECS:
             gradients = []
             for _ in range(3):
-                torch.manual_seed(0)
-                loss = Objective(spec, 0.1).from_hidden(*inputs, labels).loss
+                loss = fused(Objective(spec, 0.1), inputs, labels).loss
                 gradients.append(torch.autograd.grad(loss, inputs))
             for again in gradients[1:]:
                 torch.testing.assert_close(again, gradients[0], rtol=0, atol=0)
@@ -243,17 +212,7 @@ def test_nothing_of_the_size_of_all_logits_is_made(spec, first, largest, monkeyp
     """Besides the one gradient of the weight; all logits would be 8 * 20 * 5000."""
     monkeypatch.setitem(head.POSITIONS, "cpu", 16)
     inputs, labels = example(8, 20, 5000, 4, torch.float32)
-    made = []
-
-    class Made(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            result = function(*args, **(kwargs or {}))
-            if isinstance(result, torch.Tensor):
-                made.append(tuple(result.shape))
-            return result
-
-    with Made():
+    with LargestMade(besides=[(5000, 4), (4, 5000)]) as made:
         loss = Objective(spec, 0.1, first_token_mle=first).from_hidden(*inputs, labels).loss
         torch.autograd.grad(loss, inputs)
-    others = [torch.Size(shape).numel() for shape in made if shape not in {(5000, 4), (4, 5000)}]
-    assert max(others) <= max(largest, 5000)
+    assert made.elements <= max(largest, 5000)

@@ -1,4 +1,4 @@
-"""A head that is divided over processes, on gloo, against one process."""
+"""A head that is divided over processes, and a batch, on gloo, against one process."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.soak.processes import Processes
 CASES = {
     "what the head's methods give": "definitions frozen half_precision no_whole_weight",
     "placements": "placements what_is_refused",
-    "models": "tensor_parallel fsdp",
+    "models": "tensor_parallel ddp fsdp",
 }
 
 

@@ -13,28 +13,26 @@ from smile.hf import undo, use_smile
 from tests.smile import hf_models
 from tests.smile.families import table
 from tests.smile.families.expected import expected_smile, predictions
+from tests.smile.hf_steps import gradients
 
 MLE = Objective("mle", label_smoothing=0.0)
 each_family = pytest.mark.parametrize("name", hf_models.HERE)
 
 
 @each_family
-def test_mle_is_the_models_own_loss(name):
+def test_the_loss_is_the_models_own_or_the_formula_and_undo_restores(name):
     family = hf_models.make(name)
-    own = family.model(**family.batch)
-    ours = use_smile(family.model, MLE)(**family.batch)
-    torch.testing.assert_close(ours.loss, own.loss.double(), atol=1e-6, rtol=0)
-    (logits, labels), (expected, _) = (predictions(family, x.logits) for x in (ours, own))
-    torch.testing.assert_close(logits[labels != -100], expected[labels != -100])
-    assert type(ours) is type(own)
-
-
-@each_family
-def test_smile_is_the_formula_and_undo_restores(name):
-    family = hf_models.make(name)
-    before, own = type(family.model), family.model(**family.batch).loss
-    expected, of_more = expected_smile(family), expected_smile(family, tokens=53)
+    before, own = type(family.model), family.model(**family.batch)
     signature = inspect.signature(family.model.forward)
+    mle = use_smile(family.model, MLE)(**family.batch)
+    torch.testing.assert_close(mle.loss, own.loss.double(), atol=1e-6, rtol=0)
+    (logits, labels), (expected, _) = (predictions(family, x.logits) for x in (mle, own))
+    torch.testing.assert_close(logits[labels != -100], expected[labels != -100])
+    assert type(mle) is type(own)
+    undo(family.model)
+    assert type(family.model) is before
+    torch.testing.assert_close(family.model(**family.batch).loss, own.loss)
+    expected, of_more = expected_smile(family), expected_smile(family, tokens=53)
     use_smile(family.model)
     # Trainer reads it, and takes each name with "label" in it for one that batches have.
     ours = dict(inspect.signature(family.model.forward).parameters)
@@ -42,37 +40,30 @@ def test_smile_is_the_formula_and_undo_restores(name):
     assert ours == dict(signature.parameters)
     loss = family.model(**family.batch).loss
     torch.testing.assert_close(loss, expected, atol=1e-6, rtol=0)
-    by_more = family.model(**family.batch, num_items_in_batch=53).loss
+    by_more = family.model(**family.batch, num_items_in_batch=53, return_dict=False)[0]
     torch.testing.assert_close(by_more, of_more, atol=1e-6, rtol=0)
-    as_tuple = family.model(**family.batch, return_dict=False)
-    torch.testing.assert_close(as_tuple[0], loss)
-    undo(family.model)
-    assert type(family.model) is before
-    torch.testing.assert_close(family.model(**family.batch).loss, own)
 
 
 @each_family
-@pytest.mark.parametrize("spec", ["smile", {"mle": 0.3, "smile": 0.7}])
-def test_from_hidden_states_gives_the_same_loss_and_gradients(name, spec):
-    family, runs = hf_models.make(name), []
+def test_from_hidden_states_gives_the_same_loss_and_gradients(name):
+    family, runs, mixture = hf_models.make(name), [], Objective({"mle": 0.3, "smile": 0.7})
     family.model.train()
     for from_hidden in (False, True):
         torch.manual_seed(1)  # the same dropout
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
-            use_smile(family.model, Objective(spec), from_hidden)
+            use_smile(family.model, mixture, from_hidden)
         from_logits = from_hidden and not family.from_hidden
         assert any("is trained from logits" in str(x.message) for x in warned) == from_logits
         family.model.zero_grad()
         output = family.model(**family.batch, num_items_in_batch=11)
         output.loss.backward()
-        gradients = {k: v.grad for k, v in family.model.named_parameters() if v.grad is not None}
-        runs.append((output, gradients))
-    (logged, expected), (output, gradients) = runs
+        runs.append((output, gradients(family.model)))
+    (logged, expected), (output, found) = runs
     assert (output.logits is None) == family.from_hidden and logged.logits is not None
     torch.testing.assert_close(output.loss, logged.loss)
-    assert gradients.keys() == expected.keys()
-    for key, gradient in gradients.items():
+    assert found.keys() == expected.keys()
+    for key, gradient in found.items():
         torch.testing.assert_close(gradient, expected[key], msg=key)
     family.model.eval()
     assert family.model(**family.batch).logits is not None

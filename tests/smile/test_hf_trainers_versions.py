@@ -9,7 +9,6 @@ import pytest
 import torch
 import transformers
 
-from smile import Objective
 from smile.hf import SmileLossMixin, use_smile
 from tests.smile import trl_versions
 from tests.smile.trainer_parts import (
@@ -29,9 +28,9 @@ UNEVEN = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}
 
 
 def test_the_release_that_is_installed(tmp_path, capsys):
-    assert trl_versions.here(str(tmp_path))
+    assert trl_versions.here(str(tmp_path), [True])
     lines = capsys.readouterr().out.splitlines()
-    assert sum(line.endswith("padded, accumulated, packed, mixture: right") for line in lines) == 2
+    assert sum(line.endswith("padded, accumulated, packed, mixture: right") for line in lines) == 1
 
 
 def set_chunked(model):
@@ -125,14 +124,6 @@ def test_use_smile_after_the_trainer_was_made_is_refused(tmp_path):
     assert "\n" not in str(error.value)
 
 
-def test_use_smile_is_refused_with_trls_own_loss(tmp_path):
-    trainer = make(ChunkedSFTTrainer, tmp_path, model=use_smile(llama(), MIXTURE))
-    line = r"LlamaModel was run outside.*use class Mine\(SmileLossMixin, YourTrainer\)"
-    with pytest.raises(ValueError, match=line) as error:
-        trainer.train()
-    assert "\n" not in str(error.value)
-
-
 def test_a_loss_above_sft_trainers_is_refused(tmp_path):
     """In its first step: GKDTrainer's distils, and is a subclass of SFTTrainer."""
 
@@ -145,51 +136,8 @@ def test_a_loss_above_sft_trainers_is_refused(tmp_path):
         pass
 
     trainer = make(SmileDistilling, tmp_path)
-    with pytest.raises(ValueError, match="the model that is trained has not the trainer's"):
+    with pytest.raises(ValueError, match="the trained model does not have the trainer's"):
         trainer.train()
-
-
-class FormerTrainer(transformers.Trainer):
-    """Of transformers 4.46 to 4.56, which counts labels in get_batch_samples itself."""
-
-    def get_batch_samples(self, epoch_iterator, num_batches, device):
-        batches = [batch for batch, _ in zip(epoch_iterator, range(num_batches))]
-        return batches, sum(batch["labels"].ne(-100).sum() for batch in batches)
-
-
-class SmileFormerTrainer(SmileLossMixin, FormerTrainer):
-    pass
-
-
-def weighted_rows():
-    return [{**row, "weights": [0.5 + n % 3 for n in range(len(row["labels"]))]} for row in rows()]
-
-
-def collate(parts):
-    """Padded to the right, weights too."""
-    length, batch = max(len(part["labels"]) for part in parts), {}
-    for name, filler in {"input_ids": 0, "labels": -100, "weights": 1.0}.items():
-        values = [part[name] + [filler] * (length - len(part[name])) for part in parts]
-        batch[name] = torch.tensor(values)
-    return {**batch, "attention_mask": (batch["input_ids"] != 0).long()}
-
-
-@pytest.mark.parametrize("cls", [SmileFormerTrainer, SmileSFTTrainer])
-def test_weights_divide_by_their_own_sum(cls, tmp_path):
-    """By hand, for cross-entropy: the sum over labels of weight x loss, over that of weights."""
-    total, weights, model = 0.0, 0.0, llama().train()
-    for row in weighted_rows():
-        logits = model(input_ids=torch.tensor([row["input_ids"]])).logits[0, :-1]
-        labels, each = torch.tensor(row["labels"][1:]), torch.tensor(row["weights"][1:]).double()
-        for place in (labels != -100).nonzero().flatten():
-            total = total - each[place] * logits[place].log_softmax(0)[labels[place]]
-            weights = weights + each[place]
-    (total / weights).backward()
-    objective = Objective("mle", label_smoothing=0.0)
-    options = {"data_collator": collate, "remove_unused_columns": False, **UNEVEN}
-    trainer = make(cls, tmp_path, weighted_rows(), objective=objective, **options)
-    expected = {name: value.grad for name, value in model.named_parameters()}
-    check(trainer, ((total / weights).item(), expected))
 
 
 def test_trls_quick_start_is_told_of_assistant_only_loss(tmp_path):
@@ -197,7 +145,9 @@ def test_trls_quick_start_is_told_of_assistant_only_loss(tmp_path):
     turns = [("assistant", caption) for caption in CAPTIONS[:2]]
     data = [{"messages": [{"role": role, "content": text} for role, text in turns]}]
     trainer = make(SmileSFTTrainer, tmp_path, data)
-    with pytest.raises(ValueError, match=r"goes on after.*SFTConfig\(assistant_only_loss=True\)"):
+    with pytest.raises(
+        ValueError, match=r"has the end token.*SFTConfig\(assistant_only_loss=True\)"
+    ):
         trainer.train()
 
 

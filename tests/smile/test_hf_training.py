@@ -20,25 +20,7 @@ from tests.smile.hf_steps import BOTH_KINDS, GPT2, LLAMA, made
 from tests.smile.largest_made import LargestMade
 from tests.soak.processes import Processes
 
-from_logits_and_hidden = pytest.mark.parametrize("from_hidden", [False, True])
-
-
-def gradients(model, batch):
-    torch.manual_seed(1)  # the same dropout
-    model.zero_grad()
-    model(**batch).loss.backward()
-    return {k: v.grad.clone() for k, v in model.named_parameters() if v.grad is not None}
-
-
-@pytest.mark.parametrize("name", BOTH_KINDS)
-@from_logits_and_hidden
-def test_gradient_checkpointing(name, from_hidden):
-    family = hf_models.make(name)
-    model = use_smile(family.model.train(), from_hidden=from_hidden)
-    expected = gradients(model, family.batch)
-    model.gradient_checkpointing_enable()
-    assert model.is_gradient_checkpointing
-    torch.testing.assert_close(gradients(model, family.batch), expected)
+BAMBA = "BambaForCausalLM"
 
 
 def test_a_large_vocabulary_costs_its_weights_and_no_logits():
@@ -73,32 +55,23 @@ def one_process():
     dist.destroy_process_group()
 
 
-def unsharded_and_sharded(name, **how):
-    """A step's output of each; FSDP2 makes the model's class a subclass with another name."""
+TEXTS = torch.tensor([[3, 4, 5, 6, 7, 8, 4, 5]])
+POSITIONS = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]])
+ROWS = {LLAMA: {"input_ids": TEXTS, "labels": TEXTS, "position_ids": POSITIONS}}
+
+
+@pytest.mark.parametrize("name", [name for name in (GPT2, LLAMA, BAMBA) if name in hf_models.HERE])
+def test_a_sharded_model(name, one_process):
+    """It is trained from hidden states, takes packed rows, or keeps the loss of its logits, as one
+    that is not; FSDP2 makes the model's class a subclass with another name."""
     found = []
     for wrap in (lambda model: model, fully_shard):
         family = made(name)
         model = wrap(use_smile(family.model, from_hidden=family.from_hidden))
-        found.append(model(**(how or family.batch)))
+        found.append(model(**ROWS.get(name, family.batch)))
     assert type(model).__name__ == f"FSDP{name}"
     torch.testing.assert_close(found[1].loss.detach(), found[0].loss.detach())
-    return found[1]
-
-
-def test_a_sharded_model_is_trained_from_hidden_states(one_process):
-    assert unsharded_and_sharded(GPT2).logits is None
-
-
-@pytest.mark.skipif(transformers.__version__ == "4.15.0", reason="masks read no positions")
-def test_a_sharded_model_takes_packed_rows(one_process):
-    tokens = torch.tensor([[3, 4, 5, 6, 7, 8, 4, 5]])
-    places = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]])
-    unsharded_and_sharded(LLAMA, input_ids=tokens, labels=tokens, position_ids=places)
-
-
-@pytest.mark.skipif("BambaForCausalLM" not in hf_models.HERE, reason="transformers has no Bamba")
-def test_a_sharded_model_keeps_the_loss_of_its_logits(one_process):
-    unsharded_and_sharded("BambaForCausalLM")
+    assert (found[1].logits is None) == family.from_hidden
 
 
 PYTHON = r"```python\n(.*?)```"
@@ -117,16 +90,12 @@ def test_a_step_of_the_trainer(name, way, tmp_path):
         pytest.skip(f"Trainer of transformers {transformers.__version__} takes no loss function")
     if NEW_TRAINER:
         pytest.importorskip("accelerate")
-    family = hf_models.make(name)
+    family = made(name)
     model, batch = family.model.float(), family.batch
     batch["labels"][1, 2:] = -100
-    for module in model.modules():
-        if hasattr(module, "dropout") and isinstance(module.dropout, float):
-            module.dropout = 0.0
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-    gradient = gradients(use_smile(copy.deepcopy(model)), batch)
-    expected = {key: v - 0.1 * gradient[key] for key, v in model.named_parameters()}
+    twin = use_smile(copy.deepcopy(model))
+    twin(**batch).loss.backward()
+    expected = {key: value - 0.1 * value.grad for key, value in twin.named_parameters()}
     if not family.shift:  # as DataCollatorForSeq2Seq does
         ids = model.prepare_decoder_input_ids_from_labels(labels=batch["labels"])
         batch["decoder_input_ids"] = ids

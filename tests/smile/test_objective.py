@@ -89,7 +89,7 @@ def test_random_subset_draws_anew_and_repeats_with_the_seed():
     first, second = objective(logits, labels).loss, objective(logits, labels).loss
     torch.manual_seed(1)
     assert objective(logits, labels).loss == first != second
-    everything = Objective("random", first_token_mle=False, random_subset_size=5000)
+    everything = Objective("random", first_token_mle=False, random_subset_size=1000)
     torch.testing.assert_close(everything(logits, labels).loss, mle_loss(logits, labels))
 
 

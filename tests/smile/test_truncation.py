@@ -9,8 +9,8 @@ import torch.nn.functional as F
 
 from smile import Objective, mle_loss
 from smile.alternatives.truncation import LastMeans
-from tests.smile.test_from_hidden import IGNORE
-from tests.smile.test_from_hidden import example as hidden_states
+from tests.smile.hidden_states import IGNORE
+from tests.smile.hidden_states import example as hidden_states
 
 
 def means_of(losses, labels, segments):

@@ -1,6 +1,5 @@
 """The objective within other modules: what torch and others ask of a module still works."""
 
-import ast
 import copy
 import pickle
 
@@ -9,43 +8,8 @@ import torch
 from torch import nn
 
 from smile import OBJECTIVES, Objective
-from tests.test_architecture import source_files
 
-MODULES = {name for name, kind in vars(nn).items() if isinstance(kind, type)}
-METHODS = {name for name in dir(nn.Module) if callable(getattr(nn.Module, name))}
 OBJECTIVE = {"mle": 0.2, "focal": {"weight": 0.3, "gamma": 1.5}, "truncation": 0.5}
-
-
-def hidden_methods(trees):
-    """(class, attribute) where a module has an attribute in the place of a method of nn.Module."""
-    classes = [n for tree in trees for n in ast.walk(tree) if isinstance(n, ast.ClassDef)]
-    modules, before = set(MODULES), 0
-    while len(modules) > before:
-        before = len(modules)
-        for each in classes:
-            bases = {ast.unparse(base).rpartition(".")[2] for base in each.bases}
-            modules |= {each.name} if bases & modules else set()
-    for each in classes:
-        if each.name in modules:
-            for node in ast.walk(each):
-                stored = isinstance(getattr(node, "ctx", None), ast.Store)
-                of_self = isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self"
-                if stored and of_self and node.attr in METHODS:
-                    yield each.name, node.attr
-            for node in each.body:
-                for target in getattr(node, "targets", [getattr(node, "target", None)]):
-                    if isinstance(target, ast.Name) and target.id in METHODS:
-                        yield each.name, target.id
-
-
-def test_no_module_has_an_attribute_in_the_place_of_a_method_of_torchs(repository):
-    one = "class A(nn.Linear):\n    def f(self):\n        self.half, self.b = 1, 2\n"
-    two = "class B(A):\n    zero_grad: int = 0\n    half = 1\nclass C:\n    half = 1\n"
-    found = set(hidden_methods([ast.parse(one), ast.parse(two)]))
-    assert found == {("A", "half"), ("B", "zero_grad"), ("B", "half")}
-    paths = [p for p in source_files(repository) if p.suffix == ".py"]
-    trees = [ast.parse(p.read_text(encoding="utf-8")) for p in paths if "tests" not in p.parts]
-    assert list(hidden_methods(trees)) == []
 
 
 class Speller(nn.Module):

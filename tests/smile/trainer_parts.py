@@ -8,6 +8,7 @@ import transformers
 
 from smile import Objective
 from smile.hf import SmileLossMixin
+from tests.smile.hf_steps import gradients
 
 pytest.importorskip("accelerate", reason="Trainer needs accelerate, in the tests from Python 3.10")
 trl = pytest.importorskip("trl", reason="TRL is in the tests from Python 3.11")
@@ -75,10 +76,6 @@ def rows(prompt="user : a cat"):
         before, text = ids(prompt)[: 1 + number % 3], ids(caption + " </s>")
         made.append({"input_ids": before + text, "labels": [-100] * len(before) + text})
     return made
-
-
-def gradients(model):
-    return {k: v.grad.clone() for k, v in model.named_parameters() if v.grad is not None}
 
 
 def definition(model, rows, objective):

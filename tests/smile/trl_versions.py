@@ -122,7 +122,7 @@ def train(cls, folder, way, from_hidden, seen) -> str:
     return "right"
 
 
-def here(folder: str) -> bool:
+def here(folder: str, states=(False, True)) -> bool:
     """Print what becomes of each way with the TRL that is installed; whether nothing is wrong."""
     import accelerate
     import transformers
@@ -134,7 +134,7 @@ def here(folder: str) -> bool:
     print(f"accelerate {accelerate.__version__}")
     seen, found = set(), []
     for name, cls in (("SmileSFTTrainer", SmileSFTTrainer), ("use_smile", trl.SFTTrainer)):
-        for from_hidden in (False, True):
+        for from_hidden in states:
             outcomes = [outcome(train, cls, folder, way, from_hidden, seen) for way in WAYS]
             found += outcomes
             for line in dict.fromkeys(outcomes):

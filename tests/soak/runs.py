@@ -53,17 +53,17 @@ class Run(Processes):
 
 def kept_runs(config: Path) -> Callable[..., Path]:
     """A function of settings that gives the folder of a finished run, which it has done once."""
-    found: dict[tuple[str, ...], Path] = {}
+    found: dict[tuple, Path] = {}
     folders = (config.with_name(f"run{n}") for n in itertools.count())
 
     def finished(*settings: str, processes: int = 2, hook=None) -> Path:
-        if settings not in found:
+        if (*settings, processes) not in found:
             folder = next(folders)  # its own, also after one that failed
             run = Run(config, folder, *settings, processes=processes, hook=hook)
             codes = run.wait()
             assert codes == [0] * processes, f"{codes}\n{run.said()}"
-            found[settings] = folder
-        return found[settings]
+            found[(*settings, processes)] = folder
+        return found[(*settings, processes)]
 
     return finished
 

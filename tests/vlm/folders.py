@@ -3,6 +3,8 @@
 The models are those of tests/smile/families; a tokenizer of a few words goes with each.
 """
 
+from functools import partial
+
 import torch
 import transformers
 
@@ -78,10 +80,6 @@ def smolvlm(name="SmolVLM"):
     return kind(images, tokenizer(), image_seq_len=4, chat_template=chat, **more)
 
 
-def idefics3():
-    return smolvlm("Idefics3")
-
-
 def qwen(name):
     """A photo keeps its shape; two by two patches of two pixels are a token."""
     sizes = {"patch_size": 2, "temporal_patch_size": 2, "merge_size": 2}
@@ -94,18 +92,6 @@ def qwen(name):
     chat = CHAT.replace("IMAGE", "<|vision_start|><|image_pad|><|vision_end|>")
     kind = getattr(transformers, f"{name}Processor")
     return kind(images, words, video_processor=video, chat_template=chat)
-
-
-def qwen2_vl():
-    return qwen("Qwen2VL")
-
-
-def qwen2_5_vl():
-    return qwen("Qwen2_5_VL")
-
-
-def qwen3_vl():
-    return qwen("Qwen3VL")
 
 
 def paligemma():
@@ -193,10 +179,10 @@ def vision_encoder_decoder():
 # The names of tests/smile/families, what makes their processor, and the prompt that suits them.
 PROCESSORS = {
     "SmolVLMForConditionalGeneration": (smolvlm, PROMPT),
-    "Idefics3ForConditionalGeneration": (idefics3, PROMPT),
-    "Qwen2VLForConditionalGeneration": (qwen2_vl, PROMPT),
-    "Qwen2_5_VLForConditionalGeneration": (qwen2_5_vl, PROMPT),
-    "Qwen3VLForConditionalGeneration": (qwen3_vl, PROMPT),
+    "Idefics3ForConditionalGeneration": (partial(smolvlm, "Idefics3"), PROMPT),
+    "Qwen2VLForConditionalGeneration": (partial(qwen, "Qwen2VL"), PROMPT),
+    "Qwen2_5_VLForConditionalGeneration": (partial(qwen, "Qwen2_5_VL"), PROMPT),
+    "Qwen3VLForConditionalGeneration": (partial(qwen, "Qwen3VL"), PROMPT),
     "PaliGemmaForConditionalGeneration": (paligemma, PROMPT),
     "LlavaOnevisionForConditionalGeneration": (llava_onevision, PROMPT),
     "InternVLForConditionalGeneration": (internvl, PROMPT),

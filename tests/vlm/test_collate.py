@@ -50,7 +50,7 @@ def check_same(found, expected, keys=None):
 def test_questions_of_mixed_sizes_are_the_processors_batch(name, make_vlm, vlm_folder, vlm_photos):
     captioner = make_vlm(name)
     images = ImageBatch([captioner.prompt_processor(photo) for photo in vlm_photos])
-    found = collate_prompts(captioner._read(images), folders.PAD)
+    found = collate_prompts(captioner._inputs(images), folders.PAD)
     expected = of_the_processor(name, vlm_folder, vlm_photos, "left")
     if name == "GitForCausalLM":  # the processor ends the prompt
         expected = {k: v[:, :-1] if v.dim() == 2 else v for k, v in expected.items()}
@@ -88,14 +88,14 @@ def test_the_caption_and_the_end_are_scored_and_nothing_else(name, make_vlm, vlm
     batch, labels = captioner.rows(image, captions)
     words = captioner.tokenizer.tokenizer
     said = [["a", "red", "disc"], ["grass", "right"], ["two", "blue", "block"], ["snow"]]
-    inputs = batch["decoder_input_ids"] if captioner.decodes else batch["input_ids"]
+    inputs = batch["decoder_input_ids"] if captioner.is_encoder_decoder else batch["input_ids"]
     for row, ids, text in zip(labels, inputs, said):
         expected = [*words.convert_tokens_to_ids(text), folders.END]
         assert row[row != -100].tolist() == expected
         first = int((row != -100).int().argmax())
         assert (row[first : first + len(expected)] != -100).all()
         # Of an encoder-decoder the input is one behind the labels.
-        first += captioner.decodes
+        first += captioner.is_encoder_decoder
         assert ids[first : first + len(text)].tolist() == expected[:-1]
         before = ids[:first].tolist()
         assert not before or before == [*captioner.decoder_prefix] or captioner.decoder_prefix == []

@@ -50,11 +50,12 @@ def error_of(write):
         ([], "vlm is missing: the folder or hub name of a model of transformers"),
         (
             ["vlm=a/b", "augmentation=blip"],
-            "augmentation is blip, but a VLM's processor makes its images: set augmentation: none",
+            "augmentation is blip, but model vlm uses its own image processor: set augmentation: "
+            "none",
         ),
         (
             ["vlm=a/b", "num_beams=4", "num_beam_groups=2"],
-            "num_beam_groups is 2; transformers 5 has beams of one group only",
+            "num_beam_groups is 2, but transformers 5 has no group beam search: set it to 1",
         ),
         (
             ["vlm=a/b", "reward={cider: 1}"],
@@ -63,6 +64,18 @@ def error_of(write):
         (
             ["vlm=a/b", "compile=true"],
             "compile is true, which model vlm does not support; set it to false",
+        ),
+        (
+            ["vlm=a/b", "rerank=mmi"],
+            "rerank is mmi, which model vlm does not support; unset it",
+        ),
+        (
+            ["vlm=a/b", "guidance_scale=2"],
+            "guidance_scale is 2.0, which model vlm does not support; set it to 1.0",
+        ),
+        (
+            ["vlm=a/b", "drop_image=0.2"],
+            "drop_image is 0.2, which model vlm does not support; set it to 0.0",
         ),
         (["model=blip", "vlm=a/b"], "vlm is for model vlm; this one is blip"),
         (["model=sat", "lora={r: 4}"], "lora is for models blip and vlm; this one is sat"),
@@ -129,7 +142,7 @@ BROKEN = [
     (without_a_weight, "vlm is FOLDER, which cannot be loaded: 1 weights are missing, such as "),
     (
         lambda folder: (folder / "chat_template.jinja").unlink(),
-        "vlm is FOLDER, whose processor has no chat template: save one with it "
+        "vlm is FOLDER, but its processor has no chat template: add one to the folder "
         "(chat_template.jinja)",
     ),
     (
@@ -138,20 +151,21 @@ BROKEN = [
     ),
     (
         chat_template(lambda _: "{{ 1 }}"),
-        "the chat template of FOLDER leaves out what the assistant says",
+        "the chat template of FOLDER leaves out the assistant's message",
     ),
     (
         chat_template(lambda text: text.replace("<image>", "")),
-        "vlm is FOLDER, whose processor takes no photo with this prompt: ",
+        "vlm is FOLDER, but its processor cannot process a photo with this prompt: ",
     ),
     (
         edited("config.json", lambda content: content.update(image_token_id=4)),
-        "vlm is FOLDER, whose processor puts no image token (id 4) into the question: its "
-        "tokenizer or chat template is of another model",
+        "vlm is FOLDER, but its processor puts no image token (id 4) into the prompt: the "
+        "tokenizer or chat template belongs to another model",
     ),
     (
         edited("tokenizer.json", lambda content: content["model"]["vocab"].update(WORDS)),
-        "vlm is FOLDER, whose tokenizer has 150 tokens, but the model 47: one is of another model",
+        "vlm is FOLDER, but its tokenizer has 150 tokens and its model 47: they do not belong "
+        "together",
     ),
 ]
 
@@ -187,16 +201,17 @@ class TestFolders:
 
     def test_a_model_that_makes_no_text(self, error_of, tmp_path):
         self.transformers.ViTConfig().save_pretrained(tmp_path / "vit")
-        line = f"vlm is {tmp_path}/vit, a vit, which makes no text of images"
-        assert error_of(vlm=str(tmp_path / "vit"), prompt="x") == line
+        assert error_of(vlm=str(tmp_path / "vit"), prompt="x") == (
+            f"vlm is {tmp_path}/vit, a model of type vit, which does not generate text from images"
+        )
 
     def test_a_model_with_code_of_its_own(self, error_of, tmp_path):
         config = {"model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig"}}
         (tmp_path / "config.json").write_text(json.dumps(config))
         (tmp_path / "own.py").write_text("raise SystemExit('run')\n")
         assert error_of(vlm=str(tmp_path), prompt="x") == (
-            f"vlm is {tmp_path}, which cannot be loaded: it brings code of its own, which is not "
-            "run here"
+            f"vlm is {tmp_path}, which cannot be loaded: it needs its own Python code, and such "
+            "code is never run here"
         )
 
     @pytest.mark.parametrize(("change", "message"), BROKEN)
@@ -208,10 +223,10 @@ class TestFolders:
 
     def test_prompts_that_do_not_fit(self, vlm_folder, error_of):
         folder, _ = vlm_folder(CHAT)
-        line = f"prompt is empty, but {folder} is a chat model, which needs one"
+        line = f"prompt is empty, but {folder} is a chat model and needs a prompt"
         assert error_of(vlm=folder, prompt="") == error_of(vlm=folder, prompt=" ") == line
         folder, _ = vlm_folder(PLAIN)
-        line = f"prompt is 'what', but {folder} reads no text: set prompt to ''"
+        line = f"prompt is 'what', but {folder} has no text input: set prompt to ''"
         assert error_of(vlm=folder, prompt="what") == line
 
     def test_a_photo_that_a_processor_cannot_take(self, vlm_folder, write, tmp_path):
@@ -229,8 +244,8 @@ class TestFolders:
         with pytest.raises(UserError) as error:
             photos[1]
         assert str(error.value) == (
-            f"line.png: {folder} cannot take a photo of 1 x 300 pixels: absolute aspect ratio must "
-            "be smaller than 200, got 300.0"
+            f"line.png: {folder} cannot process a photo of 1 x 300 pixels: absolute aspect ratio "
+            "must be smaller than 200, got 300.0"
         )
         passed_over = EvaluationDataset(samples, str(tmp_path), made.evaluation, True)[1]
         assert passed_over["image"] is None and passed_over["unreadable"] == [str(error.value)]

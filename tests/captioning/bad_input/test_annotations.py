@@ -11,57 +11,42 @@ from captioning.data.formats import FORMATS
 from captioning.runtime.errors import UserError
 
 ROW = {"image": "x.jpg", "caption": "a dog"}
-EMPTY = "the file is empty: download or write it again"
 LIST = json.dumps([ROW, {"image": "y.jpg", "caption": "a cat"}])
 
 # file name, content, what is said of it
 BAD = {
-    "empty": ("a.json", "", EMPTY),
-    "white space": ("a.json", " \n\n", EMPTY),
-    "empty CSV": ("a.csv", "", EMPTY),
+    "white space": ("a.json", " \n\n", "the file is empty: download or write it again"),
     "empty list": ("a.json", "[]", "no samples: check that this is the right file"),
-    "CSV of a header": (
-        "a.csv",
-        "image,caption\n",
-        "no samples: check that this is the right file",
-    ),
-    "cut off in text": (
+    "cut off": (
         "a.json",
         LIST[:-8],
         "not valid JSON at line 1 (Unterminated string starting at): mend it",
     ),
-    "cut off between rows": (
-        "a.json",
-        LIST[:-1],
-        "not valid JSON at line 1 (Expecting ',' delimiter): mend it",
-    ),
     "JSONL cut off": (
         "a.jsonl",
-        json.dumps(ROW) + '\n{"image": "y.jpg", "cap',
-        "not valid JSON at line 2 (Unterminated string starting at): mend it",
+        json.dumps(ROW) + '\n\n{"image": "y.jpg", "cap',
+        "not valid JSON at line 3 (Unterminated string starting at): mend it",
     ),
     "CSV cut off": (
         "a.csv",
-        'image,caption\nx.jpg,"a dog\n',
-        "not valid CSV at line 2: unexpected end of data",
-    ),
-    "another format": ("a.json", "<xml/>", "not valid JSON at line 1 (Expecting value): mend it"),
-    "JSONL named JSON": (
-        "a.json",
-        f"{json.dumps(ROW)}\n{json.dumps(ROW)}",
-        "not valid JSON at line 2 (Extra data): mend it",
+        'image,caption\nx.jpg,"a dog\ny.jpg,a cat\n',
+        "not valid CSV at line 3: unexpected end of data",
     ),
     "JSON named JSONL": ("a.jsonl", LIST, "line 1 is not an object: expected {image, caption}"),
-    "JSON named CSV": (
-        "a.csv",
-        LIST,
-        "line 1 names no column caption and image: expected image,caption or "
-        "image,caption,image_id",
-    ),
     "a number": ("a.json", "3", f"not an annotation file: expected {FORMATS}"),
     "COCO results": (
         "a.json",
         '[{"image_id": 1, "caption": "a"}]',
+        "row 1 has no image: give the path of the image file",
+    ),
+    "a number for an image": (
+        "a.json",
+        '[{"image": 5, "caption": "a"}]',
+        "row 1 has no image: give the path of the image file",
+    ),
+    "an image without a name": (
+        "a.json",
+        '[{"image": "", "caption": "a"}]',
         "row 1 has no image: give the path of the image file",
     ),
     "COCO without captions": (
@@ -82,17 +67,22 @@ BAD = {
     "COCO's captions of another file's images": (
         "a.json",
         '{"images": [], "annotations": [{"image_id": 1, "caption": "a"}]}',
-        "images has no id 1, which has captions",
+        "annotations has captions of image_id 1, which images does not have",
+    ),
+    "Karpathy's file without sentences": (
+        "a.json",
+        '{"images": [3]}',
+        f"row 1 of images lacks filename, split or sentences with raw: expected {FORMATS}",
     ),
     "Flickr's lines with one without its tab": (
         "a.token",
         "x.jpg#0\ta dog\nx.jpg#1 a cat\n",
-        "line 2 is not NAME#NUMBER, a tab and a caption: mend it",
+        "line 2 is not NAME#NUMBER, a tab and a caption: correct it",
     ),
     "bars with a line that has none": (
         "results.csv",
         "image_name| comment_number| comment\nx.jpg| 0| a dog\nx.jpg 1 a cat\n",
-        "line 3 is not NAME| NUMBER| caption: mend it",
+        "line 3 is not NAME| NUMBER| caption: correct it",
     ),
     "commas outside of quotes": (
         "captions.txt",
@@ -102,8 +92,7 @@ BAD = {
     "a text without a header": (
         "captions.txt",
         "x.jpg a dog\n",
-        "line 1 names no column caption and image: expected image,caption or "
-        "image,caption,image_id",
+        "line 1 has no column caption and image: expected image,caption or image,caption,image_id",
     ),
     "COCO without images": (
         "a.json",
@@ -116,39 +105,39 @@ BAD = {
         '[{"image": "x.jpg", "image": "y.jpg", "caption": "a"}]',
         "'image' occurs twice in an object: keep one",
     ),
+    "a truth value for an id": (
+        "a.json",
+        '[{"image": "x.jpg", "caption": "a", "image_id": true}]',
+        "row 1 has image_id True: expected an integer or a string",
+    ),
     "two ids": (
         "a.json",
         json.dumps([{**ROW, "image_id": 1}, {**ROW, "image_id": 2}]),
         "row 2: x.jpg has image_id 2 here and 1 before: give an image one image_id",
     ),
-    "one id for two": (
-        "a.json",
-        json.dumps([{**ROW, "image_id": 4}, {**ROW, "image": "y.jpg", "image_id": 4}]),
-        "x.jpg and y.jpg have the same image id 4: give each row an image_id of its own",
-    ),
     "one id for two, the second by its name": (
         "a.json",
         json.dumps([{**ROW, "image_id": 1}, {**ROW, "image": "b/01.jpg"}]),
-        "x.jpg and b/01.jpg have the same image id 1: give each row an image_id of its own",
+        "x.jpg and b/01.jpg have the same image id 1: give each image a different image_id",
     ),
     "no caption": (
         "a.json",
         '[{"image": "x.jpg"}]',
         "row 1 has no caption: add caption or captions",
     ),
-    "an empty caption": (
+    "blank captions": (
         "a.json",
-        '[{"image": "x.jpg", "caption": ""}]',
-        "row 1: x.jpg has no caption: add one",
-    ),
-    "empty captions": (
-        "a.json",
-        '[{"image": "x.jpg", "captions": ["", " \\n"]}]',
-        "row 1: x.jpg has no caption: add one",
+        json.dumps([ROW, {"image": "y.jpg", "captions": ["", " \n"]}]),
+        "row 2: y.jpg has no caption: add one",
     ),
     "a caption of numbers": (
         "a.json",
         '[{"image": "x.jpg", "caption": [1]}]',
+        "row 1 has a caption that is not text: expected a string or strings",
+    ),
+    "a number for a caption": (
+        "a.json",
+        '[{"image": "x.jpg", "caption": 3}]',
         "row 1 has a caption that is not text: expected a string or strings",
     ),
 }
@@ -165,11 +154,9 @@ def test_a_bad_file_is_refused_in_one_line(tmp_path, kind):
 
 def test_files_that_are_no_text(tmp_path):
     (tmp_path / "latin.json").write_bytes(b'[{"image": "x", "caption": "\xe9"}]')
-    (tmp_path / "image.json").write_bytes(b"\x89PNG\r\n\x1a\n")
     rows = {
         "latin.json": "not UTF-8 text at byte 28: convert it",
-        "image.json": "not UTF-8 text at byte 0: convert it",
-        "none.json": "no such file: put it there, or correct what names it",
+        "none.json": "no such file: put it there, or correct the path",
     }
     for name, message in rows.items():
         with pytest.raises(UserError) as error:
@@ -182,9 +169,6 @@ CAPTIONS = {
     "10,000 words": ("A dog! " * 10_000, " ".join(["a", "dog"] * 15)),
     "one word of 100,000 letters": ("d" * 100_000, "d" * 100_000),
     "emoji": ("A dog 😀👩‍👩‍👧 runs", "a dog 😀👩‍👩‍👧 runs"),
-    "right to left": ("كلب أحمر يركض", "كلب أحمر يركض"),
-    "both ways, with marks": ("\u202ea dog\u202c כלב", "\u202ea dog\u202c כלב"),
-    "Chinese": ("一只狗", "一只狗"),
     "punctuation alone": ("...!!!", ""),
     "control characters": ("a\0dog\x07", "a\0dog\x07"),
     "half a surrogate pair": ("a \ud83d dog", "a \ud83d dog"),

@@ -75,13 +75,13 @@ def nested():
 
 STATE = {"w": torch.ones(300)}
 WHOLE = saved({"model": STATE})
-NO_STATE = "checkpoint {} holds no state dict, neither bare nor as 'model'"
+NO_STATE = "checkpoint {} is not a state dict and has none as 'model'"
 OBJECTS = (
-    "checkpoint {} holds objects that could run code ({}); set trust_checkpoint: true to leave "
-    "them out and load the rest, if you know where it comes from"
+    "checkpoint {} has objects that could run code ({}); if you know where the file comes from, "
+    "set trust_checkpoint: true to load it without these objects"
 )
 BLOCKED = (
-    "checkpoint {} is damaged: it holds more than tensors, numbers and text, or is no checkpoint"
+    "checkpoint {} is damaged: it has more than tensors, numbers and text, or is not a checkpoint"
 )
 # name: content, the beginning of what is said
 UNREADABLE = {
@@ -90,7 +90,7 @@ UNREADABLE = {
     "cut at its end.pth": (WHOLE[:-10], "checkpoint {} is damaged: "),
     "page.pth": (b"<html>404</html>", BLOCKED),
     "a pickle.pth": (pickle.dumps([1]), "checkpoint {} "),
-    "a bomb.pth": (bomb(), "checkpoint {} is damaged: it unpacks to more than its size"),
+    "a bomb.pth": (bomb(), "checkpoint {} is damaged: its content is larger than the file"),
     "forged.pth": (forged(), "checkpoint {} is damaged: "),
     "a list in itself.pth": (in_itself(), NO_STATE),
     "nested lists.pth": (nested(), NO_STATE),
@@ -170,7 +170,7 @@ def test_no_file():
     with pytest.raises(ValueError, match=r"^checkpoint none\.pth does not exist$"):
         read_checkpoint("none.pth")
     with pytest.raises(
-        ValueError, match=r"^checkpoint \. is a folder and no checkpoint: name a file in it$"
+        ValueError, match=r"^checkpoint \. is a folder, not a checkpoint: name a file in it$"
     ):
         read_checkpoint(".")
 
@@ -180,13 +180,13 @@ def captioner(make_captioner):
     return make_captioner()
 
 
-NOT_OF = "f.pth is not of this model: "
+NOT_OF = "f.pth does not fit this model: "
 KEY = "visual_encoder.norm.weight"
 # change of a whole state dict, what is said
 OTHERS = {
     "not finite": (
         lambda state: state[KEY].fill_(float("nan")),
-        f"f.pth holds values that are not finite in {KEY}: its run diverged; take an earlier "
+        f"f.pth has values that are not finite, in {KEY}: its run diverged; use an earlier "
         "checkpoint",
     ),
     "another width": (
@@ -228,18 +228,18 @@ def test_weights_that_do_not_fit_change_nothing(captioner, kind, suffix):
 
 
 OWN = {"model": STATE, "optimizer": {"state": {}}, "config": {"seed": 1}, "epoch": 0}
-NO_RUN = "cannot be read: it is no checkpoint of a run: "
+NO_RUN = "cannot be read: it is not a checkpoint of a run: "
 # what a run finds in its folder, what is said after the file's name
 RESUMED = {
-    "an attack": (OWN | {"x": Attack()}, "cannot be read: holds objects that could run code"),
-    "another's": ({"model": STATE}, NO_RUN + "optimizer is no dict"),
-    "a list": ([1], NO_RUN + "model is no dict"),
-    "no epoch": (OWN | {"epoch": "1"}, NO_RUN + "epoch is no int"),
+    "an attack": (OWN | {"x": Attack()}, "cannot be read: has objects that could run code"),
+    "another's": ({"model": STATE}, NO_RUN + "optimizer is not of type dict"),
+    "a list": ([1], NO_RUN + "model is not of type dict"),
+    "no epoch": (OWN | {"epoch": "1"}, NO_RUN + "epoch is not of type int"),
     "no place": (OWN | {"within": {"at": 3}}, NO_RUN + "within has no steps"),
-    "no tensors": (OWN | {"model": {"w": 1}}, NO_RUN + "model holds more than tensors"),
+    "no tensors": (OWN | {"model": {"w": 1}}, NO_RUN + "model has values that are not tensors"),
     "NaN": (
         OWN | {"model": {"w": torch.tensor([float("nan")])}},
-        "cannot be read: the file holds values that are not finite in w: its run diverged",
+        "cannot be read: the file has values that are not finite, in w: its run diverged",
     ),
 }
 
@@ -254,7 +254,7 @@ def test_a_run_passes_over_it_to_the_one_before(tmp_path, kind):
     path, _, problems = checkpoints.read_newest(tmp_path)
     assert path == good and good.read_bytes() == kept
     (line,) = problems
-    assert line.startswith(f"passing over a checkpoint: {bad} {message}") and "\n" not in line
+    assert line.startswith(f"skipping a checkpoint: {bad} {message}") and "\n" not in line
 
 
 def test_where_it_is_the_only_one_it_stays_as_it_is(tmp_path):
@@ -266,5 +266,5 @@ def test_where_it_is_the_only_one_it_stays_as_it_is(tmp_path):
         checkpoints.read_newest(tmp_path)
     begin = f"none of the checkpoints in {tmp_path} can be read ({bad} {message}"
     assert str(error.value).startswith(begin) and "\n" not in str(error.value)
-    assert str(error.value).endswith("); start anew with resume=never or another output_dir")
+    assert str(error.value).endswith("); start again with resume=never or another output_dir")
     assert bad.read_bytes() == kept and len(list(tmp_path.iterdir())) == 1

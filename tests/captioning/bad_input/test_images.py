@@ -6,13 +6,10 @@ import zlib
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
-from captioning.data import Sample, load_image, training_transform
-from captioning.data.dataset import EvaluationDataset, TrainingDataset
+from captioning.data import load_image, training_transform
 from captioning.data.image import MOST_PIXELS, evaluation_transform
-from captioning.data.loader import evaluation_loader, training_loader
 from captioning.runtime.errors import UserError
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)
@@ -30,18 +27,13 @@ def plain(kind, size=(8, 8), colour=RED, **settings):
 
 def animated(kind):
     frames = [Image.new("RGB", (8, 8), colour) for colour in (RED, BLUE)]
-    more = {"lossless": True} if kind == "WEBP" else {}
-    return encoded(frames[0], kind, save_all=True, append_images=frames[1:], **more)
+    return encoded(frames[0], kind, save_all=True, append_images=frames[1:])
 
 
 def palette():
     image = Image.new("P", (8, 8), 1)
     image.putpalette([0, 0, 0, *RED])
     return encoded(image, "PNG")
-
-
-def sixteen_bits():
-    return encoded(Image.fromarray(np.full((8, 8), 65535, np.uint16)), "PNG")
 
 
 def png(width, height, data=b""):
@@ -54,13 +46,6 @@ def png(width, height, data=b""):
     header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
     chunks = chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + chunks
-
-
-def black(width, height):
-    """All of its rows, compressed to some thousandth."""
-    packer = zlib.compressobj(9)
-    rows = [packer.compress(bytes(1 + width // 8)) for _ in range(height)]
-    return png(width, height, b"".join(rows) + packer.flush())
 
 
 PROGRESSIVE = plain("JPEG", quality=95, progressive=True)
@@ -92,19 +77,11 @@ def frames(count):
 GOOD = {
     "a.png": (plain("PNG"), (8, 8), RED),
     "a PNG named.jpg": (plain("PNG"), (8, 8), RED),
-    "a JPEG named.png": (plain("JPEG", quality=95), (8, 8), RED),
-    "a WebP named.jpeg": (plain("WEBP", lossless=True), (8, 8), RED),
-    "without a suffix": (plain("PNG"), (8, 8), RED),
     "ink.jpg": (encoded(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "JPEG"), (8, 8), RED),
     "palette.png": (palette(), (8, 8), RED),
-    "sixteen bits.png": (sixteen_bits(), (8, 8), (255, 255, 255)),
-    "grey.png": (encoded(Image.new("L", (8, 8), 7), "PNG"), (8, 8), (7, 7, 7)),
-    "alpha.png": (encoded(Image.new("RGBA", (8, 8), (*RED, 0)), "PNG"), (8, 8), RED),
     "one pixel.png": (plain("PNG", (1, 1)), (1, 1), RED),
     "strip.png": (plain("PNG", (1, 3000)), (1, 3000), RED),
     "film.gif": (animated("GIF"), (8, 8), RED),
-    "film.webp": (animated("WEBP"), (8, 8), RED),
-    "film.png": (animated("PNG"), (8, 8), RED),
     "b.bmp": (plain("BMP"), (8, 8), RED),
     "b.tiff": (plain("TIFF"), (8, 8), RED),
     "b.ppm": (plain("PPM"), (8, 8), RED),
@@ -126,32 +103,24 @@ TOO_MANY = "not a readable image (more than 100 scans or 10000 segments): save i
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n%%EOF\n"
 NOISE = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
 BAD = {
-    "empty.jpg": (b"", REPLACE.format(NONE_OF)),
     "text.jpg": (b"just text", REPLACE.format(NONE_OF)),
-    "page.png": (b"<html>404 Not Found</html>", REPLACE.format(NONE_OF)),
     "drawing.jpg": (POSTSCRIPT, REPLACE.format(NONE_OF)),  # Pillow has Ghostscript run it
-    "vector.png": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", REPLACE.format(NONE_OF)),
     "beginning.png": (plain("PNG")[:20], REPLACE.format(ANY)),
     "half.jpg": (encoded(Image.fromarray(NOISE), "JPEG")[:-1500], REPLACE.format(ANY)),
     "half.png": (encoded(Image.fromarray(NOISE), "PNG")[:-3000], REPLACE.format(ANY)),
     "half.webp": (encoded(Image.fromarray(NOISE), "WEBP")[:-500], REPLACE.format(ANY)),
     "header alone.png": (png(9000, 9000), REPLACE.format(ANY)),
-    "30000 x 30000.png": (black(30_000, 30_000), TOO_LARGE),
     "30000 x 30000, header alone.png": (png(30_000, 30_000), TOO_LARGE),
-    "30000 x 30000.gif": (
-        b"GIF89a%b\0\0\0,\0\0\0\0%b\0\2\0;" % ((struct.pack("<HH", 30_000, 30_000),) * 2),
-        TOO_LARGE,
-    ),
     "30000 x 30000.ppm": (b"P6 30000 30000 255\n", TOO_LARGE),
     "a little too large.png": (png(13_378, 13_378), TOO_LARGE),
     "101 scans.jpg": (scanned(101), TOO_MANY),
+    "101 scans of the first of two frames.jpg": (
+        frames(2).replace(b"\xff\xd9\xff\xd8", EMPTY_SCAN * 91 + b"\xff\xd9\xff\xd8", 1),
+        TOO_MANY,
+    ),
     "101 scans, cut off.jpg": (scanned(101)[:-3], TOO_MANY),
     "101 scans, not progressive.jpg": (sequential_scans(101), TOO_MANY),
     "segments.jpg": (PROGRESSIVE[:-2] + b"\xff\xfe\0\2" * 10_000 + PROGRESSIVE[-2:], TOO_MANY),
-    "half of a progressive one.jpg": (
-        encoded(Image.fromarray(NOISE), "JPEG", progressive=True)[:-1500],
-        REPLACE.format(ANY),
-    ),
 }
 
 
@@ -200,38 +169,3 @@ def test_no_file(tmp_path):
         with pytest.raises(UserError) as error:
             load_image(tmp_path / name)
         assert_said(error.value, tmp_path / name, message)
-
-
-@pytest.fixture
-def mixed(tmp_path):
-    """Return the folder and samples of the images above, good and bad, and a missing one."""
-    for name, (content, *_) in {**GOOD, **BAD}.items():
-        (tmp_path / name).write_bytes(content)
-    names = [*GOOD, *BAD, "none.jpg"]
-    return tmp_path, [Sample(name, ("a dog",), number) for number, name in enumerate(names)]
-
-
-def test_bad_images_are_skipped_and_counted_where_so_configured(mixed, caplog):
-    folder, samples = mixed
-    bad = len(BAD) + 1
-    dataset = EvaluationDataset(samples, str(folder), evaluation_transform(8), skip_bad_images=True)
-    loader = evaluation_loader(dataset, 4)
-    assert [i for batch in loader for i in batch["index"]] == list(range(len(GOOD)))
-    assert loader.skipped == bad and len(caplog.records) == bad
-    assert all("\n" not in record.getMessage() for record in caplog.records)
-
-    dataset = TrainingDataset(
-        samples, str(folder), training_transform(8), seed=1, skip_bad_images=True
-    )
-    training = training_loader(dataset, len(samples), seed=1)
-    (batch,) = training
-    assert len(batch["image"]) == len(samples) and training.skipped == bad
-    assert set(batch["index"]) <= set(range(len(GOOD)))
-    assert torch.isfinite(batch["image"].float()).all()
-
-
-def test_without_that_the_first_bad_image_ends_it(mixed):
-    folder, samples = mixed
-    dataset = EvaluationDataset(samples, str(folder), evaluation_transform(8))
-    with pytest.raises(UserError, match=r"empty.jpg: not a readable image"):
-        list(evaluation_loader(dataset, 4))

@@ -17,40 +17,24 @@ def entries(*ids):
 A_LIST = "{p}: expected a list of {{image_id, caption}}, as COCO results are"
 # predictions, references, what is said
 REFUSED = {
-    "empty": ("", REFERENCES, "{p}: the file is empty: download or write it again"),
     "no predictions": ([], REFERENCES, "{p}: the list of predictions is empty: nothing to score"),
     "cut off": (
         '[{"image_id": 5, "cap',
         REFERENCES,
         "{p}: not valid JSON at line 1 (Unterminated string starting at): mend it",
     ),
-    "JSONL": (
-        "{}\n{}",
-        REFERENCES,
-        "{p}: not valid JSON at line 2 (Extra data): mend it",
-    ),
     "a mapping": ({"5": "a man"}, REFERENCES, A_LIST),
-    "COCO ground truth": ({"images": [], "annotations": entries(5)}, REFERENCES, A_LIST),
     "a list of captions": (
         ["a man"],
         REFERENCES,
         "{p}: entry 1 has no image_id (an integer or a string)",
     ),
-    "an id that is no integer": (
-        entries(5.0),
+    "a truth value for an id": (
+        entries(True),
         REFERENCES,
         "{p}: entry 1 has no image_id (an integer or a string)",
     ),
-    "no caption": (
-        [{"image_id": 5}],
-        REFERENCES,
-        "{p}: entry 1 (image_id 5) has no caption text",
-    ),
-    "several captions": (
-        [{"image_id": 5, "caption": ["a", "b"]}],
-        REFERENCES,
-        "{p}: entry 1 (image_id 5) has no caption text",
-    ),
+    "no caption": ([{"image_id": 5}], REFERENCES, "{p}: entry 1 (image_id 5) has no caption text"),
     "an image twice": (
         [*entries(5, 6), {"image_id": 5, "caption": "another"}],
         REFERENCES,
@@ -59,38 +43,23 @@ REFUSED = {
     "an image twice, once as text": (
         entries(5, "5"),
         REFERENCES,
-        "image_id 5 and '5' are one image, with two predictions: keep one of them",
+        "image_id 5 and '5' are the same image with two predictions: keep one of them",
     ),
     "other images": (
         entries(8, 9),
         REFERENCES,
         "predictions and references have no image id in common: the first ones are 8 and '5'",
     ),
-    "references are empty": (
-        entries(5),
-        "",
-        "{r}: the file is empty: download or write it again",
-    ),
     "references of none": (
         entries(5),
         {},
-        "{r}: holds no reference captions: check that this is the right file",
+        "{r}: no reference captions: check that this is the right file",
     ),
     "references without text": (
         entries(5),
         {"5": "a man"},
         "{r}: no reference captions under '5': expected COCO's {{annotations: [{{image_id, "
         "caption}}]}} or {{image id: [captions]}}",
-    ),
-    "an image twice in the references": (
-        entries(5),
-        '{"5": ["a"], "6": ["b"], "5": ["c"]}',
-        "{r}: '5' occurs twice in an object: keep one",
-    ),
-    "references are a table": (
-        entries(5),
-        "image,caption\n5,a man\n",
-        "{r}: not valid JSON at line 1 (Expecting value): mend it",
     ),
 }
 
@@ -102,21 +71,9 @@ EXTRA = (
 # predictions, how many are scored, what is said
 COUNTED = {
     "all": (entries(5, 6, 7), 3, ""),
-    "missing ids": (entries(6), 1, MISSING.format(2)),
-    "extra ids": (entries(5, 6, 7, 8, 9), 3, EXTRA.format(2, 5, 8)),
-    "both": (entries("x", 6), 1, EXTRA.format(1, 2, "x") + MISSING.format(2)),
+    "both": (entries("x", 6, 9), 1, EXTRA.format(2, 3, "x") + MISSING.format(2)),
     "the same prediction twice": (entries(5, 6, 7, 5), 3, ""),
-    "empty captions": ([{"image_id": i, "caption": " "} for i in (5, 6, 7)], 3, ""),
-    "a caption of 10,000 words": (
-        [{"image_id": 5, "caption": "dog " * 10_000}, *entries(6, 7)],
-        3,
-        "",
-    ),
-    "emoji, right to left": (
-        [{"image_id": 5, "caption": "😀 كلب \ud83d"}, *entries(6, 7)],
-        3,
-        "",
-    ),
+    "emoji, right to left": ([{"image_id": 5, "caption": "😀 كلب \ud83d"}, *entries(6, 7)], 3, ""),
 }
 
 

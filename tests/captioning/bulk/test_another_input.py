@@ -41,13 +41,14 @@ def lists(photos, tmp_path):
     return tmp_path / "list.csv"
 
 
-ROOT = ["--root", "{photos}"]
+ROOT, AGAIN = ["--root", "{photos}"], ["--existing", "overwrite"]
 OTHERS = [
-    ("{photos}", [], "{other}", [], "input", "{photos}", "{other}"),
+    ("{photos}", AGAIN, "{other}", AGAIN, "input", "{photos}", "{other}"),
     ("{photos}", [], "{photos}", ["--glob", "*1.png"], "glob", None, "*1.png"),
     ("{photos}", ["--no-recursive"], "{photos}", [], "recursive", False, True),
     ("{list}", ROOT, "{list}", ["--root", "{other}"], "root", "{photos}", "{other}"),
     ("{list}", ROOT, "{list}", [*ROOT, "--column", "photo"], "column", None, "photo"),
+    ("{photos}", AGAIN, "{photos}", [*AGAIN, "--glob", "*1.png"], "glob", None, "*1.png"),
 ]
 IMAGES = [  # of the first run of each, and of the second
     ("photos/**/*.png", "other/**/*.png"),
@@ -55,16 +56,16 @@ IMAGES = [  # of the first run of each, and of the second
     ("photos/*.png", "photos/**/*.png"),
     ("photos/*.png", "other/*.png"),
     ("photos/*.png", "photos/*.png"),
+    ("photos/**/*.png", "photos/**/*1.png"),
 ]
 
 
-@pytest.mark.parametrize("existing", ["overwrite", "skip"])
 @pytest.mark.parametrize(
     ("one", "flags", "two", "others", "name", "was", "now", "images", "more"),
     [(*row, *images) for row, images in zip(OTHERS, IMAGES)],
 )
 def test_an_unfinished_run_refuses_another_input(
-    run, run_in_part, photos, lists, existing, one, flags, two, others, name, was, now, images, more
+    run, run_in_part, photos, lists, one, flags, two, others, name, was, now, images, more
 ):
     def found(pattern):
         return {str(path) for path in photos.parent.glob(pattern)}
@@ -73,13 +74,13 @@ def test_an_unfinished_run_refuses_another_input(
         known = {"photos": photos, "other": photos.parent / "other", "list": lists}
         return text.format(**known) if isinstance(text, str) else text
 
-    first = [filled(one), "--existing", existing, *map(filled, flags)]
+    first, second = [filled(one), *map(filled, flags)], [filled(two), *map(filled, others)]
     run_in_part(*first)
-    _, log = run(filled(two), "--existing", existing, *map(filled, others), code=2)
-    assert f"an unfinished run had {name} {filled(was)!r}, and now it is {filled(now)!r}: " in log
+    _, log = run(*second, code=2)
+    assert f"the unfinished run has {name} {filled(was)!r}, this call has {filled(now)!r}: " in log
     lines, _ = run(*first)  # goes on
     assert sorted(line["image"] for line in lines) == sorted(found(images))
-    lines, _ = run(filled(two), "--existing", existing, *map(filled, others))
+    lines, _ = run(*second)
     assert sorted(line["image"] for line in lines) == sorted(found(images) | found(more))
 
 
@@ -106,22 +107,6 @@ def test_a_slash_after_a_folder_does_not_matter(run, run_in_part, photos):
     run_in_part(photos)
     lines, _ = run(f"{photos}/")
     assert len(lines) == 10
-
-
-@pytest.mark.parametrize("existing", ["overwrite", "skip"])
-def test_images_added_during_a_run_are_captioned(run, run_in_part, photos, existing, tmp_path):
-    before, _ = run(photos)
-    first = ["--existing", existing]
-    run_in_part(photos, *first) if existing != "skip" else None
-    for name in ("aa.png", "zz.png"):
-        shutil.copy(min(photos.glob("scene*.png")), photos / name)
-    (photos / "bad.png").write_text("no image")
-    lines, log = run(photos, *first)
-    after = {line["image"]: line["caption"] for line in lines}
-    assert len(lines) == len(after) == 12 and "failed 1" in log
-    assert after[str(photos / "aa.png")] == after[str(photos / "zz.png")]
-    for line in before:
-        assert after[line["image"]] == line["caption"]
 
 
 @pytest.mark.parametrize("where", ["beside", "in a file"])

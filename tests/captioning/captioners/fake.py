@@ -19,7 +19,7 @@ class Keys(BaseModel):
 class FakeCaptioner(nn.Module):
     """Chooses a word by the image's mean colour and by the word before."""
 
-    max_positions, min_batch_size, has_unused_parameters = None, 1, False
+    max_positions, min_batch_size, has_unused_parameters, null_image = None, 1, False, None
 
     def __init__(self, words, objective, prompt, width, max_tokens=40):
         super().__init__()
@@ -48,7 +48,7 @@ class FakeCaptioner(nn.Module):
         labels, p = tokens.masked_fill(mask == 0, -100), len(self.prompt_ids)
         return logits.flatten(0, 1)[:, p - 1 : -1], labels[:, p:]
 
-    def forward(self, image, captions):
+    def forward(self, image, captions, dropped=None):
         return self.objective(*self.predictions(image, captions))
 
     def generate(self, image, settings):
@@ -57,7 +57,10 @@ class FakeCaptioner(nn.Module):
     def generate_details(self, image, settings):
         return self.generate_from(self.encode(image), settings)
 
-    def generate_from(self, encoded, settings):
+    def encode_null(self, encoded):
+        raise NotImplementedError
+
+    def generate_from(self, encoded, settings, other=None):
         images = encoded
 
         def step(tokens, rows):

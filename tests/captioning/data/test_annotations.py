@@ -120,46 +120,14 @@ def test_karpathy_splits(write):
         read_annotations(path, "test")
 
 
-ROW = {"image": "x.jpg", "caption": "a"}
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.json", {"images": [3]}, "row 1 of images"),
-        ("a.json", [{"image": 5, "caption": "a"}], "row 1 has no image"),
-        ("a.json", [{"image": "", "caption": "a"}], "row 1 has no image"),
-        ("a.json", [{"image": "y.jpg", "caption": None}], "row 1 has no caption"),
-        ("a.json", [{"image": "y.jpg", "caption": 3}], "row 1 has a caption that is not"),
-        ("a.json", [ROW, {"image": "y.jpg", "caption": []}], "row 2: y.jpg has no caption"),
-        ("a.json", [{**ROW, "image_id": 1.0}], "row 1 has image_id 1.0"),
-        ("a.json", [{**ROW, "image_id": True}], "row 1 has image_id True"),
-        ("a.jsonl", '{"image": "a", "caption": "b"}\n\n{"image"\n', "JSON at line 3"),
-        ("a.csv", "file,caption\nx,a\n", "no column image"),
-        ("a.csv", "image,caption\nx,a\ny\n", "line 3 has no caption"),
-        ("a.csv", "image,caption\n,a\n", "line 2 has no image"),
-        ("a.csv", 'image,caption\nx,"a dog\ny,b\n', "not valid CSV at line 3"),
-    ],
-)
-def test_malformed_files(write, name, content, message):
-    """Most of them are in tests/captioning/bad_input/test_annotations.py."""
-    path = write(content, name)
-    with pytest.raises(UserError, match=message) as caught:
-        read_annotations(path)
-    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
-
-
 def test_folder_in_place_of_a_file(tmp_path):
-    with pytest.raises(UserError, match=r"a folder without photos and without metadata\.jsonl"):
+    with pytest.raises(UserError, match=r"the folder has no photos and no metadata\.jsonl"):
         read_annotations(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("name", "images", "captions"),
-    [
-        ("coco_karpathy_train", 330, 1650),
-        ("flickr8k_karpathy_test", 250, 1250),
-    ],
+    [("coco_karpathy_train", 330, 1650), ("flickr8k_karpathy_test", 250, 1250)],
 )
 def test_real_files(shared_data, name, images, captions):
     samples = read_annotations(shared_data / "annotation" / f"{name}.json")

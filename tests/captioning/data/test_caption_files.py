@@ -43,21 +43,10 @@ def test_lines_of_bulk_captioning_are_predictions(tmp_path):
         read_predictions(path)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (f'[{{"image_id": {"1" * 5000}}}]', "not valid JSON|entry 1"),
-        ([{"image_id": True, "caption": "a"}], "entry 1 has no image_id"),
-        ([{"image_id": 5, "caption": None}], "entry 1 .image_id 5. has no caption text"),
-        ([{"image_id": 5, "caption": c} for c in "aab"], "image_id 5 occurs twice, with two"),
-    ],
-)
-def test_malformed_predictions(write, content, message):
-    """More of them are in tests/captioning/bad_input/test_predictions.py."""
-    path = write(content)
-    with pytest.raises(UserError, match=message) as error:
-        read_predictions(path)
-    assert str(error.value).startswith(f"{path}: ") and "\n" not in str(error.value)
+def test_an_id_of_thousands_of_digits(write):
+    """Newer Pythons refuse it within JSON."""
+    with pytest.raises(UserError, match=r"not valid JSON|entry 1"):
+        read_predictions(write(f'[{{"image_id": {"1" * 5000}}}]'))
 
 
 def test_the_lines_of_bulk_captioning_have_the_ids_that_references_give_their_images(tmp_path):
@@ -114,14 +103,9 @@ def test_references_as_a_mapping(write):
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        ({}, "holds no reference captions"),
-        ([], "no samples: check that this is the right file"),
-        (3, "not an annotation file"),
-        ({"annotations": []}, "holds no reference captions"),
+        ({"annotations": []}, "no reference captions: check"),
         ({"annotations": [{"caption": "a"}]}, "annotations: entry 1 has no image_id"),
-        ({"5": ["a"], "7": "b"}, "no reference captions under '7'"),
         ({"5": []}, "no reference captions under '5'"),
-        ([{"caption": "a"}], "row 1 has no image"),
     ],
 )
 def test_references_that_are_none(write, document, message):

@@ -16,9 +16,8 @@ from tests.captioning.tar_files import write_members
 
 
 @pytest.fixture
-def tars(s3, tmp_path, monkeypatch):
+def tars(s3, tmp_path):
     """Return the paths of two tars of five samples, and their addresses in a store."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     noise = np.random.default_rng(0)
     paths, addresses = [], []
     for number in range(2):

@@ -24,6 +24,16 @@ def test_a_file_appears_when_the_block_has_ended_well(tmp_path):
     assert path.read_bytes() == b"after" and list(tmp_path.iterdir()) == [path]
 
 
+def test_a_failed_write_is_one_line_and_leaves_nothing_behind(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(UserError, match=r"cannot write .*x.txt: No space left on device"):
+        writing.write_text("new", tmp_path / "x.txt")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_file_is_on_disk_before_its_name_is_and_then_the_name(tmp_path, monkeypatch):
     path, happened = tmp_path / "file", []
     fsync, replace = os.fsync, os.replace

@@ -127,28 +127,21 @@ def settings(photos, tmp_path):
     return Settings(images=dict(zip(PREDICTIONS, photos)), cache_dir=tmp_path / "cache")
 
 
-def test_pacs_weighs_by_two(settings, make):
-    path, naive = make()
+def test_pacs_is_clipscore_with_a_weight_of_two(settings, make):
+    """CLIPScore, whose weight is 2.5, is compared with its formula in test_clip.py."""
+    path, _ = make()
     captions = CaptionSet(PREDICTIONS, REFERENCES)
     evaluator = PacScore(settings, clip_model=path)
     assert evaluator.unavailable() == {}
     found = evaluator.evaluate(captions)
-    clip = Clip(path)
-
-    def text(caption):
-        return naive.text(clip.encode(["A photo depicts " + caption])[0][0])
-
-    for number, (image_id, photo) in enumerate(settings.images.items()):
-        said = text(PREDICTIONS[image_id])
-        score = 2 * max(said @ naive.image(clip.read_image(photo)), 0)
-        nearest = max(max(said @ text(human), 0) for human in REFERENCES[image_id])
-        both = 2 * score * nearest / (score + nearest) if score + nearest else 0
-        values = [found.per_image[name][number] for name in ("PAC-S", "RefPAC-S")]
-        assert values == pytest.approx([100 * score, 100 * both], abs=1e-3)
-    assert found.metrics["PAC-S"].value > 0
+    plain = ClipScore(settings, clip_model=path).evaluate(captions)
+    for score, ref, clip, ref_clip in zip(*found.per_image.values(), *plain.per_image.values()):
+        assert score == pytest.approx(clip * 2 / 2.5)
+        nearest = ref_clip * clip / (2 * clip - ref_clip) if clip else 0  # the other of the mean
+        both = 2 * score * nearest / (score + nearest) if clip else 0
+        assert ref == pytest.approx(both)
+    assert list(found.per_image) == ["PAC-S", "RefPAC-S"] and found.metrics["PAC-S"].value > 0
     assert found.settings["clip_model"].startswith(path) and found.settings["pacs_truncated"] == 1
-    plain = ClipScore(settings, clip_model=path).evaluate(CaptionSet(PREDICTIONS, REFERENCES))
-    assert plain.metrics["CLIPScore"].value == pytest.approx(1.25 * found.metrics["PAC-S"].value)
 
 
 def without(name):
@@ -158,11 +151,11 @@ def without(name):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda _: {"weight": torch.zeros(2)}, "no CLIP with a vision transformer"),
-        (lambda _: {"state_dict": [1]}, "holds no weights by name"),
-        (lambda _: {}, "no CLIP with a vision transformer"),
-        (without("visual.proj"), "no CLIP with a vision transformer"),
-        (lambda state: {**state, "text_projection": torch.zeros(3)}, "no CLIP with a vision"),
+        (lambda _: {"weight": torch.zeros(2)}, "not a CLIP with a vision transformer"),
+        (lambda _: {"state_dict": [1]}, "contains no weights by name"),
+        (lambda _: {}, "not a CLIP with a vision transformer"),
+        (without("visual.proj"), "not a CLIP with a vision transformer"),
+        (lambda state: {**state, "text_projection": torch.zeros(3)}, "not a CLIP with a vision"),
     ],
 )
 def test_another_file_is_reported_before_captions_are_made(settings, make, change, message):
@@ -179,9 +172,9 @@ def test_a_file_alone_takes_the_words_of_the_released_clips(make, clip_folder, m
     path, _ = make()
     for name in ("vocab.json", "merges.txt"):
         Path(path).with_name(name).unlink()
-    with pytest.raises(UserError, match="put them there") as caught:
+    with pytest.raises(UserError, match="put both files next to") as caught:
         Clip(path)
-    assert f"beside {path}, and none of openai/clip-vit-base-patch32" in str(caught.value)
+    assert f"next to {path}, and none of openai/clip-vit-base-patch32" in str(caught.value)
     asked = []
 
     def hub_file(repository, name):

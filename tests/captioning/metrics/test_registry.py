@@ -54,7 +54,7 @@ def test_a_metric_without_its_required_options_is_refused(name):
 @pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.needs_images])
 def test_a_metric_of_images_without_them_is_refused(name):
     with pytest.raises(UserError, match=f"^metrics: {name} needs the images: "):
-        build_evaluators([name], clip_model="a model")
+        build_evaluators([name], clip_model="a model", itm_model="a file")
 
 
 def test_an_impossible_option_is_one_line():

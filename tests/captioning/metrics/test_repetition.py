@@ -6,10 +6,7 @@ from captioning.metrics.registry import build_evaluators
 from captioning.metrics.repetition import loops, repeated
 from captioning.metrics.scoring import score
 
-
-@pytest.fixture(autouse=True)
-def no_java(monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("no_java")
 
 
 @pytest.mark.parametrize(

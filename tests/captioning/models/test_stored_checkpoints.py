@@ -25,12 +25,6 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def store(s3, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return s3
-
-
-@pytest.fixture
 def trained(scenes_config, tmp_path):
     """Return the path of a checkpoint of a captioner, and its weights."""
     config = load_config(scenes_config)
@@ -44,13 +38,13 @@ def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
 
-def test_a_file_a_run_and_its_newest(store, trained, scenes_config):
+def test_a_file_a_run_and_its_newest(s3, trained, scenes_config):
     path, weights = trained
     for name in ("checkpoint_02.pth", "checkpoint_10_step00000099.pth", "checkpoint_10.pth"):
-        store.files.pipe_file(f"{RUN}/{name}", b"no checkpoint")
-    store.files.pipe_file(f"{RUN}/result/val.json", b"[]")
+        s3.files.pipe_file(f"{RUN}/{name}", b"no checkpoint")
+    s3.files.pipe_file(f"{RUN}/result/val.json", b"[]")
     assert checkpoints.named(f"{RUN}/") == f"{RUN}/checkpoint_10.pth"
-    store.files.put_file(str(path), f"{RUN}/checkpoint_best.pth")
+    s3.files.put_file(str(path), f"{RUN}/checkpoint_best.pth")
     best = checkpoints.named(RUN)
     assert best == f"{RUN}/checkpoint_best.pth" == checkpoints.named(best)
     config, captioner = load_trained(best, None, CPU)
@@ -61,14 +55,14 @@ def test_a_file_a_run_and_its_newest(store, trained, scenes_config):
     (found,) = load_checkpoints([RUN], None, CPU)
     assert found.source == best
     version = checkpoints.version_of(best)
-    store.files.put_file(str(path), best)
+    s3.files.put_file(str(path), best)
     assert checkpoints.version_of(best) == version
-    store.files.pipe_file(best, b"other")
+    s3.files.pipe_file(best, b"other")
     assert checkpoints.version_of(best) != version
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_one_in_parts_becomes_a_file(store, tmp_path):
+def test_one_in_parts_becomes_a_file(s3, tmp_path):
     pytest.importorskip("torch.distributed.checkpoint", reason="this torch has no processes")
     weights = {"a.w": torch.arange(6.0).reshape(3, 2)}
     save_sharded(
@@ -77,26 +71,26 @@ def test_one_in_parts_becomes_a_file(store, tmp_path):
         tmp_path / "checkpoint_04.pth",
     )
     for path in (tmp_path / "checkpoint_04.pth").iterdir():
-        store.files.put_file(str(path), f"{RUN}/checkpoint_04.pth/{path.name}")
+        s3.files.put_file(str(path), f"{RUN}/checkpoint_04.pth/{path.name}")
     assert checkpoints.named(RUN) == checkpoints.named(f"{RUN}/checkpoint_04.pth")
     assert checkpoints.version_of(f"{RUN}/checkpoint_04.pth")
     assert gather.main([RUN, str(tmp_path / "whole.pth")]) == 0
     assert same(read_checkpoint(str(tmp_path / "whole.pth"))["model"], weights)
 
 
-def test_what_is_not_there_is_one_line(store):
-    store.files.pipe_file("bucket/empty/notes.txt", b"no run")
+def test_what_is_not_there_is_one_line(s3):
+    s3.files.pipe_file("bucket/empty/notes.txt", b"no run")
     lines = {
         "s3://bucket/none.pth": "s3://bucket/none.pth: no such file or bucket",
         "s3://no-bucket/run": "s3://no-bucket/run: no such file or bucket",
-        "s3://bucket/empty": "s3://bucket/empty holds no checkpoint of a run: name a file",
+        "s3://bucket/empty": "s3://bucket/empty contains no checkpoint of a run: name a file",
         "s3://key:S3CR3T@bucket/a": "s3://bucket/a: an address with a user or a query",
     }
     for name, line in lines.items():
         with pytest.raises(UserError, match=re.escape(line)) as error:
             load_trained(checkpoints.named(name), None, CPU)
         assert "S3CR3T" not in str(error.value)
-    store.faults += ["refused"] * 100
+    s3.faults += ["refused"] * 100
     with pytest.raises(UserError, match=r"none\.pth: not allowed: give credentials"):
         checkpoints.named("s3://bucket/none.pth")
 
@@ -107,13 +101,13 @@ def test_a_program_that_reads_no_stores_says_how(monkeypatch):
         read_checkpoint(f"{RUN}/a.pth")
 
 
-def test_annotations_of_a_store_are_those_of_the_disk(store, scenes, scenes_config, tmp_path):
+def test_annotations_of_a_store_are_those_of_the_disk(s3, scenes, scenes_config, tmp_path):
     given = {path.name: path for path in scenes.glob("*.json")}
     captions = {sample.image_id: ["so"] for sample in read_split(load_config(scenes_config), "val")}
     given["gt.json"] = tmp_path / "gt.json"
     given["gt.json"].write_text(json.dumps(captions))
     for name, path in given.items():
-        store.files.put_file(str(path), f"bucket/ann/{name}")
+        s3.files.put_file(str(path), f"bucket/ann/{name}")
     more = ["facts_file=scenes.json", "val_gt_file=gt.json", "train_captions=scenes_train.json"]
     here = load_config(scenes_config, [*more, f"coco_gt_root={tmp_path}"])
     there = ["ann_root=s3://bucket/ann", "coco_gt_root=s3://bucket/ann/"]
@@ -125,19 +119,19 @@ def test_annotations_of_a_store_are_those_of_the_disk(store, scenes, scenes_conf
     for name in ("facts_file", "train_captions"):
         one, other = (Path(options[name]) for options in found)
         assert one.read_bytes() == other.read_bytes() and one != other
-    store.files.rm_file("bucket/ann/scenes_val.json")
+    s3.files.rm_file("bucket/ann/scenes_val.json")
     with pytest.raises(UserError, match=r"s3://bucket/ann/scenes_val.json: no such file or bucket"):
         read_split(there, "val")
 
 
-def test_captions_of_a_store_are_scored(store, tmp_path, capsys):
+def test_captions_of_a_store_are_scored(s3, tmp_path, capsys):
     files = {"gt.json": {"5": ["a man"]}, "found.json": [{"image_id": 5, "caption": "a man"}]}
     for name, content in files.items():
-        store.files.pipe_file(f"bucket/{name}", json.dumps(content).encode())
+        s3.files.pipe_file(f"bucket/{name}", json.dumps(content).encode())
     given = ["s3://bucket/found.json", "--references", "s3://bucket/gt.json"]
     assert evaluate.main([*given, "--metrics", "length"]) == 0
     assert "Cap. Len." in capsys.readouterr().out
     shutil.rmtree(tmp_path / "cache")
-    store.files.rm_file("bucket/gt.json")
+    s3.files.rm_file("bucket/gt.json")
     assert evaluate.main([*given, "--metrics", "length"]) == 2
     assert "s3://bucket/gt.json: no such file or bucket" in capsys.readouterr().err

@@ -14,9 +14,11 @@ import torch
 from captioning.metrics.clipscore import ClipScore
 from captioning.metrics.evaluator import CaptionSet, Settings
 from captioning.metrics.facts import Facts
+from captioning.metrics.itm import Itm
 from captioning.rewards.clipscore import ClipFit
 from captioning.rewards.facts import TrueFacts
 from captioning.rewards.interface import Sampled, TrainingImages
+from captioning.rewards.itm import Match
 from captioning.rewards.workers import Rewards
 from captioning.scenes.facts import NOUNS, PLACES, describe_all
 from captioning.scenes.make import read_scenes
@@ -67,6 +69,23 @@ def test_clipscore_is_that_of_the_metric(clip_folder, photos, tmp_path):
     assert found.max() > 0
 
 
+def test_itm_is_that_of_the_metric(itm_checkpoint, photos):
+    files = dict(zip([7, "b", 3, 9], photos))
+    texts = ["the cat", "a dog and the ball", ""]
+    reward = Match(TrainingImages({}, files, "cpu"), itm_model=str(itm_checkpoint))
+    asked = [9, 7, "b", 7]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = reward(asked, [[Sampled(text, True) for text in texts]] * 4)
+    settings = Settings(images=files)
+    for column, text in enumerate(texts):
+        captions = CaptionSet(dict.fromkeys(files, text), {image_id: ["a"] for image_id in files})
+        result = Itm(settings, itm_model=str(itm_checkpoint)).evaluate(captions)
+        by_id = dict(zip(files, result.per_image["ITM"]))
+        expected = [by_id[i] / 100 for i in asked]
+        np.testing.assert_allclose(found[:, column], expected, rtol=1e-4, atol=1e-6)
+    assert found.dtype == np.float64 and np.ptp(found) > 0.1
+
+
 class OfTheProcess:
     """Twice the length of a caption; tells which process it was asked in."""
 
@@ -102,7 +121,7 @@ def test_processes_do_not_outlive_a_run_that_is_killed(tmp_path):
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(run, 0)
     worker = int(path.read_text())
-    until = time.monotonic() + 20
+    until = time.monotonic() + 100
     while _is_running(worker) and time.monotonic() < until:
         time.sleep(0.05)
     left = _is_running(worker)

@@ -36,3 +36,23 @@ def scored(monkeypatch):
 
     monkeypatch.setattr(fine_tuning.SplitEvaluation, "run", run)
     return by_epoch
+
+
+def without_dropout(tuning):
+    """Return the run, in which dropout and the like stay switched off."""
+    tuning.captioner.eval()
+    tuning.step.model.train = lambda: None
+    return tuning
+
+
+def first_gradient(tuning):
+    """Train an epoch; return the gradients at the first step, as the optimiser gets them."""
+    found = {}
+
+    def keep(*_, **__):
+        named = tuning.captioner.named_parameters()
+        found.setdefault("first", {n: p.grad.clone() for n, p in named if p.grad is not None})
+
+    tuning.optimizer.register_step_pre_hook(keep)
+    tuning._train_epoch(0)
+    return found["first"]

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from captioning.runtime.errors import UserError
+from tests.captioning.training.conftest import first_gradient, without_dropout
 from tests.tiny_run import log_of
 
 GIVEN = ["max_epoch=1", "log_every=1"]
-NO_DROPOUT = ["med_config.hidden_dropout_prob=0", "med_config.attention_probs_dropout_prob=0"]
 
 
 def set_scale(tuning, scale):
@@ -71,29 +71,14 @@ def test_an_overflow_in_forward_stops_the_run(run):
         tuning.run()
 
 
-def gradient(tuning):
-    """That of the first step, as the optimiser gets it."""
-    tuning.captioner.eval()
-    tuning.step.model.train = lambda: None
-    found = {}
-
-    def keep(*_):
-        named = tuning.captioner.named_parameters()
-        found.setdefault("first", {n: p.grad.clone() for n, p in named if p.grad is not None})
-
-    tuning.optimizer.register_step_pre_hook(keep)
-    tuning._train_epoch(0)
-    return found["first"]
-
-
 def test_small_gradients_survive_by_scaling(run):
     """Weighted by 1e-4 they are below what float16 has; scaled, they are those of float32."""
     faint = ["objective={mle: 1e-4}", "resume=never"]
-    full = gradient(run(*faint))
-    scaled = gradient(run(*faint, "precision=fp16"))
-    unscaled = run(*faint, "precision=fp16")
+    full = first_gradient(without_dropout(run(*faint)))
+    scaled = first_gradient(without_dropout(run(*faint, "precision=fp16")))
+    unscaled = without_dropout(run(*faint, "precision=fp16"))
     set_scale(unscaled, 2.0**-4)
-    lost = gradient(unscaled)
+    lost = first_gradient(unscaled)
     name = "visual_encoder.blocks.0.mlp.fc1.weight"
     size = full[name].norm()
     assert (scaled[name] - full[name]).norm() < 0.1 * size

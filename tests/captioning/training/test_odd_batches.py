@@ -8,6 +8,7 @@ import torch
 
 from captioning.data.image import normalise
 from smile import Objective
+from tests.captioning.training.conftest import first_gradient, without_dropout
 
 SPECS = ["mle", "smile", "random", "reverse", {"mle": 0.01, "smile": 0.99}]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -57,10 +58,8 @@ def run(run):
     """Return a function that sets up a run of one step, without dropout, with overrides."""
 
     def make(*overrides):
-        tuning = run("max_epoch=1", "log_every=1", "resume=never", "objective=smile", *overrides)
-        tuning.captioner.eval()
-        tuning.step.model.train = lambda: None
-        return tuning
+        given = ["max_epoch=1", "log_every=1", "resume=never", "objective=smile", *overrides]
+        return without_dropout(run(*given))
 
     return make
 
@@ -77,26 +76,13 @@ def without_labels(tuning, batches):
     tuning.captioner._encode = ignoring
 
 
-def gradient(tuning):
-    found = {}
-
-    def keep(*_):
-        named = tuning.captioner.named_parameters()
-        found.update({n: p.grad.clone() for n, p in named if p.grad is not None})
-
-    tuning.optimizer.register_step_pre_hook(keep)
-    tuning._train_epoch(0)
-    return found
-
-
-@pytest.mark.parametrize("empty", [0, 1, 2])
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize(("empty", "precision"), [(0, "fp32"), (1, "fp16"), (2, "fp32")])
 def test_of_accumulated_batches_one_without_labels_counts_for_nothing(run, empty, precision):
     """The gradient is that of the mean over the tokens of the two others, whichever it is."""
     tuning = run("accumulation_steps=3", f"precision={precision}")
     plain = copy.deepcopy(tuning.captioner)
     without_labels(tuning, {empty})
-    found = gradient(tuning)
+    found = first_gradient(tuning)
     tuning.loader.set_epoch(0)
     total = tokens = 0
     for number, batch in enumerate(tuning.loader):
@@ -111,11 +97,11 @@ def test_of_accumulated_batches_one_without_labels_counts_for_nothing(run, empty
     assert difference < (1e-5 if precision == "fp32" else 2e-2) * size
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_a_step_without_any_label_has_no_gradient(run, precision):
     tuning = run("accumulation_steps=3", f"precision={precision}")
     without_labels(tuning, {0, 1, 2})
-    found = gradient(tuning)
+    found = first_gradient(tuning)
     assert all((value == 0).all() for value in found.values())
     (line,) = [line for line in tuning.log.written if line[0] == "step"]
     assert line == ("step", 1)

@@ -208,12 +208,12 @@ def test_the_objective_beside_it_and_the_kl_are_in_the_loss_and_the_log(run, cap
     assert all(math.isfinite(line["mle"]) for line in steps)
 
 
-@pytest.mark.parametrize("processes", [0, 2])
-def test_a_run_that_was_stopped_ends_as_the_undisturbed_one(run, no_child_stays, processes):
-    settings = ["reward_kl=0.1", "objective={smile: 0.1}", f"num_workers={processes}"]
-    run(*settings, folder="whole").run()
+def test_a_run_that_was_stopped_ends_as_the_undisturbed_one(run, no_child_stays):
+    """Whatever the number of processes that read images and compute rewards."""
+    settings = ["reward_kl=0.1", "objective={smile: 0.1}"]
+    run(*settings, "num_workers=2", folder="whole").run()
     no_child_stays()
-    stopped = run(*settings, "checkpoint_every=2", folder="stopped")
+    stopped = run(*settings, "num_workers=0", "checkpoint_every=2", folder="stopped")
     step = stopped.step
 
     def twice(batches, number):
@@ -225,7 +225,7 @@ def test_a_run_that_was_stopped_ends_as_the_undisturbed_one(run, no_child_stays,
     stopped.step = twice
     with pytest.raises(KeyboardInterrupt):
         stopped.run()
-    again = run(*settings, folder="stopped")
+    again = run(*settings, "num_workers=0", folder="stopped")
     assert again.progress.steps == 2
     again.run()
     whole, resumed = weights(again.folder.with_name("whole")), weights(again.folder)
@@ -253,14 +253,6 @@ def test_two_processes_go_on_to_the_bit(scenes_config, tmp_path):
         torch.testing.assert_close(first[part], second[part], rtol=0, atol=0)
 
 
-def test_processes_change_nothing(run):
-    for processes in (0, 2):
-        run(f"num_workers={processes}", folder=f"run{processes}").run()
-    folder = run("resume=never", folder="run0").folder.parent
-    first, second = (weights(folder / name)["model"] for name in ("run0.1", "run2"))
-    torch.testing.assert_close(first, second, rtol=0, atol=0)
-
-
 def test_under_autocast_the_decoder_learns_too(run):
     """What autocast keeps of weights while captions are drawn has no gradient."""
     tuning = run("precision=bf16", "objective=")
@@ -283,7 +275,7 @@ def test_a_reward_that_is_not_finite_stops_the_run(run, monkeypatch):
     monkeypatch.setattr(CiderD, "__call__", fail_second)
     tuning = run()
     with pytest.raises(
-        UserError, match=r"the reward is not finite at step 2 \(rank 0 had.*leave out a part of rew"
+        UserError, match=r"the reward is not finite at step 2 \(rank 0 had.*remove a term from the"
     ):
         tuning.run()
     assert (tuning.folder / "checkpoint_00_step00000001.pth").exists()

@@ -1,5 +1,7 @@
 """Models whose decoder reads what an encoder made of words, an image or a sound."""
 
+from functools import partial
+
 import torch
 import transformers
 
@@ -24,20 +26,22 @@ T5 = {
 BART = {"vocab_size": VOCABULARY, "max_position_embeddings": 32, **SIZES["bart"], **TOKENS}
 
 
-def of_words(model):
+def of_words(model, image=None):
+    """Words, after the places of an image where it has some."""
     words = text()
     batch = {"input_ids": words, "attention_mask": (words != PAD).long()}
-    return Family(model, {**batch, "labels": labels_of(text())}, False)
+    family = Family(model, {**batch, "labels": labels_of(text())}, False)
+    if image is not None:
+        places = torch.full((3, image), IMAGE_TOKEN)
+        for key, more in {"input_ids": places, "attention_mask": torch.ones_like(places)}.items():
+            batch[key] = torch.cat([more, batch[key]], 1)
+        family.batch.update(batch, pixel_values=pixels())
+    return family
 
 
-def t5():
-    """Version 1.0's head, which is the embedding's and reads scaled states."""
-    config = transformers.T5Config(**T5, tie_word_embeddings=True)
-    return of_words(transformers.T5ForConditionalGeneration(config))
-
-
-def t5_untied():
-    config = transformers.T5Config(**T5, tie_word_embeddings=False)
+def t5(tied):
+    """Version 1.0's head is the embedding's, and reads scaled states."""
+    config = transformers.T5Config(**T5, tie_word_embeddings=tied)
     return of_words(transformers.T5ForConditionalGeneration(config))
 
 
@@ -67,20 +71,12 @@ def t5gemma():
     return of_words(transformers.T5GemmaForConditionalGeneration(config))
 
 
-def with_a_bias(model):
+def bart(name):
     """Logits of the BART family have a bias beside the head, which no checkpoint leaves at 0."""
+    config = getattr(transformers, f"{name}Config")(**BART)
+    model = getattr(transformers, f"{name}ForConditionalGeneration")(config)
     model.final_logits_bias.normal_()
     return of_words(model)
-
-
-def bart():
-    config = transformers.BartConfig(**BART)
-    return with_a_bias(transformers.BartForConditionalGeneration(config))
-
-
-def pegasus():
-    config = transformers.PegasusConfig(**BART)
-    return with_a_bias(transformers.PegasusForConditionalGeneration(config))
 
 
 def vision_encoder_decoder():
@@ -140,12 +136,7 @@ def blip2_t5():
             image_token_index=IMAGE_TOKEN,
         )
     )
-    image = torch.full((3, 3), IMAGE_TOKEN)
-    family = of_words(model)
-    for key, of_image in {"input_ids": image, "attention_mask": torch.ones_like(image)}.items():
-        family.batch[key] = torch.cat([of_image, family.batch[key]], 1)
-    family.batch["pixel_values"] = pixels()
-    return family
+    return of_words(model, image=3)
 
 
 def florence2():
@@ -161,23 +152,18 @@ def florence2():
             image_token_id=IMAGE_TOKEN,
         )
     )
-    image = torch.full((3, 5), IMAGE_TOKEN)  # the mean of all places, and four places
-    family = of_words(model)
-    for key, of_image in {"input_ids": image, "attention_mask": torch.ones_like(image)}.items():
-        family.batch[key] = torch.cat([of_image, family.batch[key]], 1)
-    family.batch["pixel_values"] = pixels()
-    return family
+    return of_words(model, image=5)  # the mean of all places, and four places
 
 
 FAMILIES = {
-    "BartForConditionalGeneration": bart,
+    "BartForConditionalGeneration": partial(bart, "Bart"),
     "Blip2ForConditionalGeneration, T5": blip2_t5,
     "Florence2ForConditionalGeneration": florence2,
-    "PegasusForConditionalGeneration": pegasus,
+    "PegasusForConditionalGeneration": partial(bart, "Pegasus"),
     "Pix2StructForConditionalGeneration": pix2struct,
     "SwitchTransformersForConditionalGeneration": switch,
-    "T5ForConditionalGeneration": t5,
-    "T5ForConditionalGeneration, untied": t5_untied,
+    "T5ForConditionalGeneration": partial(t5, tied=True),
+    "T5ForConditionalGeneration, untied": partial(t5, tied=False),
     "T5GemmaForConditionalGeneration": t5gemma,
     "VisionEncoderDecoderModel": vision_encoder_decoder,
     "WhisperForConditionalGeneration": whisper,

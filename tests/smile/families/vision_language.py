@@ -1,6 +1,7 @@
 """Decoders that read an image among the words, each with what its processor gives it."""
 
 import inspect
+from functools import partial
 
 import torch
 import transformers
@@ -65,14 +66,23 @@ def internvl():
     return Family(transformers.InternVLForConditionalGeneration(config), batch, True)
 
 
-def qwen_vl(name, vision, text=None):
+WIDE = {"hidden_size": 16, "intermediate_size": 16, "out_hidden_size": 16}
+QWEN = {
+    "Qwen2VL": {"embed_dim": 16, "hidden_size": 16, "mlp_ratio": 1},
+    "Qwen2_5_VL": {**WIDE, "window_size": 8, "fullatt_block_indexes": [0]},
+    "Qwen3VL": {**WIDE, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
+}
+QWEN["Qwen3VLMoe"] = QWEN["Qwen3VL"]
+
+
+def qwen_vl(name):
     """4 by 4 patches of 2 by 2 pixels in two frames, of which 2 by 2 make a place."""
     config = getattr(transformers, f"{name}Config")(
         vision_config={
             **{"depth": 1, "num_heads": 2, "patch_size": 2, "temporal_patch_size": 2},
-            **{"spatial_merge_size": 2, "in_channels": 3, **vision},
+            **{"spatial_merge_size": 2, "in_channels": 3, **QWEN[name]},
         },
-        text_config={**DECODER, "rope_scaling": {**ROTARY}, **(text or {})},
+        text_config={**DECODER, "rope_scaling": {**ROTARY}, **(EXPERTS if "Moe" in name else {})},
         image_token_id=IMAGE_TOKEN,
         video_token_id=VIDEO_TOKEN,
         vision_start_token_id=IMAGE_START,
@@ -89,29 +99,6 @@ def qwen_vl(name, vision, text=None):
     return Family(model, batch, True)
 
 
-def qwen2_vl():
-    return qwen_vl("Qwen2VL", {"embed_dim": 16, "hidden_size": 16, "mlp_ratio": 1})
-
-
-def qwen2_5_vl():
-    vision = {"hidden_size": 16, "intermediate_size": 16, "out_hidden_size": 16}
-    return qwen_vl("Qwen2_5_VL", {**vision, "window_size": 8, "fullatt_block_indexes": [0]})
-
-
-QWEN3_VISION = {
-    **{"hidden_size": 16, "intermediate_size": 16, "out_hidden_size": 16},
-    **{"num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
-}
-
-
-def qwen3_vl():
-    return qwen_vl("Qwen3VL", QWEN3_VISION)
-
-
-def qwen3_vl_moe():
-    return qwen_vl("Qwen3VLMoe", QWEN3_VISION, EXPERTS)
-
-
 def of_idefics(name):
     """Images are in a row of their own, with a mask of their pixels."""
     config = getattr(transformers, f"{name}Config")(
@@ -126,14 +113,6 @@ def of_idefics(name):
     batch = {**after_an_image(4), "pixel_values": pixels(3, 1, 3, 8, 8)}
     batch["pixel_attention_mask"] = mask
     return Family(getattr(transformers, f"{name}ForConditionalGeneration")(config), batch, True)
-
-
-def idefics3():
-    return of_idefics("Idefics3")
-
-
-def smolvlm():
-    return of_idefics("SmolVLM")
 
 
 def paligemma():
@@ -254,16 +233,13 @@ FAMILIES = {
     "BlipForConditionalGeneration": blip,
     "Gemma3ForConditionalGeneration": gemma3,
     "GitForCausalLM": git,
-    "Idefics3ForConditionalGeneration": idefics3,
+    "Idefics3ForConditionalGeneration": partial(of_idefics, "Idefics3"),
     "InternVLForConditionalGeneration": internvl,
     "Kosmos2ForConditionalGeneration": kosmos2,
     "LlavaForConditionalGeneration": llava,
     "LlavaOnevisionForConditionalGeneration": llava_onevision,
     "MllamaForConditionalGeneration": mllama,
     "PaliGemmaForConditionalGeneration": paligemma,
-    "Qwen2VLForConditionalGeneration": qwen2_vl,
-    "Qwen2_5_VLForConditionalGeneration": qwen2_5_vl,
-    "Qwen3VLForConditionalGeneration": qwen3_vl,
-    "Qwen3VLMoeForConditionalGeneration": qwen3_vl_moe,
-    "SmolVLMForConditionalGeneration": smolvlm,
+    "SmolVLMForConditionalGeneration": partial(of_idefics, "SmolVLM"),
+    **{f"{name}ForConditionalGeneration": partial(qwen_vl, name) for name in QWEN},
 }

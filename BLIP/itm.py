@@ -1,0 +1,136 @@
+"""BLIP's filter: how well captions match an image, by a text encoder with two heads."""
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Optional, Union
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from BLIP.inference import inference_copy
+from BLIP.med import MedConfig, bert_states, build_bert, read_med_config
+from BLIP.tokenizer import CaptionTokenizer
+from BLIP.vit import ImageEncoder
+from BLIP.weights.checkpoint import (
+    CheckpointError,
+    LoadReport,
+    load_weights,
+    read_checkpoint,
+    settings_in,
+)
+from BLIP.weights.download import fetch, without_secrets
+from smile.objective import captions_an_image
+
+MOST_TOKENS = 35  # as BLIP was trained for retrieval
+HEAD = "itm_head.weight"
+POSITION_IDS = "text_encoder.embeddings.position_ids"
+
+
+class BlipItm(nn.Module):
+    """BLIP's image-text matching (ITM) and contrastive similarity (ITC), arXiv 2201.12086.
+
+    Both share a ViT and a bidirectional text encoder; ITM lets it attend to the image. Parameter
+    names are those of the released retrieval checkpoints. width: of the vectors that ITC compares.
+    """
+
+    def __init__(
+        self,
+        visual_encoder: ImageEncoder,
+        config: MedConfig,
+        tokenizer: CaptionTokenizer,
+        width: int = 256,
+    ):
+        super().__init__()
+        self.visual_encoder = visual_encoder
+        self.text_encoder = build_bert(config, len(tokenizer), visual_encoder.embed_dim)
+        self.vision_proj = nn.Linear(visual_encoder.embed_dim, width)
+        self.text_proj = nn.Linear(config.hidden_size, width)
+        self.itm_head = nn.Linear(config.hidden_size, 2)
+        self.config, self.tokenizer = config, tokenizer
+        self.inference_context = nullcontext  # `inference_copy` replaces it
+
+    @torch.inference_mode()
+    def encode(self, image: Tensor) -> Tensor:
+        """Images (B, 3, S, S) -> (B, 1 + P, width), P patches after [CLS]."""
+        with self.inference_context():
+            return self.visual_encoder(image)
+
+    @torch.inference_mode()
+    def match(self, encoded: Tensor, captions: list[list[str]]) -> Tensor:
+        """The probability (B, k) that a caption matches its image: softmax of the ITM head.
+
+        encoded: (B, 1 + P, width); captions: B lists of k strings. Raises ValueError if their
+        numbers differ.
+        """
+        with self.inference_context():
+            logits = self.itm_head(self._text("[ENC]", captions, encoded, True))  # (R, 2)
+            return logits.float().softmax(-1)[:, 1].unflatten(0, (len(encoded), -1))
+
+    @torch.inference_mode()
+    def similarity(self, encoded: Tensor, captions: list[list[str]]) -> Tensor:
+        """The cosine (B, k) of a caption's and its image's vector; see `match`."""
+        with self.inference_context():
+            texts = self.text_proj(self._text("[CLS]", captions, encoded, False))  # (R, width)
+            texts = F.normalize(texts, dim=-1)
+            images = F.normalize(self.vision_proj(encoded[:, 0]), dim=-1)
+            return (texts.unflatten(0, (len(encoded), -1)) * images[:, None]).sum(-1)
+
+    def _text(
+        self, first: str, captions: list[list[str]], encoded: Tensor, attends: bool
+    ) -> Tensor:
+        """The last hidden state (R, H) at the first token; attends: to the image."""
+        captions_an_image(captions, len(encoded))
+        texts = [caption for group in captions for caption in group]
+        tokens, mask = self.tokenizer.encode(texts, MOST_TOKENS)
+        tokens[:, 0] = self.tokenizer.bert.token_to_id(first)
+        tokens, mask = tokens.to(encoded.device), mask.to(encoded.device)
+        image = encoded if attends else None
+        return bert_states(self.text_encoder, tokens, mask, image, is_causal=False)[:, 0]
+
+    def truncates(self, caption: str) -> bool:
+        """Whether a caption has more than MOST_TOKENS, with its first token and [SEP]."""
+        return len(self.tokenizer.ids(caption)) > MOST_TOKENS - 2
+
+    def for_inference(self, dtype: torch.dtype) -> "BlipItm":
+        """A copy that computes faster, in `dtype` where precision allows."""
+        return inference_copy(self, dtype)
+
+
+def load_itm(
+    checkpoint: str,
+    image_size: Optional[int] = None,
+    tokenizer: Optional[str] = None,
+    vit: Union[str, dict, None] = None,
+    med_config: Union[str, Path, dict, None] = None,
+    trust_checkpoint: bool = True,
+) -> tuple[BlipItm, LoadReport]:
+    """The model of a released retrieval or pre-training checkpoint, in evaluation mode.
+
+    image_size: None for that of the file's position embedding, which is resized to any other.
+    Further arguments that are None: see `settings_in`; a vocab.txt beside the file is preferred to
+    bert-base-uncased. Raises CheckpointError, DownloadError and ValueError.
+    """
+    path, name = fetch(checkpoint), without_secrets(checkpoint)
+    content = read_checkpoint(str(path), trust_checkpoint)
+    state = content["model"]
+    check_itm(state, name)
+    found = settings_in(content, state, name)
+    config = read_med_config(med_config or found["med_config"])
+    beside = path.with_name("vocab.txt")
+    words = CaptionTokenizer(tokenizer or str(beside if beside.is_file() else found["tokenizer"]))
+    with torch.device("meta"):  # initialising would take longer than reading the file
+        encoder = ImageEncoder(vit or found["vit"], image_size or found["image_size"])
+        model = BlipItm(encoder, config, words, len(state["text_proj.weight"]))
+    positions = torch.arange(config.max_position_embeddings).unsqueeze(0)
+    state = {POSITION_IDS: positions, **state}
+    return model.eval(), load_weights(model.to_empty(device="cpu"), state, name)
+
+
+def check_itm(state: dict[str, Tensor], name: str) -> None:
+    """Raise CheckpointError for a file without the heads of retrieval. name: of the file."""
+    if not {HEAD, "text_proj.weight"} <= state.keys():
+        raise CheckpointError(
+            f"{name} has no image-text matching head: give a checkpoint of BLIP's retrieval, "
+            "such as model_base_retrieval_coco.pth"
+        )

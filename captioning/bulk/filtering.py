@@ -1,0 +1,154 @@
+"""The filter: moves captions with a score at or below a threshold to another file."""
+
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator
+from functools import cache, partial
+from typing import Any, BinaryIO, Callable, NamedTuple, Optional
+
+import torch
+
+from captioning.bulk.reading import Batch, transformed
+from captioning.bulk.shards import Line, captions_of
+from captioning.files.stores import without_secrets
+from captioning.runtime.errors import UserError
+from captioning.runtime.registry import load as load_entry
+
+# {metric: class of its scorer}. --NAME_model gives the model of metric NAME. Scores are 0 to 1.
+SCORERS = {"itm": "captioning.metrics.itm_model:ItmScorer"}
+DIGITS = 5  # to which scores are rounded
+AT_ONCE = 16  # images scored at once
+
+
+class Filter(NamedTuple):
+    """Keeps the captions whose score by `metric` is above `threshold`."""
+
+    metric: str
+    threshold: float
+
+    def __str__(self) -> str:
+        return f"{self.metric}>{self.threshold:g}"
+
+    def split(self, line: Line) -> tuple[Optional[Line], Optional[Line]]:
+        """Split a line of `FilteredModel` into a kept and a dropped line; None for no captions."""
+        values = line.get(f"{self.metric}s", [line[self.metric]])
+        places: dict[bool, list[int]] = {True: [], False: []}
+        for place, value in enumerate(values):
+            places[value > self.threshold].append(place)
+        return self._only(line, places[True]), self._only(line, places[False])
+
+    def _only(self, line: Line, places: list[int]) -> Optional[Line]:
+        """The line with only the captions at `places`; None if there are none."""
+        if not places:
+            return None
+        found = dict(line)
+        for one in ("caption", "score", "own_score", self.metric):
+            values = found.pop(f"{one}s", None)
+            if values:
+                found[one] = values[places[0]]
+            if values and len(places) > 1:
+                found[f"{one}s"] = [values[place] for place in places]
+        return found
+
+
+@cache
+def parse(text: str) -> Filter:
+    """The filter of an expression such as itm>0.5. Raises UserError."""
+    found = re.fullmatch(r"\s*(\w+)\s*>\s*(\d*\.?\d+)\s*", text)
+    if not found:
+        raise UserError(f"--filter is {text!r}; write it as 'itm>0.5'")
+    metric, threshold = found[1], float(found[2])
+    if metric not in SCORERS:
+        raise UserError(f"--filter is {text!r}; its metric has to be {', '.join(SCORERS)}")
+    if threshold >= 1:
+        raise UserError(f"--filter is {text!r}; its threshold has to be from 0 to below 1")
+    return Filter(metric, threshold)
+
+
+def check(text: Optional[str], file: Optional[str]) -> Optional[str]:
+    """The normal form of the expression, None without one. file: --itm_model. Raises UserError."""
+    if text is None and file is not None:
+        raise UserError("--itm_model needs --filter")
+    if text is None:
+        return None
+    if file is None:
+        raise UserError(f"--filter {text} needs --itm_model, a retrieval checkpoint of BLIP")
+    return str(parse(text))
+
+
+class FilteredModel:
+    """A captioner with the interface of `CheckpointModel`. Its lines also have the filter's scores.
+
+    text: the filter. file, dtype: the filter's model, which is loaded first, and its precision.
+    load: builds the captioner. Raises UserError.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        file: str,
+        device: torch.device,
+        dtype: torch.dtype,
+        load: Callable[[], Any],
+    ):
+        self.metric = parse(text).metric
+        self.scorer = load_entry(SCORERS[self.metric])(file, device, dtype)
+        self.model = load()
+        self.batch_size, self.num_workers = self.model.batch_size, self.model.num_workers
+        self.report = f"{self.model.report}; filter: {self.scorer.report}"
+        self.read = partial(_read, self.model.read, self.scorer.preprocess)
+        self.join = partial(_join, self.model.join)
+        self.settings = {"filter": text, f"{self.metric}_model": without_secrets(file)}
+
+    def prefetch(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield the captioner's batches, with the images of the scorer added."""
+        waiting: deque[Any] = deque()
+
+        def of_captioner() -> Iterator[Batch]:
+            for batch in batches:
+                image, own = batch.image or (None, None)
+                waiting.append(own)
+                yield batch._replace(image=image)
+
+        for batch in self.model.prefetch(of_captioner()):
+            yield batch._replace(image=(batch.image, waiting.popleft()))
+
+    def lines(self, batch: Batch, offset: int, request: Any) -> list[Line]:
+        """The captioner's lines with the score of each caption, without its prefix and suffix."""
+        image, images = batch.image or (None, None)
+        lines = self.model.lines(batch._replace(image=image), offset, request)
+        read = [place for place, entry in enumerate(batch.entries) if "error" not in entry]
+        scored = [(row, place) for row, place in enumerate(read) if "error" not in lines[place]]
+        for start in range(0, len(scored), AT_ONCE):
+            rows, places = map(list, zip(*scored[start : start + AT_ONCE]))
+            captions = [
+                [
+                    text.removeprefix(request.prefix).removesuffix(request.suffix)
+                    for text in captions_of(lines[place])
+                ]
+                for place in places
+            ]
+            found = self.scorer.scores(images[rows], captions).tolist()
+            for place, values in zip(places, found):
+                lines[place] = self._with_scores(lines[place], values)
+        return lines
+
+    def _with_scores(self, line: Line, values: list[float]) -> Line:
+        values = [round(value, DIGITS) for value in values]
+        line = {**line, self.metric: values[0], "settings": {**line["settings"], **self.settings}}
+        return {**line, f"{self.metric}s": values} if len(values) > 1 else line
+
+
+def _read(
+    read: Callable, transform: Callable, path: str, data: Optional[BinaryIO] = None
+) -> tuple[Any, torch.Tensor]:
+    """An image file as input of the captioner and as input of the scorer. Raises UserError."""
+    image = read(path, data)
+    if data is not None:
+        data.seek(0)
+    return image, transformed(transform, path, data)
+
+
+def _join(join: Callable, items: list) -> tuple[Any, torch.Tensor]:
+    images, own = zip(*items)
+    return join(list(images)), torch.stack(own)

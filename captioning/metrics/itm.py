@@ -1,0 +1,62 @@
+"""ITM: how well captions match their images, by BLIP's filter (Li et al. 2022)."""
+
+import numpy as np
+import torch
+
+from BLIP.weights.download import without_secrets
+from captioning.metrics.bootstrap import mean
+from captioning.metrics.evaluator import CaptionSet, Evaluator, Metric, Result, Shown
+from captioning.metrics.itm_model import ItmOptions, ItmScorer, check_file
+from captioning.metrics.over_ranks import shared, together
+
+
+class Itm(Evaluator):
+    """ITM: 100 * the matching head's probability that a caption matches its image.
+
+    ITC: 100 * the cosine of the contrastive vectors of caption and image.
+    """
+
+    metrics = (
+        Metric(
+            "ITM",
+            "ITM",
+            1,
+            report=Shown("how sure BLIP's filter is that image and caption match", unit="%"),
+        ),
+        Metric("ITC", "ITC", 1),
+    )
+    Options = ItmOptions
+    required = ("itm_model",)
+    needs_images = True
+    on_every_rank = True
+
+    def check(self) -> None:
+        check_file(self.options.itm_model)
+
+    def evaluate(self, captions: CaptionSet) -> Result:
+        file = self.options.itm_model
+        scorer = together(lambda: ItmScorer(file, self.settings.device))
+        paths = [self.settings.images[image_id] for image_id in captions.ids]
+        texts = list(captions.predictions.values())
+
+        def prepare(index):
+            return scorer.read(paths[index]), [texts[index]]
+
+        def compute(items):
+            images, groups = zip(*items)
+            encoded = scorer.encode(torch.stack(images))
+            found = scorer.match(encoded, groups), scorer.similarity(encoded, groups)
+            return torch.cat(found, 1).cpu().numpy()  # (B, 2)
+
+        count, size = len(paths), self.settings.batch_size
+        batches = [range(start, min(start + size, count)) for start in range(0, count, size)]
+        found = shared(batches, prepare, compute, "BLIP's filter")
+        if found is None:
+            return Result({})
+        columns = (100 * found.astype(np.float64)).T.tolist()
+        long = sum(map(scorer.is_long, texts))
+        return Result(
+            {name: mean(values) for name, values in zip(self.names, columns)},
+            dict(zip(self.names, columns)),
+            {"itm_model": without_secrets(file), "itm_truncated": long},
+        )

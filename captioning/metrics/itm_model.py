@@ -1,0 +1,105 @@
+"""BLIP's filter as a scorer of captions, used by metrics, rewards, filtering and reranking."""
+
+from collections.abc import Sequence
+from typing import Annotated, BinaryIO, Optional, Union
+
+import torch
+from PIL import Image
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from BLIP.weights.download import without_secrets
+from captioning.data.image import evaluation_transform, load_image, normalise
+from captioning.files.reading import StrPath
+from captioning.metrics.options import Options
+from captioning.runtime.errors import UserError
+
+
+class ItmOptions(Options):
+    itm_model: Annotated[Optional[str], "scoring"] = Field(
+        None, min_length=1, description="a retrieval checkpoint of BLIP: a path, URL or hf:// name"
+    )
+
+
+class ItmScorer:
+    """BLIP's image-text matching, and its contrastive similarity of images and captions.
+
+    file: a path, URL or hf:// name of a checkpoint, see `BLIP.itm.load_itm`. image_size: None for
+    the file's image size. dtype: precision of the linear layers. Raises UserError.
+
+    report: what was loaded. preprocess: maps an RGB image to the model's input (3, S, S). The image
+    is resized to a square (bicubic) and normalised with `captioning.data.MEAN` and `STD`.
+    """
+
+    def __init__(
+        self,
+        file: str,
+        device: Union[str, torch.device] = "cpu",
+        dtype: torch.dtype = torch.float32,
+        image_size: Optional[int] = None,
+    ):
+        from BLIP.itm import load_itm
+
+        try:
+            model, report = load_itm(file, image_size)
+        except ValueError as error:
+            raise UserError(f"itm_model: {error}") from error
+        self.report = f"loaded {without_secrets(file)}: {report}"
+        self.image_size = model.visual_encoder.patch_embed.img_size[0]
+        self.model = model.to(device).for_inference(dtype)
+        self.device = torch.device(device)
+        self.preprocess = evaluation_transform(self.image_size)
+
+    def read(self, path: StrPath, data: Optional[BinaryIO] = None) -> Tensor:
+        """Read an image file as (3, S, S). data: its content, if not on disk. Raises UserError."""
+        return self.preprocess(load_image(path, data))
+
+    def encode(self, images: Union[Sequence[Image.Image], Tensor]) -> Tensor:
+        """Encode images as (B, 1 + P, width), the input of `match` and `similarity`.
+
+        images: RGB images of any size, or a tensor: uint8 (B, H, W, 3), or float (B, 3, H, W)
+        normalised like the output of `preprocess`. A tensor with another size than S is resized
+        (bicubic).
+        """
+        if not isinstance(images, Tensor):
+            images = torch.stack([self.preprocess(image) for image in images])
+        images = images.to(self.device, non_blocking=True)
+        if images.dtype == torch.uint8:
+            images = normalise(images)
+        if images.shape[2:] != (self.image_size, self.image_size):
+            size = (self.image_size, self.image_size)
+            images = F.interpolate(images.float(), size, mode="bicubic", antialias=True)
+        # cuDNN's convolutions use TF32 by default, which is less precise than float32.
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+            return self.model.encode(images)
+
+    def match(self, encoded: Tensor, captions: Sequence[Sequence[str]]) -> Tensor:
+        """The probability (B, k) that a caption matches its image, float32."""
+        return self.model.match(encoded, captions)
+
+    def similarity(self, encoded: Tensor, captions: Sequence[Sequence[str]]) -> Tensor:
+        """The cosine (B, k) of the vectors of a caption and its image, float32."""
+        return self.model.similarity(encoded, captions)
+
+    def is_long(self, caption: str) -> bool:
+        """Whether a caption is so long that it is truncated."""
+        return self.model.truncates(caption)
+
+    def scores(
+        self, images: Union[Sequence[Image.Image], Tensor], captions: Sequence[Sequence[str]]
+    ) -> Tensor:
+        """Encode B images and `match` (B, k) them with k captions each; see `encode`."""
+        return self.match(self.encode(images), captions)
+
+
+def check_file(file: str) -> None:
+    """Raise UserError unless `file` is a checkpoint with the heads. Downloads it if necessary."""
+    from BLIP.itm import check_itm
+    from BLIP.weights.checkpoint import read_checkpoint
+
+    try:
+        state = read_checkpoint(file, trust_checkpoint=True, mapped=True)["model"]
+        check_itm(state, without_secrets(file))
+    except ValueError as error:
+        raise UserError(f"itm_model: {error}") from error

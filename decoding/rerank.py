@@ -1,0 +1,101 @@
+"""Reranking: of several candidates of a caption, the one with the highest score.
+
+Shapes: B images, k candidates of each.
+"""
+
+import dataclasses
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+
+from decoding.interface import DecodingSettings, Generated
+
+
+@dataclasses.dataclass(frozen=True)
+class Reranking:
+    """How candidates are generated and scored. The names are those of the configuration keys.
+
+    rerank: mmi, mbr, clip, itm or judge, see docs/settings.md. rerank_weight: of log p(y | null) in
+    mmi and judge. Samples depend on `seed` and the image only. model: of clip, itm and judge, a
+    file, checkpoint or hub id. num_return: captions of an image that are returned.
+
+    Raises ValueError if there are fewer candidates than that.
+    """
+
+    rerank: str
+    num_candidates: int = 20
+    candidates: str = "samples"
+    rerank_weight: float = 0.5
+    seed: int = 0
+    model: Optional[str] = None
+    num_return: int = 1
+
+    def __post_init__(self):
+        if self.num_return > self.num_candidates:
+            raise ValueError(
+                f"num_return is {self.num_return} with num_candidates {self.num_candidates}; raise "
+                "num_candidates"
+            )
+
+    def settings(
+        self, settings: DecodingSettings, seeds: Optional[tuple[int, ...]] = None
+    ) -> DecodingSettings:
+        """The settings that generate the candidates. Raises ValueError."""
+        count = self.num_candidates
+        if self.candidates == "beams":
+            return dataclasses.replace(settings, sample=False, num_beams=count, num_return=count)
+        return dataclasses.replace(
+            settings,
+            sample=True,
+            num_return=count,
+            num_beam_groups=1,
+            diversity_penalty=0.0,
+            seeds=seeds,
+        )
+
+    def record(self) -> dict[str, Any]:
+        """What is recorded of it beside a caption."""
+        used: dict[str, Any] = {"rerank": self.rerank, "candidates": self.candidates}
+        if self.rerank in ("mmi", "judge"):
+            used["rerank_weight"] = self.rerank_weight
+        return used
+
+
+def mutual_information(logprobs: Tensor, null_logprobs: Tensor, weight: float) -> Tensor:
+    """log p(y | image) - weight * log p(y | null), (B, k) each: the mutual information of caption
+    and image for weight 1 (Li et al. 2016, arXiv 1510.03055)."""
+    return logprobs - weight * null_logprobs
+
+
+def expected_similarity(similarity: Tensor) -> Tensor:
+    """The mean similarity of each candidate to the others, (B, k), from similarities (B, k, k).
+
+    The highest is the candidate of minimum Bayes risk (Eikema and Aziz 2020, arXiv 2005.10283).
+    """
+    own = similarity.diagonal(dim1=-2, dim2=-1)
+    return (similarity.sum(-1) - own) / (similarity.size(-1) - 1)
+
+
+def reranked(generated: Generated, scores: Tensor, num_return: int) -> Generated:
+    """The `num_return` candidates with the highest scores (B, k), the highest first.
+
+    Of candidates with equal scores the earlier one comes first. One whose score is not a number
+    comes last.
+    """
+    scores = scores.double()
+    comparable = scores.where(~scores.isnan(), torch.tensor(-torch.inf).to(scores))
+    order = comparable.sort(dim=1, descending=True, stable=True).indices[:, :num_return]
+    captions = [
+        [group[place] for place in places]
+        for group, places in zip(generated.captions, order.tolist())
+    ]
+    rows = order.unsqueeze(2).expand(-1, -1, generated.token_ids.size(2))
+    own = generated.own_scores
+    return Generated(
+        captions,
+        generated.token_ids.gather(1, rows),
+        generated.scores.gather(1, order),
+        None if own is None else own.gather(1, order),
+        scores.gather(1, order),
+    )

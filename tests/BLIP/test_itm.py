@@ -1,0 +1,177 @@
+"""BLIP's filter: transformers' numbers, the released files, and its scorer."""
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from BLIP.convert import hf_config, main, read_hf, settings_of, to_hf_names
+from BLIP.itm import load_itm
+from BLIP.weights.checkpoint import CheckpointError, resize_position_embedding
+from captioning.data.image import evaluation_transform
+from captioning.metrics.itm_model import ItmScorer
+from captioning.runtime.errors import UserError
+from tests.BLIP.test_convert import same
+
+LONG = " ".join(["a large red ball and the small dog"] * 6)  # more than 35 tokens
+GROUPS = [["a red ball", "the dogs"], [LONG, "cat"], ["", "a man with a box"]]
+
+
+@pytest.fixture
+def model(itm_checkpoint):
+    """Return the model of the checkpoint."""
+    return load_itm(str(itm_checkpoint))[0]
+
+
+def photos(count=3, size=70):
+    pixels = np.random.default_rng(5).integers(0, 256, (count, 4, 4, 3), dtype=np.uint8)
+    return [Image.fromarray(each).resize((size, size + 9), Image.BICUBIC) for each in pixels]
+
+
+def test_momentum_copies_and_queues_are_left_out_with_a_word(itm_checkpoint):
+    model, report = load_itm(str(itm_checkpoint))
+    state = torch.load(itm_checkpoint)["model"]
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, state[key]), key
+    assert set(report.unexpected) == state.keys() - model.state_dict().keys()
+    assert {"image_queue", "temp", "text_proj_m.bias"} <= set(report.unexpected)
+    assert "unexpected: " in str(report) and not model.training
+
+
+def test_a_file_of_pre_training_and_one_without_position_ids_load(itm_checkpoint, tmp_path):
+    content = torch.load(itm_checkpoint)
+    del content["model"]["text_encoder.embeddings.position_ids"]
+    content["model"]["text_decoder.cls.predictions.bias"] = torch.zeros(3)
+    (tmp_path / "vocab.txt").write_bytes(itm_checkpoint.with_name("vocab.txt").read_bytes())
+    torch.save(content, tmp_path / "file.pth")
+    model, report = load_itm(str(tmp_path / "file.pth"))
+    assert "text_decoder.cls.predictions.bias" in report.unexpected
+    assert model.text_encoder["embeddings"].position_ids.tolist() == [[*range(40)]]
+
+
+def test_a_captioner_is_refused_in_one_line(make_captioner, tmp_path):
+    path = tmp_path / "captioner.pth"
+    torch.save(make_captioner().state_dict(), path)
+    with pytest.raises(CheckpointError, match="has no image-text matching head: give a") as error:
+        load_itm(str(path))
+    assert "\n" not in str(error.value)
+    with pytest.raises(UserError, match=r"itm_model: checkpoint .* does not exist"):
+        ItmScorer(str(tmp_path / "none.pth"))
+
+
+@pytest.mark.parametrize("size", [48, 96])
+@torch.no_grad()
+def test_both_heads_are_those_of_transformers(itm_checkpoint, size):
+    if not hasattr(transformers, "BlipForImageTextRetrieval"):
+        pytest.skip(f"transformers {transformers.__version__} has no BLIP")
+    model, report = load_itm(str(itm_checkpoint), size)
+    assert bool(report.reshaped) == (size != 48)
+    theirs = transformers.BlipForImageTextRetrieval(transformers.BlipConfig(**hf_config(model)))
+    state = {k: v for k, v in to_hf_names(model.state_dict()).items() if "position_ids" not in k}
+    theirs.eval().load_state_dict(state, strict=True)
+    image = torch.randn(3, 3, size, size)
+    encoded = model.encode(image)
+    found = model.match(encoded, GROUPS), model.similarity(encoded, GROUPS)
+    bert = model.tokenizer.bert
+    for row, group in enumerate(GROUPS):
+        for column, caption in enumerate(group):
+            ids = bert.encode(caption, add_special_tokens=False).ids[:33]
+            inputs = {"pixel_values": image[row : row + 1], "attention_mask": None}
+            inputs["attention_mask"] = torch.ones(1, len(ids) + 2, dtype=torch.int64)
+            first = {head: bert.token_to_id(head) for head in ("[ENC]", "[CLS]")}
+            tokens = {h: torch.tensor([[i, *ids, model.tokenizer.end]]) for h, i in first.items()}
+            itm = theirs(input_ids=tokens["[ENC]"], use_itm_head=True, **inputs).itm_score
+            itc = theirs(input_ids=tokens["[CLS]"], use_itm_head=False, **inputs).itm_score
+            expected = itm.softmax(1)[0, 1], itc[0, 0]
+            for ours, value in zip(found, expected):
+                torch.testing.assert_close(ours[row, column], value, atol=1e-5, rtol=0)
+    assert found[0].max() - found[0].min() > 0.1 and found[1].max() - found[1].min() > 0.05
+
+
+def test_there_and_back_by_the_commands(itm_checkpoint, model, tmp_path, capsys):
+    """The vocabulary is found beside the file, and again in the folder."""
+    folder, again = tmp_path / "hf", tmp_path / "hf" / "again.pth"
+    assert main(["to-hf", str(itm_checkpoint), str(folder)]) == 0
+    assert main(["from-hf", str(folder), str(again)]) == 0
+    assert capsys.readouterr().out.count("wrote") == 2
+    found, report = load_itm(str(again))
+    same(found.state_dict(), model.state_dict())
+    assert str(report) == "every key matched"
+    assert found.visual_encoder.blocks[0].attn.num_heads == 4
+    if hasattr(transformers, "BlipForImageTextRetrieval"):
+        theirs, problems = transformers.BlipForImageTextRetrieval.from_pretrained(
+            folder, output_loading_info=True
+        )
+        assert not problems["missing_keys"] and not problems["unexpected_keys"]
+        theirs.save_pretrained(tmp_path / "theirs")
+        same(read_hf(tmp_path / "theirs")["model"], model.state_dict())
+
+
+def test_a_file_with_a_text_decoder_is_converted_as_a_captioner(
+    itm_checkpoint, make_captioner, vocabulary, tmp_path
+):
+    captioner = make_captioner()
+    state = {**torch.load(itm_checkpoint)["model"], **captioner.state_dict()}
+    settings = settings_of(hf_config(captioner))
+    path, flags = tmp_path / "both.pth", ["--tokenizer", str(vocabulary)]
+    torch.save({"model": state, "config": settings}, path)
+    assert main(["to-hf", str(path), str(tmp_path / "hf"), *flags]) == 0
+    same(read_hf(tmp_path / "hf")["model"], captioner.state_dict())
+
+
+def test_a_folder_that_is_not_whole_is_one_line(itm_checkpoint, tmp_path, capsys):
+    assert main(["to-hf", str(itm_checkpoint), str(tmp_path / "hf")]) == 0
+    state = load_file(tmp_path / "hf" / "model.safetensors")
+    for key, message in (
+        ("text_proj.weight", "there is no text_proj.weight"),
+        ("itm_head.bias", "1 keys missing (itm_head.bias)"),
+    ):
+        rest = {name: value for name, value in state.items() if name != key}
+        save_file(rest, tmp_path / "hf" / "model.safetensors")
+        assert main(["from-hf", str(tmp_path / "hf"), str(tmp_path / "again.pth")]) == 2
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1
+
+
+def test_the_position_embedding_is_resized_as_the_captioners(itm_checkpoint):
+    model, _ = load_itm(str(itm_checkpoint), 96)
+    expected = torch.load(itm_checkpoint)["model"]["visual_encoder.pos_embed"]
+    expected = resize_position_embedding(expected, 1 + 36)
+    assert torch.equal(model.visual_encoder.pos_embed.data, expected)
+
+
+def test_a_score_depends_on_no_other_caption_and_image(model):
+    image = torch.randn(3, 3, 48, 48)
+    together = model.match(model.encode(image), GROUPS)
+    for row, group in enumerate(GROUPS):
+        for column, caption in enumerate(group):
+            alone = model.match(model.encode(image[row : row + 1]), [[caption]])
+            torch.testing.assert_close(alone[0, 0], together[row, column], atol=1e-5, rtol=0)
+    with pytest.raises(ValueError, match=r"\[2, 2\] captions for 3 images"):
+        model.similarity(model.encode(image), GROUPS[:2])
+
+
+def test_a_scorer_takes_images_pixels_and_tensors(itm_checkpoint, model, tmp_path):
+    scorer, images = ItmScorer(str(itm_checkpoint)), photos()
+    assert scorer.report.startswith(f"loaded {itm_checkpoint}: unexpected: ")
+    prepared = torch.stack([evaluation_transform(48)(image) for image in images])
+    expected = model.match(model.encode(prepared), GROUPS)
+    torch.testing.assert_close(scorer.scores(images, GROUPS), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(scorer.scores(prepared, GROUPS), expected, atol=1e-5, rtol=0)
+    pixels = [np.asarray(image.resize((48, 48), Image.BICUBIC)) for image in images]
+    found = scorer.scores(torch.tensor(np.stack(pixels)), GROUPS)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    images[0].save(tmp_path / "photo.png")
+    assert torch.equal(scorer.read(tmp_path / "photo.png"), prepared[0])
+    half = ItmScorer(str(itm_checkpoint), dtype=torch.bfloat16).scores(images, GROUPS)
+    assert half.dtype == torch.float32 and not torch.equal(half, expected)
+    torch.testing.assert_close(half, expected, atol=0.05, rtol=0)
+
+
+def test_a_tensor_of_another_size_is_resized(itm_checkpoint, monkeypatch):
+    scorer, images = ItmScorer(str(itm_checkpoint)), photos()
+    larger, own = (torch.stack([evaluation_transform(n)(i) for i in images]) for n in (64, 48))
+    monkeypatch.setattr(scorer.model, "encode", lambda image: image)
+    torch.testing.assert_close(scorer.encode(larger), own, atol=0.1, rtol=0)

@@ -1,0 +1,137 @@
+"""Training for guidance: which images are dropped, and the null in a run's checkpoints."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from captioning import train
+from captioning.data import evaluation_transform, load_image, training_loader
+from captioning.models import checkpoints
+from captioning.models.build import captioner_from
+from captioning.runtime.errors import UserError
+from captioning.training.fine_tuning import FineTuning
+from tests.soak.processes import Processes
+
+STEADY = "med_config.hidden_dropout_prob=0.0"
+STEADY = (STEADY, "med_config.attention_probs_dropout_prob=0.0")
+
+
+@pytest.fixture
+def dataset(run):
+    """Return the training data of a run, with numbers for images."""
+    tuning = run("drop_image=0.3")
+    found = replace(
+        tuning.loader.dataset.dataset, transform=lambda image: torch.rand(2), same=False
+    )
+    tuning.close()
+    return found
+
+
+def test_the_share_is_dropped_and_all_other_draws_stay(dataset):
+    plain = replace(dataset, drop_image=0.0)
+    dropped = []
+    for epoch in range(60):
+        for index in range(len(dataset)):
+            item, without = dataset[epoch, index], plain[epoch, index]
+            dropped.append(item.pop("dropped"))
+            assert torch.equal(item.pop("image"), without.pop("image"))
+            assert item == without
+    assert len(dropped) == 60 * 24
+    assert abs(sum(dropped) / len(dropped) - 0.3) < 0.04
+    assert len({tuple(dropped[n : n + 24]) for n in range(0, len(dropped), 24)}) == 60
+
+
+def test_workers_and_ranks_drop_the_same_images(dataset):
+    def drops(size, ranks, workers):
+        found = {}
+        for rank in range(ranks):
+            loader = training_loader(dataset, size, 1, rank, ranks, workers)
+            loader.set_epoch(3)
+            for batch in loader:
+                found.update(zip(batch["index"], batch["dropped"]))
+            loader.close()
+        return found
+
+    alone = drops(8, 1, 0)
+    assert len(alone) == 24 and 0 < sum(alone.values()) < 24
+    assert drops(8, 1, 2) == alone and drops(4, 2, 0) == alone
+
+
+@pytest.mark.parametrize("null", ["zeros", "mean", "learnt"])
+def test_a_run_that_was_stopped_ends_as_the_undisturbed_one(run, null, scored, monkeypatch):
+    given = ["drop_image=0.4", f"null_image={null}", "max_epoch=2"]
+    whole = run(*given, folder="whole")
+    whole.run()
+    broken = run(*given, "checkpoint_every=1")
+    step = FineTuning._optimiser_step
+
+    def fail(self, batches, number):
+        if number == 4:  # the second of the second epoch
+            raise KeyboardInterrupt
+        return step(self, batches, number)
+
+    monkeypatch.setattr(FineTuning, "_optimiser_step", fail)
+    with pytest.raises(KeyboardInterrupt):
+        broken.run()
+    monkeypatch.setattr(FineTuning, "_optimiser_step", step)
+    resumed = run(*given, "num_workers=2")
+    assert (resumed.progress.epoch, resumed.progress.steps) == (1, 1)
+    resumed.run()
+    found, expected = (r.captioner.state_dict() for r in (resumed, whole))
+    assert all(torch.equal(value, found[name]) for name, value in expected.items())
+    names = {"zeros": set(), "mean": {"null_image.image"}, "learnt": {"null_image.vector"}}[null]
+    assert {name for name in expected if "null" in name} == names
+    plain = run("max_epoch=2", folder="plain")
+    plain.run()
+    head = "text_decoder.cls.predictions.bias"
+    assert not torch.equal(plain.captioner.state_dict()[head], expected[head])
+
+
+def test_the_mean_is_of_the_training_images_as_they_are_evaluated(run, scenes):
+    """Also without dropped images, so that its likelihood is defined."""
+    tuning = run("null_image=mean")
+    transform = evaluation_transform(32)
+    images = [transform(load_image(scenes / s.image)).double() for s in tuning.samples]
+    expected = torch.stack(images).mean(0)
+    torch.testing.assert_close(tuning.captioner.null_image.image.double(), expected)
+    tuning.close()
+
+
+def test_two_processes_train_the_vector_as_one_does(scenes_config, tmp_path):
+    """Also in steps in which a process has no dropped image."""
+    given = ["--config", str(scenes_config), "metrics=[length]", "max_epoch=2", *STEADY]
+    given += ["drop_image=0.3", "null_image=learnt"]
+    found = []
+    for ranks in (1, 2):
+        folder = tmp_path / str(ranks)
+        arguments = [*given, f"batch_size={8 // ranks}", "--output_dir", str(folder)]
+        run = Processes(train.main, arguments, tmp_path / f"output{ranks}", ranks)
+        assert run.wait() == [0] * ranks, run.said()
+        found.append(checkpoints.read(checkpoints.epoch_path(folder, 1))["model"])
+    one, two = found
+    assert one["null_image.vector"].abs().sum() > 0
+    for name, value in one.items():
+        torch.testing.assert_close(value, two[name], atol=1e-5, rtol=1e-4)
+
+
+def test_a_checkpoint_without_the_null_trains_and_does_not_generate(run, scored, tmp_path):
+    tuning = run("max_epoch=1")
+    tuning.run()
+    path, config = str(tmp_path / "run" / checkpoints.BEST), tuning.config
+    for null, name in {"mean": "null_image.image", "learnt": "null_image.vector"}.items():
+        other = config.model_copy(update={"null_image": null, "drop_image": 0.2})
+        with pytest.raises(UserError, match=f"has no {name}, which null_image needs"):
+            captioner_from(other, path)
+        captioner, said = captioner_from(other, path, trains=True)
+        assert f"missing: 1 ({name})" in said and not captioner.state_dict()[name].any()
+        started = run(
+            f"null_image={null}", "drop_image=0.2", "max_epoch=1", pretrained=path, folder=null
+        )
+        started.run()
+        null_path = str(tmp_path / null / checkpoints.BEST)
+        captioner, _ = captioner_from(started.config, null_path)
+        assert captioner.state_dict()[name].any()
+        # A run with another null starts from it, too.
+        captioner, said = captioner_from(config, null_path)
+        assert f"unexpected: 1 ({name})" in said

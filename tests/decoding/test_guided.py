@@ -1,0 +1,186 @@
+"""Guidance and visual contrastive decoding against their formulas in float64."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from decoding import DecodingSettings, decode
+from decoding.decode import generate_captions
+from decoding.guided import IMPLAUSIBLE, GuidedStep, noisy, second_stream
+from tests.decoding.test_beam import END, PAD, PrefixModel, reference_beam_search, strip, uncached
+
+BANNED = 0
+GUIDED = {
+    "guidance": {"guidance_scale": 2.5},
+    "less than none": {"guidance_scale": 0.3},
+    "contrast": {"contrastive_alpha": 1.5, "contrastive_beta": 0.2},
+}
+
+
+class TwoStreams:
+    """Two prefix models, the second of the other image; both exclude a word, as captioners do."""
+
+    def __init__(self, chosen, seed):
+        self.own, self.other = PrefixModel(8, seed), PrefixModel(8, seed + 100)
+        self.chosen = chosen
+
+    def logits(self, tokens):
+        """The formula, (R, n) -> float64 (R, V)."""
+        own, other = (
+            model.logits(tokens)[:, 1:].double().log_softmax(-1) for model in (self.own, self.other)
+        )
+        if self.chosen.contrastive_alpha:
+            alpha, beta = self.chosen.contrastive_alpha, self.chosen.contrastive_beta
+            logits = (1 + alpha) * own - alpha * other
+            implausible = own.exp() < beta * own.exp().amax(1, keepdim=True)
+            logits[implausible] = own[implausible] + IMPLAUSIBLE
+        else:
+            logits = other + self.chosen.guidance_scale * (own - other)
+        return torch.nn.functional.pad(logits, (1, 0), value=float("-inf"))
+
+    def step(self):
+        """Of both streams, the first half of the rows and the second."""
+
+        def logits(rows):
+            own, other = rows.chunk(2)
+            found = torch.cat([self.own.logits(own), self.other.logits(other)])
+            return found.index_fill(1, torch.tensor(BANNED), float("-inf"))
+
+        return GuidedStep(uncached(logits), self.chosen)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("kind", GUIDED)
+@pytest.mark.parametrize("search", [{"num_beams": 4}, {"num_beams": 4, "num_beam_groups": 2}])
+def test_beams_are_those_of_a_naive_search_over_the_formula(kind, seed, search):
+    """Prompts end at different steps, and are then no longer stepped."""
+    chosen = DecodingSettings(**GUIDED[kind], **search, num_return=2, max_length=9, min_length=3)
+    model = TwoStreams(chosen, seed)
+    prompts = torch.tensor([[2, 3], [3, 4], [6, 5], [7, 2]])
+    decoded = decode(model.step(), prompts, END, PAD, chosen)
+    for prompt, rows, scores in zip(prompts, decoded.token_ids, decoded.scores):
+        expected = reference_beam_search(model, prompt, chosen)
+        assert [strip(row) for row in rows] == [tokens for tokens, _ in expected]
+        torch.testing.assert_close(
+            scores, torch.tensor([score for _, score in expected]).double(), rtol=1e-4, atol=1e-4
+        )
+
+
+@pytest.mark.parametrize("kind", GUIDED)
+def test_greedy_takes_the_best_word_of_the_formula(kind):
+    chosen = DecodingSettings(**GUIDED[kind], num_beams=1, max_length=9, min_length=4)
+    model = TwoStreams(chosen, 3)
+    prompts = torch.tensor([[2, 3], [3, 4], [6, 5]])
+    decoded = decode(model.step(), prompts, END, PAD, chosen)
+    for prompt, row, score in zip(prompts.tolist(), decoded.token_ids[:, 0], decoded.scores):
+        expected, total = list(prompt), 0.0
+        while len(expected) < 9 and expected[-1] != END:
+            logprobs = model.logits(torch.tensor([expected]))[0].log_softmax(0)
+            allowed = logprobs.clone()
+            if len(expected) < 4:
+                allowed[END] = float("-inf")
+            expected.append(int(allowed.argmax()))
+            total += logprobs[expected[-1]].item()
+        assert strip(row) == expected
+        length = expected.index(END) if END in expected else len(expected)
+        assert score.item() == pytest.approx(total / length, abs=1e-5, rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", GUIDED)
+def test_samples_follow_the_renormalised_formula(kind):
+    whole = {"top_p": 1.0, "top_k": 0, "min_length": 0, "max_length": 3}
+    chosen = DecodingSettings(**GUIDED[kind], sample=True, num_return=20_000, **whole)
+    model = TwoStreams(chosen, 1)
+    decoded = decode(model.step(), torch.tensor([[2, 3]]), END, PAD, chosen)
+    p = model.logits(torch.tensor([[2, 3]])).softmax(1)[0]
+    words = decoded.token_ids[0, :, 2]
+    frequency = torch.bincount(words, minlength=8) / 20_000
+    torch.testing.assert_close(frequency.double(), p, atol=0.015, rtol=0)
+    assert p[BANNED] == 0
+    lengths = torch.where(words == END, 2, 3)
+    torch.testing.assert_close(decoded.scores[0], p.log()[words] / lengths, rtol=1e-4, atol=1e-4)
+
+
+def test_contrast_takes_the_likeliest_word_where_min_length_bans_all_that_are_plausible():
+    own = torch.tensor([-math.inf, 9.0, 2.0, 3.0])  # END is word 1
+    other = torch.tensor([-math.inf, 0.0, -9.0, 9.0])
+    chosen = DecodingSettings(contrastive_alpha=1.0, num_beams=1, max_length=2, min_length=2)
+    step = GuidedStep(lambda tokens, rows: torch.stack([own, other])[:, None], chosen)
+    assert decode(step, torch.tensor([[2]]), END, PAD, chosen).token_ids.tolist() == [[[2, 3]]]
+
+
+@pytest.mark.parametrize("noise", [0, 1, 500, 999])
+def test_noise_is_that_of_the_schedule(noise):
+    image = torch.randn(3, 3, 5, 5, dtype=torch.float64)
+    kept = 1.0
+    for step in range(noise + 1):
+        x = -6 + 12 * step / 999
+        kept *= 1 - ((5e-3 - 1e-5) / (1 + math.exp(-x)) + 1e-5)
+    found = noisy(image, DecodingSettings(contrastive_alpha=1.0, contrastive_noise=noise))
+    added = (found - math.sqrt(kept) * image) / math.sqrt(1 - kept)
+    torch.testing.assert_close(added[1:], added[:1].expand(2, -1, -1, -1))  # the same for each
+    assert abs(added[0].mean()) < 0.5 and 0.7 < added[0].std() < 1.3
+    torch.testing.assert_close(
+        found[1:],
+        noisy(image[1:], DecodingSettings(contrastive_alpha=1.0, contrastive_noise=noise)),
+    )
+
+
+def test_own_scores_are_of_the_captioner_alone():
+    """The sum over the tokens after the prompt, by the length of the caption without its end."""
+    chosen = DecodingSettings(
+        guidance_scale=2.0,
+        num_beams=2,
+        num_return=2,
+        length_penalty=0.7,
+        min_length=0,
+        max_length=7,
+    )
+    model = TwoStreams(chosen, 5)
+    words = SimpleNamespace(end=END, pad=PAD)
+    prompt = torch.tensor([2, 3])
+
+    def log_likelihoods(ids):
+        real = ids.where(ids != PAD, END)
+        steps = [
+            model.own.logits(rows).log_softmax(-1)
+            for rows in (real.flatten(0, 1)[:, :n] for n in range(2, ids.size(2)))
+        ]
+        found = torch.stack(steps, 1).gather(2, real.flatten(0, 1)[:, 2:, None]).squeeze(2)
+        return found.unflatten(0, ids.shape[:2]).masked_fill(ids[..., 2:] == PAD, 0)
+
+    found = generate_captions(
+        model.step(), prompt, torch.zeros(3), words, chosen, str, log_likelihoods
+    )
+    for rows, scores in zip(found.token_ids, found.own_scores):
+        for row, score in zip(rows, scores):
+            tokens = strip(row)
+            total = sum(
+                model.own.logits(torch.tensor([tokens[:n]])).log_softmax(-1)[0, tokens[n]].item()
+                for n in range(2, len(tokens))
+            )
+            length = len(tokens) - (tokens[-1] == END)
+            assert score.item() == pytest.approx(total / length**0.7, abs=1e-5)
+    assert not torch.allclose(found.own_scores, found.scores)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"guidance_scale": -0.5}, "guidance_scale is -0.5; it must be 0 or more"),
+        ({"contrastive_alpha": -1.0}, "contrastive_alpha is -1.0; it must be 0 or more"),
+        ({"contrastive_beta": 1.5}, "contrastive_beta is 1.5; it must be from 0 to 1"),
+        ({"contrastive_noise": 1000}, "contrastive_noise is 1000; it must be from 0 to 999"),
+        ({"guidance_scale": 2.0, "contrastive_alpha": 1.0}, "set one of them"),
+    ],
+)
+def test_impossible_settings(settings, message):
+    with pytest.raises(ValueError, match=message):
+        DecodingSettings(**settings)
+
+
+def test_contrast_without_the_images_is_refused():
+    with pytest.raises(ValueError, match=r"contrastive_alpha is 1\.0, which needs the images"):
+        second_stream(None, torch.zeros(2, 3), DecodingSettings(contrastive_alpha=1.0))

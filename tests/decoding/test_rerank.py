@@ -1,0 +1,80 @@
+"""Reranked candidates against plain loops, and samples that depend on their own seed."""
+
+import pytest
+import torch
+
+from decoding import DecodingSettings, Generated, decode
+from decoding.rerank import Reranking, expected_similarity, mutual_information, reranked
+from decoding.sampling import invert
+
+END, PAD, VOCABULARY = 1, 0, 9
+
+
+def markov(seed=0):
+    table = 2 * torch.randn(VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(seed))
+    return lambda tokens, rows: table[tokens[..., -1]]
+
+
+def test_the_best_candidates_come_first():
+    ids = torch.arange(6).view(1, 3, 2)
+    generated = Generated([["a", "b", "c"]], ids, torch.tensor([[-1.0, -2.0, -3.0]]))
+    found = reranked(generated, torch.tensor([[0.5, 2.0, 0.5]]), 3)
+    assert found.captions == [["b", "a", "c"]]  # equal scores stay in their order
+    assert found.token_ids.tolist() == [[[2, 3], [0, 1], [4, 5]]]
+    assert found.scores.tolist() == [[-2, -1, -3]] and found.rerank_scores.tolist() == [
+        [2, 0.5, 0.5]
+    ]
+    assert reranked(generated, torch.tensor([[torch.nan, 1.0, 2.0]]), 3).captions == [
+        ["c", "b", "a"]
+    ]
+    assert reranked(generated, torch.tensor([[0.0, 1.0, 2.0]]), 1).captions == [["c"]]
+
+
+def test_scores_against_loops():
+    own, null = torch.randn(2, 4).double(), torch.randn(2, 4).double()
+    similarity = torch.rand(2, 4, 4).double()
+    information, risk = mutual_information(own, null, 0.3), expected_similarity(similarity)
+    for b in range(2):
+        for i in range(4):
+            assert information[b, i] == own[b, i] - 0.3 * null[b, i]
+            others = [similarity[b, i, j].item() for j in range(4) if j != i]
+            assert risk[b, i].item() == pytest.approx(sum(others) / 3)
+
+
+def test_samples_depend_on_their_own_seed():
+    step, prompts = markov(), torch.tensor([[3], [4], [5]])
+    settings = {"sample": True, "num_return": 4, "max_length": 9, "min_length": 0, "top_p": 1.0}
+    whole = decode(step, prompts, END, PAD, DecodingSettings(**settings, seeds=(7, 8, 9)))
+    for row in range(3):
+        chosen = DecodingSettings(**settings, seeds=(7 + row,))
+        alone = decode(step, prompts[row : row + 1], END, PAD, chosen)
+        width = alone.token_ids.size(2)
+        assert torch.equal(whole.token_ids[row, :, :width], alone.token_ids[0])
+        assert torch.equal(whole.scores[row], alone.scores[0])
+    other = decode(step, prompts, END, PAD, DecodingSettings(**settings, seeds=(1, 2, 3)))
+    assert not torch.equal(other.scores, whole.scores)
+    state = torch.random.get_rng_state()
+    decode(step, prompts, END, PAD, DecodingSettings(**settings, seeds=(1, 2, 3)))
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_inverted_probabilities_are_samples():
+    p = torch.tensor([0.0, 0.5, 0.0, 0.2, 0.3, 0.0])
+    uniform = torch.rand(20000, dtype=torch.float64)
+    found = torch.bincount(invert(p.expand(20000, -1), uniform), minlength=6)
+    torch.testing.assert_close(found / 20000, p, atol=0.015, rtol=0)
+    assert not found[p == 0].any()
+    assert invert(p.expand(2, -1), torch.tensor([0.0, 1 - 2**-53]).double()).tolist() == [1, 4]
+    assert invert(torch.full((1, 6), torch.nan), torch.tensor([0.5]).double()) < 6
+
+
+def test_settings_of_candidates():
+    grouped = DecodingSettings(num_beams=4, num_beam_groups=2, diversity_penalty=0.5, top_k=7)
+    samples = Reranking("mmi", num_candidates=6).settings(grouped, (1, 2))
+    assert samples == DecodingSettings(
+        sample=True, num_return=6, num_beams=4, top_k=7, seeds=(1, 2)
+    )
+    beams = Reranking("mmi", num_candidates=6, candidates="beams").settings(grouped)
+    assert (beams.num_beams, beams.num_return, beams.num_beam_groups) == (6, 6, 2)
+    with pytest.raises(ValueError, match="num_return is 3 with num_candidates 2"):
+        Reranking("mbr", num_candidates=2, num_return=3)
