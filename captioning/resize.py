@@ -32,6 +32,7 @@ from captioning.files.reading import read_json
 from captioning.files.writing import atomic_write, unfinished_writes, user_errors, write_json
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError
+from captioning.runtime.job_runner import cores
 from captioning.runtime.program import exit_code
 from captioning.runtime.progress import log_line, progress
 
@@ -125,8 +126,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("source", type=Path, help="a folder of images")
     parser.add_argument("target", type=Path, help="the folder for the resized images")
     parser.add_argument("--side", type=int, default=SIDE, help=f"pixels (default: {SIDE})")
+<<<<<<< HEAD
+    parser.add_argument("--workers", type=int, default=cores(), help="default: the cores")
+=======
     cores = os.cpu_count() or 1
     parser.add_argument("--workers", type=int, default=cores, help="threads (default: the cores)")
+>>>>>>> main
     arguments = parser.parse_args(argv)
     for name in ("side", "workers"):
         if getattr(arguments, name) < 1:

@@ -15,10 +15,10 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from smile.alternatives import load
 from smile.captions import blocks
 from smile.head import POSITIONS, Head, recorded, slices
 from smile.labels import caption_types, count, first_labelled, reduce
+from smile.loading import load
 from smile.mixture import LossInputs, Mixture
 from smile.smile import smile_loss
 from smile.subsetting import random_subset_loss, reverse_subset_excludes

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from smile.alternatives import ALTERNATIVES, load
+from smile.alternatives import ALTERNATIVES
 from smile.head import Transform
+from smile.loading import load
 
 # Whether the original code scores the first token of a caption over the whole vocabulary.
 FIRST_TOKEN_MLE = {"smile": True, "random": False, "reverse": True}

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple, Optional, Union
 import torch
 from torch import Tensor, nn
 
-from smile.alternatives import ALTERNATIVES, load
-from smile.captions import check_segments, numbered, reduced_by_caption
+from smile.alternatives import ALTERNATIVES
+from smile.captions import check_segments, reduced_by_caption
 from smile.head import Transform, is_distributed, whole
-from smile.labels import check_labels, check_reduction, count, reduce, weigh
+from smile.labels import check_labels, check_reduction, count, weigh
+from smile.loading import load
 from smile.mixture import Mixture, scores_first_token
 from smile.mle import check_smoothing, mle_loss
 from smile.operator import mixture_from_hidden
@@ -171,7 +172,7 @@ class Objective(nn.Module):
             hidden, weight, bias, shards = on_one_process(hidden, weight, bias)
             each = (labels, segments, weights)
             labels, segments, weights = (x.full_tensor() if is_distributed(x) else x for x in each)
-            self._check_shards(shards)
+            shards.check(self.alternatives)
         if hidden.shape[:2] != labels.shape:
             raise ValueError(
                 f"hidden is {tuple(hidden.shape)}, but labels is {tuple(labels.shape)}; "
@@ -211,14 +212,6 @@ class Objective(nn.Module):
         if self.means is not None and state:
             self.means.restore(state)
 
-    def _check_shards(self, shards) -> None:
-        of_logits = [name for name, loss in self.alternatives.items() if loss.reads_logits]
-        if of_logits and shards.first is not None:
-            raise ValueError(
-                f"objective {of_logits[0]!r} reads all logits of a position, which a head whose "
-                "rows are sharded never has; give it logits, or another objective"
-            )
-
     def _means(self) -> Optional[nn.Module]:
         """The last losses, which truncation reads in training."""
         return self.means if self.training and torch.is_grad_enabled() else None
@@ -236,7 +229,8 @@ class Objective(nn.Module):
         if name == "mle":
             return mle_loss(logits, labels, ignore, self.label_smoothing, **how)
         if name == "truncation":
-            return self._truncated(logits, labels, segments, reduction, weights)
+            rest = (labels, ignore, reduction, segments, weights)
+            return self.alternatives[name].loss(self._means(), logits, *rest)
         if name in self.alternatives:
             losses_of = functools.partial(self.alternatives[name].of_captions, ignore_index=ignore)
             rest = (ignore, reduction, segments, weights)
@@ -248,13 +242,6 @@ class Objective(nn.Module):
         if name == "reverse":
             return reverse_subset_loss(logits, labels, ignore, first, pad, **how)
         return random_subset_loss(logits, labels, words, ignore, first, pad, **how)
-
-    def _truncated(self, logits, labels, segments, reduction, weights) -> Tensor:
-        labels, weights = weigh(labels, weights, self.ignore_index)
-        losses = mle_loss(logits, labels, self.ignore_index, reduction="none")
-        how = (numbered(labels, segments), weights, self.ignore_index, self._means())
-        factors = self.alternatives["truncation"].factors(losses.detach(), labels, *how)
-        return reduce(losses * factors, labels, self.ignore_index, reduction, weights)
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}: {weight:g}" for name, weight in self.weights.items())

@@ -6,7 +6,8 @@ No process has the whole weight or all logits of a position. Sums, maxima and th
 tokens are reduced over the process group, so that all processes compute the same losses.
 """
 
-from typing import NamedTuple, Optional
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Optional
 
 import torch
 import torch.distributed as dist
@@ -29,6 +30,15 @@ class Shards(NamedTuple):
     def head(self, *args) -> Head:
         """The `Head` of these arguments."""
         return Head(*args) if self.first is None else ShardedHead(self, *args)
+
+    def check(self, alternatives: Mapping[str, Any]) -> None:
+        """Raise ValueError for an alternative that the shards cannot compute."""
+        of_logits = [name for name, loss in alternatives.items() if loss.reads_logits]
+        if of_logits and self.first is not None:
+            raise ValueError(
+                f"objective {of_logits[0]!r} reads all logits of a position, which a head whose "
+                "rows are sharded never has; give it logits, or another objective"
+            )
 
     def agree(self, labels: Tensor, words: Optional[Tensor]) -> Optional[Tensor]:
         """Let all processes of the group use the words (B, N, R) that the first one has sampled.

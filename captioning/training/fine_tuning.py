@@ -32,8 +32,12 @@ from captioning.training.resume import starting_point
 from captioning.training.run_log import RunLog, record_run
 from captioning.training.run_state import Progress, RunState, progress_of
 from captioning.training.selection import Selection, check_select, held_epoch, summary, with_select
+<<<<<<< HEAD
+from captioning.training.setup import build_captioner, distribute, training_batches
+=======
 from captioning.training.self_critical import SelfCritical, rewards_of, start_of
 from captioning.training.setup import build_captioner, distribute, mean_image, training_batches
+>>>>>>> main
 from captioning.training.split_evaluation import SplitEvaluation, read_scores
 from captioning.training.step import COUNTED, Stepped, TrainingStep
 from captioning.training.validation_history import (
@@ -251,6 +255,8 @@ class FineTuning:
         self.over = distributed.broadcast_from_main(over or None)
         self.rewards = None
         if self.config.reward and epochs < self.config.max_epoch:
+            from captioning.training.self_critical import rewards_of
+
             self.rewards = rewards_of(self.config, self.samples, self.device)
         if not self.over:
             record_run(self.config, self.folder)
@@ -268,6 +274,8 @@ class FineTuning:
             )
         self.learner = self.captioner
         if self.rewards:
+            from captioning.training.self_critical import SelfCritical, start_of
+
             with distributed.first_on_each_machine():
                 start = start_of(config, self.device)
             self.learner = SelfCritical(self.captioner, config, self.rewards, start)

@@ -4,9 +4,6 @@ A new one is a file beside these, after `interface.py`, and a line here. It is i
 objective names it.
 """
 
-from importlib import import_module
-from typing import Any
-
 ALTERNATIVES: dict[str, str] = {
     "selective_eos": "smile.alternatives.selective_eos:SelectiveEos",
     "unlikelihood": "smile.alternatives.unlikelihood:Unlikelihood",
@@ -18,9 +15,3 @@ ALTERNATIVES: dict[str, str] = {
     "scalegrad": "smile.alternatives.scalegrad:ScaleGrad",
     "truncation": "smile.alternatives.truncation:Truncation",
 }
-
-
-def load(entry: str) -> Any:
-    """What "module:attribute" names; imports the module."""
-    module, _, attribute = entry.partition(":")
-    return getattr(import_module(module), attribute)

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from smile.alternatives.interface import TokenLoss
 from smile.captions import numbered
-from smile.labels import count
+from smile.labels import count, reduce, weigh
 from smile.mixture import Mixture
+from smile.mle import mle_loss
 from smile.operator import mixture_from_hidden
 
 
@@ -66,6 +67,23 @@ class Truncation(TokenLoss):
             means.add(batch_means, has_labels)
         share = kept / (tokens * has_labels.sum()).where(has_labels, 1)
         return share[caption].view_as(losses) * count(labels, weights, ignore_index)
+
+    def loss(
+        self,
+        means: Optional["LastMeans"],
+        logits: Tensor,
+        labels: Tensor,
+        ignore_index: int,
+        reduction: str,
+        segments: Optional[Tensor],
+        weights: Optional[Tensor],
+    ) -> Tensor:
+        """The reduced losses of logits (B, N, V); the rest is that of `smile_loss`."""
+        labels, weights = weigh(labels, weights, ignore_index)
+        losses = mle_loss(logits, labels, ignore_index, reduction="none")
+        how = (numbered(labels, segments), weights, ignore_index, means)
+        factors = self.factors(losses.detach(), labels, *how)
+        return reduce(losses * factors, labels, ignore_index, reduction, weights)
 
     def from_hidden(
         self,

@@ -13,7 +13,21 @@ images. The decoder of an encoder-decoder model reads labels shifted right, so t
 labels are aligned. In other models, the logits at a position predict the next label.
 """
 
-from smile.hf.forward import compute_loss_func, last_parts, undo, use_smile
-from smile.hf.trainer import SmileLossMixin
+from typing import Any
+
+from smile.hf.forward import last_parts, undo, use_smile
+from smile.loading import load
 
 __all__ = ["SmileLossMixin", "compute_loss_func", "last_parts", "undo", "use_smile"]
+
+# For trainers, and imported when they are asked for.
+_LATER = {
+    "SmileLossMixin": "smile.hf.trainer:SmileLossMixin",
+    "compute_loss_func": "smile.hf.loss_function:compute_loss_func",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return load(_LATER[name])

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from smile.hf.auxiliary import auxiliary
 from smile.hf.families import IGNORED, generative, give_decoder_inputs, give_labels
 from smile.hf.head import linear_head
-from smile.hf.head_table import masks_by_labels
 from smile.hf.misuse_checks import (
     REMEDY,
     Call,
@@ -26,8 +25,8 @@ from smile.hf.misuse_checks import (
     watch_parts,
 )
 from smile.hf.packed import OF_A_BATCH, Targets
-from smile.hf.packing_check import refuse_leaks
 from smile.hf.refusal import refuse
+from smile.loading import load
 from smile.objective import Objective, ObjectiveOutput
 
 ObjectiveLike = Union[Objective, str, Mapping[str, float], None]
@@ -69,9 +68,13 @@ def use_smile(
     be packed but has none of these, and if texts of a packed row would see each other. In training
     also raises ValueError for a call or a gradient of another loss.
     """
+<<<<<<< HEAD
+    given, model = model, model_inside(model)
+=======
     wrapped, model = model, _inside(model)
+>>>>>>> main
     undo(model)
-    objective, original = _checked(objective), type(model)
+    objective, original = checked(objective), type(model)
     watch_parts(model)
     arguments = list(inspect.signature(original.forward).parameters)[1:]
     model._smile = _Settings(objective, from_hidden, arguments)
@@ -112,9 +115,15 @@ def _with_objective(original: type, level: int) -> type:
 
 
 def undo(model: nn.Module) -> nn.Module:
+<<<<<<< HEAD
+    """Give a model its own loss back; one that has it stays as it is. Returns the model."""
+    given, model = model, model_inside(model)
+    original = type(model).__dict__.get("_without_smile")  # none under a class that FSDP put on top
+=======
     """Undo `use_smile`, if it was called on the model. Returns the model."""
     wrapped, model = model, _inside(model)
     original = type(model).__dict__.get("_without_smile")  # None if FSDP has added a class on top
+>>>>>>> main
     if model.__dict__.pop("_smile", None) is not None:
         unwatch(model)
     if original is not None:
@@ -127,17 +136,25 @@ def undo(model: nn.Module) -> nn.Module:
 
 
 def last_parts(model: nn.Module) -> dict[str, Tensor]:
+<<<<<<< HEAD
+    """Each objective's value in the last step, by name: unweighted, a mean over tokens, detached;
+    with `aux_loss`, as the model has it, where it adds one. Empty before the first step."""
+    settings = getattr(model_inside(model), "_smile", None)
+=======
     """The value of each objective in the last step, by name. Empty before the first step.
 
     Values are detached means over tokens, without weights. Auxiliary losses of the model are
     included, such as `aux_loss`.
     """
     settings = getattr(_inside(model), "_smile", None)
+>>>>>>> main
     if settings is None:
         raise ValueError(f"{type(model).__name__} has no objective; call use_smile on it")
     return settings.parts
 
 
+<<<<<<< HEAD
+=======
 def compute_loss_func(model: nn.Module, objective: Optional[Objective] = None) -> Callable:
     """Make the `compute_loss_func` of a `Trainer` or `Seq2SeqTrainer` for this model.
 
@@ -161,6 +178,7 @@ def compute_loss_func(model: nn.Module, objective: Optional[Objective] = None) -
     return compute_loss
 
 
+>>>>>>> main
 def _forward(model, settings: _Settings, below: Callable, args: tuple, kwargs: dict) -> Any:
     """The model's forward with the objective. below: the forward without the objective."""
     named = dict(zip(settings.arguments, args))
@@ -207,15 +225,16 @@ def _forward(model, settings: _Settings, below: Callable, args: tuple, kwargs: d
     give_decoder_inputs(model, labels, inputs)
     # Other models get no labels, so that they do not compute their own loss.
     give_labels(model, labels, inputs)
-    if targets.texts is not None and objective.weights.keys() != {"mle"}:
-        refuse_leaks(model, inputs, targets.texts)
+    several = targets.texts is not None and objective.weights.keys() != {"mle"}
+    if several and not torch.compiler.is_compiling():  # compiled, there are no values
+        load("smile.hf.packing_check:refuse_leaks")(model, inputs, targets.texts)
     if head is None:
         output = Call(model).run(below, inputs)
         result = objective(*targets.of(logits_of(model, output)))
     else:
         output, result = _from_hidden(model, settings, below, inputs, targets, head)
     added, raw = auxiliary(model, output)
-    loss = _loss(result, num_items_in_batch, added)
+    loss = total_loss(result, num_items_in_batch, added)
     settings.parts = {**result.parts, **raw}
     fields = {**output, "loss": loss}
     if head is not None:
@@ -269,8 +288,13 @@ def _from_hidden(model, settings, below, inputs, targets, head) -> tuple[dict, O
     return output, ObjectiveOutput(loss, parts, tokens)
 
 
+<<<<<<< HEAD
+def total_loss(result: ObjectiveOutput, num_items_in_batch, added: Optional[Tensor]) -> Tensor:
+    """The objective, with the losses that the model adds to it."""
+=======
 def _loss(result: ObjectiveOutput, num_items_in_batch, added: Optional[Tensor]) -> Tensor:
     """The objective's loss plus the auxiliary losses `added`."""
+>>>>>>> main
     loss = result.loss
     if num_items_in_batch is not None:
         if isinstance(num_items_in_batch, Tensor):  # it is on the model's first device
@@ -279,12 +303,17 @@ def _loss(result: ObjectiveOutput, num_items_in_batch, added: Optional[Tensor]) 
     return loss if added is None else loss + added.to(loss.device)
 
 
+<<<<<<< HEAD
+def model_inside(model: nn.Module) -> nn.Module:
+    """The model of transformers in one of PEFT or torch.compile; ValueError for another one."""
+=======
 def _inside(model: nn.Module) -> nn.Module:
     """The transformers model without wrappers. Raises ValueError if there is none."""
+>>>>>>> main
     return generative(model._modules.get("_orig_mod", model))
 
 
-def _checked(objective: ObjectiveLike) -> Objective:
+def checked(objective: ObjectiveLike) -> Objective:
     if not isinstance(objective, Objective):
         objective = Objective() if objective is None else Objective(objective)
     if objective.ignore_index != IGNORED:

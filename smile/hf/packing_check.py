@@ -1,6 +1,5 @@
 """Checks that a model separates the texts of a packed row. Not every attention or state does."""
 
-import torch
 from torch import Tensor, nn
 
 from smile.hf.head_table import class_of, version_of
@@ -37,11 +36,15 @@ LINE = (
 def refuse_leaks(model: nn.Module, inputs: dict, texts: Tensor) -> None:
     """Raise ValueError if a row has several texts and the model is not known to separate them.
 
-    texts: (B, N), the number of each token's text. If there is an attention mask, the caller has
-    separated them. Nothing is checked during compilation, when tensors have no values.
+    <<<<<<< HEAD
+        texts: (B, N), the number of each token's text. With an attention mask the caller keeps them
+        apart.
+    =======
+        texts: (B, N), the number of each token's text. If there is an attention mask, the caller has
+        separated them. Nothing is checked during compilation, when tensors have no values.
+    >>>>>>> main
     """
-    known = inputs.get("attention_mask") is not None or torch.compiler.is_compiling()
-    if known or _keeps_apart(model, inputs, len(texts)):
+    if inputs.get("attention_mask") is not None or _keeps_apart(model, inputs, len(texts)):
         return
     if (texts != texts[:, :1]).any():
         raise ValueError(f"{type(model).__name__} {LINE}")

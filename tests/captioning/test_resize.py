@@ -65,6 +65,14 @@ def test_names_stay_and_the_shorter_side_becomes_the_one_asked_for(folder, tmp_p
     assert np.abs(wide - np.asarray(scene(400, 200).resize((128, 64), Image.BICUBIC))).mean() < 4
 
 
+def test_the_workers_are_the_cores_that_the_process_may_use(monkeypatch):
+    found = {}
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {4, 9, 11}, raising=False)
+    monkeypatch.setattr(resize, "resize_folder", lambda **given: found.update(given) or {})
+    assert resize.main(["a", "b"]) == 0
+    assert found["workers"] == 3
+
+
 def test_bad_images_are_named_and_the_others_are_there(folder, tmp_path, capsys):
     (folder / "a/empty.jpg").write_bytes(b"")
     whole = (folder / "wide.jpg").read_bytes()

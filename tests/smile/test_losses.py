@@ -43,6 +43,23 @@ def test_labels_are_smoothed_over_words_that_the_model_does_not_rule_out(dtype, 
     assert (gradient[logits < -1e4] == 0).all()
 
 
+def test_one_padded_place_makes_padding_a_type_of_its_row_alone():
+    """Reverse subsetting: padding is the last label of the first row, and of no other."""
+    pad, labels = 5, torch.tensor([[1, 2, 3, IGNORE], [1, 2, 3, 4], [IGNORE, 2, IGNORE, 4]])
+    logits = torch.randn(3, 4, 9, dtype=torch.float64)
+    expected = torch.zeros(3, 4, dtype=torch.float64)
+    for b, n in (labels != IGNORE).nonzero().tolist():
+        others = {*labels[b].tolist(), pad if b == 0 else IGNORE} - {labels[b, n].item()}
+        subset = [logits[b, n, word] for word in range(9) if word not in others]
+        expected[b, n] = torch.stack(subset).logsumexp(0) - logits[b, n, labels[b, n]]
+    loss = reverse_subset_loss(logits, labels, pad_token_id=pad, reduction="none")
+    torch.testing.assert_close(loss, expected)
+    objective = Objective("reverse", first_token_mle=False, pad_token_id=pad)
+    head = torch.eye(9, dtype=torch.float64)
+    found = objective.from_hidden(logits, head, None, labels, reduction="none").loss
+    torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.parametrize("spec", [{"mle": 0.3, "smile": 0.7}, "selective_eos", "truncation"])
 def test_a_kernel_in_place_of_cross_entropy_that_writes_into_its_input(monkeypatch, spec):
     """As Liger's, with cross_entropy=True; the logits of one caption go in as they are."""

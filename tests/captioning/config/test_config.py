@@ -10,8 +10,9 @@ import pytest
 from captioning.config import config_class, every_key, load_config, parse_config, write_config
 from captioning.config.objectives import title_of, training_name
 from captioning.runtime.errors import UserError
+from captioning.runtime.registry import load
 from smile import OBJECTIVES
-from smile.alternatives import ALTERNATIVES, load
+from smile.alternatives import ALTERNATIVES
 
 # The keys and values of BLIP's own configs/caption_coco.yaml.
 BLIPS = """

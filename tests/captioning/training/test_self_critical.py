@@ -14,7 +14,7 @@ from torch import nn
 from captioning.rewards.cider import CiderD
 from captioning.rewards.workers import Rewards
 from captioning.runtime.errors import UserError
-from captioning.training import fine_tuning, setup
+from captioning.training import self_critical, setup
 from captioning.training.self_critical import SelfCritical, start_of
 from decoding import Generated
 from smile import ObjectiveOutput
@@ -191,7 +191,7 @@ def test_a_run_learns_what_is_rewarded(run):
 
 def test_a_run_that_is_over_needs_no_rewards(run, monkeypatch):
     run().run()
-    monkeypatch.setattr(fine_tuning, "rewards_of", lambda *_: 1 / 0)
+    monkeypatch.setattr(self_critical, "rewards_of", lambda *_: 1 / 0)
     run().run()
 
 
