@@ -65,7 +65,7 @@ BLOCK = {
 }
 POSITIONS = "text_decoder.bert.embeddings.position_ids"
 ITM_WORDS = "text_encoder.embeddings.word_embeddings.weight"
-# Sizes of the image encoder, in `build_captioner` and in transformers' config.json.
+# Names of the image encoder's sizes, in `build_captioner` and in transformers' config.json.
 VIT_NAMES = {
     "embed_dim": "hidden_size",
     "depth": "num_hidden_layers",
@@ -288,7 +288,7 @@ def captioner_of(
 ) -> BlipCaptioner:
     """Build the captioner of a checkpoint. LoRA is merged.
 
-    Arguments that are None: see `settings_in`. The prompt and first_token_shift are those of the
+    For arguments that are None, see `settings_in`. The prompt and first_token_shift come from the
     configuration in the checkpoint, if there is one.
     """
     content = read_checkpoint(checkpoint, trust_checkpoint)

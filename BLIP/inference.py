@@ -17,15 +17,13 @@ HEADS = (".itm_head", ".vision_proj", ".text_proj")  # of BlipItm
 def inference_copy(
     captioner: nn.Module, dtype: torch.dtype = torch.float32, compiled: bool = False
 ) -> nn.Module:
-    """A copy of a `BlipCaptioner` in evaluation mode, which generates faster.
+    """A copy of a `BlipCaptioner` or `BlipItm` in evaluation mode, which computes faster.
 
-    Or a `BlipItm`, not compiled and not in int8.
-
-    Its linear layers compute in `dtype`, except those of `in_float32`; the rest is in float32.
-    Autocast is off inside, because it would cast the excepted layers too. torch.int8: see
-    `int8_linear`. The copy has its own linear weights and shares the others, so make a new one
-    after further training. compiled: compile the encoder and the decoding step, on a GPU into a
-    CUDA graph.
+    Linear layers compute in `dtype`, except those that `in_float32` selects. All else is float32.
+    Autocast is off inside the copy, because it would cast every layer. For torch.int8 see
+    `int8_linear`. The copy does not follow later training: it has its own linear weights and shares
+    the other parameters. compiled: compile the encoder and the decoding step; on a GPU the step is
+    a CUDA graph. A `BlipItm` supports neither int8 nor `compiled`.
     """
     shared = (*captioner.parameters(), *captioner.buffers(), captioner.tokenizer)
     inference = copy.deepcopy(captioner, {id(part): part for part in shared})

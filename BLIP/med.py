@@ -292,10 +292,7 @@ class TextDecoder(nn.Module):
     def logits(
         self, tokens: Tensor, attention_mask: Tensor, image_embeds: Tensor, start: int = 0
     ) -> Tensor:
-        """Next-token logits (R, n - start, V) of positions `start` to n - 1.
-
-        The other arguments are those of `bert_states`.
-        """
+        """Next-token logits (R, n - start, V) from position `start` on; see `bert_states`."""
         hidden = self.hidden_states(tokens, attention_mask, image_embeds)
         return self.cls["predictions"](hidden[:, start:])
 

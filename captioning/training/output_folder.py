@@ -129,7 +129,7 @@ class OutputFolder:
             self._keep()
 
     def _download(self, stored: dict[str, Any], recorded: dict[str, list[int]]) -> None:
-        """Replace the folder by the store's. If it has files of its own, move it aside."""
+        """Replace the folder by the store's. If only the folder has some files, move it aside."""
         local = self._files()
         new = {name for name, stamp in local.items() if recorded.get(name) != stamp}
         if local and (WRITER not in stored or new - {WRITER}):
