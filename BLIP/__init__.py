@@ -10,6 +10,7 @@ _MODULES = {
     "BlipCaptioner": "BLIP.blip",
     "build_captioner": "BLIP.blip",
     "inference_copy": "BLIP.inference",
+    "load_itm": "BLIP.itm",
     "load_weights": "BLIP.weights.checkpoint",
     "read_checkpoint": "BLIP.weights.checkpoint",
 }

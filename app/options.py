@@ -62,6 +62,7 @@ class Options(BaseModel):
             self.rerank,
             self.num_candidates,
             rerank_weight=self.rerank_weight,
+            num_return=self.num_candidates,
             seed=self.seed,
         )
 

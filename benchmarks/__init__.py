@@ -8,4 +8,4 @@ from captioning.runtime.start import tune_process
 tune_process()
 gc.enable()
 
-TOPICS = ("captioning", "int8", "training", "objective", "loader", "vlm", "one_photo")
+TOPICS = ("captioning", "decoding", "int8", "training", "objective", "loader", "vlm", "one_photo")

@@ -107,6 +107,7 @@ def build_parser() -> argparse.ArgumentParser:
         kind = Config.model_fields[name].annotation
         kind = kind if kind in (int, float) else str
         group.add_argument(f"--{name}", type=kind, help=text)
+    group.add_argument("--clip_model", help="of --rerank clip; default: OpenAI's ViT-B/32")
     group.add_argument("--do_sample", action="store_true", help="sample instead of searching")
     group.add_argument("--seed", type=int, help="seed of sampling")
     group.add_argument(
@@ -151,7 +152,9 @@ def build_parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--filter", metavar="'itm>0.5'", help="move captions with a lower score to another file"
     )
-    group.add_argument("--itm_model", help="for --filter: a retrieval checkpoint of BLIP")
+    group.add_argument(
+        "--itm_model", help="for --filter and --rerank itm: a retrieval checkpoint of BLIP"
+    )
     group.add_argument("--parquet", type=_location, metavar="FILE")
     group.add_argument("--shard_size", type=int, help="images per shard, for a folder or list")
     return parser
@@ -188,6 +191,9 @@ def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
 def changes_of(arguments: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     """The configuration values that replace the checkpoint's."""
     given = {name: getattr(arguments, name) for name in KEYS}
+    if arguments.rerank in ("clip", "itm"):
+        key = f"{arguments.rerank}_model"
+        given[key] = getattr(arguments, key)
     given["eval_batch_size"] = arguments.batch_size
     given["sample"] = arguments.do_sample or None
     if arguments.precision is None:
@@ -232,9 +238,9 @@ def with_filter(
     device: torch.device,
 ) -> tuple[dict[str, Any], Callable[[], Any]]:
     """Add the filter, if there is one, to the settings and the function of `loader`."""
-    file, (settings, load) = arguments.itm_model, loaded
-    if file is None:
+    if arguments.filter is None:
         return loaded
+    file, (settings, load) = arguments.itm_model, loaded
     default = "bf16" if device.type == "cuda" else "fp32"
     dtype = DTYPES[arguments.precision or default]
     dtype = torch.float32 if dtype == torch.int8 else dtype
@@ -268,7 +274,8 @@ def engine_of(arguments: argparse.Namespace) -> Iterator[tuple[dict[str, Any], E
 
 def caption(arguments: argparse.Namespace) -> None:
     """Caption the input. Raises UserError, Stopped."""
-    arguments.filter = filtering.check(arguments.filter, arguments.itm_model)
+    filtered_by = arguments.itm_model if arguments.filter or arguments.rerank != "itm" else None
+    arguments.filter = filtering.check(arguments.filter, filtered_by)
     names = set(Request.__dataclass_fields__) - {"source", "out", "address"}
     out, address = stored_output.locate(arguments.out)
     given = {name: getattr(arguments, name) for name in names}

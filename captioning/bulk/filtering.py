@@ -42,7 +42,7 @@ class Filter(NamedTuple):
         if not places:
             return None
         found = dict(line)
-        for one in ("caption", "score", self.metric):
+        for one in ("caption", "score", "own_score", self.metric):
             values = found.pop(f"{one}s", None)
             if values:
                 found[one] = values[places[0]]

@@ -49,9 +49,12 @@ class CheckpointModel:
         check_precision(self.config, device)
         try:
             settings = self.config.decoding_settings()
-            self.settings = dataclasses.replace(settings, num_return=num_return)
             reranking = self.config.reranking()
-            generated = reranking.settings(self.settings) if reranking else self.settings
+            if reranking is None:
+                self.settings = generated = dataclasses.replace(settings, num_return=num_return)
+            else:
+                reranking = dataclasses.replace(reranking, num_return=num_return)
+                self.settings, generated = settings, reranking.settings(settings)
         except ValueError as error:
             raise UserError(str(error)) from error
         captioner, self.report = captioner_from(self.config, checkpoint)

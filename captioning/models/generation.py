@@ -45,9 +45,9 @@ def caption_images(
     generator = captioner.for_inference(precision.dtype, config.compile)
     reranking = config.reranking()
     if reranking is not None:
-        generator = Reranker(generator, reranking, device)
         if config.save_candidates:
-            settings = dataclasses.replace(settings, num_return=reranking.num_candidates)
+            reranking = dataclasses.replace(reranking, num_return=reranking.num_candidates)
+        generator = Reranker(generator, reranking, device)
     results: list[tuple[int, dict[str, Any]]] = []
     rounds = -(-len(samples) // (batch_size * world_size()))  # rank 0 has the most batches
     with closing(loader), progress(len(samples), description) as bar:

@@ -33,7 +33,7 @@ class Reranker:
         self.scorer = load(SCORERS[reranking.rerank])(captioner, reranking, device)
 
     def generate_details(self, image: Images, settings: DecodingSettings) -> Generated:
-        """The `num_return` best candidates of each image, with their `rerank_scores`."""
+        """The best candidates of each image, with their `rerank_scores`."""
         return self.generate_from(image, self.captioner.encode(image), settings)
 
     @torch.inference_mode()
@@ -50,7 +50,7 @@ class Reranker:
             encode_noisy(self.captioner, image, settings),
         )
         scores = self.scorer(image, encoded, candidates)
-        return reranked(candidates, scores.to(candidates.scores.device), settings.num_return)
+        return reranked(candidates, scores.to(candidates.scores.device), self.reranking.num_return)
 
 
 def image_seeds(image: Tensor, seed: int) -> tuple[int, ...]:
@@ -137,13 +137,27 @@ class ClipScorer:
         return (captions * images.unsqueeze(1)).sum(-1)
 
 
+class ImageTextMatching:
+    """The probability by BLIP's filter that image and caption match.
+
+    The filter gets the captioner's image, resized.
+    """
+
+    def __init__(self, captioner: nn.Module, reranking: Reranking, device: torch.device):
+        self.itm = _itm(reranking.model, device)
+
+    def __call__(self, image: Tensor, encoded: Any, candidates: Generated) -> Tensor:
+        with torch.autocast(self.itm.device.type, enabled=False):
+            return self.itm.scores(image, candidates.captions)
+
+
 # A scorer is built from the captioner, the `Reranking` and the device. It is called with the
 # images, their encoding and the candidates, and returns scores of the candidates (B, k).
 SCORERS = {
     "mmi": f"{__name__}:MutualInformation",
     "mbr": f"{__name__}:MinimumBayesRisk",
     "clip": f"{__name__}:ClipScorer",
-    "itm": f"{__name__}:ItmScorer",
+    "itm": f"{__name__}:ImageTextMatching",
     "judge": f"{__name__}:Judge",
 }
 
@@ -159,6 +173,13 @@ def resized(image: Tensor, size: int) -> Tensor:
 def _judge(checkpoint: str, device: torch.device) -> tuple[Config, nn.Module]:
     config, judge = load_trained(checkpoint, None, device)
     return config, judge.requires_grad_(False)
+
+
+@lru_cache(maxsize=1)
+def _itm(file: str, device: torch.device) -> Any:
+    from captioning.metrics.itm_model import ItmScorer
+
+    return ItmScorer(file, device)
 
 
 @lru_cache(maxsize=1)

@@ -1,6 +1,5 @@
 """Scores a caption word by word: the probability and the attention map of each word."""
 
-import dataclasses
 import math
 from typing import Any, NamedTuple, Optional
 
@@ -57,8 +56,7 @@ def scored_captions(
         found = captioner.generate_from(encoded, settings, other)
         candidates: list[list[dict[str, Any]]] = [[] for _ in found.captions]
     else:
-        every = dataclasses.replace(settings, num_return=reranker.reranking.num_candidates)
-        found = reranker.generate_from(images, encoded, every)
+        found = reranker.generate_from(images, encoded, settings)
         candidates = scored_lists(found)
     return [
         _scored(

@@ -1,13 +1,17 @@
 """Captions with a visitor's settings and prompt, and their records."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from PIL import Image
 
 from app.options import defaults_of, read_options
 from captioning.data import evaluation_transform
+from captioning.models.reranking import Reranker
 from captioning.runtime.errors import UserError
 from decoding import DecodingSettings
+from decoding.rerank import Reranking
 from tests.app.captions import caption_of
 
 PHOTO = Image.radial_gradient("L").convert("RGB")
@@ -43,6 +47,43 @@ def test_no_repeated_ngram_and_settings_that_are_off_are_not_recorded(service):
     assert len(set(words)) < len(words) and len(set(other)) == len(other)
     assert once.settings["no_repeat_ngram_size"] == 1
     assert not {"no_repeat_ngram_size", "min_p", "typical_p"} & set(plain.settings)
+
+
+def test_a_guided_caption_has_the_captioners_own_score_too(service):
+    checkpoint = service.checkpoints[0]
+    given = defaults_of(checkpoint)
+    plain = caption_of(service, PHOTO, checkpoint, read_options(given)).record()
+    assert "own_score" not in plain and "guidance_scale" not in plain["settings"]
+    guided = {**given, "guidance_scale": 3.0}
+    record = caption_of(service, PHOTO, checkpoint, read_options(guided)).record()
+    settings = replace(checkpoint.config.decoding_settings(), guidance_scale=3.0)
+    expected = checkpoint.captioner.generate_details(image_for(checkpoint), settings)
+    assert record["caption"] == expected.captions[0][0]
+    assert record["score"] == pytest.approx(expected.scores.item(), abs=1e-6)
+    assert record["own_score"] == pytest.approx(expected.own_scores.item(), abs=1e-6)
+    assert record["settings"]["guidance_scale"] == 3
+
+
+def test_a_reranked_caption_and_its_candidates(service):
+    checkpoint = service.checkpoints[0]
+    given = {**defaults_of(checkpoint), "rerank": "mmi", "num_candidates": 5, "seed": 3}
+    record = caption_of(service, PHOTO, checkpoint, read_options(given)).record()
+    assert "candidates" not in record
+    assert record["settings"]["num_candidates"] == 5 and record["settings"]["rerank"] == "mmi"
+    listed = caption_of(service, PHOTO, checkpoint, read_options({**given, "details": True}))
+    candidates = listed.record()["candidates"]
+    scores = [candidate["rerank_score"] for candidate in candidates]
+    assert len(scores) == 5 and scores == sorted(scores, reverse=True)
+    assert candidates[0]["caption"] == record["caption"]
+    reranker = Reranker(
+        checkpoint.captioner, Reranking("mmi", 5, seed=3), torch.device(checkpoint.device)
+    )
+    settings = checkpoint.config.decoding_settings()
+    expected = reranker.generate_details(image_for(checkpoint), settings)
+    assert expected.captions == [[record["caption"]]]
+    off = caption_of(service, PHOTO, checkpoint, read_options({**given, "rerank_weight": 0}))
+    plain = caption_of(service, PHOTO, checkpoint, read_options(defaults_of(checkpoint)))
+    assert off.record()["caption"] == plain.record()["caption"]
 
 
 @pytest.mark.parametrize(("name", "value"), [("min_p", 1.0), ("typical_p", 1e-6)])

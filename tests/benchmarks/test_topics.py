@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import captioning, int8, loader, objective, one_photo, training
+from benchmarks import captioning, decoding, int8, loader, objective, one_photo, training
 from benchmarks.captioners import NaiveCaptioner, our_captioner, their_captioner
 from benchmarks.objective import MAIN, OBJECTIVES, OURS, TINY, Problem, libraries
 from benchmarks.training import CPU_BATCH, THEIRS, Training, captions, images
@@ -72,6 +72,15 @@ def test_int8(quick_rows):
     assert list(rows) == [f"batch {batch}, {kind}" for batch in (2, 3) for kind in kinds]
     for row in rows.values():
         assert row["peer"] == "fp32" and set(row["contenders"]) == {"int8", "fp32"}
+
+
+def test_decoding(quick_rows):
+    rows = quick_rows(decoding)
+    assert list(rows) == [
+        f"batch {batch}, length {length}" for batch in (2, 3) for length in (6, 8)
+    ]
+    for row in rows.values():
+        assert row["peer"] == "plain" and set(row["contenders"]) == set(decoding.METHODS)
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)

@@ -94,11 +94,6 @@ def test_a_long_caption_takes_several_rows(tmp_path):
     assert height == pytest.approx(math.ceil((count + 1) / attend.FRAMES_PER_ROW) * 130, abs=1)
 
 
-def test_what_the_program_says_of_a_missing_photo(tmp_path, capsys):
-    code = attend.main([str(tmp_path / "no.jpg"), "--checkpoint", "x.pth", "--device", "cpu"])
-    assert code == 2 and "no such image" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("output", ["map.jpg", "map", "."])
 def test_an_output_that_is_no_picture_is_refused_before_the_work(output, tmp_path, capsys):
     with pytest.raises(SystemExit):

@@ -3,7 +3,8 @@
 import os
 import re
 import signal
-import time
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -79,12 +80,18 @@ def test_bad_images_are_named_and_the_others_are_there(folder, tmp_path, capsys)
 
 
 def test_stopped_it_goes_on_with_what_is_not_there(folder, tmp_path, capsys, monkeypatch):
-    target, made = tmp_path / "small", []
+    target, made, cancelled = tmp_path / "small", [], threading.Event()
     make = resize.make_small
+
+    class Pool(ThreadPoolExecutor):
+        def shutdown(self, **settings):
+            super().shutdown(wait=False, **settings)
+            cancelled.set()
+            super().shutdown()
 
     def counted(name, **more):
         if len(made) == 2:
-            time.sleep(0.3)  # until the other thread has looked
+            assert cancelled.wait(60)  # the images that have not begun
         outcome = make(name, **more)
         made.append(name)
         if len(made) == 2:
@@ -92,6 +99,7 @@ def test_stopped_it_goes_on_with_what_is_not_there(folder, tmp_path, capsys, mon
         return outcome
 
     monkeypatch.setattr(resize, "make_small", counted)
+    monkeypatch.setattr(resize, "ThreadPoolExecutor", Pool)
     command = [str(folder), str(target), "--side", "64", "--workers", "1"]
     assert resize.main(command) == 0
     assert "stopped by SIGTERM; the same command continues from here" in capsys.readouterr().err

@@ -32,7 +32,7 @@ def test_ctrl_c_stops_all_runs_which_save(scenes, repository, tmp_path):
         assert sweep.poll() is None and time.monotonic() < deadline, sweep.stderr.read()
         time.sleep(0.05)
     os.killpg(sweep.pid, signal.SIGINT)
-    _, told = sweep.communicate(timeout=60)
+    _, told = sweep.communicate(timeout=200)
     assert sweep.returncode == 130 and "the same command continues from here" in told
     assert "Traceback" not in told
     for folder in folders:

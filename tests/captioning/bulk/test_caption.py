@@ -51,6 +51,37 @@ def test_decoding_settings_of_the_command_line(run, photos, expected):
         assert line["settings"]["num_return_sequences"] == 2
 
 
+def test_guided_captions_have_the_captioners_own_scores_too(run, photos, expected):
+    plain, _ = run(photos)
+    assert not {"own_score", "guidance_scale"} & {*plain[0], *plain[0]["settings"]}
+    guided, _ = run(
+        photos, "--guidance_scale", "2", "--num_return", "2", "--restart", "--existing", "overwrite"
+    )
+    for line in guided:
+        found = expected(photos / line["image"], guidance_scale=2.0, num_return=2)
+        assert (line["captions"], line["scores"]) == (found[0], pytest.approx(found[1], abs=1e-4))
+        assert len(line["own_scores"]) == 2 and line["own_score"] == line["own_scores"][0]
+        assert line["own_scores"] != line["scores"]
+        assert line["settings"]["guidance_scale"] == 2
+        assert "contrastive_beta" not in line["settings"]
+    contrasted, _ = run(photos, "--contrastive_alpha", "1", "--existing", "overwrite")
+    settings = contrasted[0]["settings"]
+    assert (settings["contrastive_alpha"], settings["contrastive_beta"]) == (1, 0.1)
+    assert settings["contrastive_noise"] == 500 and "guidance_scale" not in settings
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (["--guidance_scale", "-1"], "guidance_scale is -1.0; it must be 0 or more"),
+        (["--guidance_scale", "2", "--contrastive_alpha", "1"], "set one of them"),
+    ],
+)
+def test_impossible_guidance_is_one_line(run, photos, flags, line):
+    _, log = run(photos, *flags, code=2)
+    assert line in log and "Traceback" not in log
+
+
 def test_samples_depend_on_the_seed_alone(run, photos, tmp_path):
     def sampled(*arguments):
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
@@ -242,3 +273,19 @@ def test_the_secrets_of_a_checkpoints_address_are_written_nowhere(
     written = [path.read_text() for path in out.parent.rglob("*") if path.is_file()]
     assert any("checkpoint_time" in text for text in written)  # the plan
     assert "SECRET" not in "".join([log.getvalue(), *written])
+
+
+def test_reranked_captions_and_their_scores(run, photos, tmp_path):
+    flags = ["--rerank", "mmi", "--num_candidates", "4", "--top_k", "0", "--num_return", "3"]
+    lines, _ = run(photos, *flags, "--batch_size", "3")
+    for line in lines:
+        assert len(line["captions"]) == len(line["scores"]) == 3
+        assert line["rerank_scores"] == sorted(line["rerank_scores"], reverse=True)
+        assert line["rerank_score"] == line["rerank_scores"][0]
+        assert line["caption"] == line["captions"][0]
+        settings = line["settings"]
+        assert (settings["rerank"], settings["rerank_weight"]) == ("mmi", 0.5)
+        assert settings["num_return_sequences"] == 4 and settings["do_sample"]
+    shutil.rmtree(tmp_path / "out")
+    again, _ = run(photos, *flags, "--batch_size", "7", "--shard_size", "2")
+    assert [line["captions"] for line in again] == [line["captions"] for line in lines]

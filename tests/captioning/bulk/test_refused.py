@@ -49,10 +49,7 @@ def test_sidecars_that_cannot_be_written(run, photos, monkeypatch, no_captioner)
     assert f"--sidecar: cannot write to {photos / 'within'}" in log
 
 
-@pytest.mark.parametrize(
-    "extension",
-    [".Jpeg", ".small.png", ".", "", ".a/b", "txt"],
-)
+@pytest.mark.parametrize("extension", [".Jpeg", ".small.png", ".", "", ".a/b", "txt"])
 def test_sidecars_that_would_be_photos(run, photos, no_captioner, capsys, extension):
     before = {path: path.read_bytes() for path in photos.rglob("*.png")}
     with pytest.raises(SystemExit) as ended:

@@ -162,14 +162,7 @@ def test_tars_are_captioned_as_on_disk_whatever_fails(run, s3, photos, tmp_path)
         ("s3://bucket/photos", ["--parquet", "s3://a.parquet"], "--parquet is s3://a.parquet; it"),
         ("s3://bucket/photos", ["--out", "https://host/a.jsonl"], "--out is on https; use a path"),
         ("s3://bucket/photos", ["--out", "s3://bucket/a"], "--out is s3://bucket/a; it has to be"),
-        (
-            "s3://bucket/photos",
-            ["--out", "s3://bucket/a.jsonl/"],
-            "--out is s3://bucket/a.jsonl/; ",
-        ),
-        ("s3://bucket/photos", ["--out", "s3://a.jsonl"], "--out is s3://a.jsonl; it has to name"),
         ("s3://bucket/photos", ["--out", "s3://no-bucket/a.jsonl"], "no such file or bucket"),
-        ("s3://bucket/photos", ["--out", "s3://k:S3CR3T@b/a.jsonl"], "may contain a secret"),
         ("s3://bucket/photos", ["--root", "s3://bucket"], "--root is for a list"),
     ],
 )

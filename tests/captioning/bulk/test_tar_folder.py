@@ -166,7 +166,6 @@ def test_a_run_that_wrote_nothing_owns_nothing(call, tmp_path):
 
 
 def test_a_folder_in_a_store_is_one_runs(s3, call, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder, a, b = "s3://bucket/tars", "s3://bucket/a.jsonl", tmp_path / "b.jsonl"
     hook = killed_at_upload("/00004.tar")
     assert call(a, "--write-shards", folder, hook=hook)[0] == -signal.SIGKILL

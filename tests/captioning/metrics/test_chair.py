@@ -212,7 +212,7 @@ def test_the_published_synonyms_are_fetched_once_and_checked(options, tmp_path, 
 
     monkeypatch.setattr("BLIP.weights.download.download", download)
     settings, objects = Settings(cache_dir=tmp_path / "cache"), options["objects_file"]
-    with pytest.raises(UserError, match="to go on without a network, put"):
+    with pytest.raises(UserError, match="without a network, save"):
         Chair(settings, objects_file=objects)
     for _ in range(2):
         assert Chair(settings, objects_file=objects).words["puppy"] == "dog"

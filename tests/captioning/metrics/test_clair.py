@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from captioning.evaluate import main
 from captioning.files import chat
 from captioning.metrics.clair import KEY, QUESTION, Clair, question, read_reply
 from captioning.metrics.evaluator import Settings
@@ -235,19 +234,3 @@ def test_a_damaged_or_forbidden_cache(ask, server, tmp_path, capfd):
     (tmp_path / "file").write_text("")
     assert ask(cache_dir=tmp_path / "file").metrics["CLAIR"].value == 80
     assert capfd.readouterr().err.count("replies are not kept") == 1
-
-
-def test_program_takes_it(server, tmp_path, capsys):
-    rows = [{"image_id": i, "caption": text} for i, text in CAPTIONS.items()]
-    (tmp_path / "p").write_text(json.dumps(rows))
-    (tmp_path / "gt").write_text(json.dumps(REFERENCES))
-    arguments = [tmp_path / "p", "--references", tmp_path / "gt", "--metrics", "clair"]
-    arguments += ["--cache_dir", tmp_path, "--judge_url", server.url, "--judge_model", "wise"]
-    assert main(list(map(str, arguments))) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "CLAIR",
-        " 80.0",
-        " ±0.0",
-        "±: half of the 95 % interval over images",
-        f"3 captions, clair_judge: wise of {server.url}",
-    ]

@@ -128,8 +128,10 @@ def test_one_that_somebody_else_stops_is_not_done(job, tmp_path):
         run(job("bad", jobs.stopped_by_another, str(tmp_path)))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
-@pytest.mark.parametrize("whom", ["program", "all"])
+@pytest.mark.parametrize(
+    ("number", "whom"),
+    [(signal.SIGTERM, "program"), (signal.SIGUSR1, "all"), (signal.SIGINT, "all")],
+)
 def test_a_request_to_stop_is_passed_on_and_begins_no_other(job, tmp_path, number, whom):
     """Slurm and a terminal send it to the server as well: it leaves the jobs alone."""
 

@@ -36,7 +36,7 @@ def test_what_is_done_is_not_done_again(swept, tiny_config, tmp_path, capsys):
     told = capsys.readouterr()
     assert "error: mle0.5 failed: the loss is not finite" in told.err
     assert [line.split(" | ")[0] for line in told.out.splitlines()[2:]] == [
-        *("| Humans", "| SMILE", "| SMILE, no first-token MLE"),  # those that are done
+        *("| Humans", "| SMILE", "| SMILE, no first-token MLE")  # those that are done
     ]
     assert swept(*command) == ["pretrain", "mle0.5"]
     assert (folder / "frontier.svg").read_text().count("<svg") == 1
