@@ -95,7 +95,7 @@ def test_a_field_that_is_no_file_is_refused(server, query):
     body = part(b"photo") + field + b"--b--\r\n"
     before = sorted(folder_of(server).rglob("*"))
     status, _, line = ask(f"{server}/gradio_api/upload{query}", body, Content_Type=kind)
-    assert (status, line) == (400, b"this is no file")
+    assert (status, line) == (400, b"this is not a file")
     assert sorted(folder_of(server).rglob("*")) == before
 
 
