@@ -14,7 +14,7 @@ class Nodes:
     def __init__(self):
         from ray.cluster_utils import Cluster
 
-        quick = {"health_check_period_ms": 300, "health_check_failure_threshold": 3}
+        quick = {"health_check_period_ms": 300, "health_check_failure_threshold": 12}
         self._own = {"include_dashboard": False, "object_store_memory": 80 << 20}
         head = {**self._own, "num_cpus": 0, "_system_config": quick}
         self.cluster = Cluster(initialize_head=True, head_node_args=head)

@@ -237,9 +237,8 @@ def test_a_ray_that_the_program_starts(photos, tmp_path, capsys):
     assert len(read_lines(request.out)) == 10 and "done 10 (" in capsys.readouterr().err
 
 
-def test_from_a_store_to_a_store(s3, checkpoint, photos, tmp_path, monkeypatch):
+def test_from_a_store_to_a_store(s3, checkpoint, photos, tmp_path):
     """Actors read photos and write tars and sidecars there; the driver writes the captions."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for path in photos.rglob("*.png"):
         s3.files.put_file(str(path), f"bucket/photos/{path.relative_to(photos)}")
     given = [str(checkpoint), "s3://bucket/photos", "--device", "cpu", "--shard_size", "3"]
