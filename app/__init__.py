@@ -1,1 +1,1 @@
-"""The web page: captions of one's own photos, by one or several checkpoints side by side."""
+"""The web page: captions the visitor's photos with one or several checkpoints side by side."""

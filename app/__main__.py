@@ -1,7 +1,7 @@
 """Caption photos in the browser, with one or several checkpoints side by side.
 
     bash scripts/app.sh                                   the demo's checkpoints
-    bash scripts/app.sh output/caption_coco other.pth     a run's best, and a file
+    bash scripts/app.sh output/caption_coco other.pth     a run's best checkpoint, and a file
     bash scripts/app.sh hf://spaces/yuezih/BLIP-SMILE/model/blip_smile_base.pth \\
         --config configs/caption_coco.yaml                weights from elsewhere
 
@@ -28,11 +28,11 @@ from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.runtime.program import exit_code
 
-OLDEST = (3, 10)  # the first Python that Gradio 6 runs on
+OLDEST = (3, 10)  # the first Python version that Gradio 6 supports
 
 
 def command_line() -> argparse.ArgumentParser:
-    """The command line, which docs/app.md describes."""
+    """The parser of the command line. docs/app.md describes the flags."""
     parser = argparse.ArgumentParser(
         prog="bash scripts/app.sh",
         description=__doc__,
@@ -42,25 +42,25 @@ def command_line() -> argparse.ArgumentParser:
     parser.add_argument(
         "checkpoints", nargs="*", metavar="CHECKPOINT", help="a file, a run's folder, a URL, hf://"
     )
-    parser.add_argument("--config", help="a YAML file, for weights that no run here left")
+    parser.add_argument("--config", help="a YAML file, for checkpoints without a configuration")
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1; default: a GPU if any")
     parser.add_argument(
         "--precision", choices=("fp32", "int8"), default="fp32", help="int8: faster on a CPU"
     )
-    parser.add_argument("--host", default="127.0.0.1", help="default: this machine alone")
+    parser.add_argument("--host", default="127.0.0.1", help="default: only this machine")
     parser.add_argument("--host-name", action="append", help="a further host name of the page")
-    parser.add_argument("--token", help=f"that visitors need; better: {TOKEN} in the environment")
-    parser.add_argument("--port", type=int, default=7860, help="default: 7860; 0: any that is free")
-    parser.add_argument("--max-mb", type=float, default=limits.upload_mb, help="of one photo")
-    parser.add_argument("--max-pixels", type=int, default=limits.pixels, help="of one photo")
-    parser.add_argument("--max-photos", type=int, default=limits.photos, help="of one batch")
+    parser.add_argument("--token", help=f"visitors need it; better: set {TOKEN} in the environment")
+    parser.add_argument("--port", type=int, default=7860, help="default: 7860; 0: any free port")
+    parser.add_argument("--max-mb", type=float, default=limits.upload_mb, help="MB per photo")
+    parser.add_argument("--max-pixels", type=int, default=limits.pixels, help="pixels per photo")
+    parser.add_argument("--max-photos", type=int, default=limits.photos, help="photos in Batch")
     parser.add_argument("--max-batch", type=int, default=limits.batch, help="captioned at once")
     parser.add_argument("--queue", type=int, default=limits.queue, help="visitors who may wait")
     return parser
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run the program; returns 0, or 2 after a line about an error of the user."""
+    """Run the program; return 0, or 2 after a one-line error for the user."""
     parser = command_line()
     arguments = parser.parse_args(argv)
     names = ("max_mb", "max_pixels", "max_photos", "queue", "max_batch")
@@ -83,7 +83,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def require_libraries() -> None:
-    """Raise UserError where this Python is too old for Gradio, or a library is missing."""
+    """Raise UserError if this Python is too old for Gradio, or a library is missing."""
     if sys.version_info < OLDEST:
         raise UserError(
             "the web page needs Python 3.10 or later, and this is {}.{}: start it with "

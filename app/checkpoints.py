@@ -25,8 +25,11 @@ DEMO_RUNS = ("mle", "smile", "mle_smile")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """source: as the user named it, without secrets. label: unique in the page. captioner: in
-    evaluation mode, on the page's device."""
+    """A loaded checkpoint.
+
+    source: the name given by the user, without secrets. label: unique in the page. captioner: in
+    evaluation mode, on the page's device.
+    """
 
     source: str
     label: str
@@ -46,8 +49,8 @@ def demos_checkpoints() -> list[str]:
         if found:
             return [str(path) for path in found]
     raise UserError(
-        "no checkpoint was named, and there are none of the demo: make them with "
-        "bash scripts/demo.sh, or name one: bash scripts/app.sh CHECKPOINT"
+        "no checkpoint was given, and the demo has left none: run bash scripts/demo.sh, or give a "
+        "checkpoint: bash scripts/app.sh CHECKPOINT"
     )
 
 
@@ -59,8 +62,8 @@ def load_checkpoints(
 ) -> list[Checkpoint]:
     """Load checkpoints, and print a line for each.
 
-    sources: paths, run folders (their best checkpoint), URLs, hf://. config: the YAML file of those
-    that are not in a run's folder. precision: fp32 or int8. Raises UserError.
+    sources: paths, run folders (their best checkpoint), URLs, hf://. config: the YAML file for
+    checkpoints outside of run folders. precision: fp32 or int8. Raises UserError.
     """
     paths = [checkpoints.named(source) for source in sources]
     shown = [without_secrets(path) for path in paths]

@@ -6,13 +6,13 @@ from h11 import IDLE, SEND_BODY
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 PATIENCE_S = 10.0
-LEAST = 4096  # bytes of a body in that time
+LEAST = 4096  # bytes of a body that have to arrive in PATIENCE_S
 
 
 class TimedConnection(H11Protocol):
-    """Closes a connection that brings neither a whole head nor LEAST bytes of body in PATIENCE_S.
+    """Closes a connection if neither a complete head nor LEAST bytes of body come in PATIENCE_S.
 
-    uvicorn has no such limit. A head has at most h11's 16 KiB.
+    uvicorn has no such limit. h11 limits the size of a head to 16 KiB.
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

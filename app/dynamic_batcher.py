@@ -1,4 +1,4 @@
-"""Answers calls that several threads make within a few milliseconds as one batch."""
+"""Batches calls that several threads make within a few milliseconds."""
 
 import threading
 import time
@@ -7,11 +7,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Callable
 
-WINDOW_S = 0.005  # that a call waits for others if no batch is running
+WINDOW_S = 0.005  # how long a call waits for other calls if no batch is running
 
 
 class Gone(Exception):
-    """The caller does not wait for the answer any more."""
+    """The caller no longer waits for the answer."""
 
 
 @dataclass(eq=False)
@@ -24,24 +24,24 @@ class _Call:
 
 
 class DynamicBatcher:
-    """One batch runs at a time; the thread whose turn it is answers all waiting calls of its key.
+    """Runs one batch at a time. The next thread answers all waiting calls with its key.
 
-    make: returns the answers to items of one key, in order. most: items in a batch. on_batch:
-    called after each batch with the number of items and the seconds.
+    make: returns the answers to items with the same key, in order. most: maximum items in a batch.
+    on_batch: called after each batch with the number of items and the seconds.
     """
 
     def __init__(self, make: Callable[[Sequence[Any]], Sequence[Any]], most: int):
         self.make, self.most = make, most
         self.on_batch: Callable[[int, float], None] = lambda items, seconds: None
         self._turn = threading.Lock()
-        self._changed = threading.Condition()  # of the waiting calls
+        self._changed = threading.Condition()  # protects the waiting calls
         self._waiting: list[_Call] = []
 
     def ask(self, key: Hashable, item: Any, gone: threading.Event) -> Any:
-        """Return the item's answer; with the key None it is a batch of its own.
+        """Return the item's answer. With the key None, the item is a batch of its own.
 
-        gone: set when the caller stops waiting; the item is then left out, and Gone is raised.
-        Raises the error that `make` raises for this item alone.
+        gone: set when the caller stops waiting; then the item is left out, and Gone is raised.
+        Raises the error that `make` raises for a batch of only this item.
         """
         call = _Call(object() if key is None else key, item, gone)
         with self._changed:
@@ -53,7 +53,7 @@ class DynamicBatcher:
         return call.answer.result()
 
     def _batch_of(self, first: _Call, window: float) -> list[_Call]:
-        """Remove the call and others of its key from the waiting ones, after the window."""
+        """After the window, remove the call and other calls with its key from the waiting calls."""
 
         def alike() -> list[_Call]:
             return [c for c in self._waiting if c.key == first.key and not c.gone.is_set()]
@@ -68,7 +68,7 @@ class DynamicBatcher:
         return batch
 
     def _answer(self, batch: list[_Call]) -> None:
-        """Answer each call; an error that one item causes is raised for its caller alone."""
+        """Answer each call. An error caused by one item is raised only for its caller."""
         started, calls = time.monotonic(), []
         for call in batch:
             if call.gone.is_set():
@@ -84,7 +84,7 @@ class DynamicBatcher:
                 calls[0].answer.set_exception(error)
                 return
             answers = None
-        if answers is None:  # here the error, and the memory that its traceback holds, is freed
+        if answers is None:  # outside of the except block, so that the traceback's memory is free
             for call in calls:
                 self._answer([call])
             return

@@ -13,10 +13,10 @@ from urllib.parse import unquote, urlsplit
 
 from captioning.runtime.errors import UserError
 
-TOKEN = "APP_TOKEN"  # in the environment, which `ps` does not show
-# A browser then asks its user for a name, which is ignored, and a password, which is the token.
+TOKEN = "APP_TOKEN"  # environment variable; `ps` does not show it
+# Browsers then ask for a name, which is ignored, and for a password, which has to be the token.
 CHALLENGE = 'Basic realm="SMILE captions", charset="UTF-8"'
-# The routes of Gradio that the page needs. Some of its seventy others fetch any address.
+# The routes of Gradio that the page needs. Some of its seventy other routes fetch any address.
 GRADIO = "gradio_api"
 FILE, UPLOAD = f"/{GRADIO}/file=", f"/{GRADIO}/upload"
 EVENTS = (f"/{GRADIO}/queue/join", f"/{GRADIO}/run/predict")
@@ -25,24 +25,24 @@ ROUTES = re.compile("|".join((*EVENTS, UPLOAD, OTHERS)))
 
 
 def checked_token(given: Optional[str]) -> Optional[str]:
-    """The token of the command line or else of the environment, if any. Raises UserError."""
+    """The token of the command line, else of the environment, if any. Raises UserError."""
     token = os.environ.get(TOKEN) or None if given is None else given
     if token is not None and (
         not token or token != token.strip() or not (token.isascii() and token.isprintable())
     ):
         raise UserError(
-            f"--token (or {TOKEN}) has to be letters, digits and signs of ASCII, no space at an end"
+            f"--token (or {TOKEN}) has to be printable ASCII, without a space at either end"
         )
     return token
 
 
 def is_local(address: str) -> bool:
-    """Whether a socket that is bound to it accepts connections of this machine only."""
+    """Whether a socket bound to an address accepts connections only from this machine."""
     return ipaddress.ip_address(address).is_loopback
 
 
 def _name_in(host: str) -> str:
-    """The name in a Host header, in lower case, without the port; empty if it is not valid."""
+    """The host name in a Host header, in lower case, without the port; empty if invalid."""
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
@@ -50,9 +50,12 @@ def _name_in(host: str) -> str:
 
 
 def is_open(path: str) -> bool:
-    """Whether a path is not Gradio's, or one that the page needs and that names no address."""
+    """Whether a path may be requested.
+
+    Of Gradio's paths, only those that the page needs are allowed, and only without a URL in them.
+    """
     plain = path
-    while (decoded := unquote(plain)) != plain:  # it may be encoded several times
+    while (decoded := unquote(plain)) != plain:  # the path may be encoded several times
         plain = decoded
     if GRADIO not in plain.lower():
         return True
@@ -60,7 +63,7 @@ def is_open(path: str) -> bool:
 
 
 def is_own_origin(address: str, headers) -> bool:
-    """Whether an address is at the host of the request, or at that of the proxy before this server.
+    """Whether a URL has the host of the request, or of the proxy in front of this server.
 
     A page of another origin cannot make a browser change Host or X-Forwarded-Host.
     """
@@ -79,9 +82,10 @@ def is_own_origin(address: str, headers) -> bool:
 
 
 def is_from_this_page(scope, headers) -> bool:
-    """Whether the request does not come from a page of another origin; links to this one may.
+    """Whether the request comes from this page or from a program, or follows a link to this page.
 
-    Pages cannot set Sec-Fetch-Site. Browsers send it over TLS and to localhost only.
+    Requests by pages of other origins are refused. Pages cannot set Sec-Fetch-Site. Browsers send
+    it only over TLS and to localhost.
     """
     site = headers.get("sec-fetch-site", "none")
     if site == "same-origin":
@@ -97,9 +101,10 @@ def is_from_this_page(scope, headers) -> bool:
 class Guard:
     """Middleware. bound: the address of the socket. names: further host names of this page.
 
-    An attacker can point a name at this machine (DNS rebinding) and then read the answers. The Host
-    header still has that name, and is refused. An IP address cannot be pointed elsewhere: if the
-    socket is bound to all addresses, any is accepted, since a router may map others.
+    An attacker can point a host name at this machine (DNS rebinding) and read the answers. Such a
+    request still has the attacker's name in its Host header, and is refused. IP addresses cannot be
+    rebound. If the socket is bound to all addresses, all IP addresses are accepted, since a router
+    may map further addresses to this machine.
     """
 
     def __init__(self, app, bound: str, names: Iterable[str], token: Optional[str]):
@@ -118,16 +123,16 @@ class Guard:
         headers = Headers(scope=scope)
         app = self.app
         if not self.is_own(headers.get("host", "")):
-            line = "the request's Host is not this page's; --host-name adds another name"
+            line = "the request's Host is not a name of this page; --host-name adds a name"
             app = JSONResponse({"error": line}, 400)
         elif not is_from_this_page(scope, headers):
             line = "the request comes from a page of another origin: open this page itself"
             app = JSONResponse({"error": line}, 403)
         elif not self.has_token(headers.get("authorization", "")):
-            line = "a token is needed: the header Authorization: Bearer TOKEN"
+            line = "a token is required: send the header Authorization: Bearer TOKEN"
             app = JSONResponse({"error": line}, 401, {"www-authenticate": CHALLENGE})
         elif not is_open(scope["path"]):
-            line = "there is no such path; the way in for programs is /api/caption"
+            line = "there is no such path; the API for programs is /api/caption"
             app = JSONResponse({"error": line}, 404)
         await app(scope, receive, send)
 

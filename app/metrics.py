@@ -9,9 +9,9 @@ PHOTOS = (1, 2, 4, 8, 16, 32, 64)
 
 
 class Metrics:
-    """Middleware that answers GET /metrics, and counts the requests to `path` that reach it.
+    """Middleware that answers GET /metrics, and counts the requests to `path`.
 
-    The label of a count is the status alone: visitors cannot add rows.
+    The only label of a count is the status, so visitors cannot create further time series.
     """
 
     def __init__(self, app, service: CaptionService, path: str):
@@ -31,11 +31,11 @@ class Metrics:
             "smile_requests", "Requests to the API, by status; 499: hung up", ["status"], **shared
         )
         self.request_seconds = Histogram(
-            "smile_request_seconds", "From the request to its answer", buckets=SECONDS, **shared
+            "smile_request_seconds", "From request to answer", buckets=SECONDS, **shared
         )
         self.captions = Counter("smile_captions", "Captions, including the page's", **shared)
         self.batch_photos = Histogram(
-            "smile_batch_photos", "Photos that were captioned at once", buckets=PHOTOS, **shared
+            "smile_batch_photos", "Photos captioned at once", buckets=PHOTOS, **shared
         )
         self.batch_seconds = Histogram(
             "smile_batch_seconds", "To caption a batch", buckets=SECONDS, **shared

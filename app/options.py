@@ -1,4 +1,4 @@
-"""The decoding settings that a visitor can choose, in the page and in its API."""
+"""The decoding settings that a visitor can choose, in the page and in the API."""
 
 from typing import Any, Literal, Optional
 
@@ -11,16 +11,17 @@ from decoding.rerank import Reranking
 
 MOST_BEAMS, LONGEST, MOST_CANDIDATES = 10, 120, 50
 SAMPLING = {"top_p", "top_k", "temperature", "min_p", "typical_p", "seed"}
-# Recorded only where they differ from their defaults, which switch them off.
+# Recorded only if they differ from their defaults. The defaults switch them off.
 OPTIONAL = {"no_repeat_ngram_size", "min_p", "typical_p", "guidance_scale"}
 RERANKING = {"num_candidates", "rerank_weight", "details"}
 
 
 class Options(BaseModel):
-    """Decoding settings within limits that bound the time of a caption, under transformers' names.
+    """Decoding settings with transformers' names. Limits bound the time of a caption.
 
-    prompt: None is each checkpoint's own. seed: of sampling; it repeats a caption. rerank: choose
-    the caption among `num_candidates` samples. details: the API's answer lists all candidates.
+    prompt: None for each checkpoint's own prompt. seed: for sampling; the same seed gives the same
+    caption. rerank: how the caption is chosen among `num_candidates` samples; None for no
+    reranking. details: whether the API's answer lists all candidates.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -46,7 +47,7 @@ class Options(BaseModel):
     details: bool = False
 
     def decoding_settings(self) -> DecodingSettings:
-        """Raises UserError for a min_length above max_length."""
+        """The settings for decoding. Raises UserError if min_length is above max_length."""
         names = DecodingSettings.__dataclass_fields__.keys() & type(self).model_fields.keys()
         try:
             return DecodingSettings(**{name: getattr(self, name) for name in names})
@@ -54,18 +55,19 @@ class Options(BaseModel):
             raise UserError(str(error)) from error
 
     def reranking(self) -> Optional[Reranking]:
-        """None without it, and for a weight of 0."""
+        """The settings of reranking; None without reranking or with a weight of 0."""
         if self.rerank is None or self.rerank_weight == 0:
             return None
         return Reranking(
             self.rerank,
             self.num_candidates,
             rerank_weight=self.rerank_weight,
+            num_return=self.num_candidates,
             seed=self.seed,
         )
 
     def used(self) -> dict[str, Any]:
-        """The settings that have an effect, for the record of a caption."""
+        """The settings that have an effect, to be recorded with a caption."""
         samples = self.sample or self.rerank is not None
         unused = {"num_beams"} if samples else SAMPLING
         unused |= {"details"} if self.rerank else {"rerank", *RERANKING}
@@ -75,7 +77,7 @@ class Options(BaseModel):
 
 
 def read_options(values: dict[str, Any]) -> Options:
-    """Validate settings. Raises UserError for an unknown name and a value outside its limits."""
+    """Validate settings. Raises UserError for unknown names and for values outside the limits."""
     try:
         return Options(**values)
     except ValidationError as error:
@@ -89,7 +91,7 @@ def read_options(values: dict[str, Any]) -> Options:
 
 
 def defaults_of(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The decoding settings of a checkpoint's run, within the page's limits."""
+    """The decoding settings of a checkpoint's run, limited to the page's ranges."""
     settings = checkpoint.config.decoding_settings()
     values = {
         name: getattr(settings, name) for name in Options.model_fields if hasattr(settings, name)

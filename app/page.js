@@ -1,4 +1,4 @@
-// The behaviour of the results: show a word's attention map, copy a caption.
+// Behaviour of the results: shows a word's attention map, copies a caption.
 (() => {
   const card = (node) => node.closest(".smile-card");
   const wordAt = (event) => event.target instanceof Element && event.target.closest(".smile-word");
@@ -51,8 +51,8 @@
     words[next].focus();
   });
 
-  // Show only the settings of the chosen method. Done here, since Gradio sometimes loses an event
-  // that follows at once.
+  // Show only the settings of the chosen method. This is done here, since Gradio sometimes loses an
+  // event that follows another event at once.
   document.addEventListener("change", (event) => {
     if (["Beam search", "Sampling"].includes(event.target.value))
       event.target.closest(".smile-controls")?.classList.toggle("sampling", event.target.value === "Sampling");
@@ -62,7 +62,7 @@
     try {
       await navigator.clipboard.writeText(text);
     } catch {
-      // Without https browsers offer the clipboard to localhost only.
+      // Without https, browsers offer the clipboard only to localhost.
       const field = Object.assign(document.createElement("textarea"), { value: text });
       document.body.append(field);
       field.select();

@@ -24,16 +24,16 @@ HEADER = (
 )
 WAITING = '<p class="smile-empty">The captions appear here.</p>'
 BEAM, SAMPLING = "Beam search", "Sampling"
-# Keeps events out of Gradio's API; programs use /api/caption.
+# Hides events from Gradio's API. Programs use /api/caption.
 EVENT = {"api_visibility": "private"}
 
 _html = functools.partial(gr.HTML, apply_default_css=False)
 
 
 def _as_uploaded(field: gr.Image, payload: Any) -> Any:
-    """(file, the visitor's name for it) of an image field's value; None for an empty field.
+    """The value of an image field as (file, the visitor's file name); None for an empty field.
 
-    Gradio's own preprocessing decodes files without limits, and shows no error. `Bodies` has
+    Gradio's own preprocessing decodes files without limits, and shows no errors. `Bodies` has
     checked that the file was uploaded.
     """
     if payload is None or payload.path is None:
@@ -41,20 +41,21 @@ def _as_uploaded(field: gr.Image, payload: Any) -> Any:
     return payload.path, payload.orig_name or Path(payload.path).name
 
 
-# An image field with that preprocessing. Gradio recreates fields, so a method of an instance would
-# be lost; and for a class statement Gradio would write a .pyi file beside this one.
+# An image field with the preprocessing above. It is a class, because Gradio recreates fields and a
+# method set on an instance would be lost. It is not made by a class statement, because Gradio would
+# write a .pyi file next to this file.
 Photo = ABCMeta.__new__(
     type(gr.Image), "Photo", (gr.Image,), {"preprocess": _as_uploaded, "is_template": True}
 )
 
 
 class FilesOnly(route_utils.GradioMultiPartParser):
-    """Refuses fields that are no files: Gradio keeps them in memory, however large."""
+    """Refuses fields that are not files. Gradio keeps such fields in memory without a limit."""
 
     def on_headers_finished(self) -> None:
         super().on_headers_finished()
         if self._current_part.file is None:
-            raise MultiPartException("this is no file")
+            raise MultiPartException("this is not a file")
 
 
 def add_page(server, service: CaptionService, examples: Sequence[Path], address: str):
@@ -67,7 +68,7 @@ def add_page(server, service: CaptionService, examples: Sequence[Path], address:
         build_page(service, examples, address),
         path="/",
         theme=gr.themes.Default(primary_hue="blue", neutral_hue="slate", **fonts),
-        # Not given as `css`, which Gradio parses and rewrites, losing some rules.
+        # Not given as `css`, because Gradio parses and rewrites it and loses some rules.
         head=f"<style>{style}</style><script>{script}</script>",
         max_file_size=service.limits.upload_bytes,
         ssr_mode=False,
@@ -77,7 +78,7 @@ def add_page(server, service: CaptionService, examples: Sequence[Path], address:
 
 
 def build_page(service: CaptionService, examples: Sequence[Path], address: str) -> gr.Blocks:
-    """Build the page. examples: pictures to try. address: of the server, for About."""
+    """Build the page. examples: pictures to try. address: the server's address, for About."""
     with gr.Blocks(
         title="SMILE captions",
         analytics_enabled=False,
@@ -104,7 +105,7 @@ def _compare(service: CaptionService, examples: Sequence[Path]) -> None:
                 label="Photo",
                 height=280,
                 elem_id="photo",
-                buttons=[],  # none that shares the photo
+                buttons=[],  # in particular no button that shares the photo
             )
             button = gr.Button("Caption", variant="primary", elem_id="caption")
             gr.Examples([[str(path)] for path in examples], [photo], label="Drawn examples")
@@ -169,10 +170,10 @@ def _batch(service: CaptionService) -> None:
 
 
 def _controls(service: CaptionService) -> tuple[list[gr.components.Component], Callable]:
-    """Add the controls of checkpoints and decoding settings to the block that is being built.
+    """Add the controls of checkpoints and decoding settings to the current block.
 
-    Also returns a function of their values, in the same order, that returns the labels of the
-    chosen checkpoints and the options, or raises UserError.
+    Returns the controls, and a function. The function gets the controls' values in the same order;
+    it returns the labels of the chosen checkpoints and the options, or raises UserError.
     """
     defaults = defaults_of(service.checkpoints[0])
     labels = [checkpoint.label for checkpoint in service.checkpoints]

@@ -9,7 +9,7 @@ from PIL import Image, ImageOps
 from captioning.data.image import decode, open_image
 from captioning.runtime.errors import UserError
 
-WIDEST = 640  # pixels of a photo as it is shown
+WIDEST = 640  # maximum size in pixels of a photo in the page
 
 
 class PhotoError(UserError):
@@ -17,11 +17,10 @@ class PhotoError(UserError):
 
 
 class Limits(NamedTuple):
-    """Limits that keep one visitor from taking the whole machine.
+    """Limits, so that one visitor cannot occupy the whole machine.
 
-    upload_mb: of a file, in 2 ** 20 bytes as Gradio counts. pixels: of a photo. photos: in the
-    page's Batch. queue: waiting callers; further ones are refused. batch: photos that a captioner
-    gets at once.
+    upload_mb: size of a file in MiB. pixels: pixels of a photo. photos: photos in the tab Batch.
+    queue: waiting callers; further callers are refused. batch: photos in a captioner's batch.
     """
 
     upload_mb: float = 20.0
@@ -36,15 +35,15 @@ class Limits(NamedTuple):
 
 
 def read_photo(path: Path, name: str, limits: Limits) -> Image.Image:
-    """The photo, RGB, turned upright by its EXIF orientation.
+    """Read a photo as RGB, turned upright by its EXIF orientation.
 
-    name: the visitor's name of the file, for errors. Its size is checked before it is decoded.
+    name: the visitor's file name, for errors. The size is checked before the photo is decoded.
     Raises PhotoError.
     """
     megabytes = path.stat().st_size / 2**20
     if megabytes > limits.upload_mb:
         raise PhotoError(
-            f"{name}: {megabytes:.1f} MB; this page takes up to {limits.upload_mb:g} MB a photo"
+            f"{name}: {megabytes:.1f} MB; this page takes up to {limits.upload_mb:g} MB per photo"
         )
     try:
         with open_image(path) as opened:
@@ -58,6 +57,6 @@ def read_photo(path: Path, name: str, limits: Limits) -> Image.Image:
     except UserError as error:
         # The visitor does not know the path of the upload.
         raise PhotoError(str(error).replace(str(path), name)) from None
-    with contextlib.suppress(Exception):  # broken EXIF data; the pixels are good
+    with contextlib.suppress(Exception):  # the EXIF data may be broken although the pixels are good
         ImageOps.exif_transpose(photo, in_place=True)
     return photo

@@ -1,4 +1,4 @@
-"""The server: the page and its API on one port, for this machine only by default."""
+"""The server: the page and its API on one port. By default it serves only this machine."""
 
 import asyncio
 import os
@@ -24,11 +24,11 @@ from captioning.scenes.world import random_scene
 
 EXAMPLES, EXAMPLES_SEED = 6, 11
 API = "/api/caption"
-GONE = 499  # the status in the metrics of a caller that has hung up
-NAME = "the photo"  # in errors of the API, where the file has no name
+GONE = 499  # the status in the metrics for a caller that has hung up
+NAME = "the photo"  # used in errors of the API, since its files have no name
 # Switches off analytics and update checks. Gradio and huggingface_hub read it when imported.
 SILENCE = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1"}
-# Forbids the browser to load fonts, scripts and pictures of other servers.
+# Forbids the browser to load fonts, scripts and pictures from other servers.
 POLICY = (
     "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; frame-ancestors 'self'; "
     "form-action 'self'"
@@ -36,22 +36,22 @@ POLICY = (
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises UserError where the address is taken or invalid."""
+    """A listening socket. Raises UserError if the address is in use or invalid."""
     try:
         return socket.create_server((host, port), backlog=100)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(
-            f"cannot listen on {host}:{port} ({reason}): name another --port"
+            f"cannot listen on {host}:{port} ({reason}): choose another --port"
         ) from error
 
 
 def serve(
     service: CaptionService, listening: socket.socket, names: Iterable[str], token: Optional[str]
 ) -> None:
-    """Serve until interrupted. Uploads are in a temporary folder.
+    """Serve until interrupted. Uploads are kept in a temporary folder.
 
-    names: host names of the server. token: that visitors need, if any.
+    names: host names of the server. token: the token that visitors need, if any.
     """
     os.environ.update(SILENCE)
     with tempfile.TemporaryDirectory(prefix="smile-app-") as folder:
@@ -96,11 +96,12 @@ def serve(
 
 
 def add_api(server, service: CaptionService, uploads: Uploads) -> None:
-    """Give a FastAPI server POST /api/caption?KEY=VALUE..., whose body is the photo's file.
+    """Add the route POST /api/caption?KEY=VALUE... to a FastAPI server. The body is a photo's file.
 
-    The keys are those of `Options`, and `checkpoint`, a label, once or several times. Answers
-    [{caption, score, label, checkpoint, settings, words}], or {"error": one line} with status 400,
-    413 (the photo has too many bytes) or 503 (too many callers wait, or the disk is full).
+    KEY is a field of `Options`, or `checkpoint`, whose value is a label and which may be repeated.
+    Answers with [{caption, score, label, checkpoint, settings, words}], or with {"error": one line}
+    and status 400, 413 (the photo has too many bytes) or 503 (too many callers wait, or the disk is
+    full).
     """
     from anyio import CapacityLimiter
     from anyio.to_thread import run_sync
@@ -137,9 +138,9 @@ def add_api(server, service: CaptionService, uploads: Uploads) -> None:
                 file.flush()
             except ClientDisconnect:
                 return error("gone away", GONE)
-            # A request takes a place after its body is read, so that slow callers take none.
+            # A request takes a place only after its body is read, so that slow uploads take none.
             if not places.acquire(blocking=False):
-                return error("too many are waiting: try again in a while", 503)
+                return error("too many callers are waiting: try again in a while", 503)
             gone = threading.Event()
             watching = asyncio.create_task(_watch_connection(request, gone))
             try:
@@ -159,13 +160,13 @@ def add_api(server, service: CaptionService, uploads: Uploads) -> None:
 
 
 async def _watch_connection(request, gone: threading.Event) -> None:
-    """Set `gone` when the caller hangs up; the body has to be read before."""
+    """Set `gone` when the caller hangs up. Call it after the body has been read."""
     if (await request.receive())["type"] == "http.disconnect":
         gone.set()
 
 
 def draw_examples(folder: Path) -> list[Path]:
-    """Draw a few scenes of the demo; always the same ones."""
+    """Draw a few scenes of the demo, always the same scenes."""
     rng = random.Random(EXAMPLES_SEED)
     paths = [folder / f"scene_{number + 1}.png" for number in range(EXAMPLES)]
     for path in paths:

@@ -1,4 +1,4 @@
-"""Captions photos for the page and for its API."""
+"""Captions photos for the page and for the API."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ from captioning.models.score_tokens import END, ScoredCaption, scored_captions
 from captioning.runtime.errors import UserError
 from decoding import DecodingSettings
 
-DECODER_THREADS = 2  # decoding a photo of 50 million pixels takes half a gigabyte
+DECODER_THREADS = 2  # few: decoding a photo of 50 million pixels takes half a gigabyte
 
 
 class Caption(NamedTuple):
@@ -33,7 +33,7 @@ class Caption(NamedTuple):
     lists_candidates: bool = False
 
     def record(self) -> dict[str, Any]:
-        """The JSON that is downloaded, and that the API answers with."""
+        """The JSON of a caption, for downloads and for answers of the API."""
         words = zip(self.details.words, self.details.probabilities.tolist())
         own = self.details.own_score
         candidates = {"candidates": self.details.candidates} if self.lists_candidates else {}
@@ -52,7 +52,7 @@ class Caption(NamedTuple):
 
 
 class _Item(NamedTuple):
-    """An item of a batch. image: as the checkpoint's preprocessing makes it."""
+    """An item of a batch. image: the photo after the checkpoint's preprocessing."""
 
     image: Any
     checkpoint: Checkpoint
@@ -60,12 +60,12 @@ class _Item(NamedTuple):
 
 
 class CaptionService:
-    """The loaded checkpoints. One captions at a time, in batches across callers."""
+    """The loaded checkpoints. Only one generates at a time; batches are shared by callers."""
 
     def __init__(self, checkpoints: Sequence[Checkpoint], limits: Limits):
         self.checkpoints, self.limits = list(checkpoints), limits
         self.batcher = DynamicBatcher(self._captions, limits.batch)
-        # A fixed pool, since malloc keeps memory for each thread that ever decoded.
+        # A fixed pool, since malloc keeps memory for each thread that has decoded a photo.
         self._decoders = ThreadPoolExecutor(DECODER_THREADS)
 
     def caption_file(
@@ -76,11 +76,12 @@ class CaptionService:
         options: Options,
         gone: Optional[threading.Event] = None,
     ) -> tuple[Image.Image, list[Caption]]:
-        """Caption a visitor's file with the checkpoints of those labels.
+        """Caption a visitor's file with the chosen checkpoints; also return the shrunk photo.
 
-        Also returns the photo, shrunk. name: see `read_photo`. gone: set when the visitor stops
-        waiting; raises Gone then. Samples are a batch of their own, so that a seed repeats them.
-        Raises PhotoError for the file, UserError for the settings.
+        name: see `read_photo`. labels: the labels of the checkpoints. gone: set when the visitor
+        stops waiting; then Gone is raised. A sampled caption is a batch of its own, so that the
+        same seed gives the same caption. Raises PhotoError for the file, UserError for the
+        settings.
         """
         gone = gone or threading.Event()
         checkpoints = self._chosen(labels)
@@ -101,7 +102,7 @@ class CaptionService:
         return photo, [self.batcher.ask(key, item, gone) for key, item in zip(keys, items)]
 
     def _chosen(self, labels: Sequence[str]) -> list[Checkpoint]:
-        """The checkpoints with the labels, in the page's order. Raises UserError."""
+        """The checkpoints with the given labels, in the page's order. Raises UserError."""
         known = [checkpoint.label for checkpoint in self.checkpoints]
         for label in labels:
             if label not in known:
@@ -111,7 +112,7 @@ class CaptionService:
         return [c for c in self.checkpoints if c.label in labels]
 
     def _captions(self, items: Sequence[_Item]) -> list[Caption]:
-        """The captions of a batch, whose checkpoint and options are the same. Raises UserError."""
+        """The captions of a batch with one checkpoint and one set of options. Raises UserError."""
         _, checkpoint, options = items[0]
         captioner, config = checkpoint.captioner, _config(checkpoint, options)
         settings = options.decoding_settings()
@@ -132,7 +133,7 @@ class CaptionService:
 
 
 def _config(checkpoint: Checkpoint, options: Options) -> Config:
-    """With the visitor's prompt, if any: some captioners' preprocessing depends on it."""
+    """The configuration with the visitor's prompt, since preprocessing may depend on the prompt."""
     if options.prompt is None:
         return checkpoint.config
     return checkpoint.config.model_copy(update={"prompt": options.prompt})
@@ -142,10 +143,10 @@ def _config(checkpoint: Checkpoint, options: Options) -> Config:
 def prompted(
     checkpoint: Checkpoint, prompt: Optional[str], settings: DecodingSettings
 ) -> Iterator[None]:
-    """Set the captioner's prompt within the block; None keeps its own.
+    """Set the captioner's prompt within the block; None keeps the captioner's own prompt.
 
-    Raises UserError for a prompt with a word that is not in the captioner's vocabulary, and for a
-    max_length that is shorter than the prompt or longer than the captioner's positions.
+    Raises UserError if a word of the prompt is not in the captioner's vocabulary, and if max_length
+    is shorter than the prompt or longer than the captioner's positions.
     """
     captioner, longest = checkpoint.captioner, settings.max_length
     before = captioner.prompt, captioner.prompt_ids
@@ -156,7 +157,7 @@ def prompted(
                 raise UserError(
                     f"prompt: {checkpoint.label} has not learned a word of {prompt.strip()!r}"
                 )
-            # The captioner cuts off the prompt as the tokenizer writes it.
+            # The captioner removes the prompt in the tokenizer's spelling.
             written = captioner.tokenizer.decode(captioner.prompt_ids)
             captioner.prompt = f"{written} " if written else ""
         least, most = len(captioner.prompt_ids) + 1, captioner.max_positions
@@ -175,7 +176,7 @@ def prompted(
 
 
 class Captioned(NamedTuple):
-    """A photo of several: its captions, or the error line of a photo that cannot be read."""
+    """One of several photos: its captions, or an error line if it cannot be read."""
 
     name: str
     captions: list[Caption]
@@ -188,9 +189,10 @@ def caption_all(
     labels: Sequence[str],
     options: Options,
 ) -> Iterator[Captioned]:
-    """Yield each photo (file, name) as it is done, also one that cannot be read.
+    """Yield each photo when it is done, including photos that cannot be read.
 
-    Raises UserError for too many photos and for settings that a checkpoint cannot follow.
+    photos: (file, name). Raises UserError for too many photos, and for settings that a checkpoint
+    does not support.
     """
     most = service.limits.photos
     if len(photos) > most:

@@ -1,4 +1,4 @@
-"""Limits on what requests bring: uploads on the disk, the size of bodies, files that they name."""
+"""Limits of requests: uploads on the disk, the size of bodies, and the files that bodies name."""
 
 import json
 import os
@@ -12,15 +12,18 @@ from urllib.parse import unquote, urlsplit
 from app.guard import EVENTS, FILE, UPLOAD, is_own_origin
 from app.photos import Limits
 
-MOST = 1 << 20  # bytes of a body that is not a file
-KEPT_S = 3600  # seconds for which Gradio keeps a file
-LOOK_S = 600  # seconds between Gradio's looks for older files
+MOST = 1 << 20  # most bytes of a body that is not a file
+KEPT_S = 3600  # how long Gradio keeps a file
+LOOK_S = 600  # how often Gradio looks for files that are older
 FULL = "this page has no more room for photos: try again in an hour"
 
 
 class Uploads:
-    """The folder of uploads, limited to two batches of the heaviest photos, and to as many files as
-    100 batches. own: files of the page, which stay."""
+    """The folder of uploads.
+
+    Its bytes are limited to two batches of the largest photos, its files to 100 batches. own: files
+    of the page, which are not removed.
+    """
 
     def __init__(self, folder: Path, limits: Limits, own: Iterable[Path] = ()):
         self.folder, self.own = folder.resolve(), {str(path.resolve()) for path in own}
@@ -29,14 +32,14 @@ class Uploads:
         self._room, self._next = True, 0.0
 
     def holds(self, path: Any) -> bool:
-        """Whether it is the path of a file in the folder, after links and `..`."""
+        """Whether `path` is a file in the folder after links and `..` are resolved."""
         try:
             return os.path.isabs(path) and Path(path).resolve().is_relative_to(self.folder)
         except (TypeError, ValueError, OSError, RuntimeError):
             return False
 
     def has_room(self) -> bool:
-        """Whether the folder is below its limits; it is measured once a second at most."""
+        """Whether the folder is below its limits. It is measured at most once per second."""
         if time.monotonic() >= self._next:
             sizes = list(self._sizes())
             self._room = sum(sizes) < self.bytes and len(sizes) < self.files
@@ -44,7 +47,7 @@ class Uploads:
         return self._room
 
     def _sizes(self) -> Iterable[int]:
-        """The sizes of the files. Removes what Gradio leaves behind: failed uploads, folders."""
+        """The sizes of the files. Also removes Gradio's leftovers: failed uploads and folders."""
         forgotten = time.time() - KEPT_S - 2 * LOOK_S
         for folder, _, names in os.walk(self.folder, topdown=False):
             for path in (os.path.join(folder, name) for name in names):
@@ -54,13 +57,13 @@ class Uploads:
                         os.remove(path)
                     else:
                         yield status.st_size
-            with suppress(OSError):  # it is not empty
+            with suppress(OSError):  # the folder is not empty
                 if os.stat(folder).st_mtime < forgotten and folder != str(self.folder):
                     os.rmdir(folder)
 
 
 class Bodies:
-    """Middleware that checks bodies. files: a path whose handler checks its body itself."""
+    """Middleware that checks bodies. files: a path with a handler that checks its own body."""
 
     def __init__(self, app, uploads: Uploads, files: str):
         self.app, self.uploads, self.files = app, uploads, files
@@ -74,7 +77,7 @@ class Bodies:
             await self._small(scope, receive, send)
 
     def _of_upload(self, receive):
-        """After such an error Gradio removes the partial upload, and shows the line."""
+        """Wrap `receive` with checks. After an error Gradio shows the line and removes the file."""
         from starlette.formparsers import MultiPartException
 
         async def received():
@@ -99,11 +102,11 @@ class Bodies:
                 return
             body, more = body + message.get("body", b""), message.get("more_body", False)
             if len(body) > MOST:
-                refusal = JSONResponse({"error": f"a body above {MOST} bytes"}, 413)
+                refusal = JSONResponse({"error": f"the body has more than {MOST} bytes"}, 413)
                 await refusal(scope, receive, send)
                 return
         if scope["path"] in EVENTS and not self._names_uploads(body, Headers(scope=scope)):
-            line = "a file that was not uploaded to this page: upload it first"
+            line = "the file was not uploaded to this page: upload it first"
             await JSONResponse({"error": line}, 400)(scope, receive, send)
             return
         unread = [{"type": "http.request", "body": body}]
@@ -114,9 +117,9 @@ class Bodies:
         await self.app(scope, replay, send)
 
     def _names_uploads(self, body: bytes, headers) -> bool:
-        """Whether each "path" and "url" within the JSON is null or that of an uploaded file.
+        """Whether every "path" and "url" in the JSON is null or refers to an uploaded file.
 
-        Gradio fetches a path that is an address, and copies any other file of the machine.
+        Gradio would download a path that is a URL, and copy any other file of the machine.
         """
         try:
             left: list[Any] = [json.loads(body)]

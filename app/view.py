@@ -1,4 +1,4 @@
-"""The HTML of captions, errors and About, and the ZIP of a batch."""
+"""Renders captions, errors and the tab About as HTML, and writes the ZIP of a batch."""
 
 import base64
 import json
@@ -22,8 +22,8 @@ from captioning.files.writing import json_line
 from captioning.models.score_tokens import END, ScoredCaption
 from captioning.report.picture import data_uri, embedded
 
-MAP_SIDE = 64  # pixels of an attention map, which the browser stretches over the photo
-MAX_ALPHA = 215  # of 255: the photo stays visible
+MAP_SIDE = 64  # pixels of an attention map; the browser stretches it over the photo
+MAX_ALPHA = 215  # below 255, so that the photo stays visible
 
 templates = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent),
@@ -35,7 +35,7 @@ templates = jinja2.Environment(
 
 
 def results(name: str, photo: Image.Image, captions: Sequence[Caption]) -> str:
-    """A card for each checkpoint: the photo, and the caption's words with their attention maps."""
+    """One card per checkpoint: the photo, and the caption's words with their attention maps."""
     records = [{"image": name, **caption.record()} for caption in captions]
     return templates.get_template("results.html").render(
         name=name,
@@ -47,12 +47,12 @@ def results(name: str, photo: Image.Image, captions: Sequence[Caption]) -> str:
 
 
 def error(message: str) -> str:
-    """One line that says what was wrong and what to do."""
+    """An error line as HTML."""
     return f'<p class="smile-error" role="alert">{escape(message)}</p>'
 
 
 def batch_table(done: Sequence[Captioned]) -> str:
-    """A table of the captions, and a line for each photo that has none."""
+    """A table of the captions, and an error line for each photo without captions."""
     photos = [photo for photo in done if not photo.reason]
     template = templates.get_template("batch.html")
     return template.render(photos=photos, failed=[photo.reason for photo in done if photo.reason])
@@ -80,7 +80,7 @@ def write_zip(done: Sequence[Captioned], path: Path) -> None:
 
 
 def about(service: CaptionService, address: str) -> str:
-    """The tab About. address: of the server, http://host:port."""
+    """The tab About. address: the server's address, http://host:port."""
     return templates.get_template("about.html").render(
         checkpoints=service.checkpoints,
         limits=service.limits,
@@ -91,21 +91,24 @@ def about(service: CaptionService, address: str) -> str:
 
 
 def attention_pictures(attention_map: Tensor) -> list[str]:
-    """A data: URI for each word's attention (words, G, G), interpolated. Its maximum is white, zero
-    is transparent."""
+    """A data: URI with a picture of each word's attention map.
+
+    attention_map: (words, G, G). Maps are interpolated. The maximum of a map is brightest, zero is
+    transparent.
+    """
     import matplotlib
 
     size = (MAP_SIDE, MAP_SIDE)
-    lit = F.interpolate(attention_map.unsqueeze(1), size=size, mode="bicubic", align_corners=False)
-    lit = lit[:, 0].clamp(min=0)  # (words, MAP_SIDE, MAP_SIDE)
-    lit = (lit / lit.amax((1, 2), keepdim=True).clamp(min=1e-9)).numpy()
-    colours = matplotlib.colormaps["inferno"](lit, bytes=True)  # (words, MAP_SIDE, MAP_SIDE, 4)
-    colours[..., 3] = (MAX_ALPHA * lit).astype("uint8")
+    maps = F.interpolate(attention_map.unsqueeze(1), size=size, mode="bicubic", align_corners=False)
+    maps = maps[:, 0].clamp(min=0)  # (words, MAP_SIDE, MAP_SIDE)
+    maps = (maps / maps.amax((1, 2), keepdim=True).clamp(min=1e-9)).numpy()
+    colours = matplotlib.colormaps["inferno"](maps, bytes=True)  # (words, MAP_SIDE, MAP_SIDE, 4)
+    colours[..., 3] = (MAX_ALPHA * maps).astype("uint8")
     return [data_uri(Image.fromarray(frame), "PNG", compress_level=6) for frame in colours]
 
 
 def _words(details: ScoredCaption) -> list[dict[str, Any]]:
-    """Text, percentage and attention map (a data: URI, or None) of each word but END."""
+    """Each word's text, percentage and attention map, a data: URI or None. END is left out."""
     maps = details.attention_map
     pictures = [None] * len(details.words) if maps is None else attention_pictures(maps)
     return [

@@ -109,7 +109,7 @@ class ImageEncoder(nn.Module):
             with torch.enable_grad():
                 found = self.network(torch.zeros(1, 3, image_size, image_size))
         except (RuntimeError, AssertionError) as error:
-            fault = "too small" if isinstance(error, RuntimeError) else "no size"
+            fault = "too small" if isinstance(error, RuntimeError) else "not supported"
             raise ValueError(
                 f"image_size is {image_size}, {fault} for {name}: {reason(error)}"
             ) from error

@@ -1,11 +1,11 @@
-"""Programs that measure this project beside a peer, alternately, in one run."""
+"""Programs that measure this project and a peer in one run, taking turns."""
 
 import gc
 
 from captioning.runtime.start import tune_process
 
-# Every module here is a program: threads and memory are set as in those that users run.
+# All modules here are programs. Threads and memory are set as in the programs of users.
 tune_process()
 gc.enable()
 
-TOPICS = ("captioning", "int8", "training", "objective", "loader", "vlm", "one_photo")
+TOPICS = ("captioning", "decoding", "int8", "training", "objective", "loader", "vlm", "one_photo")

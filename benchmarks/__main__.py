@@ -1,4 +1,4 @@
-"""Run benchmarks, each in a process of its own: python -m benchmarks [TOPIC ...] [--quick]."""
+"""Run benchmarks, each in its own process: python -m benchmarks [TOPIC ...] [--quick]."""
 
 import argparse
 import subprocess

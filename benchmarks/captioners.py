@@ -32,7 +32,7 @@ TINY = {
 
 
 def our_captioner(tiny: bool, objective: Union[str, dict[str, float]] = "mle") -> BlipCaptioner:
-    """BLIP-base at 384 pixels, or a tiny one, with fixed random weights and a dummy vocabulary."""
+    """BLIP-base at 384 pixels, or a tiny BLIP, with fixed random weights and a dummy vocabulary."""
     torch.manual_seed(0)
     words = [*SPECIAL_TOKENS, *PROMPT]
     words += [f"w{index}" for index in range(len(words), 60 if tiny else BERT_VOCAB_SIZE)]
@@ -44,10 +44,10 @@ def our_captioner(tiny: bool, objective: Union[str, dict[str, float]] = "mle") -
 
 
 def their_captioner(ours: BlipCaptioner, share: bool = False) -> nn.Module:
-    """transformers' BlipForConditionalGeneration of the same sizes, dropout and label smoothing.
+    """transformers' BlipForConditionalGeneration with the same sizes, dropout and label smoothing.
 
-    share: use our Parameter objects, so that both can be trained in turn, instead of copies. Raises
-    ImportError if transformers has no BLIP.
+    share: use our Parameter objects instead of copies, so that both models can be trained in turn.
+    Raises ImportError if transformers has no BLIP.
     """
     from transformers import BlipConfig, BlipForConditionalGeneration
 
@@ -87,16 +87,16 @@ class NaiveStep:
     def __init__(self, decoder: TextDecoder, image_embeds: Tensor):
         self.decoder, self.image_embeds = decoder, image_embeds  # (B, P, width)
         self.past: list[KeysValues] = []
-        self.rows_an_image = 1
+        self.rows_per_image = 1
 
     def __call__(self, tokens: Tensor, rows: Optional[Tensor]) -> Tensor:
         images, count, new = tokens.shape
         start = 0
         if rows is not None:
             start = self.past[0][0].size(2)
-            self.image_embeds = self.image_embeds[rows[:, 0] // self.rows_an_image]
+            self.image_embeds = self.image_embeds[rows[:, 0] // self.rows_per_image]
             self.past = [(key[rows.flatten()], value[rows.flatten()]) for key, value in self.past]
-        self.rows_an_image = count
+        self.rows_per_image = count
         repeated = self.image_embeds.repeat_interleave(count, dim=0)
         causal = torch.ones(new, new, dtype=torch.bool, device=tokens.device).tril()
         hidden = self.decoder.bert["embeddings"](tokens.flatten(0, 1), start)

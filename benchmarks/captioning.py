@@ -1,12 +1,12 @@
-"""Captions per second beside transformers' BLIP and the original's decoding, with equal weights.
+"""Captions per second, compared with transformers' BLIP and the original's decoding.
 
     bash scripts/benchmark.sh captioning [--quick]
 
-BLIP-base at 384 pixels with random weights, 3 beams. The end token is suppressed, so that every
-caption has full length, except in the last two CPU rows, one per precision. "ours" is the
-inference copy, created before timing; "as it is" the captioner itself; "encoder" the copy's image
-encoder, a lower bound. On a CPU "int8" is an 8-bit copy. On a GPU "compiled" is a copy with a
-compiled encoder and a step that is a CUDA graph.
+All contenders are BLIP-base at 384 pixels with the same random weights and 3 beams. The end token
+is suppressed, so that all captions have full length, except in the last two CPU rows, one per
+precision. "ours" is the inference copy, created before timing. "as it is" is the captioner itself.
+"encoder" is only the copy's image encoder, a lower bound. On a CPU "int8" is an 8-bit copy. On a
+GPU "compiled" is a copy with a compiled encoder and steps in a CUDA graph.
 """
 
 import argparse
@@ -27,12 +27,12 @@ from decoding import DecodingSettings
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 PEERS = ("transformers", "original")
-NEVER_ENDS, SOMETIMES_ENDS = -1e4, 1.3  # the bias of the token that ends a caption
+NEVER_ENDS, SOMETIMES_ENDS = -1e4, 1.3  # the bias of the end token
 TINY, CPU, GPU = ((2, 3), (6, 8)), ((2, 16), (20, 40)), ((64, 1, 256, 8), (20, 40))
 
 
 class Captioners:
-    """All contenders on a device."""
+    """All contenders, on one device."""
 
     def __init__(self, tiny: bool, device: torch.device):
         self.device = device
@@ -43,7 +43,7 @@ class Captioners:
 
     @functools.lru_cache(1)  # noqa: B019 - caches the copies of the current bias only
     def copies(self, end_bias: float) -> dict[str, Any]:
-        """Copies for inference by precision, after setting the bias of the end token in all."""
+        """The inference copies by precision. First sets the end token's bias in all contenders."""
         end = self.ours.tokenizer.end
         with torch.no_grad():
             self.ours.text_decoder.cls["predictions"].bias[end] = end_bias
@@ -56,7 +56,7 @@ class Captioners:
     @torch.inference_mode()
     def their_tokens(self, image: Tensor, settings: DecodingSettings) -> Tensor:
         prompt = torch.cat([self.ours.prompt_ids, torch.tensor([self.ours.tokenizer.end])])
-        prompts = prompt.to(image.device).expand(len(image), -1)  # generate removes the last one
+        prompts = prompt.to(image.device).expand(len(image), -1)  # generate drops the last token
         limits = {"max_length": settings.max_length, "min_length": settings.min_length}
         beams = {"num_beams": settings.num_beams, "do_sample": False}
         return self.theirs.generate(pixel_values=image, input_ids=prompts, **limits, **beams)
@@ -64,7 +64,7 @@ class Captioners:
     def measure(
         self, rounds: int, precision: str, batch: int, length: int, bias: float, compiled: bool
     ) -> dict[str, Any]:
-        """One row. Raises RuntimeError if ours, compiled or original differ in fp32."""
+        """One row. Raises RuntimeError if the tokens of our contenders differ in fp32."""
         settings = DecodingSettings(num_beams=3, max_length=length, min_length=5)
         copies = self.copies(bias)
         generator = torch.Generator().manual_seed(1)
@@ -80,7 +80,7 @@ class Captioners:
             "transformers": autocast(lambda: self.their_tokens(image, settings)),
             "encoder": torch.inference_mode()(lambda: copies[precision].visual_encoder(image)),
         }
-        if batch == 2 or self.device.type == "cuda":  # slow on a CPU
+        if batch == 2 or self.device.type == "cuda":  # these contenders are slow on a CPU
             candidates["original"] = autocast(tokens(self.naive))
         if precision == "fp32" and "int8" in copies:
             candidates["int8"] = tokens(copies["int8"])
@@ -116,7 +116,7 @@ def cases(options: argparse.Namespace) -> Cases:
         return captioners().measure(options.rounds, *case)
 
     usual = list(itertools.product(DTYPES, batches, lengths, [NEVER_ENDS], [False]))
-    if on_gpu:  # compiling takes longer than all other contenders: those rows come last
+    if on_gpu:  # rows with compilation come last, since it takes longer than all other contenders
         usual += [(*case[:4], True) for case in usual]
     else:
         last = batches[-1], lengths[-1], SOMETIMES_ENDS, False

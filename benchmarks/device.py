@@ -1,4 +1,4 @@
-"""The speed of the device itself: a large matrix product in each precision, a copy in its memory.
+"""The speed of the device: large matrix products in each precision, and a copy in its memory.
 
 python -m benchmarks.device [--quick]
 """
@@ -17,7 +17,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def cases(options: argparse.Namespace) -> Cases:
-    """Products of square matrices (fp32 as torch multiplies it by default), and copied bytes."""
+    """Products of square matrices, fp32 with torch's default settings, and a memory copy."""
     large = options.device.type == "cuda" and not options.quick
     side, size = (8192, 2**32) if large else (256, 2**20)
 
@@ -32,7 +32,7 @@ def cases(options: argparse.Namespace) -> Cases:
     def copy() -> dict[str, Any]:
         source = torch.zeros(size, dtype=torch.uint8, device=options.device)
         work = functools.partial(torch.empty_like(source).copy_, source)
-        # Each byte is read and written.
+        # Each byte is read once and written once.
         return compare({"copy": work}, [], options.rounds, (2 * size / 1e12, "TB"))
 
     return {"product": products, "copy": copy}

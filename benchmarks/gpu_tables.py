@@ -1,8 +1,8 @@
-"""Write a GPU's results into docs/benchmarks.md, between its two marks.
+"""Write a GPU's results to docs/benchmarks.md, between two marks.
 
     python -m benchmarks.gpu_tables output/gpu/gpu.json
 
-The file is kept beside the page, as docs/gpu.json, so that a test can compare the two.
+The JSON file is copied to docs/gpu.json, so that a test can compare it with the page.
 """
 
 import argparse
@@ -23,7 +23,7 @@ compiled steps and CUDA graphs, NCCL, prefetching out of pinned memory, the size
 
 
 def tables(content: Mapping[str, Any]) -> str:
-    """The page's text of a gpu.json: the card, checks and rows as printed, and what is missing."""
+    """The text for a gpu.json: the GPU, checks and rows as printed, and what was not measured."""
     parts = content["parts"]
     machine = next(part["machine"] for part in parts.values() if "machine" in part)
     blocks = [", ".join(f"{k} {value}" for k, value in machine.items()) + ".\n"]
@@ -42,7 +42,7 @@ def between(page: str) -> str:
 
 
 def with_tables(page: str, text: str) -> str:
-    """The page with `text` between its marks. Raises ValueError where one is missing."""
+    """The page with `text` between its marks. Raises ValueError if a mark is missing."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
@@ -57,7 +57,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     arguments = parser.parse_args(argv)
     content = json.loads(arguments.file.read_text())
     if content["rehearsal"]:
-        print(f"{arguments.file} is of a rehearsal, which measures nothing", file=sys.stderr)
+        print(f"{arguments.file} is from a rehearsal, which measures nothing", file=sys.stderr)
         return 2
     page = arguments.docs / "benchmarks.md"
     page.write_text(with_tables(page.read_text(), tables(content)))

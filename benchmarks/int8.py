@@ -1,9 +1,9 @@
-"""Captioning in 8 bits beside captioning in fp32, by the copies for inference, on a CPU.
+"""Captioning with int8 compared with fp32, on a CPU. Both are inference copies.
 
     bash scripts/benchmark.sh int8 [--quick]
 
-BLIP-base at 384 pixels with random weights, 3 beams, captions of full length, as in
-`benchmarks.captioning`; and the image encoder alone.
+The captioner is BLIP-base at 384 pixels with random weights, 3 beams and captions of full length,
+as in `benchmarks.captioning`. Further rows measure only the image encoder.
 """
 
 import argparse
@@ -22,9 +22,9 @@ from decoding import DecodingSettings
 
 
 def cases(options: argparse.Namespace) -> Cases:
-    """A row of the image encoder for each batch, and one for each batch and length."""
+    """Rows of the image encoder for each batch, and of captioning for each batch and length."""
     if not has_int8(torch.device("cpu")):
-        raise SystemExit("this torch has no kernels for 8 bits on this processor")
+        raise SystemExit("this torch has no int8 kernels for this processor")
     ours = our_captioner(options.quick).eval()
     with torch.no_grad():
         ours.text_decoder.cls["predictions"].bias[ours.tokenizer.end] = NEVER_ENDS
@@ -32,7 +32,7 @@ def cases(options: argparse.Namespace) -> Cases:
     side = ours.visual_encoder.patch_embed.img_size[0]
 
     def measure(batch: int, length: int) -> dict[str, Any]:
-        """length: of captions; 0: the encoder alone."""
+        """One row. length: tokens of a caption; 0 measures only the encoder."""
         image = torch.randn(batch, 3, side, side, generator=torch.Generator().manual_seed(1))
         settings = DecodingSettings(num_beams=3, max_length=length or 1, min_length=min(length, 5))
         works = {

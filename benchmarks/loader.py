@@ -1,11 +1,11 @@
-"""Training images a second of our loader beside the original's and webdataset's.
+"""Training images per second of our loader, compared with the original's and webdataset's.
 
     bash scripts/benchmark.sh loader [--quick]
 
-Every contender reads the same files and gives normalised float batches (B, 3, 384, 384) on the
-device, one epoch a round. "original" decodes and augments as the original did (`input: exact`,
-which needs OpenCV) in a plain DataLoader; "decoding alone" is the floor. Of tars, our loader and
-webdataset's make the same of each photo.
+All contenders read the same files and return normalised float batches (B, 3, 384, 384) on the
+device. A round is one epoch. "original" decodes and augments like the original (`input: exact`,
+which needs OpenCV) in a plain DataLoader. "decoding alone" only decodes, a lower bound of the time.
+From tars, our loader and webdataset's process photos in the same way.
 """
 
 import argparse
@@ -40,11 +40,11 @@ from captioning.data import (
 from captioning.data.image import open_image
 
 WORKERS = {"cpu": (1, 2, 4), "cuda": (4, 8, 16)}
-BATCHES_A_WORKER = 4
+BATCHES_PER_WORKER = 4
 
 
 def draw_photos(folder: Path, size: tuple[int, int], count: int, differing: int = 16) -> list[Path]:
-    """JPEG files that take as long to decode as photos of that size: gradients, edges and noise."""
+    """Write JPEGs that take as long to decode as photos of the size: gradients, edges, noise."""
     random = np.random.default_rng(0)
     paths = []
     for number in range(min(count, differing)):
@@ -57,7 +57,7 @@ def draw_photos(folder: Path, size: tuple[int, int], count: int, differing: int 
 
 
 class Photos(Dataset):
-    """`transform` of each image."""
+    """The transformed image of each path."""
 
     def __init__(self, paths: Sequence[Path], transform: Callable):
         self.paths, self.transform = paths, transform
@@ -76,7 +76,7 @@ def decoded(image: Image.Image) -> int:
 
 
 class Epochs:
-    """A work: epoch after epoch of one of our loaders, batches on the device."""
+    """A work that runs one epoch of our loader per call, with batches on the device."""
 
     def __init__(self, dataset: Any, batch: int, workers: int, device: torch.device):
         self.loader = training_loader(dataset, batch, 0, num_workers=workers)
@@ -89,7 +89,7 @@ class Epochs:
 
 
 def plain(batches: Iterable, device: torch.device) -> Work:
-    """A work: an epoch of batches of bytes, made floats."""
+    """A work: one epoch of batches of bytes, converted to floats."""
     return lambda: sum(len(normalise(batch.to(device))) for batch in batches)
 
 
@@ -115,7 +115,7 @@ def of_files(paths: Sequence[Path], side: int, batch: int, workers: int, device:
 def of_tars(
     paths: Sequence[Path], folder: Path, side: int, batch: int, workers: int, device: Any
 ) -> dict[str, Work]:
-    """webdataset's pipeline, with our transform, shuffles shards and a buffer of 1000."""
+    """Works that read tars. webdataset's pipeline shuffles shards and a buffer of 1000 samples."""
     from webdataset import TarWriter, WebDataset
 
     tars = [str(folder / f"{number:05d}.tar") for number in range(2 * workers)]
@@ -139,13 +139,13 @@ def of_tars(
 
 
 def cases(options: argparse.Namespace) -> Cases:
-    """Files and tars of each size of photo, by each number of worker processes."""
+    """A row for each photo size and number of workers, for files and for tars."""
     side, batch, device = (32, 4, options.device) if options.quick else (384, 16, options.device)
     sizes = [(80, 60)] if options.quick else [(640, 480), (3000, 2000)]
     counts = WORKERS[device.type][: 1 if options.quick else None]
 
     def row(size: tuple[int, int], workers: int, tars: bool) -> dict[str, Any]:
-        photos = batch * BATCHES_A_WORKER * workers
+        photos = batch * BATCHES_PER_WORKER * workers
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
             paths = draw_photos(folder, size, photos)

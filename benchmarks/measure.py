@@ -1,7 +1,7 @@
-"""How every benchmark measures: contenders take turns in one run, and all times are kept.
+"""The measurements of all benchmarks: contenders take turns in one run, and all times are kept.
 
-A row compares contenders that do the same work; one of them is the peer that the others are
-measured against.
+A row compares contenders that do the same work. One contender is the peer; the other contenders are
+compared with it.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ from typing import Any, Callable, Optional
 import torch
 
 Work = Callable[[], Any]
-START = "spawn"  # how processes start whose memory is measured; "fork" is faster, and less exact
+START = "spawn"  # start method of processes that measure memory; "fork" is faster but less exact
 
 
 def compare(
@@ -30,10 +30,12 @@ def compare(
 ) -> dict[str, Any]:
     """Measure `works` in turn and return their row. The peer is the fastest of `peers` that runs.
 
-    Each is called once before; one that fails there is left out, and the row says why. items: how
-    many of what one call makes, such as (2, "captions"). memory: peak bytes of each contender; on a
-    GPU it is measured here. outputs: the bytes that every contender returns, which its memory does
-    not count. facts: further entries of the row. Raises RuntimeError where none runs.
+    Each work is called once before. If this call fails, the work is left out, and the row says why.
+    Raises RuntimeError if no work runs.
+
+    items: what a call produces, such as (2, "captions"). memory: peak bytes of each contender; on a
+    GPU it is measured here. outputs: bytes of a contender's result, subtracted from its memory.
+    facts: further entries of the row.
     """
     failed, runnable = {}, {}
     for contender, work in works.items():
@@ -55,9 +57,9 @@ def compare(
 
 
 def alternate(contenders: Mapping[str, Work], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each contender in each round; all are called in turn in every round.
+    """Seconds of each contender in each round. All contenders are called in turn in every round.
 
-    Interleaving lets other load on the machine affect all of them alike.
+    Because of this order, other load on the machine affects all contenders alike.
     """
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(rounds):
@@ -67,7 +69,7 @@ def alternate(contenders: Mapping[str, Work], rounds: int) -> dict[str, list[flo
 
 
 def timed(work: Work) -> float:
-    """Seconds of one call, the device's queue included."""
+    """Seconds of one call, including the device's queued work."""
     _synchronise()
     start = time.perf_counter()
     work()
@@ -87,9 +89,9 @@ def row(
     items: Optional[tuple[float, str]] = None,
     **facts: Any,
 ) -> dict[str, Any]:
-    """A row of times as `alternate` returns them: medians, and how much faster than `peer`.
+    """A row from the times of `alternate`: medians, and how much faster than `peer`.
 
-    The ratio is that of the medians; its spread is the least and the largest ratio of one round.
+    The speed-up is the ratio of medians. Its spread is the smallest and largest ratio in one round.
     """
     contenders = {}
     reference = statistics.median(seconds[peer])
@@ -113,11 +115,11 @@ def one_line(problem: BaseException) -> str:
 
 
 def peak_memory(build: Callable[..., Work], *arguments: Any) -> int:
-    """By how many bytes one call of `build(*arguments)`'s result raises the memory of a process.
+    """The bytes by which a call of a work raises the memory of a process.
 
-    The process is a fresh one. Counting starts once the work is built and free memory has been
-    returned to the system; the work is called once. `build` must be a module's function, and it and
-    its arguments picklable; its exceptions are raised here.
+    A new process calls `build(*arguments)` to get the work, returns free memory to the system, and
+    then measures one call of the work. `build` has to be a module's function, and the arguments
+    picklable. Exceptions of `build` and of the work are raised here.
     """
     with ProcessPoolExecutor(1, multiprocessing.get_context(START)) as fresh:
         return fresh.submit(_growth, torch.get_num_threads(), build, arguments).result()

@@ -1,10 +1,11 @@
-"""The objective from hidden states beside the head, the loss and backward as they are defined.
+"""The fused objective from hidden states, compared with head, loss and backward on full logits.
 
     bash scripts/benchmark.sh objective [--quick]
 
-Each contender is given hidden states (B, N, D) and a head (V, D), and computes the loss and the
-gradients of all. Memory is that of one call beyond the gradients. The rows "beside other libraries"
-have a head without bias and no label smoothing, and other libraries' cross-entropies as peers.
+All contenders get hidden states (B, N, D) and a head (V, D), and compute the loss and all
+gradients. Memory is the memory of one call without the gradients. In the rows "beside other
+libraries", the peers are cross-entropies of other libraries; there the head has no bias, and labels
+are not smoothed.
 """
 
 import argparse
@@ -34,13 +35,13 @@ OBJECTIVES = {
 }
 MAIN = ("SMILE", "0.01 MLE + 0.99 SMILE")
 OURS = {"our MLE": "mle", "our 0.01 MLE + 0.99 SMILE": MIXTURE, "our SMILE": "smile"}
-DEFINED = ("naive", "cross-entropy")  # on full logits
+DEFINED = ("naive", "cross-entropy")  # computed on full logits
 BF16 = torch.bfloat16
 CPU = torch.device("cpu")
 
 
 class Sizes(NamedTuple):
-    """Captions, tokens of each, vocabulary, width."""
+    """B captions, N tokens per caption, V words in the vocabulary, width D."""
 
     B: int
     N: int
@@ -52,17 +53,17 @@ class Sizes(NamedTuple):
 
 
 USUAL, TINY = Sizes(32, 20, 30524), Sizes(2, 5, 50, 8)
-# Fewer captions where the naive form's logits would not fit in memory.
+# Fewer captions if the logits of "naive" would not fit in memory.
 GROWTH = [
     *(Sizes(32, 20, V) for V in (131072, 262144)),
     *(Sizes(2048 // N, N, 30524) for N in (64, 512)),
     Sizes(2, 512, 262144),
 ]
-LANGUAGE_MODEL = Sizes(8, 32, 151936, 896)  # the head of a small one
+LANGUAGE_MODEL = Sizes(8, 32, 151936, 896)  # the head of a small language model
 
 
 class Problem:
-    """Hidden states, labels and a head with gradients, always the same for the same sizes."""
+    """Hidden states, labels and a head with gradients. The same sizes give the same values."""
 
     def __init__(self, sizes: Sizes, device: torch.device = CPU, dtype: torch.dtype = torch.float):
         generator = torch.Generator().manual_seed(0)
@@ -76,8 +77,11 @@ class Problem:
         self.labels = torch.randint(V, (B, N), generator=generator).to(device)
 
     def work(self, contender: str, spec: Union[str, dict, None], autocast: bool = False) -> Work:
-        """Loss and gradients. spec: of the objective; None: `contender` is of `libraries` or OURS,
-        without bias and smoothing."""
+        """A work that computes loss and gradients.
+
+        spec: the objective. With None, `contender` is from `libraries` or OURS, and there is no
+        bias and no label smoothing.
+        """
         hidden, weight, bias = self.inputs
         if spec is None:
             bias = None
@@ -97,7 +101,7 @@ class Problem:
         def call() -> tuple[Tensor, ...]:
             for tensor in self.inputs:
                 tensor.grad = None
-            torch.manual_seed(0)  # of the words that random subsetting samples
+            torch.manual_seed(0)  # random subsetting samples words
             with torch.autocast(hidden.device.type, BF16, enabled=autocast):
                 found = loss()
             found.backward()
@@ -125,13 +129,13 @@ def libraries(device: torch.device = CPU) -> dict[str, Callable]:
 
 
 def build(contender: str, spec: Union[str, dict, None], sizes: Sizes, autocast: bool) -> Work:
-    """The work of one contender on the CPU, after a tiny one that loads the libraries."""
+    """The work of one contender on the CPU. First runs a tiny work to load the libraries."""
     Problem(TINY).work(contender, spec, autocast)()
     return Problem(sizes).work(contender, spec, autocast)
 
 
 def cases(options: argparse.Namespace) -> Cases:
-    """Each objective, in bf16 too, how two of them grow with V and N, and other libraries."""
+    """Rows of all objectives in fp32 and bf16, of growth with V and N, and of other libraries."""
     device, found = options.device, {}
 
     def row(

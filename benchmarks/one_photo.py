@@ -1,9 +1,9 @@
-"""One photo, from the shell to its caption, beside a program of transformers.
+"""The time from the shell to the caption of one photo, compared with a transformers program.
 
     bash scripts/benchmark.sh one_photo [--quick]
 
 BLIP-base at 384 pixels with random weights in a file, 3 beams, a caption of 20 tokens, a photo of
-640 x 480. "transformers" is a program that does the same with a folder of the same weights.
+640 x 480 pixels. "transformers" is a program that does the same with the same weights in a folder.
 """
 
 import argparse
@@ -43,7 +43,7 @@ print(processor.decode(tokens[0], skip_special_tokens=True))
 
 
 def write_files(folder: Path, tiny: bool) -> None:
-    """base.pth with vocab.txt and config.yaml, hf/ with the same weights, and photo.jpg."""
+    """Write base.pth, vocab.txt, config.yaml, the folder hf/ with the same weights, photo.jpg."""
     captioner = our_captioner(tiny)
     torch.save({"model": captioner.state_dict()}, folder / "base.pth")
     write_vocabulary(captioner.tokenizer, folder)
@@ -71,7 +71,10 @@ def commands(folder: Path, device: torch.device) -> dict[str, list[str]]:
 
 
 def run(command: Sequence[str]) -> str:
-    """Raises CalledProcessError, and shows what the program printed to stderr."""
+    """Run a program and return its output.
+
+    Raises CalledProcessError after printing the program's stderr.
+    """
     environment = {**os.environ, "VIRTUAL_ENV": sys.prefix}
     done = subprocess.run(command, stdout=subprocess.PIPE, env=environment, text=True, check=True)
     return done.stdout

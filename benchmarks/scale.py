@@ -1,11 +1,13 @@
-"""The coordinator of captions on a cluster, far beyond one machine: captioners that sleep.
+"""Bulk captioning on a large cluster, simulated on one machine by captioners that sleep.
 
     python -m benchmarks.scale [--shards 10000] [--machines 4] [--actors 16] [--growth 10000 ...]
 
-The program is the real one, on a Ray cluster of several nodes on this machine. An actor is a
-process that sleeps as long as a shard would take it, and then sends lines. Actors end at random,
-and half way a machine is lost. --growth: numbers of images instead, without sleep and failures.
-The output is compared with the expected lines. Needs requirements-cluster.txt, and 100 MB an actor.
+The driver is the real one. The Ray cluster has several nodes, all on this machine. An actor is a
+process that sleeps as long as captioning a shard would take, and sends lines. Actors die at random,
+and half way a node is lost. The output is compared with the expected lines.
+
+--growth measures several numbers of images instead, without sleeping and failures. Needs
+requirements-cluster.txt, and 100 MB per actor.
 """
 
 import argparse
@@ -32,7 +34,7 @@ NODE = {"include_dashboard": False, "object_store_memory": 100 << 20}
 
 
 def line_of(image: str) -> dict[str, Any]:
-    """As long as BLIP's."""
+    """A line as long as a line of BLIP."""
     known = {"checkpoint": "output/caption_coco/checkpoint_best.pth", "settings": SETTINGS}
     return {"image": image, "caption": CAPTION, "score": -0.42424, **known}
 
@@ -43,9 +45,10 @@ def names_of(images: int) -> Iterator[str]:
 
 
 def sleeper(shard_s: float, failures: float) -> type:
-    """The class of an actor that sleeps `shard_s` a shard and dies in a share `failures` of them.
+    """The class of an actor that sleeps `shard_s` seconds per shard.
 
-    Defined in a function, so that Ray pickles it for processes that cannot import this module.
+    failures: the share of shards at which the actor dies. The class is defined in a function, so
+    that Ray pickles it: other processes cannot import this module.
     """
 
     class Sleeper:
@@ -63,7 +66,7 @@ def sleeper(shard_s: float, failures: float) -> type:
 
             left = task.entries[len(task.lines) :]
             seconds = self.random.uniform(0.5, 1.5) * shard_s * len(left) / len(task.entries)
-            pieces = max(1, round(seconds))  # one a second, as a real actor sends them
+            pieces = max(1, round(seconds))  # one per second, like a real actor
             for piece in range(pieces):
                 time.sleep(seconds / pieces)
                 if self.random.random() < failures / pieces:
@@ -77,13 +80,13 @@ def sleeper(shard_s: float, failures: float) -> type:
 
 
 class Measured(RayEngine):
-    """The engine, which notes when it captions, and loses a machine half way."""
+    """The engine, which also records when it captions, and loses a node half way."""
 
     def __init__(self, cluster: Cluster, kind: type, nodes: Any, images: int):
         super().__init__(cluster, lambda: None, kind)
         self.nodes, self.left = nodes, images // 2
         self.planned_mb = 0.0
-        self.marks: list[tuple[float, float]] = []  # wall and CPU seconds: begin and end
+        self.marks: list[tuple[float, float]] = []  # (wall, CPU) seconds at start and end
 
     def caption(self, request: Any, plan: Any, shards: list[int], count: Any) -> None:
         def counted(images: int) -> None:
@@ -100,7 +103,7 @@ class Measured(RayEngine):
 
 
 def measure(given: argparse.Namespace, images: int, size: int, folder: Path) -> dict[str, Any]:
-    """One run of so many images, in shards of `size`: memory, seconds, and CPU seconds by phase."""
+    """Run once with `images` images in shards of `size`: memory, seconds, CPU seconds by phase."""
     from ray.cluster_utils import Cluster as Nodes
 
     listed, growing = folder / "photos.txt", given.growth is not None
@@ -135,7 +138,7 @@ def measure(given: argparse.Namespace, images: int, size: int, folder: Path) -> 
 
 
 def peak() -> float:
-    """MB that this process has held at most."""
+    """Peak memory of this process in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
@@ -143,12 +146,12 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
     add = parser.add_argument
     add("--shards", type=int, default=10_000)
-    add("--size", type=int, default=32, help="images of a shard")
+    add("--size", type=int, default=32, help="images per shard")
     add("--machines", type=int, default=4)
-    add("--actors", type=int, default=16, help="of a machine")
-    add("--seconds", type=float, default=2.0, help="of a shard, on average")
-    add("--failures", type=float, default=0.005, help="of shards, with their actor")
-    add("--growth", type=int, nargs="+", help="numbers of images, in turn; the last flag")
+    add("--actors", type=int, default=16, help="actors per machine")
+    add("--seconds", type=float, default=2.0, help="seconds per shard, on average")
+    add("--failures", type=float, default=0.005, help="share of shards at which the actor dies")
+    add("--growth", type=int, nargs="+", help="numbers of images to measure; the last flag")
     given = parser.parse_args(argv)
     if given.growth is not None and len(given.growth) > 1:  # peak memory is that of a process
         before = argv[: argv.index("--growth")]

@@ -1,7 +1,7 @@
-"""A topic as a program: its options, its rows one after the other, and what it prints and writes.
+"""Runs a topic as a program: parses its options, measures its rows, prints and writes them.
 
-A topic is a module `benchmarks/<topic>.py` with `cases(options)`: by name, functions that each
-measure one row. Its `main` is the `program` of them.
+A topic is a module `benchmarks/<topic>.py`. Its function `cases(options)` returns {name: function};
+each function measures one row. Its `main` is made by `program`.
 """
 
 import argparse
@@ -28,7 +28,7 @@ Cases = Mapping[str, Callable[[], dict[str, Any]]]
 def program(
     topic: str, description: str, rounds: int, cases: Callable[[argparse.Namespace], Cases]
 ) -> Callable[[Optional[Sequence[str]]], int]:
-    """Return the `main` of a topic, which takes a command line and returns an exit code."""
+    """Return the `main` of a topic. `main` takes a command line and returns an exit code."""
 
     def main(argv: Optional[Sequence[str]] = None) -> int:
         options = parse(argv, description, rounds)
@@ -38,11 +38,11 @@ def program(
 
 
 def parse(argv: Optional[Sequence[str]], description: str, rounds: int) -> argparse.Namespace:
-    """The options of every topic: quick, rounds (one where quick), device, output."""
+    """The options of all topics: quick, rounds (1 if quick), device, output."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="tiny sizes and one round")
     parser.add_argument("--rounds", type=int, help=f"rounds of each row (default {rounds})")
-    parser.add_argument("--device", type=torch.device, help="default: a GPU where there is one")
+    parser.add_argument("--device", type=torch.device, help="default: a GPU if there is one")
     parser.add_argument("--output", type=Path, default=OUTPUT, help="folder of the JSON file")
     options = parser.parse_args(argv)
     options.rounds = options.rounds or (1 if options.quick else rounds)
@@ -51,9 +51,9 @@ def parse(argv: Optional[Sequence[str]], description: str, rounds: int) -> argpa
 
 
 def run(topic: str, cases: Cases, options: argparse.Namespace) -> int:
-    """Measure each case, print it and write all so far, with the machine, to <topic>.json.
+    """Measure and print each case; write all rows so far and the machine to <topic>.json.
 
-    A failed case does not stop the others. Returns 1 if one failed.
+    A failed case does not stop other cases. Returns 1 if a case failed.
     """
     content = {
         "topic": topic,
@@ -74,14 +74,14 @@ def run(topic: str, cases: Cases, options: argparse.Namespace) -> int:
             traceback.print_exc()
             entry = {"name": name, "error": one_line(problem)}
         content["rows"].append(entry)
-        write_json(content, path)  # atomic: a part of gpu.sh can be killed at any time
+        write_json(content, path)  # atomic, since gpu.sh may kill a part at any time
         print("\n".join(lines_of(entry)), flush=True)
     print(path)
     return int(any("error" in entry for entry in content["rows"]))
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores, GPU if any, torch's threads, and versions."""
+    """The machine: processor, cores, GPU if any, torch's threads, and versions."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     gpu = {"gpu": "none"}
@@ -110,7 +110,7 @@ HEADER = ("median, ms", "a second", "times peer", "spread", "peak, MB", "of peer
 
 
 def lines_of(entry: Mapping[str, Any]) -> list[str]:
-    """The row's name, a line for each contender below it, its notes and what failed."""
+    """A row as text: its name, a line per contender, notes, and failed contenders."""
     table = [["", *HEADER]]
     table += [[name, *_cells(entry, v)] for name, v in entry.get("contenders", {}).items()]
     failed = {"": entry["error"]} if "error" in entry else entry.get("failed", {})
@@ -137,7 +137,7 @@ def _cells(entry: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[str, ..
 
 
 def aligned(table: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a header and rows: the first column to the left, empty columns left out."""
+    """Format a header and rows: first column left-aligned, empty columns left out."""
     used = [column for column in zip(*table) if any(column[1:])]
     widths = [max(map(len, column)) for column in used]
     return [

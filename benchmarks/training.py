@@ -1,10 +1,10 @@
-"""A training step beside that of transformers' BLIP: the same sizes, captions and precision.
+"""A training step, compared with transformers' BLIP of the same sizes, captions and precision.
 
     bash scripts/benchmark.sh training [--quick]
 
-A step is forward, backward and AdamW, with dropout. Both captioners hold the same parameters and
-optimiser state, so that both fit in memory at once. On a CPU peak memory is that of a process which
-builds one of them alone, with the optimiser's state, and takes a step; on a GPU that of the step.
+A step is forward, backward and AdamW, with dropout. Both captioners share parameters and optimiser
+state, so that both fit in memory. On a GPU, peak memory is measured during the step. On a CPU, it
+is measured in a process that builds only one captioner with its optimiser and takes a step.
 """
 
 import argparse
@@ -27,14 +27,14 @@ OURS, OURS_SMILE, COMPILED, THEIRS = (
     "transformers",
 )
 SMILE = {"mle": 0.01, "smile": 0.99}
-AN_IMAGE = {"1 a step": 1, "5 a step": 5}
+CAPTIONS_PER_IMAGE = {"1 a step": 1, "5 a step": 5}
 CPU_BATCH, GPU_BATCH = 4, 32
-TOKENS = (20, 27, 33, 40)  # of the captions, prompt and end included
+TOKENS = (20, 27, 33, 40)  # lengths of captions, including prompt and end token
 CPU = torch.device("cpu")
 
 
-def captions(tiny: bool, images: int, an_image: int) -> list[list[str]]:
-    """`an_image` captions of each image, of TOKENS tokens in turn."""
+def captions(tiny: bool, images: int, per_image: int) -> list[list[str]]:
+    """`per_image` random captions of each image. Their lengths cycle through TOKENS."""
     generator = torch.Generator().manual_seed(0)
 
     def caption(index: int) -> str:
@@ -42,40 +42,41 @@ def captions(tiny: bool, images: int, an_image: int) -> list[list[str]]:
         ids = torch.randint(8, 60 if tiny else 30522, (words,), generator=generator)
         return " ".join(f"w{i}" for i in ids.tolist())
 
-    return [[caption(i * an_image + j) for j in range(an_image)] for i in range(images)]
+    return [[caption(i * per_image + j) for j in range(per_image)] for i in range(images)]
 
 
 def images(ours: BlipCaptioner, count: int) -> Tensor:
-    """Noise (count, 3, S, S), always the same."""
+    """Images of noise (count, 3, S, S), always the same."""
     size = ours.visual_encoder.patch_embed.img_size[0]
     return torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(0))
 
 
 class Training:
-    """Optimiser steps of either captioner on the same parameters, on a device."""
+    """Training steps of our captioner and of transformers', which share their parameters."""
 
     def __init__(self, tiny: bool, peer: bool, device: torch.device = CPU):
         self.tiny, self.device = tiny, device
         self.ours = our_captioner(tiny).train().to(device)
         self.theirs = their_captioner(self.ours, share=True).train().to(device) if peer else None
-        # A run's optimiser, and the default that a user of transformers has.
+        # Our runs use the fused AdamW. Users of transformers get torch's default.
         settings = {"lr": 1e-5, "weight_decay": 0.05}
-        self.fused = torch.optim.AdamW(self.ours.parameters(), fused=True, **settings)
-        self.usual = torch.optim.AdamW(self.ours.parameters(), **settings)
-        self.usual.state = self.fused.state
+        self.our_optimizer = torch.optim.AdamW(self.ours.parameters(), fused=True, **settings)
+        self.their_optimizer = torch.optim.AdamW(self.ours.parameters(), **settings)
+        self.their_optimizer.state = self.our_optimizer.state
 
     @functools.cached_property
     def compiled(self) -> BlipCaptioner:
-        """The same parameters under `compile: true`."""
+        """Our captioner with `compile: true`, which shares the parameters."""
         shared = (*self.ours.parameters(), *self.ours.buffers(), self.ours.tokenizer)
         captioner = copy.deepcopy(self.ours, {id(thing): thing for thing in shared})
         captioner.compile_parts()
         return captioner
 
     def loss(self, contender: str, image: Tensor, texts: list[list[str]]) -> Tensor:
-        """transformers' loss is MLE, the one objective that it has, on our tokeniser's tokens.
+        """The loss of a contender on images and texts, a list of captions per image.
 
-        It takes an image for each caption, so several captions of one encode it as often.
+        transformers' loss is MLE, its only objective, on the tokens of our tokeniser. transformers
+        needs one image per caption, so it encodes an image once for each of its captions.
         """
         ours = self.ours
         if contender != THEIRS:
@@ -89,11 +90,11 @@ class Training:
         repeated = image.repeat_interleave(len(texts[0]), dim=0)
         return self.theirs(pixel_values=repeated, **batch).loss
 
-    def step(self, contender: str, autocast: bool, an_image: int = 1) -> Work:
+    def step(self, contender: str, autocast: bool, per_image: int = 1) -> Work:
         batch = GPU_BATCH if self.device.type == "cuda" and not self.tiny else CPU_BATCH
         image = images(self.ours, batch).to(self.device)
-        texts = captions(self.tiny, batch, an_image)
-        optimizer = self.usual if contender == THEIRS else self.fused
+        texts = captions(self.tiny, batch, per_image)
+        optimizer = self.their_optimizer if contender == THEIRS else self.our_optimizer
         objective = Objective(SMILE if contender == OURS_SMILE else "mle", SMOOTHING)
 
         def call() -> float:
@@ -109,16 +110,16 @@ class Training:
         return call
 
 
-def whole_training(contender: str, tiny: bool, autocast: bool, an_image: int = 1) -> Work:
-    """The work whose memory counts on a CPU: it builds captioner and optimiser state, too."""
+def whole_training(contender: str, tiny: bool, autocast: bool, per_image: int = 1) -> Work:
+    """The work for measuring memory on a CPU: builds captioner and optimiser, takes a step."""
 
     def call() -> None:
         training = Training(tiny, contender == THEIRS)
         for parameter in training.ours.parameters():
             parameter.grad = torch.zeros_like(parameter)
-        training.fused.step()
-        training.fused.zero_grad(set_to_none=True)
-        training.step(contender, autocast, an_image)()
+        training.our_optimizer.step()
+        training.our_optimizer.zero_grad(set_to_none=True)
+        training.step(contender, autocast, per_image)()
 
     return call
 
@@ -138,24 +139,24 @@ def cases(options: argparse.Namespace) -> Cases:
         works = {who: training().step(who, autocast) for who in names}
         return compare(works, [THEIRS], rounds, items, memory)
 
-    def several() -> dict[str, Any]:
-        """A step with one and with five captions of each image; the ratio is that of steps."""
+    def several_captions() -> dict[str, Any]:
+        """Steps with one and with five captions per image. The ratio compares whole steps."""
         memory = None
         if not on_gpu:
             memory = {
                 name: peak_memory(whole_training, OURS, options.quick, True, k)
-                for name, k in AN_IMAGE.items()
+                for name, k in CAPTIONS_PER_IMAGE.items()
             }
-        works = {name: training().step(OURS, True, k) for name, k in AN_IMAGE.items()}
+        works = {name: training().step(OURS, True, k) for name, k in CAPTIONS_PER_IMAGE.items()}
         return compare(works, ["1 a step"], rounds, items, memory)
 
-    found: dict[str, Any] = {"step, bf16 autocast": lambda: steps(True)}
+    rows: dict[str, Any] = {"step, bf16 autocast": lambda: steps(True)}
     if not options.quick:
-        found["step, fp32"] = lambda: steps(False)
-    found["captions of an image, bf16"] = several
-    if on_gpu:  # last: it takes longest until it runs
-        found["step, bf16, compiled"] = lambda: steps(True, True)
-    return found
+        rows["step, fp32"] = lambda: steps(False)
+    rows["captions of an image, bf16"] = several_captions
+    if on_gpu:  # last, since compilation takes longest
+        rows["step, bf16, compiled"] = lambda: steps(True, True)
+    return rows
 
 
 main = program("training", __doc__, 3, cases)

@@ -1,10 +1,10 @@
-"""A step of a vision-language model with a large vocabulary, beside the model's own loss.
+"""A step of a vision-language model with a large vocabulary, compared with the model's own loss.
 
     bash scripts/benchmark.sh vlm [--quick]
 
-The model is that of `vlm.tiny`, 96 wide, with a head of many words, so that most of its memory is
-its logits'. A step is forward and backward on random photos and captions. Memory is that of a step
-beyond the gradients.
+The model is the one of `vlm.tiny` with width 96 and a large vocabulary, so that logits take most of
+the memory. A step is forward and backward on random photos and captions. Memory is the memory of a
+step without the gradients.
 """
 
 import argparse
@@ -32,7 +32,7 @@ OURS = {"MLE": "mle", "0.01 MLE + 0.99 SMILE": {"mle": 0.01, "smile": 0.99}, "SM
 
 
 class Sizes(NamedTuple):
-    """Vocabulary, photos, captions of each, words of a caption."""
+    """Vocabulary V, B photos, k captions per photo, n words per caption."""
 
     V: int
     B: int = 8
@@ -48,14 +48,14 @@ USUAL = [Sizes(150_000), Sizes(262_144), Sizes(150_000, 2, 5)]
 
 
 def write(folder: str, V: int) -> None:
-    """A model of V words."""
+    """Write a model with a vocabulary of V words."""
     letters = itertools.product(string.ascii_lowercase, repeat=4)
     words = ["".join(each) for each in itertools.islice(letters, V - len(vlm.tiny.SPECIAL) - 1)]
     vlm.tiny.write(folder, words)
 
 
 def step(contender: str, sizes: Sizes, folder: str, device: torch.device) -> Work:
-    """Loss and gradients by one contender, after a small step that loads the libraries."""
+    """A work: loss and gradients by one contender. First takes a small step to load libraries."""
     model, question = model_of(folder, weights=True), prompt_processor_of(folder, vlm.tiny.PROMPT)
     objective = Objective(OURS.get(contender, "mle"))
     captioner = VlmCaptioner(model, question, objective, max_tokens=sizes.n + 1).train().to(device)
@@ -98,10 +98,10 @@ def measure(sizes: Sizes, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def cases(options: argparse.Namespace) -> Cases:
-    """A row for each vocabulary, and one for several captions of a photo."""
+    """A row for each vocabulary, and a row for several captions per photo."""
     try:
         check_library()
-    except ValueError as error:  # an older transformers
+    except ValueError as error:  # an older version of transformers
         print(error)
         return {}
     sizes = [TINY] if options.quick else USUAL

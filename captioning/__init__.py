@@ -1,1 +1,1 @@
-"""The system: training, evaluation, bulk captioning and everything around them."""
+"""Training, evaluation, bulk captioning, reports, and the programs for them."""

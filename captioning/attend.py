@@ -1,10 +1,10 @@
-"""Draw a captioner's attention maps over a photo, one frame for each word.
+"""Draw a captioner's attention maps over a photo, one frame per word.
 
     python -m captioning.attend --checkpoint output/sat_coco/checkpoint_best.pth photo.jpg
     python -m captioning.attend --checkpoint blip.pth --config configs/caption_coco.yaml photo.jpg
 
-Writes photo_gaze.png in the current folder, or the file that --output names. For BLIP, Show, Attend
-and Tell, and the attention LSTM.
+Writes photo_gaze.png to the current folder, or the file given by --output. Works with BLIP, Show,
+Attend and Tell, and the attention LSTM.
 """
 
 if __name__ == "__main__":
@@ -30,25 +30,25 @@ from captioning.runtime import distributed
 from captioning.runtime.errors import UserError, visible
 from captioning.runtime.program import exit_code
 
-FRAMES_A_ROW, FRAME_INCHES, DPI = 8, 2.0, 100
+FRAMES_PER_ROW, FRAME_INCHES, DPI = 8, 2.0, 100
 LONGEST_STRIP = 16  # the largest aspect ratio of a photo
 DRAWN_WIDTH = int(2 * FRAME_INCHES * DPI)  # pixels; a wider photo is scaled down
 
 
 def draw(found: ScoredCaption, photo: Image.Image, path: Path) -> None:
-    """Write a PNG of the photo and, for each word, the photo with the word's attention map over it.
+    """Write a PNG with the photo and, for each word, the word's attention map over the photo.
 
-    Maps are interpolated to the photo's size; in each frame the highest value is the brightest.
+    Maps are interpolated to the photo's size and scaled to their maximum.
     """
     from matplotlib.figure import Figure
 
     grey = photo.convert("L")
     grey.thumbnail((DRAWN_WIDTH, photo.height))
     width, height = grey.size
-    lit = F.interpolate(
+    maps = F.interpolate(
         found.attention_map.unsqueeze(1), size=(height, width), mode="bicubic", align_corners=False
     )[:, 0].clamp(min=0)  # (words, height, width)
-    columns = min(len(found.words) + 1, FRAMES_A_ROW)
+    columns = min(len(found.words) + 1, FRAMES_PER_ROW)
     rows = math.ceil((len(found.words) + 1) / columns)
     frame_height = FRAME_INCHES * height / width + 0.3  # the word above it
     figure = Figure(figsize=(columns * FRAME_INCHES, rows * frame_height), dpi=DPI)
@@ -56,7 +56,7 @@ def draw(found: ScoredCaption, photo: Image.Image, path: Path) -> None:
     for axis in axes:
         axis.axis("off")
     axes[0].imshow(photo)
-    for axis, word, weights in zip(axes[1:], found.words, lit):
+    for axis, word, weights in zip(axes[1:], found.words, maps):
         axis.set_title(word, fontsize=11)
         axis.imshow(grey, cmap="gray", alpha=0.6)
         axis.imshow((weights / weights.max()).numpy(), cmap="inferno", alpha=0.6, vmin=0, vmax=1)
@@ -70,7 +70,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m captioning.attend", description=__doc__)
     parser.add_argument("image", type=Path, metavar="IMAGE")
     parser.add_argument("--checkpoint", required=True, help="a path, a URL or hf://")
-    parser.add_argument("--config", help="a YAML file, where the checkpoint is not of a run here")
+    parser.add_argument("--config", help="a YAML file, for a checkpoint without a configuration")
     parser.add_argument("--output", type=Path, help="default: IMAGE's name and _gaze.png")
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1; default: a GPU if any")
     arguments = parser.parse_args(argv)

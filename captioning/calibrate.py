@@ -2,8 +2,8 @@
 
     python -m captioning.calibrate --checkpoint output/sat_flickr8k/checkpoint_best.pth
 
-Prints the mean negative log-likelihood of a token, that of a unigram model, SMILE's loss, and the
-temperature for sampling (as temperature=1.1).
+Prints the mean negative log-likelihood per token, the same for a unigram model, the SMILE loss, and
+the temperature to use for sampling (as temperature=1.1).
 """
 
 if __name__ == "__main__":
@@ -27,7 +27,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the program; return 0, or 2 after a one-line error for the user."""
     parser = argparse.ArgumentParser(prog="python -m captioning.calibrate", description=__doc__)
     parser.add_argument("--checkpoint", required=True, help="a path, a URL or hf://")
-    parser.add_argument("--config", help="a YAML file, where the checkpoint is not of a run here")
+    parser.add_argument("--config", help="a YAML file, for a checkpoint without a configuration")
     parser.add_argument("--split", choices=("val", "test"), default="val")
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1; default: a GPU if any")
     arguments = parser.parse_args(argv)
@@ -42,7 +42,7 @@ def calibrate(arguments: argparse.Namespace) -> None:
     found = likelihood(captioner, samples, config, device)
     unigram = unigram_nll(captioner, read_split(config, "train"), samples, config)
     temperature, calibrated = found.best
-    print(f"{found.tokens} tokens of {len(samples)} images of {arguments.split}, nats a token")
+    print(f"{found.tokens} tokens of {len(samples)} images of {arguments.split}, nats per token")
     print(f"  negative log-likelihood      {found.nll[PLAIN]:.3f}")
     print(f"  of a unigram model           {unigram:.3f}")
     print(f"  SMILE                        {found.smile:.3f}")

@@ -45,32 +45,32 @@ from captioning.runtime.errors import UserError
 from captioning.runtime.program import exit_code, leave, show_warnings
 from captioning.runtime.progress import log_line
 
-# Flags of the decoding keys; that of `sample` is --do_sample.
+# The flags that set decoding keys, with their help. The key `sample` has the flag --do_sample.
 DECODING = {
     "num_beams": "beams; 1 is greedy",
     "max_length": "most tokens of a caption, including the prompt",
-    "min_length": "fewest tokens",
-    "length_penalty": "of beams: above 0 favours longer ones",
+    "min_length": "fewest tokens of a caption",
+    "length_penalty": "for beams: above 0 favours longer captions",
     "repetition_penalty": "above 1 disfavours tokens that the caption already has",
     "no_repeat_ngram_size": "n-grams of this many tokens occur once in a caption",
     "num_beam_groups": "groups of diverse beam search",
     "diversity_penalty": "for a token that another group has just chosen",
     "top_p": "sample from the likeliest tokens that together have this probability",
-    "top_k": "sample from this many tokens at most; 0 is all",
-    "temperature": "of sampling",
+    "top_k": "sample from this many tokens at most; 0 means all",
+    "temperature": "temperature of sampling",
     "min_p": "sample from tokens with at least this fraction of the best one's probability",
     "typical_p": "sample from the typical tokens that together have this probability",
     "rerank": "choose among candidates by mmi, mbr, clip, itm or judge",
-    "num_candidates": "candidates of an image",
+    "num_candidates": "candidates per image",
     "candidates": "samples or beams",
-    "rerank_weight": "of log p(caption without image) in mmi and judge, 0 to 1",
+    "rerank_weight": "weight of log p(caption without image) in mmi and judge, 0 to 1",
     "rerank_judge": "checkpoint of the judge",
-    "guidance_scale": "of classifier-free guidance; 1 is none",
-    "contrastive_alpha": "of visual contrastive decoding; 0 is none",
-    "contrastive_beta": "with it, fewest of the best token's probability",
-    "contrastive_noise": "with it, the image's diffusion step, of 1,000",
+    "guidance_scale": "scale of classifier-free guidance; 1 switches it off",
+    "contrastive_alpha": "alpha of visual contrastive decoding; 0 switches it off",
+    "contrastive_beta": "its least share of the best token's probability",
+    "contrastive_noise": "its diffusion step of the noisy image, of 1,000",
 }
-# An unfinished run continues only with the same values of these flags, and the same input.
+# An unfinished run continues only with the same input and the same values of these flags.
 IDENTITY = ("config", "num_return", "existing", "captions", "prefix", "suffix", "sidecar")
 IDENTITY += ("write_shards", "glob", "root", "column", "recursive")
 # Flags that set the configuration keys of the same names.
@@ -87,52 +87,53 @@ def build_parser() -> argparse.ArgumentParser:
     add(
         "checkpoint",
         metavar="CHECKPOINT",
-        help="a run's folder, a file: path, URL or hf://, or a name",
+        help="a run's folder, a file (path, URL or hf://), or a name",
     )
     add(
         "input", metavar="INPUT", help="photo, folder, list (.txt .csv .json .jsonl) or .tar shards"
     )
     add("--out", required=True, help="a .jsonl file, on disk or in a store")
-    add("--config", help="a YAML file, where the checkpoint is not of a run here")
+    add("--config", help="a YAML file, for a checkpoint without a configuration")
     add("--device", default="auto", help="cpu, cuda, cuda:1; default: a GPU if any")
     add("--precision", choices=tuple(DTYPES), help="default: bf16 on a GPU, else fp32")
-    add("--batch_size", type=int, help="images at once; default: the configuration's")
-    add("--num_workers", type=int, help="processes that read images; default: the configuration's")
+    add("--batch_size", type=int, help="images per batch; default: as configured")
+    add("--num_workers", type=int, help="processes that read images; default: as configured")
 
     add("--engine", choices=("process", "ray"), help="default: one process; ray for several GPUs")
-    add("--ray-address", "--ray_address", metavar="HOST:PORT", help="of a cluster, or auto")
+    add("--ray-address", "--ray_address", metavar="HOST:PORT", help="a cluster's address, or auto")
 
     group = parser.add_argument_group("decoding (default: as in the checkpoint's run)")
     for name, text in DECODING.items():
         kind = Config.model_fields[name].annotation
         kind = kind if kind in (int, float) else str
         group.add_argument(f"--{name}", type=kind, help=text)
+    group.add_argument("--clip_model", help="of --rerank clip; default: OpenAI's ViT-B/32")
     group.add_argument("--do_sample", action="store_true", help="sample instead of searching")
-    group.add_argument("--seed", type=int, help="of sampling")
+    group.add_argument("--seed", type=int, help="seed of sampling")
     group.add_argument(
-        "--num_return", "--num_return_sequences", type=int, default=1, help="captions an image"
+        "--num_return", "--num_return_sequences", type=int, default=1, help="captions per image"
     )
 
     served_options.add_options(parser)
 
     group = parser.add_argument_group("which images")
     group.add_argument(
-        "--recursive", action=argparse.BooleanOptionalAction, default=True, help="folders within"
+        "--recursive", action=argparse.BooleanOptionalAction, default=True, help="read subfolders"
     )
     group.add_argument("--glob", help="files of a folder, such as '*.jpg' or 'cats/*'")
     group.add_argument(
-        "--root", type=_location, help="folder of a list's paths; default: that of the list"
+        "--root", type=_location, help="folder of a list's paths; default: the list's own folder"
     )
-    group.add_argument("--column", help="of a list, with the paths; default: image, path, ...")
+    group.add_argument("--column", help="a list's column of paths; default: image, path, ...")
     group.add_argument(
         "--existing",
         choices=("skip", "overwrite"),
         default="skip",
-        help="images that have a caption",
+        help="what to do with images that have a caption",
     )
-    group.add_argument("--captions", help="existing captions, in a format of training")
+    group.add_argument("--captions", help="existing captions, in any training format")
     group.add_argument(
-        "--retry-failed", "--retry_failed", action="store_true", help="try images again that failed"
+        "--retry-failed", "--retry_failed", action="store_true", help="retry images that failed"
     )
     group.add_argument("--verify", action="store_true", help="find gaps, and repair them")
     group.add_argument("--restart", action="store_true", help="abandon an unfinished run")
@@ -141,13 +142,21 @@ def build_parser() -> argparse.ArgumentParser:
     group.add_argument("--prefix", default="", help="put before each caption")
     group.add_argument("--suffix", default="", help="put after each caption")
     group.add_argument(
-        "--sidecar", nargs="?", const=".txt", metavar=".EXT", help="text files beside the photos"
+        "--sidecar",
+        nargs="?",
+        const=".txt",
+        metavar=".EXT",
+        help="write text files next to the photos",
     )
     group.add_argument("--write-shards", "--write_shards", type=_location, metavar="FOLDER")
-    group.add_argument("--filter", metavar="'itm>0.5'", help="captions of a lower score go apart")
-    group.add_argument("--itm_model", help="of --filter: a retrieval checkpoint of BLIP")
+    group.add_argument(
+        "--filter", metavar="'itm>0.5'", help="move captions with a lower score to another file"
+    )
+    group.add_argument(
+        "--itm_model", help="for --filter and --rerank itm: a retrieval checkpoint of BLIP"
+    )
     group.add_argument("--parquet", type=_location, metavar="FILE")
-    group.add_argument("--shard_size", type=int, help="images a shard of a folder or list")
+    group.add_argument("--shard_size", type=int, help="images per shard, for a folder or list")
     return parser
 
 
@@ -165,20 +174,26 @@ def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
         if value is not None and value < smallest:
             parser.error(f"--{name} is {value}; it has to be {smallest} or more")
     if arguments.verify and arguments.existing != "skip":
-        parser.error(f"--verify leaves captions that are there; --existing {arguments.existing} no")
+        parser.error(
+            f"--verify keeps existing captions, --existing {arguments.existing} does not: leave "
+            "one of them out"
+        )
     if arguments.ray_address and arguments.engine != "ray":
-        parser.error("--ray-address goes with --engine ray")
+        parser.error("--ray-address needs --engine ray")
     extension = arguments.sidecar
     if extension is not None and not re.fullmatch(r"\.[^/]*[^/.]", extension):
         parser.error(f"--sidecar is {extension!r}; it has to be an extension such as .txt")
     if extension is not None and is_image(f"image{extension}"):
-        parser.error(f"--sidecar {extension} would replace photos; it has to be one such as .txt")
+        parser.error(f"--sidecar {extension} would replace photos; use an extension such as .txt")
     return arguments
 
 
 def changes_of(arguments: argparse.Namespace, device: torch.device) -> dict[str, Any]:
-    """The configuration keys whose values differ from the checkpoint's."""
+    """The configuration values that replace the checkpoint's."""
     given = {name: getattr(arguments, name) for name in KEYS}
+    if arguments.rerank in ("clip", "itm"):
+        key = f"{arguments.rerank}_model"
+        given[key] = getattr(arguments, key)
     given["eval_batch_size"] = arguments.batch_size
     given["sample"] = arguments.do_sample or None
     if arguments.precision is None:
@@ -193,7 +208,8 @@ def cluster_of(arguments: argparse.Namespace) -> Optional[Cluster]:
     if arguments.engine is None and arguments.device == "auto" and torch.cuda.device_count() > 1:
         if importlib.util.find_spec("ray"):
             return Cluster(None, "auto")
-        log_line(f"captioning on one of {torch.cuda.device_count()} GPUs; for all: pip install ray")
+        gpus = torch.cuda.device_count()
+        log_line(f"captioning on one of {gpus} GPUs; to use all of them: pip install ray")
     if arguments.engine != "ray":
         return None
     return Cluster(arguments.ray_address or os.environ.get("RAY_ADDRESS"), arguments.device)
@@ -221,10 +237,10 @@ def with_filter(
     loaded: tuple[dict[str, Any], Callable[[], Any]],
     device: torch.device,
 ) -> tuple[dict[str, Any], Callable[[], Any]]:
-    """The settings and the function of `loader` with those of the filter, if there is one."""
-    file, (settings, load) = arguments.itm_model, loaded
-    if file is None:
+    """Add the filter, if there is one, to the settings and the function of `loader`."""
+    if arguments.filter is None:
         return loaded
+    file, (settings, load) = arguments.itm_model, loaded
     default = "bf16" if device.type == "cuda" else "fp32"
     dtype = DTYPES[arguments.precision or default]
     dtype = torch.float32 if dtype == torch.int8 else dtype
@@ -238,7 +254,7 @@ def engine_of(arguments: argparse.Namespace) -> Iterator[tuple[dict[str, Any], E
     """The settings that identify the run, and the engine. Raises UserError."""
     served_options.check(arguments, DECODING)
     if distributed.announced() > 1:
-        raise UserError("several processes caption with --engine ray, and not under torchrun")
+        raise UserError("torchrun is not supported here; use --engine ray for several processes")
     if arguments.backend == "openai":
         device = distributed.start("auto" if arguments.filter else "cpu")
         settings, load = with_filter(arguments, served_options.served(arguments), device)
@@ -258,7 +274,8 @@ def engine_of(arguments: argparse.Namespace) -> Iterator[tuple[dict[str, Any], E
 
 def caption(arguments: argparse.Namespace) -> None:
     """Caption the input. Raises UserError, Stopped."""
-    arguments.filter = filtering.check(arguments.filter, arguments.itm_model)
+    filtered_by = arguments.itm_model if arguments.filter or arguments.rerank != "itm" else None
+    arguments.filter = filtering.check(arguments.filter, filtered_by)
     names = set(Request.__dataclass_fields__) - {"source", "out", "address"}
     out, address = stored_output.locate(arguments.out)
     given = {name: getattr(arguments, name) for name in names}

@@ -1,4 +1,4 @@
-"""Score a file of captions against human ones.
+"""Score a file of captions against human captions.
 
     python -m captioning.evaluate results.json --references coco_karpathy_test_gt.json
     python -m captioning.evaluate results.json --references coco_karpathy_test_gt.json \\
@@ -6,8 +6,8 @@
     python -m captioning.evaluate --compare mle.json smile.json --references GT.json
 
 The captions are a COCO results file of any program: a list of {image_id, caption}. Metrics that run
-models share their work over the processes of torchrun. --compare shows how the captions of two
-programs for the same images differ, with intervals and p.
+models divide the images among the processes of torchrun. --compare shows how the scores of two
+files for the same images differ, with confidence intervals and p-values.
 """
 
 if __name__ == "__main__":
@@ -47,12 +47,12 @@ from captioning.runtime.registry import load
 def _arguments(argv):
     parser = argparse.ArgumentParser(
         prog="python -m captioning.evaluate",
-        description="Score a file of captions against human ones.",
+        description="Score a file of captions against human captions.",
     )
     add = parser.add_argument
     add("predictions", nargs="?", help="COCO results: a JSON list of {image_id, caption}")
     add("--compare", nargs=2, metavar=("A", "B"), help="two such files, instead of predictions")
-    captions = "COCO ground truth, what training reads, or {image id: [captions]}"
+    captions = "COCO ground truth, any training format, or {image id: [captions]}"
     add("--references", required=True, help=f"human captions: {captions}")
     files = "metrics.json and per_caption.jsonl, or comparison.json"
     add("--output_dir", help=f"where to write {files}")
@@ -60,9 +60,9 @@ def _arguments(argv):
     shape = {"nargs": "+", "choices": EVALUATORS, "default": DEFAULT_METRICS, "metavar": "NAME"}
     add("--metrics", **shape, help=names)
     add("--images", type=Path, help="the images' folder, or a JSON file {image id: image file}")
-    add("--cache_dir", type=Path, help="where what metrics compute or fetch is kept")
-    add("--device", default="auto", help="of models: auto, cpu, cuda, cuda:1")
-    add("--batch_size", type=int, default=64, help="what a model takes at once")
+    add("--cache_dir", type=Path, help="where metrics keep features and downloads")
+    add("--device", default="auto", help="device of models: auto, cpu, cuda, cuda:1")
+    add("--batch_size", type=int, default=64, help="batch size of models")
     for name, field in _options().items():
         default = field.default
         if default is False:
@@ -72,20 +72,20 @@ def _arguments(argv):
             add(f"--{name}", default=default, help=field.description, **kind)
     arguments = parser.parse_args(argv)
     if (arguments.predictions is None) == (arguments.compare is None):
-        parser.error("give one file of predictions, or --compare and two")
+        parser.error("give one file of predictions, or --compare with two files")
     if arguments.batch_size < 1:
         parser.error("--batch_size has to be 1 or more")
     return arguments
 
 
 def _options() -> dict[str, Any]:
-    """pydantic's fields of every metric's options, by name."""
+    """The pydantic fields of all metrics' options, by name."""
     kinds = option_classes(EVALUATORS.values())
     return {name: field for kind in kinds for name, field in kind.model_fields.items()}
 
 
 def _kind(annotation: Any, default: Any) -> dict[str, Any]:
-    """argparse's settings for an option of this type."""
+    """The argparse settings for an option of this type."""
     if get_origin(annotation) is Literal:
         return {"choices": get_args(annotation)}
     if list[str] in (annotation, *get_args(annotation)):
@@ -101,15 +101,15 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def _run(arguments, argv):
-    """Score, and on rank 0 print and write. Raises UserError."""
+    """Score the captions; rank 0 prints and writes. Raises UserError."""
     device, is_main = str(distributed.start(arguments.device)), distributed.is_main()
     references = read_references(arguments.references)
     ids = ids_by_name(local(arguments.references))
     files = arguments.compare or [arguments.predictions]
     predictions, *others = [_read(path, references, ids, is_main) for path in files]
     if is_main and arguments.output_dir:
-        require_folder(Path(arguments.output_dir))  # before the work, not after it
-    for kind in option_classes(EVALUATORS.values()):  # also those of metrics that are not chosen
+        require_folder(Path(arguments.output_dir))  # fails before the work, not after
+    for kind in option_classes(EVALUATORS.values()):  # options of unused metrics are checked, too
         kind.checked({name: getattr(arguments, name) for name in kind.model_fields})
     evaluators = _evaluators(arguments, predictions, device)
     command = shlex.join(["python", "-m", "captioning.evaluate", *argv])
@@ -135,7 +135,7 @@ def _run(arguments, argv):
 
 
 def _read(path, references, ids, is_main):
-    """Return the predictions of a file that have references."""
+    """Return the predictions of a file, without images that have no references."""
     predictions, lacking = with_references(read_predictions(path, ids), references)
     if lacking and is_main:
         print(
@@ -150,7 +150,7 @@ def _evaluators(arguments, predictions, device):
     images, root = None, arguments.images
     if root and any(load(EVALUATORS[name]).needs_images for name in arguments.metrics):
         images = find_images(root, local(arguments.references), predictions)
-    if root and root.is_file():  # its images are relative to its folder
+    if root and root.is_file():  # the JSON file names images relative to its own folder
         root = root.parent
     settings = Settings(images, root, arguments.cache_dir, device, arguments.batch_size)
     options = {name: getattr(arguments, name) for name in _options()}

@@ -1,8 +1,9 @@
-"""Gather the weights of a sharded checkpoint into one file, for programs that read no folder.
+"""Gather the weights of a sharded checkpoint into one file, for programs that need a file.
 
     python -m captioning.gather output/vlm_coco/checkpoint_best.pth whole.pth
 
-Everything else in the checkpoint but its optimiser goes into the file. One process reads it.
+The file also gets everything else in the checkpoint, except for the optimiser state. Run it as one
+process.
 """
 
 if __name__ == "__main__":
@@ -26,9 +27,9 @@ from captioning.runtime.progress import log_line
 
 
 def gather(source: str, path: Path) -> None:
-    """Write the file, and its manifest. Raises UserError."""
+    """Write the file and its manifest. Raises UserError."""
     for existing in filter(Path.exists, (path, manifest_path(path))):
-        raise UserError(f"{existing} is there already: name a file that is new")
+        raise UserError(f"{existing} exists already: choose another file name")
     try:
         content = read_checkpoint(source)
     except ValueError as error:
@@ -45,8 +46,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("checkpoint", help="a run's, or its folder")
-    parser.add_argument("file", type=Path, help="to write")
+    parser.add_argument("checkpoint", help="a sharded checkpoint, or the folder of a run")
+    parser.add_argument("file", type=Path, help="the file to write")
     arguments = parser.parse_args(argv)
     return exit_code(lambda: gather(checkpoints.named(arguments.checkpoint), arguments.file))
 

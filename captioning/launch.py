@@ -1,10 +1,10 @@
-"""torchrun, without its report where a process has printed what is wrong in one line.
+"""torchrun that stops runs gracefully, and does not print its own report after a one-line error.
 
 python -m captioning.launch --standalone --nproc_per_node 4 -m captioning.train --config ...
 
-The arguments are torchrun's. A request to stop (SIGTERM, SIGUSR1, Ctrl-C) is passed on to the
-processes, and they are given time to save. torchrun itself kills them after half a minute, ignores
-SIGUSR1, and fails, since it does not look at their exit codes any more.
+The arguments are torchrun's. This program forwards a stop request (SIGTERM, SIGUSR1, Ctrl-C) to the
+processes and gives them time to save. torchrun itself kills them after half a minute, ignores
+SIGUSR1, and then always fails, because it no longer reads their exit codes.
 """
 
 import contextlib
@@ -28,10 +28,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the processes; 0 when all have succeeded. Raises ChildFailedError after a bug."""
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     # torchrun installs this function as the handler of SIGTERM and SIGINT.
-    api._terminate_process_handler = _pass_on
+    api._terminate_process_handler = _forward
     os.environ[PARENT] = str(os.getpid())
     for number in SIGNALS:
-        signal.signal(number, _pass_on)
+        signal.signal(number, _forward)
     try:
         torchrun.run(torchrun.parse_args(argv))
     except ChildFailedError as error:
@@ -41,21 +41,21 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     return 0
 
 
-def _pass_on(number: int, frame) -> None:
+def _forward(number: int, frame) -> None:
     children = list(_children())
     if not children:
-        sys.exit(0)  # no process has started, or one is being restarted
+        sys.exit(0)  # no process has started, or torchrun is restarting them
     for process in children:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, number)
 
 
 def _children() -> Iterator[int]:
-    """The processes that this one has started, from Linux's /proc."""
+    """The child processes of this process, from Linux's /proc."""
     for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has just ended
+        with contextlib.suppress(OSError):  # the process has just ended
             status = (folder / "stat").read_text(errors="replace")
-            parent = status.rpartition(")")[2].split()[1]  # the name in brackets is any text
+            parent = status.rpartition(")")[2].split()[1]  # the name in brackets may contain ")"
             if int(parent) == os.getpid():
                 yield int(folder.name)
 

@@ -1,11 +1,11 @@
-"""Resize the images of a folder once, so that each epoch has less to read and decode.
+"""Resize the images of a folder once, so that each epoch reads and decodes less.
 
     python -m captioning.resize data/coco/images data/coco/images256
     python -m captioning.resize data/coco/images data/coco/images256 --side 256 --workers 8
 
-Names and subfolders stay, so only image_root changes in a configuration. The shorter side becomes
---side and the aspect ratio stays; an image that is not larger is copied unchanged. Existing files
-are skipped: the same command resumes where it was stopped.
+Names and subfolders stay the same, so only image_root changes in a configuration. The shorter side
+becomes --side, and the aspect ratio is kept. Images that are not larger are copied unchanged.
+Existing files are skipped, so the same command resumes a stopped run.
 """
 
 if __name__ == "__main__":
@@ -36,16 +36,16 @@ from captioning.runtime.program import exit_code
 from captioning.runtime.progress import log_line, progress
 
 SIDE = 256
-QUALITY = 95  # of the formats that have one
+QUALITY = 95  # for formats with a quality setting
 DONE = ("resized", "copied", "there already", "cannot be read")
-RECORD = ".resize.json"  # in the folder of the small images: what they were made with
+RECORD = ".resize.json"  # file in the target folder with the settings used
 
 
 def small(path: Path, side: int) -> tuple[str, bytes]:
-    """Return what was done, one of DONE, and an image file whose shorter side is at most `side`.
+    """Return what was done (one of DONE) and an image file whose shorter side is at most `side`.
 
-    It has the same format, without EXIF, whose orientation training does not apply. Raises
-    UserError for a file that is not a readable image.
+    The format stays the same. EXIF is left out, since training does not apply its orientation.
+    Raises UserError if the file is not a readable image.
     """
     with open_image(path) as image:
         width, height = image.size
@@ -54,7 +54,7 @@ def small(path: Path, side: int) -> tuple[str, bytes]:
             decode(image, path)
             return "copied", path.read_bytes()
         size = max(round(width * scale), side), max(round(height * scale), side)
-        image.draft(None, (2 * size[0], 2 * size[1]))  # a JPEG decoder reduces it as it decodes
+        image.draft(None, (2 * size[0], 2 * size[1]))  # JPEGs are decoded at a reduced size
         resized = decode(image, path).resize(size, Image.Resampling.BICUBIC)
     content = io.BytesIO()
     # "MPO": JPEGs of phones with a second picture after the first.
@@ -63,7 +63,7 @@ def small(path: Path, side: int) -> tuple[str, bytes]:
 
 
 def make_small(name: str, source: Path, target: Path, side: int) -> str:
-    """Write one image; return what was done, one of DONE. UserError if it cannot be written."""
+    """Write one image; return what was done (one of DONE). Raises UserError if that fails."""
     try:
         done, content = small(source / name, side)
     except UserError as error:
@@ -78,18 +78,18 @@ def make_small(name: str, source: Path, target: Path, side: int) -> str:
 
 
 def resize_folder(source: Path, target: Path, side: int, workers: int) -> Counter:
-    """Resize all images of a folder into another; return how many were resized, copied and so on.
+    """Resize all images of a folder into another folder; return the counts of each of DONE.
 
-    Raises UserError for unusable folders and for a target made with another side; Stopped when a
-    signal asks for it.
+    Raises UserError for unusable folders and for a target made with another side. Raises Stopped
+    after a signal.
     """
     if not source.is_dir():
         raise UserError(f"{source}: no such folder")
     if source.resolve() in (target.resolve(), *target.resolve().parents):
-        raise UserError(f"{target} is {source} or within it: give a folder beside it")
+        raise UserError(f"{target} is {source} or inside it: give a folder outside of it")
     found = [os.path.relpath(path, source) for path in images_in(str(source))]
     if not found:
-        raise UserError(f"{source} holds no images")
+        raise UserError(f"{source} contains no images")
     _check_side(side, target)
     for leftover in unfinished_writes(target):
         leftover.unlink()
@@ -111,22 +111,22 @@ def resize_folder(source: Path, target: Path, side: int, workers: int) -> Counte
 
 
 def _check_side(side: int, target: Path) -> None:
-    """Record the side in the folder; UserError if it has images of another side."""
+    """Record the side in the folder. Raises UserError if the folder was made with another side."""
     record = target / RECORD
     if not record.exists():
         write_json({"side": side}, record)
     elif read_json(record) != {"side": side}:
-        raise UserError(f"{target} has images of another side ({record}): give another folder")
+        raise UserError(f"{target} was made with another --side ({record}): give another folder")
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the program; see `captioning.runtime.program`."""
     parser = argparse.ArgumentParser(prog="python -m captioning.resize", description=__doc__)
     parser.add_argument("source", type=Path, help="a folder of images")
-    parser.add_argument("target", type=Path, help="the folder to put the small ones in")
+    parser.add_argument("target", type=Path, help="the folder for the resized images")
     parser.add_argument("--side", type=int, default=SIDE, help=f"pixels (default: {SIDE})")
     cores = os.cpu_count() or 1
-    parser.add_argument("--workers", type=int, default=cores, help="default: the cores")
+    parser.add_argument("--workers", type=int, default=cores, help="threads (default: the cores)")
     arguments = parser.parse_args(argv)
     for name in ("side", "workers"):
         if getattr(arguments, name) < 1:

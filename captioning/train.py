@@ -35,7 +35,7 @@ from captioning.training.split_evaluation import SplitEvaluation, remove_scores
 def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m captioning.train", description=__doc__)
     parser.add_argument("--config", required=True, help="a YAML file, see configs/")
-    parser.add_argument("--output_dir", help="where the run goes (default: output/NAME OF CONFIG)")
+    parser.add_argument("--output_dir", help="the run's folder (default: output/NAME OF CONFIG)")
     parser.add_argument("--evaluate", action="store_true", help="do not train: caption and score")
     parser.add_argument("--eval_split", choices=("val", "test"), default="val")
     parser.add_argument("--device", help="cpu, cuda, cuda:1; default: the GPU if there is one")
@@ -50,7 +50,7 @@ def evaluate(config: Config, device, split: str, overrides: Sequence[str]) -> No
     folder = output.folder
     evaluation = SplitEvaluation(config, split, folder, device)
     output.begin()
-    # Decided once: machines that do not share the folder would take different weights.
+    # Rank 0 decides: machines that do not share the folder would choose different weights.
     checkpoint = checkpoint_to_evaluate(config, overrides) if distributed.is_main() else None
     checkpoint = distributed.broadcast_from_main(checkpoint and output.name_of(checkpoint))
     with distributed.first_on_each_machine():
@@ -59,7 +59,7 @@ def evaluate(config: Config, device, split: str, overrides: Sequence[str]) -> No
     log_line(loaded)
 
     def before_writing() -> None:
-        remove_scores(folder, split)  # of other weights or settings
+        remove_scores(folder, split)  # they may be from other weights or settings
         record_run(config, folder / "result" / split, checkpoint=shown)
 
     evaluation.run(captioner.to(device), split, before_writing)
@@ -68,7 +68,10 @@ def evaluate(config: Config, device, split: str, overrides: Sequence[str]) -> No
 
 
 def checkpoint_to_evaluate(config: Config, overrides: Sequence[str]) -> str:
-    """`pretrained` where the command line gives it, else the run's best, else the config's."""
+    """`pretrained` of the command line, else the run's best epoch, else `pretrained` of the config.
+
+    Raises UserError if none exists.
+    """
     given = any(override.startswith("pretrained=") for override in overrides)
     folder = working_folder(config.output_dir)
     best = checkpoints.best(folder)

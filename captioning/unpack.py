@@ -1,9 +1,9 @@
-"""Unpack a data set in one file of tensors, such as `coco.pt`, into images and annotation files.
+"""Unpack a data set stored as one file of tensors, such as `coco.pt`, into images and annotations.
 
     python -m captioning.unpack coco.pt data/coco_pt
 
-Writes train.json, val.json and a PNG file per image, for `dataset: custom`. Unknown words of the
-file become <unk> in the captions; a captioner that counts its words reads them as its <UNK>.
+Writes train.json, val.json and a PNG file per image, for `dataset: custom`. Unknown words become
+<unk> in the captions. Captioners with a word vocabulary read <unk> as their <UNK>.
 """
 
 if __name__ == "__main__":
@@ -26,7 +26,7 @@ from captioning.runtime.progress import log_line, progress
 
 
 def write_part(part: Part, name: str, folder: Path, first_id: int) -> int:
-    """Write NAME.json after its images; return how many. Their ids start at `first_id`."""
+    """Write the images, then NAME.json; return the number of images. Ids start at `first_id`."""
     rows = []
     with user_errors(folder / name), progress(len(part.captions), name) as bar:
         (folder / name).mkdir(exist_ok=True)
@@ -56,12 +56,12 @@ def unpack(path: Path, folder: Path) -> str:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run the program on its arguments (those of the command line); return its exit code."""
+    """Run the program; see `captioning.runtime.program`."""
     parser = argparse.ArgumentParser(prog="python -m captioning.unpack", description=__doc__)
-    parser.add_argument("file", type=Path, help="such as coco.pt")
-    parser.add_argument("folder", type=Path, help="where images and annotations go")
+    parser.add_argument("file", type=Path, help="the data set, such as coco.pt")
+    parser.add_argument("folder", type=Path, help="the folder for images and annotations")
     given = parser.parse_args(argv)
-    interrupted = "stopped; the same command begins again"
+    interrupted = "stopped; the same command starts from the beginning"
     return exit_code(lambda: log_line(unpack(given.file, given.folder)), interrupted)
 
 

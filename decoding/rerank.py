@@ -18,7 +18,9 @@ class Reranking:
 
     rerank: mmi, mbr, clip, itm or judge, see docs/settings.md. rerank_weight: of log p(y | null) in
     mmi and judge. Samples depend on `seed` and the image only. model: of clip, itm and judge, a
-    file, checkpoint or hub id.
+    file, checkpoint or hub id. num_return: captions of an image that are returned.
+
+    Raises ValueError if there are fewer candidates than that.
     """
 
     rerank: str
@@ -27,17 +29,20 @@ class Reranking:
     rerank_weight: float = 0.5
     seed: int = 0
     model: Optional[str] = None
+    num_return: int = 1
+
+    def __post_init__(self):
+        if self.num_return > self.num_candidates:
+            raise ValueError(
+                f"num_return is {self.num_return} with num_candidates {self.num_candidates}; raise "
+                "num_candidates"
+            )
 
     def settings(
         self, settings: DecodingSettings, seeds: Optional[tuple[int, ...]] = None
     ) -> DecodingSettings:
         """The settings that generate the candidates. Raises ValueError."""
         count = self.num_candidates
-        if settings.num_return > count:
-            raise ValueError(
-                f"num_return is {settings.num_return} with num_candidates {count}; raise "
-                "num_candidates"
-            )
         if self.candidates == "beams":
             return dataclasses.replace(settings, sample=False, num_beams=count, num_return=count)
         return dataclasses.replace(

@@ -3,7 +3,7 @@
 #
 #   bash scripts/app.sh [CHECKPOINT ...] [--host 127.0.0.1] [--port 7860] [--config CONFIG]
 #
-# A checkpoint is a file, a run's folder, a URL or hf://; without one they are the demo's
+# A checkpoint is a file, a run's folder, a URL or hf://. The default is the demo's checkpoints
 # (bash scripts/demo.sh). See docs/app.md.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

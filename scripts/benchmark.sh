@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Measures this project beside its peers, alternately, in one run (Linux; see docs/benchmarks.md):
+# Measures this project and its peers, which take turns in one run (Linux; see docs/benchmarks.md):
 #
 #   bash scripts/benchmark.sh [TOPIC ...] [--quick]
 #
-# Topics: captioning, int8, training, objective, loader, vlm, one_photo; all of them unless some
-# are named. Each prints a table and writes output/benchmarks/TOPIC.json. --quick takes tiny sizes
-# and one round.
+# Topics: captioning, int8, training, objective, loader, vlm, one_photo. The default is all of them.
+# Each topic prints a table and writes output/benchmarks/TOPIC.json. --quick uses tiny sizes and one
+# round.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -3,18 +3,18 @@
 #
 #   bash scripts/caption.sh CHECKPOINT INPUT --out captions.jsonl [--flag ...]
 #
-# CHECKPOINT is a run's folder or a file. docs/captioning.md has the flags. Called again, it goes on
-# where it was stopped. It runs in the repository's root: relative paths start there.
+# CHECKPOINT is a run's folder or a file. docs/captioning.md has the flags. The same command
+# continues a stopped run. Relative paths start in the repository's root.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 if [[ ${NNODES:-1} != 1 || ${NPROC_PER_NODE:-1} != 1 ]]; then
-    echo "error: NNODES and NPROC_PER_NODE are for training; to caption in more processes: --engine ray" >&2
+    echo "error: NNODES and NPROC_PER_NODE are for training; to caption in several processes use --engine ray" >&2
     exit 2
 fi
 requirements=""
 if [[ " $* " =~ [[:space:]]--engine[[:space:]=]ray[[:space:]] ]]; then
-    requirements=cluster # with Ray
+    requirements=cluster # includes Ray
 fi
 PYTHON_BIN="$(bash scripts/setup.sh "$requirements")"
 exec "$PYTHON_BIN" -m captioning.caption "$@"

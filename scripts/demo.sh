@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Shows what SMILE does, without any download, in minutes on a CPU:
+# Shows the effect of SMILE in minutes on a CPU, without any download:
 #
 #   bash scripts/demo.sh [--quick] [--seed 1] [key=value ...]
 #
 # Draws a captioned world, trains and fine-tunes small captioners on it, scores them and makes a
-# report. Called again, it goes on where it was.
+# report. The same command continues a stopped demo.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Checks and measures everything that is for a GPU, on one machine with one (Linux; no network):
+# Checks and measures all GPU code, on one machine with a GPU (Linux; no network needed):
 #
 #   bash scripts/gpu.sh [--rehearse] [--wheels DIR] [--out DIR] [--only PART ...] [--minutes 8]
 #
-# It takes the Python on the PATH (PYTHON=/path/to/python for another), as a PyTorch image has it,
-# sets nothing up and writes to --out alone (output/gpu). --rehearse does the same at tiny sizes on
-# the CPU. It ends with a table, gpu.json, and 1 where a check has failed. See docs/benchmarks.md.
+# It uses the Python on the PATH, for example of a PyTorch container image (PYTHON=/path/to/python
+# for another). It installs nothing there and writes only to --out (output/gpu). --rehearse does the
+# same with tiny sizes on the CPU. At the end it prints a table and writes gpu.json. The exit status
+# is 1 if a check has failed. See docs/benchmarks.md.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

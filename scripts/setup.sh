@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# Finds or makes the Python environment that the project runs in, and prints its interpreter:
+# Finds or creates the project's Python environment, and prints the path of its interpreter:
 #
-#   PYTHON_BIN="$(bash scripts/setup.sh)"            what training and captioning need
+#   PYTHON_BIN="$(bash scripts/setup.sh)"            packages for training and captioning
 #   PYTHON_BIN="$(bash scripts/setup.sh app)"        also Gradio, for the web page
 #   PYTHON_BIN="$(bash scripts/setup.sh cluster)"    also Ray
-#   PYTHON_BIN="$(bash scripts/setup.sh dev)"        all of these and the tools of the tests
+#   PYTHON_BIN="$(bash scripts/setup.sh dev)"        all of these, and the tools for tests
 #
 # An active virtual or conda environment that satisfies the requirements is used unchanged.
-# Otherwise uv 0.9 or later, which is installed first where it is missing, installs them into:
+# Otherwise uv 0.9 or later, which is installed if it is missing, makes a new environment.
 #
 #   VENV     the environment's folder, relative to the repository (default .venv)
-#   PYTHON   the interpreter to make it from, 3.9 or later (default python3); for app 3.10 or later
+#   PYTHON   the interpreter for it, 3.9 or later, for app 3.10 or later (default python3)
 #   LATEST   1: the newest versions that the requirements allow, instead of requirements-lock.txt
 #
-# Where VENV or PYTHON is set, the active environment is ignored. uv's variables (UV_DEFAULT_INDEX)
-# say where packages come from, then pip's settings (PIP_INDEX_URL, pip.conf), then uv.toml.
+# If VENV or PYTHON is set, the active environment is ignored. Package indexes are taken from uv's
+# variables (UV_DEFAULT_INDEX), then pip's settings (PIP_INDEX_URL, pip.conf), then uv.toml.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -31,17 +31,17 @@ venv="${VENV:-.venv}"
 [[ $venv == /* ]] || venv="$PWD/$venv"
 interpreter="$venv/bin/python"
 log="$venv/setup.log"
-# Exists while packages are being written: where a later call finds it, some may be half-written.
+# This file exists while packages are written. If a later call finds it, packages may be incomplete.
 unfinished="$venv/setup-unfinished"
 
-# Prints nothing for an interpreter that is absent or does not run.
+# Prints nothing if the interpreter is missing or does not run.
 version_of() {
     "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || true
 }
 
 recent_enough() { [[ $1 == 3.* ]] && ((${1#3.} >= 9)); }
 
-# A version manager's shim may be on PATH without running, and an old uv ignores UV_DEFAULT_INDEX.
+# uv has to run: a version manager's shim on PATH may not. Old versions ignore UV_DEFAULT_INDEX.
 find_uv() {
     local candidate
     for candidate in uv "$venv/bin/uv"; do
@@ -54,9 +54,9 @@ find_uv() {
     return 1
 }
 
-# Whether an interpreter's environment satisfies the requirements; prints the first that is missing.
-# The installers may not look anywhere for packages, so that they fail where one is missing, and
-# install nothing. pip has --dry-run since 22.2 only.
+# Whether an interpreter's environment satisfies the requirements. Prints the first missing package.
+# The installers get no source of packages: they fail if a package is missing, and install nothing.
+# --dry-run is not used for pip, because only pip 22.2 and later have it.
 satisfies() {
     local uv output
     if uv="$(find_uv)"; then
@@ -94,7 +94,7 @@ check_folder() {
     mkdir -p "$(dirname "$venv")" 2>/dev/null || true
     [[ -w $(dirname "$venv") ]] || fail "cannot write to $(dirname "$venv"): set VENV to a folder that can be made"
     if [[ -e $venv && ! -e $venv/pyvenv.cfg && ! -e $unfinished ]]; then
-        fail "$venv exists and is no virtual environment: remove it or set VENV to another folder"
+        fail "$venv exists and is not a virtual environment: remove it or set VENV to another folder"
     fi
 }
 
@@ -111,7 +111,7 @@ check_python() {
     fi
     held="$(version_of "$interpreter")"
     [[ -z $held || -e $unfinished || $held == "$version" ]] ||
-        fail "$venv holds Python $held, '$python' is another: remove it or set VENV to another folder"
+        fail "$venv has Python $held, '$python' has another version: remove it or set VENV to another folder"
 }
 
 make_environment() {
@@ -122,12 +122,12 @@ make_environment() {
     "$python" -m venv "$venv" >"$log" 2>&1 || fail "'$python' could not make $venv: see $log"
 }
 
-# Exports pip's settings under uv's names. pip lists each as source.name='value', the environment's
-# before those of files.
+# Exports pip's settings under uv's names. pip lists a setting as source.name='value'. Settings from
+# environment variables come before settings from files.
 export_pip_settings() {
     local settings name variable value
     setup_no_index=""
-    UV_DEFAULT_INDEX="${UV_DEFAULT_INDEX:-${UV_INDEX_URL:-}}" # the older name of the same
+    UV_DEFAULT_INDEX="${UV_DEFAULT_INDEX:-${UV_INDEX_URL:-}}" # the variable's older name
     settings="$("$interpreter" -m pip config list 2>/dev/null)" || return 0
     while read -r name variable; do
         value="$(sed -nE "s/^[^=]*\.$name='(.*)'$/\1/p" <<<"$settings" | head -n 1)"
@@ -146,7 +146,7 @@ trusted-host UV_INSECURE_HOST
 proxy ALL_PROXY
 cert SSL_CERT_FILE
 SETTINGS
-    export UV_INDEX_STRATEGY="${UV_INDEX_STRATEGY:-unsafe-best-match}" # as pip: the best of all indexes
+    export UV_INDEX_STRATEGY="${UV_INDEX_STRATEGY:-unsafe-best-match}" # like pip: the best version of all indexes
 }
 
 install() {
@@ -188,10 +188,10 @@ set_up() {
     local held
     held="$(version_of "$interpreter")"
     if [[ -e $unfinished || -z $held ]]; then
-        [[ ! -e $unfinished ]] || say "an earlier installation did not finish: making $venv anew"
+        [[ ! -e $unfinished ]] || say "an earlier installation did not finish: creating $venv again"
         make_environment
     elif ! recent_enough "$held"; then
-        fail "$venv holds Python $held: remove it or set VENV to another folder"
+        fail "$venv has Python $held: remove it or set VENV to another folder"
     fi
     install
 }
@@ -205,7 +205,7 @@ fi
 if ! ready; then
     check_folder
     if command -v flock >/dev/null; then
-        # The installer inherits it: a second call waits for one that has outlived this script, too.
+        # The installer inherits the lock. If it outlives this script, the next call still waits.
         exec 9>"$venv.lock"
         flock --nonblock 9 || { say "waiting for another call that installs into $venv" && flock 9; }
     fi

@@ -14,7 +14,7 @@ fi
 failed=()
 "$PYTHON_BIN" -m ruff format --check || failed+=("ruff format")
 "$PYTHON_BIN" -m ruff check || failed+=("ruff check")
-# A file's tests stay together, since they share what they have made.
+# Tests of a file run in the same process, since they share fixtures.
 "$PYTHON_BIN" -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile || failed+=("pytest")
 if ((${#failed[@]})); then
     printf 'failed: %s\n' "${failed[@]}"

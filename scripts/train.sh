@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Fine-tunes a captioner, with one process on each GPU, or one without a GPU:
+# Fine-tunes a captioner with one process per GPU, or with a single process without a GPU:
 #
 #   bash scripts/train.sh [CONFIG] [key=value ...] [--flag ...]
 #
-# CONFIG is a YAML file, configs/caption_coco.yaml unless one is given first.
+# CONFIG is a YAML file, the first argument; default: configs/caption_coco.yaml.
 #
-#   NPROC_PER_NODE   processes on this machine (default: one a GPU; one where a device is named)
-#   NNODES           machines (default 1); run the same command on each of them
-#   RDZV_ENDPOINT    host:port, one of the machines and a free port of it
-#   RDZV_ID          name of the run, where several share a port (default smile)
+#   NPROC_PER_NODE   processes on this machine (default: one per GPU; one if a device is given)
+#   NNODES           machines (default 1); run the same command on each machine
+#   RDZV_ENDPOINT    host:port, one of the machines and a free port on it
+#   RDZV_ID          name of the run, needed if several runs share a port (default smile)
 #
-# It runs in the repository's root, from wherever it is called: relative paths start there.
+# Relative paths start in the repository's root, wherever the script is called.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -27,7 +27,7 @@ if [[ -n ${NPROC_PER_NODE:-} || " $* " =~ [[:space:]](--device|device=) ]]; then
     processes="${NPROC_PER_NODE:-1}"
 else
     processes=1
-    # Files of NVIDIA's, AMD's and Windows' drivers; asking torch takes seconds.
+    # Looks for files of the drivers (NVIDIA, AMD, Windows) first, since asking torch takes seconds.
     if [[ -e /dev/nvidiactl || -e /proc/driver/nvidia || -e /dev/kfd || -e /dev/dxg ]] ||
         command -v nvidia-smi >/dev/null; then
         processes="$("$PYTHON_BIN" -c 'import torch; print(max(1, torch.cuda.device_count()))')"
@@ -38,7 +38,7 @@ if [[ $nodes == 1 && $processes == 1 ]]; then
     exec "$PYTHON_BIN" "${program[@]}"
 fi
 
-# By default each process starts a thread for every core, and they wait for each other.
+# By default each process starts one thread per core, and the processes' threads compete.
 cores="$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((cores > processes ? cores / processes : 1))}"
 

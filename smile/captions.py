@@ -1,7 +1,7 @@
-"""The captions of a batch, of which a row can hold several.
+"""Finds the captions in a batch whose rows may contain several captions (packed rows).
 
-`segments` are integers (B, N), aligned with the labels: positions of a row that have the same
-number are one caption. Other forms that packed rows have are converted here.
+`segments` are integers (B, N), aligned with the labels. Positions of a row with the same number
+belong to the same caption. Other descriptions of packed rows are converted to segments here.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,14 +12,16 @@ from torch import Tensor
 
 from smile.labels import check_labels, check_shapes, reduce, weigh
 
-LONG = 128  # tokens of a row from which unlabelled ones are left out: SMILE takes their square
+# From this row length on, unlabelled positions are left out: SMILE's cost grows with the square.
+LONG = 128
 
 
 def segments_from_position_ids(position_ids: Tensor) -> Tensor:
-    """int64 (B, N): a new number wherever positions start again.
+    """Segments, int64 (B, N): the number changes wherever positions restart.
 
-    position_ids: (B, N) or (N,), or (3, B, N) and (4, B, N) of models whose positions have time,
-    height and width, of which an image's tokens share the first; with four the first is the text's.
+    position_ids: (B, N) or (N,). Models with positions of time, height and width have (3, B, N), in
+    which all tokens of an image have the same time, or (4, B, N), in which text positions come
+    first.
     """
     whole_numbers(position_ids, "position_ids")
     grid = position_ids.dim() == 3 and len(position_ids) != 4
@@ -29,15 +31,15 @@ def segments_from_position_ids(position_ids: Tensor) -> Tensor:
     if positions.dim() != 2 or (grid and len(position_ids) != 3):
         raise ValueError(f"position_ids is {tuple(position_ids.shape)}; give (batch, tokens)")
     step = positions.diff(dim=1)
-    again = step < 0 if grid else step <= 0
-    return torch.nn.functional.pad(again, (1, 0)).cumsum(1)
+    restarts = step < 0 if grid else step <= 0
+    return torch.nn.functional.pad(restarts, (1, 0)).cumsum(1)
 
 
 def segments_from_cu_seq_lens(cu_seq_lens: Tensor, length: int) -> Tensor:
-    """int64 (1, length): the number of the piece that each token of a flattened batch is in.
+    """Segments, int64 (1, length), of a flattened batch.
 
-    cu_seq_lens: (S + 1,) boundaries from 0 to `length`, as attention of packed rows takes them.
-    Raises ValueError for other boundaries; their values are read on a CPU alone.
+    cu_seq_lens: (S + 1,) boundaries from 0 to `length`, as in FlashAttention. Raises ValueError for
+    other boundaries; their values are checked only on a CPU.
     """
     whole_numbers(cu_seq_lens, "cu_seq_lens")
     if cu_seq_lens.dim() != 1 or len(cu_seq_lens) < 2:
@@ -46,19 +48,19 @@ def segments_from_cu_seq_lens(cu_seq_lens: Tensor, length: int) -> Tensor:
         first, last = cu_seq_lens[0].item(), cu_seq_lens[-1].item()
         if first != 0 or last != length or (cu_seq_lens.diff() < 0).any():
             raise ValueError(
-                f"cu_seq_lens goes from {first} to {last}; it must not fall, and the row goes from "
-                f"0 to {length}"
+                f"cu_seq_lens goes from {first} to {last}; it must go from 0 to {length} and must "
+                "not decrease"
             )
-    places = torch.arange(length, device=cu_seq_lens.device)
-    return torch.bucketize(places, cu_seq_lens[1:-1].long(), right=True).unsqueeze(0)
+    positions = torch.arange(length, device=cu_seq_lens.device)
+    return torch.bucketize(positions, cu_seq_lens[1:-1].long(), right=True).unsqueeze(0)
 
 
 def captions_of_turns(
     labels: Tensor, segments: Optional[Tensor] = None, ignore_index: int = -100
 ) -> Tensor:
-    """int64 (B, N) in which each unbroken run of labels has another number.
+    """Segments, int64 (B, N), in which each contiguous run of labels is a caption.
 
-    labels: (B, N). A run is a turn of an assistant, say; it also ends where `segments` change.
+    labels: (B, N). A run may be an assistant's turn. It also ends where `segments` change.
     """
     labelled = labels != ignore_index
     begins = labelled.clone()
@@ -70,7 +72,7 @@ def captions_of_turns(
 
 
 def check_segments(segments: Tensor, labels: Tensor) -> None:
-    """Raise ValueError unless segments are whole numbers, one for each label."""
+    """Raise ValueError unless segments are integers of the labels' shape."""
     whole_numbers(segments, "segments")
     if segments.shape != labels.shape:
         raise ValueError(
@@ -84,30 +86,31 @@ def whole_numbers(numbers: Tensor, name: str) -> None:
     if not isinstance(numbers, Tensor):
         raise ValueError(f"{name} is a {type(numbers).__name__}; give a tensor of whole numbers")
     if numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool:
-        raise ValueError(f"{name} is {numbers.dtype}; give whole numbers, a token is not divided")
+        raise ValueError(f"{name} is {numbers.dtype}; give whole numbers")
 
 
 def blocks(
     labels: Tensor, segments: Optional[Tensor], ignore_index: int, whole_rows: bool = False
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Blocks of captions of similar length: the positions of their labels, and the labels.
+    """Yield blocks of captions of similar length, one caption per row.
 
-    labels, segments: (B, N). Each block is `rows`, int64 (C, L), positions in `labels.flatten()`,
-    and the labels there, (C, L), padded with `ignore_index`. Without segments all rows are one
-    block; unless `whole_rows`, long rows with few labels, such as an answer after an image, keep
-    these alone. With segments a block's longest caption is at most twice its shortest.
+    labels, segments: (B, N). A block is a pair: `rows`, int64 (C, L), positions in
+    `labels.flatten()`, and the labels at these positions, (C, L), padded with `ignore_index`.
+    Without segments all rows are one block. Long rows with few labels, such as an answer after an
+    image, are then reduced to labelled positions, unless `whole_rows`. With segments, the longest
+    caption of a block is at most twice as long as the shortest.
     """
     if labels.numel() == 0:
         return
     if segments is None:
         rows = torch.arange(labels.numel(), device=labels.device).view_as(labels)
-        if labels.size(1) >= LONG and not whole_rows:  # waits for a GPU
-            there = labels != ignore_index
-            most = int(there.sum(1).max())
+        if labels.size(1) >= LONG and not whole_rows:  # synchronises with a GPU
+            is_labelled = labels != ignore_index
+            most = int(is_labelled.sum(1).max())
             if 2 * most < labels.size(1):
-                labelled_first = there.int().sort(dim=1, descending=True, stable=True).indices
-                places = labelled_first[:, : max(most, 1)]
-                rows, labels = rows.gather(1, places), labels.gather(1, places)
+                labelled_first = is_labelled.int().sort(dim=1, descending=True, stable=True).indices
+                kept = labelled_first[:, : max(most, 1)]
+                rows, labels = rows.gather(1, kept), labels.gather(1, kept)
         yield rows, labels
         return
     labelled = (labels != ignore_index).flatten().nonzero().squeeze(1)  # (M,)
@@ -117,23 +120,23 @@ def blocks(
     _, caption, lengths = key.unique(return_inverse=True, return_counts=True)
     order = caption.argsort(stable=True)
     start = lengths.cumsum(0) - lengths
-    place = torch.arange(len(order), device=order.device) - start[caption[order]]
-    # The exponent of the next power of 2, in whole numbers: MPS has no float64.
+    column = torch.arange(len(order), device=order.device) - start[caption[order]]
+    # The exponent of the next power of 2, in integers because MPS has no float64.
     size = torch.bucketize(lengths, 1 << torch.arange(63, device=lengths.device))
-    for of_this_size in (size == each for each in size.unique()):
-        longest = lengths[of_this_size].max()
-        number = of_this_size.cumsum(0) - 1  # of a caption within its block
-        here = of_this_size[caption[order]]
-        at = (number[caption[order]][here], place[here])
-        rows = labelled.new_zeros(int(of_this_size.sum()), int(longest))
-        rows[at] = labelled[order][here]
-        own = torch.full_like(rows, ignore_index)
-        own[at] = labels.flatten()[rows[at]]
-        yield rows, own
+    for in_block in (size == each for each in size.unique()):  # bool, by caption
+        longest = lengths[in_block].max()
+        number = in_block.cumsum(0) - 1  # of a caption in the block
+        chosen = in_block[caption[order]]
+        at = (number[caption[order]][chosen], column[chosen])
+        rows = labelled.new_zeros(int(in_block.sum()), int(longest))
+        rows[at] = labelled[order][chosen]
+        block_labels = torch.full_like(rows, ignore_index)
+        block_labels[at] = labels.flatten()[rows[at]]
+        yield rows, block_labels
 
 
 def numbered(labels: Tensor, segments: Optional[Tensor]) -> tuple[Tensor, int]:
-    """int64 (B, N): the number of each position's caption in the batch; and how many there are."""
+    """The number of each position's caption, int64 (B, N), and the number of captions."""
     if segments is None or labels.numel() == 0:
         rows = torch.arange(len(labels), device=labels.device).unsqueeze(1)
         return rows.expand_as(labels), len(labels)
@@ -142,7 +145,7 @@ def numbered(labels: Tensor, segments: Optional[Tensor]) -> tuple[Tensor, int]:
 
 
 def _keys(labels: Tensor, segments: Tensor) -> Tensor:
-    """int64 (B, N): a different number for each segment of each row."""
+    """int64 (B, N), a different number for each segment of each row."""
     segments = segments.to(labels.device, torch.int64)
     least = segments.min()
     spread = segments.max() - least + 1
@@ -159,10 +162,10 @@ def reduced_by_caption(
     segments: Optional[Tensor],
     weights: Optional[Tensor],
 ) -> Tensor:
-    """The reduced losses of labels (B, N), each caption's computed as if it were a row.
+    """Compute losses by caption, and reduce them. A caption in a packed row counts as a row.
 
-    losses_of: a function of `inputs`, each (C, L, ...) of (B, N, ...) and the first one logits, and
-    of labels (C, L), whose losses are (C, L). The rest is that of `smile_loss`.
+    inputs: (B, N, ...) each, of which the first is logits. losses_of: maps inputs (C, L, ...) and
+    labels (C, L), one caption per row, to losses (C, L). Other arguments are as in `smile_loss`.
     """
     logits = inputs[0]
     check_shapes(logits, labels)
@@ -180,11 +183,12 @@ def _by_caption(
 ) -> Tensor:
     check_segments(segments, labels)
     losses = None
-    for rows, own in blocks(labels, segments, ignore):
-        found = losses_of(*(x.flatten(0, 1)[rows] for x in inputs), own)
+    for rows, block_labels in blocks(labels, segments, ignore):
+        block_losses = losses_of(*(x.flatten(0, 1)[rows] for x in inputs), block_labels)
         if losses is None:
-            losses = found.new_zeros(labels.numel())
-        losses = losses.index_put((rows[own != ignore],), found[own != ignore])
+            losses = block_losses.new_zeros(labels.numel())
+        labelled = block_labels != ignore
+        losses = losses.index_put((rows[labelled],), block_losses[labelled])
     if losses is None:
         losses = inputs[0].flatten()[:0].sum() + inputs[0].new_zeros(labels.numel())
     return losses.view_as(labels)

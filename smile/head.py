@@ -1,4 +1,4 @@
-"""A linear language head that computes logits and gradients of some positions or tokens."""
+"""A linear language head that computes logits and gradients for some positions or tokens only."""
 
 import contextlib
 from collections.abc import Iterator
@@ -11,45 +11,45 @@ from torch import Tensor
 
 from smile.labels import RULED_OUT, at_least_float32
 
-# Positions whose logits are computed at a time, on a CPU and elsewhere. Each chunk reads and writes
-# the whole gradient of the weight: with fewer positions that would take longer than the matmuls.
+# Positions per chunk of logits, on a CPU and on other devices. Each chunk reads and writes the
+# whole gradient of the weight. In smaller chunks that would take longer than the matmuls.
 POSITIONS = {"cpu": 256, "cuda": 1024}
-# Elements gathered or converted at a time: a processor's cache, or a few kernels of a GPU.
+# Elements to gather or convert at once. They fit in a CPU's cache, or keep a GPU busy.
 ELEMENTS = {"cpu": 2**20, "cuda": 2**24}
 Slope = Union[Tensor, float]
 
 
 def slices(count: int, step: int) -> Iterator[slice]:
-    """Slices of `step`, at least 1, that cover `count`; the last one may be shorter."""
+    """Slices of length `step` (at least 1) that cover `count`. The last one may be shorter."""
     step = max(step, 1)
     return (slice(start, min(start + step, count)) for start in range(0, count, step))
 
 
 def is_distributed(tensor: Optional[Tensor]) -> bool:
-    """Whether it is a DTensor, without importing their module, which takes long."""
+    """Whether a tensor is a DTensor. This avoids the import of DTensor, which is slow."""
     return hasattr(tensor, "placements")
 
 
 def whole(logits: Tensor) -> Tensor:
-    """Logits, if they are a DTensor, as a plain tensor. Raises ValueError for sharded ones."""
+    """Convert replicated logits to a plain tensor. Raises ValueError for sharded logits."""
     if not is_distributed(logits):
         return logits
     if not all(placement.is_replicate() for placement in logits.placements):
         raise ValueError(
-            f"logits are placed {logits.placements}; give logits.full_tensor(), or, without "
-            "making them whole, hidden states and the divided head to from_hidden"
+            f"logits are placed {logits.placements}; give logits.full_tensor(), or give hidden "
+            "states and the sharded head to from_hidden, which does not gather logits"
         )
     return logits.to_local()
 
 
 class Transform(NamedTuple):
-    """The logits of z = hidden @ weight.T + bias: scale * z, or cap * tanh(scale * z / cap)."""
+    """Maps z = hidden @ weight.T + bias to logits: scale * z, or cap * tanh(scale * z / cap)."""
 
     scale: float = 1.0
     softcap: Optional[float] = None
 
     def __call__(self, z: Tensor) -> tuple[Tensor, Slope]:
-        """Overwrites `z`; also returns d(logits)/dz, of the shape of z or a number."""
+        """Return the logits and their slope d(logits)/dz, a tensor or a number. Overwrites `z`."""
         if self.scale != 1:
             z *= self.scale
         if self.softcap is None:
@@ -59,13 +59,13 @@ class Transform(NamedTuple):
 
 
 class Head:
-    """Logits of some rows or tokens from hidden states, and the gradients of hidden, weight, bias.
+    """Computes logits of some rows or tokens, and accumulates gradients of hidden, weight and bias.
 
     hidden: (M, D); weight: (V, D); bias: (V,) or None. Logits are `transform` of
-    `hidden @ weight.T + bias`, computed in `dtype`. The `wanted` gradients of the three are
-    accumulated in float32 or wider, each in one buffer; the others are None. The weight's is by far
-    the largest: the first chunk writes it, so that it is not filled with zeros. Logits are returned
-    with their slope, d(logits)/dz, which backward takes with their gradient.
+    `hidden @ weight.T + bias`, computed in `dtype`. wanted: which of the three gradients to
+    accumulate; the others are None. Each gradient is accumulated in one buffer, in float32 or
+    wider. The weight's buffer is by far the largest. The first chunk overwrites it, so that it need
+    not be filled with zeros. Logits are returned with their slope, which `backward` needs.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Head:
         self.d_weight: Optional[Tensor] = None
 
     def logits(self, rows: Tensor) -> tuple[Tensor, Slope]:
-        """Logits of `rows` (R,) over the whole vocabulary: (R, V), float32 or wider."""
+        """Logits (R, V) of `rows` (R,), float32 or wider, and their slope."""
         hidden = self.hidden[rows]
         logits = hidden.new_empty(len(rows), len(self.weight), dtype=self.wide)
         for words in self._slices():
@@ -108,7 +108,7 @@ class Head:
         return self.transform(logits)
 
     def backward(self, rows: Tensor, d_logits: Tensor, slope: Slope) -> None:
-        """Accumulate for the gradient (R, V) of `logits(rows)`; `rows` has no row twice."""
+        """Accumulate gradients. d_logits: (R, V), the gradient of `logits(rows)`; distinct rows."""
         d_logits = times(d_logits, slope)
         if self.wants_bias:
             self.d_bias += d_logits.sum(0)
@@ -120,7 +120,7 @@ class Head:
             collect = _put_product
         hidden = self.hidden[rows]
         d_hidden = torch.zeros_like(hidden, dtype=self.wide)
-        # Without conversion one matmul is fastest.
+        # If nothing has to be converted, one matmul is fastest.
         for words in [slice(None)] if self.dtype == self.wide else self._slices():
             d_words = d_logits[:, words].to(self.dtype)
             if self.wants_hidden:
@@ -131,49 +131,53 @@ class Head:
             self.d_hidden.index_add_(0, rows, d_hidden)
 
     def pick(self, logits: Tensor, words: Tensor) -> Tensor:
-        """The logits (R, V) of `words` (R, J)."""
+        """The logits (R, J) of `words` (R, J), picked from logits (R, V)."""
         return logits.gather(1, words)
 
     def without(self, logits: Tensor, excluded: Tensor, label: Tensor, target: Tensor) -> Tensor:
-        """A copy in which the tokens `excluded` (R, J) are -inf, except `label` (R, 1), whose logit
-        is `target`."""
+        """A copy of logits (R, V) with -inf for `excluded` tokens (R, J), except the label (R, 1).
+
+        target: (R, 1), the logit of the label.
+        """
         return logits.scatter(1, excluded, float("-inf")).scatter_(1, label, target)
 
     def mean(self, logits: Tensor) -> Tensor:
-        """(R, 1), over the tokens that are not ruled out."""
+        """The mean logit (R, 1) over the tokens that are not ruled out."""
         if self.ruled_out is not None:
             logits = logits.masked_fill(self.ruled_out, 0)
         return self._sum(logits.sum(1, keepdim=True)) / self.possible
 
     @cached_property
     def ruled_out(self) -> Optional[Tensor]:
-        """bool (V,), tokens that the bias rules out at every position; None if there are none,
-        which is checked on a CPU alone, as an accelerator would have to be waited for."""
+        """bool (V,): tokens that the bias masks at every position.
+
+        On a CPU, None if there are none. On other devices that check would need a synchronisation.
+        """
         if self.bias is None or self.transform.softcap is not None:
             return None
-        found = self.transform.scale * self.bias <= RULED_OUT
-        return None if found.is_cpu and not self._sum(found.sum()) else found
+        masked = self.transform.scale * self.bias <= RULED_OUT
+        return None if masked.is_cpu and not self._sum(masked.sum()) else masked
 
     @cached_property
     def possible(self) -> Union[Tensor, int]:
-        """The number of tokens that are not ruled out, over which labels are smoothed."""
+        """The number of tokens that are not ruled out. Label smoothing is over these tokens."""
         if self.ruled_out is None:
             return self.vocabulary
         return self.vocabulary - self._sum(self.ruled_out.sum()).to(self.wide)
 
     def subtract_(self, d_logits: Tensor, values: Tensor) -> None:
-        """Subtract `values` (R, 1) from `d_logits` (R, V) of the tokens that are not ruled out."""
+        """Subtract `values` (R, 1) from `d_logits` (R, V), except at tokens that are ruled out."""
         if self.ruled_out is None:
             d_logits -= values
         else:
             d_logits.addcmul_(values, (~self.ruled_out).to(d_logits.dtype), value=-1)
 
     def _sum(self, tensor: Tensor) -> Tensor:
-        """The sum over the processes that divide the vocabulary."""
+        """The sum over the processes that share the head. Here there is only one."""
         return tensor
 
     def softmax_(self, logits: Tensor) -> Tensor:
-        """Overwrite logits (R, V) with probabilities; returns the logsumexp (R, 1) of each row."""
+        """Overwrite logits (R, V) with probabilities. Return the logsumexp (R, 1) of each row."""
         largest = logits.amax(1, keepdim=True)
         torch.softmax(logits, 1, out=logits)
         return largest - logits.amax(1, keepdim=True).log()
@@ -183,18 +187,20 @@ class Head:
         d_logits.scatter_add_(1, label, values)
 
     def gradients(self) -> tuple[Optional[Tensor], ...]:
-        """The accumulated gradients of hidden, weight and bias; called once, at the end."""
+        """The accumulated gradients of hidden, weight and bias. Call this once, at the end."""
         self._begin_weight()
         return self.d_hidden, self.d_weight, self.d_bias
 
     def _begin_weight(self) -> None:
-        """Allocate the weight's gradient, if it is wanted and was not written yet."""
+        """Allocate the weight's gradient, if it is wanted and does not exist yet."""
         if self.wants_weight and self.d_weight is None:
             self.d_weight = self.weight.new_zeros(self.weight.shape, dtype=self.wide)
 
     def _slices(self) -> Iterator[slice]:
-        """Slices of the vocabulary: in half precision neither the whole weight nor its gradient is
-        converted at once, and in any precision a slice's logits stay in the cache."""
+        """Slices of the vocabulary whose logits fit in the cache.
+
+        In half precision they also avoid converting the whole weight or its gradient at once.
+        """
         return slices(len(self.weight), self.elements // self.weight.size(1))
 
     def _rows(self, words: Union[slice, Tensor]) -> Tensor:
@@ -202,7 +208,7 @@ class Head:
         return self.weight[words].to(self.dtype)
 
     def logits_of(self, rows: Tensor, words: Tensor) -> tuple[Tensor, Slope]:
-        """Logits of `rows` (G, R) for `words` (G, J) of each group: (G, R, J), float32 or wider."""
+        """Logits (G, R, J) of `rows` (G, R) for `words` (G, J), by group, and their slope."""
         return self.transform(at_least_float32(self._product_of(rows, words)))
 
     def _product_of(self, rows: Tensor, words: Tensor) -> Tensor:
@@ -212,7 +218,7 @@ class Head:
         return torch.baddbmm(self.bias[words].unsqueeze(1), self.hidden[rows], weight)
 
     def backward_of(self, rows: Tensor, words: Tensor, d_logits: Tensor, slope: Slope) -> None:
-        """Accumulate for the gradient (G, R, J) of `logits_of(rows, words)`."""
+        """Accumulate gradients. d_logits: (G, R, J), the gradient of `logits_of(rows, words)`."""
         d_logits = times(d_logits, slope)
         if self.wants_bias:
             self.d_bias.index_add_(0, words.flatten(), d_logits.sum(1).flatten())
@@ -227,7 +233,7 @@ class Head:
 
 
 def times(d_logits: Tensor, slope: Slope) -> Tensor:
-    """Multiplies `d_logits` in place."""
+    """Multiply `d_logits` by `slope`, in place."""
     if isinstance(slope, Tensor) or slope != 1:
         d_logits *= slope
     return d_logits
@@ -242,7 +248,7 @@ def _put_product(to: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 def _add_product(to: Tensor, a: Tensor, b: Tensor) -> None:
-    """to += a @ b. torch has no half-precision matmul that adds to a wider sum."""
+    """to += a @ b, in place. torch has no half-precision matmul that adds to a wider tensor."""
     if a.dtype == to.dtype:
         to.addmm_(a, b)
     else:
@@ -250,7 +256,7 @@ def _add_product(to: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 def computed_in(hidden: Tensor) -> torch.dtype:
-    """The dtype of a linear layer's output for this input, autocast taken into account."""
+    """The dtype of a linear layer's output for this input. Under autocast it is autocast's."""
     device = hidden.device.type
     if torch.is_autocast_enabled(device) and hidden.dtype != torch.float64:
         return torch.get_autocast_dtype(device)
@@ -259,8 +265,11 @@ def computed_in(hidden: Tensor) -> torch.dtype:
 
 @contextlib.contextmanager
 def recorded():
-    """Turn autograd on, in an operator too, where it is off. Tensors that it saves are used at
-    once, so hooks such as activation checkpointing's are not applied to them."""
-    as_it_is = (lambda x: x, lambda x: x)
-    with torch.inference_mode(False), torch.autograd.graph.saved_tensors_hooks(*as_it_is):
+    """Turn autograd on, also inside a custom operator, where it is off.
+
+    Hooks for saved tensors, such as activation checkpointing's, are not applied: the saved tensors
+    are used at once.
+    """
+    identity = (lambda x: x, lambda x: x)
+    with torch.inference_mode(False), torch.autograd.graph.saved_tensors_hooks(*identity):
         yield

@@ -1,20 +1,20 @@
-"""Labels and their weights: checked, counted, and the token types of a caption."""
+"""Checks and counts labels and their weights, finds a caption's token types, reduces losses."""
 
 from typing import Optional
 
 import torch
 from torch import Tensor
 
-# Logits at or below it are masks (-inf, float16's minimum), not predictions.
+# A logit at or below this is a mask (-inf or float16's minimum), not a prediction.
 RULED_OUT = torch.finfo(torch.float16).min / 2
 
 
 def caption_types(labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
-    """The token types of each caption, as columns to gather.
+    """The token types of each caption.
 
-    labels: int64 (B, N). Returns `types`, int64 (B, N), in which every entry is an id of the
-    caption's own labels (0 throughout where a caption has none), and `distinct`, bool (B, N), that
-    is true once for each type.
+    labels: int64 (B, N). Returns `types`, int64 (B, N), which contains every label of the caption
+    and no other id (only 0 if there are no labels), and `distinct`, bool (B, N), which is true once
+    for each type.
     """
     labelled = labels != ignore_index
     if labels.size(1) == 0:
@@ -37,10 +37,11 @@ def check_shapes(logits: Tensor, labels: Tensor) -> None:
 
 
 def check_labels(labels: Tensor, vocabulary: int, ignore_index: int) -> None:
-    """Raise ValueError for a label that is not in the head's `vocabulary`.
+    """Raise ValueError for a label outside the vocabulary. vocabulary: its size.
 
-    On a CPU alone: an accelerator would have to be waited for, and raises an error itself. Not
-    while a program is compiled, which has no values.
+    Labels are checked only on a CPU: on an accelerator the check would need a synchronisation, and
+    the accelerator raises an error itself. Nothing is checked during compilation, when tensors have
+    no values.
     """
     if labels.device.type != "cpu" or torch.compiler.is_compiling():
         return
@@ -55,23 +56,23 @@ def check_labels(labels: Tensor, vocabulary: int, ignore_index: int) -> None:
 
 
 def first_labelled(labels: Tensor, ignore_index: int) -> Tensor:
-    """bool (B, N): true at the first labelled position of each caption that has one."""
+    """bool (B, N), true at the first labelled position of each caption."""
     labelled = labels != ignore_index
     return labelled & (labelled.cumsum(dim=1) == 1)
 
 
 def at_least_float32(logits: Tensor) -> Tensor:
-    """Half-precision logits in float32, for an exact softmax; others unchanged."""
+    """Convert half-precision logits to float32, for an exact softmax. Others are unchanged."""
     return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
 
 
 def weigh(
     labels: Tensor, weights: Optional[Tensor], ignore_index: int
 ) -> tuple[Tensor, Optional[Tensor]]:
-    """Labels without those of weight 0, and the weights (B, N), None if none are given.
+    """Ignore labels of weight 0, and expand the weights to (B, N). Without weights, None.
 
-    labels: (B, N). weights: floats (B, N) of tokens or (B,) of rows, at least 0. Raises ValueError
-    for another shape, and, on a CPU, for one that is negative or not finite.
+    labels: (B, N). weights: floats >= 0, (B, N) for tokens or (B,) for rows. Raises ValueError for
+    another shape and, on a CPU, for a weight that is negative or not finite.
     """
     if weights is None:
         return labels, None
@@ -79,8 +80,8 @@ def weigh(
         raise ValueError(f"weights is a {type(weights).__name__}; give a tensor of floats")
     if weights.shape not in (labels.shape, labels.shape[:1]):
         raise ValueError(
-            f"weights is {tuple(weights.shape)}; for labels {tuple(labels.shape)} give one for "
-            f"each token, or for each row {tuple(labels.shape[:1])}"
+            f"weights is {tuple(weights.shape)}, but labels is {tuple(labels.shape)}; give one "
+            "weight for each token or one for each row"
         )
     weights = weights.detach().to(labels.device, torch.promote_types(weights.dtype, torch.float32))
     check_weights(weights)
@@ -91,7 +92,7 @@ def weigh(
 
 
 def check_weights(weights: Optional[Tensor]) -> None:
-    """Raise ValueError for one that is negative or not finite; when, as in `check_labels`."""
+    """Raise ValueError for a negative or non-finite weight. Like `check_labels`, only on a CPU."""
     if weights is None or weights.device.type != "cpu" or torch.compiler.is_compiling():
         return
     unfit = ~(weights.isfinite() & (weights >= 0))
@@ -101,7 +102,7 @@ def check_weights(weights: Optional[Tensor]) -> None:
 
 
 def count(labels: Tensor, weights: Optional[Tensor], ignore_index: int) -> Tensor:
-    """The divisor of a mean: the number of labels, or the sum of their weights; a scalar."""
+    """The divisor of a mean, a scalar: the number of labels, or the sum of their weights."""
     return (labels != ignore_index).sum() if weights is None else weights.sum()
 
 
@@ -112,10 +113,10 @@ def reduce(
     reduction: str,
     weights: Optional[Tensor] = None,
 ) -> Tensor:
-    """Losses (B, N) to their mean over labelled tokens, their sum, or, with "none", themselves.
+    """Reduce losses (B, N) by "mean" over labelled tokens, by "sum", or not at all by "none".
 
-    Each is multiplied by its weight, and the mean divides by the sum of weights, which `weigh`
-    returns. Ignored positions are 0, and so is the mean of no token.
+    Losses are multiplied by `weights`, see `weigh`, and the mean divides by the sum of weights. The
+    losses of ignored positions are 0. The mean over no tokens is 0.
     """
     losses = losses.masked_fill(labels == ignore_index, 0)
     if weights is not None:
@@ -131,6 +132,6 @@ def reduce(
 
 
 def check_reduction(reduction: str) -> None:
-    """Raise ValueError for an unknown one."""
+    """Raise ValueError for an unknown reduction."""
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction is {reduction!r}; it must be 'mean', 'sum' or 'none'")

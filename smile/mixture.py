@@ -1,4 +1,4 @@
-"""The settings and inputs of the fused linear loss, besides hidden states and the head."""
+"""Settings and inputs of the fused linear loss, without hidden states and the head."""
 
 import ast
 from functools import lru_cache
@@ -10,20 +10,23 @@ from torch import Tensor
 from smile.alternatives import ALTERNATIVES, load
 from smile.head import Transform
 
-# Whether the original's training scores the first token of a caption over the whole vocabulary.
+# Whether the original code scores the first token of a caption over the whole vocabulary.
 FIRST_TOKEN_MLE = {"smile": True, "random": False, "reverse": True}
 
 
 def scores_first_token(name: str, given: Optional[bool] = None) -> bool:
-    """Whether the objective does; given: the run's `first_token_mle`, None as in the original."""
+    """Whether the objective `name` scores first tokens over the whole vocabulary.
+
+    given: the setting `first_token_mle`; None for the original's choice.
+    """
     original = FIRST_TOKEN_MLE.get(name)
     return bool(original if given is None else given and original is not None)
 
 
 class Mixture(NamedTuple):
-    """Which losses, and their settings: those of `Objective`, by the same names.
+    """The losses of a mixture and their settings, with the names of `Objective`'s arguments.
 
-    alternatives_text: the alternatives' parameters by name, as text.
+    alternatives_text: a Python literal of the alternatives' parameters by name.
     """
 
     weights: dict[str, float]
@@ -39,7 +42,7 @@ class Mixture(NamedTuple):
         return {name: built[name] for name in self.weights if name in built}
 
     def text(self) -> str:
-        """An operator's argument; compiled programs make it while they are traced."""
+        """The mixture as a string, which a custom operator takes. Dynamo can trace this method."""
         weights = ", ".join(f"{name!r}: {weight!r}" for name, weight in self.weights.items())
         return (
             f"{{{weights}}}, {self.label_smoothing!r}, {self.first_token_mle!r}, "
@@ -47,7 +50,7 @@ class Mixture(NamedTuple):
         )
 
     def first_by_mle(self) -> list[str]:
-        """The objectives whose first tokens are scored over the whole vocabulary."""
+        """The objectives that score first tokens over the whole vocabulary."""
         return [name for name in self.weights if scores_first_token(name, self.first_token_mle)]
 
     @classmethod
@@ -57,16 +60,16 @@ class Mixture(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _built(parameters: str) -> dict[str, Any]:
-    given = ast.literal_eval(parameters)
-    return {name: load(ALTERNATIVES[name])(**of_it) for name, of_it in given.items()}
+    by_name = ast.literal_eval(parameters)
+    return {name: load(ALTERNATIVES[name])(**options) for name, options in by_name.items()}
 
 
 class LossInputs(NamedTuple):
-    """The inputs without a gradient.
+    """The inputs of the fused linear loss that have no gradient.
 
     labels: (B, N). words: (B, N, R), sampled for random subsetting, or None. segments, weights:
-    (B, N) or None. dtype: that in which logits are computed. wanted: which of hidden states, weight
-    and bias get a gradient. shards: the `smile.sharded.Shards` that divide the head, or None.
+    (B, N) or None. dtype: the dtype of logits. wanted: whether hidden states, weight and bias need
+    a gradient. shards: the `smile.sharded.Shards` with which processes share the head, or None.
     """
 
     labels: Tensor
@@ -82,6 +85,8 @@ class LossInputs(NamedTuple):
 
     @property
     def defer_grad(self) -> bool:
-        """Whether gradients are computed in backward: float16 needs the loss scale, and losses that
-        are not summed need the gradient of each."""
+        """Whether gradients are computed in the backward pass instead of the forward pass.
+
+        float16 needs the loss scale, and the reduction "none" needs the gradient of each loss.
+        """
         return self.dtype == torch.float16 or self.reduction == "none"

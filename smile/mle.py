@@ -20,24 +20,24 @@ def mle_loss(
     """Cross-entropy of each label under a softmax over the whole vocabulary.
 
     logits: (B, N, V), any float type; labels: int64 (B, N), `logits[b, n]` predicts `labels[b, n]`.
-    weights: floats of tokens (B, N) or of rows (B,). Returns a scalar, or (B, N) with reduction
-    "none". Unlike `F.cross_entropy`, the mean over no labelled token is 0, and labels are smoothed
-    over the vocabulary entries whose logits are not masked. BLIP smooths them by 0.1.
+    weights: floats, (B, N) for tokens or (B,) for rows. Returns a scalar, or (B, N) with reduction
+    "none". This differs from `F.cross_entropy` in two ways: the mean over no labels is 0, and label
+    smoothing is only over tokens whose logits are not masked. BLIP's label smoothing is 0.1.
     """
     check_smoothing(label_smoothing)
 
     def losses_of(logits: Tensor, labels: Tensor) -> Tensor:
         logits = at_least_float32(logits)
-        apart = label_smoothing > 0 and _may_rule_out(logits)
-        # Not F.cross_entropy, which Liger replaces by a kernel that writes into its input.
+        smooth_here = label_smoothing > 0 and _may_rule_out(logits)
+        # Not F.cross_entropy: Liger replaces it by a kernel that overwrites its input.
         losses = torch.ops.aten.cross_entropy_loss(
             logits.flatten(0, 1),
             labels.flatten(),
             reduction=0,  # none
             ignore_index=ignore_index,
-            label_smoothing=0.0 if apart else label_smoothing,
+            label_smoothing=0.0 if smooth_here else label_smoothing,
         ).view_as(labels)
-        if apart:
+        if smooth_here:
             possible = logits > RULED_OUT
             mean = logits.where(possible, 0).sum(2) / possible.sum(2).clamp(min=1)
             losses = (1 - label_smoothing) * losses
@@ -48,7 +48,7 @@ def mle_loss(
 
 
 def _may_rule_out(logits: Tensor) -> bool:
-    """Whether a logit may be a mask. True off the CPU, where a check would wait for the device."""
+    """Whether a logit may be a mask. Always true on accelerators, to avoid a synchronisation."""
     if logits.device.type != "cpu" or torch.compiler.is_compiling():
         return True
     return not bool((logits > RULED_OUT).all())

@@ -1,7 +1,7 @@
-"""The mixture from hidden states, as autograd calls it and as compiled programs do.
+"""The fused linear loss as an autograd function, and as a custom operator for torch.compile.
 
-Both compute it by `smile.from_hidden`. In a compiled program it is one operator of the graph, since
-shapes within depend on labels.
+Both call `smile.from_hidden`. In a compiled program the loss is one operator, because shapes inside
+it depend on the labels.
 """
 
 from typing import Any, Optional
@@ -14,7 +14,7 @@ from smile.head import Transform, computed_in
 from smile.labels import check_labels, check_weights
 from smile.mixture import LossInputs, Mixture
 
-NO_SECOND = "the objective from hidden states has no second derivative; give it logits instead"
+NO_SECOND = "the fused linear loss has no second derivative; compute the objective from logits"
 
 
 def mixture_from_hidden(
@@ -30,17 +30,17 @@ def mixture_from_hidden(
     transform: Transform,
     shards: Any,
 ) -> tuple[Tensor, Tensor]:
-    """The loss and its parts, detached, in the order of the weights; see `Objective.from_hidden`.
+    """The loss, and its detached parts in the order of the weights; see `Objective.from_hidden`.
 
-    Under autocast logits are computed in its dtype, as a linear layer's would be. A head that
-    processes divide breaks a compiled program's graph.
+    Under autocast, logits are computed in autocast's dtype, as by a linear layer. A sharded head
+    causes a graph break in a compiled program.
     """
     differentiate = torch.is_grad_enabled()
     wanted = [differentiate and x is not None and x.requires_grad for x in (hidden, weight, bias)]
     batch, dtype = (labels, words, segments, weights), computed_in(hidden)
     if torch.compiler.is_compiling() and shards is None:
-        how = (mixture.text(), reduction, *transform, dtype, wanted)
-        return _operator(hidden, weight, bias, *batch, *how)[:2]
+        settings = (mixture.text(), reduction, *transform, dtype, wanted)
+        return _operator(hidden, weight, bias, *batch, *settings)[:2]
     inputs = LossInputs(*batch, mixture, reduction, transform, dtype, tuple(wanted), shards)
     return _eager(hidden, weight, bias, inputs)
 
@@ -51,8 +51,10 @@ def _eager(*arguments) -> tuple[Tensor, Tensor]:
 
 
 class _MixtureFromHidden(torch.autograd.Function):
-    """(hidden (B, N, D), weight, bias, inputs) -> the loss, a scalar or (B, N), and the parts
-    (len(weights), ...), which have no gradient."""
+    """hidden (B, N, D), weight, bias, inputs -> the loss, a scalar or (B, N), and its parts.
+
+    The parts (len(weights), ...) have no gradient.
+    """
 
     @staticmethod
     def forward(ctx, hidden, weight, bias, inputs):
@@ -82,12 +84,12 @@ _ARGUMENTS = (
     "Tensor? weights, str mixture, str reduction, float scale, float? softcap, ScalarType dtype, "
     "bool[] wanted"
 )
-# It waits for the number of labels, which no CUDA graph can.
+# The operator synchronises to read the number of labels, which a CUDA graph does not support.
 _KIND = {"mutates_args": (), "tags": (torch.Tag.cudagraph_unsafe,)}
 
 
 def _inputs(*arguments) -> LossInputs:
-    """From the operator's arguments after hidden, weight and bias."""
+    """Make LossInputs of the operator's arguments after hidden, weight and bias."""
     *tensors, text, reduction, scale, softcap, dtype, wanted = arguments
     mixture, transform = Mixture.from_text(text), Transform(scale, softcap)
     return LossInputs(*tensors, mixture, reduction, transform, dtype, tuple(wanted), None)
@@ -97,9 +99,9 @@ def _inputs(*arguments) -> LossInputs:
     "smile::mixture", schema=f"({_ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)", **_KIND
 )
 def _operator(hidden, weight, bias, *others):
-    """The loss, the parts, and the gradients of hidden, weight and bias, empty where there is none.
+    """The loss, its parts, and the gradients of hidden, weight and bias (empty if not wanted).
 
-    Labels and weights are checked here, as a program is compiled without their values.
+    Labels and weights are checked here, because they have no values during compilation.
     """
     inputs = _inputs(*others)
     check_labels(inputs.labels, len(weight), inputs.mixture.ignore_index)
@@ -114,7 +116,7 @@ def _operator(hidden, weight, bias, *others):
     **_KIND,
 )
 def _backward_operator(d_loss, hidden, weight, bias, *others):
-    """The gradients of hidden, weight and bias for that of the loss, empty where there is none."""
+    """The gradients of hidden, weight and bias (empty if not wanted), given the loss's gradient."""
     _, gradients = losses_and_gradients(hidden, weight, bias, _inputs(*others), d_loss)
     return tuple(d_loss.new_empty(0) if g is None else g for g in gradients)
 

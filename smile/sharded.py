@@ -1,7 +1,9 @@
-"""A head whose rows are sharded over processes, as in tensor parallelism. Imported for DTensors.
+"""The fused linear loss with a head whose rows are sharded over processes (tensor parallelism).
+
+It is imported only for DTensors.
 
 No process has the whole weight or all logits of a position. Sums, maxima and the logits of single
-tokens are reduced over the group, so that all processes compute the same losses.
+tokens are reduced over the process group, so that all processes compute the same losses.
 """
 
 from typing import NamedTuple, Optional
@@ -14,8 +16,11 @@ from smile.head import Head, Slope, is_distributed
 
 
 class Shards(NamedTuple):
-    """The processes that compute one loss together. first: the index of this process's first row
-    of the `vocabulary`; None where each process has all rows."""
+    """The processes that compute one loss together.
+
+    first: the index of this process's first row of the head; None if each process has all rows.
+    vocabulary: the number of rows of the whole head.
+    """
 
     group: "dist.ProcessGroup"
     first: Optional[int]
@@ -26,10 +31,10 @@ class Shards(NamedTuple):
         return Head(*args) if self.first is None else ShardedHead(self, *args)
 
     def agree(self, labels: Tensor, words: Optional[Tensor]) -> Optional[Tensor]:
-        """The words (B, N, R) of random subsetting that the group's first process sampled, or None.
+        """Let all processes of the group use the words (B, N, R) that the first one has sampled.
 
-        Raises ValueError, on every process of the group, where labels differ, as they would if FSDP
-        had sharded the weight: then each process has its part of a batch.
+        words: for random subsetting, or None. Raises ValueError on all processes if their labels
+        differ. They differ if FSDP has sharded the weight: then each process has a part of a batch.
         """
         order = torch.arange(1, labels.numel() + 1, device=labels.device)
         sizes = order.new_tensor(labels.shape)
@@ -38,9 +43,9 @@ class Shards(NamedTuple):
         dist.all_reduce(both, dist.ReduceOp.MAX, group=self.group)
         if (both[0] != -both[1]).any():
             raise ValueError(
-                "the processes that shard the head have different labels; give each the same "
-                "batch, or, where FSDP shards it, call the objective in the forward of what FSDP "
-                "wraps"
+                "the processes that shard the head have different labels; give all of them the "
+                "same batch, or, if FSDP shards the head, call the objective in the forward of the "
+                "module that FSDP wraps"
             )
         if words is not None:
             words = words.clone()
@@ -49,10 +54,10 @@ class Shards(NamedTuple):
 
 
 def on_one_process(hidden: Tensor, weight: Tensor, bias: Optional[Tensor]):
-    """The three as plain tensors, and their `Shards`.
+    """Convert hidden states, weight and bias to plain tensors, and return them with their `Shards`.
 
-    weight: (V, D), plain, or a DTensor with Replicate() or Shard(0) on a mesh of one dimension.
-    Hidden states of any placement on that mesh are gathered, and a bias is sharded like the weight.
+    weight: (V, D), plain, or a DTensor with Replicate() or Shard(0) on a one-dimensional mesh.
+    Hidden states of any placement on this mesh are gathered. The bias is sharded like the weight.
     Gradients have the placements of the arguments. Raises ValueError for other placements.
     """
     from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -63,8 +68,8 @@ def on_one_process(hidden: Tensor, weight: Tensor, bias: Optional[Tensor]):
     for name, other in meshes.items():
         if other.ndim != 1 or other != mesh:
             raise ValueError(
-                f"{name} is on {other}; the objective from hidden states takes one mesh of one "
-                "dimension, that of tensor parallelism within what FSDP has gathered"
+                f"{name} is on {other}; the fused linear loss needs a single one-dimensional mesh, "
+                "that of tensor parallelism, after FSDP has gathered its shards"
             )
     if is_distributed(hidden):
         hidden = hidden.redistribute(placements=[Replicate()]).to_local()
@@ -79,7 +84,10 @@ def on_one_process(hidden: Tensor, weight: Tensor, bias: Optional[Tensor]):
         )
     share = -(-vocabulary // mesh.size())  # the last process may have fewer
     if share * (mesh.size() - 1) >= vocabulary:
-        raise ValueError(f"{mesh.size()} processes shard a head of {vocabulary} tokens: too few")
+        raise ValueError(
+            f"a head of {vocabulary} tokens cannot be sharded over {mesh.size()} processes; use "
+            "fewer processes"
+        )
     if bias is not None:
         if not is_distributed(bias):
             bias = DTensor.from_local(bias, mesh, [Replicate()], run_check=False)
@@ -89,9 +97,9 @@ def on_one_process(hidden: Tensor, weight: Tensor, bias: Optional[Tensor]):
 
 
 class ShardedHead(Head):
-    """A `Head` of this process's rows, `weight` (V', D) and `bias` (V',); logits are (R, V').
+    """A `Head` with this process's rows, weight (V', D) and bias (V',). Logits are (R, V').
 
-    Hidden states and the arguments of methods are the same in the whole group.
+    Hidden states and arguments of methods are the same in all processes of the group.
     """
 
     def __init__(self, shards: Shards, *args):
@@ -104,7 +112,10 @@ class ShardedHead(Head):
         return tensor
 
     def _own(self, words: Tensor) -> tuple[Tensor, Tensor]:
-        """This process's rows of `words`, 0 for those of others, and which are the others'."""
+        """This process's rows of `words`, and a mask of words that other processes have.
+
+        The rows of masked words are 0.
+        """
         rows = words - self.first
         others = (rows < 0) | (rows >= len(self.weight))
         return rows.masked_fill(others, 0), others
@@ -130,7 +141,7 @@ class ShardedHead(Head):
         super().add_(d_logits, own, values.masked_fill(others, 0))
 
     def gradients(self) -> tuple[Optional[Tensor], ...]:
-        """Hidden states' gradient is the sum over processes; each has its rows' gradients."""
+        """Sum the gradient of hidden states over processes. Gradients of rows stay local."""
         if self.d_hidden is not None:
             self._sum(self.d_hidden)
         return super().gradients()

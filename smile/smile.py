@@ -1,4 +1,4 @@
-"""Semipermeable maximum likelihood: the softmax ranges over the caption's own tokens."""
+"""Semipermeable maximum likelihood (SMILE): a softmax over the tokens of the caption."""
 
 import functools
 from typing import Optional
@@ -23,11 +23,11 @@ def smile_loss(
 
     logits: (B, N, V), any float type; labels: int64 (B, N), `logits[b, n]` predicts `labels[b, n]`.
     With `first_token_mle` the first labelled token of each caption is scored over the whole
-    vocabulary. A row is one caption, unless `segments`, integers (B, N), number those of its
-    positions. weights: floats of tokens (B, N) or of rows (B,); 0 is as no label, 2 as twice.
-    Returns a scalar, or (B, N) with reduction "none". A caption without labels adds nothing. The
-    extra memory is O(B N N): only the caption's own logits are gathered; with segments a copy of
-    the labelled logits is made.
+    vocabulary. A row is one caption, unless `segments`, integers (B, N), divide it; see
+    `smile.captions`. weights: floats, (B, N) for tokens or (B,) for rows; a weight of 0 is like no
+    label, and 2 counts a token twice. Returns a scalar, or (B, N) with reduction "none". A caption
+    without labels has a loss of 0. The additional memory is O(B N N), because only logits of the
+    caption's tokens are gathered. With segments the labelled logits are also copied.
 
     Source: SMILE (arXiv 2306.13460), the subset V_D of section 3; first-token MLE as in the
     authors' training code.
@@ -35,20 +35,20 @@ def smile_loss(
     losses_of = functools.partial(
         smile_losses, ignore_index=ignore_index, first_token_mle=first_token_mle
     )
-    how = (ignore_index, reduction, segments, weights)
-    return reduced_by_caption(losses_of, (logits,), labels, *how)
+    options = (ignore_index, reduction, segments, weights)
+    return reduced_by_caption(losses_of, (logits,), labels, *options)
 
 
 def smile_losses(
     logits: Tensor, labels: Tensor, ignore_index: int, first_token_mle: bool
 ) -> Tensor:
-    """The losses (B, N) of labels (B, N), each row one caption; any where there is no label."""
+    """SMILE's losses (B, N), one caption per row. Losses of unlabelled positions are arbitrary."""
     types, distinct = caption_types(labels, ignore_index)  # (B, N) each
     columns = types.unsqueeze(1).expand(-1, labels.size(1), -1)  # (B, N, N)
-    own = at_least_float32(logits.gather(2, columns))
-    own = own.masked_fill((labels == ignore_index).unsqueeze(2), 0)
-    target = own.diagonal(dim1=1, dim2=2)  # column n of row n is the label's logit
-    losses = own.masked_fill(~distinct.unsqueeze(1), float("-inf")).logsumexp(2) - target
+    subset = at_least_float32(logits.gather(2, columns))
+    subset = subset.masked_fill((labels == ignore_index).unsqueeze(2), 0)
+    target = subset.diagonal(dim1=1, dim2=2)  # at position n, column n is the label
+    losses = subset.masked_fill(~distinct.unsqueeze(1), float("-inf")).logsumexp(2) - target
     if first_token_mle:
         losses = with_first_token_mle(losses, logits, labels, ignore_index)
     return losses
@@ -57,7 +57,7 @@ def smile_losses(
 def with_first_token_mle(
     losses: Tensor, logits: Tensor, labels: Tensor, ignore_index: int
 ) -> Tensor:
-    """Losses (B, N) with that of each first labelled token taken over the whole vocabulary."""
+    """Replace each caption's first loss by cross-entropy over the whole vocabulary."""
     if labels.size(1) == 0:
         return losses
     first = first_labelled(labels, ignore_index)
@@ -70,7 +70,7 @@ def with_first_token_mle(
 
 
 class SmileLoss(nn.Module):
-    """`smile_loss` with its settings; logits (B, N, V) and labels (B, N) as there."""
+    """`smile_loss` as a module. logits: (B, N, V); labels: (B, N)."""
 
     def __init__(
         self, ignore_index: int = -100, first_token_mle: bool = False, reduction: str = "mean"

@@ -1,4 +1,4 @@
-"""SMILE's two ablations: a softmax over random tokens, and over all but the caption's others."""
+"""SMILE's two ablations: random subsetting and reverse subsetting."""
 
 from typing import Optional
 
@@ -24,9 +24,9 @@ def random_subset_loss(
     """Cross-entropy of each label under a softmax over itself and the `words` sampled for it.
 
     logits: (B, N, V); labels: int64 (B, N); words: int64 (B, N, R), sampled uniformly from the
-    vocabulary and taken as a set: one that repeats or equals the label counts once, `pad_token_id`
-    never. Segments, weights and the result are those of `smile_loss`.
-    Source: SMILE (arXiv 2306.13460), the ablation "random subsetting".
+    vocabulary. Label and words form a set: repeated words count once, and `pad_token_id` is left
+    out. Segments, weights and the result are as in `smile_loss`. Source: SMILE (arXiv 2306.13460),
+    the ablation "random subsetting".
     """
 
     def losses_of(logits: Tensor, words: Tensor, labels: Tensor) -> Tensor:
@@ -41,8 +41,8 @@ def random_subset_loss(
             losses = with_first_token_mle(losses, logits, labels, ignore_index)
         return losses
 
-    how = (ignore_index, reduction, segments, weights)
-    return reduced_by_caption(losses_of, (logits, words), labels, *how)
+    options = (ignore_index, reduction, segments, weights)
+    return reduced_by_caption(losses_of, (logits, words), labels, *options)
 
 
 def reverse_subset_loss(
@@ -55,13 +55,13 @@ def reverse_subset_loss(
     segments: Optional[Tensor] = None,
     weights: Optional[Tensor] = None,
 ) -> Tensor:
-    """Cross-entropy of each label under a softmax over the vocabulary without the caption's others.
+    """Cross-entropy of each label under a softmax without the caption's other tokens.
 
-    The subset at a position is every type that the caption lacks, and the position's own label.
-    With `pad_token_id`, padding is a type of every row that is padded at its end, as in the
-    authors' code; it is ignored with `segments`. logits: (B, N, V); labels: int64 (B, N).
-    Segments, weights and the result are those of `smile_loss`.
-    Source: SMILE (arXiv 2306.13460), the ablation "reverse subsetting".
+    The softmax is over the label and all tokens of the vocabulary that are not in the caption. As
+    in the authors' code, `pad_token_id` counts as a token of every caption that is padded at its
+    end; with `segments` it does not. logits: (B, N, V); labels: int64 (B, N). Segments, weights and
+    the result are as in `smile_loss`. Source: SMILE (arXiv 2306.13460), the ablation "reverse
+    subsetting".
     """
 
     padding = pad_token_id if segments is None else None
@@ -78,14 +78,14 @@ def reverse_subset_loss(
             losses = with_first_token_mle(losses, logits, labels, ignore_index)
         return losses
 
-    how = (ignore_index, reduction, segments, weights)
-    return reduced_by_caption(losses_of, (logits,), labels, *how)
+    options = (ignore_index, reduction, segments, weights)
+    return reduced_by_caption(losses_of, (logits,), labels, *options)
 
 
 def reverse_subset_excludes(
     labels: Tensor, ignore_index: int, pad_token_id: Optional[int]
 ) -> Tensor:
-    """int64 (B, N or N + 1): the types of each caption, and of one padded at its end padding."""
+    """int64 (B, N or N + 1): the types of each caption, with padding if it is padded at its end."""
     types, _ = caption_types(labels, ignore_index)
     if pad_token_id is None:
         return types

@@ -48,9 +48,10 @@ def test_the_roles_are_those_that_the_code_declares(page, options):
     """The table of roles names every key but those of `run`; options are of `scoring`."""
     table = page.split("## Keys")[1].split("###")[0]
     named = {role: keys_in(keys) for role, keys in re.findall(ROLE, table, flags=re.MULTILINE)}
-    named["scoring"] += [
-        key for keys, *_ in re.findall(ROW, options, re.M) for key in keys_in(keys)
-    ]
+    named["scoring"] += first_cells(options)
+    generation = page.split("### Generation and scoring")[1].split("###")[0]
+    others = {key for keys in named.values() for key in keys}
+    named["generation"] = [key for key in first_cells(generation) if key not in others]
     expected = {role: [] for role in ROLES if role != "run"}
     for key, role in roles_of(config_class()).items():
         if role != "run":
@@ -58,6 +59,10 @@ def test_the_roles_are_those_that_the_code_declares(page, options):
     assert {role: sorted(keys) for role, keys in named.items()} == {
         role: sorted(keys) for role, keys in expected.items()
     }
+
+
+def first_cells(table):
+    return [key for keys, *_ in re.findall(ROW, table, re.MULTILINE) for key in keys_in(keys)]
 
 
 def value_of(shown):

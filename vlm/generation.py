@@ -12,7 +12,7 @@ from decoding import DecodingSettings
 def generation_config(model: nn.Module, settings: DecodingSettings, ends: list[int], pad: int):
     """The model's generation config, overridden by the settings. Lengths count caption tokens.
 
-    Values without a setting, such as early_stopping, stay as the model has them.
+    Values that have no setting, such as early_stopping, keep the model's default.
     """
     config = copy.deepcopy(model.generation_config)
     values: dict[str, Any] = {

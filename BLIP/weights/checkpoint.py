@@ -17,8 +17,9 @@ from BLIP.weights.sharded_checkpoint import is_sharded, read_rest, read_weights
 POSITION_EMBEDDING = "visual_encoder.pos_embed"
 PATCH = "visual_encoder.patch_embed.proj.weight"
 
-NULL_IMAGE = "null_image."  # a run may start from a checkpoint with another one
-# BLIP's files hold further towers, heads, momentum copies and queues, by the first part of the key.
+NULL_IMAGE = "null_image."  # prefix; a run may start from a checkpoint with another null image
+# The first parts of keys that are ignored if the model lacks them: BLIP's files also have text
+# encoders, heads, momentum copies and queues.
 FURTHER_TOWERS = {
     *("text_encoder", "text_decoder", "vision_proj", "text_proj", "itm_head", "temp"),
     *("visual_encoder_m", "text_encoder_m", "text_decoder_m", "vision_proj_m", "text_proj_m"),
@@ -100,12 +101,12 @@ def read_checkpoint(source: str, trust_checkpoint: bool = False, mapped: bool = 
 
 
 def settings_in(content: Mapping[str, Any], state: Mapping[str, Tensor], name: str) -> dict:
-    """Return `tokenizer`, `vit`, `image_size` and `med_config`, as `build_captioner` takes them.
+    """Return `tokenizer`, `vit`, `image_size` and `med_config` for `build_captioner`.
 
-    They come from the configuration in a checkpoint, if there is one, or are BLIP's:
-    bert-base-uncased and its sizes, the encoder of that width, and the image size of the position
-    embedding. state: its weights, or those of its base. name: of the file, for the message. Raises
-    CheckpointError.
+    They come from the configuration in the checkpoint. Without one they are BLIP's:
+    bert-base-uncased and its sizes, ViT-B or ViT-L by the width of the weights, and the image size
+    of the position embedding. state: the weights of the checkpoint or of its base. name: the file,
+    for the message. Raises CheckpointError.
     """
     kept = content.get("config")
     kept = kept if isinstance(kept, dict) else {}
@@ -173,8 +174,8 @@ def load_weights(
             state[key] = own[key]
         elif key not in state:
             raise CheckpointError(
-                f"{name} does not hold the null image that null_image names ({key}); set "
-                "null_image as it was in training"
+                f"{name} has no {key}, which null_image needs; set null_image to its value in "
+                "training"
             )
     further = FURTHER_TOWERS - {_tower(key) for key in own}
     left_out = [key for key in state if _tower(key) in further]

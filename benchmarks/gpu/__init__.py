@@ -1,1 +1,1 @@
-"""One command that runs the checks and the topics that need a GPU, scripts/gpu.sh."""
+"""The program of scripts/gpu.sh, which runs all checks and topics that need a GPU."""

@@ -1,4 +1,4 @@
-"""Check and measure on a GPU, a part after the other: bash scripts/gpu.sh; see there."""
+"""Check and measure on a GPU, one part after the other. Start it with scripts/gpu.sh; see there."""
 
 import argparse
 import contextlib
@@ -19,8 +19,8 @@ from benchmarks.gpu.part import CHECK, NO_GPU, PARTS
 from captioning.files.writing import write_json
 
 NOTHING_DONE = 2  # exit status
-START_S = 5.0  # that a process needs before it can do anything; less time is not worth it
-LONGEST_SOCKET = 60  # characters of a folder: names of sockets in it must stay below 108 bytes
+START_S = 5.0  # start-up time of a part; with less time left, the part is not started
+LONGEST_SOCKET = 60  # characters of TMPDIR, since paths of sockets are limited to 108 bytes
 SAME = ("gpu", "driver", "torch")
 INTERRUPTED = "interrupted"
 
@@ -28,13 +28,13 @@ INTERRUPTED = "interrupted"
 def parse(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="gpu.sh", description=__doc__)
     parser.add_argument("--rehearse", action="store_true", help="tiny sizes, on the CPU")
-    parser.add_argument("--wheels", type=Path, help="a folder of wheels of what is missing")
+    parser.add_argument("--wheels", type=Path, help="a folder with wheels of missing packages")
     parser.add_argument("--out", type=Path, help="the folder to write to (output/gpu)")
     parser.add_argument("--only", nargs="+", choices=PARTS, metavar="PART", help=", ".join(PARTS))
-    parser.add_argument("--minutes", type=float, default=8.0, help="for all of it (8)")
+    parser.add_argument("--minutes", type=float, default=8.0, help="for all parts together (8)")
     arguments = parser.parse_args(argv)
     if arguments.wheels and not arguments.wheels.is_dir():
-        parser.error(f"--wheels: {arguments.wheels} is no folder")
+        parser.error(f"--wheels: {arguments.wheels} is not a folder")
     arguments.out = (arguments.out or REPOSITORY / "output" / "gpu").resolve()
     return arguments
 
@@ -50,15 +50,15 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     absent = {name: module for name, module in required().items() if not is_there(module)}
     for name, module in absent.items():
         without = [part for part in PARTS if module in (*PARTS[part].needs, "torch")]
-        print(f"missing: {name}; it costs {', '.join(without) or 'no part'}", flush=True)
+        print(f"missing: {name}, needed by {', '.join(without) or 'no part'}", flush=True)
     for problem in refused:
         print(f"not installed: {problem}", flush=True)
-    # Measurements mean little without the speed of the card.
+    # "ceilings" always runs: other measurements are compared with the speed of the GPU.
     chosen = [name for name in PARTS if name in ("ceilings", *(arguments.only or PARTS))]
     environment = variables(arguments.out, arguments.rehearse)
     for number, name in enumerate(chosen):
         path, log = folder / f"{name}.json", folder / f"{name}.log"
-        path.unlink(missing_ok=True)  # of an earlier run
+        path.unlink(missing_ok=True)  # from an earlier run
         log.write_text("")
         start = time.monotonic()
         limit = (ends - start) * PARTS[name].share / sum(PARTS[p].share for p in chosen[number:])
@@ -96,7 +96,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def variables(out: Path, rehearsal: bool) -> dict[str, str]:
-    """The environment of a part: no network, and caches and temporary files within `out`."""
+    """The environment of a part: no network; caches and temporary files are in `out`."""
     cache = out / "home" / ".cache"
     places = {
         **{"HOME": out / "home", "XDG_CACHE_HOME": cache, "HF_HOME": cache / "huggingface"},
@@ -121,7 +121,7 @@ def variables(out: Path, rehearsal: bool) -> dict[str, str]:
 
 
 def run(command: Sequence[str], environment: dict[str, str], log: Path, limit: float) -> str:
-    """How a process ended, "" for status 0; its children are killed with it."""
+    """Run a process; return how it ended, "" for exit status 0. Kills its children, too."""
     with open(log, "wb") as file:
         process = subprocess.Popen(
             command,
@@ -135,7 +135,7 @@ def run(command: Sequence[str], environment: dict[str, str], log: Path, limit: f
         try:
             status = process.wait(limit)
         except subprocess.TimeoutExpired:
-            return f"ended after {limit:.0f} s, its time"
+            return f"ended after {limit:.0f} s, its time limit"
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -149,12 +149,12 @@ def run(command: Sequence[str], environment: dict[str, str], log: Path, limit: f
 
 
 def parts_in(folder: Path) -> dict[str, Any]:
-    """The parts of this run and, from the same card and PyTorch, of earlier ones."""
+    """The parts of this run, and of earlier runs with the same GPU and PyTorch."""
     found = {name: folder / f"{name}.json" for name in PARTS}
     parts = {name: json.loads(path.read_text()) for name, path in found.items() if path.exists()}
-    newest = max(parts.values(), key=lambda part: part.get("time", ""))  # of this run, if any began
+    newest = max(parts.values(), key=lambda part: part.get("time", ""))  # this run's, if any began
     here = newest.get("machine", {})
-    unended = {"ended": INTERRUPTED, "lacking": False, "seconds": 0.0}  # the program was killed
+    unended = {"ended": INTERRUPTED, "lacking": False, "seconds": 0.0}  # if the program was killed
     return {
         name: {**unended, **part}
         for name, part in parts.items()
@@ -163,7 +163,7 @@ def parts_in(folder: Path) -> dict[str, Any]:
 
 
 def show(parts: dict[str, Any]) -> int:
-    """Print a table; return 1 where something failed or a check was not done."""
+    """Print a table; return 1 if something failed or a check was not done."""
     bad = 0
     for name, part in parts.items():
         checks = [row for row in part["rows"] if row["name"].startswith(CHECK)]

@@ -1,4 +1,4 @@
-"""The `card` that checks of tests/gpu receive: the device, its sizes, a folder, and their notes."""
+"""`Card`, the argument of the checks in tests/gpu: device, sizes, a folder, and their notes."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,10 +8,10 @@ import torch
 
 @dataclass(eq=False)
 class Card:
-    """A GPU, or in a rehearsal the CPU.
+    """The device of a check: a GPU, or the CPU in a rehearsal.
 
-    tiny: whether sizes are those of a rehearsal. folder: to write to. notes: what checks report
-    besides that they passed.
+    tiny: whether to use the sizes of a rehearsal. folder: where checks may write. notes: lines that
+    a check reports in addition to its success.
     """
 
     device: torch.device
@@ -21,7 +21,7 @@ class Card:
 
     @classmethod
     def here(cls, tiny: bool, folder: Path) -> "Card":
-        """The CPU of a rehearsal, else the first GPU."""
+        """The CPU in a rehearsal, else the first GPU."""
         return cls(torch.device("cpu" if tiny else "cuda:0"), tiny, folder)
 
     @property

@@ -1,4 +1,4 @@
-"""The Python on the PATH: which packages it lacks, and installing wheels of them beside it."""
+"""Finds packages that are missing in the current Python, and installs their wheels elsewhere."""
 
 import importlib.metadata
 import importlib.util
@@ -19,21 +19,21 @@ def is_there(module: str) -> bool:
 
 
 def required() -> dict[str, str]:
-    """The distributions of requirements.txt, each with the module that it is imported as."""
+    """{distribution: module to import} for requirements.txt."""
     names = re.findall(r"^[\w.-]+", (REPOSITORY / "requirements.txt").read_text(), re.M)
     return {name: IMPORTED_AS.get(name, name) for name in names}
 
 
 def install(wheels: Path, folder: Path) -> list[str]:
-    """Install missing packages into `folder`; return pip's errors.
+    """Install missing packages to `folder`; return pip's errors.
 
-    Installed packages are never upgraded.
+    Packages that are installed already are never upgraded.
     """
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
     command += ["--no-cache-dir", "--disable-pip-version-check", "--no-compile", "--upgrade"]
     command += ["--find-links", str(wheels), "--target", str(folder)]
     errors = []
-    # One at a time: a wheel that does not fit would refuse all others.
+    # Installed one by one: a single incompatible wheel would prevent the installation of all.
     for name in sorted({path.name.split("-")[0] for path in wheels.glob("*.whl")}):
         try:
             importlib.metadata.version(name)

@@ -1,7 +1,8 @@
-"""One part of a run, its checks and then its topic: python -m benchmarks.gpu.part NAME [options].
+"""One part of a GPU run, first its checks, then its topic: python -m benchmarks.gpu.part NAME.
 
-The checks are the functions test_* of a module of tests/gpu, called without pytest, which images
-lack. Options are those of a topic; --quick is a rehearsal. NAME.json holds what is done so far.
+The checks are the functions test_* of a module in tests/gpu. They are called without pytest, since
+container images of PyTorch do not have pytest. The options are the options of a topic; --quick is a
+rehearsal on the CPU. NAME.json gets the results so far after each row.
 """
 
 import functools
@@ -21,12 +22,16 @@ CAPTIONER = ("torchvision", "timm", "transformers", "huggingface_hub", "filelock
 IMAGES = ("numpy", "PIL", "tqdm", "torchvision")
 NO_GPU = "there is no CUDA GPU that torch can use; --rehearse does the same on the CPU"
 ROUNDS = 5
-CHECK = "check: "  # before the names of rows that are no measurement
+CHECK = "check: "  # prefix of the names of rows that are checks, not measurements
 
 
 class Part(NamedTuple):
-    """share: of the time, relative to the others'. checks: a module of tests/gpu. topic: a module
-    of benchmarks. needs: the modules that it imports besides torch."""
+    """A part of a GPU run.
+
+    about: what it checks and measures. share: its share of the run's time, relative to other parts.
+    checks: a module in tests/gpu. topic: a module in benchmarks. needs: the modules that the part
+    imports in addition to torch.
+    """
 
     about: str
     share: float
@@ -39,9 +44,9 @@ PARTS = {
     "ceilings": Part("the speed of the card", 4, topic="device"),
     "objective": Part("losses, gradients, their time", 12, "test_objective", "objective"),
     "captioning": Part(
-        "tokens, captions a second", 40, "test_captioning", "captioning", (*CAPTIONER, *IMAGES)
+        "tokens, captions per second", 40, "test_captioning", "captioning", (*CAPTIONER, *IMAGES)
     ),
-    "training": Part("steps, images a second", 22, "test_training", "training", CAPTIONER),
+    "training": Part("steps, images per second", 22, "test_training", "training", CAPTIONER),
     "runs": Part(
         *("resume, reports, memory", 10, "test_runs"),
         needs=(*CAPTIONER, *IMAGES, "pydantic", "ruamel.yaml", "tensorboard"),
@@ -52,9 +57,9 @@ PARTS = {
 
 
 def checks_of(name: str, card: Card) -> topic.Cases:
-    """The checks of a part by their names in words; each returns a row with its notes."""
+    """{name in words: check} of a part. Each check returns a row with its notes."""
 
-    def row(test: Any) -> dict[str, Any]:
+    def run_check(test: Any) -> dict[str, Any]:
         card.notes.clear()
         test(card)
         return {"notes": [*card.notes]}
@@ -62,14 +67,14 @@ def checks_of(name: str, card: Card) -> topic.Cases:
     module = PARTS[name].checks
     if not module:
         return {}
-    # tests/ has no __init__.py, and an installed package may have taken its name.
+    # tests/ has no __init__.py, and an installed package may have the name `tests`.
     package = sys.modules["tests"] = types.ModuleType("tests")
     package.__path__ = [str(Path(__file__).resolve().parents[2] / "tests")]
-    found = vars(importlib.import_module(f"tests.gpu.{module}"))
+    functions = vars(importlib.import_module(f"tests.gpu.{module}"))
     return {
-        CHECK + each.removeprefix("test_").replace("_", " "): functools.partial(row, test)
-        for each, test in found.items()
-        if each.startswith("test_")
+        CHECK + name.removeprefix("test_").replace("_", " "): functools.partial(run_check, test)
+        for name, test in functions.items()
+        if name.startswith("test_")
     }
 
 
@@ -78,7 +83,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     options = topic.parse(rest, __doc__, ROUNDS)
     if options.quick:
         options.device, measure.START = torch.device("cpu"), "fork"
-        # Compiling takes a CPU longer than all the rest.
+        # On a CPU, compilation would take longer than everything else.
         torch.compile = functools.partial(torch.compile, disable=True)
     elif not torch.cuda.is_available():
         raise SystemExit(NO_GPU)
@@ -87,7 +92,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     cases = dict(checks_of(name, Card.here(options.quick, folder)))
     if PARTS[name].topic:
         cases.update(importlib.import_module(f"benchmarks.{PARTS[name].topic}").cases(options))
-    topic.run(name, cases, options)  # its report says which rows failed
+    topic.run(name, cases, options)  # NAME.json says which rows failed
     return 0
 
 

@@ -1,1 +1,1 @@
-"""MLE, SMILE and mixtures of both on real photographs, over several seeds."""
+"""Compares MLE, SMILE and mixtures of both on real photographs, over several seeds."""

@@ -3,11 +3,11 @@
 python -m benchmarks.real_photos
 python -m benchmarks.real_photos --seeds 2 --objectives mle,smile,focal --jobs 1
 
-For each seed a captioner is trained with MLE on two thirds of the training photos, and then with
-each objective, by `captioning.sweep`; a judge is trained on the last third and the validation
-photos. The captions of the test photos are scored, and read by the judge. Finished runs are not
-repeated; a stopped one goes on. The folder gets results.json, table.md, plane.svg, report.html,
-and a folder a run.
+For each seed, a captioner is trained with MLE on two thirds of the training photos, and then
+fine-tuned with each objective by `captioning.sweep`. A judge, another captioner, is trained on the
+last third and the validation photos. The captions of the test photos are scored; in addition, the
+judge tries to find each caption's photo. Finished runs are not repeated, and stopped runs are
+resumed. The folder gets results.json, table.md, plane.svg, report.html, and a folder for each run.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from captioning.training.validation_history import is_trained
 
 CONFIG = "configs/real_photos.yaml"
 OBJECTIVES = "mle,smile"
-# SMILE begins with a captioner that can caption: all go on from one that MLE has trained.
+# SMILE needs a captioner that can already caption, so all objectives start from an MLE captioner.
 FINE_TUNING = ("init_lr=2e-4", "warmup_steps=0", "max_epoch=3", "eval_every=3")
 QUICK_PHOTOS = {"train": 60, "val": 12, "test": 24}
 QUICK = ("max_epoch=2", "eval_every=2", "min_word_count=2")
@@ -46,24 +46,24 @@ def parse(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--config", default=CONFIG, help=f"keys that all runs share (default: {CONFIG})")
-    add("--seeds", type=int, help="how many (default: 3; with --quick 1)")
+    add("--config", default=CONFIG, help=f"the configuration of all runs (default: {CONFIG})")
+    add("--seeds", type=int, help="number of seeds (default: 3; with --quick 1)")
     add(
         "--objectives",
         default=OBJECTIVES,
         help=f"as for captioning.sweep (default: {OBJECTIVES}, and mixtures)",
     )
     add("--jobs", type=int, default=2, help="programs at the same time (default: 2)")
-    add("--quick", action="store_true", help="a few photos and epochs, to see that it runs")
+    add("--quick", action="store_true", help="a few photos and epochs, to test the program")
     add("--output_dir", type=Path, help="default: output/real_photos, with --quick -quick added")
     add("overrides", nargs="*", metavar="key=value", help="for keys of all runs")
     return parser.parse_intermixed_args(argv)
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """0; 2 after a line that says what is wrong; 130 when it was stopped."""
+    """Return 0; 2 after a one-line error; 130 if stopped."""
     arguments = parse(argv)
-    stopped = "stopped; the same command goes on from here"
+    stopped = "stopped; the same command continues from here"
     return exit_code(lambda: _run(arguments), stopped)
 
 
@@ -85,12 +85,12 @@ def _run(arguments: argparse.Namespace) -> None:
     jobs, sweeps = [], []
     for number, seed in enumerate(seeds):
         files = write_parts(load_config(arguments.config, keys), number, seed / "photos")
-        # The judge has another seed than its captioner, so that it starts from other weights.
+        # The judge has another seed than the captioner, so that it starts from other weights.
         for name, run_seed in ((START, number), (JUDGE, number + 1000)):
             own = [*keys, f"train_file={files[name]}", f"seed={run_seed}"]
             place = ["--config", arguments.config, "--output_dir", str(seed / name)]
             config = load_config(arguments.config, own, {"output_dir": place[-1]})
-            # A run of other settings is left to captioning.train, which refuses to go on with it.
+            # captioning.train refuses to continue a run with other settings.
             if not (is_trained(config) and _is_of(seed / name, config)):
                 do = functools.partial(train.main, [*place, *own])
                 jobs.append(Job(f"{seed.name}/{name}", do, seed / f"{name}.log"))
@@ -106,7 +106,7 @@ def _run(arguments: argparse.Namespace) -> None:
 
 
 def _is_of(folder: Path, config: Config) -> bool:
-    """Whether the run in a folder has this configuration; its data may lie elsewhere."""
+    """Whether the run in a folder has this configuration. Its data may be in another place."""
     before, now = load_config(folder / "config.yaml").model_dump(), config.model_dump()
     keys = [key for role in ("run", "batch", "length") for key in keys_of(role, type(config))]
     return all(key in before and before[key] == now[key] for key in keys)

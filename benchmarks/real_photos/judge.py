@@ -1,4 +1,4 @@
-"""Whether captions tell their photos from others, by how likely another captioner finds them."""
+"""The judge, another captioner: whether captions identify their photos by their likelihood."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,17 +18,16 @@ from captioning.models.checkpoints import BEST
 from captioning.models.generation import images_of
 from captioning.report.comparison import held_out
 
-CROWD = 100  # photos that a caption is tried on, its own among them
+CROWD = 100  # photos in a group, including the caption's own photo
 HUMANS = "humans"
 _IMAGES_AT_ONCE = 10
 
 
 def found(seed: Path, names: Sequence[str]) -> dict[str, dict[str, float]]:
-    """By run of a seed, and for HUMANS: by image id 100 if the judge ranks the caption's photo
-    first, else 0.
+    """{run: {image id: 100 or 0}} for a seed's runs and for HUMANS.
 
-    Results are cached in the judge's folder, and used as long as neither the captions
-    nor the judge change.
+    The value is 100 if the judge ranks the caption's own photo first, else 0. Results are cached in
+    the judge's folder until the captions or the judge change.
     """
     config, captioner = load_trained(str(seed / JUDGE / BEST), None, torch.device("cpu"))
     samples = read_split(config, "test")
@@ -58,10 +57,10 @@ def captions_of(run: Path) -> Captions:
 def places(
     captioner: nn.Module, config: Config, samples: Sequence[Sample], captions: Mapping[str, str]
 ) -> dict[str, float]:
-    """The rank of each caption's own photo, 1 for the best, by image id.
+    """{image id: rank of the caption's own photo}; 1 is best.
 
-    Photos are split into fixed random groups. A caption is scored against all photos of its group;
-    ties get their mean rank.
+    Photos are split into fixed random groups. A caption is scored against all photos of its group.
+    Ties get their mean rank.
     """
     samples = [sample for sample in samples if str(sample.image_id) in captions]
     order = permutation(len(samples), derived_seed("crowds"))

@@ -1,4 +1,4 @@
-"""The photos of a captioner and those of its judge."""
+"""Divides the photos between a captioner and its judge."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,20 +9,20 @@ from captioning.data.randomness import derived_seed, permutation
 from captioning.files.writing import write_json
 from captioning.runtime.errors import UserError
 
-PARTS = 3  # of the training photos: the judge has one, the captioner the others
+PARTS = 3  # of the training photos: one for the judge, the others for the captioner
 SPLITS = ("train", "val", "test")
-START, JUDGE = "start", "judge"  # the folders of a seed's captioner, before tuning, and its judge
+START, JUDGE = "start", "judge"  # folders of a seed's captioner before tuning, and of its judge
 
 
 def write_parts(config: Config, seed: int, folder: Path) -> dict[str, str]:
     """Write the annotation files of a seed's captioner and judge, and return their paths.
 
-    The part of the training photos that the judge gets rotates with the seed. The judge is also
-    trained on the validation split, so the captioner has seen none of its photos. Raises UserError.
+    The judge's part of the training photos depends on the seed. The judge also trains on the
+    validation split. The captioner trains on none of the judge's photos. Raises UserError.
     """
     samples = read_split(config, "train")
     if len(samples) < PARTS:
-        raise UserError(f"train_file: {len(samples)} photos; it takes {PARTS} or more")
+        raise UserError(f"train_file: {len(samples)} photos; at least {PARTS} are needed")
     order = permutation(len(samples), derived_seed("parts"))
     judges = set(order[seed % PARTS :: PARTS])
     of = {
@@ -33,7 +33,10 @@ def write_parts(config: Config, seed: int, folder: Path) -> dict[str, str]:
 
 
 def write_few(config: Config, counts: dict[str, int], folder: Path) -> list[str]:
-    """Write files of the first so many photos of each split; overrides that name them."""
+    """Write files with the first photos of each split; return the overrides that use them.
+
+    counts: {split: number of photos}.
+    """
     files = {}
     for split, count in counts.items():
         few = read_split(config, split)[:count]
@@ -47,4 +50,4 @@ def _write(samples: Sequence[Sample], path: Path) -> str:
         for sample in samples
     ]
     write_json(rows, path)
-    return str(path.resolve())  # ann_root stands before a relative one
+    return str(path.resolve())  # a relative path would be joined with ann_root

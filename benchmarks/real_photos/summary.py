@@ -1,4 +1,4 @@
-"""The runs of several seeds together: a table with intervals, a figure, differences, examples."""
+"""Summarises the runs of several seeds: a table with intervals, a figure, differences, examples."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,17 +24,17 @@ from captioning.sweep.variants import Variant
 FOUND = Column("found", "Finds its photo", "%", "likeliest under their own photo", 1, 1.0)
 LENGTH = plane.Axis("cap_len", "words a caption")
 UP = (plane.Axis("found", "captions that find their photo (%)"), plane.Axis("CIDEr", "CIDEr"))
-EVERY = 30  # of the test photos by id, whose captions are examples
+EVERY = 30  # every 30th test photo by id is an example
 
 
 def write_summary(folder: Path, seeds: Sequence[Path], variants: Sequence[Variant]) -> str:
     """Write results.json, table.md, plane.svg and report.html; return the table."""
     first = comparison.compare([seeds[0] / variant.name for variant in variants])
     judged = [found(seed, [variant.name for variant in variants]) for seed in seeds]
-    of_seeds: dict[str, dict[str, list[float]]] = {}  # by label and metric, a value a seed
+    of_seeds: dict[str, dict[str, list[float]]] = {}  # {label: {metric: one value per seed}}
 
     def row(label: str, kind: str, name: str, metrics: Sequence[Mapping]) -> comparison.Row:
-        """Of all seeds."""
+        """A row with the means over all seeds."""
         each = [
             comparison.Row(label, kind, {}, {**of, FOUND.metric: mean(list(by[name].values()))})
             for of, by in zip(metrics, judged)
@@ -81,7 +81,7 @@ def write_summary(folder: Path, seeds: Sequence[Path], variants: Sequence[Varian
 def differences(
     first: Sequence[Mapping[str, np.ndarray]], second: Sequence[Mapping[str, np.ndarray]]
 ) -> dict[str, Estimate]:
-    """Of the means over images and seeds, the same ones; 95 % intervals as in `over_seeds`."""
+    """The differences of means over the same images and seeds. Intervals as in `over_seeds`."""
     estimates = {}
     for name in sorted(first[0].keys() & second[0].keys()):
         pairs = np.array([b[name] - a[name] for a, b in zip(first, second)])  # (seeds, images)
@@ -100,7 +100,7 @@ def _metrics(run: Path) -> dict[str, Estimate]:
 
 
 def _of_images(run: Path, hits: Mapping[str, float]) -> dict[str, np.ndarray]:
-    """Each metric of single captions, an entry an image, nan where one has none."""
+    """{metric: one value per image} for metrics of single captions; nan without a value."""
     path = run / "result" / "test" / "per_caption.jsonl"
     lines = [parse_json(line, path, n) for n, line in enumerate(read_text(path).splitlines(), 1)]
     lines = sorted(lines, key=lambda line: str(line["image_id"]))

@@ -1,1 +1,1 @@
-"""Captions of a million images: divided into shards, resumed, each image once and none missing."""
+"""Captions millions of images in shards. Runs can be resumed; an image is captioned once."""

@@ -1,7 +1,7 @@
-"""The actors of a cluster: requested where a machine has room, replaced when they are lost.
+"""The actors of a cluster: requested for machines with free resources, replaced when lost.
 
-`ray.util.ActorPool` has neither: it takes one result per call, and loses the pool's actor with the
-first that dies. Ray's own restarts would repeat a shard from its beginning.
+`ray.util.ActorPool` supports neither streams of results nor replacing a dead actor. Ray's own
+restarts would repeat a shard from its beginning.
 """
 
 import time
@@ -15,19 +15,19 @@ from captioning.bulk.shards import Part, ShardUpdate
 from captioning.runtime.errors import UserError, one_line
 from captioning.runtime.progress import log_line
 
-TRIES = 3  # to start an actor on a machine, and to advance a shard
+TRIES = 3  # attempts to start an actor on a machine, and attempts of a shard without progress
 POLL_MACHINES_S = 2
-WAIT_NOTICE_S = 60  # before it logs what it waits for
+WAIT_NOTICE_S = 60  # without a ready actor, before the log says what the run waits for
 POLL_S = 0.2
 
 
 class Worker:
-    """An actor, and the parts of its shards by the streams that bring their captions."""
+    """An actor and its shards. parts: each shard's `Part`, by the stream of its captions."""
 
     def __init__(self, actor: Any, machine: Machine, loading: Any):
         self.actor, self.machine, self.loading = actor, machine, loading
         self.capacity = 0  # shards at once; 0 until the captioner is loaded
-        self.exclusive = False  # captions one suspect shard alone: it may have killed other actors
+        self.exclusive = False  # has one shard that may have killed other actors; takes no others
         self.lost = False
         self.requested = time.monotonic()
         self.parts: dict[Any, Part] = {}
@@ -37,7 +37,7 @@ class Worker:
 
 
 class ActorPool:
-    """kind: the class of the actors. load: makes their captioner."""
+    """The workers of a cluster. kind: the class of the actors. load: builds their captioner."""
 
     def __init__(self, cluster: Cluster, load: Callable[[], Any], kind: type):
         self.cluster, self.load, self.kind = cluster, load, kind
@@ -53,7 +53,7 @@ class ActorPool:
         return any(worker.capacity for worker in self.workers)
 
     def start_actors(self, request: Request, limit: int) -> None:
-        """Request actors where there is room, up to `limit` in all. Raises UserError."""
+        """Request actors on machines with resources, up to `limit` in all. Raises UserError."""
         now = time.monotonic()
         if self.is_ready() or not self._ready_at:
             self._ready_at, self._noticed = now, False
@@ -73,7 +73,7 @@ class ActorPool:
             raise UserError(f"no machine of the cluster can start a captioner: {self._reason}")
         for machine in able:
             here = sum(worker.machine.id == machine.id for worker in self.workers)
-            # An actor that waits long for its place does not block another machine.
+            # An actor that waits long for resources does not count: other machines may get one.
             count = sum(w.capacity > 0 or now - w.requested < WAIT_NOTICE_S for w in alive)
             for _ in range(min(machine.actors - here, limit - count)):
                 actor = self.cluster.actor(self.kind, machine)
@@ -82,9 +82,9 @@ class ActorPool:
                 alive.append(worker)
 
     def poll(self) -> Iterator[tuple[Worker, Any, Union[ShardUpdate, Exception]]]:
-        """Wait a moment; yield (worker, stream, update) of shards, or the error of a lost actor.
+        """Wait up to POLL_S; yield (worker, stream, update or the error of a lost actor).
 
-        Raises UserError where a captioner cannot be loaded.
+        Raises UserError if a captioner cannot be loaded.
         """
         import ray
 
@@ -124,16 +124,16 @@ class ActorPool:
             log_line(report)
 
     def least_busy(self) -> Optional[Worker]:
-        """The worker with the fewest shards, among those that take another."""
+        """The worker with the fewest shards among the workers with room; None if all are full."""
         free = [worker for worker in self.workers if worker.has_room()]
         return min(free, key=lambda worker: len(worker.parts), default=None)
 
     def idle(self) -> Optional[Worker]:
-        """A worker without a shard."""
+        """A worker with room and no shard; None if there is none."""
         return next((w for w in self.workers if w.has_room() and not w.parts), None)
 
     def lose(self, worker: Worker, error: Exception) -> None:
-        """Give a worker no more shards."""
+        """Mark a worker as lost, so that it gets no more shards."""
         if not worker.lost:
             worker.lost = True
             if worker.loading is not None:
@@ -143,7 +143,7 @@ class ActorPool:
         self.release(worker)
 
     def release(self, worker: Worker) -> None:
-        """Free the place of a lost worker once none of its streams is left."""
+        """Remove a lost worker and free its resources, after its last stream has ended."""
         import ray
 
         if worker.lost and not worker.parts and worker in self.workers:

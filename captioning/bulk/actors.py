@@ -1,4 +1,4 @@
-"""The actor: loads a captioner on a machine of the cluster, and captions several shards at once."""
+"""The Ray actor: loads a captioner on its machine, and captions several shards at once."""
 
 import contextlib
 import os
@@ -16,13 +16,14 @@ from captioning.runtime.errors import UserError
 from captioning.runtime.progress import collect_lines
 from captioning.runtime.start import keep_memory
 
-SEND_S = 1.0  # between two updates; lines that are not sent are lost with the actor
+SEND_S = 1.0  # between two updates; a lost actor loses the lines since its last update
 
 
 class Loaded(NamedTuple):
-    """report: on the captioner. capacity: shards at once, one for each process that reads.
+    """The result of loading a captioner.
 
-    problem: the error line that ends the run.
+    report: what was loaded. capacity: shards at once, one per reader process. problem: the error
+    line that ends the run.
     """
 
     report: str = ""
@@ -31,18 +32,18 @@ class Loaded(NamedTuple):
 
 
 class CaptioningActor:
-    """Ray calls its methods in threads: while one shard is captioned, the others are read."""
+    """Ray calls the methods in threads: while one shard is captioned, others are read."""
 
     def __init__(self, folder: str):
-        """folder: of relative paths, if this machine has it."""
+        """folder: the base of relative paths; ignored if this machine does not have it."""
         with contextlib.suppress(OSError):
             os.chdir(folder)
         keep_memory()
         self._messages = collect_lines()
-        self._lock = threading.Lock()  # of the captioner and the random generator
+        self._lock = threading.Lock()  # protects the captioner and the random generator
 
     def load(self, load: Callable[[], CheckpointModel], request: Request) -> Loaded:
-        """Make the captioner."""
+        """Build the captioner."""
         try:
             self._request, self._model = request, load()
         except UserError as error:
@@ -50,7 +51,7 @@ class CaptioningActor:
         return Loaded(self._model.report, max(1, self._model.num_workers))
 
     def caption(self, task: ShardTask) -> Iterator[ShardUpdate]:
-        """Caption what is left of a shard; the last update has the counts or a problem."""
+        """Caption the rest of a shard. The last update has the counts or a problem."""
         try:
             with disk_errors(self._request):
                 yield from self._captioned(task)
@@ -85,7 +86,7 @@ class CaptioningActor:
     def _new_messages(self) -> list[str]:
         """The messages since the last call."""
         messages: list[str] = []
-        with contextlib.suppress(IndexError):  # other threads take some, too
+        with contextlib.suppress(IndexError):  # other threads take messages, too
             while True:
                 messages.append(self._messages.pop(0))
         return messages

@@ -1,4 +1,4 @@
-"""A Ray cluster: joined or started, the code uploaded, actors placed on its machines."""
+"""A Ray cluster: joins or starts it, uploads the code, and places actors on its machines."""
 
 import glob
 import os
@@ -13,21 +13,21 @@ from captioning.bulk.request import require
 from captioning.runtime.errors import UserError, one_line
 
 ROOT = Path(__file__).resolve().parents[2]
-# What actors import and read of the project; libraries have to be installed on their machine.
+# The folders of the project that actors need. Libraries have to be installed on each machine.
 CODE = ("captioning", "decoding", "smile", "adapters", "BLIP", "baselines", "vlm", "configs")
-CPUS = 4  # of an actor on a machine without a GPU, if it has that many
-SHARDS_PER_ACTOR = 16  # at most; an actor takes one for each process that reads
-STORE_BYTES = 256 << 20  # of a Ray that we start; it holds captions only
+CPUS = 4  # per actor, if no GPU is used and the machine has as many
+SHARDS_PER_ACTOR = 16  # at most; an actor takes one shard per reader process
+STORE_BYTES = 256 << 20  # object store of a Ray that we start; it holds only captions
 TIMEOUT_S = 10
 TOKEN = (
-    "the cluster asks for a token; copy ~/.ray/auth_token from its first machine to this one, and "
-    "type: export RAY_AUTH_MODE=token"
+    "the cluster requires a token; copy ~/.ray/auth_token from its head machine to this machine, "
+    "and type: export RAY_AUTH_MODE=token"
 )
-SETTINGS = b"\0\0\0\4\0\0\0\0\0"  # the frame with which both sides of gRPC begin: RFC 9113, 6.5
+SETTINGS = b"\0\0\0\4\0\0\0\0\0"  # HTTP/2's SETTINGS frame, the first of both sides: RFC 9113, 6.5
 
 
 class Machine(NamedTuple):
-    """A machine that is alive. actors: it has room for, each with those `resources`."""
+    """A machine that is alive. actors: how many fit on it. resources: what each of them gets."""
 
     id: str
     name: str
@@ -36,8 +36,11 @@ class Machine(NamedTuple):
 
 
 class Cluster:
-    """address: "auto" or HOST:PORT of a cluster that this machine is part of; None starts a Ray on
-    this machine, which ends with the program. device: auto, cpu or cuda. Raises UserError."""
+    """A Ray cluster and the device on which its actors run. Raises UserError.
+
+    address: "auto" or HOST:PORT of a cluster that this machine belongs to. None starts Ray on this
+    machine, and stops it with the program. device: auto, cpu or cuda.
+    """
 
     def __init__(self, address: Optional[str], device: str):
         require("ray", "--engine ray")
@@ -54,7 +57,7 @@ class Cluster:
         self.device = torch.device("cuda" if gpus and device != "cpu" else "cpu")
 
     def join(self) -> None:
-        """Connect to the cluster, if that is not done yet. Raises UserError."""
+        """Connect to the cluster unless already connected. Raises UserError."""
         if self.joined:
             return
         import ray
@@ -64,10 +67,10 @@ class Cluster:
             _check_address(self.address)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # avoids a warning
-        os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")  # of `ray job submit`
+        os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")  # under `ray job submit`
         own = {"include_dashboard": False, "object_store_memory": STORE_BYTES}
         others = [f"/{glob.escape(p.name)}" for p in ROOT.iterdir() if p.name not in CODE]
-        # libgomp reads it when an actor loads torch; see `tune_process`, which sets it here.
+        # libgomp reads this variable when an actor loads torch. `tune_process` has set it here.
         variables = {k: v for k, v in os.environ.items() if k == "GOMP_SPINCOUNT"}
         before = signal.getsignal(signal.SIGTERM)  # ray installs its own handler
         try:
@@ -84,7 +87,7 @@ class Cluster:
                 log_to_driver=False,
                 **({} if self.address else own),
             )
-        except Exception as error:  # of many types: no such cluster, another version, a full disk
+        except Exception as error:  # ray raises many types: no cluster, wrong version, full disk
             ray.shutdown()
             where = f"--ray-address {self.address}" if self.address else "ray on this machine"
             refused = "auth_token" in f"{error} {error.__cause__}"
@@ -92,12 +95,12 @@ class Cluster:
             raise UserError(f"{where}: {reason}") from error
         finally:
             signal.signal(signal.SIGTERM, before)
-        # The pool reports a lost actor in one line; ray would print a paragraph.
+        # The pool logs a lost actor in one line. Ray's own report is a paragraph.
         ray._private.worker.print_to_stdstream = lambda *given, **named: None
         self.joined = True
 
     def machines(self) -> list[Machine]:
-        """The machines that are alive and have room for an actor."""
+        """The machines that are alive and large enough for an actor."""
         found = []
         for node in self._nodes():
             has = node["Resources"]
@@ -125,7 +128,7 @@ class Cluster:
         return options.remote(os.getcwd())
 
     def close(self) -> None:
-        """End the actors, and the Ray that was started here."""
+        """Stop the actors, and Ray if this program started it."""
         if self.joined:
             import ray
 
@@ -139,7 +142,7 @@ class Cluster:
 
 
 def _check_address(address: str) -> None:
-    """Raise UserError unless a gRPC server answers; ray would retry for a minute, then exit."""
+    """Raise UserError unless a gRPC server answers. Ray would retry for a minute, then exit."""
     if address == "auto":
         return
     host, _, port = address.rpartition(":")
@@ -155,7 +158,9 @@ def _check_address(address: str) -> None:
             answer = connection.recv(len(SETTINGS))
     except (OSError, OverflowError, ValueError) as error:
         raise UserError(
-            f"--ray-address {address}: nobody answers ({error}); start one with `ray start --head`"
+            f"--ray-address {address}: no server answers ({error}); type: ray start --head"
         ) from error
     if answer[3:4] != SETTINGS[3:4] and os.environ.get("RAY_USE_TLS") != "1":
-        raise UserError(f"--ray-address {address}: what answers is not Ray; give the head's port")
+        raise UserError(
+            f"--ray-address {address}: the server there is not Ray; give the port of Ray's head"
+        )

@@ -1,4 +1,4 @@
-"""Images that have captions already, in a file or folder of any format that training reads."""
+"""Images that already have captions, listed in a file or folder in any training format."""
 
 from captioning.data.annotations import read_annotations
 from captioning.data.caption_files import named_in
@@ -7,15 +7,15 @@ from captioning.runtime.errors import UserError
 
 
 class ExistingCaptions:
-    """The images that `path` names. Raises UserError where it cannot be read."""
+    """The images listed in `path`. Raises UserError if `path` cannot be read."""
 
     def __init__(self, path: str):
         self.path = path
         self.names = {sample.image for sample in read_annotations(local(path))}
-        self.images: dict[str, str] = {}  # images of this run that were found, by name
+        self.images: dict[str, str] = {}  # listed name to the image of this run that has it
 
     def has(self, image: str) -> bool:
-        """Whether a name is the end of the image's path. UserError if two images share a name."""
+        """Whether the image's path ends in a listed name. UserError if two images match a name."""
         name = named_in(image, self.names)
         if name is None:
             return False
@@ -28,7 +28,7 @@ class ExistingCaptions:
         return True
 
     def check_used(self, source: str) -> None:
-        """Raise UserError where no image of the run was found."""
+        """Raise UserError if no image of the run is listed."""
         if not self.images:
             name = min(self.names)
             raise UserError(f"--captions: {self.path} names {name}, and no image of {source}")

@@ -1,4 +1,4 @@
-"""The filter: captions whose score is not above a threshold go to a file of their own."""
+"""The filter: moves captions with a score at or below a threshold to another file."""
 
 import re
 from collections import deque
@@ -14,10 +14,10 @@ from captioning.files.stores import without_secrets
 from captioning.runtime.errors import UserError
 from captioning.runtime.registry import load as load_entry
 
-# By the metric's name; --NAME_model names the model. Scores are from 0 to 1.
+# {metric: class of its scorer}. --NAME_model gives the model of metric NAME. Scores are 0 to 1.
 SCORERS = {"itm": "captioning.metrics.itm_model:ItmScorer"}
-DIGITS = 5  # of a score
-AT_ONCE = 16  # images that are scored at once
+DIGITS = 5  # to which scores are rounded
+AT_ONCE = 16  # images scored at once
 
 
 class Filter(NamedTuple):
@@ -30,7 +30,7 @@ class Filter(NamedTuple):
         return f"{self.metric}>{self.threshold:g}"
 
     def split(self, line: Line) -> tuple[Optional[Line], Optional[Line]]:
-        """What is kept of a line of `FilteredModel`, and what is dropped; None for nothing."""
+        """Split a line of `FilteredModel` into a kept and a dropped line; None for no captions."""
         values = line.get(f"{self.metric}s", [line[self.metric]])
         places: dict[bool, list[int]] = {True: [], False: []}
         for place, value in enumerate(values):
@@ -38,11 +38,11 @@ class Filter(NamedTuple):
         return self._only(line, places[True]), self._only(line, places[False])
 
     def _only(self, line: Line, places: list[int]) -> Optional[Line]:
-        """The line with its captions of these places."""
+        """The line with only the captions at `places`; None if there are none."""
         if not places:
             return None
         found = dict(line)
-        for one in ("caption", "score", self.metric):
+        for one in ("caption", "score", "own_score", self.metric):
             values = found.pop(f"{one}s", None)
             if values:
                 found[one] = values[places[0]]
@@ -56,7 +56,7 @@ def parse(text: str) -> Filter:
     """The filter of an expression such as itm>0.5. Raises UserError."""
     found = re.fullmatch(r"\s*(\w+)\s*>\s*(\d*\.?\d+)\s*", text)
     if not found:
-        raise UserError(f"--filter is {text!r}; it has to be such as 'itm>0.5'")
+        raise UserError(f"--filter is {text!r}; write it as 'itm>0.5'")
     metric, threshold = found[1], float(found[2])
     if metric not in SCORERS:
         raise UserError(f"--filter is {text!r}; its metric has to be {', '.join(SCORERS)}")
@@ -66,9 +66,9 @@ def parse(text: str) -> Filter:
 
 
 def check(text: Optional[str], file: Optional[str]) -> Optional[str]:
-    """The expression in one form, None without one. file: of --itm_model. Raises UserError."""
+    """The normal form of the expression, None without one. file: --itm_model. Raises UserError."""
     if text is None and file is not None:
-        raise UserError("--itm_model is for --filter")
+        raise UserError("--itm_model needs --filter")
     if text is None:
         return None
     if file is None:
@@ -77,10 +77,10 @@ def check(text: Optional[str], file: Optional[str]) -> Optional[str]:
 
 
 class FilteredModel:
-    """A captioner with the interface of `CheckpointModel`, whose lines also have scores.
+    """A captioner with the interface of `CheckpointModel`. Its lines also have the filter's scores.
 
-    text: the filter; file, dtype: of its model, which is loaded first. load: makes the captioner.
-    Raises UserError.
+    text: the filter. file, dtype: the filter's model, which is loaded first, and its precision.
+    load: builds the captioner. Raises UserError.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class FilteredModel:
         self.settings = {"filter": text, f"{self.metric}_model": without_secrets(file)}
 
     def prefetch(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """As the captioner's, with the scorer's images."""
+        """Yield the captioner's batches, with the images of the scorer added."""
         waiting: deque[Any] = deque()
 
         def of_captioner() -> Iterator[Batch]:
@@ -114,7 +114,7 @@ class FilteredModel:
             yield batch._replace(image=(batch.image, waiting.popleft()))
 
     def lines(self, batch: Batch, offset: int, request: Any) -> list[Line]:
-        """The captioner's, with the score of each caption, without prefix and suffix."""
+        """The captioner's lines with the score of each caption, without its prefix and suffix."""
         image, images = batch.image or (None, None)
         lines = self.model.lines(batch._replace(image=image), offset, request)
         read = [place for place, entry in enumerate(batch.entries) if "error" not in entry]
@@ -142,7 +142,7 @@ class FilteredModel:
 def _read(
     read: Callable, transform: Callable, path: str, data: Optional[BinaryIO] = None
 ) -> tuple[Any, torch.Tensor]:
-    """The inputs of captioner and scorer, of an image file. Raises UserError."""
+    """An image file as input of the captioner and as input of the scorer. Raises UserError."""
     image = read(path, data)
     if data is not None:
         data.seek(0)

@@ -14,11 +14,11 @@ from captioning.runtime import signals
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line
 
-OnImages = Callable[[int], None]  # called with the number of images that have just been done
+OnImages = Callable[[int], None]  # called with the number of newly captioned or failed images
 
 
 class LocalEngine:
-    """The default engine. load: makes the captioner."""
+    """The default engine. load: builds the captioner."""
 
     def __init__(self, load: Callable[[], CheckpointModel]):
         self.load = load
@@ -31,7 +31,7 @@ class LocalEngine:
             log_line(self.model.report)
 
     def caption(self, request: Request, plan: Plan, shards: list[int], on_images: OnImages) -> None:
-        """Finish those shards. Raises Stopped, UserError, OSError."""
+        """Finish the given shards. Raises Stopped, UserError, OSError."""
         model = self.model
         parts = {shard: Part(plan.folder, shard).recover() for shard in shards}
         left = [(shard, len(part.lines)) for shard, part in parts.items()]
@@ -58,7 +58,7 @@ def publish(request: Request, plan: Plan, part: Part) -> None:
 
 
 def mark_done(request: Request, plan: Plan, part: Part, counts: dict[str, Any]) -> None:
-    """Write the marker of a part, and upload both if `out` is in a store. OSError, UserError."""
+    """Write a part's marker; upload part and marker if `out` is in a store. OSError, UserError."""
     write_lines(part.marker, [counts])
     if request.address:
         stored_output.upload_part(request, plan, part)
@@ -69,8 +69,8 @@ def write_outputs(
 ) -> dict[str, Any]:
     """Write the sidecars and the tar of a shard; returns the content of its marker.
 
-    number: of the tar. entries, lines: all of the shard's. Can be repeated after a kill: it writes
-    the same files again, each atomically.
+    number: the tar's number. entries, lines: all entries and captions of the shard. A call after a
+    kill writes the same files again. Each file is written atomically.
     """
     captioned = list(request.kept(lines))
     failed = sum("error" in line for line in lines)
@@ -84,13 +84,13 @@ def write_outputs(
         counts["written"] = folder.write(
             number, lambda file: tars.write(file, number, captioned, tar)
         )
-    # The stamp is None if the tar was missing; the next call then looks for it again.
+    # A missing tar has the stamp None. Then the next call tries to read the tar again.
     return counts if tar is None else {"tar": tar, "stamp": entries[0].get("stamp"), **counts}
 
 
 @contextmanager
 def disk_errors(request: Request) -> Iterator[None]:
-    """Turn an OSError of writing into a UserError that names the file."""
+    """Turn an OSError into a UserError that names the file."""
     try:
         yield
     except OSError as error:

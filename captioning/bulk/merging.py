@@ -1,4 +1,4 @@
-"""Merges the parts of all shards, in the order of the plan; writes the parquet file."""
+"""Merges the captions of all shards in the plan's order, and writes the Parquet file."""
 
 import itertools
 import json
@@ -13,36 +13,35 @@ from captioning.files.reading import read_lines
 from captioning.files.uploads import written
 from captioning.files.writing import atomic_write, json_line, locked, write_lines
 
-ROWS = 10_000  # of a parquet file that are in memory at once
+ROWS = 10_000  # held in memory while the Parquet file is written
 
 
 def merge(request: Request, plan: Plan) -> tuple[int, int, int]:
     """Write `out`, `filtered` and `failed`, then `marker`. Raises OSError.
 
-    Returns the numbers of images of the plan that have captions, that failed, and whose captions
-    the filter dropped. After a kill at any instant it can be called again, and writes the same
-    files.
+    Returns the numbers of captioned, failed and filtered images of the plan. After a kill at any
+    instant, another call writes the same files.
     """
     parts = plan.parts()
 
-    def made() -> Iterable[Line]:
+    def new_lines() -> Iterable[Line]:
         return itertools.chain.from_iterable(part.read() for part in parts)
 
-    replaced = set() if request.skips_existing else {line["image"] for line in made()}
+    replaced = set() if request.skips_existing else {line["image"] for line in new_lines()}
     base = read_lines(request.parts / BASE)
     base = (line for line in base if line and line["image"] not in replaced)
     images = 0
     with atomic_write(request.out, request.parts) as file:
         out = Hashed(file)
-        for line in itertools.chain(base, request.kept(made())):
+        for line in itertools.chain(base, request.kept(new_lines())):
             if "error" not in line:
                 out.write(json_line(line))
                 images += 1
-    _write_filtered(request, made)
+    _write_filtered(request, new_lines)
     counts = [part.counts() for part in parts]
     tars = {part["tar"]: part for part in counts if "tar" in part}
-    with locked(request.failed):  # other captions files in the folder share it
-        failed = _write_failed(request, made(), set(tars))
+    with locked(request.failed):  # runs with other captions files in this folder write it, too
+        failed = _write_failed(request, new_lines(), set(tars))
     tars = {**next(read_lines(request.marker), {}).get("tars", {}), **tars}
     content = {"images": images, "failed": failed, "tars": tars, **out.manifest()}
     write_lines(request.marker, [content], request.parts)
@@ -50,26 +49,27 @@ def merge(request: Request, plan: Plan) -> tuple[int, int, int]:
     return tuple(sum(part.get(name, 0) for part in counts) for name in names)
 
 
-def _write_filtered(request: Request, made: Callable[[], Iterable[Line]]) -> None:
-    """Write `filtered`, without the earlier lines of images that were captioned again."""
+def _write_filtered(request: Request, new_lines: Callable[[], Iterable[Line]]) -> None:
+    """Write `filtered`, without earlier lines of images that were captioned again."""
     if not (request.filter or request.filtered.exists()):
         return
-    again = {line["image"] for line in made()}
+    again = {line["image"] for line in new_lines()}
     old = (line for line in read_lines(request.filtered) if line and line.get("image") not in again)
-    dropped = filter(None, (request.split(line)[1] for line in made()))
+    dropped = filter(None, (request.split(line)[1] for line in new_lines()))
     write_lines(request.filtered, itertools.chain(old, dropped), request.parts)
     if not request.filtered.stat().st_size:
         request.filtered.unlink()
 
 
-def _write_failed(request: Request, made: Iterable[Line], tars: set[str]) -> int:
-    """Write `failed`, keeping the lines of other captions files; returns the number of ours."""
+def _write_failed(request: Request, new: Iterable[Line], tars: set[str]) -> int:
+    """Write `failed`; keep lines of other captions files. Returns the number of our lines."""
     out = request.out.name
     old = [line for line in read_lines(request.failed) if line]
     others = [line for line in old if line.get("out") != out]
     own = {line["image"]: line for line in old if line.get("out") == out}
-    own = {image: line for image, line in own.items() if image not in tars}  # read again
-    for line in made:
+    # This call has read the tars again, and the errors of an earlier call are obsolete.
+    own = {image: line for image, line in own.items() if image not in tars}
+    for line in new:
         own.pop(line["image"], None)
         if "error" in line:
             own[line["image"]] = {**line, "out": out}
@@ -81,9 +81,10 @@ def _write_failed(request: Request, made: Iterable[Line], tars: set[str]) -> int
 
 
 def write_parquet(captions: Path, name: str, metric: Optional[str] = None) -> None:
-    """Columns: image, image_id, caption, captions (a list), score, checkpoint, settings (JSON).
+    """Write the captions as a Parquet file. name: a path or an address. Raises OSError, UserError.
 
-    metric: of the filter, a further column. name: a path or an address. Raises OSError, UserError.
+    Columns: image, image_id, caption, captions (a list), score, checkpoint, settings (JSON), and
+    the filter's `metric`, if given.
     """
     import pyarrow as pa
     from pyarrow import parquet
@@ -111,5 +112,5 @@ def _row(line: Line) -> Line:
 
 
 def printable(text: str) -> str:
-    """The text with bytes of a file name that are not UTF-8 escaped."""
+    """The text with escapes in place of the bytes of a file name that are not UTF-8."""
     return text.encode(errors="backslashreplace").decode()

@@ -1,4 +1,4 @@
-"""A checkpoint's captioner for bulk captioning, and the lines that it writes."""
+"""A checkpoint's captioner for bulk captioning, and its output lines."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -21,14 +21,18 @@ from captioning.runtime.progress import log_line
 from decoding import DecodingSettings, Generated
 
 SAMPLING = ("top_p", "top_k", "temperature", "min_p", "typical_p")
-# Recorded only where they differ from their defaults, which switch them off.
+# Recorded only if they differ from their defaults. The defaults switch them off.
 OPTIONAL = ("no_repeat_ngram_size", "num_beam_groups", "diversity_penalty", "min_p", "typical_p")
 OPTIONAL += ("guidance_scale", "contrastive_alpha")
 OF_CONTRAST = ("contrastive_beta", "contrastive_noise")
 
 
 class CheckpointModel:
-    """changes: configuration keys that differ from the checkpoint's. Raises UserError."""
+    """A captioner with its preprocessing and decoding settings. Raises UserError.
+
+    config: a YAML file, for a checkpoint that has no configuration. changes: configuration values
+    that replace the checkpoint's.
+    """
 
     def __init__(
         self,
@@ -45,9 +49,12 @@ class CheckpointModel:
         check_precision(self.config, device)
         try:
             settings = self.config.decoding_settings()
-            self.settings = dataclasses.replace(settings, num_return=num_return)
             reranking = self.config.reranking()
-            generated = reranking.settings(self.settings) if reranking else self.settings
+            if reranking is None:
+                self.settings = generated = dataclasses.replace(settings, num_return=num_return)
+            else:
+                reranking = dataclasses.replace(reranking, num_return=num_return)
+                self.settings, generated = settings, reranking.settings(settings)
         except ValueError as error:
             raise UserError(str(error)) from error
         captioner, self.report = captioner_from(self.config, checkpoint)
@@ -71,14 +78,15 @@ class CheckpointModel:
         self.origin = {"checkpoint": without_secrets(checkpoint), "settings": recorded}
 
     def prefetch(self, batches: Iterable[Batch]) -> Iterable[Batch]:
-        """Return the batches unchanged; `ServedModel` sends requests ahead."""
+        """Return the batches unchanged. `ServedModel` sends requests ahead here."""
         return batches
 
     def lines(self, batch: Batch, offset: int, request: Request) -> list[dict[str, Any]]:
-        """A line for each entry of a batch, captioned or failed. offset: of the batch in its shard.
+        """One output line for each entry of a batch, with captions or an error.
 
-        Sampled captions depend on the seed, the shard, the offset, and the size of the batch (or of
-        the piece of it that fits into memory).
+        offset: images of the shard before this batch. Sampled captions depend on the seed, the
+        shard, the offset and the batch size. After GPU memory has run out, the smaller batch size
+        counts.
         """
         generated = iter(self._captions(batch.image, batch.shard, offset))
         lines = []
@@ -103,7 +111,7 @@ class CheckpointModel:
         return found
 
     def _generated(self, image: Images) -> Optional[Generated]:
-        """None where memory has run out; the tensors of the attempt are then freed."""
+        """Generate captions; None if GPU memory runs out. Returning frees the failed tensors."""
         try:
             with self.precision.autocast():
                 image = image.to(self.device, non_blocking=True)
@@ -112,7 +120,7 @@ class CheckpointModel:
             return None
 
     def _halve(self, images: int) -> None:
-        """Generate half as many images at once from now on. Raises UserError after a single one."""
+        """Halve the number of images at once. Raises UserError if a single image did not fit."""
         if images == 1:
             raise UserError(
                 "out of GPU memory with a single image; lower --num_beams or --max_length, or use "
@@ -132,11 +140,11 @@ def line_of(
     request: Request,
     origin: dict[str, Any],
 ) -> dict[str, Any]:
-    """The line of an entry that has an "error", or captions.
+    """The output line of an entry: its "error", or its captions and scores.
 
-    captions: dicts with "caption" and scores by name, the best first. The line has the values of
-    the best one and, for several captions, lists of all values under the plural of the name.
-    origin: the checkpoint and settings, which end the line.
+    captions: dicts with "caption" and scores by name, the best caption first. The line has the
+    values of the best caption. For several captions, it also has lists of all values, named in the
+    plural. origin: the checkpoint and settings, put at the end of the line.
     """
     line = {key: entry[key] for key in ("image", "image_id") if key in entry}
     if "error" in entry:

@@ -1,4 +1,4 @@
-"""Planning: which images of the input have no caption yet."""
+"""Planning: finds the images of the input that have no caption yet."""
 
 import os
 import re
@@ -20,8 +20,8 @@ from captioning.files.tars import expand
 from captioning.files.writing import atomic_write, json_line, write_lines
 from captioning.runtime.errors import UserError
 
-# Images in a shard of a folder or list: SHARDS shards, within these limits. Independent of the
-# number of processes, since sampled captions depend on the shards.
+# A folder or list gets SHARDS shards of LEAST to MOST images. The number of processes has no
+# effect, since sampled captions depend on the shards.
 LEAST, MOST, SHARDS = 32, 512, 32
 
 _TAR = re.compile(r"\.(?:tar|tar\.gz|tgz)(?=/)")
@@ -29,10 +29,11 @@ _TAR = re.compile(r"\.(?:tar|tar\.gz|tgz)(?=/)")
 
 @dataclass
 class Tally:
-    """The counts of planning. found: images, or tars. failed: images that are not tried again.
+    """The counts of planning.
 
-    damaged: lines of `out` that are no caption of an image. repeated: lines of an image that has
-    one. settings: names of settings in which a line differs from this run.
+    found: images, or tars. failed: images that failed before and are not tried again. damaged:
+    lines of `out` without an image or a caption. repeated: further lines of the same image.
+    settings: names of settings that differ between a line of `out` and this run.
     """
 
     found: int = 0
@@ -46,21 +47,22 @@ class Tally:
 
 
 def make_plan(request: Request, settings: dict[str, Any], resumed: bool) -> tuple[Plan, Tally]:
-    """Write the plan, and repair what needs no captioner.
+    """Write the plan. Also write missing sidecars of captions, and with --verify repair `out`.
 
-    resumed: an earlier plan of the same command has just been finished. Photos that have a line in
-    `out` or `failed` are then left out, even with --existing overwrite. Raises UserError.
+    resumed: this call has just finished an earlier plan of the same command. Then photos with a
+    line in `out` or `failed` are left out, even with --existing overwrite. Raises UserError.
     """
     tally = Tally()
     captioned: dict[str, None] = {}  # images, in the order of their lines
     for line in _valid_lines(request.out, tally):
         captioned[line["image"]] = None
         tally.checkpoints.add(str(line.get("checkpoint")))
-        if isinstance(made := line.get("settings"), dict):  # another program may write anything
-            tally.settings.update(n for n in made if made[n] != settings.get(n, made[n]))
+        used = line.get("settings")
+        if isinstance(used, dict):  # other programs may have written something else
+            tally.settings.update(n for n in used if used[n] != settings.get(n, used[n]))
     failed = filter(None, read_lines(request.failed))
     failed = {line["image"]: None for line in failed if line.get("out") == request.out.name}
-    # What this filter dropped is done; what another one dropped is captioned again.
+    # Images dropped by this filter are done. Images dropped by another filter are captioned again.
     dropped: dict[bool, dict[str, None]] = {True: {}, False: {}}
     for line in _valid_lines(request.filtered, Tally()):
         if line["image"] not in captioned:
@@ -71,13 +73,13 @@ def make_plan(request: Request, settings: dict[str, Any], resumed: bool) -> tupl
         if not request.verify:
             raise UserError(
                 f"{request.location(request.out)}: {tally.damaged} lines are damaged, "
-                f"{tally.repeated} repeat an image: --verify mends it"
+                f"{tally.repeated} repeat an image: --verify repairs the file"
             )
         write_lines(request.out, _valid_lines(request.out, Tally()), request.parts)
     remove_plan(request.parts)
     done = {**captioned, **dropped[True]}
     in_tars = request.in_tars
-    # A new name for each plan: another machine may see the files of an earlier one for a while.
+    # Each plan has a new name, since another machine may still see the files of an earlier plan.
     name, count = f"plan_{time.time_ns():x}.jsonl", 0
     with atomic_write(request.parts / name) as file:
         if in_tars:
@@ -96,7 +98,7 @@ def make_plan(request: Request, settings: dict[str, Any], resumed: bool) -> tupl
     if request.out.exists():
         try:
             os.link(request.out, request.parts / BASE)
-        except OSError:  # a disk without links
+        except OSError:  # a file system without hard links
             shutil.copyfile(request.out, request.parts / BASE)
     size = request.shard_size or min(max(-(-count // SHARDS), LEAST), MOST)
     folder = request.tars()
@@ -114,7 +116,7 @@ def make_plan(request: Request, settings: dict[str, Any], resumed: bool) -> tupl
 
 
 def _valid_lines(out: Path, tally: Tally) -> Iterator[Line]:
-    """The first valid line of each image; the other lines are counted."""
+    """The first valid line of each image. Other lines are counted in `tally`."""
     seen: set[str] = set()
     for line in read_lines(out):
         if not line or not all(isinstance(line.get(name), str) for name in ("image", "caption")):
@@ -143,7 +145,7 @@ def _images(
         has_sidecar = bool(sidecars and sidecars.exists(item.image))
         if sidecars and in_out and skips and not has_sidecar:
             tally.no_sidecar.add(item.image)
-        # Looked up for every image: it notices names that two images share.
+        # Looked up for every image, so that a name shared by two images is an error.
         in_file = bool(existing and existing.has(item.image))
         if resumed and not skips and (in_out or has_failed):
             tally.skipped += in_out
@@ -167,16 +169,17 @@ def _tars(
     again: Iterable[str],
     tally: Tally,
 ) -> Iterator[dict[str, Any]]:
-    """again: images that are captioned again, even if the tar has not changed."""
+    """The entries of tars. again: images to be captioned again even if the tar has not changed."""
     require("webdataset", "a .tar")
     if request.sidecar:
         raise UserError("--sidecar does not work with a .tar: use --write-shards")
     if request.captions:
-        raise UserError("--captions is for photos, and a .tar has its own: give a folder or a list")
+        raise UserError("--captions does not work with a .tar: give a folder or a list of photos")
     done = next(read_lines(request.marker), {}).get("tars", {})
     skipped_failures = () if request.retry_failed else failed
     urls = dict.fromkeys(expand(request.source))
-    # Stamped before any is read: the next call reads a tar again that is replaced meanwhile.
+    # All stamps are taken before the first tar is read. A tar replaced after that has a stale
+    # stamp, and the next call reads it again.
     with ThreadPoolExecutor(STORE_THREADS) as pool:
         stamps = dict(zip(urls, pool.map(stamp_if_any, urls)))
     captioned_in, failed_in = _by_tar(captioned, urls), _by_tar(skipped_failures, urls)
@@ -197,7 +200,7 @@ def _tars(
 
 
 def _by_tar(images: Iterable[str], urls: Collection[str]) -> dict[str, list[str]]:
-    """The images in each of the tars. A folder in a path may be named like a tar, too."""
+    """The images of each tar. A folder in a path may also be named like a tar."""
     found: dict[str, list[str]] = {}
     for image in images:
         ends = (match.end() for match in _TAR.finditer(image))
@@ -208,7 +211,7 @@ def _by_tar(images: Iterable[str], urls: Collection[str]) -> dict[str, list[str]
 
 
 def _is_done(request: Request, url: str, stamp: Any, record: Any, known: list[str]) -> bool:
-    """Whether every image of a tar is known: by its stamp, or with --verify by its content."""
+    """Whether all images of a tar are done: by its stamp, with --verify by its content."""
     if not request.verify:
         same = record and stamp and record.get("stamp") == stamp
         return bool(same) and not (request.retry_failed and record["failed"])

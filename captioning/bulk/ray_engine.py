@@ -1,8 +1,8 @@
 """Captions the shards of a plan on the actors of a Ray cluster.
 
-The plan and the parts are on the driver's disk alone. An actor sends the lines of a shard every
-second, and the driver appends them to the shard's journal, as the local engine does: they survive
-the loss of any actor.
+Only the driver's disk holds the plan and the captions. An actor sends new captions every second,
+and the driver appends them to the shard's journal, as the local engine does. Therefore captions
+survive the loss of an actor.
 """
 
 import os
@@ -22,8 +22,11 @@ from captioning.runtime.progress import log_line
 
 
 class RayEngine:
-    """load: makes the captioner of an actor. kind: the class of the actors, with the methods of
-    `CaptioningActor`."""
+    """The engine that captions on a cluster.
+
+    load: builds the captioner in an actor. kind: the class of the actors; it has the methods of
+    `CaptioningActor`.
+    """
 
     def __init__(
         self, cluster: Cluster, load: Callable[[], Any], kind: type = CaptioningActor
@@ -32,7 +35,7 @@ class RayEngine:
         self.pool = ActorPool(cluster, load, kind)
 
     def start(self, request: Request, shards: int) -> None:
-        """Wait for an actor that has loaded its captioner. Raises UserError, Stopped."""
+        """Wait until one actor has loaded its captioner. Raises UserError, Stopped."""
         self.cluster.join()
         while not self.pool.is_ready():
             self.pool.start_actors(request, shards)
@@ -41,12 +44,12 @@ class RayEngine:
                 raise signals.Stopped
 
     def caption(self, request: Request, plan: Plan, shards: list[int], on_images: OnImages) -> None:
-        """Finish those shards. Raises Stopped, OSError, UserError."""
+        """Finish the given shards. Raises Stopped, OSError, UserError."""
         _Dispatcher(self.pool, request, plan, shards, on_images).run()
 
 
 class _Dispatcher:
-    """Gives the shards of a plan to the workers, and keeps their captions."""
+    """Assigns the shards of a plan to the workers, and stores the captions that they send."""
 
     def __init__(
         self,
@@ -58,10 +61,11 @@ class _Dispatcher:
     ):
         self.pool, self.request, self.plan, self.on_images = pool, request, plan, on_images
         self.waiting = deque(shards)
-        # Lost twice with their actors. Each gets a worker to itself, so that no other shard is lost
-        # with it again.
+        # Shards that twice lost their actor. Each runs on a worker without other shards, because it
+        # may crash the worker again.
         self.suspects: list[int] = []
-        self.losses: dict[int, tuple[int, int]] = {}  # lines so far, losses since, by shard
+        # By shard: the lines at the last loss, and the losses in a row without new lines.
+        self.losses: dict[int, tuple[int, int]] = {}
         self.given_up: list[str] = []
 
     def run(self) -> None:
@@ -93,7 +97,8 @@ class _Dispatcher:
         first = _first_name(entries)
         local_file = first if not stores.is_store(first) and os.path.exists(first) else None
         task = ShardTask(shard, self.plan.number(shard), entries, list(part.lines), local_file)
-        # The actor may write sidecars and a tar before its first update: the plan has to be kept.
+        # The actor may write sidecars and a tar before its first update. A journal, even an empty
+        # one, prevents a later call from replacing the plan.
         part.journal.touch()
         stream = worker.actor.caption.options(num_returns="streaming").remote(task)
         worker.parts[stream] = part

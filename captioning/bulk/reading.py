@@ -1,4 +1,4 @@
-"""Reads the images of shards as batches, in worker processes; bad files become error entries."""
+"""Reads the images of shards in batches, in worker processes. Bad files become error entries."""
 
 import io
 import itertools
@@ -20,10 +20,11 @@ from captioning.runtime.errors import UserError
 
 
 class Batch(NamedTuple):
-    """Some entries of a shard. image: of the b entries without an "error"; None if there are none.
+    """A batch of entries of a shard.
 
-    last: the end of the shard; the batch has no entries. problem: the error line that ends the run,
-    of a store that does not answer any more.
+    image: the images of the entries without an "error"; None if all have one. last: marks the end
+    of the shard; such a batch has no entries. problem: the error line that ends the run when a
+    store has stopped answering.
     """
 
     shard: int
@@ -37,11 +38,13 @@ class Batch(NamedTuple):
 class ShardImages(IterableDataset):
     """Batches of `batch_size` images of the shards.
 
-    entries: returns those of a shard. shards: (number, images that are done already). read: makes
-    the captioner's input of an image file, given its path and, if it is not on disk, its content.
+    entries: returns the entries of a shard. shards: (number, finished images) of each shard. read:
+    turns an image file into the captioner's input, given the path and, for a file that is not on
+    disk, its content.
 
     Each worker process reads whole shards, so that a tar is read once and in order. Batch
-    boundaries depend only on the plan and the finished images, so repeated captions are the same.
+    boundaries depend only on the plan and the finished images, so that repeating a run gives the
+    same captions.
     """
 
     entries: Callable[[int], list[dict[str, Any]]]
@@ -49,7 +52,7 @@ class ShardImages(IterableDataset):
     batch_size: int
     read: Callable[[str, Optional[BinaryIO]], Any]
     join: Callable[[list], Images] = torch.stack
-    last_read: Optional[str] = None  # the address of the last file that a store returned
+    last_read: Optional[str] = None  # address of the file most recently returned by a store
 
     def __iter__(self) -> Iterator[Batch]:
         worker = get_worker_info()
@@ -62,13 +65,13 @@ class ShardImages(IterableDataset):
                     yield batch
             except (
                 _StoreDown
-            ) as error:  # raised in a worker, it would reach the user as a traceback
+            ) as error:  # an exception in a worker would reach the user as a traceback
                 yield Batch(shard, [], None, last=False, problem=str(error))
                 return
             yield Batch(shard, [], None, last=True)
 
     def _batch(self, shard: int, source: Iterator[dict[str, Any]]) -> Batch:
-        """The next images. Each file's bytes are freed before the next is read."""
+        """The next batch. The bytes of a file are freed before the next file is read."""
         entries, images, failure = [], [], None
         for entry in itertools.islice(source, self.batch_size):
             entries.append(entry)
@@ -87,7 +90,7 @@ class ShardImages(IterableDataset):
                 entry["error"] = str(error)
                 if self.last_read:
                     self._check_store(entry["image"], error)
-                else:  # a later file of the batch may be readable
+                else:  # later files of the batch may be readable
                     failure = failure or (entry["image"], error)
             except UserError as error:
                 entry["error"] = str(error)
@@ -98,9 +101,9 @@ class ShardImages(IterableDataset):
         return Batch(shard, entries, self.join(images) if images else None, last=False)
 
     def _check_store(self, address: str, error: stores.StoreError) -> None:
-        """After an error, raise _StoreDown unless the store still returns the file read last.
+        """Raise _StoreDown if the store no longer returns the file that was read last.
 
-        Files at https may be on different servers: there an error is the single file's.
+        https addresses may be on different servers. Therefore an https error concerns one file.
         """
         if not stores.has_folders(address):
             return
@@ -113,7 +116,7 @@ class ShardImages(IterableDataset):
         raise _StoreDown(error)
 
     def _images(self, entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """The images of an entry of the plan: itself, or those of its tar with their bytes."""
+        """The images of a plan's entry: the entry itself, or the images of its tar with bytes."""
         if "tar" not in entry:
             yield entry
             return
@@ -125,29 +128,31 @@ class ShardImages(IterableDataset):
         except stores.StoreError as error:
             raise _StoreDown(error) from None
         except Exception as error:
-            # webdataset appends what it was reading, after " @ " and in further arguments.
+            # webdataset appends the file name to the error, after " @ " and in further arguments.
             reason = str(error.args[0]).partition(" @ ")[0] if error.args else ""
             reason = " ".join(reason.split()) or type(error).__name__
             yield {"image": tar, "error": f"{tar}: cannot be read on: {reason}"}
 
 
 class _StoreDown(Exception):
-    """A store does not return files any more."""
+    """A store has stopped returning files."""
 
     def __init__(self, error: stores.StoreError):
-        super().__init__(f"{error}; nothing is lost, and the same command goes on from here")
+        super().__init__(f"{error}; nothing is lost, and the same command continues from here")
 
 
 def transformed(
     transform: Callable[[Image.Image], Any], path: str, data: Optional[BinaryIO] = None
 ) -> Any:
-    """The transform applied to the RGB image of a file. Raises UserError."""
+    """Apply a transform to the RGB image of a file. Raises UserError."""
     return transform(load_image(path, data))
 
 
 def batches(dataset: ShardImages, workers: int) -> Iterator[Batch]:
-    """Read in that many processes; a single photo is read in this one. Raises UserError if a store
-    does not answer any more."""
+    """Read in `workers` processes. A single photo is read in this process.
+
+    Raises UserError if a store stops answering.
+    """
     entries = dataset.entries(dataset.shards[0][0]) if len(dataset.shards) == 1 else []
     if len(entries) == 1 and "tar" not in entries[0]:
         workers = 0

@@ -1,4 +1,4 @@
-"""The inputs and outputs that a call names: its images, its files, its locks."""
+"""The inputs and outputs of one call: its images, files and locks."""
 
 import contextlib
 import importlib.util
@@ -23,12 +23,12 @@ from captioning.runtime.errors import UserError
 
 @dataclass(frozen=True)
 class Request:
-    """One call.
+    """One call of bulk captioning.
 
-    out: the captions, one line per image. failed: one line for each image without a caption.
-    filtered: one line for each image with a caption that the filter drops.
-    marker: written last. parts: the folder of the unfinished run. address: of `out` in a store, see
-    `stored_output`; the files are then local copies.
+    out: the captions, one line per image. failed: one line per image that failed. filtered: one
+    line per image with captions that the filter dropped. marker: the file that is written last.
+    parts: the folder of the unfinished run. address: the address of `out` in a store; then the
+    files here are local copies, see `stored_output`.
     """
 
     source: str
@@ -68,36 +68,36 @@ class Request:
 
     @property
     def skips_existing(self) -> bool:
-        """Whether an image that has a caption keeps it."""
+        """Whether images that have a caption are left out."""
         return self.existing == "skip"
 
     @property
     def in_tars(self) -> bool:
-        """Whether the images are in tars; a folder may be named like a tar."""
+        """Whether the input is tars. A folder may be named like a tar."""
         return is_tars(self.source) and not os.path.isdir(self.source)
 
     def split(self, line: Line) -> tuple[Optional[Line], Optional[Line]]:
-        """The lines for `out` and for `filtered` of a line of a shard; None for nothing."""
+        """Split a line of a shard into its lines for `out` and `filtered`; None for no line."""
         if "error" in line:
             return None, None
         return filtering.parse(self.filter).split(line) if self.filter else (line, None)
 
     def kept(self, lines: Iterable[Line]) -> Iterator[Line]:
-        """The lines for `out`."""
+        """The lines that go to `out`."""
         return filter(None, (self.split(line)[0] for line in lines))
 
     def location(self, path: Path) -> str:
-        """The path or address at which the user finds `out` or a file beside it."""
+        """The path or address at which the user finds `out` or a file next to it."""
         if self.address is None:
             return str(path)
         return stores.joined(self.address.rpartition("/")[0], path.name)
 
     def out_stamp(self) -> Optional[list[Any]]:
-        """Changes when the captions file is rewritten; None where there is none."""
+        """A value that changes when the captions file is rewritten; None if there is no file."""
         return stamp_if_any(self.location(self.out))
 
     def tars(self) -> Optional[TarFolder]:
-        """The folder of tars that this call writes, if any."""
+        """The folder to which this call writes tars, if any."""
         return self._tars_in(self.write_shards)
 
     def _tars_in(self, folder: Optional[str]) -> Optional[TarFolder]:
@@ -105,12 +105,12 @@ class Request:
         return TarFolder(folder, owner) if folder else None
 
     def claim_tars(self) -> None:
-        """Raise UserError where the folder of tars is another run's."""
+        """Raise UserError if another run owns the folder of tars."""
         if folder := self.tars():
             folder.claim()
 
     def remove_tars(self, header: dict[str, Any]) -> None:
-        """Remove the tars of an abandoned plan, unless `out` has its captions already.
+        """Remove the tars of an abandoned plan, unless its captions are already in `out`.
 
         Raises UserError, OSError.
         """
@@ -120,9 +120,9 @@ class Request:
             folder.remove(range(header["first_shard"], header["first_shard"] + shards))
 
     def images(self) -> Iterator[Listed]:
-        """Each image once, those of a folder in the order of their names. Raises UserError.
+        """Each image once; images of a folder are sorted by name. Raises UserError.
 
-        Files are not opened here: whether one is an image shows when it is read.
+        Files are not opened here. A file that is no image is noticed when it is read.
         """
         source = Path(self.source)
         is_list = source.suffix in LISTS
@@ -142,7 +142,7 @@ class Request:
             return map(Listed, images_in(self.source, self.recursive, self.glob))
         if not is_list:
             return iter([Listed(self.source)])
-        ids: dict[str, Any] = {}  # annotations name an image once for each of its captions
+        ids: dict[str, Any] = {}  # annotations may list an image once per caption
         root = str(self.root or os.path.dirname(self.source))
         if stores.is_store(root):
             stores.check_address(root)
@@ -151,16 +151,16 @@ class Request:
         return itertools.starmap(Listed, ids.items())
 
     def check_outputs(self) -> None:
-        """Raise UserError before the work starts where an output cannot be written."""
+        """Raise UserError if an output cannot be written. Called before the work starts."""
         stores.check_can_hold("--write-shards", self.write_shards or "")
         stores.check_names_file("--parquet", self.parquet or "")
         if self.address and self.write_shards and not stores.is_store(self.write_shards):
-            raise UserError("with an --out in a store, --write-shards is a folder in a store, too")
+            raise UserError("--out is in a store, so --write-shards has to be in a store, too")
         for path in (self.out, self.failed, self.filtered, self.marker):
             if self.out.suffix != ".jsonl" or (path.exists() and not path.is_file()):
                 raise UserError(
                     f"--out is {self.location(self.out)}; it has to be a file that ends in .jsonl, "
-                    f"beside {self.failed.name} and {self.marker.name}"
+                    f"next to {self.failed.name} and {self.marker.name}"
                 )
         require_folder(self.out.parent)
         if self.write_shards:
@@ -175,7 +175,7 @@ class Request:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep other programs from writing `out`. Raises UserError where one is writing it."""
+        """Keep other programs from writing `out`. Raises UserError if another is writing it."""
         lock = FileLock(str(self.parts / LOCK))
         try:
             lock.acquire(timeout=0)
@@ -184,7 +184,7 @@ class Request:
                 f"{self.location(self.out)}: another program is writing it; wait for it"
             ) from None
         try:
-            if self.address:  # no other run has files in the folder of the local copies
+            if self.address:  # the folder of the local copies belongs to this run
                 for path in self.out.parent.rglob(f".*{SUFFIX}"):
                     path.unlink(missing_ok=True)
             yield
@@ -198,9 +198,9 @@ class Request:
 
     @contextlib.contextmanager
     def lock_tars(self) -> Iterator[None]:
-        """Own the folder of tars, if one is written. Raises UserError where another run owns it.
+        """Claim the output folder of tars, if any. Raises UserError if another run owns it.
 
-        The ownership ends with the block if nothing was captioned.
+        The folder is released at the end of the block if nothing was captioned.
         """
         folder = self.tars()
         if folder is None:
@@ -213,12 +213,12 @@ class Request:
         finally:
             folder.remove_partial()
             if not has_captions(self.parts):
-                with contextlib.suppress(UserError):  # the error that ended the run is shown
+                with contextlib.suppress(UserError):  # must not hide the error that ended the run
                     folder.release()
 
 
 def stamp_if_any(name: str) -> Optional[list[Any]]:
-    """The stamp of a file, on disk or in a store; None where there is none. Raises StoreError."""
+    """The stamp of a file on disk or in a store; None if there is no file. Raises StoreError."""
     try:
         return stores.stamp(name)
     except stores.StoreError:
@@ -228,6 +228,6 @@ def stamp_if_any(name: str) -> Optional[list[Any]]:
 
 
 def require(library: str, reason: str) -> None:
-    """Raise UserError where a library that `reason` needs is not installed."""
+    """Raise UserError if a library is not installed. reason: the flag or input that needs it."""
     if importlib.util.find_spec(library) is None:
         raise UserError(f"{reason} needs the {library} library: pip install {library}")

@@ -1,4 +1,4 @@
-"""One call of bulk captioning, from its plan to its summary."""
+"""One call of bulk captioning, from the plan to the summary."""
 
 import itertools
 import time
@@ -23,15 +23,21 @@ class Engine(Protocol):
     """Captions shards: `LocalEngine` in this process, `RayEngine` on a cluster."""
 
     def start(self, request: Request, shards: int) -> None:
-        """Load a captioner; called before each `caption` of that many shards. Raises UserError."""
+        """Load a captioner. Called before each call of `caption`. Raises UserError.
+
+        shards: the number of shards to caption.
+        """
 
     def caption(self, request: Request, plan: Plan, shards: list[int], on_images: OnImages) -> None:
-        """Finish those shards. Raises Stopped, UserError, OSError; captions so far are kept."""
+        """Finish the given shards. Raises Stopped, UserError, OSError; keeps captions so far."""
 
 
 class BulkCaptioning:
-    """settings: identify the run that a later call continues. engine: is started only if images
-    lack captions. restart: abandon an unfinished run."""
+    """One call of bulk captioning.
+
+    settings: identify the run, so that a later call can continue it. engine: started only if images
+    lack captions. restart: abandon an unfinished run.
+    """
 
     def __init__(
         self, request: Request, settings: dict[str, Any], engine: Engine, restart: bool
@@ -55,7 +61,7 @@ class BulkCaptioning:
             # Images may have been added since the unfinished plan was made.
             if not resumed or self.request.skips_existing or not self.request.in_tars:
                 if resumed:
-                    # The next plan counts them again.
+                    # The next plan counts these images again.
                     before, self.failed = self.captioned + self.filtered, 0
                 with disk_errors(self.request):
                     self._plan(resumed)
@@ -76,18 +82,18 @@ class BulkCaptioning:
             remove_plan(request.parts)
         elif plan is not None:
             self._check_settings(plan)
-            log_line(f"going on with {self.name}")
+            log_line(f"continuing {self.name}")
         locks.enter_context(request.lock_tars())
 
     def _check_settings(self, plan: Plan) -> None:
-        """Raise UserError where the unfinished plan is of other settings."""
+        """Raise UserError if the unfinished plan was made with other settings."""
         before = plan.header["settings"]
         for name in sorted({*before, *self.settings}):
             was, now = before.get(name), self.settings.get(name)
             if was != now:
                 raise UserError(
-                    f"{self.name}: an unfinished run had {name} {was!r}, and now it is "
-                    f"{now!r}: finish it as it was, or abandon it with --restart"
+                    f"{self.name}: the unfinished run has {name} {was!r}, this call has {now!r}: "
+                    "finish that run with its own settings, or abandon it with --restart"
                 )
 
     def _plan(self, resumed: bool) -> None:
@@ -114,21 +120,21 @@ class BulkCaptioning:
             )
 
     def _is_older_than_the_weights(self) -> bool:
-        """Whether a checkpoint on this disk was rewritten after the captions were."""
+        """Whether a local checkpoint is newer than the captions file."""
         version, out = self.settings.get("checkpoint_time"), self.request.out
         known = isinstance(version, float) and not self.request.address and out.exists()
         return known and out.stat().st_mtime < version
 
     def _finish(self) -> None:
-        """Caption the unfinished shards of the plan, and merge all."""
+        """Caption the unfinished shards of the plan, and merge all shards."""
         plan, done, left = find_plan(self.request.parts), 0, []
         with disk_errors(self.request):
             folder = self.request.tars()
             numbers = folder.numbers() if folder else ()
             for part in plan.parts():
                 if part.path.exists():
-                    removed = folder and plan.number(part.shard) not in numbers  # by somebody
-                    if removed or not part.marker.exists():
+                    tar_is_missing = folder and plan.number(part.shard) not in numbers
+                    if tar_is_missing or not part.marker.exists():
                         publish(self.request, plan, part)
                     counts = part.counts()
                     done += counts["images"] + counts["failed"] + counts.get("filtered", 0)
@@ -141,7 +147,7 @@ class BulkCaptioning:
             self._merge(plan)
 
     def _caption(self, plan: Plan, shards: list[int], done: int) -> None:
-        """done: images of the plan that earlier calls have captioned or failed to caption."""
+        """Caption shards. done: images that earlier calls have captioned or failed to caption."""
         self.engine.start(self.request, len(shards))
         started = time.monotonic()
         with progress(plan.header["images"], "captions", initial=done) as bar:
@@ -174,16 +180,16 @@ class BulkCaptioning:
             write_parquet(request.out, request.parquet, metric)
         if stored:
             stored_output.remove(request)
-        remove_plan(request.parts)  # last: without it the same command is a new run
+        remove_plan(request.parts)  # last: without a plan, the same command is a new run
 
     def _has_to_merge(self, plan: Plan) -> bool:
-        """Whether the outputs change."""
+        """Whether any output file changes."""
         request = self.request
         return bool(plan.header["entries"] or request.verify or not request.marker.exists())
 
     def _end(self) -> None:
         request, tally = self.request, self.tally
-        rate = f" ({self.images / self.seconds:.1f} images a second)" if self.seconds else ""
+        rate = f" ({self.images / self.seconds:.1f} images per second)" if self.seconds else ""
         failed = self.failed + tally.failed
         why = (
             f" ({request.location(request.failed)} says why; --retry-failed tries them again)"
@@ -196,8 +202,8 @@ class BulkCaptioning:
         log_line(f"done {self.captioned}{rate}, skipped {tally.skipped}, failed {failed}{why}")
         if request.filter:
             log_line(
-                f"filter: {self.filtered} images have no caption with {request.filter}; what was "
-                f"dropped is in {request.location(request.filtered)}"
+                f"filter: {self.filtered} images have no caption with {request.filter}; dropped "
+                f"captions are in {request.location(request.filtered)}"
             )
         if request.verify and request.write_shards:
             self._verify_tars()
@@ -214,6 +220,6 @@ class BulkCaptioning:
             )
         if wrong:
             raise UserError(
-                f"{place}: {len(wrong)} tars are missing or not as they were written, the first is "
-                f"{wrong[0]}: --existing overwrite with another --write-shards makes all anew"
+                f"{place}: {len(wrong)} tars are missing or were changed, the first is {wrong[0]}: "
+                "--existing overwrite with another --write-shards writes all again"
             )

@@ -21,23 +21,26 @@ from captioning.files.chat import ChatServer, NoAnswer
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError
 
-KEY = "CAPTION_API_KEY"  # of the environment
+KEY = "CAPTION_API_KEY"  # environment variable
 PROMPT = "Describe this image in one sentence."
-TIMEOUT_S = 300  # without a byte: a busy server queues requests
-STOP_CHECK_S = 2  # between two looks at whether the program is asked to stop
-AHEAD = 4  # images that are requested ahead, as a multiple of the concurrency
+TIMEOUT_S = 300  # without a byte; long, because a busy server queues requests
+STOP_CHECK_S = 2  # between two checks of stop_requested
+AHEAD = 4  # images requested ahead, as a multiple of the concurrency
 
 LONGEST_SIDE = 1344  # pixels; larger images are shrunk
 SENT_UNCHANGED = {"JPEG": "jpeg", "PNG": "png", "WEBP": "webp"}
-EIGHT_BITS = {"1", "L", "P", "RGB", "RGBA"}  # modes that every server reads alike
-QUALITY = 95  # of a JPEG that is made here
-ORIENTATION = 0x0112  # in EXIF
+EIGHT_BITS = {"1", "L", "P", "RGB", "RGBA"}  # modes that all servers decode alike
+QUALITY = 95  # of the JPEGs written here
+ORIENTATION = 0x0112  # EXIF tag
 
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """The request for each image. name: of the model. fields: further ones of the body. seed: of
-    sampling, from which each image gets its own; None where captions are not sampled."""
+    """The request for each image.
+
+    name: the model's name. fields: further fields of the body. seed: the seed of sampling, from
+    which each image's seed is derived; None without sampling.
+    """
 
     name: str
     prompt: str
@@ -46,7 +49,7 @@ class ChatPrompt:
     seed: Optional[int]
 
     def body(self, image: str, name: str) -> dict[str, Any]:
-        """The body of the request. image: a data URL. name: of the image, for its seed."""
+        """The body of the request. image: a data URL. name: the image's name, for its seed."""
         content = [
             {"type": "image_url", "image_url": {"url": image}},
             {"type": "text", "text": self.prompt},
@@ -58,7 +61,7 @@ class ChatPrompt:
         }
         if self.num_return > 1:
             body["n"] = self.num_return
-        if self.seed is not None:  # every server takes 31 bits
+        if self.seed is not None:  # all servers accept 31 bits
             body["seed"] = derived_seed(f"caption {name!a}", self.seed) & 0x7FFFFFFF
         return body
 
@@ -66,8 +69,8 @@ class ChatPrompt:
 class ServedModel:
     """A captioner with the interface of `CheckpointModel`. concurrency: requests at once.
 
-    The constructor requests a caption of a grey image: raises UserError where the server does not
-    answer, or refuses.
+    The constructor requests a caption of a grey image. Raises UserError if the server does not
+    answer or refuses the request.
     """
 
     join = list
@@ -89,9 +92,9 @@ class ServedModel:
         self._check()
 
     def prefetch(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Yield the batches, with futures of their captions in the place of images.
+        """Yield the batches with futures of captions in place of images.
 
-        Enough requests are in flight that a slow one does not block others.
+        Keeps enough requests in flight that a slow request does not block others.
         """
         waiting: deque[Batch] = deque()
         try:
@@ -102,12 +105,12 @@ class ServedModel:
                     ahead -= len(waiting[0].image or ())
                     yield waiting.popleft()
             yield from waiting
-        except BaseException:  # otherwise the exit would wait for all requests
+        except BaseException:  # without this, the exit would wait for all requests
             self._cancel()
             raise
 
     def lines(self, batch: Batch, offset: int, request: Request) -> list[dict[str, Any]]:
-        """A line for each entry of a batch of `prefetch`. Raises UserError, Stopped."""
+        """One output line for each entry of a batch from `prefetch`. Raises UserError, Stopped."""
         futures = iter(batch.image or ())
         lines = []
         for entry in batch.entries:
@@ -120,12 +123,12 @@ class ServedModel:
                     entry = {**entry, "error": f"{entry['image']}: {error}"}
                 except UserError as error:
                     self._cancel()
-                    raise UserError(f"{error}; the same command goes on from here") from None
+                    raise UserError(f"{error}; the same command continues from here") from None
             lines.append(line_of(entry, captions, request, self.origin))
         return lines
 
     def _result(self, future: Future) -> list[str]:
-        """Raises Stopped if the program is asked to stop before there is an answer."""
+        """The captions of a request. Raises Stopped if the program has to stop before they come."""
         while True:
             try:
                 return future.result(timeout=STOP_CHECK_S)
@@ -144,14 +147,17 @@ class ServedModel:
         return batch._replace(image=futures)
 
     def _captions(self, name: str, image: str) -> list[str]:
-        """Raises _ImageError where the image is the cause, UserError where the server is."""
+        """Request captions of an image.
+
+        Raises _ImageError for an error of the image, UserError for an error of the server.
+        """
         if self.cancelled.is_set():
             raise UserError("cancelled")
         try:
             contents = self._send(image, name)
         except NoAnswer as error:
             contents = self._retry(image, name, error)
-        # JSON may hold half of a surrogate pair, which no file takes.
+        # JSON may contain half of a surrogate pair, which cannot be written to a file.
         texts = (text.encode("utf-8", "replace").decode() if text else "" for text in contents)
         captions = [" ".join(text.split()) for text in texts]
         if not all(captions):
@@ -161,7 +167,7 @@ class ServedModel:
         return captions
 
     def _retry(self, image: str, name: str, refusal: NoAnswer) -> list[Optional[str]]:
-        """Try a grey image first: if the server refuses that as well, the server is the cause."""
+        """Request a grey image first. If the server refuses it, too, the server is the cause."""
         if not self.cancelled.is_set():
             self._send(GREY)
             if refusal.code is None:  # the server was busy or broken
@@ -192,11 +198,11 @@ class ServedModel:
 
 
 class _ImageError(Exception):
-    """The reason why an image has no caption although the server works."""
+    """Why an image has no caption although the server works."""
 
 
 def server_at(url: str) -> ChatServer:
-    """The server at a URL; a URL without a path gets /v1. Raises UserError."""
+    """The server at a URL. A URL without a path gets the path /v1. Raises UserError."""
     server = ChatServer(url, "--url", KEY, TIMEOUT_S)
     if server.url.count("/") == 2:
         server.url += "/v1"
@@ -206,9 +212,9 @@ def server_at(url: str) -> ChatServer:
 def as_data_url(path: str, data: Optional[BinaryIO] = None) -> str:
     """The data URL of an image file, given its path and, if it is not on disk, its content.
 
-    A whole JPEG, PNG or WEBP of one frame, 8 bits a channel and at most LONGEST_SIDE is sent
-    unchanged, anything else as a JPEG of such a size. Both keep the EXIF orientation. Raises
-    UserError.
+    A JPEG, PNG or WEBP with one frame, 8 bits per channel and sides up to LONGEST_SIDE is sent
+    unchanged. Other images are sent as a JPEG of at most this size. The EXIF orientation is kept.
+    Raises UserError.
     """
     with open_image(path, data) as image:
         kind = SENT_UNCHANGED.get(image.format)
@@ -229,7 +235,7 @@ def as_data_url(path: str, data: Optional[BinaryIO] = None) -> str:
 def _orientation(image: Image.Image) -> Optional[int]:
     try:
         return image.getexif().get(ORIENTATION)
-    except Exception:  # damaged EXIF must not fail an image whose pixels are good
+    except Exception:  # an image with damaged EXIF and good pixels is still captioned
         return None
 
 

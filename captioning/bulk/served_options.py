@@ -1,4 +1,4 @@
-"""The flags of a served model, and which other flags it takes."""
+"""The flags of a served model, and checks of the flags that it does not support."""
 
 import argparse
 from functools import partial
@@ -13,7 +13,7 @@ CONCURRENCY = 32
 MAX_TOKENS = 256
 READERS = 2
 
-# Names in OpenAI's interface. The last three are not OpenAI's; vLLM and SGLang take them.
+# Our flags and the fields of the request. The last three fields are extensions of vLLM and SGLang.
 FIELDS = {
     "max_length": "max_tokens",
     "temperature": "temperature",
@@ -24,20 +24,20 @@ FIELDS = {
 }
 SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 OWN = ("url", "prompt", "concurrency")
-# Flags that a server cannot take, with their defaults.
+# Flags that do not apply to a server, with their defaults.
 MEANINGLESS = {"config": None, "device": "auto", "precision": None}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("a model that is served (CHECKPOINT is its name)").add_argument
+    add = parser.add_argument_group("a served model (CHECKPOINT is its name)").add_argument
     add("--backend", choices=("checkpoint", "openai"), default="checkpoint")
-    add("--url", help="of a server with OpenAI's chat interface: http://host:8000/v1")
+    add("--url", help="a server with OpenAI's chat interface: http://host:8000/v1")
     add("--prompt", help=f"sent with each image; default: {PROMPT!r}")
     add("--concurrency", type=int, help=f"requests at once; default: {CONCURRENCY}")
 
 
 def check(arguments: argparse.Namespace, decoding: dict[str, str]) -> None:
-    """Raise UserError for flags that do not go together. decoding: the decoding flags."""
+    """Raise UserError for flags that cannot be combined. decoding: the decoding flags."""
     given = [name for name in OWN if getattr(arguments, name) is not None]
     if arguments.backend == "checkpoint":
         if given:
@@ -61,15 +61,16 @@ def check(arguments: argparse.Namespace, decoding: dict[str, str]) -> None:
                 raise UserError(f"--{name} needs --do_sample")
         if arguments.num_return > 1:
             raise UserError(
-                f"--num_return {arguments.num_return} needs --do_sample: without it all are equal"
+                f"--num_return {arguments.num_return} needs --do_sample: without sampling, all "
+                "captions of an image are the same"
             )
     server_at(arguments.url)
 
 
 def served(arguments: argparse.Namespace) -> tuple[dict[str, Any], Callable[[], ServedModel]]:
-    """The settings that identify the run, and a function that makes the captioner.
+    """The settings that identify the run, and a function that builds the captioner.
 
-    The address and the key are not among the settings: they change no caption. Raises UserError.
+    The server's address and key do not identify the run: they change no caption. Raises UserError.
     """
     given = {name: getattr(arguments, name) for name in FIELDS}
     given = {name: value for name, value in given.items() if value is not None}
@@ -78,7 +79,7 @@ def served(arguments: argparse.Namespace) -> tuple[dict[str, Any], Callable[[], 
     except ValueError as error:
         raise UserError(f"--{error}") from error
     if given.get("top_k") == 0:
-        del given["top_k"]  # off, as without the field
+        del given["top_k"]  # 0 switches top-k off; leaving the field out does the same
     fields = {"max_tokens": MAX_TOKENS, **{FIELDS[name]: value for name, value in given.items()}}
     seed = None
     if arguments.do_sample:

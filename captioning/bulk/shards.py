@@ -1,9 +1,9 @@
 """The plan of a run and the captions of each shard, on disk.
 
-A program that was killed continues with the same plan. The captions of shard NUMBER go to
-NUMBER.journal, one line per batch, so that no image is captioned twice. NUMBER.jsonl appears when
-the shard is complete. Sidecars and tars are written from that file, again after a kill if
-necessary. NUMBER.done marks that they are written.
+After a kill, the next call continues with the same plan. The captions of shard NUMBER are appended
+to NUMBER.journal, one line per batch, so that no image is captioned twice. A complete shard is
+written to NUMBER.jsonl. Sidecars and tars are written from NUMBER.jsonl, and written again after a
+kill if necessary. NUMBER.done, the marker, is written after them.
 """
 
 import json
@@ -21,10 +21,11 @@ Line = dict[str, Any]
 
 
 class ShardTask(NamedTuple):
-    """A shard that an actor has to caption. number: of the tar that it writes, if any.
+    """A shard that an actor has to caption.
 
-    lines: captions that exist already. local_file: a file that the driver has on its disk, and that
-    the actor's machine needs as well; None where there is nothing to check.
+    number: the number of the shard's output tar, if tars are written. lines: captions from earlier
+    attempts. local_file: a file on the driver's disk that the actor's machine must have, too; None
+    if there is none to check.
     """
 
     shard: int
@@ -35,10 +36,10 @@ class ShardTask(NamedTuple):
 
 
 class ShardUpdate(NamedTuple):
-    """What an actor sends while it captions a shard: the lines since its last update.
+    """Progress that an actor sends while it captions a shard.
 
-    messages: for the user. counts: the content of the shard's marker, in the last update only.
-    problem: the error line that ends the run.
+    lines: captions since the last update. messages: log lines for the user. counts: the content of
+    the shard's marker, only in the last update. problem: the error line that ends the run.
     """
 
     lines: list[Line]
@@ -48,16 +49,21 @@ class ShardUpdate(NamedTuple):
 
 
 def captions_of(line: Line) -> list[str]:
-    """All captions of a line: "captions" where there are several, else the single "caption"."""
+    """All captions of a line: "captions" if it has several, else its single "caption"."""
     return line.get("captions", [line["caption"]])
 
 
 class Plan:
-    """Entries, one image or tar each, in shards of `shard_size` entries.
+    """Entries in shards of `shard_size` entries. An entry is one image or one tar.
 
-    header: `file`, the name of the file of entries; `settings`, which identify the run; `entries`,
-    their number; `images`, their number, an estimate for tars; `first_shard`, the number of the
-    first tar that is written; `before`, the stamp of the captions file when the plan was made.
+    A stamp is a value that changes when a file is rewritten. The header has:
+
+    - file: the name of the file with the entries
+    - settings: the settings that identify the run
+    - entries: the number of entries
+    - images: the number of images; an estimate for tars
+    - first_shard: the number of the first output tar
+    - before: the stamp of the captions file when the plan was made
     """
 
     def __init__(self, folder: Path, header: dict[str, Any]):
@@ -72,7 +78,7 @@ class Plan:
                 position += len(line)
 
     def number(self, shard: int) -> int:
-        """The number of the tar that is written for a shard."""
+        """The number of a shard's output tar."""
         return self.header["first_shard"] + shard
 
     def parts(self) -> list["Part"]:
@@ -80,9 +86,10 @@ class Plan:
         return [Part(self.folder, shard) for shard in range(len(self._offsets))]
 
     def entries(self, shard: int) -> list[dict[str, Any]]:
-        """{"image", "image_id"} or {"tar", "stamp", "skip"}; empty values are left out.
+        """The entries of a shard: {"image", "image_id"} or {"tar", "stamp", "skip"}.
 
-        skip: images of the tar that have a caption. stamp: of the tar when the plan was made.
+        Empty values are left out. skip: images of the tar that are not captioned again. stamp: the
+        tar's stamp when the plan was made.
         """
         with open(self._path, "rb") as file:
             file.seek(self._offsets[shard])
@@ -91,7 +98,7 @@ class Plan:
 
 
 class Part:
-    """The captions of one shard, from the first batch to the marker. Raises OSError."""
+    """The files of one shard: journal, captions and marker. Methods raise OSError."""
 
     def __init__(self, folder: Path, shard: int):
         self.shard = shard
@@ -101,18 +108,18 @@ class Part:
         self._file = None
 
     def recover(self) -> "Part":
-        """Read the batches of an earlier program, and cut off the one that is incomplete."""
+        """Read the journal of an earlier call, and cut off an incomplete last batch."""
         if not self.journal.exists():
             return self
-        whole = 0
+        complete_bytes = 0
         with open(self.journal, "rb") as file:
             for text in file:
                 entry = parse_line(text)
                 if entry is None or entry["after"] != len(self.lines):
                     break
-                whole += len(text)
+                complete_bytes += len(text)
                 self.lines += entry["lines"]
-        os.truncate(self.journal, whole)
+        os.truncate(self.journal, complete_bytes)
         return self
 
     def add(self, lines: list[Line]) -> None:
@@ -123,7 +130,7 @@ class Part:
         self.lines += lines
 
     def seal(self) -> None:
-        """Write the complete part, and remove the journal."""
+        """Write the captions of the complete shard, and remove the journal."""
         write_lines(self.path, self.lines)
         if self._file is not None:
             self._file.close()
@@ -134,24 +141,27 @@ class Part:
         return [line for line in read_lines(self.path) if line is not None]
 
     def counts(self) -> dict[str, Any]:
-        """The content of the marker: the numbers of `images` with captions and `failed` ones, and
-        the name and stamp of a tar."""
+        """The content of the marker.
+
+        `images`, `failed`, `filtered`: the numbers of captioned, failed and filtered images.
+        `written`: the manifest of the output tar, by name. `tar`, `stamp`: the input tar, if any.
+        """
         return next(read_lines(self.marker))
 
 
 def find_plan(folder: Path) -> Optional[Plan]:
-    """The plan in a folder, None where there is none or its header was not written."""
+    """The plan in a folder; None if there is none or its header was not written."""
     header = next(read_lines(folder / HEADER), None)
     return None if header is None else Plan(folder, header)
 
 
 def has_captions(folder: Path) -> bool:
-    """Whether any image of the plan in a folder has been captioned, or given to an actor."""
+    """Whether any image of the plan was captioned, or any shard given to an actor."""
     return any(path.stem.isdigit() for path in folder.iterdir())
 
 
 def remove_plan(folder: Path) -> None:
-    """Remove a plan and its parts. The header goes first: without it nothing else is a plan."""
+    """Remove a plan and its parts. The header is removed first: without it there is no plan."""
     (folder / HEADER).unlink(missing_ok=True)
     for path in folder.iterdir():
         if path.name != LOCK:

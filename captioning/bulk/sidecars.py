@@ -1,4 +1,4 @@
-"""Text files beside photos, one caption per line, on disk or in a store."""
+"""Text files next to photos, one caption per line, on disk or in a store."""
 
 import os
 from collections.abc import Iterable
@@ -10,38 +10,41 @@ from captioning.files import stores, uploads
 from captioning.files.writing import replace_text
 from captioning.runtime.errors import UserError
 
-STORE_THREADS = 16  # files of a store that are written or looked up at a time
+STORE_THREADS = 16  # files of a store written or looked up at once
 
 
 class Sidecars:
-    """The sidecars of one run. extension: replaces that of the photo's name. kept: files that no
-    sidecar may replace."""
+    """The sidecars of one run.
+
+    extension: a sidecar is named like its photo, with this extension. kept: files that no sidecar
+    may replace.
+    """
 
     def __init__(self, extension: str, kept: Iterable[str] = ()):
         self.extension = extension
         self.kept = {os.path.realpath(path) for path in kept}
         self._kept_names = set(map(os.path.basename, self.kept))
-        self.images: dict[str, str] = {}  # by sidecar
-        self.stored: dict[str, set[str]] = {}  # sidecars in a store, by folder
+        self.images: dict[str, str] = {}  # sidecar to image
+        self.stored: dict[str, set[str]] = {}  # folder of a store to its sidecars
 
     def path_of(self, image: str) -> str:
         return os.path.splitext(image)[0] + self.extension
 
     def exists(self, image: str) -> bool:
-        """Whether an image has a sidecar; on disk an empty one does not count.
+        """Whether an image has a sidecar. An empty sidecar on disk does not count.
 
-        Raises UserError where the sidecar would replace an input or output or another image's
-        sidecar, and where its folder cannot be written.
+        Raises UserError if the sidecar would replace an input, an output or the sidecar of another
+        image, or if its folder cannot be written.
         """
         sidecar = self.path_of(image)
-        is_kept = os.path.basename(sidecar) in self._kept_names  # realpath takes long
-        # With this extension the sidecar of some image would be an image.
+        is_kept = os.path.basename(sidecar) in self._kept_names  # cheaper than realpath
+        # The sidecar's extension must not be that of an image.
         if image.lower().endswith(self.extension.lower()) or (
             is_kept and os.path.realpath(sidecar) in self.kept
         ):
             raise UserError(
-                f"{image}: its sidecar {sidecar} would replace a file that is read or written: "
-                f"name another --sidecar than {self.extension}"
+                f"{image}: its sidecar {sidecar} would replace an input or output file: choose "
+                f"another --sidecar than {self.extension}"
             )
         other = self.images.setdefault(sidecar, image)
         if other != image:
@@ -56,13 +59,15 @@ class Sidecars:
         if not os.path.exists(sidecar):
             return False
         if not os.path.isfile(sidecar):  # reading a pipe would block
-            raise UserError(f"{sidecar} is no regular file: remove it, or name another --sidecar")
+            raise UserError(
+                f"{sidecar} is not a regular file: remove it, or choose another --sidecar"
+            )
         return bool(Path(sidecar).read_bytes().strip())
 
     def write(self, lines: Iterable[Line]) -> None:
         """Write the sidecars of all lines, each atomically. Raises OSError, UserError.
 
-        Those on disk are not synced: a sync would take longer than a GPU for the caption.
+        Sidecars on disk are not synced: a sync would take longer than captioning on a GPU.
         """
         pool = ThreadPoolExecutor(STORE_THREADS)
         try:
@@ -80,11 +85,11 @@ class Sidecars:
             pool.shutdown(cancel_futures=True)
 
     def _in_store(self, folder: str) -> set[str]:
-        """The sidecars in a folder of a store. Raises UserError where none can be written."""
+        """The sidecars in a folder of a store. Raises UserError if the folder is not writable."""
         if stores.has_folders(folder):
             return {name for name in stores.listed(folder, False) if name.endswith(self.extension)}
         if stores.is_store(folder):
-            raise UserError(f"--sidecar: {folder} is on a server of https, which takes none")
+            raise UserError(f"--sidecar: {folder} is on an https server, which is read-only")
         if os.path.isdir(folder) and not os.access(folder, os.W_OK):
-            raise UserError(f"cannot write {folder}, where --sidecar puts captions")
+            raise UserError(f"--sidecar: cannot write to {folder}")
         return set()

@@ -1,10 +1,10 @@
-"""Captions whose file is in an object store: a local copy, and uploads of what is finished.
+"""Captions files in an object store: a local copy is written, and finished files are uploaded.
 
-A store can neither rename nor append. ADDRESS.parts holds the plan (its header is uploaded last)
-and, for each finished shard, its lines and then its marker. The names begin with that of the plan,
-so that files of another plan are never mixed up with them. At the end `failed`, `filtered`, `out`
-and `marker` are uploaded in this order, and the plan is removed, its header first. Another machine
-continues from what a lost machine has uploaded. Journals stay on the local disk.
+A store can neither rename nor append. ADDRESS.parts has the plan, whose header is uploaded last. It
+also has the captions and then the marker of each finished shard. Their names begin with the plan's
+name, so that files of two plans are never mixed up. At the end `failed`, `filtered`, `out` and
+`marker` are uploaded in this order. Then the plan is removed, its header first. If a machine is
+lost, another machine continues from the uploaded files. Journals stay on the local disk.
 """
 
 import contextlib
@@ -22,11 +22,11 @@ from captioning.files.reading import read_lines
 from captioning.files.writing import write_lines
 from captioning.runtime.errors import UserError
 
-RECORD = "stored.json"  # the versions in the store of which there are local copies
+RECORD = "stored.json"  # which version of each stored file the local copy is
 
 
 def locate(out: str) -> tuple[Path, Optional[str]]:
-    """The local path of `--out`, and its address if it is in a store.
+    """The local path of `--out`, and the address if `--out` is in a store.
 
     Raises UserError for an address that names no file.
     """
@@ -44,7 +44,7 @@ def begin(request: Request, restart: bool) -> None:
     remote = stores.stamps(f"{request.address}.parts")
     try:
         header = _header(request) if HEADER in remote else None
-    except UserError:  # it is damaged
+    except UserError:  # the header is damaged
         if not restart:
             raise
         header = None
@@ -55,10 +55,10 @@ def begin(request: Request, restart: bool) -> None:
         header = None
     local = find_plan(request.parts)
     if not (local and header and local.header["file"] == header["file"]):
-        remove_plan(request.parts)  # also after a removal that was interrupted
+        remove_plan(request.parts)  # an interrupted removal may have left files
         local = None
-    # A plan without captions can be replaced, as on a disk. But a lost machine may have written
-    # sidecars or tars of a shard, which another plan would take for captions of other programs.
+    # A plan without captions can be replaced, as on a disk. The exception: a lost machine may have
+    # written sidecars or tars, which a new plan would take for outputs of other programs.
     beside = request.sidecar or request.write_shards
     if local or (header and (beside or any(name.endswith(".done") for name in remote))):
         _continue(request, header, local, remote)
@@ -78,7 +78,7 @@ def upload_plan(request: Request, plan: Plan) -> None:
 
 
 def upload_part(request: Request, plan: Plan, part: Part) -> None:
-    """Upload a finished shard. Raises UserError, also where the store has another plan by now."""
+    """Upload a finished shard. Raises UserError, also if the store now has another plan."""
     _require_own_plan(request, plan)
     with _explain_upload_errors(request):
         for path in (part.path, part.marker):
@@ -86,14 +86,14 @@ def upload_part(request: Request, plan: Plan, part: Part) -> None:
 
 
 def before_merging(request: Request, plan: Plan) -> None:
-    """Update `failed`. Raises UserError where the store has another plan by now."""
+    """Update the local copy of `failed`. Raises UserError if the store now has another plan."""
     _require_own_plan(request, plan)
     _refresh(request, request.failed)
 
 
 def upload_captions(request: Request, plan: Plan) -> None:
     """Upload the merged files, the marker last. Raises UserError."""
-    _require_own_plan(request, plan)  # merging may have taken long
+    _require_own_plan(request, plan)  # again, since merging may have taken long
     with _explain_upload_errors(request):
         for path in (request.failed, request.filtered, request.out, request.marker):
             stamp = uploads.upload(path, request.location(path)) if path.exists() else None
@@ -111,7 +111,7 @@ def remove(request: Request) -> None:
 def _continue(
     request: Request, header: dict[str, Any], local: Optional[Plan], remote: dict[str, Any]
 ) -> None:
-    """Download the finished shards that are missing here, and upload those missing there."""
+    """Download finished shards that are missing here; upload those missing in the store."""
 
     def download(name: str) -> None:
         stamp = remote.get(_name(header, name))
@@ -143,13 +143,13 @@ def _require_own_plan(request: Request, plan: Plan) -> None:
     if header is None or header["file"] != plan.header["file"]:
         again = "captions what is left" if request.skips_existing else "overwrites them again"
         raise UserError(
-            f"{request.address}: another machine has continued or restarted it; the same "
+            f"{request.address}: another machine has continued or restarted this run; the same "
             f"command {again}"
         )
 
 
 def _name(header: dict[str, Any], name: str) -> str:
-    """The name in the store of a file of the plan."""
+    """The name that a file of the plan has in the store."""
     return f"{Path(header['file']).stem}.{name}"
 
 
@@ -162,7 +162,7 @@ def _header(request: Request) -> Optional[dict[str, Any]]:
     try:
         header = json.loads(stores.whole(address))
         if PurePosixPath(header["file"]).name != header["file"]:
-            raise ValueError("a file out of the folder of parts")
+            raise ValueError("the file is outside the folder of parts")
         return header
     except stores.Missing:
         return None
@@ -173,7 +173,7 @@ def _header(request: Request) -> Optional[dict[str, Any]]:
 
 
 def _refresh(request: Request, path: Path) -> None:
-    """Download a file if the local copy is of another version."""
+    """Download a file unless the local copy is the same version."""
     try:
         stamp = stores.stamp(request.location(path))
     except stores.Missing:
@@ -200,11 +200,11 @@ def _local_stamp(path: Path) -> Optional[list[Any]]:
 
 @contextlib.contextmanager
 def _explain_upload_errors(request: Request) -> Iterator[None]:
-    """Say in the error of an upload that the captions are on this disk."""
+    """Add to upload errors that the captions are on the local disk."""
     try:
         yield
     except UserError as error:
         raise UserError(
-            f"{error}; nothing is lost: what is captioned is in {request.parts}, and the same "
-            "command goes on with it on this machine"
+            f"{error}; nothing is lost: the captions so far are in {request.parts}, and the same "
+            "command continues with them on this machine"
         ) from error

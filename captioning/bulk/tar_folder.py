@@ -1,8 +1,8 @@
-"""A folder of tars that a run writes, on disk or in a store, and the run that owns it.
+"""The output folder of tars, on disk or in a store, and its owner.
 
 Two runs in one folder would use the same numbers. Therefore the folder belongs to the captions file
-of the first run, until `owner.json` is removed by hand. That file also records the size and the
-SHA-256 of each tar whose captions are in the captions file.
+of the first run until a user removes `owner.json`. That file also records the size and the SHA-256
+of each tar whose captions are in the captions file.
 """
 
 import contextlib
@@ -26,9 +26,9 @@ def name_of(number: int) -> str:
 
 
 class TarFolder:
-    """place: on disk or in a store. out: the absolute path or address of the run's captions file.
+    """A folder of tars. Methods raise UserError, and OSError for a disk.
 
-    Methods raise UserError, and OSError of a disk.
+    place: path or address of the folder. out: absolute path or address of the run's captions file.
     """
 
     def __init__(self, place: str, out: str):
@@ -37,11 +37,11 @@ class TarFolder:
         self.stored = stores.is_store(place)
 
     def claim(self) -> None:
-        """Become the owner. Raises UserError where another run is."""
+        """Become the owner. Raises UserError if another run owns the folder."""
         with self._lock():
             if self._read() is None:
                 self._write({})
-        found = self._read()  # without a lock in a store, another run may have claimed it, too
+        found = self._read()  # a store has no lock: another run may have claimed the folder
         if found["out"] != self.out:
             raise UserError(
                 f"--write-shards: {self.place} has the tars of {found['out']}: choose another "
@@ -56,15 +56,15 @@ class TarFolder:
                 self._remove(self.owner)
 
     def record(self, tars: Mapping[str, Any]) -> None:
-        """Add the manifests of tars of this run, by name."""
+        """Record finished tars of this run: {name: manifest}."""
         self._write({**self._read()["tars"], **tars})
 
     def numbers(self) -> set[int]:
-        """The numbers of the tars in the folder, of whichever run."""
+        """The numbers of all tars in the folder, also of other runs."""
         return {int(name[: -len(".tar")]) for name in self._names()}
 
     def write(self, number: int, write: Callable[[BinaryIO], None]) -> dict[str, Any]:
-        """Have `write` write a tar to a file; returns {name: manifest}."""
+        """Write a tar atomically: `write` gets the open file. Returns {name: manifest}."""
         name = name_of(number)
         with uploads.written(stores.joined(self.place, name)) as file:
             hashed = Hashed(file)
@@ -72,7 +72,7 @@ class TarFolder:
         return {name: hashed.manifest()}
 
     def remove(self, numbers: Iterable[int]) -> None:
-        """If this run is the owner, remove those tars, and give up a folder that has none left."""
+        """If this run is the owner, remove the given tars, and release a folder without tars."""
         found = self._read()
         if found is None or found["out"] != self.out:
             return
@@ -90,7 +90,7 @@ class TarFolder:
                     path.unlink(missing_ok=True)
 
     def verify(self) -> tuple[list[str], list[str]]:
-        """The tars of this run that are missing or changed, and the tars of others."""
+        """The tars of this run that are missing or changed, and the tars of other runs."""
         names, known = self._names(), self._read()["tars"]
         wrong = [n for n in known if n not in names or self._manifest(n) != known[n]]
         return sorted(wrong), sorted(names - known.keys())
@@ -112,12 +112,12 @@ class TarFolder:
         return contextlib.nullcontext() if self.stored else locked(Path(self.owner))
 
     def _read(self) -> Optional[dict[str, Any]]:
-        """The owner and its tars; None where nobody owns the folder."""
+        """The owner and its tars; None if the folder has no owner."""
         try:
             content = stores.whole(self.owner)
         except (FileNotFoundError, stores.Missing):
             return None
-        if not content:  # `locked` makes an empty file, which a kill leaves behind
+        if not content:  # `locked` creates an empty file, and a kill leaves it behind
             return None
         found = parse_line(content)
         if found is None or found.keys() != {"out", "tars"}:

@@ -1,4 +1,4 @@
-"""Images in tar shards in the format of the webdataset library."""
+"""Reading and writing images in tar shards of the webdataset format."""
 
 import contextlib
 import itertools
@@ -15,7 +15,7 @@ from captioning.files.tars import LARGEST, Tar, key_and_suffix
 
 
 class Member(NamedTuple):
-    """The image of a sample. name: TAR/IMAGE. key: the sample's."""
+    """The image of a sample. name: TAR/IMAGE. key: the key of the sample."""
 
     name: str
     key: str
@@ -23,7 +23,7 @@ class Member(NamedTuple):
 
 
 def estimate(urls: Sequence[str]) -> Optional[int]:
-    """Estimate the number of images from the first tar and all sizes; None if that fails."""
+    """Estimate the number of images from the first tar and all file sizes; None if unknown."""
     if any(map(stores.is_store, urls)):
         return None
     sizes = [os.path.getsize(url) for url in urls]
@@ -36,10 +36,10 @@ def estimate(urls: Sequence[str]) -> Optional[int]:
 
 
 def members(url: str) -> Iterator[Member]:
-    """Yield the images of a tar in its order. A broken tar raises any error of tarfile or gzip.
+    """Yield the images of a tar in order. A broken tar raises any error of tarfile or gzip.
 
-    A sample without an image is left out. Of several images in a sample, or with the same name,
-    the first counts.
+    Samples without an image are left out. Only the first image of a sample counts, and only the
+    first image of each name.
     """
     key, taken, seen = None, False, set()
     with stores.opened(url) as file, Tar.open(fileobj=file, mode="r|*") as tar:
@@ -63,8 +63,8 @@ def members(url: str) -> Iterator[Member]:
 def write(file: BinaryIO, number: int, lines: list[Line], tar: Optional[str]) -> None:
     """Write a tar of images and their lines.
 
-    A sample is the image file, KEY.txt with a caption per line, and KEY.json with the line. KEY is
-    the key in the input `tar`; a photo's is made of the tar's number and its place in the shard.
+    A sample is the image file, KEY.txt with one caption per line, and KEY.json with the line. KEY
+    is the key in the input `tar`. For photos it is the tar's number and the index in the shard.
     """
     from webdataset import TarWriter
 

@@ -34,6 +34,7 @@ from smile import Objective, parse_objective
 from smile.mixture import FIRST_TOKEN_MLE
 
 # The keys that name the models of rerankers.
+WITH_OPTIONS_OF = {"clip": "clipscore", "itm": "itm"}  # rerankers that have a metric's options
 RERANKING_MODELS = {"clip": "clip_model", "itm": "itm_model", "judge": "rerank_judge"}
 
 LAST = "last"  # the epoch that `select` may name instead of metrics
@@ -205,7 +206,7 @@ class Config(Keys):
         """How this run reranks captions; None without it, and for a weight of 0."""
         if self.rerank is None or self.rerank_weight == 0:
             return None
-        names = {field.name for field in fields(Reranking)} - {"model"}
+        names = {field.name for field in fields(Reranking)} - {"model", "num_return"}
         key = RERANKING_MODELS.get(self.rerank)
         model = getattr(self, key) if key else None
         return Reranking(**{name: getattr(self, name) for name in names}, model=model)
@@ -275,7 +276,9 @@ def _own_class(model: str, values: Mapping[str, Any]) -> type[Config]:
     without them.
     """
     metrics, rewards = values.get("metrics", DEFAULT_METRICS), values.get("reward")
-    own = config_class(model, _in_registry(EVALUATORS, metrics), _in_registry(REWARDS, rewards))
+    evaluators = [*_in_registry(EVALUATORS, metrics)]
+    evaluators += [own for name, own in WITH_OPTIONS_OF.items() if values.get("rerank") == name]
+    own = config_class(model, evaluators, _in_registry(REWARDS, rewards))
     return own if values.keys() <= own.model_fields.keys() else config_class(model)
 
 

@@ -1,4 +1,4 @@
-"""Annotated images as batches of tensors and captions."""
+"""Reads annotated images and makes batches of tensors and captions."""
 # ruff: noqa: F401
 
 from captioning.data.annotations import Sample, read_annotations

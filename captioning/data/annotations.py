@@ -1,4 +1,4 @@
-"""The samples of an annotation file in any format: images, their captions and their ids."""
+"""Reads annotation files of several formats: images, their captions and their ids."""
 
 import re
 from pathlib import Path, PurePosixPath
@@ -15,27 +15,30 @@ class Sample(NamedTuple):
     """An image and its human captions."""
 
     image: str  # path as in the annotation file, relative to image_root
-    captions: tuple[str, ...]  # at least one, as written
+    captions: tuple[str, ...]  # at least one, unchanged
     image_id: ImageId  # identifies the image in results and references
 
 
 def read_annotations(path: StrPath, split: Optional[str] = None) -> list[Sample]:
-    """Return the samples of an annotation file, in the order in which it first names the images.
+    """Return the samples of an annotation file, in the order of its images.
 
     The format is detected from the extension and the content:
       - JSON list, `.jsonl` or `.csv` of rows {image, caption or captions, image_id (optional)}; a
         caption is a string or (not in CSV) a list of strings. BLIP's own files are of this kind.
         Rows of the same image become one sample; blank captions are left out.
-      - Karpathy's `dataset_*.json`; of it only `split` (train, val or test; None for all) is read.
-      - COCO's `captions_*.json`; Flickr8k's and Flickr30k's `.token` files, `captions.txt` and
-        `results.csv`; a folder of photos with `metadata.jsonl` or `.csv`, or a `.txt` beside each.
+      - Karpathy's `dataset_*.json`. Only `split` is read (train, val or test; None for all).
+      - COCO's `captions_*.json`.
+      - Flickr8k's and Flickr30k's `.token` files, `captions.txt` and `results.csv`.
+      - A folder of photos with `metadata.jsonl` or `metadata.csv`, or with a `.txt` file for each
+        photo.
 
-    An image without `image_id` gets the digits at the end of its file name, as an integer
-    (COCO_val2014_000000000042.jpg is 42), or else its path. If two images would get the same
-    digits, as in Flickr8k, whose names end in hashes, all such images get their paths.
+    If an image has no `image_id`, its id is the number at the end of its file name
+    (COCO_val2014_000000000042.jpg is 42), or its path if there is no number. If two such numbers
+    are equal, all images without `image_id` get their paths as ids. This happens in Flickr8k, where
+    file names end in hashes.
 
-    Raises UserError, naming the file and the row, for whatever is missing or malformed and for two
-    images with the same id.
+    Raises UserError, which names file and row, for missing or malformed entries and for two images
+    with the same id.
     """
     path = captions_file(Path(path))
     captions: dict[str, list[str]] = {}
@@ -51,8 +54,8 @@ def read_annotations(path: StrPath, split: Optional[str] = None) -> list[Sample]
                 f"{ids[image]!r} before: give an image one image_id"
             )
     if not captions:
-        of_split = f" of split {split}" if split else ""
-        raise UserError(f"{path}: no samples{of_split}: check that this is the right file")
+        in_split = f" of split {split}" if split else ""
+        raise UserError(f"{path}: no samples{in_split}: check that this is the right file")
     derived = {image: derived_id(image) for image in captions if image not in ids}
     if len(set(derived.values())) < len(derived):
         derived = {image: image for image in derived}
@@ -65,13 +68,13 @@ def read_annotations(path: StrPath, split: Optional[str] = None) -> list[Sample]
         if other != image:
             raise UserError(
                 f"{path}: {other} and {image} have the same image id {ids[image]!r}: "
-                "give each row an image_id of its own"
+                "give each image a different image_id"
             )
     return [Sample(image, tuple(texts), ids[image]) for image, texts in captions.items()]
 
 
 def checked_row(fields: Any, where: str) -> tuple[str, list[str], Optional[ImageId]]:
-    """Return the image of a row, its captions without blank ones, and its id if it has one."""
+    """Return a row's image, its captions that are not blank, and its id or None."""
     if not isinstance(fields, dict):
         raise UserError(f"{where} is not an object: expected {{image, caption}}")
     image, texts = (
@@ -92,7 +95,7 @@ def checked_row(fields: Any, where: str) -> tuple[str, list[str], Optional[Image
 
 
 def derived_id(image: str) -> ImageId:
-    """Return the id of an image that has none in its file; see `read_annotations`."""
-    # Python refuses integers of thousands of digits; such a name is not meant as a number.
+    """Return the id of an image without `image_id`; see `read_annotations`."""
+    # At most 100 digits: Python refuses to parse thousands.
     digits = re.search(r"(?<![0-9])[0-9]{1,100}\Z", PurePosixPath(image).stem)
     return int(digits.group()) if digits else image

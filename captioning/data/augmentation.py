@@ -1,4 +1,4 @@
-"""Training images: BLIP's augmentation, a weak one, and none."""
+"""Augmentation of training images: BLIP's, a weak one, or none."""
 
 from functools import partial
 from typing import Callable
@@ -14,20 +14,21 @@ from torchvision.transforms.v2 import functional as F
 from captioning.data.image import decode, resize
 from captioning.data.randaugment import EXACT_OPERATIONS, OPERATIONS, rand_augment
 
-AREA = (0.5, 1.0)  # of a training crop, relative to the image
-ASPECT = (3 / 4, 4 / 3)  # width to height
-REDUCTIONS = (8, 4, 2)  # factors by which a JPEG decoder can reduce an image as it decodes
-GRAIN = 64.0  # standard deviation of the noise at strength 1, of 255; about that of a photo
+AREA = (0.5, 1.0)  # the area of a training crop, relative to the image
+ASPECT = (3 / 4, 4 / 3)  # width / height of a training crop
+REDUCTIONS = (8, 4, 2)  # a JPEG decoder can decode an image at 1/8, 1/4 or 1/2 of its size
+# Standard deviation of the noise at strength 1, for values up to 255. About that of a photo.
+NOISE = 64.0
 
 
 def training_transform(
     image_size: int, augmentation: str = "blip", strength: float = 0.0, exact: bool = False
 ) -> Callable:
-    """Return the map from an image, opened or decoded, to pixels: uint8 (S, S, 3).
+    """Return a function from an opened or decoded image to pixels, uint8 (S, S, 3).
 
-    S is `image_size`. `normalise` turns a batch of pixels into the model's input; until then they
-    take a quarter of the bytes. augmentation: "blip" (`augmented`, or `augmented_as_published` if
-    `exact`), "weak" (`weakly_augmented` by `strength`) or "none" (the pixels of evaluation).
+    S is `image_size`. augmentation: "blip" (`augmented`, or `augmented_as_published` if `exact`),
+    "weak" (`weakly_augmented` with `strength`) or "none" (the pixels of evaluation). Pixels stay
+    uint8, a quarter of the bytes of float32, until `normalise` makes the model's input of a batch.
     """
     if augmentation == "blip":
         return partial(augmented_as_published if exact else augmented, image_size=image_size)
@@ -38,14 +39,15 @@ def training_transform(
 
 
 def augmented(image: Image.Image, image_size: int) -> Tensor:
-    """Return BLIP's crop of half the area or more, resized to a square; a flip; RandAugment.
+    """Apply BLIP's augmentation: a random crop resized to a square, a random flip, RandAugment.
 
-    Maps an image, opened or decoded, to uint8 (S, S, 3). Draws from torch's generator.
+    Maps an opened or decoded image to uint8 (S, S, 3). Uses torch's random generator.
 
-    Torch resizes bytes faster than Pillow and rounds otherwise: a few values in a thousand differ
-    by 1. A JPEG photo whose crop is at least 2, 4 or 8 times the square is decoded at 1/2, 1/4 or
-    1/8 of its size. On photos its values then differ by 2 of 255 on average, and the crop begins at
-    a multiple of 2, 4 or 8 pixels.
+    This is faster than BLIP's code but not pixel-identical. Torch resizes uint8 images with another
+    rounding than Pillow: a few values in a thousand differ by 1. If the crop of a JPEG photo is at
+    least 2, 4 or 8 times as large as the square, the photo is decoded at 1/2, 1/4 or 1/8 of its
+    size. Values then differ by 2 of 255 on average, and the crop begins at a multiple of 2, 4 or 8
+    pixels.
     """
     top, left, height, width = RandomResizedCrop.get_params(image, AREA, ASPECT)
     flipped = torch.rand(1) < 0.5
@@ -60,10 +62,11 @@ def augmented(image: Image.Image, image_size: int) -> Tensor:
 
 
 def augmented_as_published(image: Image.Image, image_size: int) -> Tensor:
-    """Return what `augmented` does, pixel-identical to the original BLIP's code.
+    """Apply BLIP's augmentation, pixel-identical to BLIP's code.
 
-    The image is decoded whole, its crop resized by Pillow, and RandAugment is the original's, which
-    needs OpenCV; see `check_opencv`. The same draws choose the same crop, flip and operations.
+    The image is decoded at full size, Pillow resizes the crop, and RandAugment is the original
+    variant, which needs OpenCV; see `check_opencv`. With the same random numbers, crop, flip and
+    operations are the same as in `augmented`.
     """
     crop = RandomResizedCrop(image_size, AREA, ASPECT, InterpolationMode.BICUBIC)
     square = transforms.RandomHorizontalFlip()(crop(decode(image)))
@@ -71,23 +74,23 @@ def augmented_as_published(image: Image.Image, image_size: int) -> Tensor:
 
 
 def weakly_augmented(image: Image.Image, strength: float) -> Tensor:
-    """Flip an RGB image half the time, jitter its colours, add Gaussian noise: uint8 (H, W, 3).
+    """Apply a random flip, colour jitter and Gaussian noise to an RGB image -> uint8 (H, W, 3).
 
-    Nothing is cropped. strength: 0 to 1. Brightness, contrast and saturation, in a random order,
-    are each multiplied by a factor between 1 - strength and 1 + strength. The noise of every value
-    has a standard deviation of strength * GRAIN. The hue stays, since captions name colours. Draws
-    from torch's generator.
+    There is no crop, and the hue does not change, because captions name colours. strength: 0 to 1.
+    Brightness, contrast and saturation are multiplied by random factors between 1 - strength and
+    1 + strength, in a random order. The noise has a standard deviation of strength * NOISE. Uses
+    torch's random generator.
     """
     if torch.rand(()) < 0.5:
         image = F.horizontal_flip(image)
     image = transforms.ColorJitter(strength, strength, strength)(image)
     pixels = _pixels(image)
-    noise = torch.randn(pixels.shape) * (strength * GRAIN)
+    noise = torch.randn(pixels.shape) * (strength * NOISE)
     return (pixels + noise).round().clamp(0, 255).to(torch.uint8)
 
 
 def _reduce(image: Image.Image, most: int) -> int:
-    """Have a JPEG file decoded at 1/n of its size, n = 2, 4, 8 at `most`; return n, else 1."""
+    """Let a JPEG file be decoded at 1/n of its size, for the largest n <= `most`. Return n or 1."""
     size = image.size
     for reduction in REDUCTIONS:
         if reduction <= most:

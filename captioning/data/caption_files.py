@@ -1,4 +1,4 @@
-"""Predictions and references, read from the files that captioning programs exchange."""
+"""Reads predictions and references from the usual file formats, and matches them by image id."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,12 +16,15 @@ NO_IDS: Mapping[str, ImageId] = {}
 
 
 def read_predictions(path: StrPath, ids: Mapping[str, ImageId] = NO_IDS) -> Captions:
-    """Return {image id: caption} of a COCO results file, a list of {image_id, caption}, or of the
-    lines {image, caption} (.jsonl) that bulk captioning writes. An image without an id gets that of
-    the name in `ids` that its path ends in, or else the one that `read_annotations` would give it.
+    """Read a file of predictions as {image id: caption}.
 
-    Raises UserError for a file that is missing, empty or of another kind, and for an image with two
-    different captions. Equal ones are accepted: shards of several processes may repeat them.
+    The file is in COCO's results format, a list of {image_id, caption}, or has the lines {image,
+    caption} that bulk captioning writes (.jsonl). If an entry has no id, but a path that ends in a
+    name in `ids`, it gets the id of that name. Otherwise `derived_id` determines its id.
+
+    Raises UserError for a file that is missing, empty or of another format, and for an image with
+    two different captions. Two equal captions are accepted, because the shards of several processes
+    may repeat an image.
     """
     found = local(path)
     if found.suffix == ".jsonl":
@@ -34,7 +37,7 @@ def read_predictions(path: StrPath, ids: Mapping[str, ImageId] = NO_IDS) -> Capt
 def predictions_by_id(
     entries: Any, where: str = "predictions", ids: Mapping[str, ImageId] = NO_IDS
 ) -> Captions:
-    """Return {image id: caption} of a list of {image_id, caption}; `where` names it in errors."""
+    """Return {image id: caption} of a list of {image_id, caption}. where: the file, for errors."""
     if not isinstance(entries, list):
         raise UserError(f"{where}: expected a list of {{image_id, caption}}, as COCO results are")
     if not entries:
@@ -49,11 +52,11 @@ def predictions_by_id(
 
 
 def read_references(path: StrPath) -> References:
-    """Return {image id: human captions}, one caption or more for each image.
+    """Read a file of references as {image id: human captions}, at least one for each image.
 
-    The file is COCO's ground truth ({annotations: [{image_id, caption}]}), an annotation file of
-    `read_annotations`, or a mapping {image id: [captions]}. Raises UserError for a file that is
-    missing, empty or of another kind.
+    The file has COCO's format ({annotations: [{image_id, caption}]}), a format of
+    `read_annotations`, or {image id: [captions]}. Raises UserError for a file that is missing,
+    empty or of another format.
     """
     path = local(path)
     document = _other_than_annotations(path)
@@ -73,12 +76,12 @@ def read_references(path: StrPath) -> References:
                     "{annotations: [{image_id, caption}]} or {image id: [captions]}"
                 )
     if not references:
-        raise UserError(f"{path}: holds no reference captions: check that this is the right file")
+        raise UserError(f"{path}: no reference captions: check that this is the right file")
     return references
 
 
 def ids_by_name(references: Path) -> dict[str, ImageId]:
-    """Return the id of each image whose file name is in a file of references."""
+    """Return the id of each image file name in a file of references."""
     document = _other_than_annotations(references)
     if document is None:
         return {sample.image: sample.image_id for sample in read_annotations(references)}
@@ -90,7 +93,7 @@ def ids_by_name(references: Path) -> dict[str, ImageId]:
 
 
 def _other_than_annotations(path: Path) -> Optional[dict]:
-    """Return the JSON object of a file, None if it is for `read_annotations` to read or refuse."""
+    """Return the JSON object of a file. None if `read_annotations` reads the file instead."""
     document = read_json(path) if is_json(path) else None
     if not isinstance(document, dict):
         return None
@@ -120,7 +123,7 @@ def with_references(
 
 
 def match_ids(captions: Captions, references: Mapping[ImageId, Sequence[str]]) -> References:
-    """Return the references of each caption, under the captions' ids; see `by_id`.
+    """Return the references of each caption, with the ids of `captions`; see `by_id`.
 
     Raises UserError for the first caption without references.
     """
@@ -129,8 +132,8 @@ def match_ids(captions: Captions, references: Mapping[ImageId, Sequence[str]]) -
         other = by_text.setdefault(str(image_id), image_id)
         if other != image_id and not {other, image_id} <= references.keys():
             raise UserError(
-                f"image_id {other!r} and {image_id!r} are one image, with two predictions: keep "
-                "one of them"
+                f"image_id {other!r} and {image_id!r} are the same image with two predictions: "
+                "keep one of them"
             )
     matched = by_id(captions, references)
     missing = [image_id for image_id, group in matched.items() if not group]
@@ -150,9 +153,9 @@ def match_ids(captions: Captions, references: Mapping[ImageId, Sequence[str]]) -
 def by_id(
     ids: Iterable[ImageId], references: Mapping[ImageId, Sequence[str]]
 ) -> dict[ImageId, Sequence[str]]:
-    """Return the references of each id, () if it has none.
+    """Return the references of each id, or () for an id without references.
 
-    "139" and 139 are the same image, unless the references have both.
+    "139" and 139 are the same image, unless the references have both ids.
     """
     as_text = {str(image_id): group for image_id, group in references.items()}
     return {
@@ -162,7 +165,7 @@ def by_id(
 
 
 def _pairs(entries: Iterable[Any], where: str, ids: Mapping[str, ImageId] = NO_IDS):
-    """Yield (image_id, caption) of each entry; UserError if either is missing."""
+    """Yield (image_id, caption) of each entry. Raises UserError if one of them is missing."""
     for number, entry in enumerate(entries, start=1):
         fields = entry if isinstance(entry, dict) else {}
         image_id, caption = fields.get("image_id"), fields.get("caption")

@@ -1,4 +1,4 @@
-"""The samples of a split as items that a loader makes batches of."""
+"""Datasets of training and evaluation, and BLIP's cleaning of captions."""
 
 import os
 import re
@@ -20,10 +20,10 @@ from captioning.runtime.errors import UserError
 
 Transform = Callable[[Image.Image], Any]
 
-# More unreadable images in a row mean that the folder is wrong.
+# After this many unreadable images in a row, the folder is probably wrong.
 MAX_REPLACEMENTS = 100
 
-# Bytes of images, the same in every epoch, that a process keeps in memory.
+# The most bytes of transformed images that a process keeps in memory.
 MOST_KEPT = 2**28
 
 _PUNCTUATION = re.compile(r"[.!\"()*#:;~]")
@@ -31,11 +31,11 @@ _WHITE_SPACE_RUN = re.compile(r"\s{2,}")
 
 
 def preprocess_caption(text: str, max_words: int = 30) -> str:
-    """Return `text` as BLIP cleans it before it is tokenised.
+    """Clean a caption for training, as BLIP does.
 
-    The result is in lower case, without the characters . ! " ( ) * # : ; ~, and cut to `max_words`.
-    These characters become spaces, and a run of white space becomes one space. Words are separated
-    by single spaces: commas, apostrophes and hyphens stay.
+    The text is changed to lower case. The characters . ! " ( ) * # : ; ~ become spaces, but commas,
+    apostrophes and hyphens stay. Runs of white space become one space. Words after the first
+    `max_words` are cut off.
     """
     text = _PUNCTUATION.sub(" ", text.lower())
     text = _WHITE_SPACE_RUN.sub(" ", text).rstrip("\n").strip(" ")
@@ -44,24 +44,27 @@ def preprocess_caption(text: str, max_words: int = 30) -> str:
 
 @dataclass(eq=False, repr=False)
 class TrainingDataset(Dataset):
-    """Images with captions, augmented; an item is a function of (seed, epoch, index) alone.
+    """Augmented images with captions. An item depends only on seed, epoch and index.
 
-    With `captions_per_image` 1 the indices run over all (image, caption) pairs, those of an image
-    side by side. With k > 1 they run over the images, and k captions of each are drawn: without
-    replacement, or, where an image has fewer than k, all of them and some again.
+    With `captions_per_image` 1, an item is an (image, caption) pair, and the pairs of an image are
+    adjacent. With k > 1, an item is an image with k of its captions, sampled without replacement.
+    If an image has fewer than k captions, all are used and some are repeated.
 
-    `dataset[epoch, index]` is a dict: image, the output of `transform`; captions, a list of k
-    strings (`preprocess_caption`); image_id; index; unreadable, the error messages of the images
-    that this one replaces.
+    `dataset[epoch, index]` is a dict:
 
-    An unreadable image raises UserError. With `skip_bad_images` it is replaced by the item of
-    another index, drawn by (seed, index), until one can be read; UserError after MAX_REPLACEMENTS.
+    - image: the output of `transform`;
+    - captions: k strings, see `preprocess_caption`;
+    - image_id, index;
+    - unreadable: error messages of unreadable images that this item replaces.
 
-    same: `transform` draws nothing and returns tensors. If those of all images take at most
-    MOST_KEPT bytes, each process makes each once and keeps it.
+    An unreadable image raises UserError. With `skip_bad_images`, items of other indices, chosen by
+    (seed, index), are tried instead. After MAX_REPLACEMENTS of them, UserError is raised.
 
-    drop_image: the share of items with `dropped`, whose image is to be replaced by the null; 0: no
-    item has that key.
+    same: `transform` is deterministic and returns tensors. If the tensors of all images take at
+    most MOST_KEPT bytes, each process transforms an image once and keeps the tensor.
+
+    drop_image: if above 0, items have the key `dropped`, a bool that is true with this probability.
+    A dropped image has to be replaced by the null image.
     """
 
     samples: Sequence[Sample]
@@ -88,15 +91,15 @@ class TrainingDataset(Dataset):
             for sample in self.samples
         ]
         if self.captions_per_image > 1:
-            return [max(of_image) for of_image in counts]
-        return [count for of_image in counts for count in of_image]
+            return [max(lengths) for lengths in counts]
+        return [length for lengths in counts for length in lengths]
 
     def order(self, seed: int, epoch: int, first: int = 0) -> Iterator[int]:
         """Return the shuffled indices of an epoch, from position `first` on."""
         return iter(permutation(len(self), derived_seed("order", seed, epoch))[first:])
 
     def prefetch(self, keys: Sequence[tuple[int, int]]) -> None:
-        """Called with the keys of a batch before its items; images on disk need no prefetching."""
+        """Called with the keys of a batch before its items. Files on disk need no prefetching."""
 
     def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
         epoch, index = key
@@ -109,8 +112,7 @@ class TrainingDataset(Dataset):
                     raise
                 unreadable.append(str(error))
         raise UserError(
-            f"{unreadable[0]} (and none of {len(unreadable) - 1} others drawn in its place could "
-            "be read)"
+            f"{unreadable[0]} (and none of {len(unreadable) - 1} replacements could be read)"
         )
 
     def _candidates(self, index: int) -> Iterator[int]:
@@ -120,7 +122,7 @@ class TrainingDataset(Dataset):
         yield from order[:MAX_REPLACEMENTS]
 
     def _item(self, epoch: int, index: int, candidate: int) -> dict[str, Any]:
-        """Return the item `candidate`, with the random draws of `index`."""
+        """Return the item `candidate`, with the random numbers of `index`."""
         sample, chosen = self._sample(candidate)
         with seeded(derived_seed("item", self.seed, epoch, index)):
             if self.captions_per_image > 1:
@@ -129,9 +131,9 @@ class TrainingDataset(Dataset):
         captions = [preprocess_caption(sample.captions[i], self.max_words) for i in chosen]
         item = {"image": image, "captions": captions}
         if self.drop_image:
-            # A generator of its own: whether images are dropped changes no other draw.
-            drawn = torch.Generator().manual_seed(derived_seed("drop", self.seed, epoch, index))
-            item["dropped"] = torch.rand((), generator=drawn).item() < self.drop_image
+            # A separate generator, so that other random numbers do not depend on drop_image.
+            generator = torch.Generator().manual_seed(derived_seed("drop", self.seed, epoch, index))
+            item["dropped"] = torch.rand((), generator=generator).item() < self.drop_image
         return {**item, "image_id": sample.image_id, "index": candidate}
 
     def _image(self, sample: Sample) -> Any:
@@ -147,7 +149,7 @@ class TrainingDataset(Dataset):
         return open_image(os.path.join(self.image_root, sample.image))
 
     def _sample(self, index: int) -> tuple[Sample, list[int]]:
-        """Return the sample at `index`, and which of its captions if `index` decides that."""
+        """Return the sample of an item, and the position of its caption if it has only one."""
         if self.captions_per_image > 1:
             return self.samples[index], []
         position, caption = locate(self._pairs_up_to, index)
@@ -156,11 +158,11 @@ class TrainingDataset(Dataset):
 
 @dataclass(eq=False, repr=False)
 class EvaluationDataset(Dataset):
-    """Images for which captions are to be generated.
+    """Images to generate captions for.
 
-    `dataset[index]` is a dict: image, the output of `transform`; image_id; index; unreadable, [].
-    An unreadable image raises UserError. With `skip_bad_images` the item's image is then None and
-    its `unreadable` holds the error message; a loader leaves the item out.
+    `dataset[index]` is a dict: image (the output of `transform`), image_id, index and unreadable,
+    an empty list. An unreadable image raises UserError. With `skip_bad_images`, its item has None
+    as image and the error message in `unreadable`, and a loader leaves the item out.
     """
 
     samples: Sequence[Sample]
@@ -184,7 +186,7 @@ class EvaluationDataset(Dataset):
 
 
 def _transformed(transform: Transform, image: Image.Image, sample: Sample) -> Any:
-    """Return `transform(image)`; UserError for an image that a captioner cannot take."""
+    """Return `transform(image)`. Raises UserError if the captioner cannot process the image."""
     try:
         return transform(image)
     except ValueError as error:
@@ -192,12 +194,12 @@ def _transformed(transform: Transform, image: Image.Image, sample: Sample) -> An
 
 
 def locate(up_to: Sequence[int], index: int) -> tuple[int, int]:
-    """Return the group that `index` is in, and its place there; up_to: cumulative group sizes."""
+    """Return the group of an index, and the position in that group. up_to: cumulative sizes."""
     group = bisect_right(up_to, index)
     return group, index - (up_to[group - 1] if group else 0)
 
 
 def _sample(size: int, count: int) -> list[int]:
-    """Return `count` random integers below `size`: the first `size` of them all differ."""
+    """Return `count` random integers below `size`. The first `size` of them are distinct."""
     distinct = torch.randperm(size)[:count]
     return torch.cat([distinct, torch.randint(size, (count - len(distinct),))]).tolist()

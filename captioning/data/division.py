@@ -1,4 +1,4 @@
-"""Division of a data set into splits: by shares and a seed, or by lists of names."""
+"""Divides a data set into splits, by shares and a seed or by lists of names."""
 
 import os
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ SPLITS = ("train", "val", "test")
 
 
 def checked_division(split: dict[str, Any], seed: int) -> dict[str, Any]:
-    """Return the value of the key `split`; shares get `seed` if they have none. ValueError."""
+    """Check the value of the key `split`. Shares without a seed get `seed`. Raises ValueError."""
     if all(isinstance(value, str) for value in split.values()):
         parts = split
         valid = set(parts) <= set(SPLITS)
@@ -26,8 +26,8 @@ def checked_division(split: dict[str, Any], seed: int) -> dict[str, Any]:
         valid = valid and type(parts["seed"]) is int
     if not valid or "val" not in parts:
         raise ValueError(
-            "it has to be shares of the photos, such as {val: 0.05, test: 0.05}, or lists of names "
-            "in ann_root, such as {train: a.txt, val: b.txt, test: c.txt}"
+            "it must be shares of the photos, such as {val: 0.05, test: 0.05}, or files in "
+            "ann_root with lists of names, such as {train: a.txt, val: b.txt, test: c.txt}"
         )
     return parts
 
@@ -35,11 +35,11 @@ def checked_division(split: dict[str, Any], seed: int) -> dict[str, Any]:
 def divided(
     samples: Sequence[Sample], split: dict[str, Any], located: Callable[[str], Path]
 ) -> dict[str, list[Sample]]:
-    """Return the samples of train and of each split that `split` names, in the order of `samples`.
+    """Return the samples of train and of each split in `split`, in the order of `samples`.
 
-    Shares depend on the names of the photos' files, not on their folders or the order of lines.
-    Without a list of train, it has the photos that are in no list. located: maps a list's name to
-    its path. Raises UserError.
+    Shares depend on the file names of photos, not on their folders or on the order of samples. If
+    there is no list for train, train has all photos that are in no list. located: maps the name of
+    a list to its path. Raises UserError.
     """
     lists = isinstance(split["val"], str)
     split_of = _of_lists(samples, split, located) if lists else _of_shares(samples, split)
@@ -52,7 +52,7 @@ def divided(
     for name, part in found.items():
         if not part:
             raise UserError(
-                f"split: {name} has none of the {len(samples)} photos: give it more of them"
+                f"split: {name} has none of the {len(samples)} photos: assign some to {name}"
             )
     return found
 
@@ -78,16 +78,16 @@ def _of_lists(
     for name, file in split.items():
         path = located(file)
         listed = [item.image for item in read_list(path)]
-        lacking = [image for image in listed if image not in known]
-        if lacking:
+        unknown = [image for image in listed if image not in known]
+        if unknown:
             raise UserError(
-                f"{path}: {len(lacking)} of {len(listed)} photos have no captions in train_file, "
-                f"the first is {lacking[0]}: list photos by their names there"
+                f"{path}: {len(unknown)} of {len(listed)} photos have no captions in train_file, "
+                f"the first is {unknown[0]}: list photos by their names in train_file"
             )
         for image in listed:
             if split_of.setdefault(known[image], name) != name:
                 raise UserError(
-                    f"{path}: {image} is in the list of {split_of[known[image]]}, too: a photo "
-                    "belongs to one split"
+                    f"{path}: {image} is also in the list of {split_of[known[image]]}: a photo can "
+                    "be in only one split"
                 )
     return split_of

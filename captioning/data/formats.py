@@ -1,4 +1,4 @@
-"""The rows of caption files, whose format is detected from the file's name and content."""
+"""Reads the rows of caption files. The format is detected from a file's name and content."""
 
 import csv
 import io
@@ -12,15 +12,15 @@ from captioning.files.images import images_in
 from captioning.files.reading import parse_json, parse_json_lines, read_text
 from captioning.runtime.errors import UserError
 
-# The place of an entry, such as "row 3" (counted from 1), and its unchecked fields: an image, a
-# caption or captions, each under one of the names below, and optionally image_id.
+# The position of a row, such as "row 3" (counted from 1), and its fields, not yet checked.
+# The fields are an image and a caption or captions, with names as below, and optionally image_id.
 Row = tuple[str, Any]
 
 IMAGE_NAMES = ("image", "file_name", "image_name")
 CAPTION_NAMES = ("captions", "caption", "text", "comment")
 
 TABLES = (".csv", ".tsv", ".txt", ".token")  # suffixes of files with an image per line
-METADATA = ("metadata.jsonl", "metadata.csv")  # may be in a folder of photos
+METADATA = ("metadata.jsonl", "metadata.csv")  # possible caption files in a folder of photos
 
 FORMATS = (
     "a list of {image, caption} rows (JSON, JSONL or CSV), COCO's {images: [{id, file_name}], "
@@ -28,8 +28,8 @@ FORMATS = (
     "({images: [{filename, sentences, split}]})"
 )
 
-# Files of Flickr8k and Flickr30k: the beginning of the first line, a line, and its description.
-# One line of results.csv lacks its second bar.
+# Formats of Flickr8k and Flickr30k: a pattern of the first line's beginning, a pattern of a line,
+# and its description. One line of results.csv lacks its second bar.
 _FLICKR = (
     (r"[^\t]+#\d+\t", r"([^\t]+)#\d+\t(.*)", "NAME#NUMBER, a tab and a caption"),
     (r"image_name\s*\|", r"([^|]+?)\s*\|\s*\d+(?:\s*\||\s)\s*(.*)", "NAME| NUMBER| caption"),
@@ -42,12 +42,15 @@ def is_json(path: Path) -> bool:
 
 
 def captions_file(path: Path) -> Path:
-    """Return the metadata file of a folder of photos if it has one, else the path unchanged."""
+    """Return the metadata file in a folder of photos. Without one, return the path unchanged."""
     return next((path / name for name in METADATA if (path / name).is_file()), path)
 
 
 def read_rows(path: Path, split: Optional[str]) -> Iterator[Row]:
-    """Return the rows of a file or folder, of Karpathy's file those of `split`. UserError."""
+    """Return the rows of a file or folder. Raises UserError.
+
+    split: for a file of Karpathy, the split to read; None for all.
+    """
     if path.is_dir():
         return _folder_rows(path)
     text = read_text(path)
@@ -69,15 +72,15 @@ def read_rows(path: Path, split: Optional[str]) -> Iterator[Row]:
 
 
 def _folder_rows(folder: Path) -> Iterator[Row]:
-    """Yield photos with a text file beside each, one caption per line."""
+    """Yield a row for each photo. Its captions are the lines of a text file of the same name."""
     photos = list(map(Path, images_in(str(folder))))
     if not photos:
-        raise UserError(f"{folder}: a folder without photos and without {METADATA[0]}")
-    lacking = [photo for photo in photos if not photo.with_suffix(".txt").is_file()]
-    if lacking:
+        raise UserError(f"{folder}: the folder has no photos and no {METADATA[0]}")
+    missing = [photo for photo in photos if not photo.with_suffix(".txt").is_file()]
+    if missing:
         raise UserError(
-            f"{folder}: {len(lacking)} of {len(photos)} photos have no .txt beside them, the first "
-            f"is {lacking[0]}: write their captions there, or put them elsewhere"
+            f"{folder}: {len(missing)} of {len(photos)} photos have no .txt file with captions, "
+            f"the first is {missing[0]}: add these files, or move the photos out of the folder"
         )
     for photo in photos:
         captions = read_text(photo.with_suffix(".txt")).strip().split("\n")
@@ -91,7 +94,7 @@ def _flickr_rows(text: str, line: str, shape: str, path: Path) -> Iterator[Row]:
         if found:
             yield f"line {number}", {"image": found[1], "caption": found[2]}
         elif content.strip() and number > 1:  # the first line may be a header
-            raise UserError(f"{path}: line {number} is not {shape}: mend it")
+            raise UserError(f"{path}: line {number} is not {shape}: correct it")
 
 
 def _table_rows(text: str, path: Path) -> Iterator[Row]:
@@ -103,7 +106,7 @@ def _table_rows(text: str, path: Path) -> Iterator[Row]:
         missing = [kind for kind, names in wanted.items() if columns.isdisjoint(names)]
         if missing:
             raise UserError(
-                f"{path}: line 1 names no column {' and '.join(missing)}: "
+                f"{path}: line 1 has no column {' and '.join(missing)}: "
                 "expected image,caption or image,caption,image_id"
             )
         reader.fieldnames = [name.strip() for name in reader.fieldnames]
@@ -113,13 +116,13 @@ def _table_rows(text: str, path: Path) -> Iterator[Row]:
                 raise UserError(
                     f"{path}: {where} has more values than line 1: put captions in double quotes"
                 )
-            # CSV has no types: a canonical integer is one, while "007" is a name.
+            # CSV has no types. "42" is read as an integer, but "007" as a string.
             image_id = fields.get("image_id") or None
             if image_id and re.fullmatch("0|[1-9][0-9]{,99}", image_id):
                 image_id = int(image_id)
             yield where, {**fields, "image_id": image_id}
     except csv.Error as error:
-        line = reader.reader.line_num  # of the inner reader, which has read the bad row
+        line = reader.reader.line_num  # DictReader has not counted the bad row, but its reader has
         raise UserError(f"{path}: not valid CSV at line {line}: {error}") from None
 
 
@@ -132,16 +135,19 @@ def _coco_rows(images: list, annotations: list, path: Path) -> Iterator[Row]:
         for number, entry in enumerate(images, start=1):
             where, lacks = f"row {number} of images", "id or file_name"
             image, image_id = entry["file_name"], entry["id"]
-            of_image = captions.pop(image_id, [])
-            yield where, {"image": image, "image_id": image_id, "captions": of_image}
+            texts = captions.pop(image_id, [])
+            yield where, {"image": image, "image_id": image_id, "captions": texts}
     except (KeyError, TypeError):
         raise UserError(f"{path}: {where} lacks {lacks}: expected {FORMATS}") from None
     if captions:
-        raise UserError(f"{path}: images has no id {next(iter(captions))!r}, which has captions")
+        raise UserError(
+            f"{path}: annotations has captions of image_id {next(iter(captions))!r}, which images "
+            "does not have"
+        )
 
 
 def _karpathy_rows(images: list, path: Path, split: Optional[str]) -> Iterator[Row]:
-    # The authors of the split also train on the rest of the validation images.
+    # The authors of the split also train on "restval", the rest of COCO's validation images.
     wanted = ("train", "restval") if split == "train" else (split,)
     for number, entry in enumerate(images, start=1):
         where = f"row {number} of images"

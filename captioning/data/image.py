@@ -1,4 +1,4 @@
-"""Image files: opened within limits, decoded, and made into tensors as BLIP makes them."""
+"""Opens image files within limits, decodes them, and converts them to tensors as BLIP does."""
 
 import os
 import stat
@@ -22,24 +22,24 @@ from captioning.runtime.errors import UserError, one_line
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
 
-# Pillow's own limit. It is set again here because any library may lift Pillow's. Pillow warns from
-# half of it on.
+# The same limit as Pillow's, which any library may change. Pillow warns from half of it on.
 MOST_PIXELS = 178_956_970
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 
 def open_image(path: StrPath, data: Optional[BinaryIO] = None) -> Image.Image:
-    """Return an image file of which only the header has been read, for `decode`.
+    """Open an image file and read only its header. `decode` reads the rest.
 
-    data: the file's content; `path` is then only its name. The format is detected from the content,
-    not from the name. Raises UserError, naming the file, if it is none of FORMATS, has more than
-    MOST_PIXELS or, for a JPEG, more than MOST_SCANS or MOST_SEGMENTS.
+    data: the file's content; `path` is then used only in errors. The format is detected from the
+    content, not from the name. Raises UserError, which names the file, if the format is not in
+    FORMATS, if there are more than MOST_PIXELS or, in a JPEG file, more than MOST_SCANS or
+    MOST_SEGMENTS.
     """
     with _errors_naming(path):
         if data is None:
             mode = os.stat(path).st_mode
             if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-                raise OSError("no regular file")  # opening a pipe would block
+                raise OSError("not a regular file")  # opening a pipe would block
         image = Image.open(data or path, formats=_formats())
         if image.width * image.height > MOST_PIXELS:
             image.close()
@@ -58,27 +58,27 @@ def open_image(path: StrPath, data: Optional[BinaryIO] = None) -> Image.Image:
 
 @cache
 def _formats() -> list[str]:
-    """Return those of FORMATS that this Pillow was built with."""
+    """Return the FORMATS that this build of Pillow supports."""
     Image.init()
     return [name for name in FORMATS if name in Image.OPEN]
 
 
 def decode(image: Image.Image, name: StrPath = "") -> Image.Image:
-    """Return an opened image as RGB, 8 bits a channel: the first frame, transparency dropped.
+    """Decode the first frame of an image to RGB, with 8 bits per channel and no transparency.
 
-    The EXIF orientation is not applied, since the original BLIP does not.
-    Raises UserError, naming the file, if the image is incomplete.
+    The EXIF orientation is ignored, as in BLIP. Raises UserError, which names the file, if the
+    image is incomplete.
     """
     with _errors_naming(name or getattr(image, "filename", "")):
-        # Pillow clips 16-bit grey at 255, which makes the image white. Its mode "I" has 16 bits for
-        # a PGM file and, in older Pillows, for a PNG.
+        # Pillow clips 16-bit grey images at 255, so that they are white. PGM files and, in older
+        # versions of Pillow, PNG files with 16 bits have the mode "I".
         if image.mode == "I" or image.mode.startswith("I;16"):
             image = Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8))
         return image.convert("RGB")
 
 
 def load_image(path: StrPath, data: Optional[BinaryIO] = None) -> Image.Image:
-    """Return an image file, decoded; see `open_image` and `decode` for the errors raised."""
+    """Open and decode an image file. Raises the errors of `open_image` and `decode`."""
     with open_image(path, data) as image:
         return decode(image, path)
 
@@ -107,21 +107,21 @@ def _errors_naming(path: StrPath) -> Iterator[None]:
 
 
 def resize(image_size: int) -> transforms.Resize:
-    """Return the resize to a square, bicubic; the aspect ratio is not kept."""
+    """Return a bicubic resize to a square. It changes the aspect ratio."""
     return transforms.Resize((image_size, image_size), InterpolationMode.BICUBIC)
 
 
 def evaluation_transform(image_size: int) -> transforms.Compose:
-    """Return the map from an RGB image to a float tensor (3, S, S), normalised."""
+    """Return a transform from an RGB image to a normalised float tensor (3, S, S)."""
     return transforms.Compose(
         [resize(image_size), transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
     )
 
 
 def normalise(pixels: Tensor) -> Tensor:
-    """Return pixels, uint8 (B, H, W, 3), as the model's input: float32 (B, 3, H, W)."""
+    """Normalise pixels, uint8 (B, H, W, 3) -> float32 (B, 3, H, W), the model's input."""
     image = torch.empty((len(pixels), 3, *pixels.shape[1:3]), device=pixels.device)
-    # In the order of torchvision's ToTensor and Normalize, which gives bit-identical values.
+    # The same operations as ToTensor and Normalize of torchvision, for bit-identical values.
     image.copy_(pixels.permute(0, 3, 1, 2)).div_(255)
     for channel, mean, std in zip(image.unbind(1), MEAN, STD):
         channel.sub_(mean).div_(std)
@@ -129,15 +129,15 @@ def normalise(pixels: Tensor) -> Tensor:
 
 
 class Preprocessing(NamedTuple):
-    """How a captioner's images are made.
+    """The functions that make a captioner's input from images.
 
     evaluation: maps an RGB image to a float tensor (3, S, S), the captioner's input.
-    training: maps an image, opened or decoded, to a tensor whose shape is the same for all images;
-        draws from torch's generator.
-    normalise: maps a batch of training's output, on the captioner's device, to evaluation's,
-        (B, 3, S, S). Not called where `training` returns floats.
-    join: makes a batch of a list of items. If it is not torch.stack, items need not be tensors.
-    same: whether `training` draws nothing.
+    training: maps an opened or decoded image to a tensor of the same shape for all images. Uses
+        torch's random generator.
+    normalise: maps a batch of outputs of `training`, on the captioner's device, to the captioner's
+        input (B, 3, S, S). Not called if `training` returns floats.
+    join: makes a batch of a list of items. Items need not be tensors, unless it is torch.stack.
+    same: whether `training` is deterministic.
     """
 
     evaluation: Callable[[Image.Image], Any]
@@ -147,7 +147,7 @@ class Preprocessing(NamedTuple):
     same: bool = False
 
     def one(self, image: Image.Image) -> Any:
-        """Return a batch of one RGB image, for evaluation. Raises UserError."""
+        """Return an evaluation batch of one RGB image. Raises UserError."""
         return self.join([self.item(image)])
 
     def item(self, image: Image.Image) -> Any:

@@ -1,4 +1,4 @@
-"""Batches of a data set, the same for any number of workers or GPUs, and on the device."""
+"""Batches of a data set on the device. They do not depend on the number of workers or GPUs."""
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,22 +22,27 @@ logger = logging.getLogger(__name__)
 Batch = dict[str, Any]
 Item = Union[dict[str, Any], UserError]
 Normalise = Callable[[Tensor], Tensor]
-Join = Callable[[list], Any]
+Collate = Callable[[list], Any]
 
-# Batches that are sorted together: enough that lengths within a batch differ little, few enough
-# that an epoch stays random.
+# The number of batches whose captions are sorted together. With more, captions in a batch have more
+# similar lengths; with fewer, an epoch is more random.
 POOL = 50
 
 
 class Loader(DataLoader):
-    """A DataLoader whose batches are dicts: image, the items' joined; skipped, how many images of
-    the batch could not be read; and a list of B values for every other key of the items.
+    """A DataLoader whose batches are dicts.
 
-    `skipped` is their sum since the iteration began. Each unreadable image is logged once. A
-    UserError in a worker is raised here unchanged, without the worker's traceback.
+    - image: the batch that `join` makes of the items' images.
+    - skipped: the number of images of this batch that could not be read.
+    - every other key of the items: a list of B values.
+
+    The attribute `skipped` counts unreadable images since the iteration began. Each unreadable
+    image is logged once. A UserError in a worker is raised without the worker's traceback.
     """
 
-    def __init__(self, dataset: Dataset, batch_sampler, num_workers: int, join: Join = torch.stack):
+    def __init__(
+        self, dataset: Dataset, batch_sampler, num_workers: int, join: Collate = torch.stack
+    ):
         """join: makes a batch of transformed images, see `Preprocessing`."""
         super().__init__(
             _ErrorsAsValues(dataset),
@@ -47,14 +52,14 @@ class Loader(DataLoader):
             persistent_workers=num_workers > 0,
             worker_init_fn=signals.ignore,
             pin_memory=torch.cuda.is_available(),
-            # Without it DataLoader would draw the workers' seed from the caller's generator.
+            # Otherwise DataLoader would draw the workers' seed from torch's default generator.
             generator=torch.Generator(),
         )
         self.skipped = 0
         self._logged: set[str] = set()
 
     def check_worker_number_rationality(self) -> None:
-        """Do nothing; torch would warn on the screen. The user has chosen the number."""
+        """Override torch's warning about many workers: the user has chosen their number."""
 
     def __iter__(self) -> Iterator[Batch]:
         self.skipped = 0
@@ -63,9 +68,8 @@ class Loader(DataLoader):
                 try:
                     raise batch
                 finally:
-                    # The error's traceback holds this frame. If the frame held the error in turn,
-                    # both would live until the garbage collector runs, and with them the workers,
-                    # which do not end well then.
+                    # The error's traceback refers to this frame. Without `del`, the frame refers to
+                    # the error, and both keep the workers alive until the garbage collector runs.
                     del batch
             for message in batch.pop("unreadable"):
                 if message not in self._logged:
@@ -76,10 +80,10 @@ class Loader(DataLoader):
                 yield batch
 
     def close(self) -> None:
-        """Shut the workers down; another iteration would start new ones.
+        """Shut the workers down. Another iteration starts new workers.
 
-        A traceback of a failed iteration would keep the workers alive. The process would then wait
-        for them at exit, in vain, since they ignore signals.
+        Without this, the traceback of a failed iteration keeps the workers alive, and the process
+        waits for them forever at exit, because they ignore signals.
         """
         iteration, self._iterator = self._iterator, None
         if iteration is not None:
@@ -87,13 +91,13 @@ class Loader(DataLoader):
 
 
 class TrainingLoader(Loader):
-    """The batches of one epoch on one process; call `set_epoch` before each epoch.
+    """The batches of one epoch on one process. Call `set_epoch` before each epoch.
 
     Images are the output of the dataset's transform; see `Prefetcher`.
     """
 
     def set_epoch(self, epoch: int, first_batch: int = 0) -> None:
-        """Make the next iteration that of `epoch`, an integer from 0, starting at a batch."""
+        """Choose the epoch and the first batch of the next iteration. Both are counted from 0."""
         self.batch_sampler.epoch, self.batch_sampler.first_batch = epoch, first_batch
 
 
@@ -105,14 +109,14 @@ def training_loader(
     world_size: int = 1,
     num_workers: int = 0,
     bucket_batches: bool = False,
-    join: Join = torch.stack,
+    join: Collate = torch.stack,
 ) -> TrainingLoader:
-    """Return the batches of `batch_size` items that process `rank` of `world_size` trains on.
+    """Return the loader of the batches that process `rank` of `world_size` trains on.
 
     The items of an epoch are shuffled by (seed, epoch) and cut into global batches of batch_size *
-    world_size, of which each process takes its part; an incomplete last one is dropped. With
-    `bucket_batches` the captions of a global batch have similar lengths.
-    Raises UserError if there is not one global batch.
+    world_size items. Each process takes its part of every global batch. An incomplete last batch is
+    dropped. With `bucket_batches` the captions of a global batch have similar lengths. Raises
+    UserError if the items do not fill one global batch.
     """
     global_size = batch_size * world_size
     if len(dataset) < global_size:
@@ -131,11 +135,11 @@ def evaluation_loader(
     rank: int = 0,
     world_size: int = 1,
     num_workers: int = 0,
-    join: Join = torch.stack,
+    join: Collate = torch.stack,
 ) -> Loader:
-    """Return the batches, of at most `batch_size` items, of positions rank, rank + world_size, ...
+    """Return the loader of the items rank, rank + world_size, ..., in batches of `batch_size`.
 
-    Every position belongs to one process; a process may have none. A batch whose images are all
+    Each item belongs to one process. A process may have no items. A batch whose images are all
     unreadable is left out.
     """
     positions = range(len(dataset))[rank::world_size]
@@ -144,10 +148,10 @@ def evaluation_loader(
 
 
 def bucketed(order: Sequence[int], lengths: Sequence[int], size: int, seed: int) -> list[int]:
-    """Return an order of whole batches of `size`, each of items of similar length.
+    """Reorder items so that consecutive batches of `size` items have similar lengths.
 
-    This leaves little padding in a batch. order: a random order of items; lengths: by item. The
-    items of an incomplete last batch are dropped.
+    Such batches need little padding. order: items in random order; lengths: the length of each
+    item. The items of an incomplete last batch are dropped.
     """
     order = order[: len(order) // size * size]
     batches = []
@@ -159,7 +163,7 @@ def bucketed(order: Sequence[int], lengths: Sequence[int], size: int, seed: int)
 
 @dataclass(eq=False, repr=False)
 class _ShuffledBatches:
-    """A batch sampler of lists of keys (epoch, index). The epoch reaches the workers in the key."""
+    """A batch sampler. A batch is a list of keys (epoch, index), so that workers know the epoch."""
 
     dataset: TrainingDataset
     batch_size: int
@@ -180,15 +184,15 @@ class _ShuffledBatches:
             order = self.dataset.order(self.seed, self.epoch, first)
         else:
             seed = derived_seed("buckets", self.seed, self.epoch)
-            whole = list(self.dataset.order(self.seed, self.epoch))
-            order = iter(bucketed(whole, self.lengths, size, seed)[first:])
-        own = slice(self.rank * self.batch_size, (self.rank + 1) * self.batch_size)
+            shuffled = list(self.dataset.order(self.seed, self.epoch))
+            order = iter(bucketed(shuffled, self.lengths, size, seed)[first:])
+        part = slice(self.rank * self.batch_size, (self.rank + 1) * self.batch_size)
         for _ in range(self.first_batch, len(self)):
-            yield [(self.epoch, index) for index in list(islice(order, size))[own]]
+            yield [(self.epoch, index) for index in list(islice(order, size))[part]]
 
 
 class _ErrorsAsValues(Dataset):
-    """Returns a UserError instead of raising it, since a DataLoader adds tracebacks to errors."""
+    """Returns a UserError instead of raising it: DataLoader adds a traceback to raised errors."""
 
     def __init__(self, dataset: Dataset):
         self.dataset = dataset
@@ -203,7 +207,7 @@ class _ErrorsAsValues(Dataset):
             return [error]
 
 
-def _collate(join: Join, items: Sequence[Item]) -> Union[Batch, UserError]:
+def _collate(join: Collate, items: Sequence[Item]) -> Union[Batch, UserError]:
     if isinstance(items[0], UserError):
         return items[0]
     messages = [message for item in items for message in item["unreadable"]]
@@ -216,16 +220,16 @@ def _collate(join: Join, items: Sequence[Item]) -> Union[Batch, UserError]:
 
 
 class Prefetcher:
-    """The batches of a loader, each image float32 (B, 3, S, S) on `device`, normalised.
+    """Yields a loader's batches with images on `device`, normalised, float32 (B, 3, S, S).
 
-    One batch is always in flight. On a GPU it is copied from pinned memory, and pixels are made
-    floats, on a separate stream, concurrently with the model. On a CPU nothing overlaps.
+    The next batch is prepared while the model computes. On a GPU, the copy from pinned memory and
+    the normalisation run on a separate stream. On a CPU nothing runs concurrently.
     """
 
     def __init__(
         self, batches: Iterable[Batch], device: torch.device, normalise: Normalise = normalise
     ):
-        """normalise: makes floats of pixels, see `Preprocessing`."""
+        """normalise: converts pixels to floats, see `Preprocessing`."""
         self.batches, self.device, self.normalise = batches, device, normalise
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
@@ -251,6 +255,6 @@ class Prefetcher:
         if arrived is not None:
             model = torch.cuda.current_stream(self.device)
             model.wait_event(arrived)
-            # Otherwise the memory could be reused for a later batch while the model still reads it.
+            # Otherwise a later batch could get this memory while the model still reads it.
             batch["image"].record_stream(model)
         return batch

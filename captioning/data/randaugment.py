@@ -1,8 +1,7 @@
 """BLIP's variant of RandAugment (Cubuk et al. 2020), on PIL images.
 
-OPERATIONS are fast. EXACT_OPERATIONS are pixel-identical to the original's code: they warp with
-OpenCV and stretch the contrast as the original does. The same draws choose the same operation and
-sign in both.
+OPERATIONS are fast. EXACT_OPERATIONS are pixel-identical to BLIP's code: they warp with OpenCV and
+have its autocontrast. With the same random numbers, both apply the same operations and signs.
 """
 
 import math
@@ -24,14 +23,14 @@ SHEAR = 0.3 * MAGNITUDE  # pixels per pixel
 TRANSLATION = round(10 * MAGNITUDE)  # pixels
 ROTATION = 30 * MAGNITUDE  # degrees
 FILL = (128, 128, 128)
-# BLIP shears about the centre of the first pixel; torchvision counts from the image's corner.
+# BLIP shears about the centre of the first pixel. torchvision's coordinates begin at its corner.
 ORIGIN = [0.5, 0.5]
 
 
 def rand_augment(image: T, operations: Sequence[Callable[[T], T]]) -> T:
-    """Draw two of `operations`, with replacement, and apply each with probability 0.5.
+    """Sample two operations with replacement, and apply each with probability 0.5.
 
-    Takes and returns an RGB image; its size stays. Draws from torch's generator.
+    The image is RGB and keeps its size. Uses torch's random generator.
     """
     for choice in torch.randint(len(operations), (2,)).tolist():
         if torch.rand(()) < 0.5:
@@ -47,7 +46,7 @@ def identity(image: Image.Image) -> Image.Image:
     return image
 
 
-# BLIP's factor of both is 1.8 * MAGNITUDE + 0.1, which is 1: they leave an image as it is.
+# In BLIP the factor of both is 1.8 * MAGNITUDE + 0.1, which is 1, so that they do nothing.
 brightness = sharpness = identity
 
 
@@ -60,7 +59,7 @@ def translate_y(image: Image.Image) -> Image.Image:
 
 
 def _translate(image: Image.Image, columns: int, rows: int) -> Image.Image:
-    """Move by whole pixels: without interpolation, which takes 30 times as long."""
+    """Translate by whole pixels without interpolation, which would take 30 times as long."""
     moved = Image.new("RGB", image.size, FILL)
     moved.paste(image, (columns, rows))
     return moved
@@ -91,10 +90,11 @@ def _affine(image, shear, angle=0.0, center=None) -> Image.Image:
 
 
 def exact_autocontrast(image: Image.Image) -> Image.Image:
-    """Stretch each channel to 0 to 255 if its lowest value is 0; else make all of it 255.
+    """BLIP's autocontrast, including its bug.
 
-    The original means to subtract the lowest value. It negates that value as a byte, so that -5
-    becomes 251 and all values rise instead.
+    A channel with the lowest value 0 is stretched to the range 0 to 255. The code of BLIP intends
+    to subtract other lowest values, but it negates them as bytes: -5 becomes 251, and all values of
+    the channel become 255.
     """
     table: list[int] = []
     for counts in np.reshape(image.histogram(), (3, 256)):
@@ -114,7 +114,7 @@ def exact_shear_y(image: Image.Image) -> Image.Image:
 
 
 def exact_rotate(image: Image.Image) -> Image.Image:
-    """Rotate about (W / 2, H / 2), which OpenCV places half a pixel off the centre."""
+    """Rotate about (W / 2, H / 2), half a pixel off the centre in OpenCV's coordinates."""
     import cv2
 
     # OpenCV rotates anticlockwise, torchvision clockwise.
@@ -123,7 +123,7 @@ def exact_rotate(image: Image.Image) -> Image.Image:
 
 
 def _warp(image: Image.Image, matrix: np.ndarray) -> Image.Image:
-    """Warp bilinearly; `matrix` (2, 3) maps (x, y, 1) of the image to the result."""
+    """Warp bilinearly. matrix: (2, 3), maps (x, y, 1) in the image to (x, y) in the result."""
     import cv2
 
     return Image.fromarray(cv2.warpAffine(np.array(image), matrix, image.size, borderValue=FILL))
@@ -140,7 +140,7 @@ EXACT_OPERATIONS = (
 
 
 def check_opencv() -> None:
-    """Raise UserError unless OpenCV 4 is installed: OpenCV 5 warps to other values."""
+    """Raise UserError unless OpenCV 4 is installed. OpenCV 5 computes other values."""
     try:
         import cv2
     except ImportError:
@@ -148,8 +148,8 @@ def check_opencv() -> None:
     else:
         if cv2.__version__.startswith("4."):
             return
-        found = f"is {cv2.__version__} here, which rounds otherwise"
+        found = f"has version {cv2.__version__}, which rounds differently"
     raise UserError(
-        f"input: exact warps images with OpenCV 4, as the original did; OpenCV {found}: "
+        f"input is exact, which needs OpenCV 4 to warp images like BLIP, but OpenCV {found}: "
         "pip install 'opencv-python-headless<5', or set input: fast"
     )

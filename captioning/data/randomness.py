@@ -1,4 +1,4 @@
-"""Random numbers that depend on named integers and on nothing that happened before."""
+"""Random numbers that depend only on a purpose and integers, not on earlier random numbers."""
 
 import hashlib
 from contextlib import contextmanager
@@ -7,7 +7,7 @@ import torch
 
 
 def derived_seed(purpose: str, *numbers: int) -> int:
-    """Return an unsigned 64-bit seed, unrelated for any other `purpose` or `numbers`."""
+    """Return an unsigned 64-bit seed, a hash of `purpose` and `numbers`."""
     name = f"{purpose} {' '.join(str(number) for number in numbers)}"
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big")
 

@@ -1,8 +1,8 @@
-"""Training on tar shards: their samples, and an order that reads a few tars at a time.
+"""Training on tar shards: their samples, and an order that reads only a few tars at a time.
 
-An epoch's order is a function of seed, epoch and the sizes of the tars alone. It is therefore the
-same for any number of processes and workers, and can start anywhere without reading what comes
-before. (webdataset's order depends on both numbers, and it resumes by reading from the start.)
+The order of an epoch depends only on the seed, the epoch and the sizes of the tars. It is the same
+for any number of processes and workers, and it can start at any item without reading earlier ones.
+webdataset's order depends on both numbers, and webdataset resumes by reading from the start.
 """
 
 import io
@@ -24,7 +24,7 @@ from captioning.runtime.errors import UserError
 
 
 class TarSample(NamedTuple):
-    """A sample of a tar, with the place of its image there; see `annotations.Sample`."""
+    """A sample in a tar, with the position of its image; see `annotations.Sample`."""
 
     image: str  # the tar's path, a slash and the name in it
     captions: tuple[str, ...]
@@ -38,9 +38,9 @@ def _sample_of(tar: str, row: Row) -> TarSample:
 
 
 class Shards:
-    """The samples of tars, in their order. Iterating leaves out those that cannot be used.
+    """The samples of tars in order. An iteration leaves out samples that cannot be used.
 
-    Raises UserError, and Stopped when a signal asks for it while tars are indexed.
+    Raises UserError, and Stopped if a stop is requested while tars are indexed.
     """
 
     def __init__(self, tars: Sequence[str]):
@@ -63,11 +63,11 @@ class Shards:
 
 @dataclass(eq=False, repr=False)
 class ShardDataset(TrainingDataset):
-    """A TrainingDataset of `samples`, Shards: the items of one tar after the other.
+    """A TrainingDataset of tars. samples: a Shards.
 
-    A sample with an error in its tar's index is one unreadable item; without `skip_bad_images`
-    there must be none. shuffle_buffer: how many items, of whole tars, are shuffled together at
-    least. The index of twice as many items is kept in memory.
+    A sample with an error in the tar's index is one unreadable item. Such samples are allowed only
+    with `skip_bad_images`. shuffle_buffer: the least number of items that are shuffled together;
+    they are the items of whole tars. The index of about twice as many items is kept in memory.
     """
 
     shuffle_buffer: int = 50_000
@@ -78,9 +78,9 @@ class ShardDataset(TrainingDataset):
         if first and not self.skip_bad_images:
             count = sum(summary["errors"] for summary in known)
             more = f", and {count - 1} more" * (count > 1)
-            raise UserError(f"{first}{more}: mend it, or set skip_bad_images=true")
-        what = "captions" if self.captions_per_image == 1 else "samples"
-        self._sizes = [summary[what] + summary["errors"] for summary in known]
+            raise UserError(f"{first}{more}: correct it, or set skip_bad_images=true")
+        unit = "captions" if self.captions_per_image == 1 else "samples"
+        self._sizes = [summary[unit] + summary["errors"] for summary in known]
         self._up_to = list(accumulate(self._sizes))
         self._rows: OrderedDict[int, tuple[list[Row], list[int]]] = OrderedDict()
         self._prefetched: dict[tuple[str, int, int], Any] = {}
@@ -89,9 +89,10 @@ class ShardDataset(TrainingDataset):
         return self._up_to[-1]
 
     def order(self, seed: int, epoch: int, first: int = 0) -> Iterator[int]:
-        """Return shuffled items of shuffled tars, from position `first` on.
+        """Return the shuffled items of an epoch from position `first` on.
 
-        As many tars as fill `shuffle_buffer` are shuffled together.
+        Tars are shuffled and grouped until a group fills `shuffle_buffer`. Then the items of each
+        group are shuffled.
         """
         done = 0
         for number, tars in enumerate(self._groups(seed, epoch)):
@@ -118,7 +119,7 @@ class ShardDataset(TrainingDataset):
             yield group
 
     def prefetch(self, keys: Sequence[tuple[int, int]]) -> None:
-        """Read the images of a batch concurrently where they are in a store."""
+        """Read the images of a batch that are in a store, concurrently."""
         places = []
         for _, index in keys:
             tar, row, _ = self._find(index)
@@ -138,7 +139,7 @@ class ShardDataset(TrainingDataset):
         return _sample_of(self.samples.tars[tar], row), caption
 
     def _find(self, index: int) -> tuple[int, Row, list[int]]:
-        """Return an item's tar and row, and which of its captions if `index` decides that."""
+        """Return an item's tar and row, and the position of its caption if it has only one."""
         tar, place = locate(self._up_to, index)
         rows, items_up_to = self._rows_of(tar)
         if self.captions_per_image > 1:
@@ -149,13 +150,13 @@ class ShardDataset(TrainingDataset):
     def _rows_of(self, tar: int) -> tuple[list[Row], list[int]]:
         if tar not in self._rows:
             rows = self.samples.rows(tar)
-            # With captions_per_image 1 each caption is an item, and so is an error.
+            # With captions_per_image 1, each caption is an item, and each error is one item.
             items_up_to = list(accumulate(len(row.get("captions", [""])) for row in rows))
             items = items_up_to[-1] if self.captions_per_image == 1 else len(rows)
             if items != self._sizes[tar]:
                 raise UserError(f"{self.samples.tars[tar]}: it has changed since training began")
             self._rows[tar] = rows, items_up_to
-            # Two groups are kept: a worker may read the next one before this one is finished.
+            # Keep two groups: a worker may begin to read the next group before it ends this one.
             most = 2 * self.shuffle_buffer + self._sizes[tar]
             while len(self._rows) > 1 and sum(self._sizes[tar] for tar in self._rows) > most:
                 self._rows.popitem(last=False)

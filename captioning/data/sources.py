@@ -1,4 +1,4 @@
-"""The data sets that are known by name: their files, and where these come from."""
+"""Finds or downloads the files of a configuration's splits, and reads their samples."""
 
 import os
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ from captioning.runtime.errors import UserError
 
 BUCKET = "https://storage.googleapis.com/sfr-vision-language-research/datasets/"
 
-# Of the files as BLIP's authors distribute them; those of the training files are unknown.
+# Hashes of files that BLIP's authors distribute. The hashes of training files are unknown.
 SHA256 = {
     "coco_karpathy_val.json": "51f6dcf544cc0d3bd7086b1cd5aa3dcc9a26fcc718e623099027a902da06a848",
     "coco_karpathy_test.json": "5b202a235ee2a4e13f82b984ef9293b8e2d34f9b1f92147bf8340580f20faf15",
@@ -29,25 +29,25 @@ SHA256 = {
     "flickr30k_test.json": "5d2a8e7365ff2220cf885e3fb656dd33b72b3a8f8c761067deebb0b22718806d",
 }
 
-LARGEST = 1 << 30  # bytes of an annotation file; COCO's training file has 80 million
+LARGEST = 1 << 30  # bytes of an annotation file; COCO's training file has 80 MB
 
 
-# The file names of each data set's splits; a configuration names those that are missing.
+# File names of known data sets. A configuration has to name the files of other data sets.
 ANNOTATIONS = {"coco": "coco_karpathy_{}.json", "flickr30k": "flickr30k_{}.json"}
 REFERENCES = {("coco", split): f"coco_karpathy_{split}_gt.json" for split in ("val", "test")}
 
 
 def known_annotation(dataset: str, split: str) -> Optional[str]:
-    """Return the name of a data set's own annotation file of a split."""
+    """Return the name of the annotation file of a known data set's split, otherwise None."""
     name = ANNOTATIONS.get(dataset)
     return name and name.format(split)
 
 
 def annotation_paths(config, split: str) -> list[Path]:
-    """Return the annotation files of `split` ("train", "val" or "test"), downloaded if missing.
+    """Return the annotation files of a split ("train", "val" or "test").
 
-    `config` has dataset, ann_root and {train,val,test}_file, whose name or names override the data
-    set's own. Raises UserError if there is no name or a file is not available.
+    Files of a known data set are downloaded if they are missing. The keys train_file, val_file and
+    test_file override them. Raises UserError if there is no name or a file is not available.
     """
     known_name = known_annotation(config.dataset, split)
     name = getattr(config, f"{split}_file") or known_name
@@ -60,14 +60,14 @@ def annotation_paths(config, split: str) -> list[Path]:
     names = name if isinstance(name, list) else [name]
     for tars in filter(is_tars, names):
         raise UserError(
-            f"{split}_file: {tars}: tars are for training only, and not beside other files: name "
-            "annotation files, or tars as train_file"
+            f"{split}_file: {tars}: only train_file can be tars, and then all its files must be "
+            "tars: name annotation files, or only tars as train_file"
         )
     return [_located(config.ann_root, each, known_name) for each in names]
 
 
 def training_tars(config) -> list[str]:
-    """Return the tars that `train_file` names, in `ann_root` or a store; [] if it names others.
+    """Return the tars of `train_file`, in `ann_root` or a store. [] if it names other files.
 
     Raises UserError.
     """
@@ -80,18 +80,22 @@ def training_tars(config) -> list[str]:
     tars = [tar for name in names for tar in expand(joined(config.ann_root, name))]
     packed = [tar for tar in tars if not tar.endswith(".tar")]
     if packed:
-        raise UserError(f"train_file: {packed[0]}: unpack it with gunzip: it has no random access")
+        raise UserError(
+            f"train_file: {packed[0]} is compressed, which allows no random access: unpack it with "
+            "gunzip"
+        )
     if len({tar.partition("://")[0] for tar in tars if is_store(tar)}) > 1:
-        raise UserError("train_file: tars are in stores of two kinds: name those of one")
+        raise UserError("train_file: tars are in different stores: name tars of one store only")
     if len(set(tars)) < len(tars):
         raise UserError(f"train_file: {max(tars, key=tars.count)} is named twice: name it once")
     return tars
 
 
 def read_split(config, split: str) -> Union[list[Sample], Shards]:
-    """Return the samples of `split`, of one file after the other.
+    """Return the samples of `split`, file by file.
 
-    Raises UserError as `annotation_paths` and the reader do, and for an image id in two files.
+    Raises the errors of `annotation_paths` and of the reader, and UserError for an image id that is
+    in two files.
     """
     if split == "train" and (tars := training_tars(config)):
         return Shards(tars)
@@ -99,12 +103,15 @@ def read_split(config, split: str) -> Union[list[Sample], Shards]:
         return _read(config, split, split)
     splits, _ = _divided(config)
     if split not in splits:
-        raise UserError(f"split divides train_file without {split}: add it")
+        raise UserError(f"split divides train_file, but has no {split}: add it")
     return splits[split]
 
 
 def described_division(config) -> str:
-    """Return how many photos each split has. Raises UserError for photos not in image_root."""
+    """Return a line with the number of photos in each split.
+
+    Raises UserError if photos are missing in image_root.
+    """
     splits, count = _divided(config)
     used = [sample for part in splits.values() for sample in part]
     if not is_store(config.image_root) and not config.skip_bad_images:
@@ -112,8 +119,8 @@ def described_division(config) -> str:
         missing = [path for path in paths if not path.is_file()]
         if missing:
             raise UserError(
-                f"{len(missing)} of {len(paths)} photos are not there, the first is {missing[0]}: "
-                "correct image_root, or pass over them with skip_bad_images=true"
+                f"{len(missing)} of {len(paths)} photos do not exist, the first is {missing[0]}: "
+                "correct image_root, or set skip_bad_images=true to leave them out"
             )
     counts = ", ".join(f"{len(part):,} {name}" for name, part in splits.items())
     rest = f", {count - len(used):,} in no list" if count > len(used) else ""
@@ -121,49 +128,53 @@ def described_division(config) -> str:
 
 
 def _divided(config) -> tuple[dict[str, list[Sample]], int]:
-    """Return the samples of each split of `train_file`, and how many the file has."""
+    """Return the samples of each split of `train_file`, and the number of samples in the file."""
     samples = _read(config, "train", None)
     lists = partial(located, config.ann_root)
     return divided(samples, config.split, lists), len(samples)
 
 
 def _read(config, files: str, split: Optional[str]) -> list[Sample]:
-    """Return the samples of the annotation files of split `files`; `split` selects within them."""
+    """Return samples of annotation files.
+
+    files: the split whose files are read. split: the split to select in Karpathy's files.
+    """
     samples: list[Sample] = []
     owner: dict[ImageId, Path] = {}
     for path in annotation_paths(config, files):
-        of_file = read_annotations(path, split)
-        folder = _folder_within(config.image_root, path, of_file[0].image)
-        for sample in of_file:
+        file_samples = read_annotations(path, split)
+        folder = _folder_within(config.image_root, path, file_samples[0].image)
+        for sample in file_samples:
             if sample.image_id in owner:
                 raise UserError(
                     f"{owner[sample.image_id]} and {path} both have image id {sample.image_id!r}: "
-                    "name each file once, and give each image an image_id of its own"
+                    "name each file once, and give each image a different image_id"
                 )
             samples.append(sample._replace(image=os.path.join(folder, sample.image)))
-        owner.update((sample.image_id, path) for sample in of_file)
+        owner.update((sample.image_id, path) for sample in file_samples)
     return samples
 
 
 def _folder_within(image_root: str, path: Path, first: str) -> str:
-    """Return the folder, in image_root, of an annotation file's images; `first` is one of them.
+    """Return the folder of an annotation file's images, relative to image_root.
 
-    The images of a folder are in it. COCO's captions_val2017.json names images in val2017.
+    first: the first image. If `path` is a folder of photos, the images are in it. The images of
+    COCO's captions_val2017.json may be in val2017.
     """
     if path.is_dir() and not is_store(image_root):
         folder = os.path.relpath(path, image_root)
         return "" if folder == os.curdir else folder
-    part = path.stem[len("captions_") :] if path.stem.startswith("captions_") else ""
-    beside = not Path(image_root, first).exists() and Path(image_root, part, first).is_file()
-    return part if beside else ""
+    folder = path.stem[len("captions_") :] if path.stem.startswith("captions_") else ""
+    in_folder = not Path(image_root, first).exists() and Path(image_root, folder, first).is_file()
+    return folder if in_folder else ""
 
 
 def references(config, split: str, samples: Iterable[Sample]) -> dict[ImageId, list[str]]:
-    """Return the human captions of each image of `samples`, those of `split`, by image id.
+    """Return the references of each image in `samples`, by image id. samples: those of `split`.
 
-    They are read from the {val,test}_gt_file of `config` (relative to coco_gt_root) or the data
-    set's own file; without one they are the captions of the samples. Raises UserError if the file
-    lacks an image.
+    References are read from val_gt_file or test_gt_file (relative to coco_gt_root), or from the
+    file of a known data set. Without a file they are the captions of the samples. Raises UserError
+    if the file lacks an image.
     """
     own = {sample.image_id: list(sample.captions) for sample in samples}
     path = _reference_path(config, split)
@@ -182,21 +193,22 @@ def references(config, split: str, samples: Iterable[Sample]) -> dict[ImageId, l
 def _reference_path(config, split: str) -> Optional[Path]:
     known_name = REFERENCES.get((config.dataset, split))
     name = getattr(config, f"{split}_gt_file", None)  # there is no train_gt_file
-    own = getattr(config, f"{split}_file") in (None, known_annotation(config.dataset, split))
-    if name is None and own and not config.split:
-        # The data set's references are not those of another annotation file.
+    is_known = getattr(config, f"{split}_file") in (None, known_annotation(config.dataset, split))
+    # Another annotation file has other references than the known data set.
+    if name is None and is_known and not config.split:
         name = known_name
     if name is None:
         return None
     if config.coco_gt_root is None:
-        raise UserError(f"coco_gt_root is not set: it names the folder of {name}")
+        raise UserError(f"coco_gt_root is not set: set it to the folder of {name}")
     return _located(config.coco_gt_root, name, known_name)
 
 
 def _located(folder: str, name: str, known_name: Optional[str]) -> Path:
-    """Return the path of a file, downloaded if it is missing and its name is `known_name`.
+    """Return the local path of a file.
 
-    A file in a store has to exist; the path is that of its copy.
+    A missing file is downloaded if its name is `known_name`. A file in a store must exist; the path
+    of its local copy is returned.
     """
     place = joined(folder, name)
     if name != known_name or is_store(place):
@@ -205,16 +217,16 @@ def _located(folder: str, name: str, known_name: Optional[str]) -> Path:
 
 
 def fetched(url: str, path: Path, sha256: Optional[str]) -> Path:
-    """Return `path`, after downloading `url` to it if it does not exist.
+    """Return `path`. If it does not exist, first download `url` to it.
 
-    sha256: of the download; None if unknown. Raises UserError.
+    sha256: the hash of the file; None if unknown. Raises UserError.
     """
     if path.exists():
         return path
-    from BLIP.weights.download import DownloadError, download  # needed for a missing file only
+    from BLIP.weights.download import DownloadError, download  # imported only for a download
 
     try:
         download(url, path, sha256=sha256, largest=LARGEST)
     except DownloadError as error:
-        raise UserError(f"{error}; to go on without a network, put {url} at {path}") from error
+        raise UserError(f"{error}; without a network, save {url} as {path}") from error
     return path

@@ -1,4 +1,4 @@
-"""The index of a tar: where its samples are and what their captions are. Built once, and cached."""
+"""The index of a tar: positions and captions of its samples. It is built once and cached."""
 
 import os
 import tarfile
@@ -19,31 +19,31 @@ from captioning.runtime.errors import UserError
 from captioning.runtime.progress import progress
 
 VERSION = 1  # of the cached files
-AT_ONCE = 16  # tars that are read concurrently: those in a store wait for the network
+AT_ONCE = 16  # tars to read concurrently; reading from a store waits for the network
 LARGEST_TEXT = 1 << 24  # bytes of a member with captions
 
-# {"image": its name in the tar, "at", "size": bytes, "captions"}, or {"error": line} for a sample
-# that cannot be used.
+# {"image": name in the tar, "at": first byte, "size": bytes, "captions": list}, or {"error": line}
+# for a sample that cannot be used.
 Row = dict[str, Any]
 
 
 def index_path(tar: str) -> Path:
-    """Return the cached index of a tar: a line with its summary, then a line for each sample."""
+    """Return the path of a tar's cached index: a line with its summary, then a line per sample."""
     place = tar if stores.is_store(tar) else os.path.abspath(tar)
     return cache_folder() / "tars" / f"{cache_key(place, 32)}.jsonl"
 
 
 def summaries(tars: list[str]) -> list[dict[str, Any]]:
-    """Return the numbers of `samples`, `captions` and `errors` of each tar, and the `first` error.
+    """Return a summary of each tar: numbers of samples, captions and errors, and the first error.
 
-    Tars that are not cached, or have changed, are read. Raises UserError, and Stopped when a signal
-    asks for it.
+    Tars that have no index or have changed are read. Raises UserError, and Stopped if a stop is
+    requested.
     """
     with ThreadPoolExecutor(AT_ONCE) as pool:
         found = dict(zip(tars, pool.map(_cached_summary, tars)))
         missing = [tar for tar, summary in found.items() if summary is None]
         if missing:
-            with progress(len(missing), "looking into tars", unit="tar") as bar:
+            with progress(len(missing), "indexing tars", unit="tar") as bar:
                 for tar, summary in zip(missing, pool.map(_build_index, missing)):
                     found[tar] = summary
                     bar.update()
@@ -53,14 +53,14 @@ def summaries(tars: list[str]) -> list[dict[str, Any]]:
 
 
 def _cached_summary(tar: str) -> Optional[dict[str, Any]]:
-    """Return the cached summary of a tar, None if there is none or the tar has changed."""
+    """Return the cached summary of a tar. None if there is none or the tar has changed."""
     summary = next(read_lines(index_path(tar)), None)
     current = summary and summary["version"] == VERSION and summary["stamp"] == stores.stamp(tar)
     return summary if current else None
 
 
 def _build_index(tar: str) -> Optional[dict[str, Any]]:
-    """Read a tar, write its index and return the summary; None once a stop is requested."""
+    """Read a tar, write its index and return its summary. None after a stop request."""
     if signals.stop_requested():
         return None
     path, stamp = index_path(tar), stores.stamp(tar)
@@ -76,10 +76,10 @@ def _build_index(tar: str) -> Optional[dict[str, Any]]:
 
 
 def read_rows(tar: str, summary: dict[str, Any]) -> list[Row]:
-    """Return the samples of a tar. Raises UserError if it has changed since its `summary` was made.
+    """Return the samples of a tar. Raises UserError if the tar has changed since `summary`.
 
-    The tar itself is read if its index is damaged, or belongs to a tar of this name on another
-    machine.
+    The tar itself is read if its index is damaged, or if the index belongs to a tar with this name
+    on another machine.
     """
     rows = list(read_lines(index_path(tar)))
     if rows and None not in rows and rows[0]["stamp"] == summary["stamp"]:
@@ -90,7 +90,7 @@ def read_rows(tar: str, summary: dict[str, Any]) -> list[Row]:
 
 
 def _read(tar: str) -> list[Row]:
-    """Return the samples. Raises UserError if the disk or the store fails."""
+    """Read the samples of a tar. Raises UserError if the disk or the store fails."""
     try:
         with stores.opened(tar) as file:
             return list(_rows(file, tar))
@@ -99,10 +99,10 @@ def _read(tar: str) -> list[Row]:
 
 
 def _rows(file: BinaryIO, tar: str) -> Iterator[Row]:
-    """Yield the samples of a tar: adjacent members whose names have the same key.
+    """Yield the samples of a tar. A sample is adjacent members whose names have the same key.
 
-    A sample without an image is skipped; of several images the first is used. Captions are the
-    lines of `.txt` or else `caption` or `captions` of `.json`.
+    A sample without an image is skipped. If a sample has several images, the first is used. The
+    captions are the lines of a `.txt` member, or `caption` or `captions` of a `.json` member.
     """
     keys: set[str] = set()
     key, members = "", {}
@@ -113,12 +113,12 @@ def _rows(file: BinaryIO, tar: str) -> Iterator[Row]:
                 key, members = member_key, {}
             members.setdefault(suffix, []).append(member)
         yield from _row(tar, key, members, keys)
-    except (tarfile.TarError, EOFError) as error:  # the sample before may be incomplete
-        yield {"error": f"{tar}: cannot be read on: {error}"}
+    except (tarfile.TarError, EOFError) as error:  # the previous sample may be incomplete
+        yield {"error": f"{tar}: the rest cannot be read: {error}"}
 
 
 def _members(file: BinaryIO) -> Iterator[tuple[str, str, tuple[str, int, int, Optional[bytes]]]]:
-    """Yield (key, suffix, (name, first byte, size, text if it has captions)) of every member."""
+    """Yield (key, suffix, (name, first byte, size, text of captions or None)) of every member."""
     with Tar.open(fileobj=file, mode="r:") as tar:
         for member in tar.each():
             key, suffix = key_and_suffix(member.name)
@@ -128,11 +128,11 @@ def _members(file: BinaryIO) -> Iterator[tuple[str, str, tuple[str, int, int, Op
                 yield key, suffix, (member.name, member.offset_data, member.size, text)
         file.seek(tar.offset)
         if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
-            raise tarfile.ReadError("it has no end: it was cut off, or is damaged")
+            raise tarfile.ReadError("it has no end marker: it was cut off or is damaged")
 
 
 def _row(tar: str, key: str, members: dict, keys: set[str]) -> Iterator[Row]:
-    """Yield the row of one sample, if it has an image, and add its key to `keys`."""
+    """Yield the row of a sample, if it has an image, and add its key to `keys`."""
     images = [suffix for suffix in members if is_image(f"{key}.{suffix}")]
     if not images:
         return
@@ -141,7 +141,7 @@ def _row(tar: str, key: str, members: dict, keys: set[str]) -> Iterator[Row]:
     if key in keys or any(len(alike) > 1 for alike in members.values()):
         yield {"error": f"{where}: two samples have this key: rename one"}
     elif size > LARGEST:
-        yield {"error": f"{where}: {size:,} bytes, too many for an image"}
+        yield {"error": f"{where}: the image has {size:,} bytes, more than {LARGEST:,}"}
     else:
         texts = {suffix: alike[0][3] for suffix, alike in members.items()}
         try:

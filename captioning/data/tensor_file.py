@@ -1,4 +1,4 @@
-"""A data set in one file of tensors, such as a course's `coco.pt`: images, captions as ids."""
+"""Reads a data set from a file of tensors with images and caption ids, such as `coco.pt`."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,17 +17,18 @@ START, END, PADDING, UNKNOWN = "<START>", "<END>", "<NULL>", "<UNK>"
 
 
 class Part(NamedTuple):
-    """images: uint8 (N, 3, H, W). captions: N, with <unk> for unknown words."""
+    """A part of the data set. images: uint8 (N, 3, H, W). captions: N; unknown words are <unk>."""
 
     images: Tensor
     captions: list[str]
 
 
 def read_tensor_file(path: Path) -> dict[str, Part]:
-    """Return the parts of a file by name, of PARTS. Runs none of its content.
+    """Read the PARTS of a file, without running code from it.
 
-    The file is a dict of KEYS: images uint8 (N, 3, H, W), captions integers (N, L), `vocab` with
-    `idx_to_token`, a list, and `token_to_idx`. Raises UserError, naming the key that is wrong.
+    The file is a dict with KEYS. The images are uint8 (N, 3, H, W) and the captions integers
+    (N, L). `vocab` has `idx_to_token`, a list, and `token_to_idx`, a dict. Raises UserError, which
+    names the wrong key.
     """
     if not path.is_file():
         raise UserError(f"{path}: no such file")
@@ -43,31 +44,29 @@ def read_tensor_file(path: Path) -> dict[str, Part]:
 
 
 def _words(vocab: Any, path: Path) -> list[str]:
-    """Return the word of each id. Raises UserError unless both tables exist and agree."""
+    """Return the word of each id. Raises UserError if a table is missing or the tables differ."""
     tables = vocab if isinstance(vocab, Mapping) else {}
     words, ids = tables.get("idx_to_token"), tables.get("token_to_idx")
-    texts = isinstance(words, list) and all(isinstance(word, str) for word in words)
-    if not texts or ids != {word: number for number, word in enumerate(words)}:
+    is_list = isinstance(words, list) and all(isinstance(word, str) for word in words)
+    if not is_list or ids != {word: number for number, word in enumerate(words)}:
         raise UserError(
-            f"{path}: vocab has to have idx_to_token, a list of words, and token_to_idx, their ids"
+            f"{path}: vocab must have idx_to_token, a list of words, and token_to_idx, their ids"
         )
     for token in (START, END, PADDING):
         if token not in ids:
-            raise UserError(
-                f"{path}: vocab has no {token}, which marks where captions begin or end"
-            )
+            raise UserError(f"{path}: vocab has no {token}; it needs {START}, {END} and {PADDING}")
     return words
 
 
 def _part(content: Mapping[str, Any], part: str, words: list[str], path: Path) -> Part:
     images, ids = (content[f"{part}_{kind}"] for kind in ("images", "captions"))
-    bytes_ = isinstance(images, Tensor) and images.dtype == torch.uint8 and images.ndim == 4
-    if not bytes_ or images.size(1) != 3 or not images[:1].numel():
+    is_uint8 = isinstance(images, Tensor) and images.dtype == torch.uint8 and images.ndim == 4
+    if not is_uint8 or images.size(1) != 3 or not images[:1].numel():
         raise UserError(
-            f"{path}: {part}_images has to be uint8 (N, 3, H, W); found {_described(images)}"
+            f"{path}: {part}_images must be uint8 (N, 3, H, W); found {_described(images)}"
         )
     if not isinstance(ids, Tensor) or ids.dtype not in INTEGERS or ids.ndim != 2:
-        raise UserError(f"{path}: {part}_captions has to be ids (N, L); found {_described(ids)}")
+        raise UserError(f"{path}: {part}_captions must be integers (N, L); found {_described(ids)}")
     if len(images) != len(ids):
         raise UserError(f"{path}: {part} has {len(images)} images and {len(ids)} captions")
     if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < len(words):

@@ -1,1 +1,1 @@
-"""A small world in which SMILE shows what it does, in minutes."""
+"""A demo that shows the effect of SMILE on a small generated world, in minutes."""

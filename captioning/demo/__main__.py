@@ -2,9 +2,9 @@
 
 python -m captioning.demo [--quick] [--seed 1] [--device cpu] [key=value ...]
 
-Draws a captioned world, trains a small captioner on it with MLE, fine-tunes copies of it with MLE,
-with SMILE and with both, captions and scores the test split with each, and makes a report. A demo
-that was stopped goes on where it was.
+Draws a captioned world and trains a small captioner with MLE. Copies of the captioner are
+fine-tuned with MLE, with SMILE and with both. Each copy captions the test split; the captions are
+scored and compared in a report. The same command continues a stopped demo.
 """
 
 if __name__ == "__main__":
@@ -25,18 +25,18 @@ from captioning.runtime.job_runner import prepare
 from captioning.runtime.program import exit_code
 from captioning.runtime.progress import part_of
 
-# Imported once for all jobs: it takes each seconds.
+# Imported once for all jobs, since importing takes seconds.
 IMPORTED = ("captioning.train", "torch._dynamo", "torch.utils.tensorboard", "transformers")
 
 
 def run(demo: Demo) -> int:
-    """Run all steps up to one that fails; before each, print the time that is left."""
+    """Run all steps, and print the time left before each step. Stops at a failed step."""
     steps = demo.steps()
-    # The captioner is so small that threads would wait for each other longer than they work.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the jobs
+    # The captioner is so small that several threads would be slower than one.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the jobs
     prepare(IMPORTED)
     shown = Shown(steps)
-    with scoring_for_jobs() as demo.environment:  # it starts during the first step
+    with scoring_for_jobs() as demo.environment:  # Java starts during the first step
         for number, step in enumerate(steps):
             shown.begin(number)
             try:
@@ -49,8 +49,10 @@ def run(demo: Demo) -> int:
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m captioning.demo", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="in about 90 s, less convincing")
-    parser.add_argument("--seed", type=int, default=0, help="of the world and of the training")
+    parser.add_argument(
+        "--quick", action="store_true", help="takes about 90 s, but is less convincing"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the world and the training")
     parser.add_argument("--device", help="cpu, cuda, cuda:1; default: the GPU if there is one")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="for keys of all runs")
     arguments = parser.parse_intermixed_args(argv)
@@ -59,7 +61,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         demo = Demo(arguments.quick, arguments.seed, arguments.overrides, arguments.device)
         return run(demo)
 
-    return exit_code(program, "\nstopped; the same command goes on from here")
+    return exit_code(program, "\nstopped; the same command continues from here")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The first captions that are printed: of captioners that are still being trained."""
+"""Prints the first captions of the demo, from captioners that are still being trained."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,14 +18,14 @@ EXAMPLES = 2
 
 
 class FirstCaptions:
-    """Captions of two images by a run of MLE and one of SMILE, once both have ended an epoch."""
+    """Captions of two images by an MLE run and a SMILE run, after both have finished an epoch."""
 
     def __init__(self) -> None:
         self.shown = False
         self.tried: list[list[Path]] = []
 
     def show_if_there(self, configs: Sequence[Config]) -> None:
-        """Print them once. configs: of the two runs."""
+        """Print the captions once. configs: the configurations of the two runs."""
         if self.shown:
             return
         newest = [checkpoints.of_epochs(Path(config.output_dir)) for config in configs]
@@ -38,7 +38,7 @@ class FirstCaptions:
         with (
             report_bars_to(lambda description, share: None),
             suppress(UserError),
-        ):  # a removed checkpoint
+        ):  # the checkpoint was removed
             for config, epochs in zip(configs, newest):
                 config = config.model_copy(update={"num_workers": 0})
                 captioner, _ = captioner_from(config, str(epochs[-1]))

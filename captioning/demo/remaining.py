@@ -1,4 +1,4 @@
-"""The time left of a program of several steps, and the line that shows it."""
+"""Estimates the time left of a program with several steps, and shows it in a status line."""
 
 import sys
 import time
@@ -7,13 +7,13 @@ from typing import Callable, Optional
 
 from tqdm import tqdm
 
-_ENOUGH = 0.03  # share of all work after which the measured pace replaces the expected one
+_ENOUGH = 0.03  # share of all work after which the measured pace replaces the expected pace
 
 
 class Remaining:
     """Estimates the time left from the expected time of each step and the pace so far.
 
-    seconds: of each step on an idle machine, roughly. After a while only their ratios matter.
+    seconds: rough durations of the steps on an idle machine. After a while only ratios matter.
     """
 
     def __init__(self, seconds: Sequence[float], clock: Callable[[], float] = time.monotonic):
@@ -23,10 +23,10 @@ class Remaining:
         self.stepped = self.began
 
     def at(self, step: int, share: float, first: bool = False) -> None:
-        """Record the share of a step that is done, from 0 to 1.
+        """Record the finished share of a step, from 0 to 1.
 
-        first: an earlier call of the program may have done it; the time since the step began was
-        set-up, and does not count towards the pace.
+        first: this is the step's first report. An earlier call of the program may have done the
+        share, and the time since the step began was set-up. Neither counts for the pace.
         """
         if step != self.step:
             self.step, self.share, self.stepped = step, 0.0, self.clock()
@@ -37,7 +37,7 @@ class Remaining:
         self.share = max(share, self.share)
 
     def left(self) -> float:
-        """Seconds."""
+        """The estimated time left, in seconds."""
         expected = self.seconds[self.step] * (1 - self.share) + sum(self.seconds[self.step + 1 :])
         known = self.done > _ENOUGH * sum(self.seconds)
         return expected * ((self.clock() - self.began) / self.done if known else 1.0)

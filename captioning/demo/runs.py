@@ -1,4 +1,4 @@
-"""The steps of the demo and the runs in them."""
+"""The steps of the demo, and the runs of each step."""
 
 import json
 import time
@@ -28,21 +28,21 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PRETRAIN, FINETUNE = "configs/demo_pretrain.yaml", "configs/demo_finetune.yaml"
 OBJECTIVES = {"mle": "mle", "smile": "smile", "mle_smile": "{mle: 0.5, smile: 0.5}"}
 QUICK_SPLITS = {"train": 1500, "val": 50, "test": 150}
-# An epoch is a quarter as long; small batches give it enough steps.
+# The quick demo's epochs are a quarter as long. Small batches give them enough steps.
 QUICK = {PRETRAIN: ["batch_size=32"], FINETUNE: ["max_epoch=2"]}
 QUICK_NOTE = (
     "This is the quick demo: a quarter of the data and a fraction of the training. It shows that "
-    "everything runs; its numbers are weaker and less certain than those of the whole one."
+    "everything runs; its numbers are weaker and less certain than those of the full demo."
 )
 RANKS = 2  # processes of pre-training on a CPU
-# First captions: after so many epochs of pre-training, copies are fine-tuned on so many images. Not
-# in the quick demo, whose captioner has learned too little by then.
+# For the first captions, copies are fine-tuned on EARLY_IMAGES images after EARLY epochs of
+# pre-training. The quick demo has none: its captioner has learned too little by then.
 EARLY, EARLY_IMAGES = 3, 1500
 FIRST = ("mle", "smile")
 BRIEFLY = ("max_epoch=1", "eval_every=1", "metrics=[length]", "num_beams=1")
-# CIDEr and METEOR are for choosing an epoch; here only the last one is validated.
+# CIDEr and METEOR would serve to select an epoch, but only the last epoch is validated here.
 IN_TRAINING = "metrics=[length, facts]"
-# Keys that the demo sets itself. One eval_every would not suit both pre-training and fine-tuning.
+# Keys that the demo sets. eval_every differs between pre-training and fine-tuning.
 OWN_KEYS = (
     *("objective", "pretrained", "tokenizer", "train_file", "facts_file", "metrics", "seed"),
     *("output_dir", "eval_every", *keys_of("data", config_class()), *keys_of("length")),
@@ -53,7 +53,7 @@ class Demo:
     """The runs of one seed, each in its folder."""
 
     def __init__(self, quick: bool, seed: int, overrides: Sequence[str], device: Optional[str]):
-        """Raises UserError for impossible settings, before anything is made or trained."""
+        """Check all settings before anything is made or trained. Raises UserError."""
         variant = ("-quick" if quick else "") + (f"-seed{seed}" if seed else "")
         self.data, self.folder = Path(f"data/scenes{variant}"), Path(f"output/demo{variant}")
         self.quick, self.seed = quick, seed
@@ -65,12 +65,12 @@ class Demo:
         for config in (PRETRAIN, FINETUNE):
             chosen = load_config(REPOSITORY / config, self.overrides, self.flags)
         self.on_gpu = chosen.device != "cpu" and torch.cuda.is_available()
-        self.environment: Mapping[str, str] = {}  # of its jobs
+        self.environment: Mapping[str, str] = {}  # of the jobs
 
     def steps(self) -> list[Step]:
         slower = slowdown()
         scale = slower * (0.25 if self.quick else 1)
-        # Time relative to two cores.
+        # Factors relative to a machine with two cores.
         parallel = 1 if self.on_gpu else min(cores(), 3)
         pretraining, fine_tuning = [(1.5, 1.6), (1, 1), (1, 0.7)][parallel - 1]
         fine_tuning *= 37 * scale + 5 * slower
@@ -85,7 +85,7 @@ class Demo:
         make_scenes(self.data, self.seed, QUICK_SPLITS if self.quick else SPLITS)
 
     def _pretrain(self, shown: Shown) -> None:
-        """Two processes on a CPU with any number of cores, so that the figures are the same."""
+        """Pre-train. On a CPU with two processes, whatever the cores, so that results are equal."""
         overrides = self._overrides(PRETRAIN, "pretrain")
         batch = load_config(REPOSITORY / PRETRAIN, overrides, self.flags).batch_size
         ranks = RANKS if batch % RANKS == 0 and not self.on_gpu else 1
@@ -97,14 +97,14 @@ class Demo:
         self._run(jobs, len(jobs), [f"first/{name}" for name in FIRST], shown)
 
     def _fine_tune_briefly(self) -> Optional[int]:
-        """Fine-tune copies of the captioner that is being pre-trained, for the first captions."""
+        """Fine-tune copies of the half-trained captioner, for the first captions."""
         folder = self.folder / "pretrain"
         while checkpoints.of_epochs(folder)[-1:] < [checkpoints.epoch_path(folder, EARLY - 1)]:
             if signals.stop_requested():
                 return None
             time.sleep(0.2)
         begun = checkpoints.weights_path(folder, EARLY - 1)
-        if not begun.exists():  # an earlier call kept no weights of that epoch
+        if not begun.exists():  # an earlier call did not keep this epoch's weights
             return None
         annotations = json.loads((self.data / "scenes_train.json").read_text())[:EARLY_IMAGES]
         write_text(json.dumps(annotations), self.data / "scenes_first.json")
@@ -118,12 +118,13 @@ class Demo:
 
     def _fine_tune(self, shown: Shown) -> None:
         jobs = [self._job(name, partial(self._fine_tune_one, name)) for name in OBJECTIVES]
-        # Three on two cores: with two in parallel, a core would idle during the third.
+        # All three at once, even on two cores: with two at a time, the third would leave a core
+        # idle.
         parallel = len(jobs) if cores() > 1 and not self.on_gpu else 1
         self._run(jobs, parallel, FIRST, shown)
 
     def _run(self, jobs: Sequence[Job], parallel: int, first: Sequence[str], shown: Shown) -> None:
-        """first: the runs of MLE and SMILE that give the first captions."""
+        """Run jobs. first: the MLE and SMILE runs that make the first captions."""
         shown.first.shown |= all(is_scored(self.scored(name)) for name in FIRST)
         shown.follow(jobs, [self.scored(name) for name in first])
         run_jobs(jobs, [{}] * parallel, shown)
@@ -132,7 +133,7 @@ class Demo:
         return Job(name, do, self.folder / f"{name}.log", self.environment)
 
     def _fine_tune_one(self, name: str) -> Optional[int]:
-        """Train it, then caption and score the test split."""
+        """Train a run, then caption and score the test split."""
         overrides = self._overrides(FINETUNE, name)
         pretrained = f"pretrained={self.folder / 'pretrain' / checkpoints.BEST}"
         code = self._program(FINETUNE, name, [*overrides, pretrained, IN_TRAINING])
@@ -141,7 +142,7 @@ class Demo:
         return self._program(FINETUNE, name, overrides, "--evaluate", "--eval_split", "test")
 
     def scored(self, name: str) -> Config:
-        """The configuration with which a run is captioned and scored."""
+        """The configuration for a run's captions and scores."""
         flags = {"output_dir": str(self.folder / name), **self.flags}
         overrides = self._overrides(FINETUNE, Path(name).name)
         return load_config(REPOSITORY / FINETUNE, overrides, flags)

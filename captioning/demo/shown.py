@@ -15,15 +15,15 @@ from captioning.runtime.job_runner import Job, Observer
 from captioning.runtime.progress import log_line
 
 TITLES = {"pretrain": "MLE", "mle": "MLE", "smile": "SMILE", "mle_smile": "MLE + SMILE"}
-# The share of training in the time of a run; the rest is captioning and scoring.
+# The share of training in a run's time. The rest is captioning and scoring.
 PRETRAINING, TRAINING = 0.98, 0.85
 
-# Seconds of one of `slowdown`'s training steps on the machine where `Step.seconds` were measured.
+# Seconds of a training step of `slowdown` on the machine where `Step.seconds` was measured.
 USUAL_SECONDS = 1.38e-3
 
 
 class Step(NamedTuple):
-    """title: what is done; seconds: its expected time on two cores; do: called with the status."""
+    """A step of the demo. seconds: expected time on two cores. do: called with the `Shown`."""
 
     title: str
     seconds: float
@@ -31,7 +31,7 @@ class Step(NamedTuple):
 
 
 class Shown(Observer):
-    """Shows the progress of the demo's steps, and of the jobs of a step, in one line."""
+    """Shows the progress of the demo's steps and jobs in one line."""
 
     def __init__(self, steps: Sequence[Step]):
         self.steps, self.number, self.line = steps, 0, StatusLine()
@@ -46,7 +46,7 @@ class Shown(Observer):
         log_line(f"\n{self._place()} {self.steps[number].title} (about {left} to go in all)")
 
     def follow(self, jobs: Sequence[Job], first: Sequence[Config]) -> None:
-        """Show the jobs of the step. first: the runs that give the first captions."""
+        """Show the jobs of a step. first: the runs that make the first captions."""
         self.names = {job.name for job in jobs} & TITLES.keys()
         self.first_runs = first
 
@@ -66,7 +66,7 @@ class Shown(Observer):
         self.first.show_if_there(self.first_runs)
 
     def end(self) -> None:
-        # A step without jobs runs at another pace than those that train.
+        # A step without jobs does not count for the pace, since it does not train.
         self.remaining.at(self.number, 1.0, first=not self.shares)
         self.line.clear()
 
@@ -75,7 +75,7 @@ class Shown(Observer):
 
 
 def _share_of_run(training: float, description: str, share: float) -> float:
-    """The share of a run that is done, from the description and share of one of its bars."""
+    """The finished share of a run, from the description and the share of its progress bar."""
     epoch = re.match(r"epoch (\d+)/(\d+)$", description)
     if epoch:
         return training * (int(epoch[1]) - 1 + share) / int(epoch[2])
@@ -83,7 +83,7 @@ def _share_of_run(training: float, description: str, share: float) -> float:
 
 
 def slowdown() -> float:
-    """The time that this machine takes to train small layers on one thread, relative to usual."""
+    """How much slower this machine trains small layers on one thread than the reference machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,1 +1,1 @@
-"""Files on disk and in stores: written atomically, hashed, and read with one-line errors."""
+"""Files on disk and in stores: atomic writes, hashes, and readers with one-line errors."""

@@ -1,8 +1,8 @@
-"""The cache: its folder, and copies in it of files in object stores.
+"""The cache folder, and local copies of files in object stores.
 
-A copy is complete, and renewed when its file changes. fsspec's `filecache` is not used: it does not
-notice a file that is replaced during its download, two processes may write the same copy, and
-earlier versions stay.
+A copy appears when it is complete, and is renewed when the stored file changes. fsspec's
+`filecache` is not used for three reasons. It does not notice a file that is replaced during its
+download, two processes may write the same copy, and earlier versions stay on the disk.
 """
 
 import hashlib
@@ -21,20 +21,20 @@ AT_ONCE = 8  # pieces in memory
 
 
 def cache_folder(given: Optional[Path] = None) -> Path:
-    """Return `given`, or else `smile` in XDG_CACHE_HOME or ~/.cache. It may not exist."""
+    """Return `given`, else `smile` in XDG_CACHE_HOME or ~/.cache. The folder may not exist."""
     return given or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "smile"
 
 
 def cache_key(of: str, length: int = 64) -> str:
-    """Return the name, of `length` hexadecimal digits, of a text's file in a cache.
+    """Return a cache file's name for a text: its SHA-256, cut to `length` hexadecimal digits.
 
-    The text may be a path whose bytes are not UTF-8.
+    The text may be a path with bytes that are not UTF-8.
     """
     return hashlib.sha256(of.encode(errors="surrogateescape")).hexdigest()[:length]
 
 
 def local(name: StrPath) -> Path:
-    """Return a path unchanged, for a file in a store the path of its copy. Raises UserError."""
+    """Return a path unchanged; for a file in a store, the path of its copy. Raises UserError."""
     name = str(name)
     if not stores.is_store(name):
         return Path(name)
@@ -43,18 +43,21 @@ def local(name: StrPath) -> Path:
 
 
 def located(folder: str, name: str) -> Path:
-    """Return the path of a name in a folder, on disk or in a store; see `local`."""
+    """Return the local path of a file in a folder, on disk or in a store; see `local`."""
     return local(stores.joined(folder, name))
 
 
 def local_folder(address: str, names: Iterable[str]) -> Path:
-    """Return the copy of the files `names` of a store's folder. Raises UserError."""
+    """Return a folder with copies of the files `names` of a store's folder. Raises UserError."""
     address = address.rstrip("/")
     return _copied(address, {name: stores.stamp(f"{address}/{name}") for name in names})
 
 
 def _copied(address: str, files: dict[str, list[Any]]) -> Path:
-    """Return the copy of a file, whose name is "", or of a folder's files, given their stamps."""
+    """Return the copy of a folder's files, or of a single file. files: {name: stamp}.
+
+    A single file has the name "".
+    """
     name = PurePosixPath(address).name
     kept = cache_folder() / "stored" / cache_key(address, 16)
     copy = kept / cache_key(repr(sorted(files.items())), 16) / name
@@ -63,21 +66,22 @@ def _copied(address: str, files: dict[str, list[Any]]) -> Path:
     with user_errors(copy):
         kept.mkdir(parents=True, exist_ok=True)
         with locked(Path(f"{kept}.lock")):
-            if copy.exists():  # another process made it meanwhile
+            if copy.exists():  # another process has made the copy meanwhile
                 return copy
             for earlier in kept.iterdir():  # other versions, or an interrupted download
                 shutil.rmtree(earlier)
-            begun = copy.parent.with_name(".begun")
-            begun.mkdir()
+            unfinished = copy.parent.with_name(".begun")
+            unfinished.mkdir()
             for within, stamp in files.items():
                 source = f"{address}/{within}" if within else address
-                fetch(source, begun / name / within if within else begun / name, stamp)
-            replace(begun, copy.parent)
+                target = unfinished / name / within if within else unfinished / name
+                fetch(source, target, stamp)
+            replace(unfinished, copy.parent)
     return copy
 
 
 def fetch(address: str, path: Path, stamp: list[Any]) -> None:
-    """Copy a file of a store, with that stamp, to `path`, which appears when it is complete.
+    """Download a file with the given stamp to `path`, which appears when it is complete.
 
     Raises UserError, also if the file is replaced during the download.
     """
@@ -94,4 +98,4 @@ def fetch(address: str, path: Path, stamp: list[Any]) -> None:
                         raise piece
                     file.write(piece)
             if stores.stamp(address) != stamp:
-                raise UserError(f"{address}: it was replaced while it was read: try again")
+                raise UserError(f"{address}: the file was replaced during the download: try again")

@@ -1,7 +1,7 @@
-"""A client of servers with OpenAI's chat interface, which retries what may be temporary.
+"""A client for servers with OpenAI's chat interface. It retries temporary failures.
 
-OpenAI's own client is not used: its waits cannot be interrupted, and it bounds neither the size nor
-the total time of an answer.
+OpenAI's own client is not used: its pauses cannot be interrupted, and it limits neither the size
+nor the total time of an answer.
 """
 
 import http.client
@@ -18,17 +18,17 @@ from urllib.parse import urlsplit
 from captioning.runtime.errors import UserError, one_line
 
 TIMEOUT_S = 60  # without a byte
-ANSWER_S = 300  # until the last byte
-WAITS_S = (1, 2, 4, 8)  # between the tries of one question
-LONGEST_WAIT_S = 60  # that a server may ask for
-LARGEST = 4 << 20  # bytes of an answer
-TEMPORARY = {408, 409, 425, 429, 500, 502, 503, 504, 529}  # codes after which a retry may help
+ANSWER_S = 300  # until the last byte of an answer
+WAITS_S = (1, 2, 4, 8)  # pauses between the attempts of a request
+LONGEST_WAIT_S = 60  # limit of the pause that a server may ask for
+LARGEST = 4 << 20  # most bytes of an answer
+TEMPORARY = {408, 409, 425, 429, 500, 502, 503, 504, 529}  # status codes that are retried
 
 _LOCAL = {"localhost", "127.0.0.1", "::1"}
 
 
 class NoAnswer(UserError):
-    """A server did not answer a question. code: of its refusal; None for a temporary failure."""
+    """A request failed. code: the status code of a refusal; None for a temporary failure."""
 
     def __init__(self, reason: str, code: Optional[int] = None):
         super().__init__(reason)
@@ -36,14 +36,14 @@ class NoAnswer(UserError):
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """The key must not reach another server."""
+    """Follows no redirect, so that the key reaches no other server."""
 
     def redirect_request(self, *request):
         return None
 
 
 class _TemporaryError(Exception):
-    """A retry may help. wait: seconds that the server asks for; None if it did not answer."""
+    """A failure that is retried. wait: seconds the server asks for; None without an answer."""
 
     def __init__(self, reason: str, wait: Optional[float] = None):
         super().__init__(reason)
@@ -53,9 +53,9 @@ class _TemporaryError(Exception):
 class ChatServer:
     """The server at `url`, such as https://api.openai.com/v1.
 
-    Its key, if it needs one, is in the environment variable named by `key`, and is never written.
-    setting: the option that gave the url. timeout: seconds without a byte. The constructor raises
-    UserError for an address that cannot be used.
+    key: the environment variable with the server's key, if it needs one; the key is never logged.
+    setting: the option that gave the url, for error lines. timeout: seconds without a byte. The
+    constructor raises UserError for an address that cannot be used.
     """
 
     def __init__(self, url: str, setting: str, key: str, timeout: float = TIMEOUT_S):
@@ -67,24 +67,24 @@ class ChatServer:
         except ValueError:
             usable, secret = None, None
         if secret:
-            raise UserError(f"{setting}: give the address alone, and a key in {key}")
+            raise UserError(f"{setting}: give only the address, and the key in {key}")
         if not usable:
             shown = " is" if "@" in url or "?" in url else f": {url} is"  # may hold a secret
             raise UserError(f"{setting}{shown} no address: expected https://host/v1")
         self.key_name, self.key = key, os.environ.get(key, "").strip()
         if not self.key.isascii() or not self.key.isprintable():
             raise UserError(
-                f"{key} in the environment has characters that no key has: set it again"
+                f"{key} in the environment has characters that are not allowed: set it again"
             )
         if self.key and parts.scheme == "http" and parts.hostname not in _LOCAL:
-            raise UserError(f"{setting}: {key} is set, and is sent over https:// only")
+            raise UserError(f"{setting}: {key} is set, and a key is sent only over https://")
         self.url, self.timeout = url.rstrip("/"), timeout
         self.opener = urllib.request.build_opener(_NoRedirects)
 
     def check(self) -> list[str]:
         """Return the names of the server's models, if it lists them.
 
-        Raises UserError if it does not answer, or refuses the key.
+        Raises UserError if the server does not answer, or refuses the key.
         """
         try:
             return [str(model["id"]) for model in json.loads(self._fetch("/models"))["data"]]
@@ -101,7 +101,7 @@ class ChatServer:
     def ask(self, body: dict[str, Any], given_up: Event) -> list[Optional[str]]:
         """Return the contents of an answer's choices, after retries if necessary.
 
-        given_up: set when nobody waits for the answer any more. Raises NoAnswer.
+        given_up: an event that the caller sets when it no longer needs the answer. Raises NoAnswer.
         """
         for pause in (*WAITS_S, None):
             try:
@@ -116,7 +116,7 @@ class ChatServer:
         raise AssertionError("the last try returns or raises")
 
     def _fetch(self, path: str, body: Optional[dict[str, Any]] = None) -> bytes:
-        """Return the answer. Raises _TemporaryError, and HTTPError for any other refusal."""
+        """Return the answer's body. Raises _TemporaryError, or HTTPError for other refusals."""
         headers = {"Content-Type": "application/json"}
         if self.key:
             headers["Authorization"] = f"Bearer {self.key}"
@@ -129,7 +129,7 @@ class ChatServer:
                 while piece := response.read1(1 << 16):
                     answer += piece
                     if len(answer) > LARGEST or time.monotonic() > end:
-                        raise _TemporaryError("the answer does not end")
+                        raise _TemporaryError("the answer is too long or too slow")
                 return answer
         except urllib.error.HTTPError as error:
             if error.code not in TEMPORARY:
@@ -151,7 +151,7 @@ class ChatServer:
 
 
 def _seconds(wait: str) -> float:
-    """Return the seconds of a Retry-After, a number or a date (RFC 9110, 10.2.3); else 0."""
+    """Return the seconds of a Retry-After header, a number or a date (RFC 9110, 10.2.3); else 0."""
     if wait.isascii() and wait.isdigit():
         return float(wait)
     try:
@@ -161,11 +161,11 @@ def _seconds(wait: str) -> float:
 
 
 def _contents(answer: bytes) -> list[Optional[str]]:
-    """Return the content of each choice, None if it has none. Raises _TemporaryError."""
+    """Return the content of each choice; None for a choice without one. Raises _TemporaryError."""
     try:
         found = [choice["message"]["content"] for choice in json.loads(answer)["choices"]]
     except (ValueError, LookupError, TypeError, RecursionError):
         found = []
     if not found or not all(content is None or isinstance(content, str) for content in found):
-        raise _TemporaryError("the answer is not of OpenAI's chat interface", 0.0)
+        raise _TemporaryError("the answer does not follow OpenAI's chat interface", 0.0)
     return found

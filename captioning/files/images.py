@@ -1,4 +1,4 @@
-"""Image files: by their names, in a folder and in lists; the scans of a JPEG."""
+"""Image files: recognised by name, found in folders and lists; the number of scans of a JPEG."""
 
 import csv
 import io
@@ -12,8 +12,8 @@ from captioning.files import stores
 from captioning.files.reading import StrPath, parse_json_lines, read_json
 from captioning.runtime.errors import UserError
 
-# The formats that are read, by Pillow's names, with the suffixes of their files. EPS is left out:
-# Pillow would have Ghostscript run the program in the file.
+# The supported formats by Pillow's names, and their file suffixes. EPS is left out: for EPS, Pillow
+# lets Ghostscript run the program in the file.
 FORMATS = {
     "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
     "PNG": (".png",),
@@ -27,11 +27,11 @@ FORMATS = {
 }
 SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
 
-# A scan of a JPEG may take ten bytes, and each is decoded into all of its pixels. Encoders write
-# about ten; libtiff has the same bound. A file of 60 MB has about a thousand segments.
+# A JPEG can have a scan in every ten bytes, and a decoder processes all pixels for each scan.
+# Encoders write about ten scans; libtiff has the same limit. A 60 MB file has about 1000 segments.
 MOST_SCANS, MOST_SEGMENTS = 100, 10_000
 _PIECE = 1 << 14
-_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # not the zeros and restarts within a scan
+_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # without stuffed zeros and restart markers
 _SEQUENTIAL, _SCAN, _END, _ALONE = (0xC0, 0xC1), 0xDA, 0xD9, 0x01
 
 LISTS = (".txt", ".csv", ".json", ".jsonl")
@@ -40,7 +40,7 @@ ID_COLUMNS = ("image_id", "id")
 
 
 class Listed(NamedTuple):
-    """An image file named by a list. in_row: by a row of fields, as in an annotation file."""
+    """An image file in a list. in_row: the list has a row of fields, like an annotation file."""
 
     image: str
     image_id: Union[int, str, None] = None
@@ -48,14 +48,14 @@ class Listed(NamedTuple):
 
 
 def is_image(name: str) -> bool:
-    """Return whether a file's name has the suffix of an image, in capitals or not."""
+    """Return whether a file's name has the suffix of an image. Case does not matter."""
     return os.path.splitext(name)[1].lower() in SUFFIXES
 
 
 def has_many_scans(file: BinaryIO) -> bool:
-    """Return whether a JPEG, the first in its file, exceeds MOST_SCANS or MOST_SEGMENTS.
+    """Return whether the first JPEG in a file exceeds MOST_SCANS or MOST_SEGMENTS.
 
-    Reads the markers as a decoder would, and decodes nothing.
+    Only reads the markers, as a decoder would.
     """
     at, scans, segments, components = 2, 0, 0, None
     while scans <= MOST_SCANS and segments <= MOST_SEGMENTS:
@@ -64,7 +64,7 @@ def has_many_scans(file: BinaryIO) -> bool:
         found = _MARKER.search(piece)
         if found is None:
             if len(piece) < _PIECE:
-                return False  # it was cut off
+                return False  # the file is truncated
             at += _PIECE - 1  # the last byte may be the first of a marker
             continue
         marker, at = piece[found.end() - 1], at + found.end()
@@ -79,17 +79,17 @@ def has_many_scans(file: BinaryIO) -> bool:
             components = header[7:8]
         elif marker == _SCAN:
             scans += 1
-            if scans == 1 and header[2:3] == components:  # of all components: the only scan
+            if scans == 1 and header[2:3] == components:  # has all components: the only scan
                 return False
         at += max(int.from_bytes(header[:2], "big"), 2)
     return True
 
 
 def images_in(folder: str, recursive: bool = True, glob: Optional[str] = None) -> Iterator[str]:
-    """Yield the paths of a folder's images, in the order of their names, without hidden ones.
+    """Yield the paths of a folder's images, sorted by name, without hidden files.
 
-    glob: matches the wanted files, whatever their suffix: by name, or, if it has a slash, by the
-    path from the folder. Links are followed, except to a folder that contains them.
+    glob: a pattern for the files, which then may have any suffix. It matches the file name, or the
+    relative path if it has a slash. Links are followed, except to a folder that contains them.
 
     Raises UserError.
     """
@@ -112,7 +112,7 @@ def _is_wanted(relative: str, glob: Optional[str]) -> bool:
 
 
 def _in_folder(folder, within, recursive, glob, above) -> Iterator[str]:
-    """within: the folder's path from the outermost one. above: the folders that contain it."""
+    """within: the folder's path relative to the outermost folder. above: all its parents."""
     state = os.stat(folder)
     if (state.st_dev, state.st_ino) in above:
         return
@@ -133,12 +133,12 @@ def _in_folder(folder, within, recursive, glob, above) -> Iterator[str]:
 
 
 def read_list(path: StrPath, column: Optional[str] = None) -> Iterator[Listed]:
-    """Yield the images of a list as it names them, repeated ones repeatedly.
+    """Yield the images of a list with the names used there. Repeated images are repeated.
 
-    - `.txt`: an image file per line;
-    - `.csv`, `.jsonl`, a JSON list of objects, or COCO's {images: [...]}: the file is in `column`,
-      or else in the first of PATH_COLUMNS that exists, its id in ID_COLUMNS;
-    - a JSON list of files, or {id: file}.
+    - `.txt`: one image file per line
+    - `.csv`, `.jsonl`, a JSON list of objects, or COCO's {images: [...]}: the file name is in
+      `column`, or in the first of PATH_COLUMNS that exists. The id is in one of ID_COLUMNS
+    - a JSON list of files, or {id: file}
 
     Large lists other than `.json` are read line by line. Raises UserError.
     """
@@ -180,7 +180,7 @@ def _listed(row: Any, where: str, column: Optional[str]) -> Listed:
     if not isinstance(image, str):
         wanted = column or f"one of {', '.join(PATH_COLUMNS)}"
         raise UserError(
-            f"{where} names no image: looked for {wanted}; rename the column, or name it with "
+            f"{where} has no image: looked for {wanted}; rename the column, or give its name with "
             "--column of captioning.caption"
         )
     ids = (fields[name] for name in ID_COLUMNS if fields.get(name) not in (None, ""))

@@ -1,4 +1,7 @@
-"""Manifests: size and SHA-256 of a large file, or of each file of a folder, in a JSON beside it."""
+"""Manifests: JSON files with the size and SHA-256 of a large file, or of each file of a folder.
+
+A manifest is next to its file or folder.
+"""
 
 import hashlib
 import json
@@ -11,13 +14,13 @@ from typing import BinaryIO, Optional
 from captioning.files.writing import write_json
 from captioning.runtime.errors import UserError
 
-PIECE = 1 << 22  # bytes that are read at once
+PIECE = 1 << 22  # bytes read at once
 
 
 class Hashed:
-    """A file that is written sequentially, and the size and hash of what was written.
+    """A file that is written sequentially; computes the size and hash of the content.
 
-    problem: the OSError of a write; libraries replace it by an error without its reason.
+    problem: the OSError of a failed write. Libraries replace it with a less informative error.
     """
 
     def __init__(self, file: BinaryIO):
@@ -52,7 +55,7 @@ def write_manifest(hashed: Hashed, path: Path) -> None:
 
 
 def write_manifest_of_folder(files: Mapping[str, dict[str, object]], path: Path) -> None:
-    """Write the manifest of the folder `path`: that of each file, by name. Raises UserError."""
+    """Write the manifest of the folder `path`. files: {name: manifest}. Raises UserError."""
     write_json({"file": path.name, "files": dict(sorted(files.items()))}, manifest_path(path))
 
 
@@ -65,7 +68,7 @@ def described(path: Path) -> dict[str, object]:
 
 
 def verify(path: Path) -> None:
-    """Raise UserError if a file or folder differs from its manifest, if it has one."""
+    """Raise UserError if a file or folder has a manifest and differs from it."""
     try:
         expected = json.loads(manifest_path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -74,7 +77,7 @@ def verify(path: Path) -> None:
         raise UserError(f"{manifest_path(path)} cannot be read: {error}") from error
     files = expected.get("files", {"": expected}) if isinstance(expected, dict) else None
     if not isinstance(files, dict) or not all(isinstance(each, dict) for each in files.values()):
-        raise UserError(f"{manifest_path(path)} cannot be read: it names no files with their sizes")
+        raise UserError(f"{manifest_path(path)} cannot be read: it lists no files with their sizes")
     for name, of_file in files.items():
         _verify(path / name, of_file)
 
@@ -89,4 +92,4 @@ def _verify(path: Path, expected: Mapping[str, object]) -> None:
             f"{path} cannot be read: it has {found['bytes']} of {expected.get('bytes')} bytes"
         )
     if found["sha256"] != expected.get("sha256"):
-        raise UserError(f"{path} cannot be read: its bytes are not those that were written")
+        raise UserError(f"{path} cannot be read: its content differs from what was written")

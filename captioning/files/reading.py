@@ -1,4 +1,4 @@
-"""Readers of text, JSON and YAML files. Each error is one line that names the file."""
+"""Readers of text, JSON and YAML files. Each error is one line with the file's name."""
 
 import io
 import json
@@ -13,7 +13,7 @@ from captioning.runtime.errors import UserError, one_line
 
 StrPath = Union[str, PathLike]
 
-MOST_VALUES = 10_000  # a configuration has hundreds; aliases of aliases can mean billions
+MOST_VALUES = 10_000  # a configuration has hundreds; nested YAML aliases can expand to billions
 
 
 def read_text(path: StrPath) -> str:
@@ -24,7 +24,7 @@ def read_text(path: StrPath) -> str:
     try:
         text = io.TextIOWrapper(io.BytesIO(whole(str(path))), "utf-8-sig").read()
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file: put it there, or correct what names it") from None
+        raise UserError(f"{path}: no such file: put it there, or correct the path") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -37,7 +37,7 @@ def read_text(path: StrPath) -> str:
 def read_json(path: StrPath, without: Collection[str] = ()) -> Any:
     """Return the value of a JSON file. Raises UserError as `read_text` and `parse_json` do.
 
-    without: names that are left out of every object, which saves memory.
+    without: names that are dropped from every object, to save memory.
     """
     return parse_json(read_text(path), path, without=without)
 
@@ -68,7 +68,7 @@ def parse_json(text: str, path: StrPath, first_line: int = 1, without: Collectio
 def parse_json_lines(lines: Iterable[str], path: StrPath) -> Iterator[tuple[int, Any]]:
     """Yield the number and the value of each line that is not blank; see `parse_json`.
 
-    Lines are not those of str.splitlines, which also splits at U+2028: JSON allows it in strings.
+    str.splitlines is not used to split lines: it splits at U+2028, which JSON allows in strings.
     """
     for number, line in enumerate(lines, start=1):
         if line.strip():
@@ -76,14 +76,14 @@ def parse_json_lines(lines: Iterable[str], path: StrPath) -> Iterator[tuple[int,
 
 
 def read_lines(path: Path) -> Iterator[Optional[dict[str, Any]]]:
-    """Yield the object of each line, see `parse_line`; nothing if there is no file."""
+    """Yield the object of each line, see `parse_line`. Yields nothing if there is no file."""
     if path.exists():
         with open(path, "rb") as file:
             yield from map(parse_line, file)
 
 
 def parse_line(text: bytes) -> Optional[dict[str, Any]]:
-    """Return the object of a line; None if it was cut off or is something else."""
+    """Return the object of a line; None if the line is cut off or is not an object."""
     try:
         entry = json.loads(text)
     except ValueError:
@@ -94,10 +94,10 @@ def parse_line(text: bytes) -> Optional[dict[str, Any]]:
 def parse_yaml(text: str, where: str) -> Any:
     """Return the value of a YAML 1.2 text: mappings, lists, text, numbers, dates.
 
-    A tag that names a type or a function of Python is refused, as is every tag that YAML itself
-    does not define. Raises UserError, which begins with `where`.
+    Only the tags of YAML itself are allowed, so no tag can name a Python type or function. Raises
+    UserError with a text that begins with `where`.
     """
-    from ruamel.yaml import YAML, YAMLError  # not needed for JSON
+    from ruamel.yaml import YAML, YAMLError  # not imported for JSON
 
     try:
         value = YAML(typ="safe", pure=True).load(text)
@@ -109,7 +109,7 @@ def parse_yaml(text: str, where: str) -> Any:
         raise UserError(f"{where}: not valid YAML{line}: {one_line(problem, None)}") from error
     except RecursionError:
         raise UserError(f"{where}: not valid YAML: it is nested too deeply") from None
-    except Exception as error:  # a value: a date of month 13, "!!int" without a number
+    except Exception as error:  # an impossible value, such as a 13th month or an empty "!!int"
         raise UserError(f"{where}: not valid YAML: {error}") from error
     _check_size(value, where)
     return value
@@ -121,7 +121,7 @@ def _check_size(value: Any, where: str) -> None:
         count += 1
         if count > MOST_VALUES:
             raise UserError(
-                f"{where}: more than {MOST_VALUES} values, aliases followed: this is no "
+                f"{where}: more than {MOST_VALUES} values with aliases expanded: this is not a "
                 "configuration"
             )
         part = waiting.pop()

@@ -1,6 +1,6 @@
-"""Files in object stores, read through fsspec in parts, and files on disk by the same functions.
+"""Reads files in object stores through fsspec. The same functions read files on disk.
 
-A store's library finds the credentials. They are in no address, and so in no log or error.
+The store's library finds the credentials. Addresses, and therefore logs and errors, contain none.
 """
 
 import io
@@ -17,17 +17,17 @@ from captioning.runtime.errors import UserError
 
 T = TypeVar("T")
 
-# The schemes of addresses, and the library that fsspec needs for each.
+# The supported schemes, and the library that fsspec needs for each of them.
 LIBRARIES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "https": "aiohttp"}
 PAGE = 1000  # names per answer of S3
 PIECE = 1 << 22  # bytes per request of a file that is read from end to end
 AT_ONCE = 32  # parts that are retried concurrently
 TRIES = 6
-PAUSE_S = 0.5  # after the first failure; doubled after each further one
+PAUSE_S = 0.5  # after the first failure; doubled after each further failure
 
 
 class StoreError(UserError):
-    """A store does not answer, or refuses; not the fault of the file that was asked for."""
+    """A store does not answer or refuses access. The requested file is not the cause."""
 
 
 class Missing(UserError):
@@ -40,17 +40,17 @@ def is_store(address: str) -> bool:
 
 
 def has_folders(address: str) -> bool:
-    """Whether it is in a store that can be listed and written, unlike an https server."""
+    """Whether an address is in a store with folders that can be listed and written, not https."""
     return is_store(address) and not address.startswith("https:")
 
 
 def check_address(address: str) -> None:
-    """Raise UserError for an address that may hold a secret, since logs and errors name it."""
+    """Raise UserError for an address that may contain a secret: logs and errors show addresses."""
     parts = urlsplit(address)
     if "@" in parts.netloc or parts.query:
         raise UserError(
-            f"{without_secrets(address)}: an address with a user or a query may hold a secret; "
-            f"give credentials as {_library(address)} finds them, in the environment or its "
+            f"{without_secrets(address)}: an address with a user or a query may contain a secret; "
+            f"give credentials where {_library(address)} finds them, in the environment or its "
             "own files"
         )
 
@@ -60,21 +60,21 @@ def check_can_hold(what: str, place: str) -> None:
     scheme, colon, _ = place.partition(":/")
     if has_folders(place):
         check_address(place)
-    elif colon and scheme in LIBRARIES:  # a Path has one slash where the address had two
+    elif colon and scheme in LIBRARIES:  # a Path has turned the two slashes into one
         raise UserError(
-            f"{what} is on {scheme}; it has to be on a disk or in a bucket, as in s3://BUCKET/NAME"
+            f"{what} is on {scheme}; use a path on a disk or in a bucket, such as s3://BUCKET/NAME"
         )
 
 
 def check_names_file(what: str, place: str) -> None:
-    """Raise UserError also for an address that names no file."""
+    """Like `check_can_hold`. Also raises UserError for an address without a file name."""
     check_can_hold(what, place)
     if has_folders(place) and (place.endswith("/") or not urlsplit(place).path):
-        raise UserError(f"{what} is {place}; it has to name a file, as s3://BUCKET/NAME")
+        raise UserError(f"{what} is {place}; it has to name a file, such as s3://BUCKET/NAME")
 
 
 def without_secrets(address: str) -> str:
-    """Return an address without its user, query and fragment; a path unchanged."""
+    """Return an address without user, query and fragment. A path is returned unchanged."""
     if "://" not in address:
         return address
     from BLIP.weights.download import without_secrets  # needs BLIP's libraries
@@ -83,7 +83,7 @@ def without_secrets(address: str) -> str:
 
 
 def joined(folder: str, name: str) -> str:
-    """Return the path or address of a name in a folder, on disk or in a store."""
+    """Join a folder, on disk or in a store, and a name: a path or an address."""
     if is_store(name):
         check_address(name)
         return name
@@ -94,8 +94,8 @@ def joined(folder: str, name: str) -> str:
 def spans(parts: Sequence[tuple[str, int, int]]) -> list[Union[bytes, UserError]]:
     """Read parts (address, first byte, number of bytes) of one store concurrently.
 
-    For a part that cannot be read the result is the UserError. A part whose file is missing does
-    not fail the others; a store that does not answer fails all parts that it has not sent.
+    The result of a part that cannot be read is a UserError. A missing file does not affect other
+    parts. If the store stops answering, all parts that it has not sent fail.
     """
 
     def span_or_error(number: int) -> Union[bytes, UserError]:
@@ -122,7 +122,7 @@ def spans(parts: Sequence[tuple[str, int, int]]) -> list[Union[bytes, UserError]
     ]
     if len(failed) < len(parts):
         patience.end(None)
-    # Retries. In an outage the first part alone fails again, so that it counts as one file.
+    # Retries. In an outage only the first part is tried again, so that it counts as one file.
     if failed:
         found[failed[0]] = error = span_or_error(failed[0])
         if isinstance(error, StoreError):
@@ -141,7 +141,7 @@ def span(address: str, first: int, count: int) -> bytes:
             system, path = system_of(address)
             data = system.cat_file(path, start=first, end=first + count)
             if len(data) != count:
-                raise OSError("another number of bytes")
+                raise OSError("wrong number of bytes")
             return data
 
         return retried(address, ask)
@@ -152,7 +152,7 @@ def span(address: str, first: int, count: int) -> bytes:
     except OSError as error:
         raise UserError(f"{address}: cannot be read: {error.strerror or error}") from error
     if len(data) < count:
-        raise UserError(f"{address}: it ends before byte {first + count}: it has changed")
+        raise UserError(f"{address}: the file ends before byte {first + count}: it has changed")
     return data
 
 
@@ -172,7 +172,7 @@ def opened(address: str) -> BinaryIO:
 
 
 class _StoredFile(io.RawIOBase):
-    """A file of a store; each read is retried."""
+    """A file in a store. Each read is retried."""
 
     def __init__(self, address: str):
         self.address, self.place = address, 0
@@ -198,12 +198,12 @@ class _StoredFile(io.RawIOBase):
 
 
 def listed(folder: str, recursive: bool) -> Iterator[str]:
-    """Yield the addresses of a folder's files, in the order of their names. Raises UserError.
+    """Yield the addresses of a folder's files, sorted by name. Raises UserError.
 
-    S3 is read page by page, so that memory stays small. Other libraries list everything at once.
+    S3 is listed page by page to save memory. The libraries of other stores list all files at once.
     """
     if folder.startswith("http"):
-        raise UserError(f"{folder}: a server of https has no folders: name its files in a list")
+        raise UserError(f"{folder}: an https server has no folders: give a list of its files")
     scheme, _, place = folder.rstrip("/").partition("://")
     if scheme == "s3":
         names = _s3_names(folder, place, recursive)
@@ -220,7 +220,7 @@ def _s3_names(folder: str, place: str, recursive: bool) -> Iterator[str]:
     while True:
         page = retried(folder, lambda: system_of(folder)[0].call_s3("list_objects_v2", **query))
         for found in page.get("Contents", ()):
-            if not found["Key"].endswith("/"):  # some programs write one as a folder
+            if not found["Key"].endswith("/"):  # some programs create such a key for a folder
                 yield f"{bucket}/{found['Key']}"
         if not page.get("IsTruncated"):
             return
@@ -230,7 +230,7 @@ def _s3_names(folder: str, place: str, recursive: bool) -> Iterator[str]:
 def stamp(address: str) -> list[Any]:
     """Return [size in bytes, a value that changes when the file is written]. Raises UserError.
 
-    Raises Missing if a store has no file of this name; it may have a folder.
+    Raises Missing if a store has no file of this name, even if it has a folder of this name.
     """
     if is_store(address):
         info = call(address, "info")
@@ -252,9 +252,10 @@ def size_of(address: str, stamp: Sequence[Any]) -> int:
 
 
 def stamps(folder: str) -> dict[str, list[Any]]:
-    """Return the `stamp` of each file in a store's folder and its subfolders, by relative name.
+    """Return {relative name: stamp} of the files in a store's folder and its subfolders.
 
-    Empty if there is no such folder. Raises UserError, also for a name that leads out of it.
+    Empty if there is no such folder. Raises UserError, also for a name that leads out of the
+    folder.
     """
     folder = folder.rstrip("/")
     try:
@@ -264,11 +265,11 @@ def stamps(folder: str) -> dict[str, list[Any]]:
     path = system_of(folder)[1]
     stamps = {}
     for name, info in found.items():
-        # Some programs write a name that ends in a slash as a folder.
+        # Some programs create a name that ends in a slash for a folder.
         if info["type"] == "file" and name != path and not name.endswith("/"):
             within = name[len(path) + 1 :]
             if not {"", ".", ".."}.isdisjoint(within.split("/")):
-                raise UserError(f"{folder}: it holds {within!r}, which no folder on disk can")
+                raise UserError(f"{folder}: contains {within!r}, which is impossible on a disk")
             stamps[within] = _stamp_of(info)
     return stamps
 
@@ -279,7 +280,7 @@ def _stamp_of(info: Mapping[str, Any]) -> list[Any]:
 
 
 def system_of(address: str) -> tuple[Any, str]:
-    """Return fsspec's file system, one for this process, and the path within it."""
+    """Return fsspec's file system (one per process) and the path within it."""
     import fsspec
 
     settings = {"get_client": _web(address).client} if _library(address) == "aiohttp" else {}
@@ -290,7 +291,7 @@ def system_of(address: str) -> tuple[Any, str]:
 
 
 def _web(address: str) -> ModuleType:
-    """Return the module `web`, which needs aiohttp, as every store's library does. UserError."""
+    """Import `web`, which needs aiohttp; every store's library installs it. Raises UserError."""
     try:
         from captioning.files import web
     except ImportError:
@@ -320,7 +321,7 @@ def call(address: str, method: str, *arguments: Any, **settings: Any) -> Any:
 def retried(address: str, ask: Callable[[], T]) -> T:
     """Return `ask()`, retried with pauses while a store is busy or broken. Raises UserError.
 
-    A library's error may quote a request with credentials, so it is not chained or quoted.
+    A library's error may contain credentials, so it is neither chained nor quoted.
     """
     web = _web(address)
     patience = web.patience_with(address)
@@ -344,7 +345,7 @@ def retried(address: str, ask: Callable[[], T]) -> T:
             refusal = UserError(f"{address}: {problem}")
         elif _is_denied(problem):
             refusal = StoreError(
-                f"{address}: not allowed: give credentials as {_library(address)} finds them"
+                f"{address}: not allowed: give credentials where {_library(address)} finds them"
             )
         else:
             refusal = None
@@ -356,7 +357,7 @@ def retried(address: str, ask: Callable[[], T]) -> T:
     patience.end(problem)
     raise StoreError(
         f"{address}: {attempt} requests failed ({type(problem).__name__}): check the address "
-        "and the network, then give the same command again"
+        "and the network, then run the same command again"
     )
 
 

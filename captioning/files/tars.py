@@ -1,4 +1,4 @@
-"""Tar shards in webdataset's format: their names, and their members read within limits."""
+"""Tar shards in webdataset's format: patterns of names, and reading within size limits."""
 
 import os
 import re
@@ -10,12 +10,12 @@ from captioning.files import stores
 from captioning.runtime.errors import UserError
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz")
-LARGEST = 1 << 30  # bytes of a member; a few bytes of an archive can unpack to any number
+LARGEST = 1 << 30  # most bytes of a member; a small compressed archive can be huge when unpacked
 LARGEST_HEADERS = (
     1 << 20
-)  # bytes of the headers before a member: long names, records, maps of holes
+)  # most bytes of a member's headers: long names, PAX records, maps of sparse files
 
-_META = re.compile(r"__[^/]*__(/|$)")  # webdataset's members about the tar itself
+_META = re.compile(r"__[^/]*__(/|$)")  # webdataset's members with metadata of the tar
 
 
 def is_tars(source: str) -> bool:
@@ -24,7 +24,7 @@ def is_tars(source: str) -> bool:
 
 
 def key_and_suffix(name: str) -> tuple[Optional[str], str]:
-    """Return the key that members of a sample share, None for no sample, and the suffix."""
+    """Return the sample's key and the suffix of a member. The key is None outside of samples."""
     from webdataset.tariterators import base_plus_ext
 
     key, suffix = (None, "") if _META.match(name) else base_plus_ext(name)
@@ -38,8 +38,8 @@ class Tar(tarfile.TarFile):
         super().__init__(name, mode, _Metered(fileobj), **settings)
 
     def each(self) -> Iterator[tarfile.TarInfo]:
-        """Yield the members without keeping them. Raises TarError, EOFError, zlib.error."""
-        for member in self:  # next() fails at the end of an empty tar in Python 3.9
+        """Yield the members without storing them. Raises TarError, EOFError, zlib.error."""
+        for member in self:  # in Python 3.9, next() fails at the end of an empty tar
             self.members, self.pax_headers = [], {}
             self.fileobj.left = LARGEST_HEADERS
             yield member
@@ -51,7 +51,7 @@ class Tar(tarfile.TarFile):
 
 
 class _Metered:
-    """A file of which `left` bytes may be read; tarfile would read headers of any size at once."""
+    """A file with a limit of bytes to read. tarfile alone reads headers of any size at once."""
 
     def __init__(self, file: Any):
         self.file, self.left = file, LARGEST_HEADERS
@@ -69,8 +69,8 @@ class _Metered:
 def expand(source: str) -> list[str]:
     """Return the tars of a brace pattern such as shards/{00000..00099}.tar.
 
-    Raises UserError for a malformed pattern, and if a tar on disk is missing. One in a store is
-    looked for when it is read.
+    Raises UserError for a malformed pattern, and if a tar on disk is missing. A missing tar in a
+    store is noticed later, when it is read.
     """
     from webdataset.shardlists import expand_urls
 

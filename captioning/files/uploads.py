@@ -1,4 +1,4 @@
-"""Files written to object stores; each appears under its name when it is complete."""
+"""Writes files to object stores. A file appears under its name when it is complete."""
 
 import contextlib
 import os
@@ -12,12 +12,12 @@ from captioning.files.writing import atomic_write, require_folder
 
 
 def upload(path: Path, address: str) -> list[Any]:
-    """Write a file from disk to a store and return its stamp there. Raises UserError."""
+    """Upload a file to a store; return its stamp in the store. Raises UserError."""
     return _verified(address, os.path.getsize(path), lambda s, to: s.put_file(str(path), to))
 
 
 def copy(source: str, address: str, size: int) -> list[Any]:
-    """Have a store copy its own file of `size` bytes; return the copy's stamp. Raises UserError."""
+    """Copy a file within a store; return the copy's stamp. size: in bytes. Raises UserError."""
     return _verified(address, size, lambda s, to: s.cp_file(s._strip_protocol(source), to))
 
 
@@ -28,7 +28,7 @@ def _verified(address: str, size: int, write: Callable[[Any, str], Any]) -> list
         write(*system_of(address))
         found = stamp(address)
         if found[0] != size:
-            raise OSError("another number of bytes")
+            raise OSError("wrong number of bytes")
         return found
 
     return retried(address, ask)
@@ -41,9 +41,10 @@ def put(content: bytes, address: str) -> None:
 
 @contextlib.contextmanager
 def written(name: str) -> Iterator[BinaryIO]:
-    """Open a file to write, on disk or in a store, that appears when the block ends without error.
+    """Open a file to write, on disk or in a store. It appears if the block ends without error.
 
-    One for a store is collected on disk first. Raises OSError for the disk, UserError for a store.
+    A file for a store is first written to a temporary file on disk. Raises OSError for the disk,
+    UserError for a store.
     """
     if not is_store(name):
         with atomic_write(Path(name)) as file:
@@ -57,7 +58,7 @@ def written(name: str) -> Iterator[BinaryIO]:
 
 
 def require_writable(folder: str) -> None:
-    """Write a file in a folder, on disk or in a store, and remove it. Raises UserError."""
+    """Raise UserError if a folder, on disk or in a store, is not writable. Tries it with a file."""
     if not is_store(folder):
         require_folder(Path(folder))
         return
@@ -66,12 +67,12 @@ def require_writable(folder: str) -> None:
 
 
 def remove(address: str) -> None:
-    """Remove a file of a store, if it is there. Raises UserError."""
+    """Remove a file of a store, if it exists. Raises UserError."""
     with contextlib.suppress(Missing):
         call(address, "rm_file")
 
 
 def remove_folder(address: str) -> None:
-    """Remove a store's folder, if it is there, many files per request. Raises UserError."""
+    """Remove a store's folder, if it exists, with many files per request. Raises UserError."""
     with contextlib.suppress(Missing):
         call(address, "rm", recursive=True)

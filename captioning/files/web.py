@@ -1,4 +1,4 @@
-"""Servers of https: timeouts, limits on what they send, and which redirects are followed."""
+"""Limits for https servers: timeouts, sizes of answers, and which redirects are followed."""
 
 import asyncio
 import time
@@ -12,18 +12,18 @@ from yarl import URL
 from BLIP.weights.download import private
 
 CONNECT_S, SILENCE_S, WHOLE_S = 10, 30, 300  # to connect, between bytes, for the whole answer
-LARGEST = 1 << 30  # bytes of a body
-UNPACKED = 1 << 28  # of a compressed body: a few bytes can unpack to any number
-REST_S = 60  # before a server that does not answer is asked again
-OUTAGE = 10  # files in a row without an answer, after which an outage is not waited for
+LARGEST = 1 << 30  # most bytes of a body
+UNPACKED = 1 << 28  # most unpacked bytes of a compressed body, which can be small
+REST_S = 60  # pause before the next request to a server that does not answer
+OUTAGE = 10  # files in a row without an answer; after that, files fail at once
 
 
 class Refused(Exception):
-    """An answer is not accepted; the reason is worded to follow an address."""
+    """An answer is not accepted. Error lines put the text after the address."""
 
 
 async def client(**settings: Any) -> aiohttp.ClientSession:
-    """Return the session that fsspec asks for; `settings`, the user's, override ours."""
+    """Return the HTTP session for fsspec. settings: the user's settings, which override ours."""
     traces = aiohttp.TraceConfig()
     traces.on_request_redirect.append(_check_redirect)
     timeout = aiohttp.ClientTimeout(WHOLE_S, sock_connect=CONNECT_S, sock_read=SILENCE_S)
@@ -41,7 +41,7 @@ class _LimitedResponse(aiohttp.ClientResponse):
                 body += piece
                 if len(body) > most:
                     self.close()
-                    raise Refused(f"its server sends more than the {most:,} bytes that it may")
+                    raise Refused(f"its server sends more than {most:,} bytes, the limit")
             self._body = bytes(body)
         return self._body
 
@@ -61,22 +61,23 @@ async def _check_redirect(session: Any, context: Any, about: Any) -> None:
         *(asyncio.to_thread(private, str(url), session.trust_env) for url in (target, about.url))
     )
     if any(inside) and not all(begin):
-        raise Refused(f"its server leads to {target.host}, which is in a private network")
+        raise Refused(f"its server redirects to {target.host}, which is in a private network")
 
 
 class Patience:
-    """Decides whether a server may be asked for another file, so that a list of thousands ends.
+    """Limits requests to a server that does not answer, so that long lists of files still end.
 
-    A server that gave no answer for two files in a row is asked once per REST_S. Until then a file
-    waits if the server has answered before (it may have an outage), and fails at once if it never
-    has, or not for OUTAGE files. A file that times out is requested twice.
+    After two files in a row without an answer, the server gets one request per REST_S. In between,
+    a file waits if the server has answered before, since this may be an outage. A file fails at
+    once if the server has never answered, or has not answered for OUTAGE files. A file that times
+    out is requested twice.
     """
 
     def __init__(self) -> None:
         self.silent_files, self.until, self.answered = 0, 0.0, False
 
     def allows(self) -> bool:
-        """Return whether a file may be requested, after a pause if necessary."""
+        """Return whether a file may be requested. Pauses first if necessary."""
         left = self.until - time.monotonic()
         if self.silent_files > 1 and left > 0:
             if not self.answered or self.silent_files >= OUTAGE:
@@ -85,7 +86,7 @@ class Patience:
         return True
 
     def is_over(self, tries: int, error: Exception) -> bool:
-        """Return whether to give a file up after `tries` requests, of which the last raised."""
+        """Return whether to give up a file after `tries` requests. error: that of the last one."""
         return self.silent_files > 1 or (isinstance(error, asyncio.TimeoutError) and tries > 1)
 
     def end(self, error: Optional[Exception]) -> None:
@@ -97,7 +98,7 @@ class Patience:
 
 
 class _BucketPatience(Patience):
-    """With a bucket: every file gets all tries."""
+    """For buckets: every file gets all attempts."""
 
     def is_over(self, tries: int, error: Exception) -> bool:
         return False
@@ -108,11 +109,11 @@ _patience: defaultdict[str, Patience] = defaultdict(Patience)
 
 
 def patience_with(address: str) -> Patience:
-    """Return this process's Patience with the server of an address."""
+    """Return the Patience for the server of an address. There is one per process and server."""
     is_bucket = not address.startswith("http")
     return _BucketPatience() if is_bucket else _patience[urlsplit(address).netloc]
 
 
 def cause(error: Exception) -> Exception:
-    """Return the refusal or timeout that fsspec reports as a missing file, or the error itself."""
+    """Return the refusal or timeout behind fsspec's FileNotFoundError, else the error itself."""
     return error.__cause__ if isinstance(error.__cause__, (Refused, *_SILENT)) else error

@@ -1,4 +1,4 @@
-"""Files that appear when they are complete and on disk, even if the program is killed meanwhile."""
+"""Atomic writes: a file appears when it is complete and synced, even if the program is killed."""
 
 import contextlib
 import fcntl
@@ -17,12 +17,12 @@ SUFFIX = ".staged"
 
 @contextlib.contextmanager
 def atomic_write(path: Path, within: Optional[Path] = None) -> Iterator[BinaryIO]:
-    """Open a file to write, which is renamed to `path` when the block ends without an error.
+    """Open a temporary file to write; rename it to `path` when the block ends without an error.
 
-    Until then it has another name, in the folder `within` of the same disk or else beside `path`,
-    and `path` is unchanged. Raises OSError, also if `path` is a folder.
+    within: the temporary file's folder, on the same disk; by default the folder of `path`. Raises
+    OSError, also if `path` is a folder.
     """
-    # Machines that share a disk may have processes with the same number.
+    # The random part is needed because machines that share a disk may have equal process ids.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{SUFFIX}")
     temporary = (within or path.parent) / temporary.name
     try:
@@ -39,9 +39,9 @@ def atomic_write(path: Path, within: Optional[Path] = None) -> Iterator[BinaryIO
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Lock `path` against other processes; it may be replaced or removed meanwhile.
+    """Lock `path` against other processes. Inside the block, it may be replaced or removed.
 
-    An empty file is made if there is none. Raises OSError.
+    Creates an empty file if there is none. Raises OSError.
     """
     while True:
         with open(path, "ab") as file:
@@ -50,15 +50,15 @@ def locked(path: Path) -> Iterator[None]:
                 current = os.path.samestat(os.fstat(file.fileno()), os.stat(path))
             except FileNotFoundError:
                 current = False
-            if current:  # another process may have replaced or removed it
+            if current:  # else another process has replaced or removed the file
                 yield
                 return
 
 
 def replace(temporary: Path, path: Path) -> None:
-    """Rename a file or folder to `path`, replacing a file or folder. Raises OSError.
+    """Rename a file or folder to `path`, replacing an existing file or folder. Raises OSError.
 
-    If either is a folder this is not atomic: nothing has the name for a moment.
+    With a folder this is not atomic: for a moment `path` does not exist.
     """
     if path.is_dir() or (temporary.is_dir() and path.exists()):
         remove(path)
@@ -66,7 +66,7 @@ def replace(temporary: Path, path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or folder, if it exists; a folder is renamed first. Raises OSError."""
+    """Remove a file or folder, if it exists. A folder is renamed first. Raises OSError."""
     if not path.is_dir():
         path.unlink(missing_ok=True)
         return
@@ -78,10 +78,10 @@ def remove(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Sync the names in a folder to disk, if its file system can."""
+    """Sync a folder's entries to disk, if the file system supports it."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):  # some network disks refuse it
+        with contextlib.suppress(OSError):  # some network file systems do not support it
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
@@ -93,7 +93,7 @@ def unfinished_writes(folder: Path) -> Iterator[Path]:
 
 
 def require_folder(folder: Path) -> None:
-    """Make a folder and try to write a file in it. Raises UserError."""
+    """Create a folder and check that it is writable. Raises UserError."""
     write_text("", folder / ".writable")
     (folder / ".writable").unlink(missing_ok=True)
 
@@ -108,9 +108,9 @@ def user_errors(path: Path) -> Iterator[None]:
 
 
 def replace_text(text: str, path: Path) -> None:
-    """Write a UTF-8 file atomically, in an existing folder, without a sync.
+    """Write a UTF-8 file atomically, in an existing folder, without a sync. Raises OSError.
 
-    Raises OSError. What a kill leaves has a fixed name, which the next call for `path` reuses.
+    The temporary file has a fixed name: after a kill, the next call for `path` overwrites it.
     """
     temporary = path.with_name(f".{path.name}{SUFFIX}")
     temporary.write_text(text, encoding="utf-8")
@@ -118,9 +118,9 @@ def replace_text(text: str, path: Path) -> None:
 
 
 def write_text(text: str, path: Path) -> None:
-    """Write a UTF-8 file atomically, in a folder that is made if it is missing.
+    """Write a UTF-8 file atomically; create its folder if necessary.
 
-    Raises UserError, and then leaves the file as it was.
+    Raises UserError. After an error the old file is unchanged.
     """
     with user_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -134,7 +134,7 @@ def write_json(content: Any, path: Path) -> None:
 
 
 def json_line(entry: Any) -> bytes:
-    """Return one line of JSON. File names that are not UTF-8 are escaped and read back the same."""
+    """Return one line of JSON. Escapes file names that are not UTF-8; reading restores them."""
     try:
         return json.dumps(entry, ensure_ascii=False).encode() + b"\n"
     except UnicodeEncodeError:

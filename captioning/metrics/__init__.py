@@ -1,1 +1,1 @@
-"""Scores of captions, one evaluator a file: each reads captions, none knows what wrote them."""
+"""Scores of captions, one evaluator per file. Evaluators do not depend on captioners."""

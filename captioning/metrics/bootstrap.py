@@ -10,14 +10,14 @@ RESAMPLES = 1000
 SEED = 0
 INTERVALS = f"95 % percentile bootstrap over images, {RESAMPLES} resamples, seed {SEED}"
 
-_COUNTS_AT_ONCE = 2**20  # images times resamples in memory, of 8 bytes each
+_COUNTS_AT_ONCE = 2**20  # images * resamples in memory, 8 bytes each
 
 Bounds = tuple[Optional[float], Optional[float]]
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A score over n images and the ends of its 95 % interval, None where it has none."""
+    """A score over n images with the limits of its 95 % interval; None without an interval."""
 
     value: float
     low: Optional[float]
@@ -61,11 +61,11 @@ def resampled_means(values: np.ndarray) -> np.ndarray:
 
 
 def intervals(columns: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]) -> list[Bounds]:
-    """Return the interval of each of m scores that are functions of sums over images.
+    """Return the intervals of m scores that are functions of sums over images.
 
-    columns: (n, k), each image's summands of k sums; statistic: maps (R, k) sums of R resamples to
-    (R, m) scores, nan where undefined. Images are sampled with replacement, the same ones for all
-    scores of n images (Efron & Tibshirani 1993, chapter 13).
+    columns: (n, k), what each image adds to k sums. statistic: maps (R, k), the sums of R
+    resamples, to (R, m) scores; nan if undefined. Images are sampled with replacement, with the
+    same resamples for all scores of n images (Efron & Tibshirani 1993, chapter 13).
     """
     scores = statistic(_resampled_sums(np.asarray(columns, dtype=float)))  # (R, m)
     return [_bounds(column[~np.isnan(column)], len(columns)) for column in scores.T]
@@ -84,7 +84,7 @@ def _resampled_sums(columns):
 
 
 def _resamples(n):
-    """Yield the images of the resamples, (R, n) indices, RESAMPLES rows in all."""
+    """Yield indices (R, n) of the resampled images, RESAMPLES rows in total."""
     random = np.random.default_rng(SEED)
     at_once = max(1, _COUNTS_AT_ONCE // n)
     for start in range(0, RESAMPLES, at_once):
@@ -92,7 +92,7 @@ def _resamples(n):
 
 
 def _bounds(scores, n):
-    if not len(scores) or n < 2:  # one image has no spread
+    if not len(scores) or n < 2:  # a single image has no variance
         return None, None
     low, high = np.percentile(scores, (2.5, 97.5))
     return float(low), float(high)

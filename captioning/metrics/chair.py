@@ -1,8 +1,8 @@
-"""CHAIR: objects that captions name and images do not have (Rohrbach et al. 2018, section 2.1).
+"""CHAIR: hallucinated objects, named by a caption but not in its image (Rohrbach et al. 2018, 2.1).
 
-CHAIRs         captions that name at least one such object, per cent
-CHAIRi         mentions of such objects among all mentions of objects, per cent
-object_recall  objects of the images that their captions name, per cent
+CHAIRs         captions with at least one hallucinated object, per cent
+CHAIRi         hallucinated mentions among all mentions of objects, per cent
+object_recall  objects in the images that the captions name, per cent
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,7 +22,7 @@ from captioning.metrics.objects_in_text import SINGULARS, ObjectReader, read_syn
 from captioning.metrics.options import FILE, Options
 from captioning.runtime.errors import UserError
 
-# A file of CHAIR's authors. Its licence is not this project's, so it is fetched, never shipped.
+# A file by CHAIR's authors. It has another licence than this project, so it is downloaded.
 SYNONYMS_URL = (
     "https://raw.githubusercontent.com/LisaAnne/Hallucination/"
     "6e4d33c4bedf6dfcd24c61bf527f40714717be47/data/synonyms.txt"
@@ -36,9 +36,9 @@ _EXPECTED = (
 
 
 class ChairOptions(Options):
-    # `--objects`, in captioning.evaluate, is argparse's abbreviation of it.
+    # captioning.evaluate also accepts `--objects`, because argparse allows abbreviations.
     objects_file: Annotated[Union[str, list[str], None], "scoring", FILE] = Field(
-        None, description="what is in each image: COCO's instances or {image id: [object]}"
+        None, description="the objects in each image: COCO's instances or {image id: [object]}"
     )
     synonyms: Annotated[Optional[str], "scoring", FILE] = Field(
         None, description="words of objects, for chair (default: the published ones)"
@@ -49,9 +49,9 @@ class ChairOptions(Options):
 
 
 class Chair(Evaluator):
-    """Scores the images that `objects_file` has; objects that their references name are added.
+    """CHAIR of the images in `objects_file`. Objects named by the references count as present.
 
-    `hallucinated` of a caption lists its mentions of absent objects as [word, object].
+    A caption's `hallucinated` lists its mentions of absent objects as [word, object].
     """
 
     metrics = (
@@ -96,8 +96,8 @@ class Chair(Evaluator):
         SINGULARS[self.options.singular]()
 
     def _known(self, ids: Iterable[ImageId]) -> dict[ImageId, set[str]]:
-        """The objects of the images that the files have. Raises UserError where they have none."""
-        # An image without objects has an empty set, an unknown one an empty tuple.
+        """The objects of the images that are in the files. Raises UserError if no image is."""
+        # An image without objects has an empty set, an unknown image an empty tuple.
         known = {i: objects for i, objects in by_id(ids, self.objects).items() if objects != ()}
         if not known:
             raise UserError(
@@ -146,15 +146,15 @@ class Chair(Evaluator):
 
 
 def _shares(parts: list[int], wholes: list[int]) -> list[Optional[float]]:
-    """Per cent, None where the whole is 0."""
+    """Percentages; None if the whole is 0."""
     return [100 * part / whole if whole else None for part, whole in zip(parts, wholes)]
 
 
 def read_objects(paths: Iterable[Path], names: Mapping[str, str]) -> dict[ImageId, set[str]]:
-    """Return {image id: names of its objects}, an empty set for an image listed without any.
+    """Return {image id: names of its objects}; an image listed without objects has an empty set.
 
-    names: {word: name of the object}, see `read_synonyms`. Several files add up. Raises UserError
-    for a missing or wrong file, and for an object without a name.
+    names: {word: name of the object}, see `read_synonyms`. The objects of several files are merged.
+    Raises UserError for a missing or wrong file, and for an object that is not in `names`.
     """
     found: dict[ImageId, set[str]] = {}
     for path in paths:
@@ -162,15 +162,15 @@ def read_objects(paths: Iterable[Path], names: Mapping[str, str]) -> dict[ImageI
             unknown = next((word for word in objects if word not in names), None)
             if unknown is not None:
                 raise UserError(
-                    f"{path}: image {image_id!r} has the object {unknown!r}, which the synonyms "
-                    "do not name: give synonyms of these objects"
+                    f"{path}: image {image_id!r} has the object {unknown!r}, which is not among "
+                    "the synonyms: give a file of synonyms for these objects"
                 )
             found.setdefault(image_id, set()).update(names[word] for word in objects)
     return found
 
 
 def _read(path: Path) -> dict[ImageId, list[str]]:
-    # Outlines are most of COCO's files and are not needed.
+    # Segmentations are most of COCO's files and are not needed.
     document = read_json(path, without={"segmentation", "bbox"})
     if isinstance(document, dict) and isinstance(document.get("annotations"), list):
         try:
@@ -180,9 +180,9 @@ def _read(path: Path) -> dict[ImageId, list[str]]:
                 objects.setdefault(each["image_id"], []).append(names[each["category_id"]])
             return objects
         except (KeyError, TypeError, AttributeError):
-            raise UserError(f"{path}: not a file of instances: {_EXPECTED}") from None
+            raise UserError(f"{path}: not an instances file: {_EXPECTED}") from None
     if not isinstance(document, dict) or not document:
-        raise UserError(f"{path}: names the objects of no image: {_EXPECTED}")
+        raise UserError(f"{path}: has no image with objects: {_EXPECTED}")
     for image_id, objects in document.items():
         if not isinstance(objects, list) or not all(isinstance(word, str) for word in objects):
             raise UserError(f"{path}: no list of objects under {image_id!r}: {_EXPECTED}")

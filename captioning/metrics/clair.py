@@ -1,7 +1,7 @@
 """CLAIR: a language model judges captions (Chan et al. 2023, arXiv 2310.12971).
 
-The question asks what the paper's does, in other words. A reply counts if it holds the requested
-JSON object. The paper's code takes a reply's first number instead, and 0 without one.
+The question is a paraphrase of the paper's. A reply counts if it contains the requested JSON
+object. Otherwise the caption has no score. The paper's code then takes the first number, or 0.
 """
 
 import json
@@ -36,18 +36,18 @@ the reference captions describe? Answer with a JSON object and nothing else. Its
 a number from 0 to 100, and its key "reason" holds a string."""
 
 KEY = "JUDGE_API_KEY"  # the environment variable with the server's key
-TRIES = 3  # to get a reply that can be read, as in the paper's code
-AT_ONCE = 8  # questions
-LONGEST = 20_000  # characters of a reply that are read
+TRIES = 3  # attempts to get a valid reply, as in the paper's code
+AT_ONCE = 8  # concurrent questions
+LONGEST = 20_000  # characters of a reply that are parsed
 
 
 class Verdict(NamedTuple):
     score: float  # 0 to 100
-    reason: Any  # as the model put it, None without one
+    reason: Any  # as in the reply; None without a reason
 
 
 def question(candidate: str, references: Sequence[str]) -> str:
-    """The question about a caption, with each caption on a line."""
+    """The question about a caption. Each caption is on its own line."""
 
     def listed(texts):
         return "\n".join("- " + " ".join(text.split()) for text in texts)
@@ -56,7 +56,7 @@ def question(candidate: str, references: Sequence[str]) -> str:
 
 
 def read_reply(reply: str) -> Optional[Verdict]:
-    """Return the verdict of the first JSON object with a score, whatever text surrounds it."""
+    """Return the verdict from the first JSON object with a score. Text around it is ignored."""
     decoder, reply = json.JSONDecoder(), reply[:LONGEST]
     start = reply.find("{")
     while start >= 0:
@@ -77,16 +77,16 @@ class ClairOptions(Options):
         description="a server with OpenAI's chat interface, such as https://api.openai.com/v1",
     )
     judge_model: Annotated[Optional[str], "scoring"] = Field(
-        None, description="the name of a model there, at judge_url"
+        None, description="the name of a model at judge_url"
     )
 
 
 class Clair(Evaluator):
-    """CLAIR: the mean score of the captions that have one; the others are counted.
+    """CLAIR: the mean score over captions with a score. Captions without one are counted.
 
-    The model is asked at temperature 0. Its replies are cached by model and question. An error ends
-    the questions; a later call asks only the missing ones. `clair_reason` of a caption is the
-    model's reason.
+    The model is asked at temperature 0. Replies are cached by model and question. After an error no
+    more questions are asked; a later call asks only the missing ones. A caption's `clair_reason` is
+    the model's reason.
     """
 
     metrics = (
@@ -95,7 +95,7 @@ class Clair(Evaluator):
             "CLAIR",
             1,
             True,
-            Shown("how likely a language model finds it to be of the references' image"),
+            Shown("how likely the caption describes the references' image, by a language model"),
         ),
     )
     Options = ClairOptions
@@ -128,7 +128,7 @@ class Clair(Evaluator):
         )
 
     def _verdicts(self, questions: list[str]) -> dict[str, Optional[Verdict]]:
-        """The verdict on each question, None where no reply could be read."""
+        """The verdict on each question; None without a valid reply."""
         given_up = Event()
         found = {}
         with progress(len(questions), "judge", "caption") as bar, ThreadPoolExecutor(AT_ONCE) as do:
@@ -160,7 +160,7 @@ class Clair(Evaluator):
         return verdict
 
     def _cached(self, path: Path, each: str) -> str:
-        """An earlier reply to the question; "" without one, or where the file is damaged."""
+        """An earlier reply to the question; "" if there is none or the file is damaged."""
         try:
             kept = read_json(path)
             asked = kept["model"], kept["question"]
@@ -172,7 +172,7 @@ class Clair(Evaluator):
         try:
             write_json(content, path)
         except UserError as error:
-            with self.lock:  # the other threads fail as well; one line is enough
+            with self.lock:  # other threads fail, too; one line is enough
                 warned, self.warned = self.warned, True
             if not warned:
                 log_line(f"replies are not kept: {error}")

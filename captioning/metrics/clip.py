@@ -1,4 +1,4 @@
-"""CLIP (Radford et al. 2021): captions and images as vectors that can be compared."""
+"""CLIP (Radford et al. 2021): captions and images as vectors in one space."""
 
 import hashlib
 from os import PathLike
@@ -28,10 +28,10 @@ from captioning.metrics.openai_clip import read_openai_clip
 from captioning.metrics.options import Options
 from captioning.runtime.errors import UserError, one_line
 
-# Part of the cache key of image features: change it whenever the preprocessing changes.
+# Part of the cache key of image features. Change it whenever the preprocessing changes.
 PREPROCESSING = "short side to the model's size, bicubic; centre crop; OpenAI's mean and std"
 
-LONGEST_STRIP = 64  # the largest aspect ratio; longer images are cropped before resizing
+LONGEST_STRIP = 64  # largest aspect ratio; longer images are cropped before resizing
 
 
 class ClipOptions(Options):
@@ -45,9 +45,9 @@ class ClipOptions(Options):
 class Clip:
     """transformers' CLIPModel in float32 on a device, with its tokeniser and preprocessing.
 
-    source: a hub id, a folder as transformers saves it, or a file of weights in OpenAI's layout.
-    Raises UserError for files that are missing or wrong.
-    name: source@hash, of the image encoder's weights.
+    source: a hub id, a folder in transformers' format, or a file of weights in OpenAI's layout.
+    name: source@HASH, with the hash of the image encoder's weights. Raises UserError for missing or
+    wrong files.
     """
 
     def __init__(self, source: str, device: Union[str, torch.device] = "cpu"):
@@ -83,9 +83,9 @@ class Clip:
         )
 
     def encode(self, texts: list[str]) -> tuple[list[list[int]], list[bool]]:
-        """Return the ids of each text, special tokens included, and whether it was too long.
+        """Return each text's ids with special tokens, and whether the text was too long.
 
-        A long text is truncated. The end token stays, as its hidden state is the text embedding.
+        A long text is truncated. The end token is kept: its hidden state is the text embedding.
         """
         most = self.max_tokens - 2
         ids = self.tokens.encode(texts)
@@ -103,13 +103,13 @@ class Clip:
         for row, text in zip(padded, ids):
             row[: len(text)] = torch.tensor(text)
         states = self.model.text_model(input_ids=padded.to(self.device))[0]  # (B, N, W)
-        # transformers 4.15.0's get_text_features takes the highest id for the end token.
+        # get_text_features of transformers 4.15.0 assumes that the highest id is the end token.
         ends = torch.tensor([len(text) - 1 for text in ids], device=states.device)
         pooled = states[torch.arange(len(ids), device=states.device), ends]
         return F.normalize(self.model.text_projection(pooled), dim=-1)
 
     def read_image(self, path: Union[str, PathLike]) -> Tensor:
-        """Return an image file as the tower's input, (3, S, S). Raises UserError."""
+        """Return an image file as input of the image encoder, (3, S, S). Raises UserError."""
         return self.preprocess(_middle(load_image(path)))
 
     @torch.inference_mode()
@@ -126,7 +126,7 @@ def _unit(features: Any) -> Tensor:
 
 
 def _middle(image: Image.Image) -> Image.Image:
-    """Centre crop of a very long image, to limit memory; the later crop removes more anyway."""
+    """Crop a very long image to its centre, to save memory. The later crop removes more anyway."""
     width, height = image.size
     most = LONGEST_STRIP * min(image.size)
     left, top = max(0, width - most) // 2, max(0, height - most) // 2
@@ -134,7 +134,7 @@ def _middle(image: Image.Image) -> Image.Image:
 
 
 def read_clip(source: str) -> tuple[ModelFiles, dict[str, Any], Optional[dict[str, Tensor]]]:
-    """Return a CLIP's files, its sizes and, from a file in OpenAI's layout, its weights.
+    """Return a CLIP's files and sizes, and the weights if the source is a file in OpenAI's layout.
 
     Raises UserError.
     """
@@ -150,18 +150,18 @@ def _build(sizes: dict[str, Any], files: ModelFiles, marks: dict[str, int]):
     if not {"text_config", "vision_config"} <= sizes.keys():
         raise UserError(f"{files.config}: clip_model: this is not a CLIP model")
     try:
-        # If a file has both names, the second takes precedence.
+        # If a file has both names, the second name takes precedence.
         text, vision = (
             {**sizes[f"{tower}_config"], **(sizes.get(f"{tower}_config_dict") or {})}
             for tower in ("text", "vision")
         )
-        # transformers 4.15.0 supports these argument names only.
+        # transformers 4.15.0 supports only these argument names.
         config = CLIPConfig(
             text_config_dict={**text, **marks},
             vision_config_dict=vision,
             projection_dim=sizes.get("projection_dim", 512),
         )
         return CLIPModel(config)
-    except Exception as error:  # newer versions check the sizes, with exceptions of their own
+    except Exception as error:  # newer versions of transformers raise various types
         problem = f"invalid CLIP configuration ({one_line(error)})"
         raise UserError(f"{files.config}: clip_model: {problem}") from None

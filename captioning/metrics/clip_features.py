@@ -1,4 +1,4 @@
-"""CLIP's features of captions and images, shared over processes and cached in files."""
+"""CLIP features of captions and images, computed by all processes and cached in files."""
 
 import json
 import os
@@ -20,34 +20,34 @@ from captioning.runtime.distributed import broadcast_from_main, is_main
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line
 
-# Raised by numpy and zipfile for a file that is no archive of these arrays.
+# What numpy and zipfile raise for a file that is not a valid archive of the arrays.
 NO_ARRAYS = (OSError, ValueError, EOFError, KeyError, MemoryError, zipfile.BadZipFile)
 
 LARGEST = 4 << 30  # bytes of an unpacked array: the features of two million images
 
 
 def read_arrays(path: Path, *names: str) -> list[np.ndarray]:
-    """Return the arrays of these names; refuses an array of Python objects, which is a pickle.
+    """Return the arrays with these names. Arrays of Python objects are refused: they are pickles.
 
-    Raises one of NO_ARRAYS, FileNotFoundError among them.
+    Raises one of NO_ARRAYS, for example FileNotFoundError.
     """
     with zipfile.ZipFile(path) as archive:
         for member in archive.infolist():
             if member.file_size > LARGEST:
-                raise ValueError(f"{member.filename} unpacks to more than {LARGEST} bytes")
+                raise ValueError(f"{member.filename} has more than {LARGEST} bytes unpacked")
     with np.load(path, allow_pickle=False) as content:
         arrays = [content[name] for name in names]
     for name, array in zip(names, arrays):
         if not isinstance(array, np.ndarray):
-            raise ValueError(f"{name} is no array")
+            raise ValueError(f"{name} is not an array")
     return arrays
 
 
 class CachedFeatures:
-    """The cache file for the features of these image files, in this order, by this model.
+    """The cache file for a model's features of a list of image files.
 
-    Its name depends on the model's weights, the preprocessing with its libraries, and each file's
-    path, size and time of change. Raises UserError for a missing file.
+    Its name depends on the model's weights, the preprocessing and its libraries, and the path, size
+    and modification time of each image. Raises UserError for a missing image.
     """
 
     def __init__(self, folder: Optional[Path], clip: Clip, paths: Sequence[Path]):
@@ -60,7 +60,7 @@ class CachedFeatures:
         self.path = cache_folder(folder) / f"clip_features_{key}.npz"
 
     def read(self) -> Optional[np.ndarray]:
-        """Return the features (P, D); None where there are none or the file is damaged."""
+        """Return the features (P, D); None if there is no file or the file is damaged."""
         try:
             (features,) = read_arrays(self.path, "features")
             if features.shape != self.shape or features.dtype != np.float32:
@@ -70,18 +70,18 @@ class CachedFeatures:
         except FileNotFoundError:
             return None
         except NO_ARRAYS as error:
-            log_line(f"{self.path} is damaged ({type(error).__name__}) and is made again")
+            log_line(f"{self.path} is damaged ({type(error).__name__}): computing it again")
             return None
         return features
 
     def write(self, features: np.ndarray) -> None:
-        """Keep the features; a folder that cannot be written to is logged, and no error."""
+        """Write the features. A folder that is not writable is logged; it is not an error."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(self.path) as file:
                 np.savez(file, features=features, files=np.array(self.files, dtype=str))
         except OSError as error:
-            log_line(f"image features are not kept: {self.path.parent}: {error.strerror}")
+            log_line(f"image features are not cached: {self.path.parent}: {error.strerror}")
 
 
 def _state(path: Path) -> list:
@@ -103,14 +103,14 @@ class ClipEvaluator(Evaluator):
         read_clip(self.options.clip_model)
 
     def features(self, captions: CaptionSet) -> "ClipFeatures":
-        """The features that all evaluators of these captions share, one CLIP for them all."""
+        """The features, computed with one CLIP for all evaluators of these captions."""
         if ClipFeatures not in captions.shared:
             captions.shared[ClipFeatures] = ClipFeatures(self)
         return captions.shared[ClipFeatures]
 
 
 class ClipFeatures:
-    """Features by one CLIP. All processes have to make the same calls."""
+    """Computes features with one CLIP. All processes have to make the same calls."""
 
     def __init__(self, evaluator: ClipEvaluator):
         settings = evaluator.settings
@@ -120,7 +120,7 @@ class ClipFeatures:
     def of_texts(
         self, texts: Sequence[str], description: str
     ) -> tuple[Optional[np.ndarray], list[bool]]:
-        """Return (N, D) unit vectors, on rank 0, and which texts were too long."""
+        """Return unit vectors (N, D) on rank 0, and whether each text was too long."""
         ids, long = self.clip.encode(list(texts))
 
         def compute(batch):
@@ -130,7 +130,7 @@ class ClipFeatures:
         return shared(batches, ids.__getitem__, compute, description, "caption"), long
 
     def of_images(self, paths: Sequence[Path], description: str) -> Optional[np.ndarray]:
-        """Return (P, D) unit vectors of image files, on rank 0; from the cache where it has them.
+        """Return unit vectors (P, D) of image files on rank 0, from the cache if possible.
 
         Raises UserError for a file that cannot be read.
         """

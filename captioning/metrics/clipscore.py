@@ -1,4 +1,4 @@
-"""How well captions fit their images and references, by CLIP (Hessel et al. 2021)."""
+"""CLIPScore: how well captions fit their images and references (Hessel et al. 2021)."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ PREFIX = "A photo depicts "
 class ClipScore(ClipEvaluator):
     """CLIPScore: 100 * 2.5 * max(cos(caption, image), 0); equation 1 of the paper.
 
-    RefCLIPScore: the harmonic mean of it and of 100 * max(cos(caption, reference), 0) for the
+    RefCLIPScore: the harmonic mean of CLIPScore and 100 * max(cos(caption, reference), 0) with the
     closest reference; equation 2. All texts begin with "A photo depicts ".
     """
 
@@ -21,7 +21,7 @@ class ClipScore(ClipEvaluator):
             "CLIPScore",
             "CLIPScore",
             1,
-            report=Shown("how well CLIP finds image and caption to agree"),
+            report=Shown("how well caption and image agree, by CLIP"),
         ),
         Metric("RefCLIPScore", "RefCLIPScore", 1, references=True),
     )
@@ -43,7 +43,7 @@ class ClipScore(ClipEvaluator):
         nearest = [(group.astype(float) @ v).max() for group, v in zip(human, candidates)]
         nearest = np.clip(nearest, 0, None)
         total = own + nearest
-        both = 2 * own * nearest / np.where(total > 0, total, 1)  # the harmonic mean, 0 of zeros
+        both = 2 * own * nearest / np.where(total > 0, total, 1)  # harmonic mean; 0 if both are 0
         values = dict(zip(self.names, [(100 * own).tolist(), (100 * both).tolist()]))
         return Result(
             {name: mean(each) for name, each in values.items()},
@@ -53,20 +53,18 @@ class ClipScore(ClipEvaluator):
 
 
 def image_score(captions: np.ndarray, images: np.ndarray, weight: float) -> np.ndarray:
-    """(N,) from unit vectors (N, D) of captions and of their images: weight * max(cos, 0)."""
+    """weight * max(cos, 0) (N,) of unit vectors (N, D) of captions and of their images."""
     return weight * np.clip((captions.astype(float) * images).sum(1), 0, None)
 
 
 class PacScore(ClipScore):
-    """PAC-S and RefPAC-S (Sarto et al. 2023): CLIPScore with factor 2 and their weights of CLIP.
+    """PAC-S and RefPAC-S (Sarto et al. 2023): CLIPScore with factor 2 and the paper's CLIP weights.
 
-    `clip_model` names these weights; with OpenAI's it would be another metric.
+    `clip_model` has to name these weights. With OpenAI's weights it would be another metric.
     """
 
     metrics = (
-        Metric(
-            "PAC-S", "PAC-S", 1, report=Shown("CLIPScore by weights that are made for captions")
-        ),
+        Metric("PAC-S", "PAC-S", 1, report=Shown("CLIPScore with CLIP weights tuned for captions")),
         Metric("RefPAC-S", "RefPAC-S", 1, references=True),
     )
     required = ("clip_model",)

@@ -1,7 +1,7 @@
 """The metrics of the COCO caption evaluation: BLEU 1-4, METEOR, ROUGE-L, CIDEr and SPICE.
 
-All values are pycocoevalcap's. BLEU's intervals come from the counts that it sums; SPICE (Anderson
-et al. 2016) runs the Java program that it ships.
+All values equal pycocoevalcap's. BLEU's intervals are computed from pycocoevalcap's counts. SPICE
+(Anderson et al. 2016) runs the Java program in pycocoevalcap.
 """
 
 import importlib.util
@@ -26,26 +26,28 @@ BLEU = tuple(f"Bleu_{order}" for order in range(1, ORDERS + 1))
 # pycocoevalcap adds these to numerators and to denominators.
 _TINY, _SMALL = 1e-15, 1e-9
 
-# SPICE needs the JavaScript engine that Java had up to this version.
+# SPICE needs the JavaScript engine that was removed after this version of Java.
 _LAST_JAVA = 14
 
 
 class CocoOptions(Options):
-    spice: Annotated[bool, "scoring"] = Field(False, description="compute SPICE too, which is slow")
+    spice: Annotated[bool, "scoring"] = Field(
+        False, description="also compute SPICE, which is slow"
+    )
     spice_timeout: Annotated[float, "scoring"] = Field(3600.0, gt=0, description="in seconds")
     spice_heap: Annotated[str, "scoring"] = Field(
         "8G",
-        pattern=r"^[1-9][0-9]*[kKmMgG]$",  # as Java writes an amount of memory
-        description="the most memory that SPICE's Java takes, such as 4G or 800m",
+        pattern=r"^[1-9][0-9]*[kKmMgG]$",  # Java's format of an amount of memory
+        description="the memory limit of SPICE's Java, such as 4G or 800m",
     )
 
 
 class Coco(Evaluator):
     """pycocoevalcap's scores of the captions after PTB tokenisation.
 
-    A metric that cannot be computed or fails is in the result's `skipped`, and the others are kept.
-    The intervals of ROUGE-L, CIDEr and SPICE are those of a mean; CIDEr's keep the n-gram weights
-    of the whole set.
+    A metric that cannot be computed or fails is listed in the result's `skipped`; other metrics are
+    kept. The intervals of ROUGE-L, CIDEr and SPICE are intervals of a mean. For CIDEr, resamples
+    keep the n-gram weights of the whole set.
     """
 
     metrics = (
@@ -55,14 +57,14 @@ class Coco(Evaluator):
             "BLEU-4",
             3,
             True,
-            Shown("share of four-word phrases that a reference has"),
+            Shown("share of four-word phrases that occur in a reference"),
         ),
         Metric(
             "METEOR",
             "METEOR",
             3,
             True,
-            Shown("words shared with a reference, synonyms and stems too"),
+            Shown("words shared with a reference, including synonyms and stems"),
         ),
         Metric("ROUGE_L", "ROUGE-L", 3, True),
         Metric(
@@ -70,7 +72,7 @@ class Coco(Evaluator):
             "CIDEr",
             3,
             True,
-            Shown("agreement with the references, rare phrases weighing more"),
+            Shown("agreement with the references; rare phrases count more"),
         ),
         Metric(
             "SPICE",
@@ -105,7 +107,7 @@ class Coco(Evaluator):
                 continue
             try:
                 scored = scorer(texts, groups)
-            # The captions may have cost hours: whatever goes wrong in one metric, keep the others.
+            # Captions may have taken hours, so an error in one metric must not lose the others.
             except Exception as error:
                 reason = str(error) if isinstance(error, JavaError) else repr(error)
                 result.skipped.update(dict.fromkeys(names, reason))
@@ -116,7 +118,10 @@ class Coco(Evaluator):
         return result
 
     def _scorers(self) -> dict[tuple[str, ...], Callable]:
-        """{metrics: function of N captions and N groups to (Estimate, N scores) of each metric}."""
+        """{metrics: function}. It maps N captions and N groups to each metric's scores.
+
+        The scores of a metric are (Estimate, N scores of captions).
+        """
         scorers = {
             BLEU: bleu_scores,
             ("METEOR",): lambda *texts: [meteor_scores(*texts)],
@@ -138,7 +143,7 @@ def _rouge(captions, groups):
     from pycocoevalcap.rouge.rouge import Rouge
 
     _, each = Rouge().compute_score(*_by_index(captions, groups))
-    # Splitting "" at spaces gives one empty word, which would match an empty reference's.
+    # pycocoevalcap splits "" into one empty word, which would match an empty reference.
     return [score if caption else 0.0 for score, caption in zip(each, captions)]
 
 
@@ -146,7 +151,7 @@ def _cider(captions, groups):
     from pycocoevalcap.cider.cider import Cider
 
     if not any(text for group in groups for text in group):
-        return [0.0] * len(captions)  # Cider fails where no n-gram has a weight
+        return [0.0] * len(captions)  # Cider fails if no n-gram has a weight
     return Cider().compute_score(*_by_index(captions, groups))[1]
 
 
@@ -158,10 +163,10 @@ def _by_index(captions, groups):
 def bleu_scores(
     captions: Sequence[str], references: Sequence[Sequence[str]]
 ) -> list[tuple[Estimate, list[float]]]:
-    """Return BLEU of orders 1-4, of the whole set and of each caption (Papineni et al. 2002).
+    """Return BLEU 1-4 of the whole set and of each caption (Papineni et al. 2002).
 
-    captions: N tokenised captions; references: N lists of them. The brevity penalty takes the
-    closest reference's length, the shorter one in a tie.
+    captions: N tokenised captions; references: N lists of tokenised captions. The brevity penalty
+    uses the closest reference length; in a tie, the shorter length.
     """
     from pycocoevalcap.bleu.bleu_scorer import BleuScorer
 
@@ -169,7 +174,7 @@ def bleu_scores(
     for caption, group in zip(captions, references):
         scorer += (caption, group)
     totals, each = scorer.compute_score(option="closest", verbose=0)
-    columns = []  # of `bleu_of_sums`
+    columns = []  # input of `bleu_of_sums`
     for counts in scorer.ctest:
         words = counts["testlen"]
         closest = min((abs(length - words), length) for length in counts["reflen"])[1]
@@ -182,10 +187,10 @@ def bleu_scores(
 
 
 def bleu_of_sums(sums: np.ndarray) -> np.ndarray:
-    """Return (R, 4), BLEU 1-4 of R sums of counts.
+    """Return BLEU 1-4 (R, 4) of R rows of summed counts.
 
-    sums: (R, 10): clipped matches of 1 to 4 words, n-grams of 1 to 4 words, words of the captions,
-    words of the closest references.
+    sums: (R, 10): clipped n-gram matches for n = 1 to 4, n-grams for n = 1 to 4, words of the
+    captions, words of the closest references.
     """
     matches, ngrams = sums[:, :ORDERS], sums[:, ORDERS : 2 * ORDERS]
     brevity = (sums[:, -2:-1] + _TINY) / (sums[:, -1:] + _SMALL)  # (R, 1)
@@ -195,7 +200,7 @@ def bleu_of_sums(sums: np.ndarray) -> np.ndarray:
 
 
 def spice_problem(java: int) -> Optional[str]:
-    """Why SPICE cannot run with this major version of Java, in one line; None if it can."""
+    """Why SPICE cannot run with a major version of Java, in one line; None if it can."""
     problems = []
     if java > _LAST_JAVA:
         problems.append(f"it needs Java 8 to {_LAST_JAVA}, this is Java {java}")
@@ -212,11 +217,11 @@ def spice_problem(java: int) -> Optional[str]:
 def spice_scores(
     captions: Sequence[str], references: Sequence[Sequence[str]], time_limit: float, heap: str
 ) -> list[float]:
-    """Return the SPICE F score of each caption; the set's is their mean. Raises JavaError.
+    """Return the SPICE F score of each caption; the set's score is the mean. Raises JavaError.
 
-    captions: N tokenised captions; references: N lists of them; time_limit in seconds; heap: the
-    most memory, such as "8G". SPICE's cache of parses, which lies in the installed package and
-    fails on new systems, is not used.
+    captions: N tokenised captions; references: N lists of tokenised captions; time_limit: seconds;
+    heap: the memory limit, such as "8G". SPICE's cache of parses is not used: it is in the folder
+    of the installed package and fails on new systems.
     """
     items = [
         {"image_id": index, "test": caption, "refs": list(group)}

@@ -1,8 +1,9 @@
-"""Two programs' captions of the same images, compared metric by metric.
+"""Compares two sets of captions of the same images, metric by metric.
 
-The difference of two scores means little without its noise. On the same images most of the noise is
-common to both and cancels, so the images are resampled in pairs (Koehn 2004, "Statistical
-significance tests for machine translation evaluation"; Efron & Tibshirani 1993, chapter 16).
+A difference of two scores means little without its uncertainty. On the same images, most of the
+noise is common to both scores and cancels in the difference. Therefore the bootstrap resamples
+pairs (Koehn 2004, "Statistical significance tests for machine translation evaluation"; Efron &
+Tibshirani 1993, chapter 16).
 """
 
 from collections.abc import Mapping
@@ -23,8 +24,8 @@ from captioning.runtime.errors import UserError
 class Difference:
     """Means over the n images with both values, and second - first with its 95 % interval.
 
-    p: two-sided, for the hypothesis that the mean difference is 0. low, high and p are None for a
-    single image, and for a metric that only a set of captions has.
+    p: two-sided p-value for the hypothesis that the mean difference is 0. low, high and p are None
+    for a single image, and for metrics that single captions do not have.
     """
 
     first: float
@@ -37,9 +38,9 @@ class Difference:
 
 
 def same_images(first: Captions, second: Captions) -> Captions:
-    """Return the second captions under the ids, and in the order, of the first.
+    """Return the second captions with the ids and the order of the first captions.
 
-    Raises UserError for the first image that one of them lacks.
+    Raises UserError for an image that is missing in one of the two.
     """
     matched = by_id(first, second)
     for image_id, caption in matched.items():
@@ -55,10 +56,11 @@ def same_images(first: Captions, second: Captions) -> Captions:
 
 
 def compare(first: Scores, second: Scores) -> dict[str, Difference]:
-    """Return the difference of each metric that both have, by its name.
+    """Return {metric: difference} for the metrics that both scores have.
 
-    Both are scores of the same images in one order. Where single captions have the metric, their
-    means are compared, also for one such as BLEU, whose score of a set is not the mean.
+    Both have to be scores of the same images in the same order. If single captions have the metric,
+    means over captions are compared. This is also done for BLEU, although BLEU of a set is not the
+    mean over captions.
     """
     columns = [_columns(scores.per_image) for scores in (first, second)]
     found = {
@@ -66,7 +68,7 @@ def compare(first: Scores, second: Scores) -> dict[str, Difference]:
         for name in columns[0].keys() & columns[1].keys()
     }
     for name in first.metrics.keys() & second.metrics.keys() - found.keys():
-        if name != "median_rank":  # the mean rank is compared instead
+        if name != "median_rank":  # mean ranks are compared instead
             values = [scores.metrics[name].value for scores in (first, second)]
             count = first.metrics[name].n
             found[name] = Difference(*values, values[1] - values[0], None, None, None, count)
@@ -83,7 +85,7 @@ def _columns(per_image: Mapping[ImageId, Mapping]) -> dict[str, list]:
 
 
 def _difference(first, second):
-    """nan stands for no value; an image counts if both have one."""
+    """The difference of two columns. nan is a missing value; images need both values to count."""
     both = ~np.isnan(first) & ~np.isnan(second)
     first, second = first[both], second[both]
     if not len(first):
@@ -97,18 +99,20 @@ def _difference(first, second):
 
 
 def p_value(differences: np.ndarray) -> float:
-    """Return the share of resamples of the centred differences with a mean as far from 0.
+    """Return the two-sided bootstrap p-value of the mean difference. differences: (n,).
 
-    Two-sided, and never 0: the sample itself counts as one (Davison & Hinkley 1997, section 4.2.3).
+    The share of resamples of the centred differences whose mean is at least as far from 0 as the
+    observed mean. The sample itself counts as a resample, so p is never 0 (Davison & Hinkley 1997,
+    section 4.2.3).
     """
     found = abs(differences.mean())
     resampled = abs(resampled_means(differences - differences.mean()))
-    # The tolerance covers rounding.
+    # The tolerance allows for rounding errors.
     return float((1 + (resampled >= found - 1e-12 * (1 + found)).sum()) / (1 + RESAMPLES))
 
 
 def format_comparison(differences: Mapping[str, Difference]) -> str:
-    """Return a line a metric: both means, the difference, its interval and p."""
+    """Return one line per metric: both means, the difference, its interval and p."""
     rows = [("", "first", "second", "difference", "95 % interval", "p")]
     for name, found in differences.items():
         metric = Metric(name, "Mean Rank", 1) if name == "rank" else metric_of(name)

@@ -1,8 +1,8 @@
-"""How much detail captions have: nouns, adjectives, numbers and relations a caption.
+"""How detailed captions are: nouns, adjectives, numbers and relations per caption.
 
-TextBlob's tagger, which is pattern's (De Smedt & Daelemans 2012), comes with its lexicon and needs
-no network. It uses a word's commonest part of speech and a few rules on its neighbours, so it takes
-the verb of "a dog jumps" for a noun.
+The tagger is TextBlob's, taken from pattern (De Smedt & Daelemans 2012). It has its own lexicon and
+needs no network. It gives a word its most common part of speech and applies a few rules to the
+neighbouring words. Thus it mistakes the verb of "a dog jumps" for a noun.
 """
 
 import re
@@ -12,7 +12,7 @@ from captioning.metrics.bootstrap import mean
 from captioning.metrics.evaluator import CaptionSet, Evaluator, Metric, Result
 from captioning.runtime.errors import UserError
 
-# Several words that act as one preposition.
+# Phrases that act as one preposition.
 _COMPOUNDS = {
     "next to": "beside",
     "close to": "near",
@@ -24,7 +24,7 @@ _COMPOUNDS = {
     "outside of": "outside",
 }
 _COMPOUND = re.compile(rf"\b({'|'.join(_COMPOUNDS)})\b".replace(" ", r"\s+"))
-# The tagger's class of prepositions includes conjunctions, and "of" seldom relates two things.
+# The tagger's class of prepositions includes conjunctions. "of" seldom relates two objects.
 _NO_RELATIONS = {"of", "while", "as", "that", "because", "if", "whether", "than", "although"}
 _NO_RELATIONS |= {"though", "since", "so"}
 _KINDS = {"NN": "nouns", "JJ": "adjectives", "CD": "numbers", "IN": "relations"}
@@ -40,7 +40,7 @@ def count(caption: str) -> Counter[str]:
     tagged = tag(text)
     found: Counter[str] = Counter()
     for (word, part), (next_word, following) in zip(tagged, [*tagged[1:], ("", "")]):
-        if part == "TO" and not following.startswith("VB"):  # to the sea, and not to swim
+        if part == "TO" and not following.startswith("VB"):  # "to the sea", but not "to swim"
             part = "IN"
         if part[:2] in _KINDS and (part != "IN" or _relates(word, next_word, following)):
             found[_KINDS[part[:2]]] += 1
@@ -48,7 +48,7 @@ def count(caption: str) -> Counter[str]:
 
 
 def _relates(word: str, next_word: str, following: str) -> bool:
-    """Whether an object follows the preposition: in "up for a ball" it does for "for" alone."""
+    """Whether an object follows the preposition. In "up for a ball" this holds only for "for"."""
     if word in _NO_RELATIONS:
         return False
     return next_word == "of" or (following[:1].isalpha() and following not in ("IN", "TO"))

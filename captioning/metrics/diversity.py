@@ -1,4 +1,4 @@
-"""How long captions are, and how many distinct words, word pairs and captions a set has."""
+"""The length of captions, and the number of distinct words, word pairs and captions in a set."""
 
 from collections.abc import Iterable
 from functools import cached_property
@@ -19,7 +19,7 @@ def words(caption: str) -> int:
 
 
 class Length(Evaluator):
-    """cap_len: words a caption."""
+    """cap_len: words per caption."""
 
     metrics = (
         Metric(
@@ -37,20 +37,24 @@ class Length(Evaluator):
 
 class DiversityOptions(Options):
     train_captions: Annotated[Optional[str], "scoring", FILE] = Field(
-        None, description="the captions that it was trained on, for diversity"
+        None, description="the captions that the captioner was trained on, for diversity"
     )
 
 
 class Diversity(Evaluator):
-    """Distinct words and captions of the set, from the tokens that coco counts.
+    """Distinct words and captions of the set, with the tokens of the metric `coco`.
 
-    lex_div: distinct words in thousands; ttr: distinct words / words; distinct_1, distinct_2:
-    distinct words and word pairs / words (Li et al. 2016), the former equal to ttr;
-    distinct_captions: distinct captions / captions; vocab_use: the share of the references'
-    distinct words that the captions use. With `train_captions`: seen_captions, the share of the
-    captions that are among them, and train_vocab_use, the share of their distinct words. The values
-    depend on the number of captions. There are no intervals, since a resample repeats images and so
-    has fewer distinct words.
+    - lex_div: distinct words in thousands
+    - ttr: distinct words / words
+    - distinct_1: distinct words / words, equal to ttr (Li et al. 2016)
+    - distinct_2: distinct word pairs / words
+    - distinct_captions: distinct captions / captions
+    - vocab_use: share of the references' distinct words that the captions use
+    - seen_captions: share of the captions that are in `train_captions`, if given
+    - train_vocab_use: share of the distinct words of `train_captions` that the captions use
+
+    The values depend on the number of captions. There are no intervals: a resample repeats images,
+    so it has fewer distinct words.
     """
 
     metrics = (
@@ -78,7 +82,7 @@ class Diversity(Evaluator):
 
     @cached_property
     def _seen(self) -> tuple[set[str], set[str]]:
-        """The training captions as tokens, and their distinct words."""
+        """The tokenised training captions, and their distinct words."""
         texts = {text for group in tokenize(self.training)[0].values() for text in group}
         return texts, _words(texts)
 

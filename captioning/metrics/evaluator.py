@@ -16,8 +16,10 @@ from captioning.runtime.errors import UserError
 
 @dataclass(frozen=True)
 class Shown:
-    """How the report's comparison shows a metric: what it means, in one clause, and value * factor
-    with its own title, unit and decimals (None: those of the metric)."""
+    """How the report shows a metric: its meaning in one clause, and value * factor.
+
+    title and decimals replace the metric's own, unless they are None.
+    """
 
     meaning: str
     title: Optional[str] = None
@@ -28,8 +30,12 @@ class Shown:
 
 @dataclass(frozen=True)
 class Metric:
-    """name: in files of scores; title, decimals: in tables; references: whether it needs them;
-    report: None where the report lists it among the other scores."""
+    """A metric as it is named and shown.
+
+    name: its name in score files. title, decimals: used in tables. references: whether the metric
+    needs references. report: how the report's comparison shows the metric; None if the report lists
+    it only among other scores.
+    """
 
     name: str
     title: str
@@ -40,10 +46,10 @@ class Metric:
 
 @dataclass(frozen=True)
 class Settings:
-    """What the evaluators of a program share; the rest are their `Options`.
+    """Settings for all evaluators of a program. Each evaluator also has its `Options`.
 
-    images: the file of each image that may be scored; image_root: the folder that the paths of an
-    annotation file start in; cache_dir: None for the user's cache; device: as torch names it.
+    images: {image id: file}. image_root: base folder of the paths in annotation files. cache_dir:
+    None for the user's cache. device: a name of torch.
     """
 
     images: Optional[Mapping[ImageId, Path]] = None
@@ -55,9 +61,9 @@ class Settings:
 
 @dataclass(frozen=True)
 class CaptionSet:
-    """One caption and one or more references of each image, under the same ids in one order.
+    """One caption and one or more references per image, with the same ids in the same order.
 
-    shared: what one evaluator loads or computes for the others.
+    shared: values that one evaluator loads or computes and others reuse.
     """
 
     predictions: Mapping[ImageId, str]
@@ -70,7 +76,10 @@ class CaptionSet:
 
     @cached_property
     def tokenized(self) -> tuple[list[str], list[list[str]], str]:
-        """N captions and N groups of references as PTB tokens joined by spaces; the tokeniser."""
+        """N captions and N groups of references, as PTB tokens joined by spaces.
+
+        The third value is the tokeniser's name.
+        """
         everything = {i: [text, *self.references[i]] for i, text in self.predictions.items()}
         tokens, tokenizer = tokenize(everything)
         groups = tokens.values()
@@ -81,10 +90,11 @@ class CaptionSet:
 class Result:
     """What an evaluator returns for N captions.
 
-    metrics: {metric: its estimate}; per_image: {metric: N values in the captions' order, None for
-    a caption without one}; settings: {name: what is recorded beside the scores}; skipped: {metric:
-    why it was not computed}; details: {name: N values that JSON can hold, or None}, which are no
-    scores.
+    - metrics: {metric: estimate}
+    - per_image: {metric: N values in the order of the captions}; None for a caption without a value
+    - settings: {name: value}, recorded with the scores
+    - skipped: {metric: why it was not computed}
+    - details: {name: N JSON values or None}, further information that is not a score
     """
 
     metrics: dict[str, Estimate]
@@ -97,12 +107,16 @@ class Result:
 class Evaluator(ABC):
     """Metrics that are computed together and chosen by one name, see `registry.py`.
 
-    metrics: all that it can compute; `names`: those that it computes with its options;
-    Options: its configuration keys; required: the options that must differ from their defaults;
-    needs_images: whether it needs `Settings.images`; model: the option that names the model it
-    runs; on_every_rank: whether all processes have to call `evaluate` and share its work (rank 0
-    has the result); costly: whether it may cost money, so that it only runs where a user names it.
-    If `evaluate` raises, only its own metrics are skipped.
+    If `evaluate` raises, only the metrics of this evaluator are skipped.
+
+    - metrics: all metrics that the evaluator can compute
+    - names: the metrics that it computes with its options
+    - Options: its configuration keys
+    - required: options that must be set
+    - needs_images: whether `Settings.images` is needed
+    - model: the option that names the model it runs
+    - on_every_rank: whether all processes have to call `evaluate`; rank 0 has the result
+    - costly: whether it may cost money; such an evaluator runs only if a user names it
     """
 
     metrics: tuple[Metric, ...]
@@ -119,10 +133,10 @@ class Evaluator(ABC):
         self.prepare()
 
     def prepare(self) -> None:  # noqa: B027
-        """Read files and set `names`, once settings and options are there. Raises UserError."""
+        """Read files and set `names`. Called after settings and options are set. UserError."""
 
     def unavailable(self) -> dict[str, str]:
-        """Return {metric: why this machine cannot compute it}; called before captions are made."""
+        """Return {metric: why this machine cannot compute it}. Called before captioning starts."""
         try:
             self.check()
         except UserError as error:
@@ -130,7 +144,7 @@ class Evaluator(ABC):
         return {}
 
     def check(self) -> None:
-        """Raise UserError where something is missing that all its metrics need."""
+        """Raise UserError if something is missing that all metrics of this evaluator need."""
         if self.model:
             from captioning.metrics.model_files import find_model
 
@@ -138,15 +152,15 @@ class Evaluator(ABC):
 
     @abstractmethod
     def evaluate(self, captions: CaptionSet) -> Result:
-        """Score the captions, of which there is at least one."""
+        """Score one or more captions."""
 
 
 @dataclass(frozen=True)
 class Scores:
     """The results of several evaluators.
 
-    metrics: {metric: its estimate}; per_image: {image id: {metric: value}} of every image that was
-    scored; details: {image id: {name: value}}; settings and skipped: see Result.
+    metrics: {metric: estimate}. per_image: {image id: {metric: value}} of all scored images.
+    details: {image id: {name: value}}. settings and skipped: see Result.
     """
 
     metrics: dict[str, Estimate]

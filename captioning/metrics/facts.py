@@ -1,9 +1,9 @@
-"""What captions state about generated scenes, and whether it is true of them.
+"""Facts that captions state about generated scenes, and whether the facts are true.
 
-true_facts   true facts that a caption states
+true_facts   true facts per caption
 wrong_facts  wrong facts among all stated facts, per cent
-scene_R@k    captions that rank their own scene among the first k, per cent. Scenes are ranked by
-             the number of the caption's facts that hold; a tied scene is before the own one
+scene_R@k    captions whose own scene ranks among the first k, per cent. Scenes are ranked by how
+             many of the caption's facts are true for them; ties count against the own scene
 """
 
 from pathlib import Path
@@ -25,7 +25,7 @@ RANKS = (1, 5)
 
 class FactsOptions(Options):
     facts_file: Annotated[Optional[str], "scoring", FILE] = Field(
-        None, description="the file that says what is in each image"
+        None, description="the file that describes each image's scene"
     )
 
 
@@ -35,28 +35,26 @@ class Facts(Evaluator):
             "true_facts",
             "True Facts",
             2,
-            report=Shown("facts stated that the image bears out", "True facts", "a caption"),
+            report=Shown("stated facts that are true for the image", "True facts", "a caption"),
         ),
         Metric(
             "wrong_facts",
             "Wrong %",
             1,
-            report=Shown("share of the stated facts that are not so", "Wrong facts", "%"),
+            report=Shown("share of the stated facts that are wrong", "Wrong facts", "%"),
         ),
         Metric(
             "scene_R@1",
             "Scene R@1",
             1,
-            report=Shown(
-                "self-retrieval: captions that fit their own image best of all", "R@1", "%"
-            ),
+            report=Shown("self-retrieval: captions that fit their own image best", "R@1", "%"),
         ),
         Metric(
             "scene_R@5",
             "Scene R@5",
             1,
             report=Shown(
-                "self-retrieval: captions with their own image among the best five", "R@5", "%"
+                "self-retrieval: captions whose own image is among the best five", "R@5", "%"
             ),
         ),
     )
@@ -93,12 +91,12 @@ class Facts(Evaluator):
 
 
 def stated_and_true(statement: Statement, scene: Scene) -> tuple[int, int]:
-    """The number of facts that are stated, and of those that are true."""
+    """The number of stated facts, and the number of true facts."""
     return len(statement.facts()), len(true_facts(statement, scene))
 
 
 def _rank(statement: Statement, own: int, true: int, scenes: list[Scene]) -> int:
-    """The rank of scene `own`, of which `true` of the facts are true, among all; 1 is best."""
+    """The rank of scene `own` among all scenes; 1 is best. true: its number of true facts."""
     facts = statement.facts()
     others = (scene for i, scene in enumerate(scenes) if i != own)
     return 1 + sum(

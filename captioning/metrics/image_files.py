@@ -12,12 +12,15 @@ from captioning.runtime.errors import UserError
 def find_images(source: Path, references: Path, ids: Iterable[ImageId]) -> dict[ImageId, Path]:
     """Return the image file of each id.
 
-    source: a folder, or a JSON file {image id: image file} or another list with ids (see
-    `captioning.files.images.read_list`), relative to its own folder. In a folder the files are
-    those that `references` names, if it is an annotation file or COCO's with file_name; else those
-    whose name is the id, or ends in its digits as COCO's do (COCO_val2014_000000000042.jpg is 42),
-    in folders within as well. "42" and 42 are the same image. Raises UserError for the first id
-    without a file, or with several.
+    source: a folder, a JSON file {image id: image file}, or another list with ids (see
+    `captioning.files.images.read_list`). Paths in a file are relative to the file's folder.
+
+    For a folder, the file names are taken from `references` if possible: an annotation file, or
+    COCO's format with file_name. Otherwise a file belongs to an id if its name is the id or ends in
+    the id's digits, as in COCO (COCO_val2014_000000000042.jpg is 42). Subfolders are searched, too.
+
+    "42" and 42 are the same image. Raises UserError for the first id without a file, or with
+    several files.
     """
     if source.is_dir():
         named = {i: source / name for name, i in ids_by_name(references).items()}
@@ -41,13 +44,13 @@ def find_images(source: Path, references: Path, ids: Iterable[ImageId]) -> dict[
                 )
             path = paths[0] if paths else None
         if path is None:
-            raise UserError(f"image_id {image_id!r}: found no image file of it in {source}")
+            raise UserError(f"image_id {image_id!r}: found no image file for it in {source}")
         found[image_id] = path
     return found
 
 
 def _by_name(folder):
-    """Return {id: image files} for the ids that file names can stand for."""
+    """Return {id: image files} for all ids that the file names can mean."""
     files: dict[str, list[Path]] = {}
     for path in map(Path, images_in(str(folder))):
         keys = {path.stem, path.name, path.relative_to(folder).as_posix()}

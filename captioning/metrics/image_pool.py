@@ -1,4 +1,4 @@
-"""The pool of images among which a caption has to find its own."""
+"""The pool of images for retrieval: each caption has to find its own image in the pool."""
 
 import filecmp
 from collections import defaultdict
@@ -14,27 +14,25 @@ from captioning.runtime.errors import UserError
 
 
 class Pool(NamedTuple):
-    """Images beside the captions' own. features: (P, D) of the files, if they are known."""
+    """Images in addition to the captions' own. features: CLIP features (P, D), if known."""
 
     files: list[Path]
     features: Optional[np.ndarray] = None
 
 
 def read_pool(path: Path, root: Optional[Path] = None) -> Pool:
-    """Return the images of a pool that is one of
+    """Return the images of a pool. Raises UserError. A pool is one of:
 
-    - a folder, with those in its subfolders;
-    - a list, see `captioning.files.images.read_list`: image files alone are relative to its folder,
-      those in rows, as in a split's annotation file, to `root` (by default also its folder); an
-      image that several captions name counts once;
-    - an `.npz` file of `features`, (P, D) of CLIP, and `files`, P names of files, which need not
-      exist. The cache's files are such pools.
-
-    Raises UserError.
+    - a folder and its subfolders
+    - a list, see `captioning.files.images.read_list`. Plain file names are relative to the list's
+      folder. File names in rows, as in annotation files, are relative to `root` (default: the
+      list's folder). An image with several rows counts once
+    - an `.npz` file with `features`, CLIP features (P, D), and `files`, P file names. The files
+      need not exist. Files of the feature cache have this format
     """
     if path.is_dir():
         found = map(Path, images_in(str(path)))
-        pool = Pool([image for image in found if image.is_file()])  # a link may be broken
+        pool = Pool([image for image in found if image.is_file()])  # drops broken links
     elif path.suffix == ".npz":
         pool = _read_features(path)
     elif path.suffix in LISTS:
@@ -42,7 +40,7 @@ def read_pool(path: Path, root: Optional[Path] = None) -> Pool:
         starts = {True: root or path.parent, False: path.parent}
         pool = Pool([starts[item.in_row] / item.image for item in listed])
     else:
-        raise UserError(f"pool: {path} is no folder and no {', '.join(LISTS)} or .npz file")
+        raise UserError(f"pool: {path} is not a folder and not a {', '.join(LISTS)} or .npz file")
     if not pool.files:
         raise UserError(f"pool: {path} holds no images")
     return pool
@@ -61,8 +59,8 @@ def _read_features(path: Path) -> Pool:
         raise UserError(f"pool: {path}: features are {features.dtype}: expected numbers")
     if features.ndim != 2 or files.shape != features.shape[:1]:
         raise UserError(
-            f"pool: {path}: features {features.shape} and files {files.shape} do not go together: "
-            "expected one row of features a file"
+            f"pool: {path}: features {features.shape} and files {files.shape} do not match: "
+            "expected one row of features per file"
         )
     norms = np.linalg.norm(features, axis=1, keepdims=True)
     if not (np.isfinite(norms) & (norms > 0)).all():
@@ -73,11 +71,11 @@ def _read_features(path: Path) -> Pool:
 def others(pool: Pool, own: Iterable[Path]) -> list[int]:
     """Return the indices of the pool's images that are not among `own`, each image once.
 
-    Files of one name are the same image if their bytes are equal. Of a pool of features, an image
-    with the name of an own image is taken for it, and two of one name are the same image if their
-    features are equal.
+    Files with the same name are the same image if their bytes are equal. In a pool of features, an
+    image with the name of an own image is that image. Two images with the same name are the same
+    if their features are equal.
     """
-    # {file name: paths, or features; None for the unknown features of an own image}
+    # {file name: paths, or features; None for an own image, whose features are not known here}
     named: defaultdict[str, list] = defaultdict(list)
     for path in own:
         named[path.name].append(path if pool.features is None else None)

@@ -1,4 +1,4 @@
-"""How well captions match their images, by BLIP's own filter (Li et al. 2022)."""
+"""ITM: how well captions match their images, by BLIP's filter (Li et al. 2022)."""
 
 import numpy as np
 import torch
@@ -11,9 +11,9 @@ from captioning.metrics.over_ranks import shared, together
 
 
 class Itm(Evaluator):
-    """ITM: 100 times the probability that the matching head gives a caption for its image.
+    """ITM: 100 * the matching head's probability that a caption matches its image.
 
-    ITC: 100 times the cosine of the contrastive vectors of both.
+    ITC: 100 * the cosine of the contrastive vectors of caption and image.
     """
 
     metrics = (

@@ -1,4 +1,4 @@
-"""BLIP's filter as a scorer of captions: for metrics, rewards, filtering and reranking."""
+"""BLIP's filter as a scorer of captions, used by metrics, rewards, filtering and reranking."""
 
 from collections.abc import Sequence
 from typing import Annotated, BinaryIO, Optional, Union
@@ -23,13 +23,13 @@ class ItmOptions(Options):
 
 
 class ItmScorer:
-    """BLIP's image-text matching of captions with images, and its contrastive similarity.
+    """BLIP's image-text matching, and its contrastive similarity of images and captions.
 
-    file: a path, URL or hf:// name of a checkpoint, see `BLIP.itm.load_itm`; image_size: None for
-    that of the file; dtype: of the linear layers. Raises UserError.
+    file: a path, URL or hf:// name of a checkpoint, see `BLIP.itm.load_itm`. image_size: None for
+    the file's image size. dtype: precision of the linear layers. Raises UserError.
 
-    report: what was loaded. `preprocess` maps an RGB image to the model's input (3, S, S): resized
-    to a square, bicubic, and normalised with `captioning.data.MEAN` and `STD`.
+    report: what was loaded. preprocess: maps an RGB image to the model's input (3, S, S). The image
+    is resized to a square (bicubic) and normalised with `captioning.data.MEAN` and `STD`.
     """
 
     def __init__(
@@ -52,14 +52,15 @@ class ItmScorer:
         self.preprocess = evaluation_transform(self.image_size)
 
     def read(self, path: StrPath, data: Optional[BinaryIO] = None) -> Tensor:
-        """An image file as (3, S, S); data: its content, if not on disk. Raises UserError."""
+        """Read an image file as (3, S, S). data: its content, if not on disk. Raises UserError."""
         return self.preprocess(load_image(path, data))
 
     def encode(self, images: Union[Sequence[Image.Image], Tensor]) -> Tensor:
-        """(B, 1 + P, width), for any number of calls of `match` and `similarity`.
+        """Encode images as (B, 1 + P, width), the input of `match` and `similarity`.
 
-        images: RGB images of any size; or a tensor: uint8 (B, H, W, 3), or float (B, 3, H, W)
-        normalised as by `preprocess`. A tensor of another size than S is resized, bicubic.
+        images: RGB images of any size, or a tensor: uint8 (B, H, W, 3), or float (B, 3, H, W)
+        normalised like the output of `preprocess`. A tensor with another size than S is resized
+        (bicubic).
         """
         if not isinstance(images, Tensor):
             images = torch.stack([self.preprocess(image) for image in images])
@@ -78,22 +79,22 @@ class ItmScorer:
         return self.model.match(encoded, captions)
 
     def similarity(self, encoded: Tensor, captions: Sequence[Sequence[str]]) -> Tensor:
-        """The cosine (B, k) of a caption's and its image's vector, float32."""
+        """The cosine (B, k) of the vectors of a caption and its image, float32."""
         return self.model.similarity(encoded, captions)
 
     def is_long(self, caption: str) -> bool:
-        """Whether a caption is truncated."""
+        """Whether a caption is so long that it is truncated."""
         return self.model.truncates(caption)
 
     def scores(
         self, images: Union[Sequence[Image.Image], Tensor], captions: Sequence[Sequence[str]]
     ) -> Tensor:
-        """`match` (B, k) of B images, see `encode`, with k captions of each; encodes them once."""
+        """Encode B images and `match` (B, k) them with k captions each; see `encode`."""
         return self.match(self.encode(images), captions)
 
 
 def check_file(file: str) -> None:
-    """Raise UserError unless it is a checkpoint with the heads; fetches one of an address."""
+    """Raise UserError unless `file` is a checkpoint with the heads. Downloads it if necessary."""
     from BLIP.itm import check_itm
     from BLIP.weights.checkpoint import read_checkpoint
 

@@ -1,4 +1,4 @@
-"""Run a Java program: talk to it through pipes, with a time limit."""
+"""Runs a Java program that communicates through pipes, with a time limit."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ _ERROR_LINE = re.compile(r"Exception in|Error|[\w.]+(Error|Exception)\b")
 
 
 class JavaError(Exception):
-    """Why a Java program gave no result, in one line."""
+    """A Java program gave no result. The text says why, in one line."""
 
 
 def java_version() -> int:
@@ -27,10 +27,10 @@ def java_version() -> int:
     with java_process(["-version"], _VERSION_SECONDS) as (process, log):
         process.communicate()
         log.seek(0)
-        # Up to 8 the version is written 1.8.0, from 9 on 9.0.1.
+        # Java 8 prints 1.8.0; Java 9 and later print 9.0.1.
         found = re.search(r'version "(?:1\.)?(\d+)', log.read())
     if not found:
-        raise JavaError("`java -version` names no version")
+        raise JavaError("`java -version` prints no version")
     return int(found.group(1))
 
 
@@ -38,11 +38,12 @@ def java_version() -> int:
 def java_process(
     arguments: Sequence, time_limit: float
 ) -> Iterator[tuple[subprocess.Popen, TextIO]]:
-    """Start `java ARGUMENTS`; yield the process, with UTF-8 pipes, and its stderr as a file.
+    """Start `java ARGUMENTS`. Yield the process, with UTF-8 pipes, and its stderr as a file.
 
-    The block's end waits for the program's. The program is killed after `time_limit` seconds, and
-    where this process is asked to stop. Raises JavaError if it cannot be started, fails or is late,
-    and for an OSError or ValueError in the block: a broken pipe, an answer that is no number.
+    The end of the block waits until the program ends. The program is killed after `time_limit`
+    seconds, or if this process is asked to stop. Raises JavaError if the program does not start,
+    fails or is killed. An OSError or ValueError in the block, such as a broken pipe or an answer
+    that is not a number, becomes a JavaError.
     """
     late, done = threading.Event(), threading.Event()
     problem = None
@@ -55,7 +56,7 @@ def java_process(
             process.communicate()
         except (OSError, ValueError) as error:
             problem = error
-            # A program that broke the pipe is about to end: its exit code tells why.
+            # A program that broke the pipe is about to end. Its exit code shows the reason.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(1)
         finally:
@@ -72,11 +73,11 @@ def java_process(
         if code:
             raise JavaError(f"Java ended with exit code {code}: {_error_line(log)}") from problem
         if problem:
-            raise JavaError(f"Java's answer makes no sense: {problem}") from problem
+            raise JavaError(f"Java's answer is invalid: {problem}") from problem
 
 
 def _watch(process, time_limit, late, done) -> None:
-    """Kill the process when it is late, or this process is asked to stop."""
+    """Kill the process after `time_limit` seconds, or if this process is asked to stop."""
     until = time.monotonic() + time_limit
     while not done.wait(min(0.2, max(0.0, until - time.monotonic()))):
         if time.monotonic() >= until:
@@ -97,7 +98,7 @@ def _start(arguments: Sequence, log: TextIO) -> subprocess.Popen:
             stderr=log,
             encoding="utf-8",
             errors="replace",
-            # `java` may be a script that starts Java: the process group is killed as one.
+            # `java` may be a script that starts Java. Its whole process group is killed.
             start_new_session=True,
         )
     except OSError as error:
@@ -111,7 +112,7 @@ def _kill(process: subprocess.Popen) -> None:
 
 
 def _error_line(log: TextIO) -> str:
-    """Return the line that names the error, above a Java stack trace; else the last line."""
+    """Return the line above a Java stack trace, which names the error; else the last line."""
     log.seek(0)
     lines = [line.strip() for line in log if line.strip()]
     named = [line for line in lines if _ERROR_LINE.match(line)]

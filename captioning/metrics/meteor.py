@@ -1,4 +1,4 @@
-"""METEOR 1.5, through the Java program that pycocoevalcap ships."""
+"""METEOR 1.5, computed by the Java program in pycocoevalcap."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,16 +13,16 @@ from captioning.metrics.bootstrap import Estimate, intervals
 from captioning.metrics.java import JavaError, java_process
 from captioning.runtime.rpc import CallFailed, call, serve
 
-# It loads its paraphrases in seconds, and takes some milliseconds a caption.
+# The program loads its paraphrases in seconds, and takes milliseconds per caption.
 _SECONDS_TO_START = 120.0
-_SECONDS_A_CAPTION = 0.1
+_SECONDS_PER_CAPTION = 0.1
 
 # The parameters for English, and the weights of exact, stem, synonym and paraphrase matches.
 _ALPHA, _BETA, _GAMMA, _DELTA = 0.85, 0.2, 0.6, 0.75
 _WEIGHTS = np.array([1.0, 0.6, 0.8, 0.6])
 
 _SHARED_SECONDS = 3600.0
-# The environment variable with the address of the process that scores for this one.
+# Environment variable: the address of the process that computes METEOR for this process.
 ADDRESS = "CAPTIONING_METEOR"
 
 _LENGTHS, _CHUNKS, _WORDS = slice(0, 2), 20, slice(21, 23)  # indices into the statistics
@@ -33,8 +33,9 @@ def meteor_scores(
 ) -> tuple[Estimate, list[float]]:
     """Return METEOR of the whole set, and of each caption.
 
-    captions: N tokenised captions; references: N lists of them. Raises JavaError. The set's score
-    and its interval come from summed statistics; it is not the mean (Denkowski & Lavie 2014).
+    captions: N tokenised captions; references: N lists of tokenised captions. The set's score and
+    its interval are computed from summed statistics. The score is not the mean over captions
+    (Denkowski & Lavie 2014). Raises JavaError.
     """
     total, each, statistics = _run_java(captions, references)
     [bounds] = intervals(statistics, lambda sums: meteor_of_sums(sums)[:, None])
@@ -42,12 +43,15 @@ def meteor_scores(
 
 
 def meteor_of_sums(sums: np.ndarray) -> np.ndarray:
-    """Return (R,), METEOR of R sums of the statistics that the program prints.
+    """Return METEOR (R,) of R rows of summed statistics, as the program prints them.
 
-    sums: (R, 23): words of captions and of references, function words of both; for each of four
-    kinds of matches: content words matched of captions and of references, function words likewise;
-    chunks, all words matched of captions and of references. A caption that equals its reference
-    adds no chunk.
+    sums: (R, 23), in this order; "both" means first of the captions, then of the references:
+
+    - words of both, function words of both
+    - for each of four kinds of matches: matched content words of both, matched function words of
+      both
+    - chunks; a caption that equals its reference adds no chunk
+    - all matched words of both
     """
     lengths, functions = sums[:, _LENGTHS], sums[:, 2:4]
     matched = np.einsum("rms,m->rs", sums[:, 4:20].reshape(-1, 4, 4), _WEIGHTS)  # (R, 4)
@@ -70,7 +74,7 @@ class _SharedJava:
         self.owner, self.lock = os.getpid(), RLock()
 
     def start(self):
-        """The running process; replaces one that failed or was killed."""
+        """Return the running process; start a new one if it failed or was killed."""
         with self.lock:
             if self.process is not None and self.process.poll() is not None:
                 self.close()
@@ -79,16 +83,16 @@ class _SharedJava:
             return self.process
 
     def score(self, captions, references):
-        """`_score` in the shared process, one call at a time; ends the process if it fails."""
+        """Call `_score` in the shared process, one call at a time. A failure ends the process."""
         with self.lock:
             process, self.process = self.start(), None
-            with self.opened:  # raises Java's own error if the call fails
+            with self.opened:  # raises Java's error if the call fails
                 answer = _score(process, captions, references)
                 self.opened, self.process = self.opened.pop_all(), process
             return answer
 
     def close(self):
-        with self.lock, suppress(JavaError):  # the failed call has reported it
+        with self.lock, suppress(JavaError):  # the failed call has reported the error
             self.opened.close()
         self.process = None
 
@@ -98,9 +102,9 @@ _shared: Optional[_SharedJava] = None
 
 @contextmanager
 def shared_process() -> Iterator[None]:
-    """Compute all scores of the block in one Java process, as each takes seconds to start.
+    """Compute all scores in the block with one Java process, since its start takes seconds.
 
-    It needs about 600 MB, and is killed after an hour.
+    The process needs about 600 MB, and is killed after an hour.
     """
     global _shared
     outer, _shared = _shared, _SharedJava()
@@ -113,9 +117,12 @@ def shared_process() -> Iterator[None]:
 
 @contextmanager
 def scoring_for_jobs() -> Iterator[Mapping[str, str]]:
-    """`shared_process`, started at once, also for jobs with the environment that is yielded."""
+    """Like `shared_process`, but started at once, and also used by jobs.
+
+    Yields the environment variables that the jobs need.
+    """
     with shared_process(), serve(_shared.score) as address:
-        with suppress(JavaError):  # every score reports it
+        with suppress(JavaError):  # each call for scores reports the error again
             _shared.start()
         yield {ADDRESS: address}
 
@@ -124,17 +131,17 @@ def _java(time_limit: float):
     from pycocoevalcap.meteor import meteor
 
     jar = Path(meteor.__file__).with_name(meteor.METEOR_JAR)
-    # Java's other collectors use a fifth more of the cores, and twice the memory.
+    # Java's other garbage collectors need 20 % more CPU time and twice the memory.
     machine = ["-XX:+UseSerialGC", "-Xmx2G", "-jar", jar]
     return java_process([*machine, "-", "-", "-stdio", "-l", "en", "-norm"], time_limit)
 
 
 def _run_java(captions, references):
-    """Return the set's score, each caption's, and (N, 23) statistics."""
+    """Return the set's score, the captions' scores, and statistics (N, 23)."""
     # A forked process cannot use its parent's pipes.
     if _shared is not None and _shared.owner == os.getpid():
         return _shared.score(captions, references)
-    time_limit = _SECONDS_TO_START + _SECONDS_A_CAPTION * len(captions)
+    time_limit = _SECONDS_TO_START + _SECONDS_PER_CAPTION * len(captions)
     if ADDRESS in os.environ:
         with suppress(CallFailed):
             return call(os.environ[ADDRESS], time_limit, captions, references)

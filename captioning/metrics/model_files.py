@@ -1,4 +1,4 @@
-"""A pre-trained model that a metric uses: its files, weights and tokeniser."""
+"""The files, weights and tokeniser of a pre-trained model that a metric uses."""
 
 import contextlib
 from pathlib import Path
@@ -14,15 +14,17 @@ from captioning.runtime.errors import UserError, one_line
 
 CLIP_MODEL = "openai/clip-vit-base-patch32"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-END = "<|endoftext|>"  # GPT-2's only special token, which also begins a text
+END = "<|endoftext|>"  # GPT-2's only special token; also used as the start token
 START = "<|startoftext|>"
 
 _CLIP_PIECES = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 
 
 class ModelFiles(NamedTuple):
-    """config: config.json, None for a file of weights alone; vocabulary: vocab.json, with
-    merges.txt, or tokenizer.json."""
+    """A model's files. config: config.json; None if the model is only a file of weights.
+
+    vocabulary: vocab.json (then merges is merges.txt) or tokenizer.json.
+    """
 
     config: Optional[Path]
     vocabulary: Path
@@ -31,10 +33,10 @@ class ModelFiles(NamedTuple):
 
 
 def find_model(key: str, source: str) -> ModelFiles:
-    """Return the files of a model, from a folder or else the hub.
+    """Return the files of a model, from a folder or the hub.
 
-    key: the option that names it. A `clip_model` may be a file of weights alone, which has the
-    vocabulary of all released CLIPs. Raises UserError: what is missing and what to do.
+    key: the option that names the model. A `clip_model` may be only a file of weights; then it gets
+    the vocabulary of all released CLIPs. Raises UserError: what is missing and what to do.
     """
     weights = Path(source).expanduser()
     if key == "clip_model" and weights.is_file():
@@ -43,8 +45,8 @@ def find_model(key: str, source: str) -> ModelFiles:
             words = _find_vocabulary(key, str(weights.parent) if beside else CLIP_MODEL)
         except UserError:
             raise UserError(
-                f"{key}: found no vocab.json and merges.txt beside {weights}, and none of "
-                f"{CLIP_MODEL} here or on the hub: put them there"
+                f"{key}: found no vocab.json and merges.txt next to {weights}, and none of "
+                f"{CLIP_MODEL} here or on the hub: put both files next to the weights"
             ) from None
         return ModelFiles(None, *words, weights)
     config = _find(key, source, "config.json")
@@ -59,7 +61,7 @@ def _find_vocabulary(key: str, source: str) -> tuple[Path, Optional[Path]]:
 
 
 def _find(key: str, source: str, *names: str) -> Path:
-    """The first of these files that exists."""
+    """The first of the named files that exists. Raises UserError if none does."""
     folder = Path(source).expanduser()
     for name in names:
         path = folder / name if folder.is_dir() else None
@@ -80,32 +82,32 @@ def read_sizes(files: ModelFiles) -> dict[str, Any]:
     """Return the content of the model's config.json. Raises UserError."""
     sizes = read_json(files.config)
     if not isinstance(sizes, dict):
-        raise UserError(f"{files.config}: no model's configuration: download it again")
+        raise UserError(f"{files.config}: not the configuration of a model: download it again")
     return sizes
 
 
 def read_weights(path: Path, within: Optional[str] = None) -> dict[str, Tensor]:
-    """Return a file's weights by name, those under the name `within` where it has that.
+    """Return {name: weight} of a file. within: use the entry of this name if there is one.
 
-    Runs no code from the file. Raises UserError.
+    Does not run code from the file. Raises UserError.
     """
     from safetensors.torch import load_file
 
     try:
         state = load_file(path) if path.suffix == ".safetensors" else read_pickled(path)
-    except Exception as error:  # safetensors has its own exceptions
+    except Exception as error:  # safetensors raises its own exceptions
         raise UserError(f"{path}: cannot be read ({one_line(error)}): download it again") from None
     if within and isinstance(state, dict) and within in state:
         state = state[within]
     if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
-        raise UserError(f"{path}: holds no weights by name: download it again")
+        raise UserError(f"{path}: contains no weights by name: download it again")
     return state
 
 
 def load_weights(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:
-    """Load weights that were read from `path`. Raises UserError if they are another model's.
+    """Load weights that were read from `path`. Raises UserError if they do not fit the model.
 
-    Buffers are left as they are, since not all versions of transformers save them.
+    Buffers are not loaded, since not all versions of transformers save them.
     """
     names = [name for name, _ in model.named_parameters()]
     lacking = [name for name in names if name not in state]
@@ -113,20 +115,20 @@ def load_weights(model: nn.Module, state: dict[str, Tensor], path: Path) -> None
         raise UserError(f"{path}: lacks {lacking[0]}: these are the weights of another model")
     broken = [name for name in names if not state[name].isfinite().all()]
     if broken:
-        raise UserError(f"{path}: {broken[0]} holds values that are not finite: download it again")
+        raise UserError(f"{path}: {broken[0]} has values that are not finite: download it again")
     try:
         model.load_state_dict({name: state[name] for name in names}, strict=False)
     except RuntimeError as error:
         reason = str(error).splitlines()[-1].strip()
-        raise UserError(f"{path}: these are of other sizes than the model: {reason}") from None
+        raise UserError(f"{path}: the sizes do not fit the model: {reason}") from None
 
 
 class Bpe:
     """CLIP's or GPT-2's byte-level BPE: text to token ids, without special tokens.
 
-    The rules are those of transformers' fast tokenisers and OpenAI's, without the repair of wrongly
-    decoded text, whatever version of transformers is installed: its slow CLIP tokeniser (4.15.0)
-    strips accents and splits words differently.
+    Follows OpenAI's tokenisers and transformers' fast tokenisers, but does not repair wrongly
+    decoded text. It does not depend on the version of transformers: the slow CLIP tokeniser of
+    4.15.0 strips accents and splits words differently.
     """
 
     def __init__(self, files: ModelFiles, clip: bool):
@@ -138,7 +140,7 @@ class Bpe:
                 suffix = {"end_of_word_suffix": "</w>"} if clip else {}
                 names = str(files.vocabulary), str(files.merges)
                 self.tokenizer = Tokenizer(models.BPE.from_file(*names, **suffix))
-        except Exception as error:  # the type depends on the version of tokenizers
+        except Exception as error:  # its type depends on the version of tokenizers
             problem = f"holds no BPE vocabulary with merges ({one_line(error)}): download it again"
             raise UserError(f"{self.where}: {problem}") from None
         bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -152,14 +154,14 @@ class Bpe:
         self.tokenizer.no_truncation()
 
     def special(self, token: str) -> int:
-        """The id of a special token. Raises UserError without it."""
+        """The id of a special token. Raises UserError if the vocabulary does not have the token."""
         found = self.tokenizer.token_to_id(token)
         if found is None:
             raise UserError(f"{self.where}: the vocabulary lacks {token}: download it again")
         return found
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        # A lone surrogate, which JSON can hold, cannot be encoded as UTF-8.
+        # JSON may contain half of a surrogate pair, which cannot be encoded as UTF-8.
         texts = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
         encodings = self.tokenizer.encode_batch(texts, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]

@@ -1,6 +1,6 @@
-"""The COCO objects that a caption names, as CHAIR reads them (Rohrbach et al. 2018).
+"""Finds the COCO objects that a caption names, as CHAIR does (Rohrbach et al. 2018).
 
-github.com/LisaAnne/Hallucination, utils/chair.py, with the addition of "train track" of
+Follows utils/chair.py of github.com/LisaAnne/Hallucination. The exception "train track" is from
 github.com/Maxlinn/CHAIR-metric-standalone.
 """
 
@@ -16,26 +16,26 @@ _ANIMALS = (
     *("bird", "cat", "dog", "horse", "sheep", "cow", "elephant", "bear", "zebra", "giraffe"),
     *("animal", "cub"),
 )
-# Word pairs that mean one object, unlike their second word alone.
+# Word pairs that mean another object than their second word.
 _COMPOUNDS = {
     **{f"{age} {animal}": animal for animal in _ANIMALS for age in ("baby", "adult")},
     **{f"passenger {vehicle}": vehicle for vehicle in ("jet", "train")},
     "bow tie": "tie",
     "toilet seat": "toilet",
-    "wine glas": "wine glass",  # the singular by `by_rules`
+    "wine glas": "wine glass",  # `by_rules` turns "glass" into "glas"
 }
-_NON_OBJECTS = ("home plate", "train track")  # pairs whose single words would be objects
+_NON_OBJECTS = ("home plate", "train track")  # not objects, although their single words are
 
 _SENTENCE_END = re.compile(r"(?<=[.?!])\s+")
 
-# TextBlob has the rules of the library `pattern`, 3.6 of which CHAIR names, with these corrected.
+# CHAIR uses pattern 3.6. TextBlob has the same rules, but has corrected these words.
 _AS_PUBLISHED = {"airbuses": "airbus", "collies": "collies", "doggies": "doggies"}
-# Here WordNet's shortest lemma, a work force and a duct, is not what captions mean.
+# WordNet's shortest lemmas of these words mean a work force and a duct. Captions mean neither.
 _NOT_SHORTEST = {"men": "man", "vases": "vase"}
 
 
 class Mention(NamedTuple):
-    """word: as found, in the singular; object: the name of its category."""
+    """A mention of an object. word: the singular of the word found. object: its category."""
 
     word: str
     object: str
@@ -45,7 +45,7 @@ def read_synonyms(path: Path) -> dict[str, str]:
     """Return {word or words: name of the object} from a file with an object a line.
 
     A line has the name and its synonyms, separated by ", ". Blanks and capitals within a synonym
-    stay, and match no caption, as in the published code. Raises UserError.
+    are kept, and match no caption, as in the published code. Raises UserError.
     """
     objects: dict[str, str] = {}
     for line in read_text(path).splitlines():
@@ -54,8 +54,8 @@ def read_synonyms(path: Path) -> dict[str, str]:
     objects.pop("", None)
     if not any(word != name for word, name in objects.items()):
         raise UserError(
-            f"{path}: no synonyms: expected an object a line, its name and words that stand for "
-            "it, separated by comma and blank"
+            f"{path}: no synonyms: expected one object per line, its name and its synonyms, "
+            "separated by comma and blank"
         )
     return objects
 
@@ -63,12 +63,12 @@ def read_synonyms(path: Path) -> dict[str, str]:
 class ObjectReader:
     """Finds the objects that captions name.
 
-    objects: from `read_synonyms`; singular: maps a lower-case word to its singular.
+    objects: from `read_synonyms`. singular: maps a lower-case word to its singular.
     """
 
     def __init__(self, objects: dict[str, str], singular: Callable[[str], str]):
         self.objects, self.singular = objects, singular
-        # As published: a name with odd blanks is not found, but its two words are still joined.
+        # As published: a name with extra blanks is not found, but its two words are still joined.
         pairs = {word.strip() for word in objects if len(word.split()) == 2}
         self.pairs = {**{pair: pair for pair in (*pairs, *_NON_OBJECTS)}, **_COMPOUNDS}
 
@@ -79,7 +79,7 @@ class ObjectReader:
         return NLTKWordTokenizer().tokenize
 
     def mentions(self, caption: str) -> list[Mention]:
-        """Return the objects of a caption in its order, each as often as it is named."""
+        """Return all mentions of objects in a caption, in order. Repeated mentions are kept."""
         words = self._joined(
             [
                 self.singular(word)
@@ -87,12 +87,12 @@ class ObjectReader:
                 for word in self._tokenize(sentence)
             ]
         )
-        if "toilet" in words:  # the seat of a toilet is no chair
+        if "toilet" in words:  # a toilet's seat is not a chair
             words = [word for word in words if word != "seat"]
         return [Mention(word, self.objects[word]) for word in words if word in self.objects]
 
     def _joined(self, words: list[str]) -> list[str]:
-        """The words with known pairs joined, from left to right."""
+        """The words, with known pairs joined from left to right."""
         joined = []
         rest = iter(range(len(words)))
         for i in rest:
@@ -104,14 +104,14 @@ class ObjectReader:
 
 
 class Singular(NamedTuple):
-    """what: the method's name, recorded with the scores; of: a lower-case word to its singular."""
+    """what: the method's name, recorded with the scores. of: maps a word to its singular."""
 
     what: str
     of: Callable[[str], str]
 
 
 def by_rules() -> Singular:
-    """By pattern's rules, which know no words: "bus" becomes "bu", "glass" becomes "glas".
+    """Singulars by pattern's rules. There is no dictionary: "bus" becomes "bu", "glass" "glas".
 
     Raises UserError without TextBlob.
     """
@@ -123,22 +123,22 @@ def by_rules() -> Singular:
 
 
 def by_wordnet() -> Singular:
-    """WordNet's shortest lemma of the word as a noun; by rules for words that it does not have.
+    """Singulars by WordNet: the shortest lemma as a noun. For unknown words, the rules are used.
 
-    Raises UserError without TextBlob, or nltk's data.
+    Raises UserError without TextBlob or without nltk's data.
     """
     rules = by_rules()
-    from nltk.corpus import wordnet  # TextBlob needs it as well
+    from nltk.corpus import wordnet  # a dependency of TextBlob
     from nltk.stem import WordNetLemmatizer
 
     lemmatize = WordNetLemmatizer().lemmatize
     try:
         lemmatize("dogs")
     except (LookupError, OSError) as error:
-        reason = "are damaged" if isinstance(error, OSError) else "are not there"
+        reason = "are damaged" if isinstance(error, OSError) else "are missing"
         raise UserError(
             f"singular: wordnet: nltk's data {reason}: run python -m nltk.downloader wordnet, or "
-            "put corpora/wordnet into a folder that NLTK_DATA names"
+            "put corpora/wordnet into a folder and set NLTK_DATA to it"
         ) from None
 
     @cache

@@ -1,7 +1,7 @@
-"""CLIP weights in OpenAI's layout, as PAC-S's, under the names of transformers' CLIPModel.
+"""Converts CLIP weights in OpenAI's layout, such as PAC-S's, to the names of transformers.
 
-Such a file has no configuration; the sizes are those of its tensors. A head is 64 wide in every
-vision transformer that OpenAI released.
+Such a file has no configuration, so sizes are derived from the tensors. The head width is 64, as in
+all vision transformers that OpenAI released.
 """
 
 import math
@@ -22,7 +22,7 @@ _NAMES = {
     "visual.class_embedding": "vision_model.embeddings.class_embedding",
     "visual.positional_embedding": "vision_model.embeddings.position_embedding.weight",
     "visual.conv1.": "vision_model.embeddings.patch_embedding.",
-    "visual.ln_pre.": "vision_model.pre_layrnorm.",  # transformers' own spelling
+    "visual.ln_pre.": "vision_model.pre_layrnorm.",  # sic: transformers' spelling
     "visual.ln_post.": "vision_model.post_layernorm.",
     "token_embedding.": "text_model.embeddings.token_embedding.",
     "positional_embedding": "text_model.embeddings.position_embedding.weight",
@@ -36,18 +36,18 @@ _NAMES = {
 
 
 def read_openai_clip(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return sizes, as in transformers' config.json, and weights by transformers' names.
+    """Return sizes, as in transformers' config.json, and weights with transformers' names.
 
-    The file holds a state dict, bare or under "state_dict". OpenAI's weights are for a fast GELU;
-    OpenCLIP's, recognised by the file's name, for the plain one. Raises UserError.
+    The file is a state dict, or has one under "state_dict". OpenAI's weights need the fast GELU.
+    OpenCLIP's weights, recognised by the file's name, need the exact GELU. Raises UserError.
     """
     state = read_weights(path, "state_dict")
     try:
         sizes, renamed = _sizes(state), _renamed(state)
     except (KeyError, IndexError, ValueError):
         raise UserError(
-            f"{path}: clip_model: no CLIP with a vision transformer in OpenAI's layout: give such "
-            "a file, or a folder as transformers saves it"
+            f"{path}: clip_model: not a CLIP with a vision transformer in OpenAI's layout: give "
+            "such a file, or a folder in transformers' format"
         ) from None
     activation = "gelu" if "openclip" in path.name.lower().replace("_", "") else "quick_gelu"
     for tower in ("text_config", "vision_config"):
@@ -56,7 +56,7 @@ def read_openai_clip(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _sizes(state: dict[str, Tensor]) -> dict[str, Any]:
-    """Raises KeyError, IndexError or ValueError for the weights of another model."""
+    """The model's sizes. Raises KeyError, IndexError or ValueError if this is another model."""
     width, _, _, patch = state["visual.conv1.weight"].shape
     places = state["visual.positional_embedding"].shape[0] - 1
     context, text_width = state["positional_embedding"].shape
@@ -93,7 +93,7 @@ def _renamed(state: dict[str, Tensor]) -> dict[str, Tensor]:
         for theirs, ours in _NAMES.items():
             name = name.replace(theirs, ours)
         block, in_proj, kind = name.partition("in_proj_")
-        if in_proj:  # query, key and value in one
+        if in_proj:  # query, key and value in one tensor
             for part, third in zip("qkv", value.chunk(3)):
                 renamed[f"{block}{part}_proj.{kind}"] = third
         else:

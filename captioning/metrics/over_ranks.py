@@ -1,4 +1,4 @@
-"""A metric's work, shared over the processes that torchrun has started."""
+"""Divides a metric's work among the processes of torchrun."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,15 +11,16 @@ from captioning.runtime.distributed import broadcast_from_main, gather_on_main, 
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import progress
 
-READERS = 8  # threads that prepare the next batch, for example decode images
+READERS = 8  # threads that prepare the next batch, for example by decoding images
 
 T = TypeVar("T")
 
 
 def together(do: Callable[[], T]) -> T:
-    """Return what `do` returns on this process; if it fails on one, all raise UserError.
+    """Call `do` on all processes; if it fails on one process, all processes raise UserError.
 
-    Otherwise the others would wait for that process until the process group times out.
+    Without this, the other processes would wait until the process group times out. Returns this
+    process's result.
     """
     if world_size() == 1:
         return do()
@@ -42,12 +43,13 @@ def shared(
     description: str,
     unit: str = "img",
 ) -> Optional[np.ndarray]:
-    """Return one value or row for each index that the batches hold, in the order of the indices.
+    """Compute one value or row per index, and return them in order of index on rank 0.
 
-    batches: lists of indices, each computed by one process, so that the result does not depend on
-    their number; prepare: maps an index to its input for `compute`, in threads; compute: maps a
-    batch of inputs to an array (B, ...); unit: what the progress bar counts. Rank 0 has the result,
-    the others None. Exceptions of both are raised on all processes.
+    Other ranks return None. An exception in `prepare` or `compute` is raised on all processes.
+
+    batches: lists of indices. One process computes a whole batch, so the result does not depend on
+    the number of processes. prepare: maps an index to an input of `compute`; runs in threads.
+    compute: maps a batch of inputs to an array (B, ...). unit: what the progress bar counts.
     """
     own = batches[rank() :: world_size()]
     total = sum(map(len, batches))
@@ -73,7 +75,7 @@ def shared(
 
 
 def _ahead(batches, prepare) -> Iterator[tuple[Sequence[int], list]]:
-    """Yield each batch with its inputs, prepared while the one before was computed."""
+    """Yield each batch with its inputs. They are prepared while the previous batch is computed."""
     pool = ThreadPoolExecutor(READERS)
     try:
         started = ((batch, pool.map(prepare, batch)) for batch in batches)
@@ -88,9 +90,10 @@ def _ahead(batches, prepare) -> Iterator[tuple[Sequence[int], list]]:
 def batches_by_length(
     lengths: Sequence[int], size: int, tokens: Optional[int] = None
 ) -> list[list[int]]:
-    """Return indices in batches of texts of similar length, which need little padding.
+    """Group texts of similar length, which need little padding, into batches of indices.
 
-    size: the most texts of a batch; tokens: the most tokens, padding included, of several texts.
+    size: the most texts of a batch. tokens: the most tokens of a batch with padding; a single text
+    may have more.
     """
     batches: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda index: lengths[index]):

@@ -1,4 +1,4 @@
-"""Perplexity of captions under GPT-2: how fluent, and how ordinary, they are."""
+"""Perplexity of captions under GPT-2: low for fluent and ordinary captions."""
 
 from typing import Annotated
 
@@ -21,7 +21,7 @@ from captioning.metrics.options import Options
 from captioning.metrics.over_ranks import batches_by_length, shared, together
 from captioning.runtime.errors import UserError, one_line
 
-# The logits of so many tokens, 50,257 floats each, are held at once: 400 MB.
+# The most tokens whose logits, 50,257 floats each, are in memory at once: 400 MB.
 TOKENS_AT_ONCE = 2048
 
 
@@ -32,10 +32,10 @@ class PerplexityOptions(Options):
 
 
 class Perplexity(Evaluator):
-    """PPL: exp of the mean negative log-likelihood of a caption's tokens, then the captions' mean.
+    """PPL: the mean over captions of exp(mean negative log-likelihood of a caption's tokens).
 
-    <|endoftext|> stands before each caption, so that its first word is scored; no end is scored. A
-    caption of white space alone has no value.
+    <|endoftext|> is put before each caption, so that its first word is scored. The end of a caption
+    is not scored. A caption of only white space has no value.
     """
 
     metrics = (
@@ -43,7 +43,7 @@ class Perplexity(Evaluator):
             "PPL",
             "PPL",
             1,
-            report=Shown("how surprising GPT-2 finds the caption's words", "Perplexity"),
+            report=Shown("how surprising the caption's words are to GPT-2", "Perplexity"),
         ),
     )
     Options = PerplexityOptions
@@ -85,7 +85,7 @@ class LanguageModel:
         try:
             config = GPT2Config.from_dict({**sizes, **marks})
             self.model = GPT2Model(config).float()
-        except Exception as error:  # newer versions check the sizes, with exceptions of their own
+        except Exception as error:  # newer versions of transformers raise various types
             problem = f"no sizes of a GPT-2 ({one_line(error)})"
             raise UserError(f"{files.config}: ppl_model: {problem}") from None
         self.max_tokens, self.device = config.n_positions, device
@@ -95,16 +95,16 @@ class LanguageModel:
         self.model.eval().requires_grad_(False).to(device)
 
     def encode(self, texts: list[str]) -> tuple[list[list[int]], list[bool]]:
-        """Return the ids of each text after <|endoftext|>, and whether its end was cut off."""
+        """Return each text's ids after <|endoftext|>, and whether the text was truncated."""
         ids = [[self.start, *text] for text in self.tokens.encode(texts)]
         long = [len(text) > self.max_tokens for text in ids]
         return [text[: self.max_tokens] for text in ids], long
 
     @torch.inference_mode()
     def perplexities(self, ids: list[list[int]]) -> np.ndarray:
-        """Return (B,) for B texts of two ids or more.
+        """Return perplexities (B,) of B texts with two or more ids.
 
-        Attention is causal and padding is not scored, so that the other texts change nothing.
+        Attention is causal and padding is not scored, so the other texts of a batch have no effect.
         """
         width = max(map(len, ids))
         tokens = torch.full((len(ids), width), self.start)  # (B, N)
@@ -116,6 +116,6 @@ class LanguageModel:
         labels = labels[:, 1:].to(self.device)
         losses = F.cross_entropy(
             logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="none"
-        ).view(labels.shape)  # 0 where there is no label
+        ).view(labels.shape)  # 0 without a label
         counts = torch.tensor([len(text) - 1 for text in ids], dtype=torch.float64)
         return (losses.double().cpu().sum(1) / counts).exp().numpy()

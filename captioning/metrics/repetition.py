@@ -1,8 +1,8 @@
-"""How much a caption repeats itself, counted in the tokens that coco counts.
+"""Repetition within captions, counted in the tokens of the metric `coco`.
 
-rep_2, rep_3, rep_4  1 - distinct n-grams / n-grams of a caption, per cent, the mean over captions
-                     that have any (seq-rep-n of Welleck et al. 2020, section 6)
-loops                captions with a phrase of two words or more twice in a row, or a word three
+rep_2, rep_3, rep_4  1 - distinct n-grams / n-grams of a caption, per cent; the mean over captions
+                     with an n-gram (seq-rep-n of Welleck et al. 2020, section 6)
+loops                captions with a phrase of two or more words twice in a row, or a word three
                      times in a row, per cent
 """
 
@@ -16,13 +16,13 @@ SIZES = (2, 3, 4)
 
 
 def repeated(words: Sequence[str], n: int) -> Optional[float]:
-    """The share of n-grams that equal an earlier one, per cent; None without an n-gram."""
+    """The share of n-grams that repeat an earlier n-gram, per cent; None without n-grams."""
     grams = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
     return 100 * (1 - len(set(grams)) / len(grams)) if grams else None
 
 
 def loops(words: Sequence[str]) -> bool:
-    """Whether a phrase of two words or more occurs twice in a row, or a word three times."""
+    """Whether a phrase of two or more words occurs twice in a row, or a word three times."""
     count = len(words)
     for n in range(1, count // 2 + 1):
         alike = 0  # consecutive words that equal the word n before them
@@ -40,7 +40,7 @@ class Repetition(Evaluator):
             "loops",
             "Loops",
             1,
-            report=Shown("captions that say a phrase twice running", unit="%"),
+            report=Shown("captions that say a phrase twice in a row", unit="%"),
         ),
     )
 
@@ -57,5 +57,5 @@ class Repetition(Evaluator):
 
 
 def _mean_of_any(values):
-    """The mean over captions with a value."""
+    """The mean over captions that have a value."""
     return ratio([value or 0 for value in values], [value is not None for value in values])

@@ -1,4 +1,4 @@
-"""How well captions tell their images from others, by CLIP: a caption retrieves its own image."""
+"""Self-retrieval by CLIP: whether a caption finds its own image among many images."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +26,7 @@ class RetrievalOptions(ClipOptions):
 
     @classmethod
     def from_config(cls, config: Any) -> dict[str, Any]:
-        """A configuration's `pool` may name a split, whose annotation file it is then."""
+        """In a configuration, `pool` may name a split: then the split's annotation file is used."""
         found, pool = super().from_config(config), config.pool
         if pool in ("train", "val", "test"):
             if config.split:
@@ -34,18 +34,18 @@ class RetrievalOptions(ClipOptions):
             pool, *rest = annotation_paths(config, pool)
             if rest:
                 raise UserError(
-                    f"pool: {config.pool} is of {1 + len(rest)} annotation files; name a list of "
-                    "its images, one a line"
+                    f"pool: {config.pool} has {1 + len(rest)} annotation files; give a list of its "
+                    "images, one per line"
                 )
         return {**found, "pool": pool and str(local(pool))}
 
 
 class Retrieval(ClipEvaluator):
-    """R@k: captions whose own image is among the k most similar of the pool, per cent.
+    """R@k: captions whose own image is among the k most similar images of the pool, per cent.
 
-    median_rank: the median rank of the own image. The captions have no prefix. The pool holds the
-    captions' own images and those that `pool` names, each once. A similarity that equals the own
-    image's counts against the caption.
+    median_rank: the median rank of the own image. Captions get no prefix. The pool consists of the
+    captions' own images and the images of the option `pool`, each once. Ties count against the
+    caption.
     """
 
     metrics = (
@@ -54,7 +54,7 @@ class Retrieval(ClipEvaluator):
             "R@1",
             1,
             report=Shown(
-                "self-retrieval: captions whose own image CLIP finds nearest of all",
+                "self-retrieval: captions whose own image is the nearest one, by CLIP",
                 "CLIP R@1",
                 "%",
             ),
@@ -64,7 +64,7 @@ class Retrieval(ClipEvaluator):
             "R@5",
             1,
             report=Shown(
-                "self-retrieval: captions with their image among CLIP's best five", "CLIP R@5", "%"
+                "self-retrieval: captions whose image is among the best five", "CLIP R@5", "%"
             ),
         ),
         Metric("R@10", "R@10", 1),
@@ -114,12 +114,12 @@ class Retrieval(ClipEvaluator):
 def ranks(
     captions: np.ndarray, images: np.ndarray, own: Sequence[int], at_once: int = 2**24
 ) -> np.ndarray:
-    """Return (N,), the rank of each caption's own image among all, 1 being the best.
+    """Return the rank (N,) of each caption's own image among all images; 1 is best.
 
-    captions: (N, D) and images: (P, D), unit vectors; own: N indices of images; at_once: the most
-    similarities in memory. An image that is as similar counts as before the own one, as does one
-    that is less similar by at most 1e-6: float32 features of the same image, computed in another
-    batch, differ by about a tenth of it.
+    captions: unit vectors (N, D); images: unit vectors (P, D); own: N indices of images; at_once:
+    the most similarities in memory. Ties count against the own image. An image is tied if its
+    similarity is lower by at most 1e-6: float32 features of the same image in different batches
+    differ by about 1e-7.
     """
     own = np.asarray(own)
     limits = (captions * images[own]).sum(1) - 1e-6  # (N,)

@@ -9,9 +9,9 @@ WIDTH = 80
 
 
 def format_table(scores: Scores) -> str:
-    """Return the scores, in rows of at most 80 characters, with their settings below.
+    """Return the scores in rows of at most 80 characters, followed by their settings.
 
-    Under a score stands half the width of its interval. "-" is a metric that was skipped.
+    Half the width of a score's interval is below the score. "-" marks a skipped metric.
     """
     names = [name for name in METRICS if name in scores.metrics or name in scores.skipped]
     rows = []
@@ -19,7 +19,7 @@ def format_table(scores: Scores) -> str:
         rows += ["  ".join(line).rstrip() for line in zip(*block) if "".join(line).strip()]
     if any(estimate.low is not None for estimate in scores.metrics.values()):
         rows.append("±: half of the 95 % interval over images")
-    # A count of 0, such as of truncated captions, and a long text are only in the file.
+    # Only the file has counts of 0, such as truncated captions, and long texts.
     known = [
         f"{name}: {value}"
         for name, value in scores.settings.items()
@@ -34,7 +34,7 @@ def format_table(scores: Scores) -> str:
 
 
 def _cells(name: str, scores: Scores) -> list[str]:
-    """Return title, score and interval of a metric, padded to one width."""
+    """Return title, score and interval of a metric, padded to the same width."""
     metric = metric_of(name)
     score, spread = "-", ""
     if name in scores.metrics:
@@ -47,7 +47,7 @@ def _cells(name: str, scores: Scores) -> list[str]:
 
 
 def _blocks(columns: Sequence[list[str]]) -> Iterator[list[list[str]]]:
-    """Yield the columns in lists that fit into a row."""
+    """Group the columns into lists that fit into a row."""
     block = []
     for column in columns:
         if sum(len(cells[0]) + 2 for cells in block) + len(column[0]) > WIDTH:
@@ -58,7 +58,7 @@ def _blocks(columns: Sequence[list[str]]) -> Iterator[list[list[str]]]:
 
 
 def align(lines: Sequence[Sequence[str]]) -> str:
-    """Lines of cells as a table: the first column to the left, the others to the right."""
+    """Format lines of cells as a table: first column left-aligned, others right-aligned."""
     widths = [max(map(len, column)) for column in zip(*lines)]
     return "\n".join(
         "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip()

@@ -1,4 +1,4 @@
-"""Captions scored by several evaluators, and their scores written to a folder."""
+"""Scores captions with several evaluators, and writes the scores to a folder."""
 
 import contextlib
 import json
@@ -28,11 +28,12 @@ def score(
 ) -> Scores:
     """Return the scores of captions, given as {image id: caption} or a list of COCO results.
 
-    evaluators: from `build_evaluators`, by default those of coco, length and diversity. One that
-    fails is in `skipped`, and the others are kept. Rank 0 calls all and has the result; the other
-    processes call those that share their work. As in the COCO tools, only images with a prediction
-    are scored. Raises UserError for an image with two predictions or without references, and if
-    there is no prediction.
+    evaluators: from `build_evaluators`; by default coco, length and diversity. An evaluator that
+    fails is listed in `skipped`; the results of others are kept. Rank 0 calls all evaluators and
+    has the result. Other processes call only evaluators that divide their work among processes.
+
+    As in the COCO tools, only images with a prediction are scored. Raises UserError for an image
+    with two predictions or without references, and if there are no predictions.
     """
     if isinstance(predictions, Mapping):
         predictions = [{"image_id": i, "caption": text} for i, text in predictions.items()]
@@ -44,7 +45,7 @@ def score(
             continue
         try:
             _add(evaluator.evaluate(captions), scores)
-        # The captions may have cost hours: whatever goes wrong in one evaluator, keep the others.
+        # Captions may have taken hours, so an error in one evaluator must not lose the others.
         except Exception as error:
             reason = str(error) if isinstance(error, UserError) else repr(error)
             scores.skipped.update(dict.fromkeys(evaluator.names, reason))
@@ -58,7 +59,7 @@ def _add(result: Result, scores: Scores) -> None:
         if math.isfinite(estimate.value):
             scores.metrics[name] = estimate
         else:
-            scores.skipped[name] = "these captions have nothing that it could be a share of"
+            scores.skipped[name] = "it is undefined for these captions"
     for name, values in result.per_image.items():
         for of_image, value in zip(scores.per_image.values(), values):
             of_image[name] = value
@@ -70,10 +71,10 @@ def _add(result: Result, scores: Scores) -> None:
 def write_scores(
     folder: Union[str, os.PathLike], scores: Scores, predictions: Captions, command: str
 ) -> None:
-    """Write `metrics.json` and, one image a line, `per_caption.jsonl` into a folder.
+    """Write `metrics.json` and `per_caption.jsonl`, one image per line, to a folder.
 
-    predictions has the ids of `scores.per_image`; command is recorded. Files are written
-    atomically. Raises UserError if the folder cannot be written to.
+    predictions: has the ids of `scores.per_image`. command: recorded in the file. Files are written
+    atomically. Raises UserError if the folder is not writable.
     """
     summary = {
         "metrics": {name: asdict(estimate) for name, estimate in scores.metrics.items()},
@@ -91,7 +92,7 @@ def write_scores(
 
 
 def versions() -> dict[str, Optional[str]]:
-    """Return the version of each program and library that scores depend on, None if absent."""
+    """Return {name: version} of programs and libraries that affect scores; None if missing."""
     java = None
     with contextlib.suppress(JavaError):
         java = str(java_version())
@@ -101,7 +102,7 @@ def versions() -> dict[str, Optional[str]]:
 
 
 def library_versions(*names: str) -> dict[str, Optional[str]]:
-    """Return the version of each library by its name, None if it is not installed."""
+    """Return {name: version} of libraries; None for a library that is not installed."""
     versions: dict[str, Optional[str]] = dict.fromkeys(names)
     for name in names:
         with contextlib.suppress(metadata.PackageNotFoundError):

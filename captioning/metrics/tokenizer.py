@@ -1,7 +1,7 @@
-"""Captions to the lower-case tokens that metrics count: PTBTokenizer, or its imitation in Python.
+"""Splits captions into the lower-case tokens of metrics: PTBTokenizer, or its imitation in Python.
 
-The imitation follows `PTBTokenizer -preserveLines -lowerCase` (CoreNLP 3.4.1), except for what
-captions rarely hold: smileys, telephone numbers, markup with attributes.
+The imitation follows `PTBTokenizer -preserveLines -lowerCase` (CoreNLP 3.4.1), except for smileys,
+telephone numbers and markup with attributes, which are rare in captions.
 """
 
 import re
@@ -12,8 +12,8 @@ import regex  # its \w includes vowel signs and combining accents, as in Java
 
 from captioning.metrics.java import JavaError, java_process, java_version
 
-# The COCO evaluation removes these. It also looks for -LRB- among lower-case tokens, so -lrb-
-# stays, here as in every published score.
+# The COCO evaluation removes these tokens. It also looks for -LRB- among lower-case tokens, so it
+# never removes -lrb-. This is kept, because all published scores include it.
 _PUNCTUATION = frozenset(
     ["''", "'", "``", "`", '"', ".", "?", "!", ",", ":", "-", "--", "...", ";"]
 )
@@ -25,7 +25,7 @@ _ABBREVIATIONS = (
     "tues wed thu thurs fri ala ariz calif colo conn ct dak fla ga ind kans? ky mich minn mo mont "
     "neb nev okla penn tenn va vt wisc? wyo alex wm jos al mfg"
 ).replace(" ", "|")
-# These are also words, and keep their full stop only with a capital.
+# Abbreviations that are also words. They keep their full stop only if capitalised.
 _CAPITAL_ABBREVIATIONS = "Miss|Ark|Del|Ill|La|Mass|Ore|Pa|Tex|Wash|Az"
 _CLITIC = r"'(?i:s|m|d|re|ve|ll)(?!\w)"
 _LETTERS = r"[^\W\d_]+"
@@ -59,7 +59,7 @@ _TOKEN = regex.compile(
     regex.VERBOSE,
 )
 
-# Characters that Java's tokeniser replaces. It drops those beyond the basic plane.
+# Characters that Java's tokeniser replaces. It drops characters outside the basic plane (BMP).
 _SPELLING = {
     **dict.fromkeys(map(ord, "\u2018\u2019\u201a\u201b`"), "'"),
     **dict.fromkeys(map(ord, "\u201c\u201d\u201e\u00ab\u00bb"), '"'),
@@ -76,10 +76,10 @@ def tokenize(captions: Mapping[Hashable, Sequence[str]]) -> tuple[dict[Hashable,
     """Return the captions as tokens joined by spaces, and the tokeniser's name.
 
     captions: {any id: list of captions}; the result has the same ids and numbers of captions. A
-    caption may be empty or hold line breaks, and may have no token left. Without Java the imitation
+    caption may be empty or contain line breaks, and may have no tokens. Without Java the imitation
     is used, and the name says so.
     """
-    # Java reads one caption per line, and ends lines at characters that Python takes for spaces.
+    # Java reads one caption per line. Some characters that end lines in Java are spaces in Python.
     lines = [" ".join(caption.split()) for group in captions.values() for caption in group]
     tokenizer = "regex (no Java)"
     try:
@@ -93,7 +93,7 @@ def tokenize(captions: Mapping[Hashable, Sequence[str]]) -> tuple[dict[Hashable,
 
 
 def imitated(caption: str) -> str:
-    """One caption's tokens joined by spaces, by the imitation, without starting Java."""
+    """Tokenise one caption with the imitation; return its tokens joined by spaces."""
     return _joined(_imitated_tokens(" ".join(caption.split())))
 
 
@@ -102,9 +102,9 @@ def _joined(tokens) -> str:
 
 
 def _java_tokens(lines):
-    """Return the list of tokens of each line, from the PTBTokenizer that pycocoevalcap ships.
+    """Return the tokens of each line by the PTBTokenizer in pycocoevalcap.
 
-    pycocoevalcap's own class is not used: it writes into the folder where it is installed.
+    pycocoevalcap's own class is not used, because it writes to the installation folder.
     """
     try:
         from pycocoevalcap.tokenizer import ptbtokenizer
@@ -122,7 +122,7 @@ def _java_tokens(lines):
 
 
 def _imitated_tokens(caption: str) -> list[str]:
-    """Return the lower-case tokens of one caption, punctuation still among them."""
+    """Return the lower-case tokens of one caption, including punctuation."""
     for entity, character in _ENTITIES.items():
         caption = caption.replace(entity, character)
     caption = re.sub("[\U00010000-\U0010ffff]", " ", caption.translate(_SPELLING))

@@ -1,6 +1,6 @@
-"""Captioners built and loaded, their checkpoints, generation, scoring and likelihood.
+"""Building and loading captioners, checkpoints, generation, scoring and likelihood.
 
-With this package imported, BLIP's reader of checkpoints reads object stores, too.
+After this package is imported, BLIP's reader of checkpoints also reads object stores.
 """
 
 from BLIP.weights.download import FETCHERS, STORES

@@ -1,4 +1,4 @@
-"""A captioner built from a configuration, or from a checkpoint alone, with its weights loaded."""
+"""Builds a captioner from a configuration or only from a checkpoint, and loads its weights."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
@@ -38,10 +38,10 @@ def captioner_from(
     resumed: Optional[Mapping[str, Any]] = None,
     trains: bool = False,
 ) -> tuple[nn.Module, str]:
-    """The captioner, with the weights of `checkpoint` if any, and a line on what was loaded.
+    """The captioner with the weights of `checkpoint`, if any, and a line that says what was loaded.
 
     resumed: the content of a checkpoint whose weights the caller will load. Random weights depend
-    on the seed alone. trains: the checkpoint may lack the null image. Raises UserError.
+    only on the seed. trains: the checkpoint may lack the null image. Raises UserError.
     """
     package = package_of(config.model)
     torch.manual_seed(config.seed)
@@ -49,7 +49,9 @@ def captioner_from(
         content = read_checkpoint(checkpoint, config.trust_checkpoint) if checkpoint else resumed
         name = without_secrets(checkpoint) if checkpoint else "the checkpoint"
         if config.lora is None and content is not None and CONFIG in content:
-            raise UserError(f"{name} holds an adapter, and lora is not set: set it, or merge it")
+            raise UserError(
+                f"{name} has an adapter, but lora is not set: set lora, or merge the adapter"
+            )
         captions = partial(training_captions, config)
         _check_division(config, content, name)
         context = BuildContext(content, name, captions, word_pieces, MEAN, STD)
@@ -60,8 +62,8 @@ def captioner_from(
         _check_lengths(config, captioner)
         if checkpoint is None:
             return captioner, f"no checkpoint: {package.origin(config)}"
-        if config.lora is not None and CONFIG not in content:  # `build` has loaded them
-            return captioner, f"loaded {name}: its weights stay, lora's are new"
+        if config.lora is not None and CONFIG not in content:  # `build` has loaded the weights
+            return captioner, f"loaded {name}: its weights are frozen, lora's are new"
         report = load_weights(captioner, content["model"], name, trains)
     except ValueError as error:  # packages raise ValueError for user errors
         raise UserError(str(error)) from error
@@ -69,19 +71,19 @@ def captioner_from(
 
 
 def word_pieces(name: str) -> Tokenizer:
-    """BERT's tokeniser, imported when a captioner uses it."""
+    """Return BERT's tokeniser. It is imported only if a captioner uses it."""
     return load("BLIP.tokenizer:CaptionTokenizer")(name)
 
 
 def _check_division(config: Config, content: Optional[Mapping[str, Any]], name: str) -> None:
-    """Raise UserError where the checkpoint may be trained on photos of another split."""
+    """Raise UserError if the checkpoint may have been trained on other splits' photos."""
     before = (content or {}).get("config")
     same_data = isinstance(before, dict) and before.get("train_file") == config.train_file
     if same_data and config.split and before.get("split") != config.split:
         raise UserError(
             f"{name} was trained on train_file with split {before.get('split') or 'unset'}, now "
-            f"split is {config.split}: it would be tested on photos that it was trained on; set "
-            "split as it was, or start from another checkpoint"
+            f"split is {config.split}: it would be tested on photos that it was trained on; use "
+            "the same split, or start from another checkpoint"
         )
 
 
@@ -115,7 +117,7 @@ def _decoded(transform: Callable, image: Image.Image) -> Any:
 
 
 def check_interface(captioner: nn.Module) -> None:
-    """Raise TypeError for members of `Captioner` that a package's captioner lacks."""
+    """Raise TypeError if a captioner lacks a member of `Captioner`."""
     names = [*vars(Captioner), *Captioner.__annotations__]
     lacking = [n for n in names if not n.startswith("_") and not hasattr(captioner, n)]
     if lacking:
@@ -123,7 +125,7 @@ def check_interface(captioner: nn.Module) -> None:
 
 
 def _check_lengths(config: Config, captioner: Captioner) -> None:
-    """Raise UserError where max_length or max_tokens is too short or too long."""
+    """Raise UserError if max_length or max_tokens is too short or too long."""
     prompt, positions = len(captioner.prompt_ids), captioner.max_positions
     for key, least in {"max_length": prompt + 1, "max_tokens": prompt + 2}.items():
         length = getattr(config, key)
@@ -139,10 +141,10 @@ def _check_lengths(config: Config, captioner: Captioner) -> None:
 def load_trained(
     checkpoint: str, config: Optional[str], device: torch.device
 ) -> tuple[Config, nn.Module]:
-    """The configuration and the captioner, in evaluation mode on `device`.
+    """The configuration and the captioner, in evaluation mode on `device`. Raises UserError.
 
-    checkpoint: of a run, which holds its configuration, or any weights with `config`, a YAML file.
-    Raises UserError.
+    checkpoint: a run's checkpoint, which contains its configuration, or other weights. config: a
+    YAML file, for other weights.
     """
     settings = trained_config(checkpoint, config)
     captioner, _ = captioner_from(settings, checkpoint)
@@ -152,7 +154,7 @@ def load_trained(
 def trained_config(
     checkpoint: str, config: Optional[str], changes: Optional[Mapping[str, Any]] = None
 ) -> Config:
-    """The configuration of `load_trained`, with changed values for some keys."""
+    """The configuration of `load_trained`. changes: values that replace the configuration's."""
     if config is not None:
         return load_config(config, flags=changes)
     try:
@@ -164,7 +166,7 @@ def trained_config(
     except ValidationError as error:
         shown = without_secrets(checkpoint)
         raise UserError(
-            f"{shown} does not hold the configuration of a run: name one with --config"
+            f"{shown} does not contain the configuration of a run: give one with --config"
         ) from error
     try:
         return parse_config({**found.model_dump(), **(changes or {})})

@@ -1,9 +1,11 @@
-"""The checkpoints of a run: written atomically, verified, found, removed.
+"""The checkpoints of a run: writes them atomically, verifies, finds and removes them.
 
-checkpoint_04.pth is of the end of epoch 4, checkpoint_04_step00001200.pth within it, after 1200
-steps of the run. weights_04.pth has the weights of epoch 4 alone (`keep_checkpoints: all`). Each
-has a manifest, checkpoint_04.json, see `captioning.files.manifest`. A sharded one is a folder of
-the same name, see `BLIP.weights.sharded_checkpoint`.
+- checkpoint_04.pth: written at the end of epoch 4
+- checkpoint_04_step00001200.pth: written within epoch 4, after 1200 steps of the run
+- weights_04.pth: only the weights of epoch 4 (`keep_checkpoints: all`)
+- checkpoint_04.json: the manifest of a checkpoint, see `captioning.files.manifest`
+
+A sharded checkpoint is a folder with the same name, see `BLIP.weights.sharded_checkpoint`.
 """
 
 import math
@@ -33,15 +35,15 @@ from captioning.files.writing import (
 from captioning.runtime.errors import UserError, one_line
 
 BEST = "checkpoint_best.pth"
-LEAST = 2  # checkpoints of any kind that are kept: one may be damaged
+LEAST = 2  # checkpoints of any kind that are always kept, since one may be damaged
 _NAME = re.compile(r"checkpoint_(\d+)(?:_step(\d+))?")
-_NAMED = re.compile(rf"{_NAME.pattern}|weights_\d+")  # these have a manifest
+_NAMED = re.compile(rf"{_NAME.pattern}|weights_\d+")  # files with a manifest
 
 
 def save(content: dict[str, Any], path: Path) -> None:
-    """torch.save to a temporary file, which replaces `path` when it and its manifest are on disk.
+    """torch.save to a temporary file; replace `path` when the file and its manifest are on disk.
 
-    Raises UserError, and leaves an earlier file as it was.
+    Raises UserError. After an error, an earlier file is unchanged.
     """
     problem = None
     try:
@@ -49,7 +51,7 @@ def save(content: dict[str, Any], path: Path) -> None:
             hashed = Hashed(file)
             try:
                 torch.save(content, hashed)
-            except Exception as error:  # torch hides the OSError of a full disk
+            except Exception as error:  # torch replaces the OSError of a full disk
                 problem = hashed.problem or error
                 raise
             write_manifest(hashed, path)
@@ -69,47 +71,47 @@ def weights_path(folder: Path, epoch: int) -> Path:
 
 
 def step_path(folder: Path, epoch: int, step: int) -> Path:
-    """step: of the run, over all epochs."""
+    """step: counted over all epochs of the run."""
     return folder / f"checkpoint_{epoch:02d}_step{step:08d}.pth"
 
 
 def saved(folder: Path) -> list[Path]:
-    """The checkpoints, the newest last."""
+    """All checkpoints, the newest last."""
     found = [path for path in folder.glob("checkpoint_*.pth") if _NAME.fullmatch(path.stem)]
     return sorted(found, key=_age)
 
 
 def weights_of(folder: Path, epoch: int) -> Optional[Path]:
-    """A file that has the weights of an epoch, None where it was removed."""
+    """A file with the weights of an epoch; None if it was removed."""
     paths = (epoch_path(folder, epoch), weights_path(folder, epoch))
     return next(filter(Path.exists, paths), None)
 
 
 def best(folder: Path) -> Optional[Path]:
-    """The best checkpoint of a run's folder, None before there is one."""
+    """The best checkpoint in a run's folder; None if there is none yet."""
     path = folder / BEST
     return path if path.exists() else None
 
 
 def is_checkpoint(name: str) -> bool:
-    """Whether a name in a run's folder is a checkpoint's or its manifest's."""
+    """Whether a name in a run's folder belongs to a checkpoint or to a manifest."""
     stem, _, suffix = name.rpartition(".")
     return name == BEST or (suffix in ("pth", "json") and bool(_NAMED.fullmatch(stem)))
 
 
 def named(name: str) -> str:
-    """The checkpoint that a user names: of a run's folder its best, else its newest.
+    """The checkpoint that a user names. For a run's folder: its best, else its newest checkpoint.
 
-    The folder may be in a store. Raises UserError for one without a checkpoint.
+    The folder may be in a store. Raises UserError for a folder without a checkpoint.
     """
     if has_folders(name):
         return _named_in_store(name.rstrip("/"))
     folder = Path(name)
-    if not os.path.isdir(name) or is_sharded(folder):  # of a long address Path raises OSError
+    if not os.path.isdir(name) or is_sharded(folder):  # Path raises OSError for long addresses
         return name
     found = best(folder) or next(reversed(saved(folder)), None)
     if found is None:
-        raise UserError(f"{folder} holds no checkpoint of a run: name a file")
+        raise UserError(f"{folder} contains no checkpoint of a run: name a file")
     return str(found)
 
 
@@ -128,12 +130,12 @@ def _named_in_store(name: str) -> str:
     own = [top for top in tops if top.endswith(".pth") and _NAME.fullmatch(top[: -len(".pth")])]
     found = BEST if BEST in tops else max(own, key=lambda top: _age(Path(top)), default=None)
     if found is None:
-        raise UserError(f"{name} holds no checkpoint of a run: name a file")
+        raise UserError(f"{name} contains no checkpoint of a run: name a file")
     return f"{name}/{found}"
 
 
 def version_of(name: str) -> Union[float, str, None]:
-    """A value that changes when the checkpoint is rewritten; None where it is unknown."""
+    """A value that changes when the checkpoint is rewritten; None if unknown."""
     if has_folders(name):
         try:
             return stamp(name)[1]
@@ -143,7 +145,7 @@ def version_of(name: str) -> Union[float, str, None]:
 
 
 def fetched(address: str) -> Path:
-    """The local copy of a checkpoint in a store, a file or sharded. Raises UserError."""
+    """The local copy of a checkpoint in a store, a file or a sharded one. Raises UserError."""
     try:
         return local(address)
     except Missing:
@@ -164,7 +166,10 @@ def _age(path: Path) -> tuple[int, float]:
 
 
 def remove_oldest(folder: Path, keep: int) -> None:
-    """Keep the newest `keep` of complete epochs, and LEAST of all. Raises UserError."""
+    """Keep the newest `keep` checkpoints of complete epochs, and at least LEAST checkpoints.
+
+    Raises UserError.
+    """
     kept = {*of_epochs(folder)[-keep:], *saved(folder)[-LEAST:]}
     for path in saved(folder):
         if path not in kept:
@@ -173,7 +178,7 @@ def remove_oldest(folder: Path, keep: int) -> None:
 
 
 def tidy(folder: Path) -> None:
-    """Remove what a killed run leaves: temporary files, manifests without a checkpoint.
+    """Remove leftovers of a killed run: temporary files, and manifests without a checkpoint.
 
     Raises UserError.
     """
@@ -194,7 +199,10 @@ def _remove(path: Path) -> None:
 
 
 def keep_as_best(folder: Path, epoch: int) -> None:
-    """Make checkpoint_best.pth that of `epoch`: a hard link, or a copy if the disk has no links."""
+    """Make checkpoint_best.pth a hard link to the checkpoint of `epoch`, or a copy of it.
+
+    A copy is made if the file system has no hard links.
+    """
     source = weights_of(folder, epoch) or epoch_path(folder, epoch)
     temporary = folder / f".{BEST}{SUFFIX}"
     with user_errors(folder / BEST):
@@ -205,12 +213,12 @@ def keep_as_best(folder: Path, epoch: int) -> None:
         else:
             _link(source, temporary)
         replace(temporary, folder / BEST)
-        temporary.unlink(missing_ok=True)  # to replace a link by one to the same file does nothing
+        temporary.unlink(missing_ok=True)  # a rename between two links to one file does nothing
         sync_folder(folder)
 
 
 def _link(source: str, path: str) -> None:
-    """Make a hard link, or a copy where the disk has none."""
+    """Make a hard link, or a copy if the file system has no hard links."""
     try:
         os.link(source, path)
     except OSError:
@@ -219,15 +227,15 @@ def _link(source: str, path: str) -> None:
 
 
 def _make_way(path: Path) -> None:
-    """Remove a sharded checkpoint, which a file cannot replace. Raises OSError."""
+    """Remove a sharded checkpoint at `path`, since a file cannot replace a folder. OSError."""
     if is_sharded(path):
         remove(path)
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A run's checkpoint on the CPU. Raises UserError for one that is not complete.
+    """Read a run's checkpoint to the CPU. Raises UserError for an incomplete checkpoint.
 
-    Of a sharded one no tensors are read; "parts" is its folder.
+    For a sharded checkpoint no tensors are read, and "parts" is its folder.
     """
     try:
         sharded = is_sharded(path)
@@ -244,23 +252,26 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def _check_parts(content: Any) -> None:
-    """Raise ValueError for a valid file that `RunState` has not saved."""
+    """Raise ValueError if the file is valid but was not saved by `RunState`."""
     kinds = {"model": dict, "optimizer": dict, "config": dict, "epoch": int}
     for name, kind in kinds.items():
         part = content.get(name) if isinstance(content, dict) else None
         if not isinstance(part, kind):
-            raise ValueError(f"it is no checkpoint of a run: {name} is no {kind.__name__}")
+            raise ValueError(
+                f"it is not a checkpoint of a run: {name} is not of type {kind.__name__}"
+            )
     within = content.get("within", {})
     if not holds_tensors(content["model"]):
-        raise ValueError("it is no checkpoint of a run: model holds more than tensors")
+        raise ValueError("it is not a checkpoint of a run: model has values that are not tensors")
     if within and not (isinstance(within, dict) and "steps" in within):
-        raise ValueError("it is no checkpoint of a run: within has no steps")
+        raise ValueError("it is not a checkpoint of a run: within has no steps")
 
 
 def read_newest(folder: Path) -> Optional[tuple[Path, dict[str, Any], list[str]]]:
-    """The newest checkpoint that is undamaged, and a line for each newer one that is damaged.
+    """The newest undamaged checkpoint, and a line for each newer checkpoint that is damaged.
 
-    Damaged ones are renamed. None where there is no checkpoint; UserError where all are damaged.
+    Damaged checkpoints are renamed. None if there are no checkpoints. Raises UserError if all are
+    damaged.
     """
     problems: dict[Path, str] = {}
     for path in reversed(saved(folder)):
@@ -270,14 +281,14 @@ def read_newest(folder: Path) -> Optional[tuple[Path, dict[str, Any], list[str]]
         except UserError as error:
             problems[path] = str(error)
             continue
-        lines = [f"passing over a checkpoint: {reason}" for reason in problems.values()]
+        lines = [f"skipping a checkpoint: {reason}" for reason in problems.values()]
         for bad in problems:
             _set_aside(bad)
         return path, content, lines
     if problems:
         raise UserError(
             f"none of the checkpoints in {folder} can be read ({next(iter(problems.values()))}); "
-            "start anew with resume=never or another output_dir"
+            "start again with resume=never or another output_dir"
         )
     return None
 

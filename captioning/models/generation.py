@@ -1,4 +1,4 @@
-"""Captions of many images, generated on all processes and gathered on rank 0."""
+"""Generates captions of many images on all processes, and gathers them on rank 0."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -33,11 +33,11 @@ def caption_images(
     device: torch.device,
     description: str,
 ) -> Optional[list[dict[str, Any]]]:
-    """COCO results, [{"image_id", "caption"}] in the samples' order, on rank 0; None elsewhere.
+    """Return COCO results, [{"image_id", "caption"}] in the order of the samples, on rank 0.
 
-    Each image is captioned once. With `save_candidates`, a result has the "candidates", too. With
-    `skip_bad_images`, unreadable images are left out and counted. Raises Stopped on all ranks where
-    one was asked to stop.
+    Other ranks return None. Each image is captioned once. With `save_candidates`, a result also has
+    "candidates". With `skip_bad_images`, unreadable images are left out and counted. Raises Stopped
+    on all ranks if one was asked to stop.
     """
     loader, batch_size = images_of(samples, config, rank(), world_size())
     precision = Precision(config.precision, device)
@@ -45,9 +45,9 @@ def caption_images(
     generator = captioner.for_inference(precision.dtype, config.compile)
     reranking = config.reranking()
     if reranking is not None:
-        generator = Reranker(generator, reranking, device)
         if config.save_candidates:
-            settings = dataclasses.replace(settings, num_return=reranking.num_candidates)
+            reranking = dataclasses.replace(reranking, num_return=reranking.num_candidates)
+        generator = Reranker(generator, reranking, device)
     results: list[tuple[int, dict[str, Any]]] = []
     rounds = -(-len(samples) // (batch_size * world_size()))  # rank 0 has the most batches
     with closing(loader), progress(len(samples), description) as bar:
@@ -91,7 +91,7 @@ def scored_lists(generated: Generated) -> list[list[dict[str, Any]]]:
 def images_of(
     samples: Sequence[Sample], config: Config, rank: int = 0, world_size: int = 1
 ) -> tuple[Loader, int]:
-    """A loader of a process's share of the preprocessed images, and the batch size."""
+    """Return a loader of one process's share of the preprocessed images, and the batch size."""
     made = preprocessing_of(config)
     dataset = EvaluationDataset(samples, config.image_root, made.evaluation, config.skip_bad_images)
     size = config.eval_batch_size or config.batch_size

@@ -12,13 +12,16 @@ from captioning.models.generation import images_of
 from captioning.runtime.progress import progress
 from smile import mle_loss, smile_loss
 
-# Eight a doubling, from a quarter to four: between them a parabola is exact to a thousandth.
+# From 1/4 to 4, eight per doubling. A parabola between them finds the minimum to 0.001.
 TEMPERATURES = [2 ** (n / 8) for n in range(-16, 17)]
 PLAIN = TEMPERATURES.index(1.0)
 
 
 class Likelihood(NamedTuple):
-    """Means over `tokens` labelled tokens, in nats: at each of TEMPERATURES, and SMILE's loss."""
+    """Means over labelled tokens, in nats. nll: at each of TEMPERATURES. smile: the SMILE loss.
+
+    tokens: the number of labelled tokens.
+    """
 
     tokens: int
     nll: list[float]
@@ -26,7 +29,7 @@ class Likelihood(NamedTuple):
 
     @property
     def best(self) -> tuple[float, float]:
-        """The temperature of the lowest negative log-likelihood, and its value."""
+        """The temperature with the lowest negative log-likelihood, and its value."""
         return lowest(TEMPERATURES, self.nll)
 
 
@@ -34,7 +37,7 @@ class Likelihood(NamedTuple):
 def likelihood(
     captioner: nn.Module, samples: Sequence[Sample], config: Config, device: torch.device
 ) -> Likelihood:
-    """Of all captions of `samples`, without label smoothing and first-token MLE."""
+    """The likelihood of all captions of `samples`, without label smoothing or first-token MLE."""
     loader, _ = images_of(samples, config)
     sums = torch.zeros(2 + len(TEMPERATURES), dtype=torch.float64)
     with progress(len(samples), "likelihood of captions") as bar:
@@ -43,7 +46,7 @@ def likelihood(
             texts = [preprocessed(samples[index], config) for index in batch["index"]]
             for count in {
                 len(group) for group in texts
-            }:  # a batch has the same number of each image
+            }:  # images in a batch need the same number of captions
                 chosen = [n for n, group in enumerate(texts) if len(group) == count]
                 sums += _sums(captioner, image[chosen], [texts[n] for n in chosen])
             bar.update(len(texts))
@@ -52,7 +55,7 @@ def likelihood(
 
 
 def _sums(captioner: nn.Module, image: Tensor, texts: list[list[str]]) -> Tensor:
-    """Tokens, SMILE's loss, and the negative log-likelihood at each temperature, summed."""
+    """Sums over a batch: tokens, SMILE loss, and negative log-likelihood at each temperature."""
     logits, labels = captioner.predictions(image, texts)
     losses = [smile_loss(logits, labels, reduction="sum")]
     losses += [mle_loss(logits / t, labels, reduction="sum") for t in TEMPERATURES]
@@ -60,9 +63,10 @@ def _sums(captioner: nn.Module, image: Tensor, texts: list[list[str]]) -> Tensor
 
 
 def lowest(temperatures: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
-    """The minimum of the parabola through the lowest value and its neighbours, in log T.
+    """The minimum (temperature, value), interpolated by a parabola in log T.
 
-    The temperature divides logits (Guo et al. 2017, arXiv 1706.04599).
+    The parabola goes through the lowest value and its neighbours. The temperature divides logits
+    (Guo et al. 2017, arXiv 1706.04599).
     """
     middle = min(range(1, len(values) - 1), key=lambda n: values[n])
     before, here, after = values[middle - 1 : middle + 2]
@@ -76,9 +80,9 @@ def lowest(temperatures: Sequence[float], values: Sequence[float]) -> tuple[floa
 def unigram_nll(
     captioner: nn.Module, training: Sequence[Sample], samples: Sequence[Sample], config: Config
 ) -> float:
-    """The mean negative log-likelihood of a unigram model of the training captions.
+    """The mean negative log-likelihood of `samples` under a unigram model of the training captions.
 
-    Counts are smoothed by one.
+    Uses add-one smoothing.
     """
     logprobs = (1 + _counts(captioner, training, config)).log()
     logprobs -= logprobs.logsumexp(0)
@@ -87,7 +91,7 @@ def unigram_nll(
 
 
 def _counts(captioner: nn.Module, samples: Iterable[Sample], config: Config) -> Tensor:
-    """The number of times that each token is a label, float64 (V,)."""
+    """How often each token is a label, float64 (V,)."""
     tokenizer = captioner.tokenizer
     counts = torch.zeros(len(tokenizer), dtype=torch.float64)
     for sample in samples:

@@ -10,8 +10,11 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, 
 
 
 class Precision:
-    """name: fp32, bf16 or fp16 (float32 weights that autocast casts), or int8, for inference only,
-    which the captioner's copy for inference implements."""
+    """A precision: fp32, bf16, fp16 or int8.
+
+    With bf16 and fp16, weights are float32 and autocast casts them. int8 is only for inference; the
+    captioner's inference copy implements it.
+    """
 
     def __init__(self, name: str, device: torch.device):
         self.device = device
@@ -36,5 +39,5 @@ def check_trains(config: Config) -> None:
     """Raise UserError for a precision without gradients."""
     if config.precision == "int8":
         raise UserError(
-            "precision is int8, which is for inference only; train in fp32, bf16 or fp16"
+            "precision is int8, which is only for inference; train in fp32, bf16 or fp16"
         )

@@ -1,4 +1,4 @@
-"""Reranking: the candidates of each image are generated, scored and sorted."""
+"""Reranking: generates several candidates per image, scores and sorts them."""
 
 import hashlib
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from decoding import DecodingSettings, Generated
 from decoding.guided import encode_noisy
 from decoding.rerank import Reranking, expected_similarity, mutual_information, reranked
 
-MAX_ROWS = 256  # of captions whose likelihoods are computed at once
+MAX_ROWS = 256  # captions whose likelihoods are computed at once
 
 
 class Reranker:
@@ -33,14 +33,14 @@ class Reranker:
         self.scorer = load(SCORERS[reranking.rerank])(captioner, reranking, device)
 
     def generate_details(self, image: Images, settings: DecodingSettings) -> Generated:
-        """The `num_return` best candidates of each image, with their `rerank_scores`."""
+        """The best candidates of each image, with their `rerank_scores`."""
         return self.generate_from(image, self.captioner.encode(image), settings)
 
     @torch.inference_mode()
     def generate_from(self, image: Images, encoded: Any, settings: DecodingSettings) -> Generated:
-        """`generate_details` of images that are encoded already."""
+        """Like `generate_details`, for images that are already encoded."""
         if not isinstance(image, Tensor):
-            raise UserError("rerank needs a captioner that this project decodes; unset it")
+            raise UserError("rerank is not supported by this captioner; unset it")
         seeds = None
         if self.reranking.candidates == "samples":
             seeds = image_seeds(image, self.reranking.seed)
@@ -50,7 +50,7 @@ class Reranker:
             encode_noisy(self.captioner, image, settings),
         )
         scores = self.scorer(image, encoded, candidates)
-        return reranked(candidates, scores.to(candidates.scores.device), settings.num_return)
+        return reranked(candidates, scores.to(candidates.scores.device), self.reranking.num_return)
 
 
 def image_seeds(image: Tensor, seed: int) -> tuple[int, ...]:
@@ -88,7 +88,10 @@ class MutualInformation:
 
 
 class Judge(MutualInformation):
-    """The same of another captioner, with the same vocabulary and prompt. Raises UserError."""
+    """Like `MutualInformation`, computed by another captioner. Raises UserError.
+
+    The judge needs the same vocabulary and prompt as the captioner.
+    """
 
     def __init__(self, captioner: nn.Module, reranking: Reranking, device: torch.device):
         super().__init__(captioner, reranking, device)
@@ -103,7 +106,7 @@ class Judge(MutualInformation):
 
 
 class MinimumBayesRisk:
-    """The mean CIDEr-D of a candidate with the others, n-grams having equal weights."""
+    """The mean CIDEr-D of a candidate and the other candidates, with equal weights of n-grams."""
 
     def __init__(self, captioner: nn.Module, reranking: Reranking, device: torch.device):
         from captioning.rewards.cider import similarities
@@ -116,9 +119,9 @@ class MinimumBayesRisk:
 
 
 class ClipScorer:
-    """The cosine of CLIP's vectors of image and caption, which CLIPScore is proportional to.
+    """The cosine of CLIP's vectors of image and caption. CLIPScore is proportional to it.
 
-    CLIP gets the captioner's image, resized.
+    CLIP gets the captioner's preprocessed image, resized.
     """
 
     def __init__(self, captioner: nn.Module, reranking: Reranking, device: torch.device):
@@ -134,19 +137,33 @@ class ClipScorer:
         return (captions * images.unsqueeze(1)).sum(-1)
 
 
-# Each is built with the captioner, the `Reranking` and the device, and called with the images,
-# their encoding and the candidates; it returns a score of each candidate, (B, k).
+class ImageTextMatching:
+    """The probability by BLIP's filter that image and caption match.
+
+    The filter gets the captioner's image, resized.
+    """
+
+    def __init__(self, captioner: nn.Module, reranking: Reranking, device: torch.device):
+        self.itm = _itm(reranking.model, device)
+
+    def __call__(self, image: Tensor, encoded: Any, candidates: Generated) -> Tensor:
+        with torch.autocast(self.itm.device.type, enabled=False):
+            return self.itm.scores(image, candidates.captions)
+
+
+# A scorer is built from the captioner, the `Reranking` and the device. It is called with the
+# images, their encoding and the candidates, and returns scores of the candidates (B, k).
 SCORERS = {
     "mmi": f"{__name__}:MutualInformation",
     "mbr": f"{__name__}:MinimumBayesRisk",
     "clip": f"{__name__}:ClipScorer",
-    "itm": f"{__name__}:ItmScorer",
+    "itm": f"{__name__}:ImageTextMatching",
     "judge": f"{__name__}:Judge",
 }
 
 
 def resized(image: Tensor, size: int) -> Tensor:
-    """Normalised images (B, 3, S, S) -> (B, 3, size, size)."""
+    """Resize normalised images (B, 3, S, S) to (B, 3, size, size)."""
     if image.size(-1) == size:
         return image
     return F.interpolate(image, (size, size), mode="bicubic", antialias=True)
@@ -159,6 +176,13 @@ def _judge(checkpoint: str, device: torch.device) -> tuple[Config, nn.Module]:
 
 
 @lru_cache(maxsize=1)
+def _itm(file: str, device: torch.device) -> Any:
+    from captioning.metrics.itm_model import ItmScorer
+
+    return ItmScorer(file, device)
+
+
+@lru_cache(maxsize=1)
 def _clip(source: str, device: torch.device) -> Any:
     from captioning.metrics.clip import Clip
 
@@ -168,13 +192,13 @@ def _clip(source: str, device: torch.device) -> Any:
 def _check_vocabulary(captioner: nn.Module, judge: nn.Module, name: str) -> None:
     if tokens_of(captioner) != tokens_of(judge):
         raise UserError(
-            f"rerank_judge: {name} has another vocabulary than the captioner: name a judge that "
-            "was trained with the same tokenizer"
+            f"rerank_judge: {name} has another vocabulary than the captioner: use a judge that was "
+            "trained with the same tokenizer"
         )
     if captioner.prompt_ids.tolist() != judge.prompt_ids.tolist():
         raise UserError(
             f"rerank_judge: {name} has the prompt {judge.prompt!r}, the captioner "
-            f"{captioner.prompt!r}: name a judge with the same prompt"
+            f"{captioner.prompt!r}: use a judge with the same prompt"
         )
 
 

@@ -1,6 +1,5 @@
-"""A caption scored word by word: the probability of each word, and its attention map."""
+"""Scores a caption word by word: the probability and the attention map of each word."""
 
-import dataclasses
 import math
 from typing import Any, NamedTuple, Optional
 
@@ -18,13 +17,16 @@ END = "(end)"
 
 
 class ScoredCaption(NamedTuple):
-    """A caption and its words, END after the last where the caption ended.
+    """A scored caption.
 
-    score, own_score: see `decoding.Generated`. probabilities: float64 (words,), of each word given
-    those before it; of a word of several pieces the product. attention_map: float (words, G, G),
-    each sums to 1, of the step that generated the word, of several pieces the mean; None for a
-    captioner that has no attention to the image. candidates: of reranking, as `scored_lists`
-    returns them, else empty.
+    - words: the caption's words; the last is END if the caption has an end token
+    - score, own_score: see `decoding.Generated`
+    - probabilities: float64 (words,), of each word given the previous words. For a word of several
+      pieces, the product over its pieces
+    - attention_map: float (words, G, G); each map sums to 1. It is from the step that generated the
+      word; for a word of several pieces, the mean over its steps. None if the captioner has no
+      attention to the image
+    - candidates: the candidates of reranking, see `scored_lists`; else empty
     """
 
     caption: str
@@ -43,10 +45,10 @@ def scored_captions(
     settings: DecodingSettings,
     reranker: Optional[Reranker] = None,
 ) -> list[ScoredCaption]:
-    """The best caption of each image of a batch, scored.
+    """Generate and score the best caption of each image of a batch.
 
-    Probabilities are without temperature, nucleus and penalties. Raises ValueError as decoding
-    does.
+    The probabilities do not include temperature, nucleus or penalties. Raises the ValueErrors of
+    decoding.
     """
     encoded = captioner.encode(images)
     if reranker is None:
@@ -54,8 +56,7 @@ def scored_captions(
         found = captioner.generate_from(encoded, settings, other)
         candidates: list[list[dict[str, Any]]] = [[] for _ in found.captions]
     else:
-        every = dataclasses.replace(settings, num_return=reranker.reranking.num_candidates)
-        found = reranker.generate_from(images, encoded, every)
+        found = reranker.generate_from(images, encoded, settings)
         candidates = scored_lists(found)
     return [
         _scored(
@@ -80,9 +81,9 @@ def _scored(
     own_score: Optional[float],
     candidates: list[dict[str, Any]],
 ) -> ScoredCaption:
-    """encoded: of one image. ids: (n,), of its caption, padded."""
+    """Score one caption. encoded: one encoded image. ids: (n,), the caption's ids with padding."""
     prompt, own = ids.tensor_split([len(captioner.prompt_ids)])
-    # Without padding after the end; a [PAD] that was generated before it stays. -1 is no token.
+    # Drops padding after the end. A [PAD] generated before the end stays. -1 is not a token.
     own = own[until_end(own, captioner.tokenizer.end) & (own >= 0)]  # (n - p,)
     logits, attention_map = captioner.score_tokens(encoded, torch.cat([prompt, own]))
     logprobs = logits.double().log_softmax(-1).gather(1, own.unsqueeze(1)).squeeze(1)
@@ -109,9 +110,10 @@ def attention_map(captioner: nn.Module, image: Images, settings: DecodingSetting
 
 
 def whole_words(tokenizer, ids: Tensor) -> tuple[list[str], list[list[int]]]:
-    """The words of ids (n,), pieces (##s) joined to the word before, and the positions of each.
+    """The words of ids (n,), and the positions of each word's pieces.
 
-    A piece at the beginning is a word, as it is under first-token shifting.
+    Pieces (##s) are joined to the previous word. A piece at the beginning is a word of its own, as
+    with first-token shifting.
     """
     words: list[str] = []
     places: list[list[int]] = []

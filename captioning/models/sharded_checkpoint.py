@@ -1,7 +1,7 @@
-"""A sharded checkpoint, to which every process writes its shards by torch.distributed.checkpoint.
+"""Sharded checkpoints: each process writes its shards with torch.distributed.checkpoint.
 
-It is a folder, see `BLIP.weights.sharded_checkpoint`, that gets its name when it is complete and on
-disk.
+A sharded checkpoint is a folder, see `BLIP.weights.sharded_checkpoint`. The folder gets its final
+name when it is complete and synced.
 """
 
 from collections.abc import Mapping
@@ -27,11 +27,12 @@ from captioning.runtime.errors import UserError, one_line
 
 
 def save_sharded(rest: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write the folder `path`, its manifest first; all ranks. Raises UserError on all.
+    """Write the folder `path`, its manifest first. A collective. Raises UserError on all ranks.
 
-    rest: written by rank 0. tensors: by name, sharded or the same on every rank.
+    rest: content without tensors, written by rank 0. tensors: {name: tensor}, sharded or the same
+    on all ranks.
     """
-    temporary = path.with_name(f".{path.name}{SUFFIX}")  # on all ranks the same
+    temporary = path.with_name(f".{path.name}{SUFFIX}")  # the same name on all ranks
 
     def begin() -> None:
         with user_errors(path):
@@ -53,7 +54,7 @@ def save_sharded(rest: Mapping[str, Any], tensors: Mapping[str, Tensor], path: P
     def end() -> None:
         for problem, of_rank in written:
             if problem is not None:
-                with suppress(OSError):  # free a full disk
+                with suppress(OSError):  # frees space if the disk is full
                     remove(temporary)
                 raise UserError(f"cannot write {path}: {problem}")
             files.update(of_rank)
@@ -70,7 +71,7 @@ def save_sharded(rest: Mapping[str, Any], tensors: Mapping[str, Tensor], path: P
 
 
 def _write(tensors: Mapping[str, Tensor], folder: Path) -> Optional[str]:
-    """Write this rank's shards; the reason why a rank could not, or None."""
+    """Write this rank's shards. Returns why a rank could not write, or None."""
     import torch.distributed.checkpoint as dcp
 
     writer = dcp.FileSystemWriter(str(folder), sync_files=True)

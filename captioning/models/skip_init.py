@@ -1,7 +1,7 @@
-"""Build a model without initialising its weights, because a checkpoint fills them.
+"""Builds a model without initialising its weights, because a checkpoint fills them.
 
-`torch.nn.utils.skip_init` builds one module whose class takes a `device`, and leaves its buffers
-empty too. A captioner is built by several libraries, and computes buffers as it is built.
+`torch.nn.utils.skip_init` is not used. It builds a single module, the class must accept a `device`,
+and buffers stay empty, too. Captioners are built by several libraries and compute buffers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,15 +13,15 @@ from torch.overrides import TorchFunctionMode
 _INIT = ("uniform_", "normal_", "trunc_normal_", "orthogonal_", "sparse_")
 _INIT += ("xavier_uniform_", "xavier_normal_", "kaiming_uniform_", "kaiming_normal_")
 RANDOM = {getattr(nn.init, name) for name in _INIT} | {Tensor.uniform_, Tensor.normal_}
-# trunc_normal_ calls these on a parameter after it has sampled it.
+# trunc_normal_ calls these functions on a parameter after sampling it.
 FOLLOWING = {Tensor.erfinv_, Tensor.mul_, Tensor.add_, Tensor.clamp_}
 
 
 class SkipInit(TorchFunctionMode):
-    """Within it, random initialisation changes neither weights nor torch's generator.
+    """Within this context, random initialisation changes neither weights nor torch's generator.
 
-    For BLIP-base, of 224 million weights, initialisation takes longer than reading a checkpoint.
-    The caller must load every weight.
+    For BLIP-base with 224 million weights, initialisation takes longer than reading a checkpoint.
+    The caller must load all weights.
     """
 
     def __torch_function__(

@@ -1,1 +1,1 @@
-"""One page that compares finished runs: scores, figures, captions, and what each token costs."""
+"""A page that compares finished runs: scores, figures, captions, and the loss of each token."""

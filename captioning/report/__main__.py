@@ -41,15 +41,15 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def default_output(runs: Sequence[Path]) -> Path:
-    """report.html in the folder that holds all runs, or in the folder of a single run.
+    """report.html in the folder that contains all runs, or in the folder of a single run.
 
-    It is in the current folder for runs that have only the root in common.
+    For runs with only the root directory in common, it is in the current folder.
     """
     if len(runs) == 1:
         return runs[0] / "report.html"
     try:
         above = Path(os.path.commonpath([run.absolute().parent for run in runs]))
-    except ValueError:  # on different drives
+    except ValueError:  # runs on different drives
         return Path("report.html")
     return Path("report.html") if above == Path(above.anchor) else above / "report.html"
 

@@ -1,4 +1,4 @@
-"""The comparison of a report: the runs, the people, and the images that all captioned."""
+"""The content of a report: the runs, the human captions, and the images that all runs captioned."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,20 +23,25 @@ HUMANS = "Humans"
 
 
 class Row(NamedTuple):
-    """A row of the comparison: people or a run."""
+    """A row of the comparison: human captions or a run."""
 
     label: str
-    kind: str  # "humans" or a run's
+    kind: str  # "humans", or the kind of a run
     captions: Captions
     metrics: dict[str, Estimate]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """image_ids: the images that every run captioned; samples, references: of these, in the split's
-    order, both empty where the data set cannot be read; captioned: the number of images that every
-    run captioned; whole_split: whether these are the split; missing: a sentence for each thing that
-    is missing."""
+    """The runs of a report and the data they share.
+
+    - image_ids: the images that all runs captioned
+    - samples, references: of these images, in the split's order; empty if the data set cannot be
+      read
+    - captioned: the number of images that all runs captioned
+    - whole_split: whether all images of the split were captioned
+    - missing: one sentence for each missing part of the report
+    """
 
     split: str
     runs: list[Run]
@@ -51,12 +56,12 @@ class Comparison:
 
     @property
     def has_other_captions(self) -> bool:
-        """Whether there are references left for a held-out caption."""
+        """Whether images have further references besides the held-out caption."""
         return any(len(group) > 1 for group in self.references.values())
 
     @property
     def rows(self) -> list[Row]:
-        """The people, where there are any, then the runs in the order given."""
+        """The human captions, if any, then the runs in the order given."""
         runs = [Row(run.label, run.kind, run.captions, run.metrics) for run in self.runs]
         return [self.human, *runs] if self.human else runs
 
@@ -66,13 +71,13 @@ class Comparison:
 
 
 def compare(folders: Sequence[Path], split: str = "test") -> Comparison:
-    """Read the runs in `folders` and score the people. Raises UserError for what is no run."""
+    """Read the runs in `folders` and score the human captions. Raises UserError."""
     runs = read_runs(folders, split)
     _refuse_other_data(runs, split)
     captioned = [i for i in runs[0].captions if all(i in run.captions for run in runs)]
     if not captioned:
         raise UserError(
-            f"the runs captioned no image in common on split {split}: compare runs of one data set"
+            f"no image of split {split} was captioned by all runs: compare runs of one data set"
         )
     count = len(captioned)
     missing = list(_gaps(runs, count))
@@ -93,7 +98,7 @@ def compare(folders: Sequence[Path], split: str = "test") -> Comparison:
     if len(samples) < count:
         missing.append(
             f"The data set has only {len(samples)} of the {count} captioned images; the examples "
-            "and the human captions are of these, the runs' scores of all."
+            "and the human captions are from these, the runs' scores from all images."
         )
     if len(samples) < size:
         missing.append(f"Only {len(samples)} of the split's {size} images were captioned.")
@@ -106,14 +111,16 @@ def compare(folders: Sequence[Path], split: str = "test") -> Comparison:
         if facts:
             scenes = read_scenes(Path(FactsOptions.from_config(facts)["facts_file"]))
     except UserError as error:
-        missing.append(f"What the images show could not be read, so no word is marked: {error}.")
+        missing.append(
+            f"The contents of the images could not be read, so no word is marked: {error}."
+        )
     whole = len(samples) == size == count
     ids = list(samples)
     return Comparison(split, runs, ids, samples, texts, human, scenes, missing, count, whole)
 
 
 def _refuse_other_data(runs: Sequence[Run], split: str) -> None:
-    """Raise UserError for a run that was scored on other data than the first."""
+    """Raise UserError if a run was scored on other data than the first run."""
 
     def data_of(run: Run) -> dict[str, str]:
         config = run.scored_with
@@ -136,7 +143,7 @@ def _refuse_other_data(runs: Sequence[Run], split: str) -> None:
 
 
 def _gaps(runs: list[Run], captioned: int) -> Iterator[str]:
-    """A sentence for each run with other images than the others, or without scores."""
+    """A sentence for each run that captioned more images than the others, or has no scores."""
     for run in runs:
         if more := len(run.captions) - captioned:
             yield (
@@ -148,9 +155,9 @@ def _gaps(runs: list[Run], captioned: int) -> Iterator[str]:
 
 
 def held_out(references: Mapping[ImageId, Sequence[str]]) -> tuple[Captions, References]:
-    """One caption of each image, and the other captions of images with several.
+    """Hold out one caption of each image; return the held-out captions and the others.
 
-    Image i gives up caption i mod k of its k, so that all annotators are held out in turn.
+    Of image i with k captions, caption i mod k is held out, so that each annotator gets a turn.
     """
     captions: Captions = {}
     others: References = {}
@@ -165,11 +172,13 @@ def held_out(references: Mapping[ImageId, Sequence[str]]) -> tuple[Captions, Ref
 def _human_row(
     texts: References, samples: Iterable[Sample], runs: list[Run], missing: list[str]
 ) -> Row:
-    """The held-out captions with the metrics that the runs have."""
+    """The row of the held-out captions, with the metrics that the runs have."""
     captions, others = held_out(texts)
     alone = not others
     if alone:
-        missing.append("Each image has one human caption, so people are not scored by references.")
+        missing.append(
+            "Each image has only one human caption, so it has no references to score it."
+        )
         others = {image_id: [caption] for image_id, caption in captions.items()}
     wanted = {name for run in runs for name in run.metrics}
     settings = metric_settings(runs[0].scored_with, samples, "cpu")
@@ -180,7 +189,7 @@ def _human_row(
         names = wanted.intersection(metric.name for metric in metrics)
         if kind.costly or not names:
             continue
-        # With the options of the run that has most of its metrics.
+        # Uses the options of the run with most metrics.
         run = max(
             (run for run in runs if name in run.scored_with.metrics),
             key=lambda run: len(names & run.metrics.keys()),
@@ -188,12 +197,12 @@ def _human_row(
         try:
             built += build_evaluators([name], settings, **options_of([name], run.scored_with))
         except UserError as error:
-            missing.append(f"People could not be scored: {error}.")
+            missing.append(f"Human captions could not be scored: {error}.")
     scores = score({image_id: captions[image_id] for image_id in others}, others, built)
-    if alone:  # a caption would be scored against itself
+    if alone:  # otherwise a caption would be scored against itself
         wanted -= {name for name in wanted if metric_of(name).references}
     skipped = sorted(wanted.intersection(scores.skipped))
     for reason in dict.fromkeys(scores.skipped[name] for name in skipped):
-        missing.append(f"Not all scores of people could be computed: {reason}.")
+        missing.append(f"Not all scores of human captions could be computed: {reason}.")
     metrics = {name: estimate for name, estimate in scores.metrics.items() if name in wanted}
     return Row(HUMANS, "humans", captions, metrics)

@@ -1,4 +1,4 @@
-"""The scores of people and runs side by side, for the page and for the terminal."""
+"""The table of human and runs' scores, for the page and for the terminal."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Optional
@@ -9,7 +9,7 @@ from captioning.metrics.registry import METRICS, metric_of
 from captioning.metrics.score_table import align
 from captioning.report.comparison import Comparison, Row
 
-# The first columns of the comparison; other metrics that have a `report` follow.
+# The first columns of the comparison. Other metrics with a `report` follow.
 FIRST = (
     *("cap_len", "true_facts", "wrong_facts", "CHAIRs", "CHAIRi", "object_recall"),
     *("scene_R@1", "scene_R@5", "R@1", "R@5", "lex_div", "loops"),
@@ -18,7 +18,7 @@ FIRST = (
 
 
 class Column(NamedTuple):
-    """A metric as the report shows it: its value times `factor`, to so many decimals."""
+    """A metric as the report shows it: its value times `factor`, with `decimals` decimals."""
 
     metric: str
     title: str
@@ -44,19 +44,19 @@ class Cell(NamedTuple):
 
 
 class Table(NamedTuple):
-    """columns, and (label, kind, cells) of each row; a cell is None where there is no value."""
+    """columns, and rows of (label, kind, cells). A cell is None if there is no value."""
 
     columns: list[Column]
     rows: list[tuple[str, str, list[Optional[Cell]]]]
 
 
 def table_of(comparison: Comparison) -> Table:
-    """The comparison's columns that any row has a value of."""
+    """The table of the comparison's columns, without columns that have no value."""
     return _table(comparison, columns_of(comparison.rows))
 
 
 def other_metrics(comparison: Comparison) -> Table:
-    """Every metric that `table_of` leaves out, to 3 decimals."""
+    """The metrics that `table_of` leaves out, with 3 decimals."""
     names = dict.fromkeys(name for row in comparison.rows for name in row.metrics)
     metrics = map(metric_of, names)
     shown = Shown("", decimals=3)
@@ -64,7 +64,7 @@ def other_metrics(comparison: Comparison) -> Table:
 
 
 def comparison_table(comparison: Comparison) -> str:
-    """The table for a terminal: a line for each metric, a column for the people and each run."""
+    """The table for a terminal: a line per metric; columns for human captions and each run."""
     rows = comparison.rows
     lines = [["", *(row.label for row in rows)]]
     lines += [[c.heading, *(shown_value(c, row) for row in rows)] for c in columns_of(rows)]
@@ -72,20 +72,20 @@ def comparison_table(comparison: Comparison) -> str:
 
 
 def in_markdown(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """A table of lines, each a label and as many values as there are headings."""
+    """A Markdown table. lines: each line has a label and a value for each heading."""
     table = [["", *headings], ["---", *("---:" for _ in headings)], *lines]
     return "".join(f"| {' | '.join(line)} |\n" for line in table)
 
 
 def columns_of(rows: Iterable[Row]) -> list[Column]:
-    """The comparison's columns that any of the rows has a value of."""
+    """The comparison's columns for which at least one row has a value."""
     present = {name for row in rows for name in row.metrics}
     names = [name for name in dict.fromkeys((*FIRST, *METRICS)) if name in present]
     return [Column.of(m, m.report) for m in map(metric_of, names) if m.report]
 
 
 def shown_value(column: Column, row: Row) -> str:
-    """The value with its interval, "5.40 (5.14-5.66)", or "-" where there is none."""
+    """The value with its interval, such as "5.40 (5.14-5.66)"; "-" without a value."""
     cell = _cell(column, row.metrics.get(column.metric))
     if cell is None:
         return "-"

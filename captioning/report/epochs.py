@@ -1,4 +1,4 @@
-"""Which epoch of each run was selected, and the validation scores of all epochs."""
+"""The selected epoch of each run, and the validation scores of all epochs."""
 
 from collections.abc import Iterable, Iterator
 from operator import itemgetter
@@ -10,8 +10,12 @@ from captioning.training.selection import in_words, shown_metrics
 
 
 class Selected(NamedTuple):
-    """words: the epoch, and how it was selected. lines: for the value that selected it, if any, and
-    for each metric: title and (epoch from 1 on, value, selected) of each validation."""
+    """The selected epoch of a run.
+
+    words: the epoch and how it was selected. lines: (title, cells) of the value that selected the
+    epoch, if any, and of each metric. cells: (epoch counted from 1, value, whether selected) of
+    each validation.
+    """
 
     run: Run
     words: str
@@ -19,7 +23,7 @@ class Selected(NamedTuple):
 
 
 def selected_epochs(runs: Iterable[Run]) -> Iterator[Selected]:
-    """For the runs that recorded it."""
+    """The selected epoch of each run that recorded one."""
     for run in runs:
         if run.selected is None:
             continue
@@ -35,7 +39,7 @@ def _of_metric(name: str) -> Callable[[dict[str, Any]], Optional[float]]:
 
 
 def _cells(run: Run, like: str, value_of: Callable) -> list[tuple[int, str, bool]]:
-    """like: the metric whose number of decimals is used."""
+    """The cells of a line. like: a metric; the values get its number of decimals."""
     cells = []
     for each in run.selected["epochs"]:
         value = value_of(each)

@@ -1,4 +1,4 @@
-"""Figures as SVG for the page: curves and lengths, with one style for each objective."""
+"""The page's figures as SVG: curves and lengths, with one style per objective."""
 
 import io
 import itertools
@@ -19,24 +19,24 @@ from captioning.report.runs import Run
 from captioning.training.run_log import CURVES
 from smile import OBJECTIVES
 
-WIDTH, HEIGHT = 4.3, 3.2  # inches, about the width of a phone
+WIDTH, HEIGHT = 4.3, 3.2  # inches; about as wide as a phone
 INK, FAINT = "#1c2733", "#c9d1d9"
 
 
 class Style(NamedTuple):
-    """How figures draw a row of the comparison, distinct without colour too."""
+    """How figures draw a row of the comparison. Styles also differ without colour."""
 
     colour: str
     marker: str
     dashes: str
 
 
-# Validation scores by epoch, with their labels; of each group the first that was logged is drawn.
+# Groups of validation scores with their labels. The first logged score of each group is drawn.
 VALIDATION = (
     {"CIDEr": "CIDEr", "Bleu_4": "BLEU-4"},
     {"true_facts": "true facts a caption", "cap_len": "words a caption"},
 )
-# Okabe and Ito's colours, which colour-blind people tell apart.
+# Colours by Okabe and Ito, which colour-blind people can distinguish.
 STYLES = {
     "humans": Style("#4a4f57", "D", "-"),
     "mle": Style("#0072b2", "o", "-"),
@@ -46,7 +46,7 @@ STYLES = {
     "reverse": Style("#8a6d00", "P", ":"),
     "weights": Style("#5b4bb5", "X", "-"),
 }
-# For other objectives, and for further runs of one kind.
+# Styles for other objectives, and for further runs with the same objective.
 SPARE = (
     Style("#3d87c4", "<", ":"),
     Style("#7d2a56", ">", "--"),
@@ -61,11 +61,11 @@ SPARE = (
 )
 
 _LOOK = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib; written as outlines
+    "font.family": "DejaVu Sans",  # part of matplotlib; saved as outlines
     "font.size": 9.5,
     "svg.fonttype": "path",
     "svg.hashsalt": "report",
-    "text.parse_math": False,  # a folder's name may hold a dollar sign
+    "text.parse_math": False,  # folder names may contain dollar signs
     **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
     **dict.fromkeys(("axes.linewidth", "grid.linewidth"), 0.8),
     **dict.fromkeys(("xtick.major.width", "ytick.major.width"), 0.8),
@@ -84,12 +84,12 @@ _LOOK = {
 
 
 def look():
-    """The context in which every figure is made."""
+    """The matplotlib context for all figures."""
     return matplotlib.rc_context(_LOOK)
 
 
 def styles(kinds: Sequence[str]) -> list[Style]:
-    """A style for each row, each once while there are spare ones."""
+    """A style for each row. Styles repeat only after all spare styles are used."""
     spare, found = itertools.cycle(SPARE), []
     for index, kind in enumerate(kinds):
         known = kind in STYLES and kind not in kinds[:index]
@@ -108,7 +108,7 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def svg(figure: Figure, name: str, description: str) -> Markup:
-    """The figure as an <svg> element; `name` is a prefix that makes its ids unique in the page."""
+    """The figure as an <svg> element. name: a prefix that makes its ids unique in the page."""
     buffer = io.StringIO()
     with look():
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
@@ -130,7 +130,7 @@ class Curve(NamedTuple):
 
 
 def curves(runs: Sequence[Run]) -> Iterator[tuple[str, Markup]]:
-    """(title, figure) of each objective's loss by step, of sampled captions, and of validations."""
+    """Yield (title, figure) of each objective's loss, of sampled captions, and of validations."""
     of_steps = {part: (f"{title_of(part)} loss in training", "nats a token") for part in OBJECTIVES}
     for part, (title, label) in {**of_steps, **CURVES}.items():
         lines = [line for line in _lines(runs, "step", part) if len(line.x) > 1]
@@ -155,7 +155,7 @@ def curves(runs: Sequence[Run]) -> Iterator[tuple[str, Markup]]:
 def _lines(runs: Sequence[Run], event: str, name: str) -> list[Curve]:
     found = []
     for run, style in zip(runs, styles([run.kind for run in runs])):
-        # A resumed run has logged some steps twice; the last time counts.
+        # A resumed run has logged some steps twice. The last entry counts.
         points = {e["step"]: e[name] for e in run.log if e.get("event") == event and name in e}
         if points:
             x, y = zip(*sorted(points.items()))
@@ -164,7 +164,7 @@ def _lines(runs: Sequence[Run], event: str, name: str) -> list[Curve]:
 
 
 def smoothed(values: np.ndarray) -> np.ndarray:
-    """The mean of a window around each value, a fifteenth of all values wide, less at the ends."""
+    """Moving average. The window has 1/15 of the values, and is narrower at both ends."""
     reach = -(-len(values) // 30)
     sums = np.concatenate([[0.0], np.cumsum(values)])
     first = np.maximum(np.arange(len(values)) - reach, 0)
@@ -192,9 +192,9 @@ def _draw(lines: list[Curve], name: str, title: str, across: str, up: str, smoot
 
 
 def length_histogram(groups: Sequence[tuple[str, str, Iterable[str]]]) -> Markup:
-    """A figure of (label, kind, captions) groups, one below the other on one scale."""
+    """A figure of (label, kind, captions) groups, below each other with the same scale."""
     lengths = [np.array([words(caption) for caption in captions]) for _, _, captions in groups]
-    # The 99th percentile; longer captions are counted there.
+    # The axis ends at the 99th percentile. Longer captions are counted in the last bin.
     longest = max(1, *(np.quantile(group, 0.99, method="inverted_cdf") for group in lengths))
     described = []
     with look():

@@ -24,7 +24,7 @@ EXAMPLES = 8
 
 _templates = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent),
-    autoescape=True,  # captions can hold anything
+    autoescape=True,  # captions can contain anything
     trim_blocks=True,
     lstrip_blocks=True,
     undefined=jinja2.StrictUndefined,
@@ -32,7 +32,7 @@ _templates = jinja2.Environment(
 
 
 def write_report(comparison: Comparison, output: Path, note: Optional[str] = None) -> None:
-    """Write the page of a comparison; note: a sentence for its top. Raises UserError."""
+    """Write the page of a comparison. note: a sentence at the top. Raises UserError."""
     write_text(render(comparison, note), Path(output))
 
 
@@ -63,7 +63,7 @@ def render(comparison: Comparison, note: Optional[str] = None) -> str:
 
 
 def example_lines(comparison: Comparison) -> str:
-    """The first example for a terminal: the image's file, and a caption on each line."""
+    """The first example for a terminal: the image's file, then one caption per line."""
     image_id = _evenly_spaced(comparison.image_ids)[0]
     width = max(len(row.label) for row in comparison.rows)
     captions = [f"  {row.label:<{width}}  {row.captions[image_id]}" for row in comparison.rows]
@@ -71,13 +71,13 @@ def example_lines(comparison: Comparison) -> str:
 
 
 def _evenly_spaced(ids: Sequence[ImageId]) -> list[ImageId]:
-    """EXAMPLES of them at even distances, not chosen by their captions."""
+    """EXAMPLES of the ids at equal distances. Captions do not influence the choice."""
     count = min(EXAMPLES, len(ids))
     return [ids[(2 * i + 1) * len(ids) // (2 * count)] for i in range(count)]
 
 
 def _example(comparison: Comparison, image_id: ImageId) -> dict[str, Any]:
-    """captions: (label, words) in the order of the rows; words: (text, true of the image)."""
+    """An example's values: its captions are (label, words) per row; words are (text, is true)."""
     scene = comparison.scenes.get(image_id)
     captions = []
     for row in comparison.rows:
@@ -88,7 +88,7 @@ def _example(comparison: Comparison, image_id: ImageId) -> dict[str, Any]:
 
 
 def _length_groups(comparison: Comparison) -> list[tuple[str, str, list[str]]]:
-    """All human captions, not only those held out, and those of each run."""
+    """The captions of each row. For humans: all captions, not only the held-out ones."""
     groups = [(run.label, run.kind, list(run.captions.values())) for run in comparison.runs]
     if comparison.human is None:
         return groups
@@ -97,7 +97,7 @@ def _length_groups(comparison: Comparison) -> list[tuple[str, str, list[str]]]:
 
 
 def _skipped(comparison: Comparison) -> list[tuple[str, str, str]]:
-    """(metrics, runs, why) for what could not be computed, grouped by reason."""
+    """(metrics, runs, reason) of metrics that could not be computed, grouped by reason."""
     found: dict[tuple[str, str], list[str]] = {}
     for name in dict.fromkeys(name for run in comparison.runs for name in run.skipped):
         of = [run for run in comparison.runs if name in run.skipped]
@@ -108,7 +108,7 @@ def _skipped(comparison: Comparison) -> list[tuple[str, str, str]]:
 
 
 def _tokens(comparison: Comparison) -> dict[str, Any]:
-    """The template's values for the tokens: the picture, or why there is none."""
+    """The template's values for the section on tokens: the picture, or why there is none."""
     try:
         found = token_picture(comparison)
     except UserError as error:

@@ -1,4 +1,4 @@
-"""An image embedded in a page, without a file beside it."""
+"""Images embedded in a page, so that the page needs no other files."""
 
 import base64
 import io
@@ -10,19 +10,19 @@ from PIL import Image
 from captioning.data import load_image
 from captioning.runtime.errors import UserError
 
-WIDEST = 320  # pixels of an image in the report
-SMALL = 160  # an image of at most this size is shown enlarged, with hard pixels
+WIDEST = 320  # maximum size in pixels of an image in the report
+SMALL = 160  # images up to this size are enlarged without smoothing
 
 
 class Picture(NamedTuple):
-    """An image in the page: a data: URI, and whether it is drawn with hard pixels."""
+    """An image in the page. source: a data: URI. pixelated: whether to enlarge it unsmoothed."""
 
     source: str
     pixelated: bool
 
 
 def picture(path: Optional[Path]) -> Optional[Picture]:
-    """The image file, scaled down for a page; None where it cannot be read."""
+    """An image file, scaled down for a page; None if it cannot be read."""
     try:
         return embedded(load_image(path)) if path else None
     except UserError:
@@ -30,7 +30,7 @@ def picture(path: Optional[Path]) -> Optional[Picture]:
 
 
 def embedded(image: Image.Image, widest: int = WIDEST) -> Picture:
-    """The RGB image, at most `widest` pixels wide and high."""
+    """An RGB image, scaled down to at most `widest` pixels in width and height."""
     small = max(image.size) <= SMALL
     shown = image.copy()
     shown.thumbnail((widest, widest), Image.Resampling.LANCZOS)
@@ -40,7 +40,7 @@ def embedded(image: Image.Image, widest: int = WIDEST) -> Picture:
 
 
 def data_uri(image: Image.Image, kind: str, **settings) -> str:
-    """The image in a format of Pillow, as a data: URI."""
+    """An image as a data: URI. kind: a format of Pillow."""
     buffer = io.BytesIO()
     image.save(buffer, kind, **settings)
     data = base64.b64encode(buffer.getvalue()).decode("ascii")

@@ -36,7 +36,7 @@ class Pair(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A row's place, and its intervals' distances to either side; None without an interval."""
+    """A row's position, and the lengths of its error bars on both sides; None without intervals."""
 
     x: float
     y: float
@@ -45,7 +45,7 @@ class Point(NamedTuple):
     label: str
 
 
-# The first of each that two rows or more have is shown.
+# The choices for each axis. The first metric that at least two rows have is used.
 DESCRIPTIVE = (
     Axis("true_facts", "true facts a caption"),
     Axis("cap_len", "words a caption"),
@@ -57,12 +57,12 @@ ACCURATE = (
     Axis("CLIPScore", "CLIPScore"),
     Axis("CIDEr", "CIDEr"),
 )
-# Of a name from its point, in points; in a tie the first is taken.
+# Possible offsets of a label from its point, in typographic points. Earlier ones win ties.
 OFFSETS = ((9, 8), (9, -8), (-9, 8), (-9, -8), (0, 14), (0, -14), (12, 0), (-12, 0))
 
 
 def plane(rows: list[Row]) -> Optional[Markup]:
-    """The figure, or None where the rows lack the metrics for it."""
+    """The figure; None if the rows lack the metrics."""
     axes = choose_axes(rows)
     if axes is None:
         return None
@@ -84,7 +84,7 @@ def has_both(row: Row, axes: Pair) -> bool:
 
 
 def draw_point(ax: Axes, axes: Pair, row: Row, style: Style, label: str) -> Point:
-    """Draw a row's marker with the intervals of both metrics; `label` is for a legend, if any."""
+    """Draw a row's marker with the intervals of both metrics. label: for a legend, if any."""
     x, x_reach = axes.across.of(row.metrics[axes.across.metric])
     y, y_reach = axes.up.of(row.metrics[axes.up.metric])
     xerr, yerr = (reach and [[end] for end in reach] for reach in (x_reach, y_reach))
@@ -96,7 +96,7 @@ def draw_point(ax: Axes, axes: Pair, row: Row, style: Style, label: str) -> Poin
 
 def name_axes(ax: Axes, axes: Pair) -> None:
     ax.margins(0.22)
-    if axes.up.offset:  # a share of 100: the margin above it has no numbers
+    if axes.up.offset:  # a percentage: no tick labels above 100
         ax.set_yticks([tick for tick in ax.get_yticks() if 0 <= tick <= 100])
     ax.grid()
     ax.set_xlabel(f"{axes.across.label}  →")
@@ -104,13 +104,13 @@ def name_axes(ax: Axes, axes: Pair) -> None:
 
 
 def described(axes: Pair, points: list[Point]) -> str:
-    """The figure in words, as its alternative text."""
+    """A description of the figure in words, for its alt text."""
     places = "; ".join(f"{point.label} at {point.x:.2f}, {point.y:.2f}" for point in points)
     return f"{axes.up.label} against {axes.across.label}: {places}"
 
 
 def choose_axes(rows: list[Row]) -> Optional[Pair]:
-    """The first metrics of either kind that two rows or more have; None where there are none."""
+    """For each axis, the first metric that at least two rows have; None if there is none."""
 
     def shown(choices):
         return next((a for a in choices if sum(a.metric in r.metrics for r in rows) > 1), None)
@@ -122,7 +122,7 @@ def choose_axes(rows: list[Row]) -> Optional[Pair]:
 
 
 def name_points(figure: Figure, ax: Axes, points: list[Point]) -> None:
-    """Write each point's name beside it, where it overlaps least."""
+    """Write each point's label next to it, with as little overlap as possible."""
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     occupied = []

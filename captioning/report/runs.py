@@ -1,4 +1,4 @@
-"""A finished run, read from its folder."""
+"""Reads finished runs from their folders."""
 
 import os
 import re
@@ -19,15 +19,15 @@ from captioning.runtime.errors import UserError
 from captioning.training.run_log import read_log
 from captioning.training.selection import read_record
 
-NOT_A_SETTING = keys_of("machine")  # the page mentions that these are left out
+NOT_A_SETTING = keys_of("machine")  # keys that the page leaves out, as it says
 
 
 @dataclass(frozen=True)
 class Run:
     """A run and its captions of one split.
 
-    label: its unique name in the page; kind: the objective's name, "mixture" for several, "reward",
-    or "weights" for weights that were not trained in this folder.
+    label: unique name in the page. kind: the objective's name, "mixture" for several objectives,
+    "reward", or "weights" for weights that were not trained in this folder.
     """
 
     folder: Path
@@ -37,12 +37,12 @@ class Run:
     scored_with: Config  # of the captions of the split
     captions: Captions
     metrics: dict[str, Estimate]
-    skipped: dict[str, str]  # metrics that could not be computed, and why
+    skipped: dict[str, str]  # {metric: why it could not be computed}
     log: list[dict[str, Any]]
-    training: dict[str, Any]  # run.json: command, versions; empty where there is none
+    training: dict[str, Any]  # run.json: command, versions; empty if there is none
     scoring: dict[str, Any]
     selected: Optional[dict[str, Any]] = None  # the record of `captioning.training.selection`
-    weights: Optional[str] = None  # the captioned weights, where they are not the folder's best
+    weights: Optional[str] = None  # the weights that made the captions, if not the folder's best
 
     @property
     def trained(self) -> bool:
@@ -54,13 +54,13 @@ class Run:
 
     @property
     def checkpoint(self) -> Optional[Path]:
-        """The weights that made the captions, where the file still exists."""
+        """The weights that made the captions, if the file still exists."""
         path = Path(self.weights) if self.weights else self.folder / BEST
         return path if path.exists() else None
 
 
 def read_runs(folders: Sequence[Path], split: str) -> list[Run]:
-    """The runs in `folders`, in order. Raises UserError for a folder that is no run."""
+    """The runs in `folders`, in order. Raises UserError for a folder that is not a run."""
     if not folders:
         raise UserError("no run to report: name one or more run folders")
     folders = [Path(folder) for folder in folders]
@@ -76,13 +76,13 @@ def read_runs(folders: Sequence[Path], split: str) -> list[Run]:
 
 
 def kind_of(config: Config) -> str:
-    """The objective's name, such as "mle", or, where there are several, "mixture"."""
+    """The objective's name, such as "mle", or "mixture" for several objectives."""
     parts = trained_by(config)
     return "reward" if "reward" in parts else "mixture" if len(parts) > 1 else parts[0]
 
 
 def trained_name(config: Config) -> str:
-    """The objective, after the captioner's title where it has one: "LSTM, SMILE"."""
+    """The objective, preceded by the captioner's title if it has one: "LSTM, SMILE"."""
     title = package_of(config.model).title(config)
     return ", ".join(filter(None, (title, training_name(config))))
 
@@ -107,7 +107,7 @@ def _read_run(folder: Path, split: str) -> Run:
         raise UserError(f"{folder}: no such folder: name the output_dir of a run")
     trained = (folder / "config.yaml").exists()
     if not trained and not (result / "config.yaml").exists():
-        raise UserError(f"{folder}: not a run: it holds no config.yaml; name the run's output_dir")
+        raise UserError(f"{folder}: not a run: it has no config.yaml; name the run's output_dir")
     if not results_file.exists():
         raise UserError(
             f"{folder}: no captions of split {split}: make them with python -m captioning.train "
@@ -141,7 +141,7 @@ def _read_run(folder: Path, split: str) -> Run:
 
 
 def _foreign_weights(folder: Path, scored: Config, scoring: dict[str, Any]) -> Optional[str]:
-    """The recorded checkpoint, unless it is the folder's best."""
+    """The recorded checkpoint; None if it is the folder's best."""
     checkpoint = scoring.get("checkpoint")
     if not isinstance(checkpoint, str):
         return None
@@ -152,9 +152,9 @@ def _foreign_weights(folder: Path, scored: Config, scoring: dict[str, Any]) -> O
 
 
 def metrics_of(entries: Any, path: Path) -> dict[str, Estimate]:
-    """The "metrics" of a metrics.json; the interval is optional.
+    """The "metrics" of a metrics.json. Intervals are optional.
 
-    path: the file, for the UserError about an entry of another shape.
+    path: the file, named in the UserError about a malformed entry.
     """
     found = {}
     for name, entry in _object(entries, path).items():
@@ -177,18 +177,18 @@ def _object(value: Any, path: Path) -> dict[str, Any]:
 
 
 def _other_shape(path: Path) -> UserError:
-    return UserError(f"{path}: not as captioning.train writes it: caption and score the run again")
+    return UserError(f"{path}: not in captioning.train's format: caption and score the run again")
 
 
 def refuse_twice(named: Sequence[Any], what: str) -> None:
-    """Raise UserError where one of them is named a second time."""
+    """Raise UserError if something is named twice. what: what the user names."""
     twice = next((each for each in named if named.count(each) > 1), None)
     if twice is not None:
         raise UserError(f"{twice} is named twice: name every {what} once")
 
 
 def distinct(labels: Sequence[str], *places: Sequence[str]) -> list[str]:
-    """The labels; those that occur twice get a place added, from the first list that helps."""
+    """Make labels unique: repeated labels get a place appended, from the first list that helps."""
     for names in places:
         labels = [
             f"{label} ({name})" if labels.count(label) > 1 else label
@@ -198,7 +198,7 @@ def distinct(labels: Sequence[str], *places: Sequence[str]) -> list[str]:
 
 
 def origin(run: Run) -> list[str]:
-    """The recorded commands that trained and scored the run, each once."""
+    """The recorded commands that trained and scored the run, without duplicates."""
     commands = [plain_command(record) for record in (run.training, run.scoring)]
     return list(dict.fromkeys(command for command in commands if command))
 
@@ -211,10 +211,10 @@ def versions(run: Run) -> str:
 
 
 def differing(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """Each setting that differs between the runs, with its value in each.
+    """{setting: its value in each run} of all settings that differ between the runs.
 
-    Settings of generation and scoring are those of the captions. Other settings that the captions
-    were made with differently are under "NAME, in scoring".
+    For generation and scoring, the settings used for the captions count. Other settings that were
+    changed after training appear again as "NAME, in scoring".
     """
     found = {}
     configs = [every_key(run.config) for run in runs]

@@ -1,6 +1,6 @@
 """The loss of each token of one caption under MLE and SMILE, by a trained captioner.
 
-The losses are those of training, without label smoothing and without first-token MLE.
+The losses are the training losses without label smoothing and without first-token MLE.
 """
 
 from typing import NamedTuple, Optional
@@ -18,20 +18,20 @@ from captioning.report.runs import Run
 from captioning.runtime.errors import UserError
 from smile import mle_loss, smile_loss
 
-TOP = 5  # predicted words a token
-QUANTILE, LONGEST = 0.6, 12  # words: longer than most captions, and fits a page
+TOP = 5  # predicted words per token
+QUANTILE, LONGEST = 0.6, 12  # quantile of length and most words: longer than most, fits the page
 
 
 class Prediction(NamedTuple):
-    """own: whether the caption has the word, so that SMILE's softmax includes it."""
+    """A predicted word. own: whether it is in the caption, so that SMILE's softmax includes it."""
 
     word: str
-    probability: float  # of the whole vocabulary
+    probability: float  # over the whole vocabulary
     own: bool
 
 
 class Token(NamedTuple):
-    """A token to be predicted; mle and smile are its losses, in nats."""
+    """A token to be predicted. mle, smile: its losses in nats."""
 
     label: str
     predictions: list[Prediction]  # the likeliest first
@@ -49,9 +49,9 @@ class TokenPicture(NamedTuple):
 
 
 def token_picture(comparison: Comparison) -> TokenPicture:
-    """The tokens of one human caption, for the first run trained with MLE, or else the first run.
+    """The tokens of one human caption, for the first run trained with MLE, else the first run.
 
-    Raises UserError for what is missing.
+    Raises UserError if something is missing.
     """
     image_id, caption = choose_caption(comparison)
     path = comparison.image_path(image_id)
@@ -72,7 +72,7 @@ def token_picture(comparison: Comparison) -> TokenPicture:
 
 
 def choose_caption(comparison: Comparison) -> tuple[ImageId, str]:
-    """The first human caption whose length is the 60 % quantile, at most 12 words."""
+    """The first human caption with the length of the 60 % quantile, at most 12 words."""
     captions = [(i, text) for i, group in comparison.references.items() for text in group]
     if not captions:
         raise UserError("there are no human captions")
@@ -83,7 +83,7 @@ def choose_caption(comparison: Comparison) -> tuple[ImageId, str]:
 
 @torch.inference_mode()
 def token_costs(captioner, image: Images, caption: str) -> list[Token]:
-    """The tokens of a caption, its end included; image: a batch of one."""
+    """The tokens of a caption with its end token. image: a batch of one."""
     captioner.eval()
     tokenizer = captioner.tokenizer
     logits, labels = captioner.predictions(image, [[caption]])  # (1, N, V), (1, N)
@@ -104,9 +104,9 @@ def token_costs(captioner, image: Images, caption: str) -> list[Token]:
 
 
 def _word(tokenizer, token_id: int, place: int) -> str:
-    """A piece of a word, "-s" where it continues the word before.
+    """A token's text; "-s" if it continues the previous word.
 
-    With first-token shifting a piece may be the first token, at place 0.
+    With first-token shifting, the first token (place 0) may be such a piece.
     """
     if token_id == tokenizer.end:
         return "(end)"
@@ -116,14 +116,20 @@ def _word(tokenizer, token_id: int, place: int) -> str:
 
 
 def spared(tokens: list[Token]) -> Optional[tuple[int, Token]]:
-    """The token, counted from 1, where the model prefers a word that the caption lacks and SMILE's
-    loss is furthest below MLE's; the first token is left out, as first-token MLE scores it."""
+    """(position counted from 1, token) with the largest difference of the MLE and SMILE losses.
+
+    Only tokens for which the model prefers a word that is not in the caption. The first token is
+    left out, because first-token MLE scores it.
+    """
     outside = [(n, t) for n, t in enumerate(tokens[1:], 2) if not t.predictions[0].own]
     return max(outside, key=lambda pair: pair[1].mle - pair[1].smile, default=None)
 
 
 def charged(tokens: list[Token]) -> Optional[tuple[int, Token]]:
-    """The token where the model prefers another word of the caption and SMILE's loss is largest."""
+    """Like `spared`: the token with the largest SMILE loss.
+
+    Only tokens for which the model prefers another word of the caption.
+    """
     inside = [
         (n, token)
         for n, token in enumerate(tokens[1:], 2)

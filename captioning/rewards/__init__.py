@@ -1,1 +1,1 @@
-"""What a sampled caption is worth: one reward a file, and the processes that compute them."""
+"""Rewards of sampled captions, one per file, and the processes that compute them."""

@@ -1,5 +1,7 @@
-"""CIDEr-D (Vedantam et al. 2015, arXiv 1411.5726) of single captions, as self-critical training
-uses it: n-grams are weighted by the training captions, and a caption's end counts as a word."""
+"""CIDEr-D (Vedantam et al. 2015, arXiv 1411.5726) of single captions, for self-critical training.
+
+The training captions determine the n-gram weights, and the end of a caption counts as a word.
+"""
 
 import math
 from collections import Counter
@@ -13,21 +15,22 @@ from captioning.rewards.interface import Reward, Sampled, TrainingImages
 from captioning.runtime.distributed import broadcast_from_main, is_main
 
 ORDERS = 4
-SIGMA = 6.0  # of the penalty for another length
-END = "END"  # differs from all tokens, which are in lower case
+SIGMA = 6.0  # of the length penalty
+END = "END"  # differs from all tokens, which are lower-case
 
 Ngram = tuple[str, ...]
 
 
 class CiderD(Reward):
-    """Ten times the mean over n = 1 to 4 and references of the clipped cosine of tf-idf vectors.
+    """CIDEr-D: 10 * the clipped cosine of tf-idf vectors, averaged over n = 1 to 4 and references.
 
-    The document frequency of an n-gram is the number of training images with a caption that has it.
-    END is a word of references and of captions that ended; without it captions come to end in
-    "with a". Otherwise the value is that of pycocoevalcap's Cider on the training set.
+    The document frequency of an n-gram is the number of training images that have it in a caption.
+    END is appended to references and to finished captions; without END, training leads to captions
+    that end in "with a". Apart from END, the value equals pycocoevalcap's Cider on the training
+    set.
 
-    Training captions have the tokens of the metrics. Sampled captions are tokenised by the
-    imitation, since Java would have to be started at every step.
+    Training captions are tokenised like the captions of metrics. Sampled captions are tokenised by
+    the imitation, because Java would have to be started at each step.
     """
 
     title = "CIDEr-D"
@@ -55,11 +58,11 @@ def _ended(tokens: str) -> list[str]:
 
 
 class Idf:
-    """The idf of n-grams: log(images / images that have it).
+    """The idf of n-grams: log(images / images that have the n-gram).
 
-    groups: for each image the words of its captions; without groups all weights are 1. An unknown
-    n-gram has the idf of one image, so that the n-grams of a single image, which are most, are not
-    kept.
+    groups: for each image, the words of its captions. Without groups all weights are 1. Unknown
+    n-grams are treated as if one image had them. Therefore n-grams of a single image, which are
+    most n-grams, need not be stored.
     """
 
     def __init__(self, groups: Iterable[Iterable[Sequence[str]]]):
@@ -71,7 +74,7 @@ class Idf:
         self.frequency = {ngram: count for ngram, count in found.items() if count > 1}
 
     def vectors(self, words: Sequence[str]) -> tuple[list[dict[Ngram, float]], list[float], int]:
-        """The tf-idf of n-grams by order; the vectors' norms; the number of words."""
+        """Return the tf-idf vector {n-gram: weight} of each order, their norms, and len(words)."""
         whole = math.log(self.images) if self.images else 1.0
         vectors: list[dict[Ngram, float]] = [{} for _ in range(ORDERS)]
         for ngram, count in Counter(_ngrams(words)).items():
@@ -82,7 +85,7 @@ class Idf:
 
 
 def similarities(captions: Sequence[str]) -> list[list[float]]:
-    """CIDEr-D of each pair of captions, from 0 to 10, with equal weights of n-grams."""
+    """CIDEr-D (0 to 10) of each pair of captions, with equal weights of all n-grams."""
     idf = Idf(())
     vectors = [idf.vectors(_ended(imitated(text))) for text in captions]
     return [[10.0 * _similarity(own, other) for other in vectors] for own in vectors]
@@ -97,7 +100,7 @@ def _ngrams(words: Sequence[str]) -> list[Ngram]:
 
 
 def _similarity(own, other) -> float:
-    """Between one caption and one reference, both from `Idf.vectors`: the mean over orders."""
+    """The similarity of a caption and a reference, both from `Idf.vectors`: mean over orders."""
     (vectors, norms, length), (theirs, their_norms, their_length) = own, other
     total = 0.0
     for mine, yours, norm, your_norm in zip(vectors, theirs, norms, their_norms):

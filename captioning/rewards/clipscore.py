@@ -1,4 +1,4 @@
-"""How well a caption fits its image, by CLIP, as the metric of that name computes it."""
+"""CLIPScore as a reward: how well a caption fits its image."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,9 +12,9 @@ from captioning.rewards.interface import Reward, TrainingImages
 
 
 class ClipFit(Reward):
-    """2.5 * max(cos(caption, image), 0): a hundredth of the metric CLIPScore.
+    """2.5 * max(cos(caption, image), 0): the metric CLIPScore / 100.
 
-    An image's features are kept for the next epochs.
+    Image features are kept for later epochs.
     """
 
     title = "CLIPScore"

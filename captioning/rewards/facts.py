@@ -1,4 +1,4 @@
-"""True facts minus wrong facts that a caption states about a generated scene."""
+"""A reward for captions of generated scenes: true facts minus wrong facts."""
 
 from pathlib import Path
 

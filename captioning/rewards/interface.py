@@ -1,4 +1,4 @@
-"""What a reward declares, receives and returns."""
+"""The interface of rewards: what a reward declares, receives and returns."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -12,14 +12,14 @@ from captioning.metrics.options import Options
 
 
 class Sampled(NamedTuple):
-    """A sampled caption; ended: whether it has an end token, or was cut off."""
+    """A sampled caption. ended: True if it has an end token, False if it was cut off."""
 
     text: str
     ended: bool
 
 
 class TrainingImages(NamedTuple):
-    """The images that are trained on: their captions as written, their files; the run's device."""
+    """The training images: their untokenised captions and their files. Also the run's device."""
 
     captions: Mapping[ImageId, Sequence[str]]
     files: Mapping[ImageId, Path]
@@ -27,11 +27,11 @@ class TrainingImages(NamedTuple):
 
 
 class Reward(ABC):
-    """A number for each caption, the higher the better.
+    """A number for each caption; higher is better.
 
-    title: in messages and reports; Options: its configuration keys; required: the options that must
-    differ from their defaults; on_device: whether a model computes it on the run's device, and so
-    in the run's own process.
+    title: for messages and reports. Options: the reward's configuration keys. required: options
+    that must be set. on_device: whether a model computes the reward on the run's device; then it is
+    computed in the run's own process.
     """
 
     title: str
@@ -45,10 +45,10 @@ class Reward(ABC):
 
     @abstractmethod
     def prepare(self, images: TrainingImages) -> None:
-        """Read files and load models. All processes call it together. Raises UserError."""
+        """Read files and load models. A collective: all processes call it. Raises UserError."""
 
     @abstractmethod
     def __call__(
         self, image_ids: Sequence[ImageId], captions: Sequence[Sequence[Sampled]]
     ) -> np.ndarray:
-        """float64 (B, k), for k captions of each of B images."""
+        """Return rewards, float64 (B, k), of k captions for each of B images."""

@@ -1,4 +1,4 @@
-"""How well a caption matches its image, by BLIP's own filter, as the metric of that name."""
+"""ITM as a reward: how well a caption matches its image, by BLIP's filter."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,7 +11,7 @@ from captioning.rewards.interface import Reward, TrainingImages
 
 
 class Match(Reward):
-    """The probability that caption and image match: a hundredth of the metric ITM."""
+    """The probability that caption and image match: the metric ITM / 100."""
 
     title = "ITM"
     Options = ItmOptions
@@ -26,7 +26,7 @@ class Match(Reward):
         rows = {image_id: row for row, image_id in enumerate(dict.fromkeys(image_ids))}
         with ThreadPoolExecutor(READERS) as pool:
             pixels = list(pool.map(lambda i: self.scorer.read(self.files[i]), rows))
-        encoded = self.scorer.encode(torch.stack(pixels))  # of each image once
+        encoded = self.scorer.encode(torch.stack(pixels))  # encodes each image once
         texts = [[sampled.text for sampled in group] for group in captions]
         found = self.scorer.match(encoded[[rows[image_id] for image_id in image_ids]], texts)
         return found.double().cpu().numpy()

@@ -1,4 +1,4 @@
-"""Rewards computed in worker processes while the device continues with the step."""
+"""Computes rewards in worker processes while the device continues with the step."""
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -15,38 +15,42 @@ from captioning.runtime.errors import UserError
 
 Captions = Sequence[Sequence[Sampled]]
 
-_rewards: Mapping[str, Reward] = {}  # of a worker
+_rewards: Mapping[str, Reward] = {}  # set in worker processes
 
 
 class Rewards:
-    """The rewards of a run by name; those with a model are computed in the run's own process.
+    """The rewards of a run, by name.
 
-    processes: the number of workers that share the others; 0 for none. They end with the run.
+    Rewards with a model are computed in the run's own process, other rewards in workers. processes:
+    the number of workers; with 0, all rewards are computed in the run's process. Workers end with
+    the run.
     """
 
     def __init__(self, rewards: Mapping[str, Reward], processes: int = 0):
         self.rewards, self.processes = rewards, processes
-        apart = {name: reward for name, reward in rewards.items() if not reward.on_device}
-        self.apart = list(apart) if processes else []
+        without_model = {name: each for name, each in rewards.items() if not each.on_device}
+        self.in_workers = list(without_model) if processes else []
         self.pool: Optional[ProcessPoolExecutor] = None
-        if self.apart:
-            self.pool = ProcessPoolExecutor(processes, initializer=_begin, initargs=(apart,))
-            # Forked now, before this process has a model and a GPU, which they do not need.
-            started = [self._submit(self.apart[0], [], []) for _ in range(processes)]
+        if self.in_workers:
+            initial = (without_model,)
+            self.pool = ProcessPoolExecutor(processes, initializer=_begin, initargs=initial)
+            # Workers are forked now, before this process loads a model and uses a GPU.
+            started = [self._submit(self.in_workers[0], [], []) for _ in range(processes)]
             with _deaths_reported():
                 [each.result() for each in started]
 
     def ask(
         self, image_ids: Sequence[ImageId], captions: Captions
     ) -> Callable[[], dict[str, np.ndarray]]:
-        """Start on k captions of each of B images.
+        """Start computing the rewards of k captions for each of B images.
 
-        Returns a function that waits and returns each reward's float64 (B, k), or raises UserError.
+        Returns a function that waits for the result, {name: float64 (B, k)}. It may raise
+        UserError.
         """
         parts = [slice(n, None, self.processes) for n in range(self.processes)]
         running = {
             name: [self._submit(name, image_ids[part], captions[part]) for part in parts]
-            for name in self.apart
+            for name in self.in_workers
         }
 
         def found() -> dict[str, np.ndarray]:
@@ -90,6 +94,6 @@ def _deaths_reported():
         yield
     except BrokenProcessPool:
         raise UserError(
-            "a process that computes rewards has died, perhaps for lack of memory; lower "
-            "num_workers, which is their number"
+            "a process that computes rewards has died, perhaps because memory ran out; lower "
+            "num_workers, the number of these processes"
         ) from None

@@ -1,1 +1,1 @@
-"""Processes: start, stop, fail, end, print and show progress, one or several of them."""
+"""Processes, one or several: start, signals, errors, exit codes, log lines and progress."""

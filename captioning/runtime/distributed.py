@@ -1,4 +1,4 @@
-"""Collectives and ranks. The same calls work in one process and in several by torchrun."""
+"""Collectives and ranks. The same calls work in a single process and under torchrun."""
 
 import gc
 import os
@@ -15,16 +15,16 @@ from torch.distributed.rendezvous import rendezvous
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError
 
-# Rank 0 scores alone while the others wait: SPICE, which ends after an hour, and METEOR.
+# The other ranks wait while rank 0 computes scores: SPICE, limited to an hour, and METEOR.
 TIMEOUT = timedelta(hours=2)
-# How much longer NCCL waits in training than a process may hang: at its timeout NCCL kills the
-# process (gloo raises an error), and the process that hangs should print its error first.
+# Added to NCCL's timeout in training. At its timeout NCCL kills the waiting process (gloo raises an
+# error); the hanging process should print its error before that.
 NCCL_GRACE_S = 10
 
 T = TypeVar("T")
 
-_training: Optional[dist.ProcessGroup] = None  # of all processes, with a shorter timeout
-waiting = False  # whether this process may be waiting for the others
+_training: Optional[dist.ProcessGroup] = None  # all processes, with a shorter timeout
+waiting = False  # whether this process may be waiting for other processes
 
 
 def start(device: str) -> torch.device:
@@ -44,7 +44,7 @@ def start(device: str) -> torch.device:
         chosen = _gpu(chosen)
     if announced() > 1:
         on_gpu = chosen.type == "cuda"
-        with signals.ended_with_launcher():  # else this would wait hours for the launcher's store
+        with signals.ended_with_launcher():  # else it could wait for hours for a dead launcher
             dist.init_process_group(
                 "nccl" if on_gpu else "gloo",
                 timeout=TIMEOUT,
@@ -55,9 +55,10 @@ def start(device: str) -> torch.device:
 
 
 def _store_of_restart() -> dict[str, Any]:
-    """The store of processes that torchrun has restarted, with a prefix.
+    """After a restart by torchrun: the arguments of a store whose keys have a new prefix.
 
-    torchrun's store outlives the processes: gloo would connect to the addresses of dead ones.
+    torchrun's store outlives the processes. Without a prefix, gloo would connect to the addresses
+    of dead processes.
     """
     attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
     if attempt == 0:
@@ -68,22 +69,23 @@ def _store_of_restart() -> dict[str, Any]:
 
 
 def _gpu(device: torch.device) -> torch.device:
-    """The GPU to use, made the current one. Raises UserError if it does not exist."""
+    """Choose the GPU and make it torch's current device. Raises UserError if it does not exist."""
     if device.index is not None and announced() > 1:
         raise UserError(f"device: {device} is one GPU for {announced()} processes; use cuda")
     index = local_rank() if device.index is None else device.index
     if index >= torch.cuda.device_count():
         count = torch.cuda.device_count()
-        raise UserError(f"device: GPU {index} was asked for, but there are {count}; use device=cpu")
+        raise UserError(f"device: GPU {index} was requested, but there are {count}; use device=cpu")
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
 
 
 def stop() -> None:
-    """Leave the process group, if there is one. Every DistributedDataParallel must be gone.
+    """Leave the process group, if there is one.
 
-    One that is freed later frees the group while it holds the GIL, for which the group's threads
-    may wait: a deadlock at exit, seen with torch 2.8 and gloo.
+    All DistributedDataParallel objects must be freed before. An object that is freed later frees
+    the group while it holds the GIL, and the group's threads may wait for the GIL. This deadlock at
+    exit was seen with torch 2.8 and gloo.
     """
     global _training
     _training = None
@@ -93,10 +95,10 @@ def stop() -> None:
 
 
 def limit_waits(seconds: float) -> Optional[dist.ProcessGroup]:
-    """Make the group for training steps, whose timeout is `seconds`; None for a single process.
+    """Create a process group with a timeout of `seconds`, for training steps.
 
-    `sum_over_ranks`, `any_rank` and `share` use it from now on. Other collectives keep the longer
-    timeout, as rank 0 works alone meanwhile.
+    `sum_over_ranks`, `any_rank` and `share` use this group from now on. Other collectives keep the
+    longer timeout, because rank 0 may work while the others wait. None for a single process.
     """
     global _training
     if dist.is_initialized():
@@ -114,12 +116,12 @@ def world_size() -> int:
 
 
 def is_main() -> bool:
-    """Whether this process prints and writes."""
+    """Whether this process is rank 0, which prints and writes."""
     return rank() == 0
 
 
 def announced() -> int:
-    """The number of processes that torchrun starts, also before `start`."""
+    """The number of processes that torchrun starts. Known also before `start`."""
     return int(os.environ.get("WORLD_SIZE", 1))
 
 
@@ -149,7 +151,7 @@ def sum_over_ranks(values: Tensor) -> Tensor:
 def any_rank(value: object, patiently: bool = False) -> bool:
     """Whether the value is true on any rank. A collective: all ranks call it.
 
-    patiently: with the longer timeout, as rank 0 may be working alone; see `limit_waits`.
+    patiently: use the longer timeout, because the others may wait for rank 0; see `limit_waits`.
     """
     if not dist.is_initialized():
         return bool(value)
@@ -162,7 +164,7 @@ def any_rank(value: object, patiently: bool = False) -> bool:
 
 @contextmanager
 def waits_for_others() -> Iterator[None]:
-    """Within the block this process may wait for the others: its `Watchdog` does not end it."""
+    """Within the block, `Watchdog` does not end this process: it may wait for other processes."""
     global waiting
     waiting = True
     yield
@@ -189,9 +191,9 @@ def stop_if_asked(patiently: bool = False) -> None:
 
 
 def until_asked(batches: Iterable[T], rounds: int) -> Iterator[T]:
-    """Yield a rank's batches; before each, all ranks stop together if one was asked to.
+    """Yield a rank's batches. Before each batch, all ranks stop if one was asked to stop.
 
-    rounds: the most batches of any rank, the same on all. Raises Stopped on all ranks.
+    rounds: the largest number of batches of any rank. Raises Stopped on all ranks.
     """
     iterator = iter(batches)
     for _ in range(rounds):
@@ -204,7 +206,7 @@ def until_asked(batches: Iterable[T], rounds: int) -> Iterator[T]:
 def share_buffers(module: nn.Module) -> None:
     """Broadcast rank 0's floating-point buffers, such as running statistics.
 
-    In training each rank has its own, and only rank 0's are saved.
+    The buffers differ between ranks during training, and only rank 0 saves its buffers.
     """
     share(buffer for buffer in module.buffers() if buffer.is_floating_point())
 
@@ -218,7 +220,7 @@ def share(tensors: Iterable[Tensor]) -> None:
 
 
 def gather_on_main(value: Any) -> Optional[list[Any]]:
-    """Every rank's value in order of rank, on rank 0; None elsewhere."""
+    """All ranks' values in order of rank, on rank 0; None on other ranks."""
     if not dist.is_initialized():
         return [value]
     gathered = [None] * world_size() if is_main() else None
@@ -227,7 +229,7 @@ def gather_on_main(value: Any) -> Optional[list[Any]]:
 
 
 def broadcast_from_main(value: Any) -> Any:
-    """Rank 0's value, on every rank."""
+    """Return rank 0's value on every rank."""
     if not dist.is_initialized():
         return value
     values = [value]
@@ -238,7 +240,7 @@ def broadcast_from_main(value: Any) -> Any:
 
 @contextmanager
 def first_on_each_machine() -> Iterator[None]:
-    """The first process of a machine runs the block first; the others then find its downloads."""
+    """Run the block in each machine's first process first; the others then find its downloads."""
     first = local_rank() == 0
     if not first:
         barrier()

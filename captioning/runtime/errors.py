@@ -1,4 +1,4 @@
-"""The exception of a user's mistake, and texts of errors made fit to print."""
+"""The exception for a user's mistake, and functions that make error texts printable."""
 
 import re
 from typing import Optional
@@ -7,17 +7,17 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class UserError(Exception):
-    """What was wrong, where, and what to do, in one line that is printed without a traceback."""
+    """One line that says what was wrong, where, and what to do. Printed without a traceback."""
 
 
 def one_line(error: object, most: Optional[int] = 100) -> str:
-    """The text of an error on one line, cut to `most` characters; its type where it has none."""
+    """The text of an error on one line, cut to `most` characters; its type if it has no text."""
     return " ".join(str(error).split())[:most] or type(error).__name__
 
 
 def visible(text: str) -> str:
-    """A text with its control characters escaped, as a terminal would obey them.
+    """The text with control characters escaped, so that a terminal does not execute them.
 
-    Tabs and line ends stay.
+    Tabs and newlines stay.
     """
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

@@ -1,7 +1,7 @@
-"""Jobs of one program in parallel processes that share its imports; each has a log file.
+"""Runs jobs of one program in parallel processes. Each job has a log file.
 
-A server process, which has imported what the jobs need and does nothing else, forks them: they
-start at once, and no thread of the program's is forked.
+The jobs are forked by a server process, which has imported their modules and does nothing else.
+Therefore jobs start at once, and the program's threads are not forked.
 """
 
 import contextlib
@@ -22,13 +22,13 @@ from captioning.runtime.errors import UserError
 from captioning.runtime.program import FAILED
 from captioning.runtime.progress import log_line, report_bars_to
 
-STOPPED = 3  # exit code: it was asked to stop and has saved
-SECONDS_TO_SAVE = 600.0  # after which a job that was asked to stop is killed
+STOPPED = 3  # exit code of a job that saved and stopped on request
+SECONDS_TO_SAVE = 600.0  # from a stop request until the job is killed
 _CONTEXT = multiprocessing.get_context("forkserver")
 
 
 class Job(NamedTuple):
-    """do: can be pickled, and returns an exit code, or None for 0; log: output is appended."""
+    """A job. do: picklable; returns an exit code, or None for 0. log: output is appended."""
 
     name: str
     do: Callable[[], Optional[int]]
@@ -37,16 +37,16 @@ class Job(NamedTuple):
 
 
 class Observer:
-    """What `run_jobs` reports; a subclass shows it."""
+    """Receives the events of `run_jobs`. A subclass shows them."""
 
     def began(self, job: Job) -> None:
-        """A job was started. Its environment includes that of its slot."""
+        """A job has started. Its environment includes the slot's variables."""
 
     def progressed(self, name: str, description: str, share: float) -> None:
-        """A job's progress bar, by its description, has reached a share from 0 to 1."""
+        """A job's progress bar has reached a share from 0 to 1. description: the bar's text."""
 
     def ended(self, name: str, reason: Optional[str]) -> None:
-        """A job has ended. reason: why it failed."""
+        """A job has ended. reason: why it failed; None if it succeeded."""
 
     def poll(self) -> None:
         """Called several times a second."""
@@ -58,8 +58,8 @@ class _Running:
     slot: Mapping[str, str]
     process: multiprocessing.process.BaseProcess
     reports: connection.Connection
-    log_began: int  # bytes of the log that earlier runs wrote
-    handles_signals: bool = False  # before that, a signal would kill it
+    log_began: int  # size of the log in bytes before this run
+    handles_signals: bool = False  # until then a signal would kill the job
     asked: bool = False
 
     def receive(self, observer: Observer) -> None:
@@ -72,18 +72,18 @@ class _Running:
                     observer.progressed(self.job.name, *report)
 
     def ask_to_stop(self) -> None:
-        """Once, as soon as it handles signals."""
+        """Send SIGTERM once, as soon as the job handles signals."""
         if self.handles_signals and not self.asked:
             self.process.terminate()  # SIGTERM
             self.asked = True
 
     def reason(self) -> Optional[str]:
-        """Why an ended job failed: its error line, or how it ended; None for exit code 0."""
+        """Why an ended job failed: its error line or its exit code; None if it succeeded."""
         code = self.process.exitcode
         if code == 0:
             return None
         if code == STOPPED:
-            return "it was stopped by another program; the same command goes on from here"
+            return "it was stopped by another program; the same command continues from here"
         with open(self.job.log, "rb") as file:
             file.seek(self.log_began)
             lines = file.read().decode(errors="replace").splitlines()
@@ -101,13 +101,13 @@ def cores() -> int:
 
 
 def prepare(modules: Sequence[str]) -> None:
-    """Start the server, which imports these modules while this process does something else."""
+    """Start the server, which imports these modules in the background."""
     _CONTEXT.set_forkserver_preload(["captioning.runtime.job_server", *modules])
     _start_server()
 
 
 def _start_server() -> None:
-    """Start the server, if there is none. It ignores signals, and ends with this process."""
+    """Start the server if it is not running. It ignores signals, and ends with this process."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in signals.SIGNALS}
     try:
         forkserver.ensure_running()
@@ -117,13 +117,13 @@ def _start_server() -> None:
 
 
 def ranks_of(job: Job, count: int) -> list[Job]:
-    """The job `count` times, as the ranks of one process group on this machine."""
+    """`count` copies of the job, as the ranks of one process group on this machine."""
     if count == 1:
         return [job]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-    if sys.platform == "linux":  # otherwise gloo resolves the machine's name, which can fail
+    if sys.platform == "linux":  # else gloo resolves the machine's host name, which can fail
         group["GLOO_SOCKET_IFNAME"] = "lo"
     group["WORLD_SIZE"] = str(count)
     ranks = []
@@ -140,18 +140,20 @@ def run_jobs(
     observer: Observer,
     keep_going: bool = False,
 ) -> dict[str, str]:
-    """Run all jobs, one in each slot at a time; return why, by name, for those that failed.
+    """Run all jobs, one at a time in each slot; return {name: reason} of the failed jobs.
 
-    slots: environment variables for the job in each. keep_going: a failed job ends no other;
-    otherwise the others are asked to save and stop, and UserError says why. A job that takes longer
-    than SECONDS_TO_SAVE for that is killed. Raises Stopped when this process was asked to stop and
-    all jobs have saved, KeyboardInterrupt at once after Ctrl-C twice.
+    slots: each slot's environment variables. keep_going: continue after a failed job. Without it,
+    the other jobs are asked to save and stop, and UserError says why the job failed. A job that
+    does not stop within SECONDS_TO_SAVE is killed.
+
+    Raises Stopped if this process was asked to stop, after all jobs have saved. Raises
+    KeyboardInterrupt at once when Ctrl-C is pressed twice.
     """
     _start_server()
     waiting, free, running = list(jobs), list(slots), []
     failures: dict[str, str] = {}
-    cause, cause_is_error = None, False  # the first error line, else how the first job failed
-    deadline = None  # for jobs that were asked to stop
+    cause, cause_is_error = None, False  # the first error line, else the first job's failure
+    deadline = None  # when jobs that were asked to stop are killed
     with signals.watch():
         try:
             while running or (waiting and deadline is None):
@@ -190,11 +192,11 @@ def run_jobs(
                     if running and time.monotonic() > deadline:
                         names = ", ".join(dict.fromkeys(each.job.name for each in running))
                         log_line(
-                            f"killed, as they did not end within {SECONDS_TO_SAVE:g} s: {names}"
+                            f"killed after {SECONDS_TO_SAVE:g} s, since they did not stop: {names}"
                         )
                         break
         finally:
-            for each in running:  # Ctrl-C twice, a job that hangs, or a bug here
+            for each in running:  # left by a double Ctrl-C, a hanging job or a bug here
                 each.process.kill()
                 each.process.join()
         if signals.stop_requested():
@@ -217,13 +219,14 @@ def _start(job: Job, slot: Mapping[str, str]) -> _Running:
 
 
 def _do(job: Job, reports: connection.Connection) -> None:
-    """Run in the process of a job."""
-    os.setsid()  # Ctrl-C is for the program, which passes it on once
+    """Run a job. Called in the job's process."""
+    os.setsid()  # Ctrl-C reaches only the program, which forwards it once
     os.environ.update(job.environment)
     os.environ[signals.PARENT] = str(os.getppid())
-    # The server ends once nobody holds this: it should end with the program, not with the last job.
+    # The server runs while a process holds this descriptor. Jobs close it, so that the server ends
+    # with the program and not with the last job.
     os.close(forkserver._forkserver._forkserver_alive_fd)
-    # A job's data loaders start their workers as in any program: no semaphores are left behind.
+    # A job's data loaders use the default start method; otherwise semaphores are left behind.
     multiprocessing.set_start_method(None, force=True)
     with open(job.log, "ab", buffering=0) as log:
         os.dup2(log.fileno(), 1)
@@ -248,8 +251,8 @@ def _do(job: Job, reports: connection.Connection) -> None:
 
 
 def _send(reports: connection.Connection, report: Optional[tuple[str, float]]) -> None:
-    """report: a bar's description and share; None once the job handles signals."""
+    """Send a bar's description and share, or None when the job has begun to handle signals."""
     try:
         reports.send(report)
-    except OSError:  # the program is gone; the server may outlive it for a while
+    except OSError:  # the program has died; its server may live on for a while
         signals.launcher_died()

@@ -1,4 +1,4 @@
-"""Imported first, and only, by the process that forks jobs: its start, as of a program."""
+"""Tunes the server process of `job_runner`, which imports this module first. Not for others."""
 
 from captioning.runtime.start import tune_process
 

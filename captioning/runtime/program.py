@@ -1,6 +1,6 @@
-"""How a program ends: done, stopped by a signal, with one error line, or with a bug's traceback.
+"""How a program ends: success, stopped by a signal, one error line, or the traceback of a bug.
 
-With several processes, the one that caused an error prints it first, and one that hangs is ended.
+With several processes, the process that caused an error prints first, and a hanging one is ended.
 """
 
 import atexit
@@ -22,18 +22,19 @@ from captioning.runtime import distributed, signals
 from captioning.runtime.errors import UserError, visible
 from captioning.runtime.progress import log_line
 
-FAILED, INTERRUPTED = 2, 130  # exit codes: after one line for the user, and after Ctrl-C
-HEAD_START_S = 10
+FAILED, INTERRUPTED = 2, 130  # exit codes: after a UserError, and after Ctrl-C
+HEAD_START_S = 10  # for the process that caused an error, to print it first
 
 
 def exit_code(program: Callable[[], Optional[int]], interrupted: Optional[str] = None) -> int:
-    """Run a program and return its exit code: FAILED after the one line of a UserError.
+    """Run a program and return its exit code: FAILED after a UserError, printed as one line.
 
     program: returns an exit code, or None for 0.
-    interrupted: by default signals ask the program to save and stop, which is success (see
-    `signals`). With a text they are not watched: Ctrl-C prints it and returns INTERRUPTED.
+    interrupted: by default, signals ask the program to save and stop, which is success (see
+    `signals`). With a text, signals are not watched: Ctrl-C prints the text and returns
+    INTERRUPTED.
     """
-    gc.enable()  # `tune_process` has disabled it for the imports
+    gc.enable()  # `tune_process` has disabled the collector for the imports
     with signals.watch() if interrupted is None else contextlib.nullcontext():
         try:
             return program() or 0
@@ -41,23 +42,23 @@ def exit_code(program: Callable[[], Optional[int]], interrupted: Optional[str] =
             if interrupted:
                 print(interrupted, file=sys.stderr)
             if isinstance(stop, KeyboardInterrupt):
-                _leave_the_others(INTERRUPTED)
+                _leave_group(INTERRUPTED)
             if interrupted is not None or isinstance(stop, KeyboardInterrupt):
                 return INTERRUPTED
             reason = signals.stop_requested() or "another process"
-            log_line(f"stopped by {reason}; the same command goes on from here")
+            log_line(f"stopped by {reason}; the same command continues from here")
             return 0
         except UserError as error:
             line = visible(f"error: {error}")
-            if not distributed.is_main():  # rank 0 may have the same error, and prints it alone
-                _wait_for_the_cause()
+            if not distributed.is_main():  # rank 0 may print the same error first
+                _wait_for_first_error()
                 line = f"[rank {distributed.rank()}] {line}"
             print(line, file=sys.stderr, flush=True)
-            _leave_the_others(FAILED)
+            _leave_group(FAILED)
             return FAILED
         except Exception:
             if distributed.announced() > 1:
-                _end_after_a_bug()
+                _exit_with_traceback()
             raise
         finally:
             distributed.stop()
@@ -76,9 +77,9 @@ class _Formatter(logging.Formatter):
 
 
 def leave(code: int) -> NoReturn:
-    """End the process at once, after the functions registered with atexit.
+    """Run the functions registered with atexit, then end the process at once.
 
-    Freeing libraries and weights one by one takes a second; the system does it faster.
+    Python would take a second to free libraries and weights; the system does it faster.
     """
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -86,35 +87,36 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _leave_the_others(code: int) -> None:
-    """End the process if it is in a group: the other processes may wait for it in a collective.
+def _leave_group(code: int) -> None:
+    """End this process if it belongs to a process group, without `distributed.stop`.
 
-    `distributed.stop` would wait for them with NCCL; all processes reach only success and Stopped.
+    With NCCL, `distributed.stop` waits for the other processes, which may wait in a collective for
+    this one. Only after success or Stopped do all processes call it.
     """
     if dist.is_initialized():
-        for child in multiprocessing.active_children():  # `leave` would wait for their end
+        for child in multiprocessing.active_children():  # `leave` would wait for the children
             child.kill()
         leave(code)
 
 
-def _wait_for_the_cause() -> None:
-    """Before an error is printed, let the process that caused it print its own.
+def _wait_for_first_error() -> None:
+    """Let the process that caused an error print its error first.
 
-    When one process fails, a collective raises an uninformative error in the others. They wait here
-    until the launcher ends them, which it does after the first has failed.
+    When a process fails, a collective raises an uninformative error in the other processes. They
+    wait here until the launcher, which has noticed the failed process, ends them.
     """
     until = time.monotonic() + HEAD_START_S
     while distributed.announced() > 1 and time.monotonic() < until:
-        if signals.stop_requested():  # by the launcher
+        if signals.stop_requested():  # the launcher asks for it
             sys.stderr.flush()
             os._exit(1)
         time.sleep(0.1)
 
 
-def _end_after_a_bug() -> NoReturn:
-    """In an except block of one of several processes: print the traceback, and end the process.
+def _exit_with_traceback() -> NoReturn:
+    """Print the traceback and end the process. Called in an except block of a process group.
 
-    At once, since the traceback keeps the distributed model alive; see `distributed.stop`.
+    Exits at once, because the traceback keeps the distributed model alive; see `distributed.stop`.
     """
     silent = ", ".join(map(str, _silent_ranks()))
     if silent:
@@ -126,14 +128,14 @@ def _end_after_a_bug() -> NoReturn:
 
 
 def _silent_ranks() -> list[int]:
-    """After `_wait_for_the_cause`, the ranks that have not failed too: they are gone or hang."""
+    """Wait for the first error, then return the ranks that reported none: they are gone or hang."""
     if not dist.is_initialized():
-        _wait_for_the_cause()
+        _wait_for_first_error()
         return []
     try:
         store = dist.distributed_c10d._get_default_store()
         store.set(f"failed/{distributed.rank()}", "")
-        _wait_for_the_cause()
+        _wait_for_first_error()
         ranks = range(distributed.world_size())
         return [other for other in ranks if not store.check([f"failed/{other}"])]
     except RuntimeError:  # the launcher, which holds the store, is gone
@@ -141,11 +143,11 @@ def _silent_ranks() -> list[int]:
 
 
 class Watchdog:
-    """Ends this process where it calls no `beat` for `seconds`; only with several processes.
+    """Ends this process if `beat` is not called for `seconds`. Works only with several processes.
 
-    A process that waits for the others is not at fault: it fails after the one that hangs has been
-    named and ended. A process whose GPU hangs waits for the GPU, which looks the same: NCCL's
-    timeout ends all processes then (`limit_waits`).
+    A process that waits for other processes is not ended: it fails after the watchdog of the
+    hanging process has ended that process. A hanging GPU cannot be told from waiting for other
+    processes. Then NCCL's timeout ends all processes (`limit_waits`).
     """
 
     def __init__(self, seconds: float):
@@ -156,11 +158,11 @@ class Watchdog:
             threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def beat(self) -> None:
-        """Report that work goes on."""
+        """Report progress."""
         self._last = time.monotonic()
 
     def pause(self) -> None:
-        """Expect no beat until the next one."""
+        """Stop watching until the next beat."""
         self._last = None
 
     def end(self) -> None:

@@ -1,4 +1,4 @@
-"""Lines and progress bars of a program, printed by rank 0 alone."""
+"""Log lines and progress bars of a program. Only rank 0 prints them."""
 
 import contextlib
 import io
@@ -15,26 +15,26 @@ _kept: Optional[list[str]] = None
 
 
 def collect_lines() -> list[str]:
-    """Collect lines from now on instead of printing them: another process prints them."""
+    """Collect lines in a list from now on, instead of printing them. Another process prints."""
     global _kept
     _kept = []
     return _kept
 
 
 def log_line(line: str) -> None:
-    """Print a line for the user, on rank 0 alone."""
+    """Print a line for the user, only on rank 0."""
     if _kept is not None:
         _kept.append(line)
     elif is_main():
         tqdm.write(visible(line), file=sys.stderr)
 
 
-_work: list[str] = []  # prefixes of the bars' descriptions, the outermost first
+_work: list[str] = []  # prefixes of the bars' descriptions, outermost first
 
 
 @contextlib.contextmanager
 def part_of(work: str) -> Iterator[None]:
-    """Within the block, prefix the bars' descriptions with the larger task they belong to."""
+    """Within the block, prefix the bars' descriptions with `work`, the larger task."""
     _work.append(work)
     try:
         yield
@@ -43,7 +43,7 @@ def part_of(work: str) -> Iterator[None]:
 
 
 class _ReportedBar(tqdm):
-    """A bar that is not drawn: the listener gets its description and share, from 0 to 1."""
+    """A bar that is reported to the listener instead of drawn: description, share from 0 to 1."""
 
     def display(self, msg=None, pos=None) -> None:
         if self.total and _listener is not None:
@@ -65,10 +65,10 @@ def report_bars_to(listener: Callable[[str, float], None]) -> Iterator[None]:
 
 
 def progress(total: Optional[int], description: str, unit: str = "img", initial: int = 0) -> tqdm:
-    """A bar that counts images (or `unit`), with their rate and the time left; on rank 0 alone.
+    """A bar that counts images (or `unit`), with rate and time left; only on rank 0.
 
-    total: None where it is unknown. initial: how many an earlier call has done. In a log file it
-    prints a line every half minute.
+    total: None if unknown. initial: the count that earlier calls reached. In a log file the bar is
+    printed every half minute.
     """
     if _listener is not None:
         return _ReportedBar(

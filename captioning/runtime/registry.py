@@ -1,7 +1,7 @@
 """Registries that name modules and import them when an entry is used.
 
-A registry is a dict from a name of the configuration to "package.module:attribute", or to
-"package.module" where the module itself is the entry. A new entry is one line.
+A registry is a dict. Its keys are names used in configurations. Its values are
+"package.module:attribute", or "package.module" if the module itself is the entry.
 """
 
 from importlib import import_module
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def load(entry: str) -> Any:
-    """What "module:attribute" or "module" names; imports the module."""
+    """Import a module; return it, or the attribute named after a colon."""
     module, _, attribute = entry.partition(":")
     loaded = import_module(module)
     return getattr(loaded, attribute) if attribute else loaded

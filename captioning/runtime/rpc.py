@@ -1,4 +1,4 @@
-"""Calls of a function in another process, where the function needs something slow or large."""
+"""Calls of a function in another process, for functions that need something slow or large."""
 
 import time
 from collections.abc import Iterator
@@ -15,15 +15,15 @@ _LOST = (OSError, EOFError, AuthenticationError)
 
 
 class CallFailed(Exception):
-    """The other process is gone, raised an error or took too long; the caller does it itself."""
+    """The other process died, raised an error or took too long."""
 
 
 @contextmanager
 def serve(function: Callable[..., Any]) -> Iterator[str]:
-    """Yield an address at which child processes may `call` the function within the block.
+    """Yield an address. Within the block, child processes can `call` the function there.
 
-    It is called in threads, several at a time; its errors are CallFailed in the caller. The child
-    processes have to be multiprocessing's, which share its key.
+    The function runs in threads, several at a time. Its errors become CallFailed in the caller. The
+    child processes have to be started by multiprocessing, because they need its key.
     """
     ended = Event()
     with Listener(authkey=current_process().authkey) as listener, ThreadPoolExecutor() as threads:
@@ -33,14 +33,14 @@ def serve(function: Callable[..., Any]) -> Iterator[str]:
         finally:
             ended.set()
             with suppress(*_LOST):
-                # Wakes `_accept`. Without the key, as nobody may be left to check it.
+                # Wakes `_accept`. No key is sent, because no thread may be left to check it.
                 Client(listener.address).close()
 
 
 def call(address: str, seconds: float, *arguments) -> Any:
-    """Return what the function that another process serves at the address returns.
+    """Call the function served at `address`, and return its result.
 
-    Raises CallFailed, also after so many seconds or when this process is asked to stop.
+    Raises CallFailed, also after `seconds` or when this process is asked to stop.
     """
     until = time.monotonic() + seconds
     try:
@@ -60,10 +60,10 @@ def _connect(address: str) -> Connection:
 
 def _accept(listener, threads, function, ended) -> None:
     while not ended.is_set():
-        with suppress(*_LOST):  # a process without the key, or already gone
+        with suppress(*_LOST):  # the caller has no key, or has died
             threads.submit(_reply, listener.accept(), function)
 
 
 def _reply(connection: Connection, function: Callable[..., Any]) -> None:
-    with connection:  # closed without a reply where the function raises
+    with connection:  # if the function raises, the connection closes without a reply
         connection.send(function(*connection.recv()))

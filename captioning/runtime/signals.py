@@ -1,36 +1,36 @@
-"""Requests to stop, by SIGTERM, SIGUSR1 or Ctrl-C: a flag that work checks, to save and end."""
+"""Stop requests by SIGTERM, SIGUSR1 or Ctrl-C. They set a flag; programs check it and save."""
 
 import atexit
 import contextlib
 import ctypes
-import multiprocessing.util  # registers its exit function first: it runs after ours
+import multiprocessing.util  # registers its exit function before ours, so it runs after ours
 import os
 import signal
 import sys
 from collections.abc import Iterator
 from typing import Optional
 
-# Pre-emption (SIGTERM, SIGUSR1: Slurm, Kubernetes, torchrun) and Ctrl-C.
+# SIGTERM and SIGUSR1 announce pre-emption (Slurm, Kubernetes, torchrun). SIGINT is Ctrl-C.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-# The environment variable with the id of the parent process that this one works for.
+# Environment variable: the id of the parent process. This process stops when the parent dies.
 PARENT = "CAPTIONING_PARENT"
 PR_SET_PDEATHSIG = 1
 
 
 class Stopped(Exception):
-    """Work has ended early because it was asked to. It has saved what is needed to go on."""
+    """The program stopped early on request. It has saved what it needs to continue."""
 
 
 _request: Optional[str] = None
-_launcher: Optional[int] = None  # this process stops when that one dies
-_watches = 0  # nested
+_launcher: Optional[int] = None  # id of the parent; this process stops when the parent dies
+_watches = 0  # number of nested `watch` blocks
 
 
 @contextlib.contextmanager
 def watch() -> Iterator[None]:
-    """Within the block the signals only set the flag; Ctrl-C twice raises KeyboardInterrupt.
+    """Within the block, signals only set the flag. Ctrl-C twice raises KeyboardInterrupt.
 
-    In a process that torchrun or a sweep started, its parent's death sets the flag, too. A nested
+    If torchrun or a sweep started this process, the parent's death also sets the flag. A nested
     block keeps earlier requests.
     """
     global _request, _launcher, _watches
@@ -47,7 +47,7 @@ def watch() -> Iterator[None]:
 
 
 def _parent() -> Optional[int]:
-    if PARENT in os.environ:  # it may have died before this process could call getppid
+    if PARENT in os.environ:  # needed if the parent died before this process called getppid
         return int(os.environ[PARENT])
     return os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
 
@@ -61,23 +61,23 @@ def _set_flag(number: int, frame) -> None:
 
 
 def stop_requested() -> Optional[str]:
-    """What asked this process to stop since the outermost `watch` began, or None."""
+    """What has asked this process to stop since the outermost `watch` began; None if nothing."""
     if _launcher is not None and os.getppid() != _launcher:
         launcher_died()
     return _request
 
 
 def launcher_died() -> None:
-    """Set the flag, as a signal would."""
+    """Set the flag, as a signal does."""
     global _request
     _request = _request or "the launcher's death"
 
 
 @contextlib.contextmanager
 def ended_with_launcher() -> Iterator[None]:
-    """Within the block, which does not check the flag, the launcher's death kills this process.
+    """Within the block, the launcher's death kills this process. For code that checks no flag.
 
-    Raises Stopped where the launcher is dead already. It needs no `watch`.
+    Raises Stopped if the launcher is already dead. Works without `watch`.
     """
     launcher = _parent() if _launcher is None else _launcher
     if launcher is None or sys.platform != "linux":
@@ -94,7 +94,7 @@ def ended_with_launcher() -> Iterator[None]:
 
 
 def leave_to_parent() -> None:
-    """In a worker process: ignore the signals, and die when the parent does."""
+    """In a worker process: ignore the signals, and die with the parent."""
     ignore()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -108,7 +108,7 @@ def ignore(worker: int = 0) -> None:
 
 @atexit.register
 def end_workers() -> None:
-    """Kill workers that are left: multiprocessing would send SIGTERM and wait forever."""
+    """Kill remaining workers. multiprocessing would send SIGTERM and could wait forever."""
     for child in multiprocessing.active_children():
         if child.daemon:
             child.kill()

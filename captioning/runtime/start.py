@@ -1,4 +1,4 @@
-"""Settings of a process that a program makes when it starts, before torch is imported."""
+"""Process settings that a program makes at its start, before torch is imported."""
 
 import ctypes
 import gc
@@ -9,14 +9,14 @@ import sys
 def tune_process() -> None:
     """Set the garbage collector, the threads and the allocator for speed.
 
-    Environment variables of the user's take precedence. `exit_code` turns the collector on again.
+    The user's environment variables take precedence. `exit_code` turns the collector on again.
     """
-    # Imports make no garbage: to look for it takes a fifth of their time.
+    # Imports create no garbage. Collecting would take a fifth of the import time.
     gc.disable()
 
-    # libgomp reads it when torch is loaded. By default its threads spin for milliseconds before
-    # they sleep: beside other programs captioning then takes many times as long. With a tenth of
-    # this value they sleep within a step, and waking them can take a quarter of its time.
+    # libgomp reads this variable when torch is loaded. By default its threads spin for milliseconds
+    # before they sleep. Next to other busy programs, captioning then takes many times as long. With
+    # a tenth of this value, threads sleep within a step, and waking them can take a quarter of it.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
@@ -24,10 +24,10 @@ def tune_process() -> None:
 
 
 def keep_memory() -> None:
-    """Let glibc keep freed memory up to these bytes.
+    """Let glibc keep freed memory for reuse, up to the thresholds below.
 
-    Otherwise the pages of activations go back to the system at each step and are faulted in again
-    at the next: a tenth of a step on a CPU, and more of encoding an image.
+    Otherwise each step returns the pages of activations to the system, and the next step faults
+    them in again. This takes a tenth of a training step on a CPU, and more when encoding an image.
     """
     if sys.platform == "linux" and not any(name.startswith("MALLOC_") for name in os.environ):
         libc = ctypes.CDLL(None)

@@ -1,1 +1,1 @@
-"""A synthetic data set whose content is known: scenes, their images, captions and facts."""
+"""A synthetic data set with known content: scenes, their images, captions and facts."""

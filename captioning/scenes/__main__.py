@@ -27,7 +27,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
     def program() -> None:
         made = make_scenes(arguments.output, arguments.seed)
-        log_line(f"{arguments.output} {'is drawn' if made else 'is there already'}")
+        log_line(f"{arguments.output} {'is drawn' if made else 'exists already'}")
 
     return exit_code(program, "stopped")
 

@@ -1,9 +1,9 @@
-"""Captions of a scene by simulated annotators, and the facts that a caption states, true or not.
+"""Captions of scenes by simulated annotators, and the true and wrong facts that a caption states.
 
-A caption is read word by word, so that a captioner's broken grammar can be scored as well. Each
-noun mentions one object; adjectives belong to the noun after them, places to the one before. A
-specific word states more than a general one: "crimson" states red and dark, "tiny" small and tiny.
-Words that state nothing ("a", "and", "with") are skipped, and a repeated fact counts once.
+A caption is read word by word, so that captions with broken grammar can be scored, too. Each noun
+mentions one object. Adjectives belong to the next noun, places to the previous noun. Specific words
+state several facts: "crimson" states red and dark, "tiny" states small and tiny. Words without a
+fact ("a", "and", "with") are skipped. A repeated fact counts once.
 """
 
 import random
@@ -14,10 +14,10 @@ from typing import NamedTuple, Optional
 
 from captioning.scenes.world import COUNTS, GROUNDS, RELATIONS, SHADES, SHAPES, SIZES, Scene, Thing
 
-# The detail of each of the five, from 0 to 1.
+# How detailed the captions of each of the five annotators are, from 0 to 1.
 ANNOTATORS = (0.0, 0.1, 0.2, 0.4, 0.9)
 
-MOST_WORDS = 9  # after them no further thing is mentioned
+MOST_WORDS = 9  # a longer caption mentions no further thing
 
 OBJECT_NOUNS = ("shape", "thing", "object")
 SYNONYMS = {
@@ -36,41 +36,42 @@ SYNONYMS = {
 
 
 def describe(scene: Scene, detail: float, rng: random.Random) -> str:
-    """Return one true caption by an annotator of this detail (0 to 1).
+    """Return one true caption. detail: how detailed it is, from 0 to 1.
 
-    Detail decides how many things are mentioned, with which properties, and how specific the words
-    are: "shape" or "circle", "red" or "crimson", "on the left" or "in the upper left corner".
+    A higher `detail` mentions more things and more properties, with more specific words: "circle"
+    instead of "shape", "crimson" instead of "red", "in the upper left corner" instead of "on the
+    left".
     """
 
     def chance(at_least: float, at_most: float) -> bool:
         return rng.random() < at_least + (at_most - at_least) * detail
 
     things = scene.things
-    in_short = len(things) > 1 and not chance(0.25, 0.97)
-    if in_short and rng.random() < 0.5:
+    summarise = len(things) > 1 and not chance(0.25, 0.97)
+    if summarise and rng.random() < 0.5:
         text = f"{COUNTS[len(things) - 1]} {rng.choice(OBJECT_NOUNS)}s"
     else:
         text = _phrase(things[0], True, chance, rng)
-        for before, thing in zip(things, things[1:] if not in_short else ()):
+        for before, thing in zip(things, things[1:] if not summarise else ()):
             if len(text.split()) > MOST_WORDS:
                 break
-            joint = _true_relation(before, thing, rng) if chance(0.05, 0.6) else None
-            text += f" {joint or 'and'} {_phrase(thing, joint is None, chance, rng)}"
+            relation = _true_relation(before, thing, rng) if chance(0.05, 0.6) else None
+            text += f" {relation or 'and'} {_phrase(thing, relation is None, chance, rng)}"
     if chance(0.05, 0.6):
         text += f" on the {_synonym(scene.ground, rng)}"
     return text
 
 
 def describe_all(scene: Scene, rng: random.Random) -> list[str]:
-    """Return one caption by each annotator."""
+    """Return one caption per annotator."""
     return [describe(scene, detail, rng) for detail in ANNOTATORS]
 
 
-def _phrase(thing: Thing, placed: bool, chance, rng: random.Random) -> str:
+def _phrase(thing: Thing, may_have_place: bool, chance, rng: random.Random) -> str:
     words = [*_properties(thing, chance, rng)]
     words.append(_synonym(thing.shape, rng) if chance(0.5, 0.97) else rng.choice(OBJECT_NOUNS))
     article = "an" if words[0][0] in "aeiou" else "a"
-    place = f" {_place(thing, chance, rng)}" if placed and chance(0.1, 0.75) else ""
+    place = f" {_place(thing, chance, rng)}" if may_have_place and chance(0.1, 0.75) else ""
     return f"{article} {' '.join(words)}{place}"
 
 
@@ -108,16 +109,16 @@ def _synonym(word: str, rng: random.Random) -> str:
     return rng.choice(SYNONYMS.get(word, (word,)))
 
 
-def _named(words) -> Iterator[tuple[str, str]]:
+def _with_synonyms(words) -> Iterator[tuple[str, str]]:
     """Yield (synonym, word) for each synonym of each word."""
     return ((name, word) for word in words for name in SYNONYMS.get(word, (word,)))
 
 
-NOUNS = {**{noun: "object" for noun in OBJECT_NOUNS}, **dict(_named(SHAPES))}
+NOUNS = {**{noun: "object" for noun in OBJECT_NOUNS}, **dict(_with_synonyms(SHAPES))}
 ADJECTIVES: dict[str, tuple[str, ...]] = {
     **SHADES,
     **{word: (word,) for properties in SHADES.values() for word in properties},
-    **{name: SIZES[size] for name, size in _named(SIZES)},
+    **{name: SIZES[size] for name, size in _with_synonyms(SIZES)},
 }
 PLACES = {
     **{word: word for word in ("left", "right", "top", "bottom")},
@@ -125,13 +126,14 @@ PLACES = {
     "upper": "top",
     "lower": "bottom",
 }
-OF_SCENE = {**dict(_named(GROUNDS)), **{count: count for count in COUNTS}}
+SCENE_WORDS = {**dict(_with_synonyms(GROUNDS)), **{count: count for count in COUNTS}}
 
 
 class Fact(NamedTuple):
-    """What one word states: `what` about mention `subject`, or about the scene (None).
+    """A fact that a word states.
 
-    A relation is to the mention `other`.
+    what: the property or relation. subject: the number of the mention that has it; None for a fact
+    about the scene. other: the second mention of a relation.
     """
 
     what: str
@@ -140,7 +142,7 @@ class Fact(NamedTuple):
 
 
 class Statement(NamedTuple):
-    """words: those of a caption, each with the facts that it states. mentions: their number."""
+    """A caption's content. words: (word, its facts) for each word. mentions: how many there are."""
 
     words: tuple[tuple[str, tuple[Fact, ...]], ...]
     mentions: int
@@ -150,11 +152,11 @@ class Statement(NamedTuple):
 
 
 def read_caption(caption: str) -> Statement:
-    """Return the facts that each word of a caption states."""
+    """Return the facts stated by each word of a caption."""
     words = caption.split()
     stated: list[tuple[Fact, ...]] = []
-    noun = -1  # the last mention; adjectives belong to the next one
-    open_adjective = False
+    noun = -1  # number of the last mention; adjectives belong to mention noun + 1
+    open_adjective = False  # whether the last adjective still has no noun
     for i, word in enumerate(words):
         key, facts = word.strip(".,").lower(), ()
         relation = _relation(key, words[i + 1 : i + 2])
@@ -168,16 +170,16 @@ def read_caption(caption: str) -> Statement:
             facts = (Fact(relation, noun, noun + 1),)
         elif key in PLACES and relation is None and noun >= 0:
             facts = (Fact(PLACES[key], noun),)
-        elif key in OF_SCENE:
-            facts = (Fact(OF_SCENE[key], None),)
+        elif key in SCENE_WORDS:
+            facts = (Fact(SCENE_WORDS[key], None),)
         stated.append(facts)
     mentions = noun + 1 + open_adjective
-    # A relation at a caption's end has no other mention, and states nothing.
-    whole = [
+    # A relation at the end of a caption lacks its second mention, so it states nothing.
+    complete = [
         tuple(fact for fact in facts if fact.other is None or fact.other < mentions)
         for facts in stated
     ]
-    return Statement(tuple(zip(words, whole)), mentions)
+    return Statement(tuple(zip(words, complete)), mentions)
 
 
 def _relation(word: str, following: list[str]) -> Optional[str]:
@@ -187,9 +189,10 @@ def _relation(word: str, following: list[str]) -> Optional[str]:
 
 
 def true_facts(statement: Statement, scene: Scene) -> frozenset[Fact]:
-    """Return the stated facts that hold, with mentions matched to things as well as possible.
+    """Return the stated facts that are true, under the best matching of mentions to things.
 
-    Each mention is another thing: of three mentions in a scene with two things, one is wrong.
+    Two mentions never match the same thing. Thus if a caption mentions three things of a scene with
+    two, one mention is wrong.
     """
     facts = statement.facts()
     matches = _matches(_distinct_mentions(statement, scene), len(scene.things))
@@ -200,44 +203,47 @@ def true_facts(statement: Statement, scene: Scene) -> frozenset[Fact]:
 
 
 def most_true(facts: Iterable[Fact], scene: Scene) -> int:
-    """Return an upper bound of `true_facts` that is fast: any thing may be any mention."""
-    possible = _of_things(scene)
+    """Return an upper bound of the number of true facts.
+
+    It is fast, because facts are compared with all things, without a matching.
+    """
+    possible = _facts_of_things(scene)
     return sum(
         fact.what in (scene.facts() if fact.subject is None else possible) or fact.other is not None
         for fact in facts
     )
 
 
-def _of_things(scene: Scene) -> frozenset[str]:
+def _facts_of_things(scene: Scene) -> frozenset[str]:
     return frozenset().union(*(thing.facts() for thing in scene.things))
 
 
 def _distinct_mentions(statement: Statement, scene: Scene) -> list[int]:
-    """Return the mentions about which something can be true.
+    """Return the mentions that can have a true fact.
 
-    Of mentions with the same facts only as many are kept as there are things. Otherwise the cost
-    of a captioner that repeats itself would be the cube of its mentions.
+    Of several mentions with the same facts, no more are kept than the scene has things. Without
+    this limit, a repetitive caption would cost time cubic in its mentions.
     """
-    possible = _of_things(scene)
+    possible = _facts_of_things(scene)
     stated: dict[int, list[tuple]] = {mention: [] for mention in range(statement.mentions)}
     for fact in statement.facts():
         if fact.subject is not None:
             stated[fact.subject].append((fact.what, fact.other))
             if fact.other is not None:
                 stated[fact.other].append((fact.what, fact.subject))
-    alike: Counter[frozenset] = Counter()
+    with_same_facts: Counter[frozenset] = Counter()
     kept = []
     for mention, facts in stated.items():
         key = frozenset(facts)
-        alike[key] += 1
+        with_same_facts[key] += 1
         can_be_true = any(what in possible or other is not None for what, other in key)
-        if can_be_true and alike[key] <= len(scene.things):
+        if can_be_true and with_same_facts[key] <= len(scene.things):
             kept.append(mention)
     return kept
 
 
 def _matches(mentions: list[int], things: int) -> Iterator[dict[int, int]]:
-    """Yield every largest one-to-one match, {mention: thing}."""
+    """Yield all one-to-one matchings of maximal size, as {mention: thing}."""
     if len(mentions) <= things:
         for chosen in permutations(range(things), len(mentions)):
             yield dict(zip(mentions, chosen))
@@ -258,7 +264,7 @@ def _holds(fact: Fact, match: dict[int, int], scene: Scene) -> bool:
 
 
 def mark(caption: str, scene: Scene) -> list[tuple[str, Optional[bool]]]:
-    """Return each word with whether its facts are true, None if it states none."""
+    """Return (word, whether all its facts are true) of each word; None for a word without facts."""
     statement = read_caption(caption)
     true = true_facts(statement, scene)
     return [

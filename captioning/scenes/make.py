@@ -1,10 +1,10 @@
-"""Make a captioned data set of drawn scenes, in the annotation format that training reads.
+"""Makes a captioned data set of drawn scenes, in the annotation format of training.
 
 images/scene_000000.png, ...
-scenes_{train,val,test}.json   images, each with five captions
-scenes.json                    seed, version and, by image id, the content of each scene
+scenes_{train,val,test}.json   images with five captions each
+scenes.json                    seed, version, and the content of each scene by image id
 vocab.txt                      the words of the captions, for the tokeniser
-vocab_pieces.txt               these and `##word` for each first word, for first_token_shift
+vocab_pieces.txt               the same words, and `##word` for first words, for first_token_shift
 """
 
 import math
@@ -25,11 +25,11 @@ from captioning.scenes.world import RADIUS, Scene, Thing, random_scene
 SPLITS = {"train": 6000, "val": 150, "test": 300}
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 PROMPT = "a picture of"
-VERSION = 1  # of the world; another one makes other scenes from the same seed
+VERSION = 1  # of the world; other versions make other scenes from the same seed
 
 SIDE = 96  # pixels
-OVERSAMPLED = 2  # factor by which an image is drawn larger and then reduced, for smooth edges
-UNIT = SIDE * OVERSAMPLED / 48  # the world is 48 wide
+OVERSAMPLED = 2  # images are drawn larger by this factor, then reduced, for smooth edges
+UNIT = SIDE * OVERSAMPLED / 48  # pixels per unit; the world is 48 units wide
 
 SHADES = {
     "crimson": "#a00c2a",
@@ -43,7 +43,7 @@ SHADES = {
     "plum": "#621862",
     "violet": "#be6ef8",
 }
-# The colours of the ground and of the marks on it.
+# The colours of each ground and of the marks on it.
 GROUNDS = {
     "sand": ("#e2cea0", "#ccb482"),
     "grass": ("#9eba8a", "#80a46e"),
@@ -65,10 +65,10 @@ POLYGONS = {  # of radius 1 around the origin
 
 
 def make_scenes(folder: Path, seed: int = 0, splits: Mapping[str, int] = SPLITS) -> bool:
-    """Write the data set into `folder`, which appears when complete; False if it exists already.
+    """Write the data set to `folder`, which appears when complete. Returns False if it exists.
 
-    splits: the number of scenes by split. The same seed gives the same files. Raises UserError if
-    the folder holds something else.
+    splits: {split: number of scenes}. The same seed gives the same files. Raises UserError if the
+    folder exists and contains something else.
     """
     made_from = {"version": VERSION, "seed": seed, "splits": dict(splits)}
     with user_errors(folder):
@@ -79,8 +79,8 @@ def make_scenes(folder: Path, seed: int = 0, splits: Mapping[str, int] = SPLITS)
                     _write_pieces(folder, splits)
                 return False
             raise UserError(
-                f"{folder} holds something other than the scenes of seed {seed} and "
-                f"{sum(splits.values())} images: move it away, or name another folder"
+                f"{folder} contains something other than the scenes of seed {seed} with "
+                f"{sum(splits.values())} images: move it away, or choose another folder"
             )
         _make_all(folder, made_from)
     return True
@@ -115,7 +115,7 @@ def _make_all(folder: Path, made_from: dict) -> None:
 
 
 def _write_pieces(folder: Path, splits: Mapping[str, int]) -> None:
-    """Write vocab_pieces.txt. A larger vocab.txt would change the demo's random weights."""
+    """Write vocab_pieces.txt. vocab.txt is not extended: that would change the random weights."""
     samples = (sample for split in splits for sample in read_json(folder / f"scenes_{split}.json"))
     firsts = {caption.split()[0] for sample in samples for caption in sample["caption"]}
     pieces = "".join(f"##{word}\n" for word in sorted(firsts))
@@ -124,7 +124,7 @@ def _write_pieces(folder: Path, splits: Mapping[str, int]) -> None:
 
 
 def read_scenes(path: Path) -> dict[int, Scene]:
-    """Return the content of each image by image id. Raises UserError for a file of another kind."""
+    """Return {image id: scene}. Raises UserError if the file is something else."""
     try:
         return {
             int(number): Scene(ground, tuple(Thing(*thing) for thing in things))
@@ -132,12 +132,12 @@ def read_scenes(path: Path) -> dict[int, Scene]:
         }
     except (TypeError, ValueError, AttributeError):
         raise UserError(
-            f"{path}: has no contents of scenes: make it with captioning.scenes"
+            f"{path}: does not describe scenes: make it with captioning.scenes"
         ) from None
 
 
 def _read(path: Path) -> dict:
-    """Return the content of scenes.json, with None for what another kind of file lacks."""
+    """Return the content of scenes.json. Missing entries are None."""
     found = read_json(path)
     return {
         key: found.get(key) if isinstance(found, dict) else None for key in ("made_from", "scenes")
@@ -145,7 +145,7 @@ def _read(path: Path) -> dict:
 
 
 def draw(scene: Scene, rng: random.Random) -> Image.Image:
-    """Return an RGB image, SIDE x SIDE; `rng` shifts the things slightly and places the marks."""
+    """Return an RGB image (SIDE x SIDE). rng: shifts things slightly and places the marks."""
     side = SIDE * OVERSAMPLED
     image = Image.new("RGB", (side, side), GROUNDS[scene.ground][0])
     canvas = ImageDraw.Draw(image)

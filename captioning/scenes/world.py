@@ -1,4 +1,4 @@
-"""Scenes: their things, and the facts that are true of them."""
+"""Scenes: the things in them, and the facts that are true."""
 
 import math
 import random
@@ -8,7 +8,7 @@ from itertools import combinations
 from typing import NamedTuple
 
 SHAPES = ("circle", "square", "triangle", "star", "cross", "ring", "heart")
-# Two shades of each colour, the dark one first.
+# Two shades of each colour, the dark shade first.
 SHADES = {
     "crimson": ("red", "dark"),
     "coral": ("red", "light"),
@@ -27,7 +27,7 @@ SIZES = {
     "large": ("large",),
     "huge": ("large", "huge"),
 }
-RADIUS = {"tiny": 3.5, "small": 6.0, "large": 8.0, "huge": 11.0}  # of 48
+RADIUS = {"tiny": 3.5, "small": 6.0, "large": 8.0, "huge": 11.0}  # the world is 48 wide
 COLUMNS = ("left", "middle", "right")
 ROWS = ("top", "middle", "bottom")
 GROUNDS = ("sand", "grass", "water", "snow", "stone")
@@ -36,7 +36,7 @@ MOST_THINGS = len(COUNTS)
 
 
 class Thing(NamedTuple):
-    """One object of a scene; column and row count from the left and from the top, 0 to 2."""
+    """One object of a scene. column, row: 0 to 2, from the left and from the top."""
 
     shape: str
     shade: str
@@ -46,7 +46,7 @@ class Thing(NamedTuple):
 
     @cache  # noqa: B019 - there are only so many different things
     def facts(self) -> frozenset[str]:
-        """Return what is true of the thing alone; a shade is also a colour, tiny is also small."""
+        """Return the facts about this thing. A shade is also a colour; tiny is also small."""
         return frozenset(
             ["object", self.shape, *SHADES[self.shade], *SIZES[self.size], *self.place()]
         )
@@ -61,13 +61,13 @@ class Thing(NamedTuple):
 
 
 class Scene(NamedTuple):
-    """One to three things, the largest first, on a ground."""
+    """One to three things on a ground, the largest thing first."""
 
     ground: str
     things: tuple[Thing, ...]
 
     def facts(self) -> frozenset[str]:
-        """Return what is true of the scene as a whole."""
+        """Return the facts about the scene as a whole."""
         return frozenset([self.ground, COUNTS[len(self.things) - 1]])
 
 
@@ -81,7 +81,7 @@ RELATIONS = {
 
 
 def random_scene(rng: random.Random) -> Scene:
-    """Return a scene whose things differ in size and do not overlap."""
+    """Return a random scene. Its things differ in size and do not overlap."""
     pick = rng.choice
     while True:
         sizes = rng.sample(list(SIZES), rng.randint(1, MOST_THINGS))

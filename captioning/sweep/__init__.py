@@ -1,1 +1,1 @@
-"""Many runs of one configuration: mixture weights and the published ablations, side by side."""
+"""Runs variants of one configuration: mixture weights and the published ablations."""

@@ -5,9 +5,9 @@ python -m captioning.sweep configs/caption_coco.yaml --ablation objective,first_
 python -m captioning.sweep configs/demo_finetune.yaml --objectives all --seeds 3
 python -m captioning.sweep --collect output/caption_coco output/my_other_run
 
-Each run is trained, then captions and scores the test split. Finished runs are kept, stopped ones
-go on. One run on each GPU in parallel, or --jobs on a CPU. The folder gets frontier.svg, table.md,
-report.html, and a folder and a log for each run.
+Each run is trained, then captions and scores the test split. Finished runs are kept, and stopped
+runs are resumed. Runs are parallel: one per GPU, or --jobs on a CPU. The folder gets frontier.svg,
+table.md, report.html, and a folder and a log for each run.
 """
 
 if __name__ == "__main__":
@@ -40,22 +40,22 @@ from captioning.sweep.runs import Sweep
 QUICK = ("max_epoch=1", "eval_every=1", "num_beams=1")
 SEVERAL = (
     "Scores are means over up to {} seeds, their intervals over seeds and images. Captions, curves "
-    "and lengths are those of the first."
+    "and lengths are from the first seed."
 )
 
 
 def draw(done: Sequence[variants.Variant], collected: Sequence[Path], folder: Path) -> None:
     """Write frontier.svg, table.md and report.html of the finished runs, and print the table.
 
-    collected: folders of other runs, with the report's labels. Raises UserError for a folder that
-    holds no run.
+    collected: folders of other runs, which get the report's labels. Raises UserError for a folder
+    without a run.
     """
     folders = [*(folder / variant.name for variant in done), *collected]
     comparison = compare(folders)
     runs = comparison.rows[-len(folders) :]
     entries = [Entry(comparison.human, comparison.human.label)] if comparison.human else []
-    of_variant: dict[str, list[Row]] = {}  # a row for each seed
-    shown: dict[str, Run] = {}  # the first seed's
+    of_variant: dict[str, list[Row]] = {}  # one row per seed
+    shown: dict[str, Run] = {}  # the run of the first seed
     for variant, run, row in zip(done, comparison.runs, runs):
         of_variant.setdefault(variant.label, []).append(row)
         shown.setdefault(variant.label, run)
@@ -78,7 +78,7 @@ def draw(done: Sequence[variants.Variant], collected: Sequence[Path], folder: Pa
     write_report(in_report, folder / "report.html", SEVERAL.format(seeds) if seeds > 1 else None)
     figure = folder / "frontier.svg"
     if draw_frontier(entries, figure) is None:
-        log_line("fewer than two of them have an accuracy and a descriptiveness to draw: no figure")
+        log_line("no figure: fewer than two runs have both metrics of the axes")
     else:
         log_line(f"the figure is {figure}, the table {folder / 'table.md'}")
     log_line(f"the report is {folder / 'report.html'}: open it in a browser")
@@ -97,16 +97,16 @@ def build_parser() -> argparse.ArgumentParser:
     add("--ablation", metavar="NAME,NAME", help=f"{', '.join(variants.ABLATIONS)}, or all of them")
     add("--subset_sizes", metavar="N,N", help="words sampled for a token in ablation subset_size "
         f"(default: {','.join(map(str, variants.SUBSET_SIZES))})")  # fmt: skip
-    add("--objectives", metavar="NAME,NAME", help="each alone, or all of them, and mixtures")
-    add("--decodings", metavar="NAME,NAME", help="caption with each, and compare them, or all")
+    add("--objectives", metavar="NAME,NAME", help="one run per objective, or all; and mixtures")
+    add("--decodings", metavar="NAME,NAME", help="caption with each method, or all, and compare")
     add("--seeds", type=int, default=1, metavar="N",
-        help="runs of each with seeds 0 to N - 1, averaged (default: one run)")  # fmt: skip
-    add("--quick", action="store_true", help="one epoch and greedy captions: shows that all runs")
-    add("--pretrain", metavar="CONFIG", help="train this first, once; all runs start from its best")
+        help="train each variant with seeds 0 to N - 1 and average (default: one run)")  # fmt: skip
+    add("--quick", action="store_true", help="one epoch and greedy captions, to test the sweep")
+    add("--pretrain", metavar="CONFIG", help="train this once first; all runs start from its best")
     add("--collect", nargs="+", default=[], metavar="RUN", type=Path,
-        help="finished runs to draw as well, or alone")  # fmt: skip
+        help="finished runs to add to the figure, or to draw without a sweep")  # fmt: skip
     add("--output_dir", type=Path, help="default: output/sweep_NAME OF CONFIG")
-    add("--jobs", type=int, help="runs at the same time (default: one a GPU, else 1)")
+    add("--jobs", type=int, help="runs at the same time (default: one per GPU, else 1)")
     add("overrides", nargs="*", metavar="key=value", help="for keys of all runs, --pretrain's too")
     return parser
 
@@ -114,13 +114,13 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Returns 0; 2 after one line for each error or failed run; 130 when it was stopped."""
     arguments = build_parser().parse_intermixed_args(argv)
-    stopped = "stopped; the same command goes on from here"
+    stopped = "stopped; the same command continues from here"
     return exit_code(lambda: _run(arguments), stopped)
 
 
 def _run(arguments: argparse.Namespace) -> int:
     if distributed.announced() > 1:
-        raise UserError("a sweep starts its runs itself, one a GPU: call it without torchrun")
+        raise UserError("a sweep starts its runs itself, one per GPU: call it without torchrun")
     if arguments.jobs is not None and arguments.jobs < 1:
         raise UserError(f"--jobs is {arguments.jobs}; it must be 1 or more")
     if arguments.seeds < 1:

@@ -1,4 +1,4 @@
-"""The decodings of a sweep's runs side by side: a table, and a figure with their cost."""
+"""Compares the decodings of a sweep's runs: a table, and a figure with their cost."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -27,14 +27,16 @@ from captioning.sweep.over_seeds import over_seeds
 from captioning.sweep.runs import Sweep
 from captioning.sweep.variants import Variant
 
-CHOSEN_BY = ("scene_R@1", "R@1", "CIDEr")  # the first that there is, on the validation split
+CHOSEN_BY = ("scene_R@1", "R@1", "CIDEr")  # the first available metric of the validation split
 _CHOSEN = " *"
 
 
 class Line(NamedTuple):
-    """A decoding of a variant, over its seeds. tokens: that the decoder reads for an image;
-    time: relative to REFERENCE of the same run; chosen: whether its weight is the best of its
-    kind on the validation split."""
+    """A decoding of a variant, averaged over seeds.
+
+    tokens: tokens per image that the decoder reads. time: relative to REFERENCE of the same run.
+    chosen: whether its weight is the best of its kind on the validation split.
+    """
 
     variant: str
     decoding: str
@@ -49,7 +51,7 @@ class Line(NamedTuple):
 
 
 def write_decodings(sweep: Sweep, names: Sequence[str]) -> str:
-    """Write decodings.md and decodings.svg into the sweep's folder; returns the table."""
+    """Write decodings.md and decodings.svg to the sweep's folder; return the table."""
     lines = list(_lines(sweep, names))
     columns = [c for c in columns_of(line.row for line in lines) if c.metric in IN_TABLE]
     headings = [*(c.heading for c in columns), "decoder tokens", "time"]
@@ -103,7 +105,7 @@ def _row(run: Path, name: str, split: str) -> Row:
 
 
 def _chosen(runs: Sequence[Path], names: Sequence[str]) -> set[str]:
-    """For each key of CHOICES, the decoding that is best on the validation split."""
+    """For each key of CHOICES, the best decoding on the validation split."""
     found = set()
     for key in CHOICES:
         values = {}
@@ -117,7 +119,7 @@ def _chosen(runs: Sequence[Path], names: Sequence[str]) -> set[str]:
 
 
 def draw(lines: Sequence[Line], path: Path) -> None:
-    """The plane of accuracy and descriptiveness; a marker's area is proportional to the tokens."""
+    """Draw accuracy against descriptiveness. A marker's area is proportional to the tokens."""
     axes = plane.choose_axes([line.row for line in lines])
     if axes is None:
         return

@@ -21,7 +21,7 @@ from captioning.sweep.variants import Variant
 from captioning.training.run_log import record_run
 from captioning.training.split_evaluation import SplitEvaluation
 
-DROPPED = 0.2  # the share of images that training for guidance drops
+DROPPED = 0.2  # share of images that are dropped in training for guidance
 REFERENCE = "beam3"  # the decoding whose time is 1
 COST = "cost.json"
 JUDGE = "judge"
@@ -29,8 +29,11 @@ CHOICES = ("rerank_weight", "guidance_scale")  # keys that are chosen on the val
 
 
 class Decoding(NamedTuple):
-    """keys: the configuration keys that differ from the run's. dropped: the shares of images that
-    the captioners it is tried with were trained without."""
+    """A decoding method.
+
+    keys: the configuration keys that differ from the run's. dropped: it is used with captioners
+    that were trained with these shares of images dropped.
+    """
 
     label: str
     keys: dict
@@ -63,16 +66,16 @@ DECODINGS: dict[str, Decoding] = {
 
 
 def read_decodings(text: str) -> list[str]:
-    """ "greedy,mmi0.5" or "all" to names; the reference is always among them. Raises UserError."""
+    """Parse "greedy,mmi0.5" or "all" to names, and add the reference. Raises UserError."""
     names = list(DECODINGS) if text == "all" else text.split(",")
     for name in names:
         if name not in DECODINGS:
-            raise UserError(f"{name!r} is no decoding; name some of {', '.join(DECODINGS)}, or all")
+            raise UserError(f"{name!r} is no decoding; give some of {', '.join(DECODINGS)}, or all")
     return list(dict.fromkeys([REFERENCE, *names]))
 
 
 def with_dropped(variants: Sequence[Variant], decodings: Sequence[str]) -> list[Variant]:
-    """The variants, with the mean image as the null, and those trained for guidance if needed."""
+    """The variants with the mean image as the null; if needed, also variants for guidance."""
     shares = sorted({share for name in decodings for share in DECODINGS[name].dropped})
     return [
         variant._replace(
@@ -87,19 +90,19 @@ def with_dropped(variants: Sequence[Variant], decodings: Sequence[str]) -> list[
 
 
 def decodings_of(config: Config, names: Sequence[str]) -> list[str]:
-    """Those that a captioner of this configuration is tried with."""
+    """The decodings that are used with a captioner of this configuration."""
     return [name for name in names if config.drop_image in DECODINGS[name].dropped]
 
 
 def folder_of(run: Path, name: str) -> Path:
-    """The folder of a run's captions by the decoding of that name."""
+    """The folder of a run's captions by the decoding `name`."""
     return run / "decodings" / name
 
 
 def decode_run(config: Config, names: Sequence[str], judge: Optional[str]) -> None:
-    """Caption and score the test split of a finished run with each decoding that is left.
+    """Caption and score the test split of a finished run with each remaining decoding.
 
-    Decodings whose weight is chosen on the validation split score that split, too. judge: the
+    If a decoding's weight is chosen on the validation split, that split is scored, too. judge: the
     checkpoint of the judge. Raises UserError, Stopped.
     """
     run = Path(config.output_dir)
@@ -123,7 +126,7 @@ def decode_run(config: Config, names: Sequence[str], judge: Optional[str]) -> No
 
 
 def samples_of(config: Config) -> dict:
-    """The keys of candidates: samples of the whole distribution."""
+    """The keys for candidates that are samples of the whole distribution."""
     return {"top_p": 1.0, "top_k": 0, "num_beams": 3, "sample": False}
 
 
@@ -138,8 +141,8 @@ def _decode(captioner: nn.Module, config: Config, split: str, folder: Path, best
     record_run(config, folder / "result" / split, checkpoint=best)
     evaluation.score(results, split)
     cost = {"tokens": counted.tokens / len(results), "seconds": seconds / len(results)}
-    write_json(cost, folder / f"{split}_{COST}")  # the last file: the decoding is done
-    log_line(f"{cost['tokens']:.0f} decoder tokens, {1000 * cost['seconds']:.1f} ms an image")
+    write_json(cost, folder / f"{split}_{COST}")  # written last: it marks the decoding as done
+    log_line(f"{cost['tokens']:.0f} decoder tokens, {1000 * cost['seconds']:.1f} ms per image")
 
 
 def cost_of(run: Path, name: str, split: str = "test") -> dict[str, float]:
@@ -148,7 +151,7 @@ def cost_of(run: Path, name: str, split: str = "test") -> dict[str, float]:
 
 
 class DecoderTokens:
-    """Counts the tokens that a captioner's decoder reads, in copies of the captioner, too."""
+    """Counts the tokens that a captioner's decoder reads, also in copies of the captioner."""
 
     def __init__(self, captioner: nn.Module):
         self.tokens = 0

@@ -1,4 +1,4 @@
-"""The frontier of accuracy and descriptiveness of a sweep's runs, and their table."""
+"""The figure and the table of a sweep: accuracy against descriptiveness, with the frontier."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ from captioning.report.figures import INK, STYLES, look, save, styles
 _WIDE, _NARROW, _HEIGHT = 10.4, 4.6, 3.7  # inches
 _BEHIND = "#9aa5b1"
 
-# Length, facts, self-retrieval, and agreement with references.
+# Columns: length, facts, self-retrieval, and agreement with references.
 IN_TABLE = (
     *("cap_len", "true_facts", "wrong_facts", "scene_R@1", "R@1", "lex_div"),
     *("CHAIRi", "CIDEr", "CLIPScore", "PPL", "loops"),
@@ -31,20 +31,20 @@ class Entry(NamedTuple):
 
     @property
     def is_mixture(self) -> bool:
-        """Whether it is strictly between MLE and SMILE."""
+        """Whether both MLE and SMILE have a positive weight."""
         return self.weight is not None and 0 < self.weight < 1
 
     @property
     def short(self) -> str:
-        """Its name in the figure: of a mixture, the weight alone."""
+        """The name in the figure; for a mixture, only the weight."""
         return f"{self.weight:g}" if self.is_mixture else self.label
 
 
 def draw_frontier(entries: Sequence[Entry], path: Path) -> Optional[str]:
-    """Write the figure in the format of the path's suffix, and return a description of it.
+    """Write the figure in the format of the path's suffix; return a description.
 
-    None, and no file, where fewer than two entries have the metrics of an axis. Points have the
-    95 % intervals of both metrics. A line joins the mixtures; a second panel has the other entries.
+    Returns None without writing a file if fewer than two entries have the metrics. Points have the
+    95 % intervals of both metrics. A line joins the mixtures. A second panel shows other entries.
     """
     axes = plane.choose_axes([entry.row for entry in entries])
     if axes is None:
@@ -76,7 +76,7 @@ def draw_frontier(entries: Sequence[Entry], path: Path) -> Optional[str]:
 
 
 def markdown_table(entries: Sequence[Entry]) -> str:
-    """A line for each entry, with 95 % intervals; columns of IN_TABLE that some entry has."""
+    """A Markdown table with a line per entry and 95 % intervals. Empty columns are left out."""
     columns = [c for c in columns_of(entry.row for entry in entries) if c.metric in IN_TABLE]
     lines = [[entry.label, *(shown_value(c, entry.row) for c in columns)] for entry in entries]
     return in_markdown([c.heading for c in columns], lines)
@@ -104,7 +104,7 @@ def _join(ax: Axes, axes: plane.Pair, entries: Sequence[Entry], colour: str, **s
 
 
 def _points(ax: Axes, axes: plane.Pair, entries: Sequence[Entry]) -> list[plane.Point]:
-    """Points in the report's styles; all mixtures look alike."""
+    """Draw points in the report's styles. All mixtures have the same style."""
     others = iter(styles([entry.row.kind for entry in entries if not entry.is_mixture]))
     points = []
     for entry in entries:

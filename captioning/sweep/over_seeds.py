@@ -1,4 +1,4 @@
-"""The runs of one variant with several seeds as one line: means and their intervals."""
+"""Averages the runs of a variant over seeds: means with intervals."""
 
 import math
 import statistics
@@ -8,15 +8,16 @@ from captioning.metrics.bootstrap import Estimate
 from captioning.report.comparison import Row
 
 NORMAL = 1.96  # standard deviations of a 95 % interval
-# The same of Student's t with 1 to 9 degrees of freedom, where the deviation is estimated.
+# The same for Student's t with 1 to 9 degrees of freedom, used if the deviation is estimated.
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
 def over_seeds(rows: Sequence[Row], label: str) -> Row:
     """The mean of each metric that all runs have, with a 95 % interval over seeds and images.
 
-    Its variance is the images', which more runs do not reduce, as they caption the same images (it
-    is taken from the runs' own intervals), plus the seeds' divided by their number.
+    The variance has two parts. The variance over images is taken from the runs' own intervals; more
+    runs do not reduce it, because all runs caption the same images. The variance over seeds is
+    divided by the number of seeds.
     """
     if len(rows) == 1:
         return rows[0]
@@ -32,16 +33,16 @@ def _mean(estimates: Sequence[Estimate]) -> Estimate:
         return Estimate(value, None, None, count)
     of_images = statistics.mean(((e.high - e.low) / (2 * NORMAL)) ** 2 for e in estimates)
     reach = half_width(of_images, [e.value for e in estimates])
-    # A metric that is never negative gets no negative bound.
+    # A metric that is never negative gets no negative lower limit.
     least = 0.0 if all(e.low >= 0 for e in estimates) else -math.inf
     return Estimate(value, max(value - reach, least), value + reach, count)
 
 
 def half_width(of_images: float, values: Sequence[float]) -> float:
-    """Half of the 95 % interval of a mean.
+    """Half the width of a mean's 95 % interval.
 
-    of_images: its variance from the images. values: one for each seed; a few give a wide estimate
-    of the seeds' variance, a single one none.
+    of_images: the variance over images. values: one value per seed. With few seeds, Student's t
+    makes the interval wider. A single seed adds no variance.
     """
     if len(values) == 1:
         return NORMAL * math.sqrt(of_images)

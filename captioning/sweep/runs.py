@@ -1,4 +1,4 @@
-"""The runs of a sweep: which are done, and the jobs that do the others."""
+"""The runs of a sweep: finds the finished runs, and creates jobs for the others."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -18,15 +18,15 @@ from captioning.sweep.variants import Variant, varied_keys
 from captioning.training.validation_history import is_done
 
 PRETRAIN = "pretrain"
-# Keys that the sweep sets, besides those in which its runs differ.
+# Keys that the sweep sets, in addition to the keys that its variants change.
 OWN_KEYS = ("output_dir", "resume")
 
 
 class Sweep:
-    """The runs of one configuration's variants, each in its folder within `folder`.
+    """The runs of one configuration's variants, each in its own subfolder of `folder`.
 
-    pretrain: a configuration that is trained first; the others start from its best checkpoint.
-    Raises UserError for an impossible key, and for one that the sweep sets.
+    pretrain: a configuration that is trained first; the variants start from its best checkpoint.
+    Raises UserError for an invalid key, and for a key that the sweep sets.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Sweep:
         varied = {each.partition("=")[0] for run in runs for each in run.overrides}
         for key in (key.partition("=")[0] for key in keys):
             if key in {*OWN_KEYS, *varied, *varied_keys()} or (pretrain and key == "pretrained"):
-                raise UserError(f"{key} is what the runs differ in, or the sweep sets it itself")
+                raise UserError(f"{key} is set by the sweep: leave it out")
         self.config, self.pretrain, self.folder, self.keys = config, pretrain, folder, list(keys)
         if pretrain:
             self._load(pretrain, PRETRAIN, keys)
@@ -47,18 +47,21 @@ class Sweep:
             self.trained[name] = self._load(config, name, given)
             self.scored[name] = self._load(config, name, without_pretrained(given))
             if self.trained[name].reward:
-                raise UserError(f"{config}: unset reward, which trains beside what runs differ in")
+                raise UserError(f"{config}: unset reward, since a sweep compares objectives")
         if any(c.split != self.trained[runs[0].name].split for c in self.trained.values()):
-            raise UserError(f"{config}: each seed divides train_file anew: give split a seed")
+            raise UserError(
+                f"{config}: split has no seed, so each seed would divide train_file differently: "
+                "give split a seed"
+            )
 
     def done(self) -> list[Variant]:
         """The variants that are trained and scored."""
         return [v for v in self.variants if is_done(self.trained[v.name], self.scored[v.name])]
 
     def train(self, parallel: Optional[int]) -> dict[str, str]:
-        """Do the runs that are left; return why, by name, for those that failed.
+        """Train and score the remaining runs; return {name: reason} of the failed runs.
 
-        parallel: how many at a time; None for the default of `slots`.
+        parallel: runs at a time; None for the default of `slots`.
         """
         finished = self.done()
         left = [variant for variant in self.variants if variant not in finished]
@@ -115,9 +118,9 @@ def judge_of(variant: Variant, done: Sequence[Variant]) -> str:
 
 
 def train_and_score(arguments: Sequence[str]) -> int:
-    """Train a run, then caption and score the test split, unless it was asked to stop.
+    """Train a run, then caption and score the test split, unless the run was asked to stop.
 
-    arguments: those of captioning.train. Returns its exit code.
+    arguments: the command line of captioning.train. Returns its exit code.
     """
     code = train.main(arguments)
     if code or signals.stop_requested():
@@ -126,5 +129,5 @@ def train_and_score(arguments: Sequence[str]) -> int:
 
 
 def without_pretrained(arguments: Sequence[str]) -> list[str]:
-    """In evaluation `pretrained` would name the weights to use instead of the run's best."""
+    """Remove `pretrained`, since evaluation would use these weights instead of the run's best."""
     return [argument for argument in arguments if not argument.startswith("pretrained=")]

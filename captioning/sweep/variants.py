@@ -1,4 +1,4 @@
-"""The variants of a sweep: mixtures, then those of each ablation, without duplicates."""
+"""The variants of a sweep: mixtures, then the variants of each ablation, without duplicates."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Optional, Union
@@ -15,15 +15,18 @@ COMPARED_SHARES = (
     0.01,
     0.1,
     0.5,
-)  # of MLE, in the mixtures that other objectives are compared with
-# A window of the published length would never be full in the demo's fine-tuning.
+)  # weights of MLE in the mixtures that are compared with other objectives
+# The published window is so long that the demo's fine-tuning would never fill it.
 PARAMETERS = {"truncation": {"window": 1000}}
 ABLATIONS = ("objective", "first_token_mle", "first_token_shift", "subset_size")
 
 
 class Variant(NamedTuple):
-    """name: its folder's; label: for readers; overrides: its keys; weight: MLE's share in a mixture
-    of MLE and SMILE, else None."""
+    """A variant of the sweep's configuration.
+
+    name: the name of its folder. label: its name in figures and tables. overrides: key=value.
+    weight: MLE's share in a mixture of MLE and SMILE, else None.
+    """
 
     name: str
     label: str
@@ -34,14 +37,14 @@ class Variant(NamedTuple):
 def plan(
     weights: Iterable[float], ablations: Iterable[str], sizes: Sequence[int] = SUBSET_SIZES
 ) -> list[Variant]:
-    """The variants of MLE's weights, from 0 to 1, and of the ablations, each once."""
+    """The mixtures with these weights of MLE (0 to 1), and the ablations, without duplicates."""
     mixtures = [_mixture(weight) for weight in sorted(set(weights))]
     others = (variant for ablation in ablations for variant in _of_ablation(ablation, sizes))
     return list({variant.name: variant for variant in (*mixtures, *others)}.values())
 
 
 def of_objectives(names: Sequence[str]) -> list[Variant]:
-    """Each objective alone, and mixtures where MLE and SMILE are both among them."""
+    """One variant per objective, and mixtures if both MLE and SMILE are given."""
     shares = [float(name == "mle") for name in ("smile", "mle") if name in names]
     shares += COMPARED_SHARES if len(shares) == 2 else ()
     others = [name for name in names if name not in ("mle", "smile")]
@@ -49,7 +52,7 @@ def of_objectives(names: Sequence[str]) -> list[Variant]:
 
 
 def with_seeds(variants: Sequence[Variant], seeds: int) -> list[Variant]:
-    """Each variant with each seed from 0 on; unchanged for one seed."""
+    """Each variant with the seeds 0 to `seeds` - 1. For one seed the variants are unchanged."""
     if seeds == 1:
         return list(variants)
     return [
@@ -60,7 +63,7 @@ def with_seeds(variants: Sequence[Variant], seeds: int) -> list[Variant]:
 
 
 def varied_keys() -> set[str]:
-    """The keys in which the runs of any sweep differ."""
+    """All keys that variants may change."""
     variants = plan(MLE_WEIGHTS, ABLATIONS)
     return {o.partition("=")[0] for variant in variants for o in variant.overrides}
 
@@ -83,7 +86,7 @@ def _mixture(weight: float) -> Variant:
 
 
 def _alone(name: str) -> Variant:
-    """One objective alone, with its default parameters or PARAMETERS."""
+    """A variant with a single objective, with its default parameters or PARAMETERS."""
     if name == "random":
         return _random(PUBLISHED_SIZE)
     if name == "reverse":
@@ -100,7 +103,7 @@ def _random(size: int) -> Variant:
 
 
 def _of_ablation(name: str, sizes: Sequence[int]) -> Iterator[Variant]:
-    """The variants that an ablation compares, the paper's settings among them."""
+    """The variants that an ablation compares, including the paper's settings."""
     if name == "objective":
         yield from (_mixture(1), _mixture(0), _random(PUBLISHED_SIZE))
         yield _alone("reverse")
@@ -119,22 +122,22 @@ def _of_ablation(name: str, sizes: Sequence[int]) -> Iterator[Variant]:
 
 
 def read_weights(text: str) -> list[float]:
-    """ "0,0.01,1" to numbers from 0 to 1. Raises UserError."""
+    """Parse numbers from 0 to 1, such as "0,0.01,1". Raises UserError."""
     return _numbers(text, float, lambda weight: 0 <= weight <= 1, "weights from 0 to 1: 0,0.01,1")
 
 
 def read_sizes(text: str) -> list[int]:
-    """ "1,10,100" to whole numbers from 1 on. Raises UserError."""
+    """Parse positive whole numbers, such as "1,10,100". Raises UserError."""
     return _numbers(text, int, lambda size: size >= 1, "whole numbers from 1 on: 1,10,100")
 
 
 def read_ablations(text: str) -> list[str]:
-    """ "objective,subset_size" or "all" to names. Raises UserError."""
+    """Parse names of ablations, such as "objective,subset_size", or "all". Raises UserError."""
     return _names(text, ABLATIONS, "ablation")
 
 
 def read_objectives(text: str) -> list[str]:
-    """ "mle,focal" or "all" to names. Raises UserError."""
+    """Parse names of objectives, such as "mle,focal", or "all". Raises UserError."""
     return _names(text, OBJECTIVES, "objective")
 
 
@@ -143,7 +146,7 @@ def _names(text: str, known: Sequence[str], what: str) -> list[str]:
     for name in names:
         if name not in known:
             some = ", ".join(known)
-            raise UserError(f"{name!r} is no {what}; name some of {some}, with commas, or all")
+            raise UserError(f"{name!r} is no {what}; give some of {some}, with commas, or all")
     return names
 
 

@@ -1,1 +1,1 @@
-"""Fine-tuning: the loop, its step, checkpoints, resume, validation and the log."""
+"""Fine-tuning: the training loop, its step, checkpoints, resumption, validation and the log."""

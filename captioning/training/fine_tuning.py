@@ -1,4 +1,4 @@
-"""Fine-tuning: set up, then train an epoch, save it, validate it, keep the best."""
+"""Fine-tuning: set up a run, then for each epoch train, save a checkpoint, validate and select."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -46,10 +46,10 @@ from captioning.training.validation_history import (
 
 
 class FineTuning:
-    """One run of a configuration on one device or many; `run` does all of it.
+    """One run of a configuration, on one or several devices.
 
-    Set-up reports everything that is missing before anything is loaded, and writes nothing before
-    it is known where the run starts.
+    Set-up checks all requirements before it loads a model. It writes nothing before it is known
+    whether the run starts or resumes.
     """
 
     def __init__(self, config: Config, device: torch.device):
@@ -68,11 +68,11 @@ class FineTuning:
     def run(self) -> None:
         try:
             if self.after_epoch:
-                self._validate(self.progress.epoch - 1)  # if the run was stopped before it
+                self._validate(self.progress.epoch - 1)  # the run may have stopped before this
             for epoch in range(self.progress.epoch, self.config.max_epoch):
                 over = distributed.broadcast_from_main(why_over(self.config, self.folder, epoch))
                 if over:
-                    if over != self.over:  # not yet printed
+                    if over != self.over:  # otherwise it is printed already
                         log_line(over)
                     break
                 found = history(self.folder, epoch, self.config.monitor)
@@ -89,8 +89,10 @@ class FineTuning:
         self.output.keep()
 
     def close(self) -> None:
-        """End the loader's workers, close the log and release the distributed model, see
-        `distributed.stop`."""
+        """Stop the loader's workers, close the log and release the distributed model.
+
+        `distributed.stop` says why the model has to be released.
+        """
         self.loader.close()
         self.watchdog.end()
         self.log.close()
@@ -155,7 +157,7 @@ class FineTuning:
         return rate
 
     def _optimiser_step(self, batches: Iterator[Batch], step: int) -> Stepped:
-        """One step. One that is not finite ends the run, with a checkpoint from before it."""
+        """Take a step. If it is not finite, save a checkpoint from before it and end the run."""
         try:
             return self.step(batches, step)
         except NotFiniteError as problem:
@@ -163,21 +165,21 @@ class FineTuning:
             again = " with resume=auto" if self.config.resume == "never" else ""
             repeat = f"the same command{again} repeats the step"
             try:
-                if self.progress.steps:  # otherwise the run or the epoch begins with this step
+                if self.progress.steps:  # otherwise the last epoch's checkpoint is from before it
                     self.state.save_step(self.folder, self.progress, step)
                 self._store()
-            except UserError as refused:
-                repeat = str(refused)
+            except UserError as save_error:
+                repeat = str(save_error)
             batches = self.step.batches
             raise nonfinite_error(str(problem), step + 1, batches, self.config, repeat) from None
 
     def _saves_after(self, done: int) -> bool:
-        """Whether a checkpoint is due after so many steps; the end of an epoch has its own."""
+        """Whether to save a checkpoint within an epoch after `done` steps of the run."""
         every = self.config.checkpoint_every
         return every is not None and done % every == 0 and done % self.steps != 0
 
     def _store(self) -> None:
-        """Upload what has been written, if the run goes to an object store."""
+        """Upload new files, if the output folder is in an object store."""
         self.watchdog.pause()
         self.log.flush()
         self.output.keep()
@@ -185,12 +187,12 @@ class FineTuning:
     # After an epoch
 
     def _validate(self, epoch: int) -> None:
-        """Score the validation split, unless a stopped run has; keep the best checkpoint."""
+        """Score the validation split, unless it is scored already, and keep the best checkpoint."""
         name = evaluation_name(epoch)
         due = (epoch + 1) % self.config.eval_every == 0 or epoch + 1 == self.config.max_epoch
         if due and distributed.broadcast_from_main(read_scores(self.folder, name)) is None:
             captioner = sharding.unsharded(self.captioner, self.config, self.device)
-            # A resumed run samples the same captions.
+            # Seeded so that a resumed run samples the same captions.
             torch.manual_seed(
                 derived_seed("evaluation", self.config.seed, epoch, distributed.rank())
             )
@@ -205,14 +207,14 @@ class FineTuning:
             self.log.write("val", epoch, scores, selected=held_epoch(self.folder))
             monitor = self.config.monitor
             if self.config.monitors and MetricSum.parse(monitor).of(scores) is None:
-                log_line(f"no {monitor} here: {self.config.monitors} does not count this epoch")
+                log_line(f"{self.config.monitors} ignores this epoch, which has no {monitor}")
         if line and due:
             log_line(line)
 
     # Set-up
 
     def _find_data(self) -> None:
-        """The validation split with its metrics, and the batches to train on."""
+        """Read the validation split and build its metrics, then read the training split."""
         config = self.config
         self.evaluation = SplitEvaluation(config, "val", self.folder, self.device)
         check_monitor(config, self.evaluation)
@@ -226,15 +228,18 @@ class FineTuning:
         if division:
             log_line(division)
         self.loader = training_batches(config, self.samples, self.preprocessing)
-        self.steps = len(self.loader) // config.accumulation_steps  # optimiser steps an epoch
+        self.steps = len(self.loader) // config.accumulation_steps  # optimiser steps per epoch
         if not self.steps:
             raise UserError(
                 f"accumulation_steps is {config.accumulation_steps}, but an epoch has only "
-                f"{len(self.loader)} batches; lower it or batch_size"
+                f"{len(self.loader)} batches; lower accumulation_steps or batch_size"
             )
 
     def _find_start(self) -> Optional[dict[str, Any]]:
-        """The checkpoint to resume from. A run that is over keeps its record."""
+        """Find the checkpoint to resume from. Write run.json and config.yaml of a run that goes on.
+
+        Returns None for a new run. The files of a finished run are not changed.
+        """
         self.output.begin()
         checkpoint = starting_point(self.config, self.output)
         self.config = with_select(self.config, checkpoint, self.evaluation)
@@ -254,7 +259,7 @@ class FineTuning:
         return checkpoint
 
     def _build_model(self, checkpoint: Optional[dict[str, Any]]) -> None:
-        """The captioner, the optimiser and the step, restored from the checkpoint if any."""
+        """Build captioner, optimiser and step, and restore them from the checkpoint if any."""
         config = self.config
         self.captioner = build_captioner(config, checkpoint)
         if config.null_image == "mean" and not checkpoint:
@@ -273,11 +278,11 @@ class FineTuning:
         self.state = RunState(config, self.captioner, self.optimizer, self.precision)
         if checkpoint:
             self.state.restore(checkpoint)
-        self.monitored: list[float] = []  # of the validations so far
+        self.monitored: list[float] = []  # values of `monitor` in the validations so far
 
 
 def _means(sums: Mapping[str, float]) -> dict[str, float]:
-    """Means over tokens of sums over tokens."""
+    """Divide sums over tokens by the number of tokens. COUNTED values are left out."""
     tokens = max(sums["tokens"], 1)
     return {n: total / tokens for n, total in sums.items() if n not in ("tokens", *COUNTED)}
 

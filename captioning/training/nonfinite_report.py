@@ -1,4 +1,4 @@
-"""A loss or a gradient that is not finite: how it is detected, and the error that ends the run."""
+"""Detects a loss or gradient that is not finite, and makes the error that ends the run."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,9 +10,9 @@ from captioning.config import Config
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 
-# Of the loss scale: a gradient that overflows without being scaled up is an error.
+# The lowest loss scale. A gradient that overflows at this scale is an error.
 LEAST_SCALE = 1.0
-SHOWN = 8  # image ids and ranks
+SHOWN = 8  # the most image ids and ranks in a message
 
 
 class NotFiniteError(Exception):
@@ -20,7 +20,7 @@ class NotFiniteError(Exception):
 
 
 class BatchReport(NamedTuple):
-    """What the error needs to know of a batch. parts: the loss and its parts, scalars by name."""
+    """The values of a batch that the error reports. parts: the loss and its parts by name."""
 
     image_ids: list
     parts: Mapping[str, torch.Tensor]
@@ -32,11 +32,11 @@ class BatchReport(NamedTuple):
 def what_is_not_finite(
     batches: Sequence[Mapping[str, float]], norm: float, scaler: torch.amp.GradScaler
 ) -> Optional[str]:
-    """ "reward", "loss" or "gradient" where a step must not be taken; None where it may be.
+    """Return which of "reward", "loss" and "gradient" is not finite. None if the step may be taken.
 
-    batches: the sums of each batch over all ranks. norm: of the gradient. With float16 the scaler
-    skips a step whose gradient overflows and lowers the scale, so that is no error unless the scale
-    is at its lowest.
+    batches: the sums of each batch over all ranks. norm: the gradient's norm. With float16, a
+    gradient that overflows is an error only at the lowest loss scale: otherwise the scaler skips
+    the step and lowers the scale.
     """
     if not all(math.isfinite(value) for sums in batches for value in sums.values()):
         rewards = [sums.get("reward", 0.0) for sums in batches]
@@ -49,20 +49,20 @@ def what_is_not_finite(
 def nonfinite_error(
     what: str, step: int, batches: Sequence[BatchReport], config: Config, repeat: str
 ) -> UserError:
-    """The error that ends the run, the same on all ranks; all ranks call this together.
+    """Make the error that ends the run. All ranks call this together and get the same error.
 
-    step: from 1 on. batches: this rank's. repeat: how to repeat the step.
+    step: counted from 1. batches: reports of this rank. repeat: how to repeat the step.
     """
-    own = [(batch.image_ids[:SHOWN], batch.is_finite()) for batch in batches]
-    images = distributed.broadcast_from_main(_images(distributed.gather_on_main(own)))
+    reports = [(batch.image_ids[:SHOWN], batch.is_finite()) for batch in batches]
+    images = distributed.broadcast_from_main(_images(distributed.gather_on_main(reports)))
     advice = f"lower init_lr, set clip_grad_norm, or use another precision than {config.precision}"
     if what == "reward":
-        advice = f"leave out a part of reward: {config.reward}"
+        advice = f"remove a term from the key reward, which is {config.reward}"
     return UserError(f"the {what} is not finite at step {step} ({images}); {advice}; {repeat}")
 
 
 def _images(ranks: Optional[Sequence[Sequence[tuple[list, bool]]]]) -> Optional[str]:
-    """The images of the batches that are not finite; of all, where only the gradient is not."""
+    """List the images of the batches that are not finite. If all are finite, list all images."""
     if ranks is None:
         return None
     found = [(rank, *batch) for rank, batches in enumerate(ranks) for batch in batches]

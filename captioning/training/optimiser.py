@@ -1,7 +1,4 @@
-"""The optimiser of a run, gradient clipping, and the learning rate.
-
-The rate is BLIP's cosine or another schedule, after an optional warm-up by steps.
-"""
+"""The optimiser of a run, gradient clipping, and the learning rate schedules."""
 
 import math
 from bisect import bisect_right
@@ -19,7 +16,7 @@ OPTIMISERS = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}
 def build_optimizer(
     captioner: nn.Module, config: Config
 ) -> tuple[torch.optim.Optimizer, list[float]]:
-    """The optimiser, and for each group the factor of the scheduled learning rate."""
+    """The optimiser, and for each parameter group a factor of the scheduled learning rate."""
     groups, shares = [], []
     for parameters, own_rate in captioner.parameter_groups():
         groups.append({"params": parameters})
@@ -32,7 +29,10 @@ def build_optimizer(
 def clip_gradients(
     optimizer: torch.optim.Optimizer, config: Config, correction: Optional[Tensor]
 ) -> Tensor:
-    """Multiply the gradient by `correction`, if given, and clip it; its norm before clipping."""
+    """Clip the gradient, and return its norm before clipping.
+
+    correction: a factor for the gradient, applied first.
+    """
     groups = optimizer.param_groups
     parameters = [p for group in groups for p in group["params"] if p.grad is not None]
     gradients = [p.grad for p in parameters]
@@ -56,10 +56,11 @@ def learning_rate(
     warmup_steps: int = 0,
     warmup_lr: float = 0.0,
 ) -> float:
-    """The rate at optimiser step `step`, counted from 0 over all epochs, in `epoch` (from 0).
+    """BLIP's schedule: the learning rate at optimiser step `step` in epoch `epoch`.
 
-    Linear from warmup_lr to init_lr over the warm-up, then half a cosine over the epochs from
-    init_lr to min_lr, which it would reach at epoch max_epoch. Source: the BLIP repository.
+    The rate grows linearly from warmup_lr to init_lr in the first `warmup_steps`. Afterwards it is
+    a half cosine of the epoch, from init_lr to min_lr, which it would reach in epoch max_epoch.
+    Epochs are counted from 0, and steps from 0 over all epochs. Source: the BLIP repository.
     """
     if step < warmup_steps:
         return warmup_lr + (init_lr - warmup_lr) * step / warmup_steps
@@ -67,13 +68,16 @@ def learning_rate(
 
 
 def scheduled_rate(config: Config, epoch: int, step: int, steps: int, plateaus: int) -> float:
-    """The rate at `step`, as above, under the run's `lr_schedule`; `steps` make an epoch.
+    """The learning rate of the run's `lr_schedule`. Arguments are as in `learning_rate`.
 
-    cosine: `learning_rate`. cosine_steps: half a cosine over the steps after the warm-up, min_lr at
-    the last. cosine_restarts: `lr_cycles` of these, each `lr_cycle_growth` times as long as the one
-    before, min_lr at the last step of each (SGDR, arXiv 1608.03983). exponential: times lr_decay an
-    epoch. plateau: times lr_decay for each of `plateaus`, see `validation_history`. The latter two
-    stay above min_lr.
+    steps: the number of steps per epoch. plateaus: see `validation_history.plateaus`.
+
+    - cosine: see `learning_rate`.
+    - cosine_steps: a half cosine over all steps after the warm-up. The last step has min_lr.
+    - cosine_restarts: `lr_cycles` half cosines (SGDR, arXiv 1608.03983). Each is `lr_cycle_growth`
+      times as long as the previous one, and its last step has min_lr.
+    - exponential: multiplied by lr_decay after each epoch, but at least min_lr.
+    - plateau: multiplied by lr_decay after each plateau, but at least min_lr.
     """
     c = config
     if c.lr_schedule == "cosine" or step < c.warmup_steps:
@@ -85,7 +89,7 @@ def scheduled_rate(config: Config, epoch: int, step: int, steps: int, plateaus: 
         first, last = 0, every - 1
         if c.lr_schedule == "cosine_restarts":
             first, last = cycle_at(done, every, c.lr_cycles, c.lr_cycle_growth)
-        # A cycle of one step is at its minimum, because a run ends at it.
+        # A cycle of a single step has min_lr, because the last step of every cycle has min_lr.
         done, last = (done - first, last - first) if last > first else (1, 1)
         return c.min_lr + (c.init_lr - c.min_lr) * 0.5 * (1 + math.cos(math.pi * done / last))
     decays = epoch if c.lr_schedule == "exponential" else plateaus
@@ -93,7 +97,7 @@ def scheduled_rate(config: Config, epoch: int, step: int, steps: int, plateaus: 
 
 
 def cycle_at(step: int, steps: int, cycles: int, growth: float) -> tuple[int, int]:
-    """The first and the last step of the cycle of `step`, which is from 0 to `steps` - 1."""
+    """The first and last step of the cycle that contains `step`, for 0 <= step < steps."""
     lengths = [growth**number for number in range(cycles)]
     starts = [round(steps * sum(lengths[:n]) / sum(lengths)) for n in range(cycles + 1)]
     number = bisect_right(starts, step) - 1

@@ -1,9 +1,12 @@
-"""A run's output: a folder on this disk, or one of an object store with a local working copy.
+"""A run's output folder: on this disk, or in an object store with a working copy on this disk.
 
-Files are uploaded in an order such that a kill at any time leaves a run that resumes: outdated
-scores are removed first; logs, captions and scores come next; then of each checkpoint the manifest,
-the data and the file that marks it as complete; then the best checkpoint and the record of its
-epoch. Old checkpoints are removed last.
+Files are uploaded in an order that keeps the run resumable if it is killed at any time:
+
+1. outdated scores are removed;
+2. logs, captions and scores are uploaded;
+3. checkpoints: the manifest, the data, then the file that marks the checkpoint as complete;
+4. the best checkpoint, then the record of its epoch;
+5. old checkpoints are removed.
 """
 
 import secrets
@@ -22,12 +25,12 @@ from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line
 
-WRITER = "writer.json"  # a token of the working copy that has written to the store last
-SELECTED = "selected.json"  # of `captioning.training.selection`
+WRITER = "writer.json"  # a token of the working copy that wrote to the store last
+SELECTED = "selected.json"  # written by `captioning.training.selection`
 
 
 def working_folder(output_dir: str) -> Path:
-    """The run's folder on this disk, of a run in a store its working copy in the cache."""
+    """The run's folder on this disk. For a run in a store, its working copy in the cache."""
     if not stores.is_store(output_dir):
         return Path(output_dir)
     address = output_dir.rstrip("/")
@@ -43,9 +46,10 @@ def free_name(folder: Path) -> Path:
 
 
 class OutputFolder:
-    """folder: on this disk. `keep` uploads what is new in it, if the run is in a store.
+    """The output folder of a run. For a run in a store, `keep` uploads new and changed files.
 
-    NAME.stored.json beside the folder records the size, time and inode of each uploaded file.
+    folder: the folder on this disk. NAME.stored.json beside the folder records the size, time and
+    inode of each uploaded file.
     """
 
     def __init__(self, output_dir: str):
@@ -57,90 +61,97 @@ class OutputFolder:
         self._on_main_machine = True
 
     def begin(self) -> None:
-        """Make the folder equal to the store's; all ranks call it. Raises UserError on all.
+        """Download the run from the store. All ranks call this. Raises UserError on all ranks.
 
-        The folder stays as it is if it was the last to write to the store: it may have more.
+        If this working copy wrote to the store last, nothing is downloaded: the working copy may
+        have newer files than the store.
         """
         if self.address:
             distributed.main_alone(self._begin)
-            token = self._token()  # machines may have the same name, or share a disk
+            token = self._token()  # not the machine's name: several machines may have the same
             self._on_main_machine = distributed.broadcast_from_main(token) == token
 
     def keep(self) -> None:
-        """Upload what is new in the folder; all ranks call it. Raises UserError on all."""
+        """Upload new and changed files. All ranks call this. Raises UserError on all ranks."""
         if self.address:
             distributed.main_alone(self._keep)
 
     def name_of(self, name: str) -> str:
-        """The address of a file in the folder; other names are returned unchanged."""
+        """The store's address of a file in the folder. Other names are returned unchanged."""
         if not self.address or self.folder not in Path(name).parents:
             return name
         return f"{self.address}/{Path(name).relative_to(self.folder).as_posix()}"
 
     def here(self, name: str) -> str:
-        """The local path of a checkpoint of `name_of`; downloaded, if rank 0 is elsewhere."""
+        """The local path of a checkpoint, given `name_of` it. Machines without rank 0 download."""
         if not self.address or not name.startswith(f"{self.address}/"):
             return name
         path = self.folder / name[len(self.address) + 1 :]
         return str(path if self._on_main_machine and path.exists() else fetched(name))
 
     def move_aside(self) -> Optional[str]:
-        """Move the store's folder to a new address, and return it. For rank 0 alone."""
+        """Move the run in the store to a free address, and return that address. Only on rank 0.
+
+        Returns None if there is nothing to move.
+        """
         if not self.address:
             return None
         if "/" not in self.address.partition("://")[2]:
-            raise UserError(f"{self.address} is a whole bucket: name a folder in it, as output_dir")
-        there, number = stores.stamps(self.address), 1
+            raise UserError(
+                f"output_dir is {self.address}, a whole bucket: set it to a folder in the bucket"
+            )
+        stored, number = stores.stamps(self.address), 1
         while stores.stamps(target := f"{self.address}.{number}"):
             number += 1
-        for name, stamp in there.items():
+        for name, stamp in stored.items():
             uploads.copy(f"{self.address}/{name}", f"{target}/{name}", stamp[0])
-        for name in _markers_first(there):
+        for name in _markers_first(stored):
             uploads.remove(f"{self.address}/{name}")
         self._uploaded = {}
-        return target if there else None
+        return target if stored else None
 
-    # On rank 0
+    # The methods below are called on rank 0 only.
 
     def _begin(self) -> None:
-        there = stores.stamps(self.address)
-        self._last_writer = self._writer() if WRITER in there else None
-        own, recorded = self._token(), self._read_record()
-        # An empty store and no record: nothing of this folder could be uploaded so far.
-        is_last = own and (self._last_writer == own if there else not recorded)
+        stored = stores.stamps(self.address)
+        self._last_writer = self._writer() if WRITER in stored else None
+        token, recorded = self._token(), self._read_record()
+        # If the store is empty and there is no record, no upload of this folder has succeeded yet.
+        wrote_last = token and (self._last_writer == token if stored else not recorded)
         with user_errors(self.folder):
             self.folder.parent.mkdir(parents=True, exist_ok=True)
-            if not is_last:
-                self._download(there, recorded)
+            if not wrote_last:
+                self._download(stored, recorded)
             self.folder.mkdir(exist_ok=True)
-            self._uploaded = {n: of for n, of in self._read_record().items() if n in there}
-        log_line(f"{self.address} is written through {self.folder}")
-        if distributed.announced() > 1:  # other machines read what could not be uploaded before
+            self._uploaded = {n: s for n, s in self._read_record().items() if n in stored}
+        log_line(f"{self.address} has its working copy in {self.folder}")
+        if distributed.announced() > 1:  # other machines may need files whose upload failed before
             self._keep()
 
-    def _download(self, there: dict[str, Any], recorded: dict[str, list[int]]) -> None:
-        """Replace the folder. One with files that were never uploaded is moved aside."""
-        here = self._files()
-        new = {name for name, stamp in here.items() if recorded.get(name) != stamp}
-        if here and (WRITER not in there or new - {WRITER}):
+    def _download(self, stored: dict[str, Any], recorded: dict[str, list[int]]) -> None:
+        """Replace the folder by the store's. If it has files of its own, move it aside."""
+        local = self._files()
+        new = {name for name, stamp in local.items() if recorded.get(name) != stamp}
+        if local and (WRITER not in stored or new - {WRITER}):
             target = free_name(self.folder)
             self.folder.rename(target)
             log_line(
-                f"{self.address} is not as it was left; moved {self.folder}, a copy, to {target}"
+                f"{self.address} has changed since {self.folder} was its working copy; moved the "
+                f"working copy to {target}"
             )
-        begun = self.folder.with_name(f".{self.folder.name}{SUFFIX}")
-        for earlier in (self.folder, begun):
+        incomplete = self.folder.with_name(f".{self.folder.name}{SUFFIX}")
+        for earlier in (self.folder, incomplete):
             shutil.rmtree(earlier, ignore_errors=True)
         self._record.unlink(missing_ok=True)
-        begun.mkdir()
-        for name, stamp in there.items():
+        incomplete.mkdir()
+        for name, stamp in stored.items():
             folder = name.rpartition("/")[0]
-            complete = not folder.endswith(".pth") or f"{folder}/{REST}" in there
+            complete = not folder.endswith(".pth") or f"{folder}/{REST}" in stored
             if complete and name != WRITER:
-                fetch(f"{self.address}/{name}", begun / name, stamp)
-        _write_token(begun)
-        begun.rename(self.folder)
-        self._uploaded = {name: of for name, of in self._files().items() if name != WRITER}
+                fetch(f"{self.address}/{name}", incomplete / name, stamp)
+        _write_token(incomplete)
+        incomplete.rename(self.folder)
+        self._uploaded = {name: s for name, s in self._files().items() if name != WRITER}
         self._write_record()
 
     def _keep(self) -> None:
@@ -148,46 +159,46 @@ class OutputFolder:
             with user_errors(self.folder):
                 if self._token() is None:
                     _write_token(self.folder)
-                own, here = self._token(), self._files()
-                if here == self._uploaded:
+                token, local = self._token(), self._files()
+                if local == self._uploaded:
                     return
-                overtaken = self._writer() not in (None, self._last_writer, own)
+                overtaken = self._writer() not in (None, self._last_writer, token)
                 if not overtaken:
-                    self._upload(here)
-                    self._last_writer = own
+                    self._upload(local)
+                    self._last_writer = token
         except UserError as error:
             raise UserError(
-                f"{error}; nothing is lost: what the run has written is in {self.folder}, and the "
-                "same command goes on with it on this machine"
+                f"{error}; nothing is lost: the run's files are in {self.folder}, and the same "
+                "command on this machine resumes from them"
             ) from error
         if overtaken:
             raise UserError(
-                f"{self.address}: another machine has gone on with this run; what this one has "
-                f"written since is in {self.folder}"
+                f"{self.address}: another machine has continued this run; the files that this "
+                f"machine has written since then are in {self.folder}"
             )
 
-    def _upload(self, here: dict[str, list[int]]) -> None:
-        changed = {name for name, stamp in here.items() if self._uploaded.get(name) != stamp}
-        gone = self._uploaded.keys() - here.keys()
-        # What changes between a file and a folder is removed before it is written.
-        tops = {name.partition("/")[0] for name in changed}
+    def _upload(self, local: dict[str, list[int]]) -> None:
+        changed = {name for name, stamp in local.items() if self._uploaded.get(name) != stamp}
+        deleted = self._uploaded.keys() - local.keys()
+        # If a file has become a folder, or a folder a file, the old one is removed first.
+        changed_tops = {name.partition("/")[0] for name in changed}
         outdated = {
             name
-            for name in gone
-            if name.partition("/")[0] in tops or not is_checkpoint(name.partition("/")[0])
+            for name in deleted
+            if name.partition("/")[0] in changed_tops or not is_checkpoint(name.partition("/")[0])
         }
-        # A sharded checkpoint that is rewritten is not complete until its marker comes again.
+        # While a sharded checkpoint is rewritten, it must not have the file that marks it complete.
         rewritten = {n for n in changed & self._uploaded.keys() if n.endswith(f".pth/{REST}")}
         for name in _markers_first(outdated | rewritten):
             self._remove(name)
         for name in sorted(changed, key=_upload_order):
-            self._write(name, here[name])
-        for name in _markers_first(gone - outdated):
+            self._write(name, local[name])
+        for name in _markers_first(deleted - outdated):
             self._remove(name)
 
     def _write(self, name: str, stamp: list[int]) -> None:
-        # The best checkpoint is a hard link to one that the store has.
-        same = (n for n, of in self._uploaded.items() if of == stamp and n != name)
+        # The best checkpoint is a hard link to another one: copy it inside the store.
+        same = (n for n, s in self._uploaded.items() if s == stamp and n != name)
         source, target = next(same, None), f"{self.address}/{name}"
         if source is None:
             uploads.upload(self.folder / name, target)
@@ -202,18 +213,19 @@ class OutputFolder:
         self._write_record()
 
     def _files(self) -> dict[str, list[int]]:
-        """Size, time and inode of each file of the folder, by its name."""
-        found = {}
+        """Size, time and inode of each file in the folder, by name."""
+        files = {}
         for path in self.folder.rglob("*"):
-            within = path.relative_to(self.folder)
-            if path.is_file() and not any(part.endswith(SUFFIX) for part in within.parts):
-                known = path.stat()
-                found[within.as_posix()] = [known.st_size, known.st_mtime_ns, known.st_ino]
-        return found
+            name = path.relative_to(self.folder)
+            if path.is_file() and not any(part.endswith(SUFFIX) for part in name.parts):
+                stat = path.stat()
+                files[name.as_posix()] = [stat.st_size, stat.st_mtime_ns, stat.st_ino]
+        return files
 
     def _token(self) -> Optional[bytes]:
-        own = self.folder / WRITER
-        return own.read_bytes() if own.exists() else None
+        """The token of this working copy."""
+        path = self.folder / WRITER
+        return path.read_bytes() if path.exists() else None
 
     def _writer(self) -> Optional[bytes]:
         """The token in the store."""
@@ -228,10 +240,10 @@ class OutputFolder:
     def _read_record(self) -> dict[str, list[int]]:
         try:
             record = read_json(self._record)
-            if "files" in record:  # of an older version
-                return {name: of["here"] for name, of in record["files"].items()}
+            if "files" in record:  # written by an older version
+                return {name: entry["here"] for name, entry in record["files"].items()}
             return dict(record["uploaded"])
-        except (UserError, KeyError, TypeError):  # then every file is uploaded again
+        except (UserError, KeyError, TypeError):  # without a record, every file is uploaded again
             return {}
 
 
@@ -240,18 +252,18 @@ def _write_token(folder: Path) -> None:
 
 
 def _is_marker(name: str) -> bool:
-    """Whether a file marks a checkpoint as complete: the checkpoint itself, or REST of a folder."""
+    """Whether a file marks a checkpoint as complete: a .pth file, or REST in a .pth folder."""
     top, _, within = name.partition("/")
     return is_checkpoint(top) and top.endswith(".pth") and within in ("", REST)
 
 
 def _markers_first(names: Iterable[str]) -> list[str]:
-    """The order in which files are removed."""
+    """Sort names in the order of removal."""
     return sorted(names, key=lambda name: (not _is_marker(name), name))
 
 
 def _upload_order(name: str) -> tuple:
-    """The order in which files are written; see the top."""
+    """A sort key for the order of upload, see the module's docstring."""
     top = name.partition("/")[0]
     checkpoint = is_checkpoint(top)
     stages = (

@@ -1,4 +1,4 @@
-"""Where a run starts: from the beginning, or from the newest checkpoint in its folder."""
+"""Decides whether a run starts anew or resumes from the newest checkpoint in its folder."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,21 +17,21 @@ from captioning.training.output_folder import OutputFolder, free_name
 from captioning.training.run_state import batch_sizes, progress_of, saved_batch_sizes
 from captioning.training.validation_history import why_over
 
-# Schedules whose rate in each epoch depends on the number of epochs.
+# In these schedules, the learning rate of every epoch depends on the total number of epochs.
 SPANNING = ("cosine", "cosine_steps", "cosine_restarts")
 
-# Signs of an earlier run in a folder.
+# A folder with such files has an earlier run.
 REMAINS = ("checkpoint_*.pth", "weights_*.pth", "log.jsonl", "result")
 
 
 def starting_point(
     config: Config, output: Optional[OutputFolder] = None
 ) -> Optional[dict[str, Any]]:
-    """The checkpoint to resume from, None for a new run; the same on every process.
+    """Return the content of the checkpoint to resume from. None for a new run.
 
-    output: the run's folder, on which `begin` was called. Rank 0 decides. Files of an earlier run
-    in the folder of a new one are moved aside. Raises UserError where the settings differ from
-    those of the run that would be resumed.
+    output: the run's folder, after a call of `begin`. Rank 0 decides for all ranks. If a new run's
+    folder has an earlier run, that run is moved aside. Raises UserError if the earlier run has
+    other settings.
     """
     output = output or OutputFolder(config.output_dir)
     folder = output.folder
@@ -57,78 +57,79 @@ def starting_point(
 
 
 def _keys_of_rewards(config: Config) -> list[str]:
-    """The rewards' options: they change the results, while metrics' options only score."""
+    """The keys of the rewards' options, which change training. Metrics' options do not."""
     return [key for name in config.reward or () for key in load(REWARDS[name]).Options.model_fields]
 
 
 def _check_settings(config: Config, content: dict[str, Any]) -> None:
-    """Refuse changes of keys of the role "run", and of "length" under a cosine."""
+    """Raise UserError if keys of role "run" changed, or keys of role "length" with a cosine."""
     try:
         # Keys that a newer version has added get their defaults.
         before = parse_config(content["config"]).model_dump()
     except ValidationError as error:
         key = ".".join(map(str, error.errors()[0]["loc"]))
         raise UserError(
-            f"{_named(config)} has settings that are unknown here, the first is {key!r}; give "
-            "another output_dir, or resume=never, which moves that run aside"
+            f"{_named(config)} has a setting that this version does not know, {key!r}; set another "
+            "output_dir, or resume=never, which moves that run aside"
         ) from error
     now = config.model_dump()
 
     def changes(role: str, more: Sequence[str] = ()) -> str:
         keys = (*keys_of(role, type(config)), *more)
-        # Of another captioner's run only the shared keys can be compared.
+        # A run of another captioner has other keys: only the common keys are compared.
         changed = [key for key in keys if key in before and before[key] != now[key]]
         if now["skip_bad_images"] and "skip_bad_images" in changed:
-            changed.remove("skip_bad_images")  # the run has met no bad image so far
+            changed.remove("skip_bad_images")  # the run has had no unreadable image so far
         return "; ".join(f"{key} was {before[key]!r}, is {now[key]!r}" for key in changed)
 
     others = changes("run", _keys_of_rewards(config))
     if others:
         raise UserError(
-            f"{_named(config)} had other settings ({others}); give another output_dir, "
+            f"{_named(config)} had other settings ({others}); set another output_dir, "
             "or resume=never, which moves that run aside"
         )
     progress = progress_of(content)
-    begun = progress.epoch + (progress.steps > 0)
-    if begun > config.max_epoch:
-        verb = "run" if begun == progress.epoch else "begun"
+    started = progress.epoch + (progress.steps > 0)
+    if started > config.max_epoch:
+        verb = "finished" if started == progress.epoch else "started"
         raise UserError(
-            f"max_epoch is {config.max_epoch}, but {_named(config)} has {verb} {begun} epochs; "
-            "give another output_dir, or resume=never, which moves that run aside"
+            f"max_epoch is {config.max_epoch}, but {_named(config)} has {verb} {started} epochs; "
+            "set another output_dir, or resume=never, which moves that run aside"
         )
     if changes("length") and config.lr_schedule in SPANNING:
         raise UserError(
-            f"{_named(config)} was to be of another length ({changes('length')}): under "
-            f"lr_schedule {config.lr_schedule} its epochs so far would have had other learning "
-            "rates; set it as it was, or give resume=never, which moves that run aside, and from "
-            "the start an lr_schedule whose past does not change (exponential or plateau)"
+            f"{_named(config)} had another length ({changes('length')}), and with lr_schedule "
+            f"{config.lr_schedule} the learning rates of its earlier epochs depend on the length; "
+            "set the old value, or set resume=never, which moves that run aside, and lr_schedule "
+            "to exponential or plateau, whose rates do not depend on the length"
         )
     if changes("length") and getattr(config, "teacher_forcing_middle", None) is not None:
         raise UserError(
-            f"{_named(config)} was to be of another length ({changes('length')}): with "
-            "teacher_forcing_middle its epochs so far would have read other words; set it as it "
-            "was, or give resume=never, which moves that run aside"
+            f"{_named(config)} had another length ({changes('length')}), and with "
+            "teacher_forcing_middle the input words of its earlier epochs depend on the length; "
+            "set the old value, or set resume=never, which moves that run aside"
         )
 
 
 def _check_batches(config: Config, content: dict[str, Any]) -> None:
-    """Refuse another number of images a step, which would change the remaining batches."""
+    """Raise UserError if the number of images per step has changed: later batches would differ."""
     before, now = saved_batch_sizes(content), batch_sizes(config)
     if before is None:  # older versions saved batch sizes only within an epoch
         return
     loaded = [b["batch_size"] * b["processes"] for b in (before, now)]
-    taken = [size * b["accumulation_steps"] for size, b in zip(loaded, (before, now))]
-    # bucket_batches sorts captions by length within the images that are loaded at once.
-    if taken[0] == taken[1] and (loaded[0] == loaded[1] or not config.bucket_batches):
+    per_step = [size * b["accumulation_steps"] for size, b in zip(loaded, (before, now))]
+    # bucket_batches sorts captions by length among the images that are loaded at once.
+    if per_step[0] == per_step[1] and (loaded[0] == loaded[1] or not config.bucket_batches):
         return
     was, is_now = (", ".join(f"{value} {key}" for key, value in b.items()) for b in (before, now))
-    place, rest = f"with {taken[0]} images a step", "would be of another run"
+    place, effect = "", "would continue another run"
     if content.get("within"):
-        place = f"within epoch {content['epoch'] + 1}, {place}"
-        rest = "of the epoch would not have the images that are left of it"
+        place = f" within epoch {content['epoch'] + 1}"
+        effect = "would not train on the remaining images of the epoch"
     raise UserError(
-        f"{_named(config)} stopped {place} ({was}); with {taken[1]} ({is_now}) the rest {rest}: "
-        "set them so that they make as many, or as they were"
+        f"{_named(config)} stopped{place} with {per_step[0]} images per step ({was}); a run with "
+        f"{per_step[1]} ({is_now}) {effect}: change them so that their product is "
+        f"{per_step[0]}, or set the old values"
     )
 
 
@@ -141,10 +142,10 @@ def _move_aside(output: OutputFolder) -> None:
     if not any(path for pattern in REMAINS for path in folder.glob(pattern)):
         return
     if aside := output.move_aside():
-        log_line(f"copied what was in {output.address} to {aside}")
+        log_line(f"moved the files of {output.address} to {aside}")
     target = free_name(folder)
     try:
         folder.rename(target)
     except OSError as error:
         raise UserError(f"cannot move {folder} to {target}: {error.strerror}") from error
-    log_line(f"moved what was in {folder} to {target}")
+    log_line(f"moved the files of {folder} to {target}")

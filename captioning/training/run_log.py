@@ -1,7 +1,7 @@
-"""The log of a run: its configuration and command, JSON lines, TensorBoard curves.
+"""The log of a run: its configuration and command, JSON lines and TensorBoard curves.
 
 To log another value of a step, add it to the parts of the loss or to `Stepped.values` (`step.py`).
-It gets a TensorBoard curve, and with a line in CURVES one in the report.
+TensorBoard then shows a curve of it. The report shows a curve of it if CURVES has a line for it.
 """
 
 import contextlib
@@ -23,14 +23,15 @@ from captioning.files.writing import user_errors, write_json, write_text
 from captioning.metrics.scoring import library_versions
 from captioning.runtime.distributed import is_main, world_size
 
-# Values of steps that the report draws beside the objectives: title, label of the axis.
+# Values of steps that the report draws besides the objectives, each with a title and an axis label.
 CURVES = {
-    "reward": ("Reward in training", "reward a caption"),
-    "length": ("Length in training", "words a sampled caption"),
-    "kl": ("KL to the start", "nats a caption"),
+    "reward": ("Reward in training", "reward per caption"),
+    "length": ("Length in training", "words per sampled caption"),
+    "kl": ("KL to the start", "nats per caption"),
 }
 
-# An address in a word: up to the closing quote, else to the end of a list item or the next address.
+# An address in a word. It ends at the closing quote, or if there is none, at the end of a list item
+# or at the next address.
 _ADDRESS = re.compile(
     r"""(["'])?\w[\w+.-]*://.*?"""
     r"""(?=(?(1)\1|(?:[\]}]*(?:,\s|$)|[\s,\[\]{}"']+\w[\w+.-]*://))|$)""",
@@ -39,7 +40,7 @@ _ADDRESS = re.compile(
 
 
 def command(words: Sequence[str]) -> str:
-    """A command line for a shell. Addresses, anywhere in a word, are without their secrets."""
+    """A command line for a shell. Secrets are removed from addresses anywhere in a word."""
     return shlex.join(_ADDRESS.sub(lambda found: without_secrets(found[0]), w) for w in words)
 
 
@@ -59,11 +60,11 @@ def record_run(config: Config, folder: Path, **more: Any) -> None:
 
 
 class RunLog:
-    """log.jsonl and tensorboard/ in a run's folder, created by the first `write`, on rank 0 alone.
+    """Writes log.jsonl and tensorboard/ in a run's folder, on rank 0. Other ranks write nothing.
 
-    epoch, step: where the run resumes. Later lines of an earlier process are removed, so that the
-    log equals that of a run that was never stopped. Raises UserError where the folder cannot be
-    written.
+    The first `write` creates the files. epoch, step: where the run resumes. Later lines by an
+    earlier process are removed, so that the log is the same as without an interruption. Raises
+    UserError if the folder cannot be written.
     """
 
     def __init__(self, folder: Path, epoch: float = math.inf, step: float = math.inf):
@@ -76,7 +77,7 @@ class RunLog:
         self.written = {(line["event"], line["step"]) for line in self.kept}
 
     def has(self, event: str, step: int) -> bool:
-        """Whether there is such a line; False on other ranks than 0."""
+        """Whether the log has a line of this event and step. False on other ranks than 0."""
         return (event, step) in self.written
 
     def _open(self) -> None:
@@ -85,16 +86,16 @@ class RunLog:
         if self.path.exists():
             write_text("".join(json.dumps(line) + "\n" for line in self.kept), self.path)
         with user_errors(self.path):
-            # Without a buffer: a line is one write, which a kill cannot cut in two.
+            # Unbuffered, so that a line is one write, which a kill cannot cut in two.
             self.file = open(self.path, "ab", buffering=0)  # noqa: SIM115
             later = self.step + 1 if math.isfinite(self.step) else None
             self.board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=later)
 
     def write(self, event: str, step: int, values: dict[str, float], **more: Any) -> None:
-        """One line {"event", "step", ..., values}, and a curve event/name for each value.
+        """Write a line {"event", "step", ..., values}, and a point of the curve of each value.
 
-        A value that is not finite, such as a gradient's norm that overflowed, is left out. Raises
-        UserError where the disk takes no more.
+        Values that are not finite are left out, such as the norm of a gradient that overflowed.
+        Raises UserError if the disk is full.
         """
         if not is_main():
             return
@@ -119,12 +120,12 @@ class RunLog:
     def close(self) -> None:
         if self.file is not None:
             self.file.close()
-            with contextlib.suppress(OSError):  # a full disk, for which `write` has raised an error
+            with contextlib.suppress(OSError):  # a full disk; `write` has raised that error already
                 self.board.close()
 
 
 def read_log(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a log.jsonl, if it exists, without a line that a kill cut off."""
+    """The lines of a log.jsonl, if it exists. Lines that a kill cut off are left out."""
     if path.exists():
         for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
             with contextlib.suppress(json.JSONDecodeError):

@@ -1,7 +1,8 @@
-"""What a checkpoint holds of a run: weights, optimiser, loss scale and the progress in an epoch.
+"""Saves and restores a run: weights, optimiser, loss scale and the progress in an epoch.
 
-It holds no state of random generators: order, augmentation, dropout and sampled captions use
-generators that are seeded by seed, epoch, index or step, and rank, see `data/randomness.py`.
+A checkpoint has no state of random generators. The generators of order, augmentation, dropout and
+sampled captions are seeded anew, from seed, epoch, index or step, and rank; see
+`data/randomness.py`.
 """
 
 from pathlib import Path
@@ -23,18 +24,18 @@ from smile import Objective
 
 
 class Progress(NamedTuple):
-    """The current epoch, and how many optimiser steps of it are done.
+    """The current epoch, and the number of its optimiser steps that are done.
 
-    sums: the values of the epoch's log line, summed so far, by name.
+    sums: running sums of the values in the epoch's log line.
     """
 
     epoch: int = 0
     steps: int = 0
-    sums: dict[str, float] = {}  # noqa: RUF012 - of a tuple, never changed
+    sums: dict[str, float] = {}  # noqa: RUF012 - never changed in place
 
 
 def progress_of(content: dict[str, Any]) -> Progress:
-    """Where to resume from a checkpoint's content."""
+    """The progress at which a run resumes from a checkpoint's content."""
     within = content.get("within")
     if within is None:
         return Progress(content["epoch"] + 1)
@@ -42,7 +43,7 @@ def progress_of(content: dict[str, Any]) -> Progress:
 
 
 def batch_sizes(config: Config) -> dict[str, int]:
-    """The settings whose product is the images of a step."""
+    """The settings whose product is the number of images per step."""
     return {
         "batch_size": config.batch_size,
         "processes": distributed.world_size(),
@@ -51,12 +52,12 @@ def batch_sizes(config: Config) -> dict[str, int]:
 
 
 def saved_batch_sizes(content: dict[str, Any]) -> Optional[dict[str, int]]:
-    """The `batch_sizes` in a checkpoint's content; None in some of older versions."""
+    """The `batch_sizes` in a checkpoint's content. Older versions did not always save them."""
     return content.get("batches") or content.get("within", {}).get("batches")
 
 
 class RunState:
-    """The state that training changes: restored from checkpoints and saved in them."""
+    """Saves the state that training changes to checkpoints, and restores it."""
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class RunState:
         """Load the content of a checkpoint. Raises UserError."""
         try:
             for group in content["optimizer"]["param_groups"]:
-                group["fused"] = True  # also for a run of a version without it
+                group["fused"] = True  # runs of older versions did not have this setting
             if "parts" in content:
                 groups = content["optimizer"]["param_groups"]
                 sharding.load_sharded(self.captioner, self.optimizer, content["parts"], groups)
@@ -85,20 +86,23 @@ class RunState:
                 objective.restore(content.get("objective", {}))
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
             raise UserError(
-                f"the checkpoint in {self.config.output_dir} is not of this model "
-                f"({one_line(error, 150)}); give another output_dir, or "
+                f"the checkpoint in {self.config.output_dir} does not fit this model "
+                f"({one_line(error, 150)}); set another output_dir, or "
                 "resume=never, which moves that run aside"
             ) from error
 
     def save_epoch(self, folder: Path, epoch: int) -> None:
-        """Write the checkpoint of a complete epoch; all ranks. Raises UserError on all."""
+        """Write the checkpoint of a complete epoch.
+
+        All ranks call this. Raises UserError on all ranks.
+        """
         weights = None
         if self.config.keep_checkpoints == "all":
             weights = checkpoints.weights_path(folder, epoch)
         self._save(checkpoints.epoch_path(folder, epoch), {"epoch": epoch}, epoch, weights)
 
     def save_step(self, folder: Path, progress: Progress, step: int) -> None:
-        """Write a checkpoint within an epoch, after `step` steps of the run; as `save_epoch`."""
+        """Write a checkpoint within an epoch, after `step` steps of the run. See `save_epoch`."""
         within = {"steps": progress.steps, "sums": progress.sums}
         path = checkpoints.step_path(folder, progress.epoch, step)
         self._save(path, {"epoch": progress.epoch, "within": within}, progress.epoch)
@@ -106,7 +110,10 @@ class RunState:
     def _save(
         self, path: Path, progress: dict[str, Any], epoch: int, weights: Optional[Path] = None
     ) -> None:
-        """Write a checkpoint, and before it the weights alone, so that no epoch lacks them."""
+        """Write a checkpoint. If `weights` is given, first write a file with only the weights.
+
+        In this order, a kill leaves no epoch that has a checkpoint but lacks the weights.
+        """
         distributed.share_buffers(self.captioner)
         keep = self.config.keep_checkpoints
         content = {
@@ -119,7 +126,7 @@ class RunState:
             "batches": batch_sizes(self.config),
             "objective": {k: v for o in self._objectives() for k, v in o.state().items()},
         }
-        # Existing scores are of other weights.
+        # Scores that exist already belong to other weights.
         distributed.main_alone(lambda: remove_scores(path.parent, evaluation_name(epoch)))
         write = self._write_sharded if self.config.checkpoint_format == "sharded" else self._write
         write(content, training, path, weights)
@@ -127,7 +134,7 @@ class RunState:
         distributed.main_alone(lambda: checkpoints.remove_oldest(path.parent, least))
 
     def _write(self, content, training, path: Path, weights: Optional[Path]) -> None:
-        """As files that rank 0 writes."""
+        """Write whole files, on rank 0."""
         model = sharding.whole_weights(self.captioner, distributed.is_main())
         optimizer = sharding.whole(self.optimizer.state_dict(), distributed.is_main())
 
@@ -140,7 +147,7 @@ class RunState:
         distributed.main_alone(save)
 
     def _write_sharded(self, content, training, path: Path, weights: Optional[Path]) -> None:
-        """As folders, to which each rank writes its shards."""
+        """Write folders. Each rank writes its shards."""
         model, moments = sharding.named_tensors(self.captioner, self.optimizer)
         optimizer = {"param_groups": self.optimizer.state_dict()["param_groups"]}
         rest = {"model": {}, **content}
@@ -149,5 +156,5 @@ class RunState:
         save_sharded({**rest, "optimizer": optimizer, **training}, {**model, **moments}, path)
 
     def _objectives(self) -> list[Objective]:
-        """The captioner's; `truncation` depends on its recent losses."""
+        """The captioner's objectives. They have state: `truncation` stores recent losses."""
         return [part for part in self.captioner.modules() if isinstance(part, Objective)]

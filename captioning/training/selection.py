@@ -1,7 +1,8 @@
-"""The epoch that `select` prefers, whose weights are kept as checkpoint_best.pth.
+"""Selects the best epoch by the key `select`, and keeps its weights as checkpoint_best.pth.
 
-selected.json, in the run's folder: {"select": "last" or metrics, "epoch": of checkpoint_best.pth,
-from 0 on, "epochs": [{"epoch", "value" by `select`, "scores"}, ...] of the validated epochs}.
+The result is recorded in selected.json, in the run's folder:
+{"select": "last" or metrics, "epoch": the epoch of checkpoint_best.pth, counted from 0,
+"epochs": [{"epoch", "value" by `select`, "scores"}, ...], the validated epochs}.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,11 +24,11 @@ from captioning.training.validation_history import evaluation_name, why_not
 
 RECORD = "selected.json"
 BLIPS = "CIDEr + Bleu_4"
-LENGTH = "cap_len"  # shown beside the metrics, since CIDEr depends on it
+LENGTH = "cap_len"  # shown with the metrics, because CIDEr depends on the length
 
 
 def check_select(config: Config, evaluation: SplitEvaluation) -> None:
-    """Raise UserError where `select` names metrics that will not be computed."""
+    """Raise UserError if `select` names metrics that will not be computed."""
     if config.select not in (None, LAST) and (reason := why_not(config.select, evaluation)):
         raise UserError(f"select is {config.select}, but {reason}; name other metrics, or last")
 
@@ -35,17 +36,18 @@ def check_select(config: Config, evaluation: SplitEvaluation) -> None:
 def with_select(
     config: Config, checkpoint: Optional[Mapping[str, Any]], evaluation: SplitEvaluation
 ) -> Config:
-    """The configuration with a value for `select`. checkpoint: that of the resumed run, if any.
+    """Return the configuration with a value for `select`.
 
-    A resumed run keeps its value. The default of a new run is BLIP's rule where it trains with MLE
-    alone, otherwise the last epoch: CIDEr and BLEU punish the longer captions of SMILE.
+    A resumed run keeps its value; `checkpoint` is its checkpoint. A new run that trains only with
+    MLE selects by BLIP's rule, and all others select the last epoch: CIDEr and BLEU punish the
+    longer captions of SMILE.
     """
     select = config.select
     if select is None:
-        blips = BLIPS if "coco" in config.metrics else LAST
-        of_new = blips if trained_by(config) == ["mle"] else LAST
+        blips_rule = BLIPS if "coco" in config.metrics else LAST
+        default = blips_rule if trained_by(config) == ["mle"] else LAST
         # Older versions had no such key, and used BLIP's rule.
-        select = checkpoint["config"].get("select", blips) if checkpoint else of_new
+        select = checkpoint["config"].get("select", blips_rule) if checkpoint else default
         if select != LAST and (reason := why_not(select, evaluation)):
             log_line(f"the last epoch will be selected, not the best by {select}: {reason}")
             select = LAST
@@ -53,7 +55,7 @@ def with_select(
 
 
 class Validated(NamedTuple):
-    """A validated epoch, from 0 on; its value by `select`, None for "last"; its scores."""
+    """A validated epoch, counted from 0. value: by the metrics of `select`; None for "last"."""
 
     epoch: int
     value: Optional[float]
@@ -61,43 +63,47 @@ class Validated(NamedTuple):
 
 
 class Selection:
-    """The epoch of a run that `select`, "last" or metrics, prefers. For rank 0 alone."""
+    """Selects an epoch of a run. Used only on rank 0. select: "last" or metrics."""
 
     def __init__(self, select: str, folder: Path):
         self.select, self.folder = select, folder
         self.metrics = None if select == LAST else MetricSum.parse(select)
 
     def epoch(self, epochs: int) -> int:
-        """The best of the first `epochs` by the metrics; the latest of equals, and without any."""
+        """The best of the first `epochs`. Of equal epochs, or without values, the latest."""
         return _best(self.validated(epochs), epochs)
 
     def validated(self, epochs: int) -> list[Validated]:
-        found = ((e, read_scores(self.folder, evaluation_name(e))) for e in range(epochs))
-        by = self.metrics
-        return [Validated(e, by and by.of(scores), scores) for e, scores in found if scores]
+        pairs = ((e, read_scores(self.folder, evaluation_name(e))) for e in range(epochs))
+        metrics = self.metrics
+        return [Validated(e, metrics and metrics.of(s), s) for e, s in pairs if s]
 
     def keep(self, epochs: int) -> Optional[str]:
-        """Make checkpoint_best.pth that of the selected epoch, and record it; a line on changes.
+        """Make the selected epoch's weights checkpoint_best.pth, and record the epoch.
 
-        Nothing changes if the weights of that epoch have been removed. Raises UserError.
+        If these weights have been removed, checkpoint_best.pth does not change. Returns a line for
+        the log, or None if nothing has changed. Raises UserError.
         """
         validated = self.validated(epochs)
         newest, selected = epochs - 1, _best(validated, epochs)
         held, line = held_epoch(self.folder), None
-        there = selected in (newest, held) or checkpoints.weights_of(self.folder, selected)
-        if not there:
+        available = selected in (newest, held) or checkpoints.weights_of(self.folder, selected)
+        if not available:
             held = newest if held is None else held
             line = (
                 f"epoch {selected + 1} is best by select: {self.select}, but its weights were not "
-                f"kept (keep_checkpoints); {checkpoints.BEST} is that of epoch {held + 1}"
+                f"kept (keep_checkpoints); {checkpoints.BEST} has the weights of epoch {held + 1}"
             )
             selected = held
         elif selected != held:
-            line = f"{checkpoints.BEST} is of epoch {selected + 1} now, by select: {self.select}"
+            line = (
+                f"{checkpoints.BEST} now has the weights of epoch {selected + 1}, by select: "
+                f"{self.select}"
+            )
         if selected != held or selected == newest:
             checkpoints.keep_as_best(self.folder, selected)
-        of_epochs = [each._asdict() for each in validated]
-        record = {"select": self.select, "epoch": selected, "epochs": of_epochs}
+        entries = [each._asdict() for each in validated]
+        record = {"select": self.select, "epoch": selected, "epochs": entries}
         if record != read_record(self.folder):
             write_json(record, self.folder / RECORD)
         return line
@@ -110,7 +116,7 @@ def _best(validated: list[Validated], epochs: int) -> int:
 
 
 def held_epoch(folder: Path) -> Optional[int]:
-    """The epoch of checkpoint_best.pth; None where it cannot be read."""
+    """The epoch of checkpoint_best.pth. None if there is no such file or it cannot be read."""
     best = checkpoints.best(folder)
     if best is None:
         return None
@@ -123,7 +129,7 @@ def held_epoch(folder: Path) -> Optional[int]:
 
 
 def read_record(folder: Path) -> Optional[dict[str, Any]]:
-    """The content of selected.json; None where it is missing, as in older versions, or invalid."""
+    """The content of selected.json. None if it is invalid or, as in older versions, missing."""
     try:
         record = read_json(folder / RECORD)
         if record["select"] != LAST:
@@ -136,7 +142,7 @@ def read_record(folder: Path) -> Optional[dict[str, Any]]:
 
 
 def shown_metrics(record: Mapping[str, Any]) -> list[str]:
-    """The metrics to show: those of `select`, for "last" BLIP's, and the length."""
+    """The metrics to show: the metrics of `select` (for "last", BLIP's) and the length."""
     metrics = BLIPS if record["select"] == LAST else record["select"]
     names = dict.fromkeys([*MetricSum.parse(metrics).signs, LENGTH])
     return [n for n in names if any(n in each["scores"] for each in record["epochs"])]

@@ -1,7 +1,7 @@
-"""Self-critical training: captions are sampled, and made likelier by how much they beat a baseline.
+"""Self-critical training: REINFORCE on sampled captions, with a reward and a baseline.
 
-The baseline is the greedy caption's reward in SCST (Rennie et al. 2017, arXiv 1612.00563), the mean
-of an image's other samples in a later form (arXiv 2003.09971).
+The baseline is the reward of the greedy caption (SCST, Rennie et al. 2017, arXiv 1612.00563) or the
+mean reward of the image's other samples (arXiv 2003.09971).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,12 +25,12 @@ from smile import ObjectiveOutput
 
 
 class SelfCritical(nn.Module):
-    """A captioner whose forward is a step of self-critical training.
+    """Wraps a captioner. Its forward computes the loss of self-critical training.
 
-    Captions are sampled, and their likelihoods computed, in evaluation mode: both come from the
-    same distribution. The objective beside the reward, if any, is computed in training mode.
+    Captions are sampled and scored in evaluation mode, so that both use the same distribution. If
+    there is an objective besides the reward, it is computed in training mode.
 
-    start: the captioner that the KL is measured from, None without it.
+    start: the captioner at the start of training, for the KL penalty. None without a penalty.
     """
 
     def __init__(
@@ -43,23 +43,24 @@ class SelfCritical(nn.Module):
         super().__init__()
         self.captioner, self.config, self.rewards = captioner, config, rewards
         self._start = [start]  # in a list, so that its weights are not registered as parameters
-        whole = {"top_p": 1.0, "top_k": 0, "min_length": 0, "max_length": config.max_tokens}
-        self.greedy = DecodingSettings(num_beams=1, **whole)
+        # Samples come from the whole distribution, without truncation.
+        limits = {"top_p": 1.0, "top_k": 0, "min_length": 0, "max_length": config.max_tokens}
+        self.greedy = DecodingSettings(num_beams=1, **limits)
         self.sampling = DecodingSettings(
             sample=True,
             num_return=config.reward_samples,
             temperature=config.reward_temperature,
-            **whole,
+            **limits,
         )
 
     def forward(
         self, image: Any, captions: list[list[str]], image_ids: Sequence[Any]
     ) -> ObjectiveOutput:
-        """The loss whose expected gradient is that of minus the expected reward of a caption.
+        """The REINFORCE loss: its expected gradient is the gradient of minus the expected reward.
 
-        The reward includes -reward_kl * log(p / p of the start), whose mean is the KL. The loss is
-        a mean over captions of sums over their tokens: a mean over tokens would have another
-        gradient. tokens: the number of sampled captions.
+        The reward includes -reward_kl * log(p / p_start), whose expectation is the KL penalty. The
+        loss is a sum over the tokens of a caption and a mean over captions: a mean over tokens
+        would have another gradient. The output's `tokens` is the number of sampled captions.
         """
         config, captioner = self.config, self.captioner
         with _evaluating(captioner):
@@ -70,7 +71,7 @@ class SelfCritical(nn.Module):
             if config.reward_baseline == "greedy":
                 greedy = captioner.generate_from(encoded, self.greedy)
                 pending_greedy = self.rewards.ask(image_ids, self._captions(greedy))
-            # The casts of weights that autocast cached during generation have no gradient.
+            # During generation, autocast cached casts of weights without gradient.
             torch.clear_autocast_cache()
             ids = sampled.token_ids.clone()
             temperature = config.reward_temperature
@@ -78,18 +79,20 @@ class SelfCritical(nn.Module):
             ratio = logprobs.detach() - self._logprobs_of_start(image, ids, logprobs)
         likelihood = captioner(image, captions) if config.objective else None
 
-        found = pending()
-        rewards = self._weighted(found, logprobs)
-        valued = rewards - config.reward_kl * ratio
+        by_name = pending()
+        rewards = self._weighted(by_name, logprobs)
+        penalised = rewards - config.reward_kl * ratio
         if pending_greedy:
             baseline = self._weighted(pending_greedy(), logprobs).expand_as(rewards)
         else:
-            baseline = (valued.sum(1, keepdim=True) - valued) / (valued.size(1) - 1)
-        loss = -((valued - baseline) * logprobs).mean()
+            baseline = (penalised.sum(1, keepdim=True) - penalised) / (penalised.size(1) - 1)
+        loss = -((penalised - baseline) * logprobs).mean()
 
         parts = {"reward": rewards.mean()}
-        if len(found) > 1:
-            parts.update({name: logprobs.new_tensor(found[name]).mean() for name in config.reward})
+        if len(by_name) > 1:
+            parts.update(
+                {name: logprobs.new_tensor(by_name[name]).mean() for name in config.reward}
+            )
         parts["baseline"] = baseline.mean()
         if config.reward_kl:
             parts["kl"] = ratio.mean()
@@ -103,41 +106,42 @@ class SelfCritical(nn.Module):
     def _captions(self, generated: Generated) -> list[list[Sampled]]:
         ended = (generated.token_ids == self.captioner.tokenizer.end).any(-1).tolist()
         pairs = zip(generated.captions, ended)
-        return [[Sampled(*one) for one in zip(*of_image)] for of_image in pairs]
+        return [[Sampled(*one) for one in zip(*image)] for image in pairs]
 
     def _logprobs_of_start(self, image: Any, ids: Tensor, logprobs: Tensor) -> Tensor:
-        """The captions' log-probabilities under `start`, (B, k); `logprobs` without it."""
+        """Log-probabilities (B, k) of the captions under `start`. Without `start`, `logprobs`."""
         (start,) = self._start
         if start is None:
             return logprobs.detach()
         with torch.no_grad():
-            of_tokens = start.log_likelihoods(
+            per_token = start.log_likelihoods(
                 start.encode(image), ids, self.config.reward_temperature
             )
         torch.clear_autocast_cache()
-        return of_tokens.sum(-1)
+        return per_token.sum(-1)
 
-    def _weighted(self, found: Mapping[str, Any], like: Tensor) -> Tensor:
-        """(B, k), the weighted sum of rewards."""
-        return like.new_tensor(sum(w * found[name] for name, w in self.config.reward.items()))
+    def _weighted(self, rewards: Mapping[str, Any], like: Tensor) -> Tensor:
+        """The weighted sum of rewards (B, k)."""
+        return like.new_tensor(sum(w * rewards[name] for name, w in self.config.reward.items()))
 
 
 def rewards_of(config: Config, samples: Sequence[Sample], device: torch.device) -> Rewards:
-    """The rewards of a configuration, for the images of its training split. Raises UserError."""
+    """Build the rewards of a configuration, for images of the training split. Raises UserError."""
     images = TrainingImages(
         {sample.image_id: sample.captions for sample in samples},
         {sample.image_id: Path(config.image_root, sample.image) for sample in samples},
         str(device),
     )
-    kinds = {name: load(REWARDS[name]) for name in config.reward}
+    classes = {name: load(REWARDS[name]) for name in config.reward}
     rewards = {
-        name: kind(images, **kind.Options.from_config(config)) for name, kind in kinds.items()
+        name: reward(images, **reward.Options.from_config(config))
+        for name, reward in classes.items()
     }
     return Rewards(rewards, config.num_workers)
 
 
 def start_of(config: Config, device: torch.device) -> Optional[nn.Module]:
-    """The captioner that training starts from, for the KL; None without reward_kl."""
+    """The captioner at the start of training, for the KL penalty. None without reward_kl."""
     if not (config.reward and config.reward_kl):
         return None
     captioner, _ = captioner_from(config, config.pretrained, trains=True)

@@ -1,4 +1,4 @@
-"""The parts that a run is made of: batches, captioner, the captioner on all processes."""
+"""Builds the parts of a run: batches, captioner, and the captioner on all processes."""
 
 from collections.abc import Sequence
 from inspect import signature
@@ -27,16 +27,17 @@ from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line, progress
 from captioning.training import sharding
 
-# Newer versions of torch have renamed the argument and warn of the old name.
+# Newer versions of torch have renamed the argument and warn about the old name.
 _NAMES = ("forward_sync_buffers", "broadcast_buffers")
-MEAN_OF = 512
 SYNC_BUFFERS = next(n for n in _NAMES if n in signature(DistributedDataParallel).parameters)
+
+MEAN_OF = 512  # images
 
 
 def training_batches(
     config: Config, samples: Union[Sequence[Sample], Shards], preprocessing: Preprocessing
 ) -> TrainingLoader:
-    """This rank's batches of the training split."""
+    """The loader of this rank's batches of the training split."""
     return training_loader(
         _dataset(config, samples, preprocessing),
         config.batch_size,
@@ -71,14 +72,15 @@ def _dataset(
 def mean_image(
     config: Config, samples: Union[Sequence[Sample], Shards], preprocessing: Preprocessing
 ) -> Tensor:
-    """The mean of MEAN_OF training images, or all, after evaluation preprocessing, (3, S, S).
+    """The mean (3, S, S) of training images after the preprocessing of evaluation.
 
-    They are the first of a fixed permutation, the same on every rank. Raises UserError.
+    It is a mean over the first MEAN_OF images of a fixed permutation, which is the same on all
+    ranks. Raises UserError.
     """
     evaluation = preprocessing._replace(
         training=lambda image: preprocessing.evaluation(decode(image)), same=False
     )
-    # With several captions an image, indices are of images.
+    # If captions_per_image is above 1, dataset indices count images instead of captions.
     config = config.model_copy(update={"captions_per_image": 2})
     dataset = _dataset(config, samples, evaluation)
     chosen = permutation(len(dataset), derived_seed("mean image"))[:MEAN_OF]
@@ -91,15 +93,15 @@ def mean_image(
 
 
 def build_captioner(config: Config, resumed: Optional[dict[str, Any]]) -> nn.Module:
-    """The captioner of a new run, or of one that resumes from a checkpoint's content."""
+    """Build the captioner. resumed: the content of the checkpoint that the run resumes from."""
     pretrained = None if resumed else config.pretrained
     with distributed.first_on_each_machine():
         captioner, loaded = captioner_from(config, pretrained, resumed, trains=True)
     if config.batch_size < captioner.min_batch_size:
         raise UserError(
-            f"batch_size is {config.batch_size}; this captioner normalises over a batch, and "
-            f"has one place at image_size {config.image_size}: it must be "
-            f"{captioner.min_batch_size} or more"
+            f"batch_size is {config.batch_size}, but must be {captioner.min_batch_size} or more: "
+            "this captioner has a batch norm, and its feature map at image_size "
+            f"{config.image_size} has one position"
         )
     if not resumed:
         log_line(loaded)
@@ -113,9 +115,10 @@ def distribute(
     device: torch.device,
     dtype: torch.dtype,
 ) -> nn.Module:
-    """The learner on the device: sharded, in DistributedDataParallel, or itself.
+    """Move the learner to the device. Shard it or wrap it in DistributedDataParallel if needed.
 
-    captioner: the learner or, with a reward, the captioner in it. dtype: of sharded computation.
+    captioner: the captioner in the learner; without a reward, the learner itself. dtype: the
+    precision of a sharded learner.
     """
     group = distributed.limit_waits(config.rank_timeout)
     if config.sharding == "fsdp":
@@ -125,7 +128,7 @@ def distribute(
         captioner.compile_parts()
     if group is None:
         return learner
-    # Running averages of a norm must be equal on all ranks; integer buffers never change.
+    # Running statistics of batch norms must be equal on all ranks. Integer buffers never change.
     sync = any(buffer.is_floating_point() for buffer in learner.buffers())
     return DistributedDataParallel(
         learner,

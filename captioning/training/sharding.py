@@ -1,10 +1,10 @@
-"""A captioner sharded over processes by torch's FSDP2, and its checkpoints.
+"""Shards a captioner over processes with torch's FSDP2, and saves and loads its checkpoints.
 
-Each process keeps its rows of every weight, of the gradient and of the optimiser's state.
-Checkpoints are whole, or in shards that any number of processes can read.
+Each process has some rows of every weight, gradient and optimiser state. A checkpoint is whole, or
+sharded in a format that any number of processes can read.
 
-torch.distributed.checkpoint.state_dict cannot gather them: it finds parameters by the names in the
-state dict, and that of an adapter has other names than its modules.
+torch.distributed.checkpoint.state_dict is not used: it finds parameters by their names in the state
+dict, and the state dict of an adapter has other names than its modules.
 """
 
 from collections.abc import Mapping
@@ -32,13 +32,15 @@ def check_sharding(config: Config) -> None:
     """Raise UserError for settings that cannot be combined with sharding."""
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
     reasons = {
-        f"this is torch {torch.__version__}, where losses come out wrong with accumulated batches "
+        f"this is torch {torch.__version__}, which computes wrong losses with accumulated batches "
         "and recomputed blocks; install torch 2.9 or later": version < FIRST_TORCH,
-        "there is one process to divide the captioner over; start more (NPROC_PER_NODE=2)": (
+        "there is only one process; start several (NPROC_PER_NODE=2)": (
             distributed.world_size() == 1
         ),
-        "compile is true, which cannot trace gathered weights; set compile=false": (config.compile),
-        "precision is fp16, whose loss scaling it does not support; set precision=bf16": (
+        "compile is true, which does not support sharded weights; set compile=false": (
+            config.compile
+        ),
+        "precision is fp16, and fsdp does not support loss scaling; set precision=bf16": (
             config.precision == "fp16"
         ),
     }
@@ -48,23 +50,24 @@ def check_sharding(config: Config) -> None:
     several = distributed.on_several_machines()
     if config.checkpoint_format == "sharded" and is_store(config.output_dir) and several:
         raise UserError(
-            "checkpoint_format is sharded, but output_dir is in a store, and the processes are on "
-            "several machines, which share no disk; set checkpoint_format=whole"
+            "checkpoint_format is sharded, but output_dir is in a store and the processes are on "
+            "several machines, which do not share a disk; set checkpoint_format=whole"
         )
     if config.checkpoint_format == "sharded" and config.sharding == "none":
         raise UserError(
-            "checkpoint_format is sharded, but sharding is none, so that nothing is divided; set "
-            "checkpoint_format=whole, or sharding=fsdp"
+            "checkpoint_format is sharded, but sharding is none; set checkpoint_format=whole, or "
+            "sharding=fsdp"
         )
 
 
 def shard(
     captioner: nn.Module, group: dist.ProcessGroup, device: torch.device, dtype: torch.dtype
 ) -> nn.Module:
-    """Shard the captioner over the group, and return it. One of its `shards` is whole at a time.
+    """Shard the captioner over the group, and return it.
 
-    dtype: of weights in forward and backward. Modules with a batch norm compute in float32, as
-    their running statistics. Stored weights and sums of gradients are float32.
+    Only one of the modules in `captioner.shards()` is gathered at a time. dtype: the precision of
+    weights in forward and backward passes. Modules with a batch norm compute in float32, because
+    their running statistics are float32. Stored weights and gradient sums are float32.
     """
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -72,9 +75,9 @@ def shard(
     mesh = DeviceMesh.from_group(group, device.type)
     for module in [*captioner.shards(), captioner]:
         batch_norm = any(isinstance(part, _BatchNorm) for part in module.modules())
-        computed = None if dtype == torch.float32 or batch_norm else dtype
-        # The inputs of shards are cast to the precision of their weights, the image is not.
-        policy = MixedPrecisionPolicy(computed, torch.float32, None, module is not captioner)
+        param_dtype = None if dtype == torch.float32 or batch_norm else dtype
+        # Inputs of the inner modules are cast to the precision of their weights. The image is not.
+        policy = MixedPrecisionPolicy(param_dtype, torch.float32, None, module is not captioner)
         fully_shard(module, mesh=mesh, mp_policy=policy)
     return captioner
 
@@ -84,15 +87,15 @@ def is_sharded(captioner: nn.Module) -> bool:
 
 
 def begin_step(captioner: nn.Module) -> None:
-    """Broadcast the objectives' buffers from rank 0, as DDP does."""
+    """Broadcast the objectives' buffers from rank 0, like DDP."""
     objectives = (part for part in captioner.modules() if isinstance(part, Objective))
     distributed.share(buffer for objective in objectives for buffer in objective.buffers())
 
 
 def whole(state: Any, keep: bool = True) -> Any:
-    """A state dict with sharded tensors gathered on the CPU; all ranks call it.
+    """Gather the sharded tensors of a state dict on the CPU. All ranks call this.
 
-    keep: without it the gathered tensors are None on this rank.
+    keep: if false, the result has None instead of gathered tensors.
     """
     if isinstance(state, Mapping):
         return {key: whole(value, keep) for key, value in state.items()}
@@ -103,21 +106,23 @@ def whole(state: Any, keep: bool = True) -> Any:
 
 
 def whole_weights(captioner: nn.Module, keep: bool = True) -> Mapping[str, Any]:
-    """The captioner's gathered state dict. A weight of two names is gathered once."""
+    """The captioner's state dict, gathered. A weight with two names is gathered once."""
     if not is_sharded(captioner):
         return captioner.state_dict()
-    found: dict[int, Any] = {}
-    state = captioner.state_dict(keep_vars=True)  # whose tensors of two names are one object
+    gathered: dict[int, Any] = {}
+    # With keep_vars, the two names of a tied weight have the same tensor object.
+    state = captioner.state_dict(keep_vars=True)
     for tensor in state.values():
-        if id(tensor) not in found:
-            found[id(tensor)] = whole(tensor.detach(), keep)
-    return {name: found[id(tensor)] for name, tensor in state.items()}
+        if id(tensor) not in gathered:
+            gathered[id(tensor)] = whole(tensor.detach(), keep)
+    return {name: gathered[id(tensor)] for name, tensor in state.items()}
 
 
 def unsharded(captioner: nn.Module, config: Config, device: torch.device) -> nn.Module:
-    """The captioner, or a whole copy of a sharded one on the device; all ranks call it.
+    """The captioner. If it is sharded, an unsharded copy on the device. All ranks call this.
 
-    Captions are generated by copies, since processes generate different numbers of tokens.
+    A sharded captioner cannot generate captions, because processes generate different numbers of
+    tokens.
     """
     if not is_sharded(captioner):
         return captioner
@@ -132,16 +137,16 @@ def load(
     weights: Mapping[str, Tensor],
     state: dict[str, Any],
 ) -> None:
-    """Load whole state dicts into a captioner and an optimiser; each rank takes its rows.
+    """Load whole state dicts into a captioner and an optimiser. Each rank loads its rows.
 
-    Raises what their `load_state_dict` raises.
+    Raises the errors of their `load_state_dict`.
     """
     if is_sharded(captioner):
         own = captioner.state_dict()
         weights = {name: _as(tensor, own.get(name)) for name, tensor in weights.items()}
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        of_each = dict(enumerate(parameters))
-        state = {**state, "state": {n: _rows(s, of_each[n]) for n, s in state["state"].items()}}
+        parameters = dict(enumerate(p for group in optimizer.param_groups for p in group["params"]))
+        moments = {n: _rows(values, parameters[n]) for n, values in state["state"].items()}
+        state = {**state, "state": moments}
     captioner.load_state_dict(weights)
     optimizer.load_state_dict(state)
 
@@ -149,11 +154,11 @@ def load(
 def named_tensors(
     captioner: nn.Module, optimizer: torch.optim.Optimizer
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The tensors of a sharded checkpoint by its names: the weights, the optimiser's state."""
+    """The tensors of a sharded checkpoint, by their names in it: weights, and optimiser state."""
     model = {MODEL + name: tensor for name, tensor in captioner.state_dict().items()}
     state = optimizer.state_dict()["state"]
     moments = {
-        f"{OPTIMIZER}{n}.{k}": tensor for n, own in state.items() for k, tensor in own.items()
+        f"{OPTIMIZER}{n}.{k}": tensor for n, values in state.items() for k, tensor in values.items()
     }
     return model, moments
 
@@ -161,20 +166,19 @@ def named_tensors(
 def load_sharded(
     captioner: nn.Module, optimizer: torch.optim.Optimizer, folder: Path, groups: list[Any]
 ) -> None:
-    """Load a sharded checkpoint, of which each rank reads its rows; all ranks call it.
+    """Load a sharded checkpoint. Each rank reads its rows, and all ranks call this.
 
-    groups: the optimiser's. Raises ValueError on all ranks, and what `load_state_dict` raises.
+    groups: the parameter groups of the saved optimiser. Raises ValueError on all ranks, and the
+    errors of `load_state_dict`.
     """
     own = {MODEL + name: tensor for name, tensor in captioner.state_dict().items()}
     parameters = dict(enumerate(p for group in optimizer.param_groups for p in group["params"]))
-    known, state = sizes(folder), {}
-    other = sorted(own.keys() ^ {name for name in known if name.startswith(MODEL)})
-    if other:
-        first = other[0].removeprefix(MODEL)
-        raise ValueError(
-            f"{len(other)} keys are in only one of checkpoint and model, such as {first}"
-        )
-    for name, (size, dtype) in known.items():
+    saved, state = sizes(folder), {}
+    different = sorted(own.keys() ^ {name for name in saved if name.startswith(MODEL)})
+    if different:
+        first = different[0].removeprefix(MODEL)
+        raise ValueError(f"checkpoint and model differ in {len(different)} keys, such as {first}")
+    for name, (size, dtype) in saved.items():
         if name.startswith(OPTIMIZER):  # moments and the number of steps
             number, key = name[len(OPTIMIZER) :].split(".")
             empty = (
@@ -184,19 +188,19 @@ def load_sharded(
     fill(folder, own, alone=not dist.is_initialized())
     values = (t.to_local() if is_distributed(t) else t for t in own.values())
     if distributed.any_rank(not all(bool(t.isfinite().all()) for t in values)):
-        raise ValueError("it holds values that are not finite: take an earlier one")
+        raise ValueError("it has values that are not finite: use an earlier checkpoint")
     weights = {name[len(MODEL) :]: t for name, t in own.items() if name.startswith(MODEL)}
     captioner.load_state_dict(weights)
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
 def _rows(moments: Mapping[str, Tensor], parameter: Tensor) -> dict[str, Tensor]:
-    """The optimiser's state of one parameter; the number of steps is not sharded."""
+    """Shard the optimiser state of a parameter, except the number of steps, a scalar."""
     return {name: _as(value, parameter) if value.ndim else value for name, value in moments.items()}
 
 
 def _as(tensor: Tensor, sharded: Any) -> Tensor:
-    """A whole tensor, sharded like another one without communication."""
+    """Shard a whole tensor like the tensor `sharded`, without communication."""
     from torch.distributed.tensor import distribute_tensor
 
     if not is_distributed(sharded):

@@ -1,4 +1,4 @@
-"""Captions and scores of a split, written to the run's result folder."""
+"""Captions and scores a split, and writes both to the run's result folder."""
 
 import json
 import shutil
@@ -25,11 +25,11 @@ from captioning.training.run_log import command
 
 
 class SplitEvaluation:
-    """Scores captioners on one split of a configuration.
+    """Captions one split of a configuration and computes the metrics.
 
-    Set-up reports everything that is missing before any caption is generated: annotations,
-    references, requirements of the metrics. `run` writes result/NAME.json, the captions as COCO
-    results, and result/NAME/, the scores, into the run's folder. Raises UserError.
+    Set-up checks annotations, references and the requirements of metrics before any caption is
+    generated. `run` writes two results to the run's folder: captions to result/NAME.json, in the
+    format of COCO results, and scores to result/NAME/. Raises UserError.
     """
 
     def __init__(self, config: Config, split: str, folder: Path, device: torch.device):
@@ -40,7 +40,8 @@ class SplitEvaluation:
             settings = metric_settings(config, self.samples, str(device))
             options = options_of(config.metrics, config)
             self.evaluators = build_evaluators(config.metrics, settings, **options)
-        self.unavailable: dict[str, str] = {}  # the reason by metric, on rank 0, which scores
+        # The reason for each metric that cannot be computed. Rank 0 computes the metrics.
+        self.unavailable: dict[str, str] = {}
         if distributed.is_main():
             for evaluator in self.evaluators:
                 self.unavailable.update(evaluator.unavailable())
@@ -51,9 +52,10 @@ class SplitEvaluation:
     def run(
         self, captioner: nn.Module, name: str, before_writing: Callable[[], None] = lambda: None
     ) -> Optional[dict[str, float]]:
-        """Each metric by name on rank 0, None elsewhere. Raises Stopped on all ranks if asked to.
+        """Caption and score the split. Returns metrics by name on rank 0, None on other ranks.
 
-        before_writing: called on rank 0 before earlier results are replaced.
+        before_writing: called on rank 0 before it replaces earlier results. Raises Stopped on all
+        ranks if a stop is requested.
         """
         return self.score(self.caption(captioner), name, before_writing)
 
@@ -87,7 +89,7 @@ class SplitEvaluation:
         return {metric: estimate.value for metric, estimate in scores.metrics.items()}
 
     def _in_turn(self) -> Iterator[Evaluator]:
-        """The evaluators; before and after each, all ranks check whether one was asked to stop."""
+        """Yield the evaluators. Before and after each, all ranks check for a stop request."""
         for evaluator in self.evaluators:
             distributed.stop_if_asked(patiently=True)
             yield evaluator
@@ -95,7 +97,7 @@ class SplitEvaluation:
 
 
 def metric_settings(config: Config, samples: Iterable[Sample], device: str) -> Settings:
-    """What the metrics of a configuration share on a split with these samples."""
+    """The settings that all metrics of a configuration share, on a split with these samples."""
     root = Path(config.image_root)
     images = {sample.image_id: root / sample.image for sample in samples}
     return Settings(images, root, device=device)

@@ -1,4 +1,4 @@
-"""One optimiser step: forward and backward on accumulated batches, check, update."""
+"""One optimiser step: forward and backward on accumulated batches, a check, the update."""
 
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -17,22 +17,26 @@ from captioning.training.optimiser import clip_gradients
 from captioning.training.sharding import begin_step
 from smile import ObjectiveOutput
 
-# Summed over batches; all other values are means over tokens.
+# These values are summed over batches. All others are means over tokens.
 COUNTED = ("skipped_images", "stop_requested")
 
 
 class Stepped(NamedTuple):
-    """sums: over all batches and ranks, by name: tokens, the loss and its parts times tokens,
-    COUNTED. values: what else is logged of the step."""
+    """The values of a step.
+
+    sums: over all batches and ranks: the tokens, the loss and its parts times the tokens, and
+    COUNTED. values: other values for the log.
+    """
 
     sums: dict[str, float]
     values: dict[str, float]
 
 
 class TrainingStep:
-    """Trains `model`, the learner or its DistributedDataParallel, on accumulated batches.
+    """Trains a model on accumulated batches.
 
-    learner: the captioner, or its `SelfCritical`. batches: reports of the last step's batches.
+    learner: the captioner, or the `SelfCritical` around it. model: the learner, or the
+    DistributedDataParallel around it. batches: reports of the last step's batches.
     """
 
     def __init__(
@@ -49,19 +53,20 @@ class TrainingStep:
         self.batches: list[BatchReport] = []
 
     def __call__(self, batches: Iterator[Batch], step: int) -> Stepped:
-        """Take the batches of one step, the `step`th of the run from 0 on.
+        """Train on the batches of one step. step: its number in the run, from 0.
 
-        Every labelled token has the same weight, whichever batch or process it is in: the mean of a
-        batch is weighted by its tokens over all processes, relative to the first batch that has
-        any, and the gradient is corrected at the end where there were further batches. Raises
-        NotFiniteError on all ranks, with weights and buffers as before the step.
+        All labelled tokens have the same weight, in whichever batch or process they are. The number
+        of tokens in all batches is known only at the end. Therefore the loss of each batch is
+        weighted by its tokens relative to the first batch with tokens, and the gradient is divided
+        by the missing factor at the end. Raises NotFiniteError on all ranks and leaves weights and
+        buffers unchanged.
         """
         self.batches = []
-        buffers = list(self.learner.buffers())  # BatchNorm's statistics, an objective's window
+        buffers = list(self.learner.buffers())  # of batch norms and objectives
         before = [buffer.clone() for buffer in buffers]
         if self.model is self.learner:
             begin_step(self.learner)
-        totals: list[Tensor] = []  # of each batch, over all ranks
+        totals: list[Tensor] = []  # the sums of each batch over all ranks
         reference = torch.zeros((), dtype=torch.float64, device=self.precision.device)
         for number in range(self.count):
             batch = next(batches)
@@ -74,8 +79,8 @@ class TrainingStep:
                     self._backward(output, reference)
         with distributed.waits_for_others():
             norm = self._reduced_gradient(totals, reference)
-            # The only synchronisation with a GPU, except where the objective reads the labels. All
-            # that is logged and decided is copied at once.
+            # The only synchronisation with the GPU, unless the objective reads the labels. All
+            # values for the log and for decisions are copied at once.
             *values, norm = torch.cat([*totals, norm.double()[None]]).tolist()
         names = ["tokens", *self.batches[-1].parts, *COUNTED]
         width = len(names)
@@ -86,16 +91,16 @@ class TrainingStep:
                 buffer.copy_(value)
             raise NotFiniteError(problem)
         self._apply()
-        whole = {name: sum(of_batch[name] for of_batch in sums) for name in names}
-        return Stepped(whole, {"grad_norm": norm})
+        summed = {name: sum(batch_sums[name] for batch_sums in sums) for name in names}
+        return Stepped(summed, {"grad_norm": norm})
 
     def _gradient_sync(self, number: int):
-        """Ranks sum their gradients at the last batch only."""
-        alone = self.model is self.learner
-        return nullcontext() if alone or number == self.count - 1 else self.model.no_sync()
+        """Synchronise gradients between ranks only in the last batch."""
+        wrapped = self.model is not self.learner
+        return self.model.no_sync() if wrapped and number < self.count - 1 else nullcontext()
 
     def _forward(self, batch: Batch, number: int) -> ObjectiveOutput:
-        """Dropout and sampling depend on the batch's number and the rank alone."""
+        """Run the model. Dropout and sampling depend only on seed, batch number and rank."""
         torch.manual_seed(derived_seed("step", self.config.seed, number, distributed.rank()))
         inputs: list[Any] = [batch["image"], batch["captions"]]
         if self.config.reward:
@@ -110,7 +115,7 @@ class TrainingStep:
         return output
 
     def _sums(self, output: ObjectiveOutput, batch: Batch) -> Tensor:
-        """This rank's sums of the last batch, float64 (n,), in the order of their names."""
+        """The sums of the last batch on this rank, float64 (n,): tokens, loss, parts, COUNTED."""
         parts = self.batches[-1].parts
         means = torch.stack([torch.ones_like(parts["loss"]), *parts.values()]).double()
         counted = torch.tensor([batch["skipped"], bool(signals.stop_requested())]).double()
@@ -122,7 +127,7 @@ class TrainingStep:
         self.scaler.scale(output.loss * weight.float()).backward()
 
     def _reduced_gradient(self, totals: list[Tensor], reference: Tensor) -> Tensor:
-        """Make the gradient that of the mean over all tokens, and clip it; its norm before."""
+        """Scale the gradient to a mean over all tokens and clip it. Return its norm before."""
         self.scaler.unscale_(self.optimizer)
         correction = reference / sum(totals)[0].clamp(min=1) if self.count > 1 else None
         return clip_gradients(self.optimizer, self.config, correction)

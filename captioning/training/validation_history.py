@@ -1,4 +1,4 @@
-"""The validations of a run, read from its folder, and whether the run is over."""
+"""Reads the validations of a run from its folder, and decides whether the run is over."""
 
 import math
 from collections.abc import Sequence
@@ -18,83 +18,83 @@ def evaluation_name(epoch: int) -> str:
 
 
 def history(folder: Path, epochs: int, metrics: str) -> list[float]:
-    """The values of a sum of metrics, of those of the first `epochs` that have it."""
-    wanted = MetricSum.parse(metrics)
-    found = [
-        wanted.of(read_scores(folder, evaluation_name(epoch)) or {}) for epoch in range(epochs)
-    ]
-    return [value for value in found if value is not None]
+    """The values of a sum of metrics in the first `epochs`. Epochs without a value are left out."""
+    metric_sum = MetricSum.parse(metrics)
+    scores = [read_scores(folder, evaluation_name(epoch)) or {} for epoch in range(epochs)]
+    values = map(metric_sum.of, scores)
+    return [value for value in values if value is not None]
 
 
 def since_best(values: Sequence[float]) -> int:
-    """The number of values after the highest, the first of equals."""
+    """The number of values after the highest value, or after the first of several highest."""
     return len(values) - 1 - values.index(max(values)) if values else 0
 
 
 def why_over(config: Config, folder: Path, epochs: int) -> Optional[str]:
-    """Why a run is over after so many epochs; None where it goes on."""
+    """The reason why a run is over after `epochs` epochs. None if it goes on."""
     if epochs >= config.max_epoch:
-        return f"{config.output_dir} has run all of its {epochs} epochs"
+        return f"{config.output_dir} has finished all of its {epochs} epochs"
     waited = since_best(history(folder, epochs, config.monitor))
     if config.early_stopping is not None and waited >= config.early_stopping:
         return (
-            f"{config.output_dir} ended early, after {epochs} epochs: {config.monitor} was best "
-            f"{waited} validations before, and early_stopping is {config.early_stopping}"
+            f"{config.output_dir} stopped early, after {epochs} epochs: {config.monitor} was best "
+            f"{waited} validations ago, and early_stopping is {config.early_stopping}"
         )
     return None
 
 
 def why_not(metrics: str, evaluation: SplitEvaluation) -> Optional[str]:
-    """Why a sum of metrics will not be computed, None where it will."""
+    """The reason why a sum of metrics cannot be computed. None if it can."""
     computed = {name for evaluator in evaluation.evaluators for name in evaluator.names}
     for name in MetricSum.parse(metrics).signs:
         if name not in computed:
-            return f"metrics is {evaluation.config.metrics}, which compute no {name}"
+            return f"metrics is {evaluation.config.metrics}, which does not include {name}"
         if name in evaluation.unavailable:
-            return f"{name} cannot be had: {evaluation.unavailable[name]}"
+            return f"{name} cannot be computed: {evaluation.unavailable[name]}"
     return None
 
 
 def check_monitor(config: Config, evaluation: SplitEvaluation) -> None:
-    """Raise UserError if the run is controlled by metrics that will not be computed."""
+    """Raise UserError if the run depends on metrics that will not be computed."""
     reason = config.monitors and why_not(config.monitor, evaluation)
     if reason:
         raise UserError(
-            f"{config.monitors} goes by {config.monitor}, but {reason}; name other metrics in "
-            f"monitor, or leave {config.monitors} as it is by default"
+            f"{config.monitors} depends on {config.monitor}, but {reason}; set monitor to other "
+            f"metrics, or leave {config.monitors} at its default"
         )
 
 
 def plateaus(values: Sequence[float], patience: int) -> int:
-    """How often more than `patience` consecutive values were no higher than the best before them.
+    """The number of plateaus, as torch's ReduceLROnPlateau counts them.
 
-    The count restarts after each time, as in torch's ReduceLROnPlateau.
+    A plateau is more than `patience` consecutive values that do not exceed the best value so far.
+    After a plateau, the count of such values restarts.
     """
-    best, waited, found = -math.inf, 0, 0
+    best, waited, count = -math.inf, 0, 0
     for value in values:
         waited = 0 if value > best else waited + 1
         best = max(best, value)
         if waited > patience:
-            found, waited = found + 1, 0
-    return found
+            count, waited = count + 1, 0
+    return count
 
 
 def is_done(trained: Config, scored: Config) -> bool:
-    """Whether a run `is_trained` and `is_scored`.
+    """Whether a run is trained and scored.
 
-    trained: its configuration in training; scored: in evaluation, where `pretrained` on the command
-    line names the weights to evaluate.
+    trained: the configuration of training. scored: the configuration of evaluation, in which
+    `pretrained` is the weights to evaluate.
     """
     return is_scored(scored) and is_trained(trained)
 
 
 def is_trained(config: Config) -> bool:
-    """Whether the run is over, and started from this `pretrained`."""
+    """Whether the run is over and was started from the same `pretrained`."""
     folder = working_folder(config.output_dir)
     epochs, record = checkpoints.of_epochs(folder), folder / "config.yaml"
     if not epochs or not record.exists():
         return False
-    # The record is without the secrets of an address.
+    # The record has no secrets of addresses; `model_dump` has none either.
     if load_config(record).model_dump()["pretrained"] != config.model_dump()["pretrained"]:
         return False
     newest = int(epochs[-1].stem.rpartition("_")[2])
@@ -102,7 +102,7 @@ def is_trained(config: Config) -> bool:
 
 
 def is_scored(config: Config, split: str = "test") -> bool:
-    """Whether the split was captioned and scored with the current best weights."""
+    """Whether the split has been captioned and scored with the current best weights."""
     folder = working_folder(config.output_dir)
     scored = folder / "result" / split / "metrics.json"
     settings = scored.with_name("config.yaml")

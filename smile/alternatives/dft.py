@@ -9,7 +9,7 @@ from smile.alternatives.interface import Weighed
 
 @dataclass(frozen=True)
 class Dft(Weighed):
-    """-p log p of a label of probability p, the weight detached.
+    """-p log p, where p is the label's probability and the weight p is detached.
 
     Source: arXiv 2508.05629, yongliang-wu/DFT.
     """
@@ -17,7 +17,7 @@ class Dft(Weighed):
     title = "DFT"
 
     def check(self) -> None:
-        """It has no parameters."""
+        """There are no parameters."""
 
     def weight(self, log_p: Tensor) -> Tensor:
         return log_p.exp()

@@ -1,4 +1,4 @@
-"""Focal loss: likely tokens are weighted less."""
+"""Focal loss: likely tokens have lower weights."""
 
 from dataclasses import dataclass
 
@@ -10,9 +10,9 @@ from smile.alternatives.interface import Weighed
 
 @dataclass(frozen=True)
 class Focal(Weighed):
-    """-(1 - p)^gamma log p of a label of probability p, the weight detached; gamma 0 is MLE.
+    """-(1 - p)^gamma log p, where p is the label's probability and the weight is detached.
 
-    Source: arXiv 1708.02002; detached as for text in vyraun/long-tailed.
+    gamma 0 is MLE. Source: arXiv 1708.02002. vyraun/long-tailed detaches the weight for text.
     """
 
     title = "focal"

@@ -1,4 +1,4 @@
-"""GEM: towards the label, away from a sharpened softmax, so that entropy is kept."""
+"""GEM: raises the label against a sharpened softmax, to preserve entropy."""
 
 from dataclasses import dataclass
 
@@ -15,8 +15,8 @@ STEEPNESS = 0.01
 class Gem(OfLogits):
     """-sum over v of q_v h_v (log p_y - log p_v) for a label y, with q = softmax(z / beta).
 
-    h: "linear", where h_v is 1, or "logsigmoid", where it is sigmoid(0.01 (z_v - z_y)). q and h_v
-    are detached. The loss may be negative. Source: arXiv 2408.16673, liziniu/GEM.
+    h: "linear" (h_v is 1) or "logsigmoid" (h_v is sigmoid(0.01 (z_v - z_y))). q and h_v are
+    detached. The loss may be negative. Source: arXiv 2408.16673, liziniu/GEM.
     """
 
     title = "GEM"
@@ -34,5 +34,5 @@ class Gem(OfLogits):
             share = (logits / self.beta).softmax(1)
             if self.h == "logsigmoid":
                 share *= torch.sigmoid(STEEPNESS * (logits - label))
-        # An impossible token has no share, and a logit of -inf.
+        # A masked token has a share of 0 and a logit of -inf, whose product would be NaN.
         return (share * (logits - label).masked_fill(share == 0, 0)).sum(1)

@@ -1,7 +1,8 @@
-"""The alternatives of a mixture in the fused linear loss, a chunk of the positions at a time.
+"""Computes the alternatives of a mixture in the fused linear loss, for a chunk of positions.
 
-Losses of likelihoods share MLE's softmax: their gradient is a multiple of it plus the gradients of
-a few tokens. Losses of logits get a copy of the chunk's logits, which autograd differentiates.
+Losses of likelihoods share MLE's softmax: their gradient is a multiple of the softmax plus the
+gradients of a few tokens. Losses of logits get a copy of the chunk's logits, and autograd computes
+their gradient.
 """
 
 from typing import NamedTuple, Optional
@@ -13,11 +14,15 @@ from smile.alternatives.interface import Likelihoods, earlier_words
 from smile.head import recorded
 from smile.mixture import Mixture
 
-Found = tuple[dict[str, Tensor], list[Optional[Tensor]]]
+LossesAndGradients = tuple[dict[str, Tensor], list[Optional[Tensor]]]
 
 
 class Earlier(NamedTuple):
-    """The tokens (R, L) of R positions' captions; which of them come before, and are the label."""
+    """The tokens in the captions of R positions, each (R, L).
+
+    words: the tokens. is_earlier: whether a token comes before the position. is_label: whether it
+    is the position's label.
+    """
 
     words: Tensor
     is_earlier: Tensor
@@ -25,25 +30,28 @@ class Earlier(NamedTuple):
 
 
 class Alternatives:
-    """The alternatives of a mixture, in all chunks. differentiate: whether gradients are wanted."""
+    """The alternatives of a mixture. differentiate: whether gradients are wanted."""
 
     def __init__(self, mixture: Mixture, differentiate: bool):
         self.weights, self.ignore_index = mixture.weights, mixture.ignore_index
         self.differentiate = differentiate
-        found = mixture.alternatives()
-        self.likelihoods = {k: v for k, v in found.items() if not v.reads_logits}
-        self.logits = {k: v for k, v in found.items() if v.reads_logits}
+        losses = mixture.alternatives()
+        self.likelihoods = {k: v for k, v in losses.items() if not v.reads_logits}
+        self.logits = {k: v for k, v in losses.items() if v.reads_logits}
 
     def earlier(self, labels: Tensor, chosen: Tensor) -> Optional[Earlier]:
-        """For positions `chosen` (M,) of flattened labels (C, L); None where nothing looks back."""
+        """The tokens in the captions of the positions `chosen` (M,). None if no loss needs them.
+
+        labels: (C, L). chosen: indices of the flattened labels.
+        """
         if not any(loss.looks_back for loss in self.likelihoods.values()):
             return None
         words, *which = earlier_words(labels, self.ignore_index)
         caption = chosen.div(labels.size(1), rounding_mode="floor")
         return Earlier(words[caption], *(x.flatten(0, 1)[chosen] for x in which))
 
-    def of_logits(self, logits: Tensor, label: Tensor, scale: Tensor) -> Found:
-        """Losses (R,) by name, and the gradient of logits (R, V), if there is one.
+    def of_logits(self, logits: Tensor, label: Tensor, scale: Tensor) -> LossesAndGradients:
+        """Losses (R,) by name, and a list with the gradient of logits (R, V) or None.
 
         label: (R,). scale: (R,), the gradient of a loss of weight 1.
         """
@@ -57,11 +65,11 @@ class Alternatives:
 
     def of_likelihoods(
         self, known: list[Tensor], earlier: Optional[Earlier], scale: Tensor
-    ) -> Found:
-        """Losses (R,) by name, and the gradients of `known`, if there are any.
+    ) -> LossesAndGradients:
+        """Losses (R,) by name, and the gradients of the tensors in `known`, each may be None.
 
-        known: the logsumexp of all logits (R,), the label's logit (R,), and, where some losses look
-        back, the logits (R, L) of the caption's tokens.
+        known: the logsumexp of all logits (R,), the label's logit (R,) and, if a loss looks back,
+        the logits (R, L) of the caption's tokens.
         """
         losses, sums = {}, [None] * len(known)
         known = [x.detach().clone().requires_grad_(self.differentiate) for x in known]
@@ -72,11 +80,11 @@ class Alternatives:
         return losses, sums
 
     def _accumulate(self, losses: dict[str, Tensor], name: str, inputs, scale, sums) -> list:
-        """`sums` with the gradients of the inputs added; detaches the losses."""
-        found, losses[name] = losses[name], losses[name].detach()
+        """Add the gradients of the inputs to `sums`, and detach the losses."""
+        attached, losses[name] = losses[name], losses[name].detach()
         if not self.differentiate:
             return sums
         d_losses = scale * self.weights[name]
-        gradients = torch.autograd.grad(found, inputs, d_losses, allow_unused=True)
+        gradients = torch.autograd.grad(attached, inputs, d_losses, allow_unused=True)
         pairs = zip(sums, gradients)
         return [a if b is None else b if a is None else a + b for a, b in pairs]

@@ -1,7 +1,8 @@
-"""The interface of an alternative to SMILE: a loss of single tokens with its parameters.
+"""The interface of an alternative to SMILE: a loss of single tokens, with its parameters.
 
-There are two kinds, which differ in their cost in the fused linear loss: a loss of likelihoods
-shares MLE's softmax, a loss of logits needs a copy of them. `of_captions` is the definition.
+There are two kinds. A loss of likelihoods is cheap in the fused linear loss, because it shares
+MLE's softmax. A loss of logits needs a copy of the logits. The method `of_captions` is the
+definition of a loss.
 """
 
 import math
@@ -18,10 +19,10 @@ from smile.labels import at_least_float32, caption_types
 class Likelihoods(NamedTuple):
     """The likelihoods of R positions.
 
-    total: (R,), the logsumexp of all logits; label: (R,), the label's logit. earlier: (R, L),
-    logits of the caption's tokens, which count where `is_earlier`: where the token comes before
-    this position, each once. is_label: (R, L), whether such a token is the position's label. The
-    last three are None for a loss that does not look back.
+    total: (R,), the logsumexp of all logits. label: (R,), the label's logit. earlier: (R, L), the
+    logits of the tokens in the caption. is_earlier: (R, L), true once for each of these tokens that
+    comes before the position. is_label: (R, L), whether the token is the position's label. The last
+    three are None for a loss that does not look back.
     """
 
     total: Tensor
@@ -44,9 +45,11 @@ class Likelihoods(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenLoss(ABC):
-    """Its fields are its parameters, each with a default. Its constructor raises ValueError, in one
-    line, for a parameter of another type or out of its range. title: its name in tables.
-    reads_logits: whether it reads all logits of a position.
+    """A loss of single tokens.
+
+    The fields of a subclass are its parameters, and each has a default. The constructor raises a
+    one-line ValueError for a parameter of the wrong type or out of range. title: the name in
+    tables. reads_logits: whether the loss needs all logits of a position.
     """
 
     title = ""
@@ -59,36 +62,39 @@ class TokenLoss(ABC):
         self.check()
 
     def _check_kind(self, name: str, value: Any, hint: Any) -> None:
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        number = number and math.isfinite(value)
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        is_number = is_number and math.isfinite(value)
         if hint is float:
-            self.require(number, name, "a number")
+            self.require(is_number, name, "a number")
             object.__setattr__(self, name, float(value))
         elif hint is int:
-            self.require(number and value == int(value), name, "a whole number")
-            object.__setattr__(self, name, int(value))  # YAML has 1e4 for a float
+            self.require(is_number and value == int(value), name, "a whole number")
+            object.__setattr__(self, name, int(value))  # in YAML, 1e4 is a float
 
     def require(self, holds: bool, name: str, allowed: str) -> None:
-        """Raise ValueError with the allowed values unless it holds."""
+        """Raise ValueError unless `holds`. allowed: the allowed values, for the message."""
         if not holds:
             raise ValueError(f"{name} is {getattr(self, name)!r}; it must be {allowed}")
 
     @abstractmethod
     def check(self) -> None:
-        """Check the parameters' ranges, by `require`."""
+        """Check the ranges of parameters by calling `require`."""
 
 
 class OfLikelihoods(TokenLoss):
-    """A loss of `Likelihoods`. looks_back: whether it reads the caption's earlier tokens."""
+    """A loss of `Likelihoods`. looks_back: whether it needs the caption's earlier tokens."""
 
     looks_back = False
 
     @abstractmethod
     def losses(self, words: Likelihoods) -> Tensor:
-        """(R,)."""
+        """The losses (R,)."""
 
     def of_captions(self, logits: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
-        """(C, L) of logits (C, L, V) and labels (C, L), a caption in a row; any without a label."""
+        """The losses (C, L) of logits (C, L, V) and labels (C, L), one caption per row.
+
+        Losses of unlabelled positions are arbitrary.
+        """
         logits = at_least_float32(logits)
         label = labels.masked_fill(labels == ignore_index, 0).unsqueeze(2)
         known = [logits.logsumexp(2).flatten(), logits.gather(2, label).flatten()]
@@ -100,17 +106,17 @@ class OfLikelihoods(TokenLoss):
 
 
 class Weighed(OfLikelihoods):
-    """MLE's loss of each token, times a detached weight, a function of its probability."""
+    """MLE's loss of each token, times a detached weight that depends on its probability."""
 
     def losses(self, words: Likelihoods) -> Tensor:
         with torch.no_grad():
-            # Rounding can leave a probability above 1.
+            # Rounding can make a probability larger than 1.
             weight = self.weight(words.log_p.clamp(max=0))
         return -weight * words.log_p
 
     @abstractmethod
     def weight(self, log_p: Tensor) -> Tensor:
-        """(R,) of the labels' log-probabilities (R,)."""
+        """The weights (R,). log_p: the labels' log-probabilities (R,)."""
 
 
 class OfLogits(TokenLoss):
@@ -120,20 +126,23 @@ class OfLogits(TokenLoss):
 
     @abstractmethod
     def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """(R,) of logits (R, V), float32 or wider, and labels (R,)."""
+        """The losses (R,) of logits (R, V), float32 or wider, and labels (R,)."""
 
     def of_captions(self, logits: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
-        """(C, L), as that of `OfLikelihoods`."""
+        """The losses (C, L); see `OfLikelihoods.of_captions`."""
         labelled = labels != ignore_index
         logits = at_least_float32(logits)
-        found = self.losses(logits[labelled], labels[labelled])
-        return torch.zeros_like(logits[..., 0]).masked_scatter(labelled, found)
+        losses = self.losses(logits[labelled], labels[labelled])
+        return torch.zeros_like(logits[..., 0]).masked_scatter(labelled, losses)
 
 
 def earlier_words(labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The tokens of each caption (C, L), and, (C, L, L) by position and token, which of them were
-    labels before the position, each once, and which of them are the position's label."""
+    """The tokens of each caption, (C, L), and two masks (C, L, L) by position and token.
+
+    The first mask is true once for each token that is a label before the position. The second mask
+    is true for tokens that are the position's label.
+    """
     types, distinct = caption_types(labels, ignore_index)
     is_label = types.unsqueeze(1) == labels.unsqueeze(2)
-    before = is_label.cumsum(1) - is_label.long()  # how often
-    return types, (before > 0) & distinct.unsqueeze(1), is_label
+    count_before = is_label.cumsum(1) - is_label.long()
+    return types, (count_before > 0) & distinct.unsqueeze(1), is_label

@@ -1,4 +1,4 @@
-"""MixCE: the forward cross-entropy mixed with an approximation of the reverse one."""
+"""MixCE: a mixture of forward cross-entropy and an approximate reverse cross-entropy."""
 
 from dataclasses import dataclass
 
@@ -9,9 +9,9 @@ from smile.alternatives.interface import Weighed
 
 @dataclass(frozen=True)
 class MixCe(Weighed):
-    """-(eta + (1 - eta) p) log p of a label of probability p, the weight detached.
+    """-(eta + (1 - eta) p) log p, where p is the label's probability and the weight is detached.
 
-    eta 1 is MLE, eta 0 is DFT. Source: arXiv 2305.16958, the approximation of
+    eta 1 is MLE, and eta 0 is DFT. Source: arXiv 2305.16958, with the approximation in
     bloomberg/mixce-acl2023.
     """
 

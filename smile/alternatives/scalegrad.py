@@ -1,4 +1,4 @@
-"""ScaleGrad: tokens new to a caption are scaled down, so that training raises them."""
+"""ScaleGrad: scales down tokens that are new to a caption, so that training raises them."""
 
 import math
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ LEAST = 1e-8  # added to a probability
 
 @dataclass(frozen=True)
 class ScaleGrad(OfLikelihoods):
-    """-log p' of the label: p' is p, times gamma for each token that is new to the caption, and
-    normalised again. gamma 1 is MLE.
+    """-log p' of the label. gamma 1 is MLE.
 
-    The normaliser is gamma + (1 - gamma) * sum of p over the caption's earlier tokens.
-    Source: Lin, Han and Joty, "Straight to the Gradient", ICML 2021, shawnlimn/ScaleGrad.
+    p' is p with the probabilities of all tokens that are new to the caption multiplied by gamma,
+    and then normalised. The normaliser is gamma + (1 - gamma) * sum of p over the caption's earlier
+    tokens. Source: Lin, Han and Joty, "Straight to the Gradient", ICML 2021, shawnlimn/ScaleGrad.
     """
 
     title = "ScaleGrad"

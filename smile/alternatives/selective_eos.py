@@ -1,4 +1,4 @@
-"""Selective EOS supervision: where a caption goes on, EOS is not trained down."""
+"""Selective EOS supervision: EOS is not trained down at positions where a caption goes on."""
 
 import math
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ from smile.alternatives.interface import OfLogits
 
 @dataclass(frozen=True)
 class SelectiveEos(OfLogits):
-    """MLE whose softmax includes EOS only where EOS is the label.
+    """MLE with a softmax that includes EOS only where EOS is the label.
 
-    eos_token_id: our captioners give their tokeniser's. Source: arXiv 2402.14545,
+    eos_token_id: our captioners set it to their tokenizer's. Source: arXiv 2402.14545,
     yuezih/less-is-more.
     """
 
@@ -29,11 +29,11 @@ class SelectiveEos(OfLogits):
     def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
         if self.eos_token_id is None or self.eos_token_id >= logits.size(1):
             raise ValueError(
-                f"selective_eos: eos_token_id is {self.eos_token_id}; give the id of what ends a "
-                f"caption, of {logits.size(1)}"
+                f"selective_eos: eos_token_id is {self.eos_token_id}; give the id of the end token,"
+                f" below {logits.size(1)}"
             )
         end = logits[:, self.eos_token_id].where(labels == self.eos_token_id, -math.inf)
         column = labels.new_tensor([self.eos_token_id])
         logits = logits.index_copy(1, column, end.unsqueeze(1))
-        # Not F.cross_entropy, which Liger replaces by a kernel that writes into its input.
+        # Not F.cross_entropy: Liger replaces it by a kernel that overwrites its input.
         return torch.ops.aten.cross_entropy_loss(logits, labels, reduction=0)

@@ -1,4 +1,4 @@
-"""TaiLr: unlikely tokens are weighted less, as the reference may be wrong."""
+"""TaiLr: unlikely tokens have lower weights, because the reference may be wrong there."""
 
 from dataclasses import dataclass
 
@@ -10,10 +10,9 @@ from smile.alternatives.interface import Weighed
 
 @dataclass(frozen=True)
 class TaiLr(Weighed):
-    """-w log p with w = p / (gamma + (1 - gamma) p), at least `min_weight`, detached.
+    """-w log p, where w = p / (gamma + (1 - gamma) p) is detached and at least `min_weight`.
 
-    gamma 0 is MLE, gamma 1 with min_weight 0 is DFT. Source: arXiv 2302.13344,
-    thu-coai/TaiLr.
+    gamma 0 is MLE. gamma 1 with min_weight 0 is DFT. Source: arXiv 2302.13344, thu-coai/TaiLr.
     """
 
     title = "TaiLr"
@@ -25,6 +24,6 @@ class TaiLr(Weighed):
         self.require(0 <= self.min_weight <= 1, "min_weight", "from 0 to 1")
 
     def weight(self, log_p: Tensor) -> Tensor:
-        # Divided by p, so that a probability that underflows is no 0 / 0.
-        one_by_p = (-log_p).exp().clamp(max=torch.finfo(log_p.dtype).max)
-        return (1 / (self.gamma * one_by_p + 1 - self.gamma)).clamp(self.min_weight, 1)
+        # Numerator and denominator are divided by p: if p underflows, w would be 0 / 0.
+        inverse_p = (-log_p).exp().clamp(max=torch.finfo(log_p.dtype).max)
+        return (1 / (self.gamma * inverse_p + 1 - self.gamma)).clamp(self.min_weight, 1)

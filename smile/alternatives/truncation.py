@@ -1,4 +1,4 @@
-"""Loss truncation: captions of the highest loss, which may be wrong, are dropped."""
+"""Loss truncation: drops the captions with the highest loss, because they may be wrong."""
 
 import math
 from dataclasses import dataclass
@@ -16,11 +16,11 @@ from smile.operator import mixture_from_hidden
 
 @dataclass(frozen=True)
 class Truncation(TokenLoss):
-    """The mean over captions of MLE's mean over their tokens, 0 for a dropped caption.
+    """MLE's mean over the tokens of a caption, averaged over captions. A dropped caption counts 0.
 
-    Training drops captions whose mean is at or above the quantile 1 - `drop` of the last `window`
-    captions' means, once the window is full. Tokens are weighted so
-    that the mean over tokens is this mean over captions. Source: arXiv 2004.14589,
+    Training drops a caption if its mean is at or above the quantile 1 - `drop` of the means of the
+    last `window` captions. Nothing is dropped until the window is full. Tokens are weighted so that
+    the mean over tokens equals this mean over captions. Source: arXiv 2004.14589,
     ddkang/loss_dropper.
     """
 
@@ -44,27 +44,28 @@ class Truncation(TokenLoss):
         """The factor of each token's loss, (B, N).
 
         losses, labels, weights: (B, N). captions: the number of each position's caption, (B, N),
-        and how many there are. means: of earlier captions, which these are added to; None outside
-        of training.
+        and the number of captions. means: the means of earlier captions, to which this method adds
+        the batch's; None outside of training.
         """
-        numbers, number = captions
-        numbers = numbers.flatten()
-        own = (labels != ignore_index).to(losses.dtype) if weights is None else weights
-        own = own.to(losses.dtype)
+        caption, number = captions
+        caption = caption.flatten()
+        token_weights = (labels != ignore_index) if weights is None else weights
+        token_weights = token_weights.to(losses.dtype)
 
         def by_caption(values: Tensor) -> Tensor:
-            return losses.new_zeros(number).index_add(0, numbers, values.flatten())
+            return losses.new_zeros(number).index_add(0, caption, values.flatten())
 
-        tokens = by_caption(own)
-        there = tokens > 0
-        each = by_caption(losses * own) / tokens.where(there, 1)
+        tokens = by_caption(token_weights)
+        has_labels = tokens > 0
+        batch_means = by_caption(losses * token_weights) / tokens.where(has_labels, 1)
         if means is not None and means.seen.device != losses.device:
-            means.to(losses.device)  # of an objective that is not part of a model
-        kept = there if means is None else there & (each.float() < means.limit(self.drop))
+            means.to(losses.device)  # the objective is not part of a model
+        kept = has_labels
         if means is not None:
-            means.add(each, there)
-        share = kept / (tokens * there.sum()).where(there, 1)
-        return share[numbers].view_as(losses) * count(labels, weights, ignore_index)
+            kept = has_labels & (batch_means.float() < means.limit(self.drop))
+            means.add(batch_means, has_labels)
+        share = kept / (tokens * has_labels.sum()).where(has_labels, 1)
+        return share[caption].view_as(losses) * count(labels, weights, ignore_index)
 
     def from_hidden(
         self,
@@ -73,24 +74,27 @@ class Truncation(TokenLoss):
         batch: tuple[Tensor, Optional[Tensor], Optional[Tensor], Optional[Tensor]],
         mixture: Mixture,
         reduction: str,
-        *how,
+        *options,
     ) -> tuple[Tensor, Tensor]:
-        """`mixture_from_hidden` of a mixture in which truncation is one of the losses.
+        """`mixture_from_hidden` for a mixture that includes loss truncation.
 
         inputs: hidden states, weight and bias. batch: labels, words, segments and weights. The
-        first pass computes MLE's losses, the second the gradients of the captions that are kept.
+        first pass computes MLE's losses. The second pass computes the gradients of the captions
+        that are kept. options: further arguments of `mixture_from_hidden`.
         """
         labels, _, segments, weights = batch
         ignore = mixture.ignore_index
         mle = Mixture({"mle": 1.0}, 0.0, False, None, ignore)
         with torch.no_grad():
-            losses, _ = mixture_from_hidden(*inputs, labels, None, None, None, mle, "none", *how)
+            losses, _ = mixture_from_hidden(
+                *inputs, labels, None, None, None, mle, "none", *options
+            )
         shares = self.factors(losses, labels, numbered(labels, segments), weights, ignore, means)
         if weights is not None:
             shares = shares * weights
         kept = labels.masked_fill(shares == 0, ignore)
         reduced = "sum" if reduction == "mean" else reduction
-        part, _ = mixture_from_hidden(*inputs, kept, None, None, shares, mle, reduced, *how)
+        part, _ = mixture_from_hidden(*inputs, kept, None, None, shares, mle, reduced, *options)
         if reduction == "mean":
             tokens = count(labels, weights, ignore)
             part = part / tokens.masked_fill(tokens == 0, 1)
@@ -100,9 +104,9 @@ class Truncation(TokenLoss):
         loss, parts = weight * part, part.detach().unsqueeze(0)
         if others:
             mixture = mixture._replace(weights=others)
-            of_others, theirs = mixture_from_hidden(*inputs, *batch, mixture, reduction, *how)
-            loss = loss + of_others
-            before, after = theirs.tensor_split([names.index("truncation")])
+            more, more_parts = mixture_from_hidden(*inputs, *batch, mixture, reduction, *options)
+            loss = loss + more
+            before, after = more_parts.tensor_split([names.index("truncation")])
             parts = torch.cat([before, parts, after])
         return loss, parts
 
@@ -111,36 +115,40 @@ class Truncation(TokenLoss):
 
 
 class LastMeans(nn.Module):
-    """A ring buffer of the last `size` captions' mean losses; float32, as MPS has no float64."""
+    """A ring buffer of the mean losses of the last `size` captions.
+
+    float32, because MPS has no float64.
+    """
 
     def __init__(self, size: int):
         super().__init__()
         self.size = size
-        # The last element takes means of captions without labels.
+        # Means of captions without labels are written to the last element.
         self.register_buffer("means", torch.zeros(size + 1), persistent=False)
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def limit(self, drop: float) -> Tensor:
-        """Their quantile 1 - `drop`; infinite before there are `size`."""
-        place = (1 - drop) * (self.size - 1)
-        below = int(place)  # torch.quantile would round it to float32
+        """The quantile 1 - `drop` of the means. Infinite until the buffer is full."""
+        position = (1 - drop) * (self.size - 1)
+        below = int(position)  # torch.quantile would round the position to float32
         means = self.means[:-1].sort().values
-        found = means[below].lerp(means[min(below + 1, self.size - 1)], place - below)
-        return found.where(self.seen >= self.size, math.inf)
+        quantile = means[below].lerp(means[min(below + 1, self.size - 1)], position - below)
+        return quantile.where(self.seen >= self.size, math.inf)
 
-    def add(self, means: Tensor, there: Tensor) -> None:
-        """Add a batch's means (C,), where they are `there`."""
-        there = there & (there.flip(0).cumsum(0).flip(0) <= self.size)  # the last so many
-        place = (self.seen + there.cumsum(0) - 1) % self.size
-        self.means[place.where(there, self.size)] = means.to(self.means.dtype)
-        self.seen += there.sum()
+    def add(self, means: Tensor, has_labels: Tensor) -> None:
+        """Add a batch's means (C,), except of captions without labels. has_labels: bool (C,)."""
+        # If there are more than `size` of them, only the last ones.
+        added = has_labels & (has_labels.flip(0).cumsum(0).flip(0) <= self.size)
+        position = (self.seen + added.cumsum(0) - 1) % self.size
+        self.means[position.where(added, self.size)] = means.to(self.means.dtype)
+        self.seen += added.sum()
 
     def state(self) -> dict[str, Any]:
         """The state for a checkpoint."""
         return {"means": self.means[:-1].clone(), "seen": self.seen.clone()}
 
     def restore(self, state: Any) -> None:
-        """Load a state. Raises ValueError for one of another size."""
+        """Load a state. Raises ValueError for a state of another size."""
         fits = isinstance(state, dict) and state.keys() == {"means", "seen"}
         if not fits or state["means"].shape != (self.size,):
             raise ValueError(f"truncation: the checkpoint has no window of {self.size} captions")

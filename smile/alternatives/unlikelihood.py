@@ -1,4 +1,4 @@
-"""Unlikelihood training: MLE, and a penalty on the caption's earlier tokens."""
+"""Unlikelihood training: MLE with a penalty on the caption's earlier tokens."""
 
 from dataclasses import dataclass
 
@@ -6,15 +6,15 @@ from torch import Tensor
 
 from smile.alternatives.interface import Likelihoods, OfLikelihoods
 
-LEAST = 1e-5  # the minimum of 1 - p in the penalty
+LEAST = 1e-5  # the lower bound of 1 - p in the penalty
 
 
 @dataclass(frozen=True)
 class Unlikelihood(OfLikelihoods):
     """-log p - alpha * sum of log max(1 - p(c), 1e-5) over the caption's earlier tokens c.
 
-    They are a set, without the label, of the same caption alone.
-    Source: arXiv 1908.04319, token level; facebookresearch/unlikelihood_training.
+    The earlier tokens are a set, without the label. Tokens of other captions are not in it. Source:
+    arXiv 1908.04319, token level; facebookresearch/unlikelihood_training.
     """
 
     title = "unlikelihood"

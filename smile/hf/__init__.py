@@ -1,13 +1,16 @@
-"""The objective in models of transformers, which this package does not import.
+"""Trains models of transformers with our objectives. This package does not import transformers.
 
-There are three ways in. `use_smile(model)` makes `model(**batch, labels=labels)` return the loss of
-an objective, with every version of transformers. `SmileLossMixin` makes a trainer do so, TRL's
-SFTTrainer too. `compute_loss_func(model)` is for `Trainer` and `Seq2SeqTrainer` of 4.46 and later,
-and leaves the model alone.
+There are three ways:
 
-Labels are as transformers has them: -100 where nothing is scored, which is padding, a prompt and
-the places of an image. An encoder-decoder model gets the labels moved to the right as its input, so
-that its logits are in step with them; any other model's logits are one ahead.
+- `use_smile(model)` makes `model(**batch, labels=labels)` return the loss of an objective, with any
+  version of transformers.
+- `SmileLossMixin` makes a trainer minimise an objective, also TRL's SFTTrainer.
+- `compute_loss_func(model)` is for `Trainer` and `Seq2SeqTrainer` of transformers 4.46 and later.
+  It does not change the model.
+
+Labels are as in transformers: -100 at positions that are not scored, such as padding, prompts and
+images. The decoder of an encoder-decoder model reads labels shifted right, so that logits and
+labels are aligned. In other models, the logits at a position predict the next label.
 """
 
 from smile.hf.forward import compute_loss_func, last_parts, undo, use_smile

@@ -1,6 +1,6 @@
-"""The losses that a model of transformers adds to the cross-entropy of its labels.
+"""The auxiliary losses that a model of transformers adds to the cross-entropy of its labels.
 
-Routers of experts have such losses. Outputs have them without labels too, but unweighted.
+Routers of mixtures of experts have such losses. Without labels, outputs have them unweighted.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from smile.hf.head_table import class_of, masks_by_labels, value_of, z_loss_weight
 
-# Losses by their names in outputs, with the names of their weights.
+# Names of losses in outputs, each with possible names of its weight.
 ROUTERS = {
     "aux_loss": ("router_aux_loss_coef", "aux_loss_coef"),
     "encoder_aux_loss": ("router_aux_loss_coef",),
@@ -19,36 +19,36 @@ ROUTERS = {
     "encoder_z_loss": ("router_z_loss_coef",),
     "decoder_z_loss": ("router_z_loss_coef",),
 }
-NO_ROUTER_LOSS = ("Llama4ForCausalLM",)  # has the weight of one in its configuration alone
+NO_ROUTER_LOSS = ("Llama4ForCausalLM",)  # has a router_aux_loss_coef, but no such loss
 ROUTER_LOGITS = ("router_logits", "encoder_router_logits", "decoder_router_logits")
 
 
 def auxiliary(model: nn.Module, output: Mapping) -> tuple[Optional[Tensor], dict[str, Tensor]]:
-    """What to add to the objective, None if nothing, and its parts by name.
+    """The sum of auxiliary losses (None if there are none), and its parts by name.
 
-    output: the model's without labels, so that a loss in it is an additional one. Parts are
-    detached scalars without their weights. Raises ValueError for a model that computes the losses
-    of its routers only with labels.
+    output: of the model without labels, so that a loss in it is an auxiliary loss. Parts are
+    detached scalars without their weights. Raises ValueError for a model that computes its router
+    losses only with labels.
     """
     weighted: list[Tensor] = []
     parts: dict[str, Tensor] = {}
 
     def add(name: str, weight: float, value) -> None:
-        value = torch.as_tensor(value)  # 0 where no layer has a router
+        value = torch.as_tensor(value)  # the number 0 if no layer has a router
         weighted.append(weight * value)
         parts[name] = value.detach()
 
     for name, weights in ROUTERS.items():
-        found = [value_of(model, weight) for weight in weights]
-        found = [weight for weight in found if weight is not None]
-        if found and output.get(name) is not None:
-            add(name, found[0], output[name])
+        values = [value_of(model, weight) for weight in weights]
+        values = [value for value in values if value is not None]
+        if values and output.get(name) is not None:
+            add(name, values[0], output[name])
     routed = any(output.get(name) is not None for name in ROUTER_LOGITS)
     has_loss = class_of(model).__name__ not in NO_ROUTER_LOSS
     if routed and not parts and has_loss and value_of(model, "router_aux_loss_coef"):
         raise ValueError(
-            f"{type(model).__name__} has the losses of its routers only where it has labels; "
-            "use_smile needs output_router_logits=False for it"
+            f"{type(model).__name__} computes its router losses only with labels; use_smile needs "
+            "output_router_logits=False for it"
         )
     if z_weight := z_loss_weight(model):
         add("z_loss", z_weight, output["logits"].logsumexp(dim=-1).pow(2).mean())

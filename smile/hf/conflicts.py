@@ -1,36 +1,38 @@
-"""Trainers and settings that exclude an objective: a line each."""
+"""Finds trainers and settings that exclude an objective. Each of them is one line."""
 
 from collections.abc import Iterator
 from typing import Any
 
 LIBRARIES = ("transformers", "trl")
-# Their trainers whose loss is the model's; SFTTrainer's compute_loss computes another one.
+# Trainers of these libraries that use the model's loss. SFTTrainer's compute_loss is replaced.
 KNOWN = ("Trainer", "Seq2SeqTrainer", "SFTTrainer", "BaseTrainer", "_BaseTrainer")
 
 
 def losses(trainer: type, mixin: type) -> list[type]:
-    """The classes after `mixin` with a compute_loss of their own, in MRO order, but SFTTrainer."""
+    """The classes after `mixin` in the MRO that define compute_loss, without SFTTrainer."""
     after = trainer.__mro__[trainer.__mro__.index(mixin) + 1 :]
-    found = [base for base in after if "compute_loss" in vars(base)]
-    if not found:
-        raise TypeError(f"{trainer.__name__} is no trainer: put SmileLossMixin before one")
-    return [base for base in found if base.__name__ != "SFTTrainer"]
+    bases = [base for base in after if "compute_loss" in vars(base)]
+    if not bases:
+        raise TypeError(
+            f"{trainer.__name__} is not a trainer: put SmileLossMixin before a trainer class"
+        )
+    return [base for base in bases if base.__name__ != "SFTTrainer"]
 
 
 def other_losses(trainer: type, mixin: type) -> Iterator[str]:
-    """A line for each trainer of a library that has another loss than its model's."""
+    """A line for each trainer of LIBRARIES that has another loss than its model's."""
     for base in losses(trainer, mixin):
         if not reads_logits(base) and base.__name__ not in KNOWN:
             yield f"{base.__name__} has another loss; leave SmileLossMixin out"
 
 
 def reads_logits(base: type) -> bool:
-    """Whether a class with a compute_loss may read logits: any class but those of LIBRARIES."""
+    """Whether a class with a compute_loss may read logits. Classes of LIBRARIES do not."""
     return base.__module__.split(".")[0] not in LIBRARIES
 
 
 def conflicts(trainer: Any) -> Iterator[str]:
-    """A line for each setting of a trainer, before it trains, that excludes the objective."""
+    """A line for each setting of a trainer that excludes the objective."""
     args = trainer.args
     if args.label_smoothing_factor:
         factor = args.label_smoothing_factor
@@ -49,22 +51,21 @@ def conflicts(trainer: Any) -> Iterator[str]:
             'liger_kernel_config={"fused_linear_cross_entropy": False}'
         )
     if args.n_gpu > 1:
-        yield f"nn.DataParallel would divide a batch over {args.n_gpu} GPUs; start with torchrun"
+        yield f"nn.DataParallel would split a batch over {args.n_gpu} GPUs; start with torchrun"
     packed = getattr(args, "packing", False) or getattr(args, "eval_packing", False)
     peft = getattr(trainer.model, "active_peft_config", None)
     if (packed or getattr(args, "padding_free", False)) and getattr(peft, "is_prompt_learning", 0):
         yield (
-            f"{type(peft).__name__} takes no position_ids, so packed captions would see each "
-            "other; leave packing and padding_free out"
+            f"{type(peft).__name__} does not accept position_ids, so packed captions would see "
+            "each other; leave packing and padding_free out"
         )
     if set(trainer.smile_objective.weights) == {"mle"}:
-        return  # its captions may be cut
+        return  # MLE does not need whole captions
     if packed and args.packing_strategy != "bfd":
-        yield f'packing_strategy "{args.packing_strategy}" cuts captions in pieces; give "bfd"'
+        yield f'packing_strategy "{args.packing_strategy}" cuts captions into pieces; give "bfd"'
     parallel = getattr(getattr(trainer, "accelerator", None), "parallelism_config", None)
     for kind in ("cp", "sp"):
         if getattr(parallel, f"{kind}_enabled", False):
             yield (
-                f"{kind}_size divides captions between processes; leave it out or give "
-                'objective="mle"'
+                f'{kind}_size splits captions over processes; leave it out, or give objective="mle"'
             )

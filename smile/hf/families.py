@@ -1,4 +1,4 @@
-"""A model of transformers: whether it generates text, its special tokens, its labels in step."""
+"""Checks that a model of transformers generates text, and aligns its labels with its logits."""
 
 import inspect
 import re
@@ -11,31 +11,31 @@ from torch import Tensor, nn
 from smile.hf.head_table import masks_by_labels
 
 IGNORED = -100
-# Names in configurations of the tokens that the features of an image, a video or a sound replace.
+# Names in configurations of the tokens that stand for images, videos or sounds.
 MEDIA_TOKENS = tuple(
     f"{medium}_token_{kind}" for medium in ("image", "video", "audio") for kind in ("id", "index")
 )
-# And of those that labels of an encoder-decoder model can begin with, besides bos_token_id.
+# Names of tokens with which an encoder-decoder model's labels can begin, besides bos_token_id.
 OPENING_TOKENS = (
     *("decoder_start_token_id", "forced_bos_token_id", "forced_decoder_ids"),
     *("lang_to_id", "task_to_id", "no_timestamps_token_id", "text_decoder_lang_to_code_id"),
 )
 MULTILINGUAL = ("mbart", "m2m_100", "nllb-moe", "seamless_m4t", "seamless_m4t_v2")
 
-# Patterns of class names, and why the loss of such a model is not a language-modelling loss.
+# Patterns of class names, each with the reason why its loss is not a language-modelling loss.
 REFUSED = {
-    "MaskedLM": "fills in words",
+    "MaskedLM": "fills in masked words",
     "Classification|QuestionAnswering|MultipleChoice|NextSentence|PreTraining": "writes no text",
     "ForCTC|ForRNNT|ForTDT": "aligns sound with text",
     "XLNet|XLMWithLMHead|Flaubert": "reads words in a permuted order",
     "ProphetNet": "predicts several words at a time",
-    "Rag(Token|Sequence)": "weighs what several documents say",
-    "Csm|HiggsAudio|VibeVoice": "writes sound beside text",
+    "Rag(Token|Sequence)": "mixes predictions from several documents",
+    "Csm|HiggsAudio|VibeVoice": "generates sound besides text",
 }
 
 
 def generative(model: nn.Module) -> nn.Module:
-    """The model of transformers, without PEFT's around it; ValueError unless it generates text."""
+    """The model without PEFT's wrapper. Raises ValueError unless it generates text."""
     model = model.get_base_model() if hasattr(model, "get_base_model") else model
     name, takes = type(model).__name__, inspect.signature(type(model).forward).parameters
     for pattern, reason in REFUSED.items():
@@ -43,85 +43,86 @@ def generative(model: nn.Module) -> nn.Module:
             raise ValueError(f"{name} {reason}; give a model that generates text")
     if not hasattr(model, "config") or "labels" not in takes:
         raise ValueError(
-            f"{name} takes no labels; give a generative model of transformers, "
-            "before DDP, FSDP or torch.compile is around it"
+            f"{name} does not accept labels; give a generative model of transformers, before you "
+            "wrap it by DDP, FSDP or torch.compile"
         )
     return model
 
 
 def give_labels(model: nn.Module, labels: Tensor, inputs: dict) -> None:
-    """Put labels into `inputs` for a model that masks by them.
+    """Add labels to `inputs` if the model's attention mask depends on labels.
 
-    ValueError without token types: its words would see later words even with labels.
+    Raises ValueError if there are no token types: words would see later words even with labels.
     """
     if not masks_by_labels(model):
         return
     if inputs.get("token_type_ids") is None:
         raise ValueError(
-            f"{type(model).__name__} before transformers 5.0 masks text by token_type_ids, which "
-            "are not in the batch; its processor makes them where it is given suffix=captions"
+            f"{type(model).__name__} before transformers 5.0 masks text by token_type_ids, but "
+            "the batch has none; call the processor with suffix=captions to get them"
         )
     inputs["labels"] = labels
 
 
 def encoder_decoder(model: nn.Module) -> bool:
-    """Whether its decoder reads labels shifted right, so that logits are in step with them."""
+    """Whether the model is an encoder-decoder, whose logits are aligned with its labels."""
     configs = (model.config, getattr(model.config, "text_config", None))
     return any(getattr(config, "is_encoder_decoder", False) for config in configs)
 
 
 def check_tokens(labels: Tensor) -> None:
-    """ValueError unless labels are integers (B, N)."""
+    """Raise ValueError unless labels are integers (B, N)."""
     if labels.dim() != 2 or labels.is_floating_point():
         found = f"labels of {tuple(labels.shape)} in {labels.dtype}"
         raise ValueError(f"{found}; give captions x tokens, as integers")
 
 
 def without_media(model: nn.Module, labels: Tensor) -> Tensor:
-    """Labels, ignored at the tokens of an image, a video or a sound."""
+    """Labels with IGNORED at tokens that stand for an image, a video or a sound."""
     return labels.masked_fill(media_of(model, labels), IGNORED)
 
 
 def media_of(model: nn.Module, tokens: Tensor) -> Tensor:
-    """bool (B, N): the tokens that stand for an image, a video or a sound."""
+    """bool (B, N): tokens that stand for an image, a video or a sound."""
     return is_one_of(tokens, configured(model, *MEDIA_TOKENS))
 
 
 def opening_tokens(model: nn.Module) -> set[int]:
-    """The special tokens that labels of an encoder-decoder model can begin with.
+    """The special tokens with which labels of an encoder-decoder model can begin.
 
-    ValueError where one is of a language that only the tokenizer knows.
+    Raises ValueError if one is a language's token that only the tokenizer knows.
     """
-    found = configured(model, *OPENING_TOKENS)
+    opening = configured(model, *OPENING_TOKENS)
     multilingual = model.config.model_type in MULTILINGUAL
-    if multilingual and found <= configured(model, "eos_token_id"):
+    if multilingual and opening <= configured(model, "eos_token_id"):
         raise ValueError(
-            f"{type(model).__name__}: labels begin with the token of a language, which is in no "
-            "configuration; set model.generation_config.forced_bos_token_id, or for several "
-            "languages model.generation_config.lang_to_id = {code: id}, or give segments"
+            f"{type(model).__name__}: labels begin with a language's token, which the model's "
+            "configuration does not have; set model.generation_config.forced_bos_token_id, or for "
+            "several languages model.generation_config.lang_to_id = {code: id}, or give segments"
         )
-    return found | configured(model, "bos_token_id")
+    return opening | configured(model, "bos_token_id")
 
 
 def configured(model: nn.Module, *names: str) -> set[int]:
-    """The tokens that the model's configurations give by these names."""
-    config, found = model.config, set()
-    for place in (
+    """The token ids with these names in the model's configurations."""
+    config, ids = model.config, set()
+    for source in (
         config,
         getattr(config, "text_config", 0),
         getattr(model, "generation_config", 0),
     ):
-        for value in (getattr(place, name, None) for name in names):
+        for value in (getattr(source, name, None) for name in names):
             value = [*value.values()] if isinstance(value, dict) else value
             for each in value if isinstance(value, (list, tuple)) else [value]:
-                found.add(each[-1] if isinstance(each, (list, tuple)) else each)  # its place, it
-    return found - {None}
+                # forced_decoder_ids has pairs of a position and a token.
+                ids.add(each[-1] if isinstance(each, (list, tuple)) else each)
+    return ids - {None}
 
 
 def is_one_of(tokens: Tensor, ids: Iterable[int]) -> Tensor:
-    """bool, of the shape of `tokens`; without waiting for an accelerator."""
-    among = torch.tensor([*ids], dtype=tokens.dtype).to(tokens.device, non_blocking=True)
-    return (tokens.unsqueeze(-1) == among).any(-1)
+    """Whether each token is one of `ids`: bool, of the shape of `tokens`. Does not synchronise."""
+    candidates = torch.tensor([*ids], dtype=tokens.dtype).to(tokens.device, non_blocking=True)
+    return (tokens.unsqueeze(-1) == candidates).any(-1)
 
 
 def in_step(
@@ -131,10 +132,10 @@ def in_step(
     shifted: bool = False,
     tokens: Optional[Tensor] = None,
 ) -> tuple[Tensor, Tensor]:
-    """Logits or hidden states (B, M, X), M >= N, and labels (B, N), aligned.
+    """Align predictions, logits or hidden states (B, M, X), with labels (B, N), where M >= N.
 
-    Positions before the text, which are an image's, have no labels and are left out. shifted:
-    labels are aligned already. tokens: the model's input (B, N), if known.
+    Positions of an image before the text have no labels and are left out. shifted: whether labels
+    are shifted already. tokens: the model's input (B, N), if known.
     """
     labels = without_media(model, labels.to(predictions.device))
     before = predictions.size(1) - labels.size(1)
@@ -158,32 +159,36 @@ def in_step(
 
 
 def _check_before(model: nn.Module, tokens: Tensor, labels: Tensor) -> None:
-    """Raise ValueError where an image takes more positions than it has tokens, as LLaVA's did
-    before transformers 4.45, unless that moves all scored tokens of all rows alike."""
+    """Raise ValueError if an image has more positions than tokens between scored tokens.
+
+    LLaVA's images did before transformers 4.45. It is allowed if it moves all scored tokens of all
+    rows by the same number of positions.
+    """
     media = media_of(model, tokens)
-    to_come = media.flip(1).cumsum(1).flip(1) > 0  # (B, N), also where the image is
-    if (to_come & (labels != IGNORED)).any() or media.sum(1).unique().numel() > 1:
+    before_media = media.flip(1).cumsum(1).flip(1) > 0  # (B, N), true at media tokens, too
+    if (before_media & (labels != IGNORED)).any() or media.sum(1).unique().numel() > 1:
         raise ValueError(
-            f"{type(model).__name__} puts more places than tokens of an image between scored words;"
-            " let the processor repeat the image's token for each place"
+            f"{type(model).__name__} expands an image token to several positions between scored "
+            "words; let the processor repeat the image's token for each position"
         )
 
 
 def give_decoder_inputs(model: nn.Module, labels: Tensor, inputs: dict) -> None:
-    """Put the decoder's input that an encoder-decoder model makes of its labels into `inputs`."""
+    """Add the decoder's input to `inputs`, which an encoder-decoder model derives from labels."""
     given = (inputs.get("decoder_input_ids"), inputs.get("decoder_inputs_embeds"))
     if not encoder_decoder(model) or any(value is not None for value in given):
         return
     if hasattr(model, "prepare_decoder_input_ids_from_labels"):
         inputs["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels=labels)
         return
-    moved = labels.roll(1, dims=1)
-    moved[:, 0] = _of_text(model, "decoder_start_token_id")
-    inputs["decoder_input_ids"] = moved.where(moved != IGNORED, _of_text(model, "pad_token_id"))
+    shifted = labels.roll(1, dims=1)
+    shifted[:, 0] = _text_token(model, "decoder_start_token_id")
+    pad = _text_token(model, "pad_token_id")
+    inputs["decoder_input_ids"] = shifted.where(shifted != IGNORED, pad)
 
 
-def _of_text(model: nn.Module, name: str) -> int:
-    """A token of the configuration, or of the one that it has for text."""
+def _text_token(model: nn.Module, name: str) -> int:
+    """The id of a token, from the configuration or its text configuration."""
     for config in (model.config, getattr(model.config, "text_config", None)):
         if getattr(config, name, None) is not None:
             return getattr(config, name)

@@ -1,4 +1,4 @@
-"""A model of transformers whose forward returns the objective's loss."""
+"""Makes the forward of a transformers model return the objective's loss."""
 
 import functools
 import inspect
@@ -37,33 +37,39 @@ ObjectiveLike = Union[Objective, str, Mapping[str, float], None]
 class _Settings:
     objective: Objective
     from_hidden: bool
-    arguments: list[str]  # of the class's forward, in order
-    parts: dict[str, Tensor] = field(default_factory=dict)  # of the last step
+    arguments: list[str]  # names of the arguments of the class's forward, in order
+    parts: dict[str, Tensor] = field(default_factory=dict)  # the last step's
     head_is_checked: bool = False
     number: int = field(default_factory=itertools.count().__next__)
-    is_warned: bool = False  # that the head's input is not read
+    is_warned: bool = False  # whether the user knows that training uses logits
 
 
 def use_smile(
     model: nn.Module, objective: ObjectiveLike = None, from_hidden: bool = False
 ) -> nn.Module:
-    """Make `model(**batch, labels=labels)` return the objective's loss; returns the model.
+    """Make `model(**batch, labels=labels)` return the objective's loss. Returns the model.
 
-    model: a generative model of transformers, or of PEFT or torch.compile around one, before DDP or
-    FSDP. objective: one, or its spec, such as {"mle": 0.01, "smile": 0.99}; SMILE with first-token
-    MLE if none is given. With `from_hidden`, training computes the loss from the language head's
-    input, without a tensor of all logits, and the output has no logits; a model whose class or head
-    is not in `smile.hf.head_table` is trained from logits, with a warning.
+    - model: a generative model of transformers, or PEFT or torch.compile around one. Call this
+      function before DDP or FSDP wraps the model.
+    - objective: an Objective or its spec, such as {"mle": 0.01, "smile": 0.99}. The default is
+      SMILE with first-token MLE.
+    - from_hidden: compute the training loss from the language head's input, without a tensor of all
+      logits. The output then has no logits. A model whose class or head is not in
+      `smile.hf.head_table` is trained from logits, with a warning.
 
-    The forward takes besides labels (B, N): `shift_labels` (B, N) instead, whose n-th is the next
-    token of position n; `segments` and `weights`, aligned with them, as `smile_loss` has them;
-    `num_items_in_batch`, by which the sum over tokens is divided; `keep_logits`, which overrides
-    `from_hidden`. Without segments, rows are split into texts at `seq_idx`, `cu_seq_lens_q` or
-    `position_ids`, and each contiguous run of labels within a text is a caption. Raises
-    ValueError for a row that seems packed without any of them, if the model would let one text of a
-    row change the next, and in training for a call or a gradient of another loss.
+    The forward accepts these arguments besides labels (B, N):
+
+    - shift_labels (B, N) instead of labels: the label at a position is the next token.
+    - segments and weights, aligned with the labels; see `smile_loss`.
+    - num_items_in_batch: the sum over tokens is divided by it.
+    - keep_logits: overrides `from_hidden`.
+
+    Without segments, rows are split into texts by `seq_idx`, `cu_seq_lens_q` or `position_ids`, and
+    each contiguous run of labels in a text is a caption. Raises ValueError for a row that seems to
+    be packed but has none of these, and if texts of a packed row would see each other. In training
+    also raises ValueError for a call or a gradient of another loss.
     """
-    given, model = model, _inside(model)
+    wrapped, model = model, _inside(model)
     undo(model)
     objective, original = _checked(objective), type(model)
     watch_parts(model)
@@ -71,28 +77,28 @@ def use_smile(
     model._smile = _Settings(objective, from_hidden, arguments)
     if from_hidden and linear_head(model) is None:
         _warn_of_logits(model, model._smile)
-    # A forward that is set on the model from now on is above the objective, these are below.
+    # The objective calls forwards that were set on the model before. Later ones call the objective.
     model._smile_below = (*getattr(model, "_smile_below", ()), model.__dict__.pop("forward", None))
     model.__class__ = _with_objective(original, len(model._smile_below) - 1)
-    return given
+    return wrapped
 
 
 def _with_objective(original: type, level: int) -> type:
-    """A subclass whose forward returns the objective's loss; level: of `_smile_below`.
+    """Make a subclass whose forward returns the objective's loss. level: index in `_smile_below`.
 
-    A class, since copies and replicas of the model would share an attribute of the instance. It has
-    the name of the original, which checkpoints and Trainer read.
+    A forward that is set on the instance would be shared by copies and replicas of the model. The
+    subclass has the original's name, which checkpoints and Trainer read.
     """
 
     def forward(self, *args, **kwargs):
-        own = self._smile_below[level]
-        below = functools.partial(original.forward, self) if own is None else own
+        set_forward = self._smile_below[level]
+        below = functools.partial(original.forward, self) if set_forward is None else set_forward
         settings = getattr(self, "_smile", None)
         if settings is None or is_running(self):
             return below(*args, **kwargs)
         return _forward(self, settings, below, args, kwargs)
 
-    # Trainer removes the columns of a data set that the signature lacks.
+    # Trainer removes data set columns that are not in the signature.
     signature, only = inspect.signature(original.forward), inspect.Parameter.KEYWORD_ONLY
     added = {name: inspect.Parameter(name, only, default=None) for name in OF_A_BATCH}
     parameters = {**added, **signature.parameters}
@@ -100,41 +106,45 @@ def _with_objective(original: type, level: int) -> type:
     forward.__signature__ = signature.replace(parameters=ordered)
     names = ("__module__", "__doc__", "__qualname__")
     content = {name: getattr(original, name) for name in names}
-    # Trainer is to pass num_items_in_batch too.
+    # accepts_loss_kwargs makes Trainer pass num_items_in_batch.
     content.update(forward=forward, accepts_loss_kwargs=True, _without_smile=original)
     return type(original.__name__, (original,), content)
 
 
 def undo(model: nn.Module) -> nn.Module:
-    """Give a model its own loss back; one that has it stays as it is. Returns the model."""
-    given, model = model, _inside(model)
-    original = type(model).__dict__.get("_without_smile")  # none under a class that FSDP put on top
+    """Undo `use_smile`, if it was called on the model. Returns the model."""
+    wrapped, model = model, _inside(model)
+    original = type(model).__dict__.get("_without_smile")  # None if FSDP has added a class on top
     if model.__dict__.pop("_smile", None) is not None:
         unwatch(model)
     if original is not None:
         model.__class__ = original
-        if "forward" not in vars(model):  # a forward that is set calls those below
-            *model._smile_below, own = model._smile_below
-            if own is not None:
-                model.forward = own
-    return given
+        if "forward" not in vars(model):  # otherwise a later forward calls the earlier ones
+            *model._smile_below, set_forward = model._smile_below
+            if set_forward is not None:
+                model.forward = set_forward
+    return wrapped
 
 
 def last_parts(model: nn.Module) -> dict[str, Tensor]:
-    """Each objective's value in the last step, by name: unweighted, a mean over tokens, detached;
-    with `aux_loss`, as the model has it, where it adds one. Empty before the first step."""
+    """The value of each objective in the last step, by name. Empty before the first step.
+
+    Values are detached means over tokens, without weights. Auxiliary losses of the model are
+    included, such as `aux_loss`.
+    """
     settings = getattr(_inside(model), "_smile", None)
     if settings is None:
-        raise ValueError(f"{type(model).__name__} has its own loss; call use_smile on it")
+        raise ValueError(f"{type(model).__name__} has no objective; call use_smile on it")
     return settings.parts
 
 
 def compute_loss_func(model: nn.Module, objective: Optional[Objective] = None) -> Callable:
-    """The `compute_loss_func` of `Trainer` or `Seq2SeqTrainer` for this model.
+    """Make the `compute_loss_func` of a `Trainer` or `Seq2SeqTrainer` for this model.
 
-    The trainer keeps labels from the model, so an encoder-decoder model needs `decoder_input_ids`
-    in its batches: `DataCollatorForSeq2Seq(tokenizer, model=model)` adds them. The function sees
-    the labels of a batch alone: packed rows need `use_smile`, and are refused where labels show it.
+    The trainer does not pass labels to the model. Therefore batches of an encoder-decoder model
+    need `decoder_input_ids`, which `DataCollatorForSeq2Seq(tokenizer, model=model)` adds. The
+    function gets only the labels of a batch. Packed rows need `use_smile`; here they raise
+    ValueError if the labels show that rows are packed.
     """
     model, objective = _inside(model), _checked(objective)
     if masks_by_labels(model):
@@ -152,15 +162,14 @@ def compute_loss_func(model: nn.Module, objective: Optional[Objective] = None) -
 
 
 def _forward(model, settings: _Settings, below: Callable, args: tuple, kwargs: dict) -> Any:
-    """The model's forward; below: the forward without the objective."""
+    """The model's forward with the objective. below: the forward without the objective."""
     named = dict(zip(settings.arguments, args))
     if twice := named.keys() & kwargs.keys():
         raise TypeError(f"forward() got multiple values for {', '.join(sorted(twice))}; give one")
     inputs = {**named, **kwargs}
     if inputs.get("fused_lm_head"):
         raise ValueError(
-            f"{type(model).__name__}: SFTTrainer of TRL asks for its own loss (fused_lm_head), "
-            f"{REMEDY}"
+            f"{type(model).__name__}: SFTTrainer of TRL uses its own loss (fused_lm_head), {REMEDY}"
         )
     labels, shift_labels = inputs.pop("labels", None), inputs.pop("shift_labels", None)
     segments, weights = inputs.pop("segments", None), inputs.pop("weights", None)
@@ -169,21 +178,22 @@ def _forward(model, settings: _Settings, below: Callable, args: tuple, kwargs: d
     if labels is None and shift_labels is None:
         if in_training:
             raise ValueError(
-                f"{type(model).__name__} is trained without labels, so that another loss is made "
-                f"of its output (label smoothing, compute_loss_func), {REMEDY}"
+                f"{type(model).__name__} is trained without labels, and another loss is computed "
+                f"from its output (label smoothing, compute_loss_func), {REMEDY}"
             )
         return Call(model).run(below, inputs)
     from_hidden = settings.from_hidden and model.training
     from_hidden = from_hidden if keep_logits is None else not keep_logits
     head = linear_head(model) if from_hidden else None
     if from_hidden and head is None and not torch.compiler.is_compiling():
-        _warn_of_logits(model, settings)  # changed later: a hook, DoRA, ZeRO-3
+        _warn_of_logits(model, settings)  # the head was changed later (a hook, DoRA, ZeRO-3)
     num_items_in_batch = inputs.pop("num_items_in_batch", None)
-    trls = "use_cache" in kwargs and num_items_in_batch is not None  # SFTTrainer's before 1.15
-    if head is not None and keep_logits is None and trls:
+    # SFTTrainer before TRL 1.15 passes these two.
+    from_sft_trainer = "use_cache" in kwargs and num_items_in_batch is not None
+    if head is not None and keep_logits is None and from_sft_trainer:
         raise ValueError(
-            f"{type(model).__name__}: SFTTrainer of TRL reads logits, which from_hidden=True does "
-            "not make; use class Mine(SmileLossMixin, SFTTrainer) of smile.hf, or from_hidden=False"
+            f"{type(model).__name__}: SFTTrainer of TRL reads logits, but from_hidden=True has "
+            "none; use class Mine(SmileLossMixin, SFTTrainer) of smile.hf, or from_hidden=False"
         )
     return_dict = inputs.pop("return_dict", None)
     inputs["return_dict"] = True
@@ -193,9 +203,9 @@ def _forward(model, settings: _Settings, below: Callable, args: tuple, kwargs: d
     targets.check(head is not None)
     packed = targets.texts is not None and "kwargs" in settings.arguments
     if packed or "use_cache" in settings.arguments:
-        inputs["use_cache"] = False  # with one, some do not keep texts of a row apart
+        inputs["use_cache"] = False  # with a cache, texts of a row see each other in some models
     give_decoder_inputs(model, labels, inputs)
-    # The model sees no labels otherwise, so that it computes no loss of them.
+    # Other models get no labels, so that they do not compute their own loss.
     give_labels(model, labels, inputs)
     if targets.texts is not None and objective.weights.keys() != {"mle"}:
         refuse_leaks(model, inputs, targets.texts)
@@ -218,22 +228,23 @@ def _forward(model, settings: _Settings, below: Callable, args: tuple, kwargs: d
 
 
 def _warn_of_logits(model: nn.Module, settings: _Settings) -> None:
-    """Once, that `from_hidden` is not possible."""
+    """Warn once that `from_hidden` is not possible."""
     if not settings.is_warned:
-        line = "smile.hf.head_table lacks its class or its kind of head, or the head was changed"
+        line = "smile.hf.head_table lacks its class or kind of head, or the head was changed"
         warnings.warn(f"{type(model).__name__} is trained from logits: {line}", stacklevel=3)
     settings.is_warned = True
 
 
 def _from_hidden(model, settings, below, inputs, targets, head) -> tuple[dict, ObjectiveOutput]:
-    """The output with logits of the last position alone, and the objective of hidden states.
+    """The model's output with only the last position's logits, and the objective.
 
-    The objective is computed in the head's call, where FSDP has gathered the head's weights.
+    The objective is computed from hidden states in the call of the head, when FSDP has gathered the
+    head's weights.
     """
     results = []
 
     def take(states: Tensor) -> Tensor:
-        states = states.to(head.module.weight.device)  # as accelerate does in the head's forward
+        states = states.to(head.module.weight.device)  # accelerate does this in the head's forward
         results.append(head.objective(settings.objective, *targets.of(states)))
         return states[:, -1:].detach()
 
@@ -243,11 +254,11 @@ def _from_hidden(model, settings, below, inputs, targets, head) -> tuple[dict, O
     last, name = logits_of(model, output).detach(), type(model).__name__
     if not results:
         raise ValueError(
-            f"{name}: the forward that was set on the model does not call its language head; "
+            f"{name}: a forward that was set on the model does not call its language head; "
             "use_smile needs from_hidden=False for it"
         )
     loss, parts, tokens = results[-1]
-    # accelerate moves the output of a model on several devices to that of the input.
+    # accelerate moves the output of a model on several devices to the input's device.
     loss, tokens = loss.to(last.device), tokens.to(last.device)
     parts = {key: part.to(last.device) for key, part in parts.items()}
     if torch.compiler.is_compiling() or not settings.head_is_checked:
@@ -259,17 +270,17 @@ def _from_hidden(model, settings, below, inputs, targets, head) -> tuple[dict, O
 
 
 def _loss(result: ObjectiveOutput, num_items_in_batch, added: Optional[Tensor]) -> Tensor:
-    """The objective, with the losses that the model adds to it."""
+    """The objective's loss plus the auxiliary losses `added`."""
     loss = result.loss
     if num_items_in_batch is not None:
-        if isinstance(num_items_in_batch, Tensor):  # is on the model's first device
+        if isinstance(num_items_in_batch, Tensor):  # it is on the model's first device
             num_items_in_batch = num_items_in_batch.to(loss.device)
         loss = loss * result.tokens / num_items_in_batch
     return loss if added is None else loss + added.to(loss.device)
 
 
 def _inside(model: nn.Module) -> nn.Module:
-    """The model of transformers in one of PEFT or torch.compile; ValueError for another one."""
+    """The transformers model without wrappers. Raises ValueError if there is none."""
     return generative(model._modules.get("_orig_mod", model))
 
 
@@ -278,7 +289,7 @@ def _checked(objective: ObjectiveLike) -> Objective:
         objective = Objective() if objective is None else Objective(objective)
     if objective.ignore_index != IGNORED:
         raise ValueError(
-            f"ignore_index is {objective.ignore_index}, but {IGNORED} in labels of transformers; "
+            f"ignore_index is {objective.ignore_index}, but labels of transformers use {IGNORED}; "
             f"give Objective(..., ignore_index={IGNORED})"
         )
     return objective

@@ -1,6 +1,6 @@
-"""The language head of a model of transformers, as the fused linear loss reads it.
+"""Reads the language head of a transformers model for the fused linear loss.
 
-Nothing of transformers or PEFT is imported: their modules are recognised by their attributes.
+transformers and PEFT are not imported: their modules are recognised by attributes.
 """
 
 from typing import NamedTuple, Optional
@@ -14,10 +14,11 @@ from smile.objective import Objective, ObjectiveOutput
 
 
 class LinearHead(NamedTuple):
-    """A head whose logits are hidden @ weight.T + bias, and the model's changes to them.
+    """A linear head, and what the model does to the head's logits.
 
-    module: a linear layer, or PEFT's LoRA around one. bias: (V,), added to the module's logits, or
-    None. vocabulary: how many of them the model keeps; None for all.
+    module: a linear layer, or PEFT's LoRA around one. transform: scale and soft cap of logits.
+    bias: (V,), added to the module's logits, or None. vocabulary: the number of logits that the
+    model keeps; None for all.
     """
 
     module: nn.Module
@@ -26,15 +27,16 @@ class LinearHead(NamedTuple):
     vocabulary: Optional[int]
 
     def changed(self, theirs: Tensor, logits: Tensor) -> Tensor:
-        """bool (B,): rows in which the model's logits are not those of the table's row.
+        """bool (B,): rows in which the model changes logits in another way than the table says.
 
-        theirs: the model's logits; logits: its head's. Without a transform they are equal to the
-        bit unless a compiler rounds; otherwise up to the rounding of a few operations.
+        theirs: the model's logits; logits: its head's. Without a transform both must be equal bit
+        for bit, unless the program is compiled. Otherwise they may differ by the rounding of a few
+        operations.
         """
         expected = logits.to(theirs.dtype, copy=True)
         if self.bias is not None:
             expected += self.bias.to(expected)
-        # Dynamo of torch 2.8 does not trace a call of a named tuple.
+        # Dynamo of torch 2.8 cannot trace the call of a named tuple.
         expected = Transform.__call__(self.transform, expected)[0][..., : self.vocabulary]
         if expected.shape != theirs.shape:
             return torch.ones(len(theirs), dtype=torch.bool, device=theirs.device)
@@ -52,7 +54,7 @@ class LinearHead(NamedTuple):
         segments: Optional[Tensor] = None,
         weights: Optional[Tensor] = None,
     ) -> ObjectiveOutput:
-        """The objective of the head's input (B, N, D); the rest as `Objective` takes it."""
+        """The objective of the head's input (B, N, D). Other arguments are as in `Objective`."""
         hidden, weight, bias = _read(self.module, hidden)
         if self.bias is not None:
             added = self.bias.to(weight)
@@ -66,10 +68,10 @@ class LinearHead(NamedTuple):
 
 
 def linear_head(model: nn.Module) -> Optional[LinearHead]:
-    """The head from whose input the objective can be computed; None if it needs logits.
+    """The head, if the objective can be computed from its input. None if it needs logits.
 
-    It needs logits for a class that is not in the table or that adds a loss on its logits, for a
-    head that is not linear or was changed, and for one that DeepSpeed ZeRO-3 partitions.
+    Logits are needed for a class that is not in the table or has a loss on its logits, for a head
+    that is not linear or was changed, and for a head that DeepSpeed ZeRO-3 partitions.
     """
     part, head = _output_layer(model)
     row = None if part is None or head_row(model) is None else head_row(part)
@@ -88,15 +90,15 @@ def _transform(model: nn.Module, row: HeadRow) -> Transform:
 
 
 def language_head(model: nn.Module) -> nn.Module:
-    """The layer that makes logits, as it is called; ValueError where there is none to be read."""
+    """The layer that computes logits. Raises ValueError if it is not linear or not found."""
     head = _output_layer(model)[1]
     if _is_linear(head) or _is_lora(head):
         return head
-    raise ValueError(f"{type(model).__name__} has no linear language head that can be read")
+    raise ValueError(f"{type(model).__name__} has no linear language head")
 
 
 def _output_layer(model: nn.Module) -> tuple[Optional[nn.Module], Optional[nn.Module]]:
-    """The model, or the part of it, that calls the language head; and the head."""
+    """The language head, preceded by the module that calls it: the model or a part of it."""
     for part in (*model.children(), model):
         head = part.get_output_embeddings() if hasattr(part, "get_output_embeddings") else None
         if head is not None:
@@ -105,7 +107,7 @@ def _output_layer(model: nn.Module) -> tuple[Optional[nn.Module], Optional[nn.Mo
 
 
 def _trained_copy(head: nn.Module) -> nn.Module:
-    """The active one of PEFT's `modules_to_save`."""
+    """The head that is in use, if PEFT's `modules_to_save` has copies of it."""
     if not (hasattr(head, "modules_to_save") and hasattr(head, "original_module")):
         return head
     if head.disable_adapters or not head.active_adapters:
@@ -114,35 +116,35 @@ def _trained_copy(head: nn.Module) -> nn.Module:
 
 
 def _is_linear(head: Optional[nn.Module]) -> bool:
-    """Whether logits are hidden @ weight.T + bias; a subclass may compute others."""
+    """Whether logits are hidden @ weight.T + bias. A subclass of nn.Linear may compute others."""
     linear = isinstance(head, nn.Linear) and type(head).forward is nn.Linear.forward
     return linear and _is_untouched(head)
 
 
 def _is_untouched(head: nn.Module) -> bool:
-    """Whether no forward was set on the head, and no hook but ours and torch's own for FSDP."""
-    if torch.compiler.is_compiling():  # Dynamo cannot read hooks; use_smile has
+    """Whether no forward was set on the head, and no hook except ours and FSDP's."""
+    if torch.compiler.is_compiling():  # Dynamo cannot read hooks; use_smile has read them
         return True
     hooks = (*head._forward_pre_hooks.values(), *head._forward_hooks.values())
-    places = [getattr(getattr(x, "func", x), "__module__", None) or "" for x in hooks]
+    modules = [getattr(getattr(x, "func", x), "__module__", None) or "" for x in hooks]
     moved = type(getattr(head, "_hf_hook", None)).__name__ == "AlignDevicesHook"  # accelerate's
-    known = all(x.startswith(("torch.distributed", "smile.hf")) for x in places)
+    known = all(x.startswith(("torch.distributed", "smile.hf")) for x in modules)
     return known and ("forward" not in vars(head) or moved)
 
 
 def _is_lora(head: Optional[nn.Module]) -> bool:
-    of_modules = isinstance(getattr(head, "lora_A", None), nn.ModuleDict)  # AdaLoRA's are not
-    if not (of_modules and _is_linear(getattr(head, "base_layer", None)) and _is_untouched(head)):
+    has_lora = isinstance(getattr(head, "lora_A", None), nn.ModuleDict)  # AdaLoRA has parameters
+    if not (has_lora and _is_linear(getattr(head, "base_layer", None)) and _is_untouched(head)):
         return False
     variants = (getattr(head, "use_dora", {}), getattr(head, "lora_variant", {}))
     return not any(variant.get(name) for variant in variants for name in head.active_adapters)
 
 
 def _read(head: nn.Module, hidden: Tensor) -> tuple[Tensor, Tensor, Optional[Tensor]]:
-    """States, weight and bias of one linear layer that computes what `head` does.
+    """Input, weight and bias of a plain linear layer that is equal to `head`.
 
-    LoRA adds dropout(hidden) @ A.T @ B.T * scaling. Its low-rank states are concatenated to the
-    hidden states, and B to the weight, so that dropout is sampled as in LoRA.
+    LoRA adds dropout(hidden) @ A.T @ B.T * scaling. The low-rank states dropout(hidden) @ A.T are
+    concatenated to the hidden states, and B * scaling to the weight.
     """
     if not hasattr(head, "lora_A"):
         return hidden, head.weight, head.bias
@@ -154,8 +156,8 @@ def _read(head: nn.Module, hidden: Tensor) -> tuple[Tensor, Tensor, Optional[Ten
         if name not in head.lora_A:
             continue
         down, up, scaling = head.lora_A[name], head.lora_B[name], head.scaling[name]
-        given = head.lora_dropout[name](hidden.to(down.weight.dtype))
-        states.append(down(given).to(hidden.dtype))
+        dropped = head.lora_dropout[name](hidden.to(down.weight.dtype))
+        states.append(down(dropped).to(hidden.dtype))
         weights.append((up.weight * scaling).to(base.weight.dtype))
         if up.bias is not None:
             bias = up.bias * scaling if bias is None else bias + up.bias * scaling

@@ -1,7 +1,7 @@
-"""What models of transformers do to their head's logits, by class.
+"""A table of what transformers models do to the logits of their head, by class.
 
-A class that is not in the table is trained from logits, which is right for every model. To add one,
-read its forward from the head on, and try a tiny model of it in tests/smile/families/.
+A class that is not in the table is trained from logits, which is correct for every model. To add a
+class, read its forward from the head on, and add a tiny model of it to tests/smile/families/.
 """
 
 import sys
@@ -41,14 +41,14 @@ READERS = """
 
 
 class HeadRow(NamedTuple):
-    """The model's logits are softcap * tanh(z / softcap) of z = (the head's + bias) * scale.
+    """A model's logits are softcap * tanh(z / softcap), with z = (head's logits + bias) * scale.
 
-    Each field is the name of a value of the model or its configuration; None where there is none.
-    vocabulary: the number of tokens in use, where the head is padded.
+    Each field is the name of a value in the model or its configuration, or None. divisor: the scale
+    is divided by it. vocabulary: the number of tokens in use, if the head is padded.
     """
 
     scale: Optional[str] = None
-    divisor: Optional[str] = None  # of the scale
+    divisor: Optional[str] = None
     softcap: Optional[str] = None
     bias: Optional[str] = None
     vocabulary: Optional[str] = None
@@ -69,7 +69,7 @@ HEADS: dict[str, HeadRow] = {
     **_rows(HeadRow(), "LMHeadModel", "Bert BlipText CTRL GPT2 OpenAIGPT"),
     **_rows(HeadRow(), "EncoderDecoderModel", "Speech Vision"),
     "EncoderDecoderModel": HeadRow(),
-    "Pix2StructTextModel": HeadRow(),  # makes the logits of Pix2Struct
+    "Pix2StructTextModel": HeadRow(),  # computes the logits of Pix2Struct
     **_rows(_SCALED, TEXT, "Cohere Cohere2 Cohere2Moe CohereCompass"),
     **_rows(_SCALED, ANY, "CohereCompass"),
     **_rows(HeadRow(scale="logits_scaling"), TEXT, "HyperCLOVAX"),
@@ -89,47 +89,49 @@ HEADS: dict[str, HeadRow] = {
     **_rows(_PADDED, TEXT, "Inkling Inkling2"),
     **_rows(_PADDED, ANY, "Inkling Inkling2"),
 }
-# Classes whose loss has the mean square of all logits' logsumexp, with the name of its weight.
-# Subclasses have it too.
+# Classes with a z-loss, the mean square of the logsumexp of logits, and the name of its weight.
+# Their subclasses have it, too.
 Z_LOSSES = {"BambaForCausalLM": "z_loss_coefficient"}
 
 
 def classes_of(model: nn.Module) -> tuple[type, ...]:
-    """The model's class and its base classes, without `object`, whose name Dynamo of torch 2.8
-    cannot read."""
+    """The model's class and base classes, without `object`.
+
+    Dynamo of torch 2.8 cannot read the name of `object`.
+    """
     return type(model).__mro__[:-1]
 
 
 def class_of(model: nn.Module) -> type:
-    """The model's class, without those of torch around it: FSDP2 adds a subclass."""
+    """The model's class, without classes of torch: FSDP2 adds a subclass."""
     return next(kind for kind in classes_of(model) if not kind.__module__.startswith("torch."))
 
 
 def head_row(part: nn.Module) -> Optional[HeadRow]:
-    """The row of a model of transformers; None for any other class, subclasses included."""
+    """The row of a model's class. None for classes outside of transformers, also subclasses."""
     kind = class_of(part)
     return HEADS.get(kind.__name__) if kind.__module__.startswith("transformers.") else None
 
 
 def z_loss_weight(model: nn.Module) -> Optional[float]:
-    """The weight of the z-loss that the model's loss has; None if it has none."""
+    """The weight of the model's z-loss. None if it has no z-loss."""
     names = [kind.__name__ for kind in classes_of(model) if kind.__name__ in Z_LOSSES]
     return value_of(model, Z_LOSSES[names[0]]) if names else None
 
 
 def value_of(model: nn.Module, name: Optional[str], default: Any = None) -> Any:
-    """The model's value of that name, or that of its configurations, of which text's is first."""
+    """The value `name` of the model, its text configuration or its configuration, in this order."""
     config = model.config
-    places = (model, *(getattr(config, inner, None) for inner in ("text_config", "decoder")))
-    for place in (*places, config) if name else ():
-        value = getattr(place, name, None)
+    sources = (model, *(getattr(config, inner, None) for inner in ("text_config", "decoder")))
+    for source in (*sources, config) if name else ():
+        value = getattr(source, name, None)
         if value is not None:
             return value
     return default
 
 
 def version_of(model: nn.Module) -> tuple[int, int]:
-    """(major, minor) of transformers, whose model it or a base class is; (0, 0) of no such one."""
+    """The version of transformers, (major, minor). (0, 0) if the model is not one of its models."""
     if not any(kind.__module__.startswith("transformers.") for kind in classes_of(model)):
         return 0, 0
     numbers = sys.modules["transformers"].__version__.split(".")
@@ -137,7 +139,9 @@ def version_of(model: nn.Module) -> tuple[int, int]:
 
 
 def masks_by_labels(model: nn.Module) -> bool:
-    """Whether words see later words unless the model has labels: PaliGemma's before 5.0, and its
-    subclasses'."""
+    """Whether the attention mask is causal only if the model gets labels.
+
+    It is so in PaliGemma and its subclasses before transformers 5.0.
+    """
     named = any(kind.__name__.startswith("PaliGemma") for kind in classes_of(model))
     return named and version_of(model) < (5, 0)

@@ -1,4 +1,4 @@
-"""Means over the batches between two logs, of all processes."""
+"""Averages logged values over the batches between two log lines, and over processes."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class Interval:
-    """Sums of values and of their weights on their own devices, read when they are logged."""
+    """Sums of weighted values and of weights. They stay on their devices until they are logged."""
 
     def __init__(self):
         self.sums: dict[str, Tensor] = {}
@@ -20,15 +20,15 @@ class Interval:
         self.total += weight
 
     def means(self) -> dict[str, float]:
-        """The mean of each over all processes, which have to call this together; starts again."""
+        """The mean of each value over all processes, which all call this. Resets the sums."""
         sums, total = self.sums, self.total
         self.__init__()
         if not sums:
             return {}
-        first = next(iter(sums.values()))  # a router may be on another device than the head
+        first = next(iter(sums.values()))  # values of router and head may be on different devices
         numbers = [each.to(first.device) for each in sums.values()]
         numbers = torch.stack([*numbers, first.new_tensor(total)])
         if dist.is_available() and dist.is_initialized():
             dist.all_reduce(numbers)
-        *found, total = numbers.tolist()
-        return {name: value / total for name, value in zip(sums, found)}
+        *values, total = numbers.tolist()
+        return {name: value / total for name, value in zip(sums, values)}

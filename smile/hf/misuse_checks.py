@@ -1,7 +1,7 @@
-"""Raises an error when a model of `use_smile` would be trained with another loss.
+"""Raises an error if a model of `use_smile` is about to be trained with another loss.
 
-A hook on decoder and head refuses to run them in training outside of the model's forward. A loss
-that is computed from the forward's output is refused when its gradient arrives.
+Hooks on decoder and head raise it if these run in training outside of the model's forward. If
+another loss is computed from the forward's output, its gradient raises it in the backward pass.
 """
 
 import threading
@@ -18,16 +18,16 @@ REMEDY = (
     'YourTrainer) of smile.hf (Liger: liger_kernel_config={"fused_linear_cross_entropy": False}), '
     "or undo(model) for the other loss"
 )
-# Fields of an output that another loss could be made of.
+# Fields of an output from which another loss could be computed.
 STATES = ("logits", "hidden_states", "decoder_hidden_states", "last_hidden_state")
 
 
 @dataclass(eq=False)
 class Call:
-    """A forward that is under way.
+    """A forward that is running.
 
-    head: the language head whose input is wanted, or None; take: a function of that input, which
-    returns what the head is given instead; seen: the head's output.
+    head: the language head whose input is wanted, or None. take: called with that input; the head
+    gets the returned tensor instead. seen: the head's output.
     """
 
     model: nn.Module
@@ -44,15 +44,14 @@ class Call:
 
 
 class _Calls(threading.local):
-    """Forwards that are under way in this thread, the innermost last."""
+    """The forwards that are running in this thread. The innermost is last."""
 
     def __init__(self):
         self.stack: list[Call] = []
 
 
 _CALLS = _Calls()
-# Autograd's numbers of the last backward passes in which an objective had a gradient, of all
-# threads.
+# Autograd's ids of the last backward passes that included an objective, in all threads.
 _BACKWARDS: deque[int] = deque(maxlen=8)
 
 
@@ -61,12 +60,12 @@ def is_running(model: nn.Module) -> bool:
 
 
 def _before(part: nn.Module, args: tuple) -> Optional[tuple]:
-    """The hook before decoder and head."""
+    """The pre-forward hook of decoder and head."""
     for call in _CALLS.stack:
         if call.head is part:
             return (call.take(args[0]), *args[1:])
     in_training = part.training and torch.is_grad_enabled()
-    # Activation checkpointing runs parts again in the objective's backward.
+    # Activation checkpointing runs decoder and head again in the objective's backward pass.
     outside = in_training and not _CALLS.stack
     if outside and torch._C._current_graph_task_id() not in _BACKWARDS:
         raise ValueError(f"{type(part).__name__} was run outside of its model's forward, {REMEDY}")
@@ -80,7 +79,7 @@ def _after(head: nn.Module, _, logits: Tensor) -> None:
 
 
 def watch_parts(model: nn.Module) -> None:
-    """Have decoder and head, either of which may be frozen, refuse to train another loss."""
+    """Let decoder and head raise an error if another loss is trained. Either may be frozen."""
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     for part in (_decoder_of(model), head):
         if isinstance(part, nn.Module):
@@ -88,7 +87,7 @@ def watch_parts(model: nn.Module) -> None:
 
 
 def watch(part: nn.Module) -> None:
-    if _before not in [*part._forward_pre_hooks.values()]:  # a list for Dynamo of torch 2.8
+    if _before not in [*part._forward_pre_hooks.values()]:  # Dynamo of torch 2.8 needs a list
         part.register_forward_pre_hook(_before)
         part.register_forward_hook(_after)
 
@@ -101,9 +100,10 @@ def unwatch(model: nn.Module) -> None:
 
 
 def _decoder_of(model: nn.Module) -> Optional[nn.Module]:
-    """The module that makes the head's hidden states, if it is found.
+    """The module that computes the head's hidden states, or None if it is not found.
 
-    The innermost one: encoder-decoder models call encoder and decoder, not the model around both.
+    It is the innermost decoder: encoder-decoder models call encoder and decoder directly, not the
+    model around both.
     """
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
     if not isinstance(decoder, nn.Module) or decoder is model:
@@ -114,22 +114,23 @@ def _decoder_of(model: nn.Module) -> Optional[nn.Module]:
 
 
 def logits_of(model: nn.Module, output: Any) -> Tensor:
-    """An output's logits; ValueError where a forward that was set on the model returns none."""
+    """The logits of an output. Raises ValueError if a forward set on the model returns none."""
     logits = output.get("logits") if isinstance(output, dict) else None
     if not isinstance(logits, Tensor) or logits.dim() != 3:
         raise ValueError(
-            f"{type(model).__name__}: the forward that was set on the model returns no logits, "
+            f"{type(model).__name__}: a forward that was set on the model returns no logits, "
             f"{REMEDY}"
         )
     return logits
 
 
 def refuse_other_losses(model: nn.Module, fields: dict, loss: Tensor) -> dict:
-    """The fields of a training output with `loss`; a gradient of the others alone is refused.
+    """Add `loss` to the fields of a training output, and watch the gradients of its other fields.
 
-    A term that is added to `loss` is fine. Autograd runs backward in the reverse order of forward,
-    so `loss` is made last and has its gradient first. Compiled, logits and hidden states are
-    detached, as a compiled backward runs for all outputs.
+    If logits or hidden states get a gradient but `loss` does not, another loss is trained, and
+    ValueError is raised. Adding a term to `loss` is allowed. Autograd runs in the reverse order of
+    the forward pass. `loss` is created last, so that its gradient comes first. In a compiled
+    program, logits and hidden states are detached, because its backward pass runs for all outputs.
     """
     compiling, name, with_loss = torch.compiler.is_compiling(), type(model).__name__, []
 
@@ -139,7 +140,9 @@ def refuse_other_losses(model: nn.Module, fields: dict, loss: Tensor) -> dict:
 
     def check(_: Tensor) -> None:
         if not with_loss:
-            raise ValueError(f"{name}: a loss was made of its logits or hidden states, {REMEDY}")
+            raise ValueError(
+                f"{name}: another loss was computed from its logits or hidden states, {REMEDY}"
+            )
 
     def watched(state: Any) -> Any:
         if isinstance(state, (tuple, list)):

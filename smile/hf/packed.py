@@ -1,4 +1,4 @@
-"""The labels and captions of a batch, whose rows can be several texts one after another."""
+"""Finds the labels and captions of a batch, whose rows may contain several texts (packed rows)."""
 
 from typing import Optional
 
@@ -26,43 +26,46 @@ from smile.hf.refusal import refuse
 from smile.mixture import scores_first_token
 from smile.objective import Objective
 
-OF_A_BATCH = ("segments", "weights")  # which the objective takes besides labels
+OF_A_BATCH = ("segments", "weights")  # keys of a batch that the objective uses besides labels
 REMEDY = (
-    "give the batch position_ids that start again with each caption, seq_idx or cu_seq_lens_q, or "
-    "segments, in which the positions of a caption have the same number"
+    "give the batch position_ids that restart with each caption, seq_idx or cu_seq_lens_q, or "
+    "segments, in which all positions of a caption have the same number"
 )
 LEAKS = (
     "the batch has an attention_mask, with which captions of a packed row see each other; leave it "
-    "out, or give one of 4 dimensions that keeps them apart"
+    "out, or give a mask of 4 dimensions that separates them"
 )
 SEVERAL = (
-    "row {row} of the labels has more than one run of them or begins with a special token, but "
-    "from logits a compiled encoder-decoder model takes a row for one caption; give segments, or "
-    "from_hidden=True"
+    "row {row} of the labels has several runs of labels or begins with a special token, but a "
+    "compiled encoder-decoder model treats a row as one caption if it is trained from logits; give "
+    "segments, or from_hidden=True"
 )
 PROMPT = (
     "row {row} of the labels scores text next to an image, video or sound as if it were a caption; "
-    "set all but the caption to -100, media tokens too (of TRL, completion_only_loss=True or "
-    "assistant_only_loss=True), or give segments"
+    "set all labels but the caption's to -100, also at media tokens (in TRL, "
+    "completion_only_loss=True or assistant_only_loss=True), or give segments"
 )
 
 
 class Targets:
-    """The labels that a batch scores, by caption.
+    """The labels of a batch that are scored, and their captions.
 
-    labels: int64 (B, N), of the tokens at their positions, or with `shifted` of the next ones.
-    segments: (B, N), the captions, or None. weights: (B, N), (B,) or None. inputs: the batch, of
-    which seq_idx, cu_seq_lens_q or position_ids give the beginnings of texts. ValueError for shapes
-    that do not match.
+    - labels: int64 (B, N), the token at each position; with `shifted`, the next token.
+    - segments: (B, N), the captions, or None.
+    - weights: (B, N), (B,) or None.
+    - inputs: the batch. seq_idx, cu_seq_lens_q or position_ids determine where texts begin.
 
-    The first label of a text is not scored, as it does not follow from the text before. In each
-    text an unbroken run of labels, such as an assistant's turn, is a caption, whatever its weights.
+    Raises ValueError for shapes that do not match.
 
-    Special tokens at the beginning of an encoder-decoder model's labels (`<s>`, a language) are
-    captions of one token each: first-token MLE scores them over the whole vocabulary, like the
-    first word after them, since `generate` has to predict those that are not forced. Truncation,
-    which drops whole captions, leaves them out, and so does SMILE alone without first-token MLE, in
-    which their loss is 0.
+    In packed rows, the first label of a text is not scored, because the previous text does not
+    predict it. Each contiguous run of labels in a text, such as an assistant's turn, is a caption.
+    Weights do not change captions.
+
+    Labels of an encoder-decoder model may begin with special tokens (`<s>`, a language). Each of
+    them is a caption of one token. First-token MLE scores them, and the first word after them, over
+    the whole vocabulary, because `generate` has to predict those that are not forced. They are left
+    out by truncation, which drops whole captions, and by SMILE without first-token MLE, in which
+    their loss would be 0.
     """
 
     def __init__(
@@ -87,11 +90,11 @@ class Targets:
         self.model, self.shifted, self.weights = model, shifted, weights
         self.inputs, self.given = inputs or {}, labels
         self.labels, self.segments = without_media(model, labels), segments
-        self.decodes, self.texts = encoder_decoder(model), None
-        if self.decodes:
+        self.is_encoder_decoder, self.texts = encoder_decoder(model), None
+        if self.is_encoder_decoder:
             if shifted:
                 raise ValueError(
-                    f"{type(model).__name__} takes labels; give these for shift_labels"
+                    f"{type(model).__name__} does not accept shift_labels; give labels instead"
                 )
         else:
             self._ignore_first_labels()
@@ -104,18 +107,18 @@ class Targets:
     def _ignore_first_labels(self) -> None:
         labels, self.texts = self.labels, texts(self.inputs, self.labels)
         if self.texts is not None:
-            begins = self.texts[:, 1:] != self.texts[:, :-1]  # (B, N - 1), of tokens 1 to N - 1
+            begins = self.texts[:, 1:] != self.texts[:, :-1]  # (B, N - 1), for tokens 1 to N - 1
             begins = nn.functional.pad(begins, (0, 1) if self.shifted else (1, 0))
             self.labels = self.labels.masked_fill(begins, IGNORED)
         if self.segments is not None:
-            # A prompt may have another number than its caption, but is of the same text.
+            # A prompt may have another number than its caption, although both are one text.
             begins = self.segments[:, 1:] != self.segments[:, :-1]
             begins = nn.functional.pad(begins & (labels[:, :-1] != IGNORED), (1, 0))
             self.labels = self.labels.masked_fill(begins, IGNORED)
 
     def _captions(self, without_openings: bool) -> Tensor:
         """int64 (B, N), the number of each label's caption."""
-        if not self.decodes:
+        if not self.is_encoder_decoder:
             return captions_of_turns(self.labels, self.texts)
         special = is_one_of(self.labels, opening_tokens(self.model))
         words = (self.labels != IGNORED) & ~special
@@ -126,20 +129,21 @@ class Targets:
         return captions_of_turns(self.labels, number + nn.functional.pad(number, (1, -1)))
 
     def check(self, from_hidden: bool = False) -> "Targets":
-        """Set `segments` where a row has several captions; returns itself.
+        """Set `segments` if a row has several captions. Returns itself.
 
-        Raises ValueError for packed rows that captions could see each other in, or that do not say
-        where captions begin, and for labelled prompts. The device is waited for once. from_hidden:
-        whether the objective is made of hidden states.
+        Raises ValueError for packed rows in which captions could see each other or whose captions
+        are unknown, and for labelled prompts. Synchronises with the device once. from_hidden:
+        whether the objective is computed from hidden states.
         """
         compiling, wrong = torch.compiler.is_compiling(), {}
-        if not self.decodes:
+        if not self.is_encoder_decoder:
             wrong[LEAKS] = leaks(self.inputs.get("attention_mask"), self.texts)
         if self.captions is not None:
             wrong.update(self._signs())
-            # Without segments a row of one caption costs less.
+            # Segments are set only if necessary: rows of one caption are faster without them.
             wrong[SEVERAL] = self.captions.amax(1) > 1
-            if compiling and (from_hidden or not self.decodes):  # keeps it one graph
+            # A compiled program always sets them, to avoid a graph break.
+            if compiling and (from_hidden or not self.is_encoder_decoder):
                 self.segments = self.captions
                 del wrong[SEVERAL]
         wrong = {line: rows for line, rows in wrong.items() if rows is not None}
@@ -154,16 +158,16 @@ class Targets:
         return self
 
     def _signs(self) -> dict[str, Optional[Tensor]]:
-        """error line -> rows (B,) that it applies to."""
+        """Error lines, each with the rows (B,) that it applies to."""
         found = {}
         mask = self.inputs.get("attention_mask")
-        if self.texts is None and not self.decodes:
+        if self.texts is None and not self.is_encoder_decoder:
             refuse_masks(mask)
             if mask is not None and len(mask) == len(self.labels):
                 found[packs("has numbers above 1")] = (mask > 1).any(1)
         if ends := sorted(configured(self.model, "eos_token_id")):
             found[goes_on_after(ends)] = end_again(ends, self.labels, self.captions)
-        if not self.decodes:
+        if not self.is_encoder_decoder:
             found[PROMPT] = self._prompts()
         return found
 
@@ -173,22 +177,24 @@ class Targets:
         labels, tokens = self.given, self.inputs.get("input_ids")
         tokens = labels if tokens is None else tokens.to(labels.device)
         if self.shifted:
-            labels = nn.functional.pad(labels, (1, -1), value=IGNORED)  # at their own positions
+            labels = nn.functional.pad(labels, (1, -1), value=IGNORED)  # undo the shift
         if tokens.shape != labels.shape:
             return None
         media, labelled = media_of(self.model, tokens), labels != IGNORED
         begins = is_one_of(labels, configured(self.model, "bos_token_id"))
         rows = torch.zeros_like(labels) if self.texts is None else self.texts
         same = rows[:, 1:] == rows[:, :-1]
-        scored = labelled & nn.functional.pad(same, (1, 0))  # a text's first token is not
+        scored = labelled & nn.functional.pad(same, (1, 0))  # a text's first token is not scored
         before = scored[:, :-1] & ~media[:, :-1] & media[:, 1:]
         after = labelled[:, 1:] & ~media[:, 1:] & media[:, :-1]
-        beside = before | (after & (labelled[:, :-1] | begins[:, 1:]))
-        return (beside & same).any(1)
+        adjacent = before | (after & (labelled[:, :-1] | begins[:, 1:]))
+        return (adjacent & same).any(1)
 
     def of(self, predictions: Tensor) -> tuple[Tensor, Tensor, Optional[Tensor], Optional[Tensor]]:
-        """The arguments of an objective for logits or hidden states (B, M, X), M >= N: those that
-        predict a label, the labels, segments and weights."""
+        """The arguments of an objective: predictions, labels, segments and weights, aligned.
+
+        predictions: logits or hidden states (B, M, X), M >= N.
+        """
         tokens = self.inputs.get("input_ids")
         predictions, labels = in_step(self.model, predictions, self.labels, self.shifted, tokens)
         segments, weights = self.segments, self.weights
@@ -200,7 +206,7 @@ class Targets:
 
 
 def texts(inputs: dict, labels: Tensor) -> Optional[Tensor]:
-    """int64 (B, N), the number of each token's text in its row, where the batch gives it."""
+    """int64 (B, N), the number of each token's text in its row. None if the batch lacks it."""
     if inputs.get("seq_idx") is not None:
         name, found = "seq_idx", inputs["seq_idx"]
     elif inputs.get("cu_seq_lens_q") is not None:
@@ -221,31 +227,32 @@ def texts(inputs: dict, labels: Tensor) -> Optional[Tensor]:
 
 
 def refuse_masks(mask) -> None:
-    """ValueError for an attention mask whose shape can keep texts of a row apart."""
+    """Raise ValueError for an attention mask that may separate the texts of a row."""
     if isinstance(mask, Tensor) and mask.dim() > 2:
         raise ValueError(packs(f"is {tuple(mask.shape)}"))
     if mask is not None and not isinstance(mask, Tensor):
-        raise ValueError(packs("is of the model's own"))
+        raise ValueError(packs(f"is a {type(mask).__name__}"))
 
 
 def packs(found: str) -> str:
-    line = f"attention_mask {found}, so a row can hold more than one caption, but not where"
+    line = f"attention_mask {found}, so a row may have several captions, but it is unknown where"
     return f"{line}; {REMEDY}"
 
 
 def leaks(mask, texts: Optional[Tensor]) -> Optional[Tensor]:
-    """bool (B,): whether an attention mask (B, N) goes on where another text begins."""
+    """bool (B,): whether an attention mask (B, N) lets one text of a row see another."""
     if texts is None or not isinstance(mask, Tensor) or mask.shape != texts.shape:
         return None
-    goes_on = (mask[:, 1:] > 0) & (mask[:, :-1] > 0)
-    return (goes_on & (texts[:, 1:] != texts[:, :-1]).to(mask.device)).any(1)
+    attends = (mask[:, 1:] > 0) & (mask[:, :-1] > 0)
+    return (attends & (texts[:, 1:] != texts[:, :-1]).to(mask.device)).any(1)
 
 
 def end_again(ends: list[int], labels: Tensor, captions: Tensor) -> Tensor:
-    """bool (B,): whether one of the captions, numbered from 0 to N in (B, N), ends more than once.
+    """bool (B,): whether a caption of the row ends more than once.
 
-    Ends in a row, as of labelled padding, count once. A first token is none: some models begin a
-    text with the same token.
+    ends: the end tokens. captions: (B, N), numbers from 0 to N. Consecutive end tokens, such as
+    labelled padding, count once. A first token does not count, because some models begin a text
+    with the end token.
     """
     labelled = labels != IGNORED
     is_end = is_one_of(labels, ends)
@@ -258,7 +265,7 @@ def end_again(ends: list[int], labels: Tensor, captions: Tensor) -> Tensor:
 def goes_on_after(ends: list[int]) -> str:
     tokens = " or ".join(map(str, ends))
     return (
-        f"row {{row}} of the labels goes on after token {tokens}, which ends a caption, and ends "
-        "again, so it seems to hold more than one; of a chat label the assistant's turns alone "
-        f"(TRL: SFTConfig(assistant_only_loss=True)); of a packed row {REMEDY}"
+        f"row {{row}} of the labels has the end token {tokens} more than once, so it seems to "
+        "have several captions; in a chat, label only the assistant's turns (TRL: "
+        f"SFTConfig(assistant_only_loss=True)); for a packed row, {REMEDY}"
     )

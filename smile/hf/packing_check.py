@@ -1,12 +1,12 @@
-"""Whether a model keeps the texts of a packed row apart, as not every attention or state does."""
+"""Checks that a model separates the texts of a packed row. Not every attention or state does."""
 
 import torch
 from torch import Tensor, nn
 
 from smile.hf.head_table import class_of, version_of
 
-# Classes whose attention transformers masks by position_ids that start again. Recurrent and
-# convolutional layers, and attention that reads no positions, carry one text into the next.
+# Classes whose attention is masked by transformers where position_ids restart. Recurrent layers,
+# convolutions and attention without such a mask leak one text into the next.
 DECODERS = """
     Apertus Arcee Cohere Cohere2 CohereCompass Ernie4_5 Ernie4_5_Moe Exaone4 GPTNeoX Gemma Gemma2
     Gemma3 Glm Glm4 Glm4Moe Granite GraniteMoe Helium HyperCLOVAX JetMoe Llama Ministral
@@ -22,23 +22,23 @@ MASKED = {
     *(f"{name}ForCausalLM" for name in DECODERS.split()),
     *(f"{name}ForConditionalGeneration" for name in READERS.split()),
 }
-# Of these from transformers 5.0 on; of the others from 4.53, when masks came to read positions.
+# transformers masks these from 5.0 on, and the others from 4.53 on.
 SINCE_5 = (
     *("GPT2", "GraniteMoe", "JetMoe", "Nemotron", "Olmoe", "Phimoe", "Qwen2Moe", "Qwen2VL"),
     *("Qwen2_5_VL", "StableLm"),
 )
-THREE_AXES = ("Qwen2VL", "Qwen2_5_VL")  # the text's positions have to stand before these
+THREE_AXES = ("Qwen2VL", "Qwen2_5_VL")  # text positions must precede their three axes
 LINE = (
-    "lets captions of a packed row see each other, here or with this attn_implementation; leave "
-    "packing and padding_free out"
+    "lets captions of a packed row see each other, with this version of transformers or this "
+    "attn_implementation; leave packing and padding_free out"
 )
 
 
 def refuse_leaks(model: nn.Module, inputs: dict, texts: Tensor) -> None:
-    """ValueError where a row has several texts, which the model is not known to keep apart.
+    """Raise ValueError if a row has several texts and the model is not known to separate them.
 
-    texts: (B, N), the number of each token's text. With an attention mask the caller keeps them
-    apart. In a compiled program, which has no values, nothing is refused.
+    texts: (B, N), the number of each token's text. If there is an attention mask, the caller has
+    separated them. Nothing is checked during compilation, when tensors have no values.
     """
     known = inputs.get("attention_mask") is not None or torch.compiler.is_compiling()
     if known or _keeps_apart(model, inputs, len(texts)):
@@ -57,9 +57,9 @@ def _keeps_apart(model: nn.Module, inputs: dict, rows: int) -> bool:
         return False
     config = getattr(model.config, "text_config", model.config)
     attention = getattr(config, "_attn_implementation", None) or "eager"
-    if "flash" in attention:  # reads boundaries too, and finds texts in a single row alone
+    if "flash" in attention:  # also reads boundaries; finds texts only in a batch of one row
         return rows == 1 and (positions is not None or inputs.get("cu_seq_lens_q") is not None)
     if positions is None:
         return False
-    of_text = len(positions) == 4 if positions.dim() == 3 else not name.startswith(THREE_AXES)
-    return of_text and attention in ("eager", "sdpa", "flex_attention")
+    has_text = len(positions) == 4 if positions.dim() == 3 else not name.startswith(THREE_AXES)
+    return has_text and attention in ("eager", "sdpa", "flex_attention")

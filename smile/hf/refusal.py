@@ -1,7 +1,7 @@
-"""One line for wrong values in a batch, in a compiled program too.
+"""Raises a one-line error for wrong values in a batch, also in a compiled program.
 
-A program is compiled without values. An operator in it reads them when it runs, which an
-accelerator has to be waited for.
+Tensors have no values during compilation. Therefore a compiled program contains an operator that
+reads the values when it runs. On an accelerator this needs a synchronisation.
 """
 
 from collections.abc import Sequence
@@ -10,18 +10,18 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-_CHECKED: set[tuple[Optional[int], str]] = set()  # models and lines of a first batch
+_CHECKED: set[tuple[Optional[int], str]] = set()  # models and lines that have been checked once
 
 
 def refuse(
     wrong: Tensor, lines: Sequence[str], through: Tensor, once: Optional[int] = None
 ) -> Tensor:
-    """Returns `through`. Raises ValueError with the first line for which `wrong` is true.
+    """Return `through`. Raise ValueError with the first line for which `wrong` is true in a row.
 
-    wrong: bool (K, B), for each line the rows, the first of which replaces {row}; K may be larger
-    than the number of lines. once: the number of a model, of which a compiled program checks the
-    first batch alone, except on the CPU, which need not be waited for. A compiled program drops the
-    check unless its result is used.
+    wrong: bool (K, B), the wrong rows for each line. The first wrong row replaces {row} in the
+    line. K may be larger than the number of lines. once: the number of a model. A compiled program
+    then checks only the model's first batch, except on a CPU, where checks are cheap. A compiled
+    program drops the check unless the result is used.
     """
     if torch.compiler.is_compiling():
         return _operator(through, wrong, "\n".join(lines), once)

@@ -1,6 +1,6 @@
 """A mixin that makes a trainer of transformers, or TRL's SFTTrainer, minimise the objective.
 
-Nothing of either is imported.
+transformers and TRL are not imported.
 """
 
 import inspect
@@ -22,17 +22,20 @@ from smile.objective import Objective
 
 
 class SmileLossMixin:
-    """The objective in place of a trainer's loss: `class SmileTrainer(SmileLossMixin, Trainer)`.
+    """Replaces a trainer's loss by an objective: `class SmileTrainer(SmileLossMixin, Trainer)`.
 
-    For `Trainer` and `Seq2SeqTrainer` of transformers and `SFTTrainer` of TRL. Adds two keywords to
-    the trainer's. objective: an Objective, or its spec, such as {"mle": 0.01, "smile": 0.99}; SMILE
-    with first-token MLE if none is given. from_hidden: as in `use_smile`; a trainer of the user's
-    with its own compute_loss gets logits anyway. A batch may have `segments` and `weights`, as
-    `use_smile` takes them. ValueError where the trainer's settings ask for another loss, or for
-    captions cut in pieces.
+    It is for `Trainer` and `Seq2SeqTrainer` of transformers and for `SFTTrainer` of TRL. It adds
+    two keyword arguments to the trainer:
 
-    Logs have the parts of a mixture (`loss_smile`, `loss_mle`) and the losses that a model adds
-    (`aux_loss`), and lack those that TRL computes from logits: entropy and mean_token_accuracy.
+    - objective: an Objective or its spec, such as {"mle": 0.01, "smile": 0.99}. The default is
+      SMILE with first-token MLE.
+    - from_hidden: see `use_smile`. A user's trainer with its own compute_loss gets logits anyway.
+
+    A batch may have `segments` and `weights`, see `use_smile`. Raises ValueError for settings that
+    use another loss or cut captions into pieces.
+
+    Logs include the parts of a mixture (`loss_smile`, `loss_mle`) and auxiliary losses
+    (`aux_loss`). They do not include TRL's entropy and mean_token_accuracy, which need logits.
     """
 
     def __init_subclass__(cls, **kwargs):
@@ -55,13 +58,13 @@ class SmileLossMixin:
         self.smile_objective, self._from_hidden = objective, from_hidden
         self._logits_wanted, self._trained, self._evaluated = True, Interval(), Interval()
         self._steps, self._tokens = 1, 0  # accumulated batches; trained tokens
-        given = inspect.signature(super().__init__).bind_partial(*args, **kwargs).arguments
-        columns = _columns_of(given.get("train_dataset"))
+        arguments = inspect.signature(super().__init__).bind_partial(*args, **kwargs).arguments
+        columns = _columns_of(arguments.get("train_dataset"))
         self._columns = [name for name in OF_A_BATCH if name in columns]
         super().__init__(*args, **kwargs)
         self._refuse(conflicts(self))
         self._with_objective(self.model)
-        # The trainer is to count tokens; under sequence parallelism it does so later.
+        # Makes the trainer count tokens. With sequence parallelism it counts them later.
         parallel = getattr(getattr(self, "accelerator", None), "parallelism_config", None)
         self.model_accepts_loss_kwargs = not getattr(parallel, "sp_enabled", False)
 
@@ -71,7 +74,7 @@ class SmileLossMixin:
 
     def _with_objective(self, model: nn.Module) -> nn.Module:
         self._inner = use_smile(model, self.smile_objective, self._from_hidden)
-        # TRL sets its coefficient in the configuration, which models read when they are built.
+        # TRL changes the coefficient in the configuration, but models read it when they are built.
         if hasattr(self, "aux_loss_enabled"):
             config = getattr(model.config, "text_config", model.config)
             for module in model.modules():
@@ -80,14 +83,14 @@ class SmileLossMixin:
         return model
 
     def call_model_init(self, *args, **kwargs):
-        """The model that `model_init` returns, with the objective; train() calls this again."""
+        """Return the model of `model_init` with the objective. `train` calls this again."""
         return self._with_objective(super().call_model_init(*args, **kwargs))
 
     def _save_optimizer_and_scheduler(self, output_dir):
         """Also saves the objective's state, one file per process."""
         super()._save_optimizer_and_scheduler(output_dir)
         if state := self.smile_objective.state():
-            os.makedirs(output_dir, exist_ok=True)  # only the first process may have made it
+            os.makedirs(output_dir, exist_ok=True)  # only the first process has created it
             torch.save(state, self._state_path(output_dir))
 
     def _load_optimizer_and_scheduler(self, checkpoint):
@@ -97,7 +100,7 @@ class SmileLossMixin:
         try:
             state = torch.load(self._state_path(checkpoint), map_location="cpu", weights_only=True)
         except FileNotFoundError as error:
-            line = f"truncation drops nothing until its window is full: {error}"
+            line = f"truncation drops no captions until its window is full again: {error}"
             warnings.warn(line, stacklevel=2)
         else:
             self.smile_objective.restore(state)
@@ -110,18 +113,20 @@ class SmileLossMixin:
         self._signature_columns = list(dict.fromkeys([*self._signature_columns, *OF_A_BATCH]))
 
     def get_batch_samples(self, *args, **kwargs):
-        """The batches to accumulate, and the divisor of their losses."""
+        """The batches to accumulate, and the divisor of their summed losses."""
         batches, _ = super().get_batch_samples(*args, **kwargs)
         self._steps = len(batches)
         return batches, self._items(batches)
 
     def _get_num_items_in_batch(self, batches, *_):
-        """The divisor in evaluation; `get_batch_samples` counts that of a step, once."""
+        """The divisor in evaluation. In training, `get_batch_samples` computes it once per step."""
         return None if self.model.training else self._items(batches)
 
     def _items(self, batches: Sequence[Mapping[str, Tensor]]) -> Optional[Tensor]:
-        """The number of scored labels, or the sum of their weights, in all processes; None where
-        the trainer counts, or there are no labels."""
+        """The number of scored labels in all processes, or the sum of their weights.
+
+        None if the trainer counts them itself, or if there are no labels.
+        """
         labelled = all({"labels", "shift_labels"} & batch.keys() for batch in batches)
         if not (self.model_accepts_loss_kwargs and batches and labelled):
             return None
@@ -144,46 +149,47 @@ class SmileLossMixin:
         return size() if size else getattr(config, f"{kind}_size", 1)
 
     def _scored(self, batch: Mapping[str, Tensor]):
-        """A batch's labels, IGNORED where they are not scored, and their weights or None."""
+        """The labels of a batch, with IGNORED where they are not scored, and their weights."""
         shifted = batch.get("shift_labels") is not None
         labels = batch["shift_labels" if shifted else "labels"]
-        given = {key: value for key, value in batch.items() if key not in OF_A_BATCH}
-        own = (batch.get(name) for name in OF_A_BATCH)
-        batch = (labels, shifted, *own, given)
-        targets = Targets(self._inner, self.smile_objective, *batch)
+        inputs = {key: value for key, value in batch.items() if key not in OF_A_BATCH}
+        extra = (batch.get(name) for name in OF_A_BATCH)
+        targets = Targets(self._inner, self.smile_objective, labels, shifted, *extra, inputs)
         _, labels, _, weights = targets.of(labels.unsqueeze(2))
         return weigh(labels, weights, IGNORED)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        """The loss that the model's forward returns, scaled as transformers' trainer expects.
+        """The loss of the model's forward, scaled as transformers' trainer expects.
 
-        A loss that the model adds is averaged over accumulated batches and processes.
+        Auxiliary losses are averaged over accumulated batches and processes.
         """
         inputs, training = dict(inputs), self.model.training
-        inputs.pop("_prediction_loss_only", None)  # TRL's own
+        inputs.pop("_prediction_loss_only", None)  # TRL passes this to itself
         for name in self._columns if training else ():
             if name not in inputs:
                 raise ValueError(
-                    f"{type(self).__name__}: {name} of the data set is not in its batches; give a "
-                    "data_collator that passes it on"
+                    f"{type(self).__name__}: the data set has a column {name}, but batches do not; "
+                    "give a data_collator that keeps it"
                 )
-        if getattr(self, "aux_loss_enabled", False):  # TRL's; some models read it here alone
-            inputs["output_router_logits"] = True
+        if getattr(self, "aux_loss_enabled", False):  # TRL's setting
+            inputs["output_router_logits"] = True  # some models read it only from the batch
         base = losses(type(self), SmileLossMixin)[0]
         wanted = (self._logits_wanted and not training) or reads_logits(base)
         inputs["keep_logits"] = wanted or not self._from_hidden
         steps, items = self._steps if training else 1, num_items_in_batch
         if items is not None:
-            # In the batch, so that no trainer scales the loss by its own count. The sum over tokens
-            # is divided by the count of all steps and processes; other losses are averaged.
+            # Given in the batch, so that no trainer scales the loss by its own count. The sum over
+            # tokens is divided by the count of all batches and processes. Auxiliary losses are
+            # averaged.
             inputs["num_items_in_batch"] = _divided(items, steps * self._processes())
         before = last_parts(self._inner)
         loss, outputs = base.compute_loss(self, model, inputs, return_outputs=True)
         parts = last_parts(self._inner)
         if parts is before or not self.smile_objective.weights.keys() <= parts.keys():
             raise ValueError(
-                f"{type(self).__name__}: the model that is trained has not the trainer's "
-                "objective, since it or its loss was changed later; make the trainer with it"
+                f"{type(self).__name__}: the trained model does not have the trainer's objective, "
+                "because the model or its loss was changed later; create the trainer with this "
+                "model"
             )
         if items is not None:
             loss = loss / steps
@@ -191,7 +197,7 @@ class SmileLossMixin:
         return (loss, outputs) if return_outputs else loss
 
     def _keep(self, inputs, steps: int, items) -> None:
-        """Add a batch's parts to the logs, with their share of the logged loss."""
+        """Add a batch's parts to the logs, scaled like the logged loss."""
         parts = last_parts(self._inner)
         values = {name: parts[name] for name in parts.keys() - self.smile_objective.weights.keys()}
         if len(self.smile_objective.weights) > 1:
@@ -199,7 +205,7 @@ class SmileLossMixin:
             if items is not None:
                 tokens = count(*self._scored(inputs), IGNORED)
                 share = tokens * steps * self._processes() / items
-                share = share.to(next(iter(parts.values())).device)  # that of the head
+                share = share.to(next(iter(parts.values())).device)  # the head's device
             values.update(
                 {f"loss_{name}": parts[name] * share for name in self.smile_objective.weights}
             )
@@ -212,7 +218,7 @@ class SmileLossMixin:
             self._count_tokens(inputs)
 
     def _count_tokens(self, inputs: Mapping[str, Tensor]) -> None:
-        """TRL's num_tokens, without padding, which it logs from `_metrics`."""
+        """Count tokens without padding. TRL logs num_tokens from `_metrics`."""
         if self.model.training:
             seen = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).sum()
             self._tokens += self.accelerator.gather(seen).sum().item() // self._size("tp")
@@ -244,13 +250,13 @@ class SmileLossMixin:
 
 
 def _columns_of(rows: Any) -> Iterable[str]:
-    """The column names of a data set; those of its first row for a stream without names."""
+    """The column names of a data set. For a stream without names, the keys of its first row."""
     columns = getattr(rows, "column_names", ())
     return next(iter(rows), ()) if columns is None else columns
 
 
 def _divided(items: Union[Tensor, int], by: int) -> Union[Tensor, int, float]:
-    """items / by, in float64 where the device has it."""
+    """items / by, in float64 if the device supports it."""
     if by == 1 or not isinstance(items, Tensor):
         return items / by if by > 1 else items
     return (items if items.device.type == "mps" else items.double()) / by

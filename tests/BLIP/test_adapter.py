@@ -130,7 +130,7 @@ def test_each_mistake_is_one_line(path, adapted, checkpoint, base, tmp_path, cap
     assert message([LORA], None) == line
     signed = [LORA, "pretrained=https://host/a.pth?SECRET"]
     assert message(signed, str(base)).startswith("pretrained is an address with a user or a query")
-    line = f"{checkpoint} holds an adapter, and lora is not set: set it, or merge it"
+    line = f"{checkpoint} has an adapter, but lora is not set: set lora, or merge the adapter"
     assert message([], checkpoint) == line
     flags = [LORA, f"pretrained={base}"]
     # A layer that does not exist, no regular expression, and another name of the head's weight.

@@ -76,7 +76,7 @@ def server(monkeypatch):
         (CHUNKED, PIECES + b"400\r\nbroken off", {}, "IncompleteRead"),
         ({}, CONTENT, {}, "does not send the file's length"),
         (LENGTH, CONTENT, {"largest": 1000}, "exceeds the limit of 1000 bytes"),
-        (CHUNKED, PIECES + b"0\r\n\r\n", {"largest": 1000}, "has more than the 1000 bytes"),
+        (CHUNKED, PIECES + b"0\r\n\r\n", {"largest": 1000}, "exceeds the limit of 1000 bytes"),
         (LENGTH, CONTENT, {"sha256": "000"}, f"has sha256 {SHA256}, expected 000"),
     ],
 )
@@ -185,7 +185,7 @@ def test_each_failure_is_one_line(server, hub_folder):
         "http://127.0.0.1:9/file.pth": "only https:// protects",
         "ftp://127.0.0.1/file.pth": "only https:// protects",
         "file:///etc/passwd": "only https:// protects",
-        f"{server.url}/to/http://127.0.0.1:9/file.pth": "http://127.0.0.1:9/file.pth is not fetch",
+        f"{server.url}/to/http://127.0.0.1:9/file.pth": "http://127.0.0.1:9/file.pth is not down",
         f"{server.url}/to/file:///etc/passwd": "not allowed",
         "hf://owner/name/../../file.pth": r"is not hf://\[spaces/\]owner/name",
         "hf://owner/name@../file.pth": r"is not hf://\[spaces/\]owner/name",

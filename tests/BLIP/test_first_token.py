@@ -98,7 +98,7 @@ def test_it_is_not_exported_to_transformers(checkpoint, tmp_path, capsys):
         save_hf(captioner, tmp_path / "hf")
     assert main(["to-hf", path, str(tmp_path / "hf")]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("error: it was trained with") and error.count("\n") == 1
+    assert error.startswith("error: the captioner was trained with") and error.count("\n") == 1
     assert not (tmp_path / "hf").exists()
 
 

@@ -133,7 +133,7 @@ def test_where_int8_is_refused(monkeypatch, device, compiled, engines, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ([], "precision is int8, which is for inference only"),
+        ([], "precision is int8, which is only for inference"),
         (["model=rnn"], "precision is int8, which rnn "),
         (["compile=true", "--evaluate"], "compile is true, which cannot be combined with"),
     ],

@@ -100,7 +100,7 @@ def serving(run_folders, repository, tmp_path_factory):
                 yield found[1], (folder / "log").read_text()
             finally:
                 process.send_signal(signal.SIGTERM)
-                _, errors = process.communicate(timeout=60)
+                _, errors = process.communicate(timeout=200)
         assert process.returncode == 0 and "Traceback" not in errors, errors
         # The server has removed the uploads.
         assert [path.name for path in folder.iterdir()] == ["log"]

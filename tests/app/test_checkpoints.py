@@ -62,7 +62,7 @@ def test_weights_without_a_run_need_a_configuration(run_folders, tmp_path):
     config = run_folders[0] / "config.yaml"
     found = load_checkpoints(sources, str(config), CPU)
     assert [c.label for c in found] == ["released", "SMILE"]
-    with pytest.raises(UserError, match="name one with --config"):
+    with pytest.raises(UserError, match="give one with --config"):
         load_checkpoints(sources, None, CPU)
 
 
@@ -70,7 +70,7 @@ def test_weights_without_a_run_need_a_configuration(run_folders, tmp_path):
     ("sources", "message"),
     [
         (["{runs}/mle", "{runs}/mle/checkpoint_best.pth"], "is named twice"),
-        (["{runs}"], "holds no checkpoint of a run"),
+        (["{runs}"], "contains no checkpoint of a run"),
         (["{runs}/nothing.pth"], "does not exist"),
     ],
 )

@@ -32,7 +32,7 @@ class Maker:
     def __call__(self, items):
         self.batches.append(list(items))
         self.busy.set()
-        assert self.may.wait(20)
+        assert self.may.wait(100)
         if "bad" in items:
             raise ValueError("bad", len(items))
         return [item * 2 for item in items]
@@ -47,7 +47,7 @@ def gather():
         events = [threading.Event() for _ in calls]
         with ThreadPoolExecutor(len(calls) + 1) as threads:
             first = threads.submit(batcher.ask, "first", "first", threading.Event())
-            assert maker.busy.wait(20)
+            assert maker.busy.wait(100)
             asked = [threads.submit(batcher.ask, *each, gone) for each, gone in zip(calls, events)]
             with batcher._changed:
                 assert batcher._changed.wait_for(

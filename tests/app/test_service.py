@@ -1,5 +1,7 @@
 """Captions with a visitor's settings and prompt, and their records."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from PIL import Image
@@ -43,6 +45,21 @@ def test_no_repeated_ngram_and_settings_that_are_off_are_not_recorded(service):
     assert len(set(words)) < len(words) and len(set(other)) == len(other)
     assert once.settings["no_repeat_ngram_size"] == 1
     assert not {"no_repeat_ngram_size", "min_p", "typical_p"} & set(plain.settings)
+
+
+def test_a_guided_caption_has_the_captioners_own_score_too(service):
+    checkpoint = service.checkpoints[0]
+    given = defaults_of(checkpoint)
+    plain = caption_of(service, PHOTO, checkpoint, read_options(given)).record()
+    assert "own_score" not in plain and "guidance_scale" not in plain["settings"]
+    guided = {**given, "guidance_scale": 3.0}
+    record = caption_of(service, PHOTO, checkpoint, read_options(guided)).record()
+    settings = replace(checkpoint.config.decoding_settings(), guidance_scale=3.0)
+    expected = checkpoint.captioner.generate_details(image_for(checkpoint), settings)
+    assert record["caption"] == expected.captions[0][0]
+    assert record["score"] == pytest.approx(expected.scores.item(), abs=1e-6)
+    assert record["own_score"] == pytest.approx(expected.own_scores.item(), abs=1e-6)
+    assert record["settings"]["guidance_scale"] == 3
 
 
 @pytest.mark.parametrize(("name", "value"), [("min_p", 1.0), ("typical_p", 1e-6)])

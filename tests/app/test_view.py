@@ -54,40 +54,13 @@ def test_a_card_has_each_word_with_its_probability_and_attention_map(service):
 def test_a_captioner_without_attention_says_so_and_takes_a_prompt():
     words = Vocabulary(["a", "dog", "runs"])
     captioner = ClassicCaptioner("lstm", ImageEncoder("shufflenet_v2_x0_5"), words).eval()
-    checkpoint = Checkpoint(
-        "x.pth",
-        "LSTM",
-        "#000",
-        configured("lstm", 64),
-        captioner,
-    )
+    checkpoint = Checkpoint("x.pth", "LSTM", "#000", configured("lstm", 64), captioner)
     options = read_options({"max_length": 8, "min_length": 6, "prompt": "A dog"})
     caption = caption_of(CaptionService([checkpoint], Limits()), PHOTO, checkpoint, options)
     html = view.results("photo.jpg", PHOTO, [caption])
     assert "it has no attention map" in html and "data-attention" not in html
     assert html.count("data-percent") == len(caption.details.caption.split()) > 0
     assert caption.settings["prompt"] == "a dog " and captioner.prompt == ""
-
-
-def test_a_shifted_first_token_is_shown_as_the_word(make_captioner, vocabulary, tmp_path):
-    pieces = tmp_path / "vocab.txt"
-    pieces.write_text(vocabulary.read_text() + "##a\n")
-    captioner = make_captioner(tokenizer=str(pieces), first_token_shift=True)
-    with torch.no_grad():  # "##a", which stands before [DEC] and [ENC], and some "##s"
-        captioner.text_decoder.cls["predictions"].bias[[-3, -4]] += torch.tensor([60.0, 50.0])
-    checkpoint = Checkpoint(
-        "x.pth",
-        "shifted",
-        "#000",
-        configured("blip", 48),
-        captioner,
-    )
-    caption = caption_of(CaptionService([checkpoint], Limits()), PHOTO, checkpoint, OPTIONS)
-    html = view.results("photo.jpg", PHOTO, [caption])
-    data = re.search(r"data:application/json;base64,([\w+/=]+)", html)[1]
-    assert "##" not in html + base64.b64decode(data).decode()
-    assert caption.details.words[0].startswith("a")
-    assert caption.record()["words"][0]["word"] == caption.details.words[0]
 
 
 def test_names_and_reasons_are_text(service):

@@ -89,7 +89,7 @@ def test_weights_from_a_file(tmp_path, suffix):
             "encoder: timm has no network 'nothing_of_this_name'",
         ),
         ("timm/vit_tiny_patch16_224", "none", "image_size is 10, too small for timm/vit_tiny"),
-        ("timm/halonet26t", "none", "image_size is 10, no size for timm/halonet26t"),
+        ("timm/halonet26t", "none", "image_size is 10, not supported for timm/halonet26t"),
         ("timm/mobilenetv2_035", "default", "cannot download timm's weights of mobilenetv2_035"),
         (
             "timm/mobilenetv2_035",

@@ -89,7 +89,7 @@ def test_a_rehearsal_runs_every_part(needs_peer, rehearse, repository, tmp_path,
     assert files_of(repository) == before
     assert not files_of(tmp_path / "home", Path(short_folder))
     for name in set(NOT_IN_IMAGES) & {*packages.required()}:
-        assert f"missing: {name}; it costs no part" in printed
+        assert f"missing: {name}, needed by no part" in printed
     assert content["rehearsal"] and list(content["parts"]) == [*PARTS]
     table = printed.splitlines()[-len(PARTS) - 1 :]
     for (name, part), line in zip(PARTS.items(), table):
@@ -112,7 +112,7 @@ def test_a_part_that_breaks_off_and_a_package_that_is_missing_cost_themselves_al
         *("--only", "runs", "input", "objective"), hidden=["pydantic"], broken="objective"
     )
     assert status == 1
-    assert "missing: pydantic; it costs runs" in printed
+    assert "missing: pydantic, needed by runs" in printed
     parts = content["parts"]
     assert parts["runs"]["ended"] == "needs pydantic"
     assert parts["objective"]["ended"] == "failed with SIGABRT: broken on purpose"
@@ -198,7 +198,7 @@ def test_without_a_gpu_it_ends_in_a_line(tmp_path, capsys, monkeypatch):
             "failed with status 1: MemoryError: no room",
         ),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "failed with SIGKILL: "),
-        ("import time; time.sleep(60)", "ended after 1 s, its time"),
+        ("import time; time.sleep(60)", "ended after 1 s, its time limit"),
     ],
 )
 def test_how_a_process_ended(program, ended, tmp_path):

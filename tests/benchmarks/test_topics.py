@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import captioning, int8, loader, objective, one_photo, training
+from benchmarks import captioning, decoding, int8, loader, objective, one_photo, training
 from benchmarks.captioners import NaiveCaptioner, our_captioner, their_captioner
 from benchmarks.objective import MAIN, OBJECTIVES, OURS, TINY, Problem, libraries
 from benchmarks.training import CPU_BATCH, THEIRS, Training, captions, images
@@ -74,6 +74,15 @@ def test_int8(quick_rows):
         assert row["peer"] == "fp32" and set(row["contenders"]) == {"int8", "fp32"}
 
 
+def test_decoding(quick_rows):
+    rows = quick_rows(decoding)
+    assert list(rows) == [
+        f"batch {batch}, length {length}" for batch in (2, 3) for length in (6, 8)
+    ]
+    for row in rows.values():
+        assert row["peer"] == "plain" and set(row["contenders"]) == set(decoding.METHODS)
+
+
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_contenders_compute_the_same_objective(name):
     problem, spec = Problem(TINY), OBJECTIVES[name]
@@ -116,7 +125,7 @@ def test_both_train_the_same_parameters_by_the_same_loss(needs_peer):
         both.step(training.OURS, autocast=False)()
     weight = both.ours.text_decoder.bert["embeddings"].word_embeddings.weight
     assert any(weight is parameter for parameter in both.theirs.parameters())
-    assert all(state["step"] == 4 for state in both.fused.state.values())
+    assert all(state["step"] == 4 for state in both.our_optimizer.state.values())
 
 
 def test_captions_have_their_lengths():

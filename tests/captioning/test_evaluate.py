@@ -77,15 +77,6 @@ def test_program(files, tmp_path, repository):
     assert len(list((tmp_path / "out dir").iterdir())) == 2
 
 
-def test_images_without_references_are_left_out_aloud(files, capsys):
-    entries = [{"image_id": i, "caption": "a man"} for i in (5, 9, "x", 5, 6)]
-    assert main([*files(entries, REFERENCES), "--metrics", "length"]) == 0
-    printed = capsys.readouterr()
-    assert "2 captions" in printed.out and printed.err.splitlines()[0].endswith(
-        "2 of 4 images with a prediction have no references and were not scored, the first is 9"
-    )
-
-
 def test_a_folder_that_cannot_be_written_to_costs_no_work(files, capsys, monkeypatch):
     arguments = files([{"image_id": 5, "caption": "a man"}], {"5": ["a man"]})
     monkeypatch.setattr("captioning.evaluate.score", lambda *_: pytest.fail("scored"))

@@ -3,7 +3,8 @@
 import os
 import re
 import signal
-import time
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -79,12 +80,18 @@ def test_bad_images_are_named_and_the_others_are_there(folder, tmp_path, capsys)
 
 
 def test_stopped_it_goes_on_with_what_is_not_there(folder, tmp_path, capsys, monkeypatch):
-    target, made = tmp_path / "small", []
+    target, made, cancelled = tmp_path / "small", [], threading.Event()
     make = resize.make_small
+
+    class Pool(ThreadPoolExecutor):
+        def shutdown(self, **settings):
+            super().shutdown(wait=False, **settings)
+            cancelled.set()
+            super().shutdown()
 
     def counted(name, **more):
         if len(made) == 2:
-            time.sleep(0.3)  # until the other thread has looked
+            assert cancelled.wait(60)  # the images that have not begun
         outcome = make(name, **more)
         made.append(name)
         if len(made) == 2:
@@ -92,9 +99,10 @@ def test_stopped_it_goes_on_with_what_is_not_there(folder, tmp_path, capsys, mon
         return outcome
 
     monkeypatch.setattr(resize, "make_small", counted)
+    monkeypatch.setattr(resize, "ThreadPoolExecutor", Pool)
     command = [str(folder), str(target), "--side", "64", "--workers", "1"]
     assert resize.main(command) == 0
-    assert "stopped by SIGTERM; the same command goes on from here" in capsys.readouterr().err
+    assert "stopped by SIGTERM; the same command continues from here" in capsys.readouterr().err
     assert len(files(target)) == 3  # with the one that was under way
     (target / ".wide.jpg.1.staged").write_bytes(b"of a killed program")
     kept = {name: path.stat().st_mtime_ns for name, path in files(target).items()}
@@ -109,10 +117,10 @@ def test_stopped_it_goes_on_with_what_is_not_there(folder, tmp_path, capsys, mon
     ("source", "target", "line"),
     [
         ("none", "small", "none: no such folder"),
-        ("empty", "small", "empty holds no images"),
-        ("images", "images", "images is .*images or within it: give a folder beside it"),
-        ("images", "images/small", "images/small is .*images or within it"),
-        ("images", "other", "other has images of another side"),
+        ("empty", "small", "empty contains no images"),
+        ("images", "images", "images is .*images or inside it: give a folder outside"),
+        ("images", "images/small", "images/small is .*images or inside it"),
+        ("images", "other", "other was made with another --side"),
         ("images", "file", "cannot write .*file"),
     ],
 )

@@ -76,7 +76,7 @@ def scores(project, run):
 
 def test_demo_that_was_killed_goes_on(finished, project):
     _, stderr = finished
-    assert "demo-quick/pretrain has run all of its" in logs(project, "pretrain")
+    assert "demo-quick/pretrain has finished all of its" in logs(project, "pretrain")
     assert "resuming from output/demo-quick/mle/checkpoint_0" in logs(project, "mle")
     said = re.findall(r"^\[(\d+)/(\d+)\] (.+?) \(about .+ to go in all\)$", stderr, re.MULTILINE)
     assert [int(number) for number, _, _ in said] == list(range(1, 5))
@@ -210,7 +210,7 @@ def test_demo_with_another_setting_scores_anew(finished, project):
     stdout, stderr = other.communicate(timeout=280)
     assert other.returncode == 0, stderr
     after = logs(project, *RUNS), logs(project, "pretrain", *RUNS)
-    said = "captions and scores are in", "has run all of its"
+    said = "captions and scores are in", "has finished all of its"
     counted = [b.count(line) - a.count(line) for a, b, line in zip(before, after, said)]
     assert stdout != finished[0] and counted == [3, 4]
 

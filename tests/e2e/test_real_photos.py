@@ -9,12 +9,7 @@ import pytest
 import torch
 
 from BLIP import build_captioner
-from captioning.data import (
-    evaluation_transform,
-    load_image,
-    preprocess_caption,
-    read_annotations,
-)
+from captioning.data import evaluation_transform, load_image, preprocess_caption, read_annotations
 from decoding import DecodingSettings
 
 SMALL = [

@@ -139,8 +139,8 @@ def test_captions_are_divided_by_ray_alone(run_script, name):
     result = run_script("caption.sh", "a", "b", "--out", "c.jsonl", **{name: "2"})
     assert result.returncode == 2 and result.stdout == ""
     assert result.stderr.splitlines() == [
-        "error: NNODES and NPROC_PER_NODE are for training; to caption in more processes: "
-        "--engine ray"
+        "error: NNODES and NPROC_PER_NODE are for training; to caption in several processes "
+        "use --engine ray"
     ]
 
 

@@ -271,7 +271,7 @@ def test_the_page_refuses_python_39_before_anything_is_installed(bare):
 
 def test_python_of_another_version_than_the_environment_is_refused(installed):
     python = write_program(installed.root / "bin" / "my-python", AS_OTHER_VERSION.format("3.99", 0))
-    assert_refused(installed.set_up(PYTHON=python), "holds Python", "VENV")
+    assert_refused(installed.set_up(PYTHON=python), "has Python", "VENV")
     assert installed.versions()
 
 

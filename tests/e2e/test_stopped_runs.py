@@ -56,7 +56,7 @@ def test_one_process_stopped_at_any_step(config, finished, tmp_path):
     for count, step in enumerate(sorted(SOME_STEPS)):
         run = Run(config, tmp_path / "run", hook=stop_at(step, SIGNALS[count % 3]))
         assert run.wait() == [0], (step, run.said())
-        assert "the same command goes on from here" in run.said()
+        assert "the same command continues from here" in run.said()
         assert last_step(tmp_path / "run") == saved_step(tmp_path / "run", STEPS) == step
     run = Run(config, tmp_path / "run", "num_workers=2")
     assert run.wait() == [0], run.said()
@@ -65,7 +65,7 @@ def test_one_process_stopped_at_any_step(config, finished, tmp_path):
 
 def test_sampling_teacher_forcing_and_accumulation(config, finished, tmp_path):
     """The most random numbers: scheduled sampling in training, and sampled captions."""
-    settings = ["model=lstm", "encoder=regnet_x_400mf", "encoder_weights=none", "image_size=48"]
+    settings = ["model=lstm", "encoder=shufflenet_v2_x0_5", "encoder_weights=none", "image_size=48"]
     settings += ["teacher_forcing=linear", "teacher_forcing_k=3", "sample=true", "embed_dim=16"]
     settings += ["hidden_dim=16", "batch_size=4", "accumulation_steps=2", "bucket_batches=true"]
     settings += ["max_epoch=2", "encoder_lr=1e-3"]
@@ -136,8 +136,8 @@ def test_another_number_of_processes_keeps_the_order_of_images(config, finished,
     run = Run(config, tmp_path / "run", processes=2, hook=be_quick)
     assert run.wait()[0] == 2
     assert (
-        "stopped within epoch 1, with 8 images a step (8 batch_size, 1 processes, 1 "
-        "accumulation_steps); with 16 (8 batch_size, 2 processes, 1 accumulation_steps)"
+        "stopped within epoch 1 with 8 images per step (8 batch_size, 1 processes, 1 "
+        "accumulation_steps); a run with 16 (8 batch_size, 2 processes, 1 accumulation_steps)"
     ) in run.said()
     hook = record_images(tmp_path / "after")
     run = Run(config, tmp_path / "run", "batch_size=4", processes=2, hook=hook)

@@ -44,7 +44,7 @@ def test_a_run_goes_on_elsewhere_to_the_bit_whatever_fails(s3, train, finished):
     whole = finished(processes=1)
     s3.faults += FAULTS * 3
     said, folder = train("one", hook=stop_at(5))
-    assert s3.faults == [] and f"{ADDRESS} is written through {folder}" in said
+    assert s3.faults == [] and f"{ADDRESS} has its working copy in {folder}" in said
     assert in_store(folder)[0] == []
     said, _ = train("two", hook=stop_at(13, signal.SIGKILL), code=-9)
     assert f"resuming from {ADDRESS}/checkpoint_00_step00000005.pth" in said
@@ -60,7 +60,7 @@ def test_a_run_goes_on_elsewhere_to_the_bit_whatever_fails(s3, train, finished):
     } | {name for name in names if name.startswith("tensorboard")}
     # The first machine was left with less, all of which the store has had.
     said, folder = train("one")
-    assert "has run all of its 3 epochs" in said and difference(whole, folder) is None
+    assert "has finished all of its 3 epochs" in said and difference(whole, folder) is None
     assert [path.name for path in folder.parent.iterdir() if path.is_dir()] == [folder.name]
 
 
@@ -70,7 +70,7 @@ def test_what_a_store_refuses_is_one_line_and_nothing_is_lost(s3, train, finishe
     said, folder = train("one", code=2)
     s3.refused = None
     (error,) = (line for line in said.splitlines() if line.startswith("error:"))
-    assert "not allowed: give credentials as s3fs finds them" in error and str(folder) in error
+    assert "not allowed: give credentials where s3fs finds them" in error and str(folder) in error
     assert "S3CR3T" not in said and "Traceback" not in said
     said, folder = train("one")
     assert "resuming from s3://bucket/within/run/checkpoint_01_step00000009.pth" in said
@@ -81,7 +81,7 @@ def test_a_run_begun_anew_moves_the_one_in_the_store_aside(s3, train):
     train("one", "max_epoch=1", "lr_schedule=exponential")
     before = stores.stamps(ADDRESS)
     said, folder = train("two", "resume=never", hook=stop_at(2))
-    assert f"copied what was in {ADDRESS} to {ADDRESS}.1" in said
+    assert f"moved the files of {ADDRESS} to {ADDRESS}.1" in said
     assert stores.stamps(f"{ADDRESS}.1") == before
     assert in_store(folder)[0] == [] and [p.stem for p in checkpoints.saved(folder)] == [
         "checkpoint_00_step00000002"
@@ -100,8 +100,8 @@ def test_two_processes_and_scores_of_another_machine(s3, train):
     ("address", "line"),
     [
         ("s3://no-bucket/run", "no such file or bucket"),
-        ("s3://key:S3CR3T@bucket/run", "may hold a secret"),
-        ("https://host/run", "it has to be on a disk"),
+        ("s3://key:S3CR3T@bucket/run", "may contain a secret"),
+        ("https://host/run", "use a path on a disk"),
     ],
 )
 def test_where_nothing_can_be_written(s3, config, tmp_path, monkeypatch, address, line):

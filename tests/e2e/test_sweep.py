@@ -32,8 +32,8 @@ def test_ctrl_c_stops_all_runs_which_save(scenes, repository, tmp_path):
         assert sweep.poll() is None and time.monotonic() < deadline, sweep.stderr.read()
         time.sleep(0.05)
     os.killpg(sweep.pid, signal.SIGINT)
-    _, told = sweep.communicate(timeout=60)
-    assert sweep.returncode == 130 and "the same command goes on from here" in told
+    _, told = sweep.communicate(timeout=200)
+    assert sweep.returncode == 130 and "the same command continues from here" in told
     assert "Traceback" not in told
     for folder in folders:
         lengths = (folder / "log.jsonl").stat().st_size

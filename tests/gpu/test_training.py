@@ -40,8 +40,8 @@ def test_memory_is_flat_after_200_steps(card):
         with torch.autocast(card.device.type, torch.bfloat16):
             loss = training.loss(OURS, image, words)
         loss.backward()
-        training.fused.step()
-        training.fused.zero_grad(set_to_none=True)
+        training.our_optimizer.step()
+        training.our_optimizer.zero_grad(set_to_none=True)
         del loss
         if card.on_gpu:
             held.append((torch.cuda.memory_allocated(), torch.cuda.memory_reserved()))

@@ -19,13 +19,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from smile import Objective
 from tests.smile import hidden_states
-from tests.smile.hidden_states import CAPPED, IGNORE, PACKED, SPECS, by_definition, gradients
+from tests.smile.hidden_states import CAPPED, IGNORE, PACKED, by_definition, gradients
 from tests.smile.largest_made import LargestMade
 
 SPECS = [
-    *SPECS[:4],
+    *hidden_states.SPECS[:4],
     {"unlikelihood": 0.3, "scalegrad": 0.2, "focal": 0.1, "truncation": 0.5},
-    SPECS[-1],
+    hidden_states.SPECS[-1],
 ]
 HOW = [{}, {"reduction": "none"}, {"reduction": "sum", **CAPPED}, PACKED]
 
@@ -175,9 +175,11 @@ def what_is_refused(mesh):
     partial = DTensor.from_local(weight, mesh, [Partial()])
     refused("shard its rows", lambda: losses.from_hidden(hidden, partial, None, labels))
     both = distribute_tensor(weight, square, [Shard(0), Shard(0)])
-    refused("one mesh of one dimension", lambda: losses.from_hidden(hidden, both, None, labels))
+    refused("single one-dimensional mesh", lambda: losses.from_hidden(hidden, both, None, labels))
     one = distribute_tensor(weight[:1], mesh, [Shard(0)])
-    refused("too few", lambda: losses.from_hidden(hidden, one, None, labels.clamp(max=0)))
+    refused(
+        "cannot be sharded over", lambda: losses.from_hidden(hidden, one, None, labels.clamp(max=0))
+    )
     rows = distribute_tensor(weight, mesh, [Shard(0)])
     other = labels.roll(dist.get_rank(), 1)
     refused("different labels", lambda: losses.from_hidden(hidden, rows, None, other))
@@ -287,7 +289,7 @@ def fsdp(mesh):
     head = (model.head.weight, model.head.bias)  # divided again, after the step
     hidden = torch.randn(*half[1].shape, 8, dtype=torch.float64)
     other = half[1].roll(dist.get_rank(), 1)
-    refused("where FSDP shards it", lambda: model.objective.from_hidden(hidden, *head, other))
+    refused("if FSDP shards the head", lambda: model.objective.from_hidden(hidden, *head, other))
 
 
 def fsdp_and_tensor_parallel(_):

@@ -227,7 +227,7 @@ def test_weights_with_and_without_parameters():
 
 def test_the_end_of_a_caption_has_to_be_known():
     logits, labels = example()
-    with pytest.raises(ValueError, match="give the id of what ends a caption"):
+    with pytest.raises(ValueError, match="give the id of the end token"):
         Objective("selective_eos")(logits, labels)
     theirs = Objective("selective_eos").with_tokens(0, EOS)
     given = Objective({"selective_eos": {"eos_token_id": EOS}}).with_tokens(0, 5)

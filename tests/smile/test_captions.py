@@ -213,7 +213,7 @@ BAD = [
     ({"segments": torch.zeros(2, 5)}, "segments is torch.float32; give whole numbers"),
     ({"segments": torch.zeros(2, 6).long()}, r"segments is (2, 6), but labels is (2, 5)"),
     ({"segments": torch.zeros(5).long()}, r"segments is (5,), but labels is (2, 5)"),
-    ({"weights": torch.ones(5)}, r"weights is (5,); for labels (2, 5) give one for each token"),
+    ({"weights": torch.ones(5)}, r"weights is (5,), but labels is (2, 5); give one weight"),
     ({"weights": torch.ones(2, 6)}, r"weights is (2, 6)"),
     ({"weights": torch.tensor([1.0, float("nan")])}, "a weight is nan; weights are finite"),
     ({"weights": [1.0, 1.0]}, "weights is a list; give a tensor of floats"),
@@ -239,10 +239,10 @@ def test_what_cannot_be_is_said_in_a_line(given, says):
 @pytest.mark.parametrize(
     ("boundaries", "says"),
     [
-        ([0, 3, 9], "goes from 0 to 9; it must not fall, and the row goes from 0 to 8"),
-        ([0, 5, 3, 8], "must not fall"),
+        ([0, 3, 9], "goes from 0 to 9; it must go from 0 to 8"),
+        ([0, 5, 3, 8], "must not decrease"),
         ([1, 8], "goes from 1 to 8"),
-        ([0.0, 2.5, 8.0], "a token is not divided"),
+        ([0.0, 2.5, 8.0], "give whole numbers"),
         ([0], "give boundaries"),
     ],
 )

@@ -174,7 +174,9 @@ def test_weights_that_changed_before_backward_are_an_error():
 def test_a_gradient_of_the_gradient_is_refused():
     inputs, labels = example()
     loss = Objective("smile").from_hidden(*inputs, labels).loss
-    with pytest.raises(RuntimeError, match="has no second derivative; give it logits instead"):
+    with pytest.raises(
+        RuntimeError, match="has no second derivative; compute the objective from logits"
+    ):
         torch.autograd.grad(loss, inputs[0], create_graph=True)
 
 

@@ -41,12 +41,12 @@ def test_image_tokens_left_in_the_labels_are_no_words():
 def test_what_cannot_be_done_is_said():
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
     masked = transformers.BertForMaskedLM(transformers.BertConfig(**sizes, intermediate_size=8))
-    with pytest.raises(ValueError, match="BertForMaskedLM fills in words"):
+    with pytest.raises(ValueError, match="BertForMaskedLM fills in masked words"):
         use_smile(masked)
     family = hf_models.make("GPT2LMHeadModel")
-    with pytest.raises(ValueError, match="takes no labels"):
+    with pytest.raises(ValueError, match="does not accept labels"):
         use_smile(family.model.transformer)
-    with pytest.raises(ValueError, match="takes no labels"):
+    with pytest.raises(ValueError, match="does not accept labels"):
         use_smile(torch.nn.Linear(2, 2))
     with pytest.raises(ValueError, match="ignore_index is 0"):
         use_smile(family.model, Objective("smile", ignore_index=0))

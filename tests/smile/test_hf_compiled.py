@@ -103,7 +103,7 @@ def test_a_compiled_decoder_and_a_copy():
 END = 1  # of the tiny models' configurations, as set below
 TWO = torch.tensor([[5, 6, END, 4, 5, END]])
 UNKNOWN = [
-    ({"labels": TWO}, "row 0 of the labels goes on after token 1"),
+    ({"labels": TWO}, "row 0 of the labels has the end token 1"),
     ({"attention_mask": torch.tensor([[1, 1, 1, 2, 2, 2]])}, "attention_mask has numbers above 1"),
     (
         {"attention_mask": torch.ones_like(TWO), "position_ids": torch.arange(3).repeat(1, 2)},
@@ -133,7 +133,7 @@ def test_several_captions_in_a_row_of_a_compiled_encoder_decoder_model():
     batch = {**batch, "labels": labels}
     expected = use_smile(model)(**batch).loss
     model = torch.compile(model, backend="aot_eager")
-    with pytest.raises(ValueError, match=r"row 0 of the labels has more than one run.*segments"):
+    with pytest.raises(ValueError, match=r"row 0 of the labels has several runs.*segments"):
         model(**batch)
     segments = torch.tensor([[0] * 5 + [1] * 5]).expand(3, -1)
     torch.testing.assert_close(model(**batch, segments=segments).loss, expected)

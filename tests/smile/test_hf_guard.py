@@ -84,7 +84,9 @@ def test_another_loss_of_the_outputs_states_has_no_gradient(name):
     output = model(**family.batch, output_hidden_states=True)
     states = "hidden_states" if family.shift else "decoder_hidden_states"
     for state in (output.logits, output[states][-1]):
-        with pytest.raises(ValueError, match="a loss was made of its logits or hidden states"):
+        with pytest.raises(
+            ValueError, match="another loss was computed from its logits or hidden states"
+        ):
             state.square().mean().backward(retain_graph=True)
     other = model(**family.batch, output_hidden_states=True)
     model.zero_grad()

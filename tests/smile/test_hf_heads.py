@@ -219,7 +219,7 @@ def test_a_model_that_masks_by_its_labels_gets_them(monkeypatch):
         loss = model(input_ids=tokens, token_type_ids=tokens, labels=tokens)["loss"]
         torch.testing.assert_close(loss, expected)
     named = "PaliGemmaForConditionalGeneration before transformers 5.0 masks text by"
-    with pytest.raises(ValueError, match=f"{named} token_type_ids, which are not in the batch"):
+    with pytest.raises(ValueError, match=f"{named} token_type_ids, but the batch has none"):
         model(input_ids=tokens, labels=tokens)
     with pytest.raises(ValueError, match=f"{named} its labels; call use_smile"):
         compute_loss_func(model)
@@ -249,7 +249,7 @@ def test_a_subclass_masks_by_labels_as_its_base_does(subclass, monkeypatch):
         ("XLNetLMHeadModel", "reads words in a permuted order"),
         ("ProphetNetForConditionalGeneration", "predicts several words at a time"),
         ("Wav2Vec2ForCTC", "aligns sound with text"),
-        ("RagTokenForGeneration", "weighs what several documents say"),
+        ("RagTokenForGeneration", "mixes predictions from several documents"),
     ],
 )
 def test_a_family_whose_loss_is_of_another_kind_is_refused_by_name(name, reason):
@@ -297,7 +297,7 @@ def test_the_parts_of_routers_are_reported_and_may_not_be_missing():
     torch.testing.assert_close(parts, {"aux_loss": output["aux_loss"].detach()})
     torch.testing.assert_close(added, family.model.router_aux_loss_coef * output["aux_loss"])
     del output["aux_loss"]
-    with pytest.raises(ValueError, match="MixtralForCausalLM has the losses of its routers only"):
+    with pytest.raises(ValueError, match="MixtralForCausalLM computes its router losses only"):
         auxiliary(family.model, output)
     del output["router_logits"]
     assert auxiliary(family.model, output) == (None, {})

@@ -131,21 +131,6 @@ def test_other_adapters(config, tmp_path):
     check(trainer, expected)
 
 
-def test_a_prompt_that_is_learnt(tmp_path):
-    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
-    trainer = make(SmileSFTTrainer, tmp_path, peft_config=config)
-    model = with_adapters(config)
-    (name, prompt) = next((k, v) for k, v in model.named_parameters() if v.requires_grad)
-    base, total, tokens = model.get_base_model().train(), 0.0, 0
-    for row in rows():
-        words = base.get_input_embeddings()(torch.tensor([row["input_ids"]]))
-        logits = base(inputs_embeds=torch.cat([prompt[None].double(), words], 1)).logits
-        result = MIXTURE(logits[:, 3:-1], torch.tensor([row["labels"][1:]]))
-        total, tokens = total + result.loss * result.tokens, tokens + result.tokens
-    (total / tokens).backward()
-    check(trainer, ((total / tokens).item(), {name: prompt.grad}))
-
-
 @pytest.mark.parametrize("cls", [SmileTrainer, SmileSeq2SeqTrainer])
 @pytest.mark.parametrize("model", [llama, t5])
 @pytest.mark.parametrize("step", ["padded", "accumulated in uneven parts"])

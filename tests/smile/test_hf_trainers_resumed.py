@@ -48,7 +48,9 @@ def test_a_checkpoint_without_a_window_is_told_of(tmp_path):
     make(SmileTrainer, tmp_path, objective="smile", **OPTIONS).train()
     assert not list(tmp_path.rglob("smile_objective*"))
     resumed = make(SmileTrainer, tmp_path, objective=Objective(WINDOW), **OPTIONS)
-    with pytest.warns(UserWarning, match="drops nothing until its window is full: .*checkpoint-2"):
+    with pytest.warns(
+        UserWarning, match="drops no captions until its window is full again: .*checkpoint-2"
+    ):
         resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
 
 

@@ -91,15 +91,15 @@ MUTATIONS = [
     Mutation(
         "a run of an older version selects by another rule",
         "captioning/training/selection.py",
-        'checkpoint["config"].get("select", blips) if checkpoint else of_new',
-        "of_new",
+        'checkpoint["config"].get("select", blips_rule) if checkpoint else default',
+        "default",
         SELECTION,
     ),
     Mutation(
         "SMILE is selected by CIDEr",
         "captioning/training/selection.py",
-        'blips if trained_by(config) == ["mle"] else LAST',
-        "blips",
+        'blips_rule if trained_by(config) == ["mle"] else LAST',
+        "blips_rule",
         SELECTION,
     ),
     Mutation(

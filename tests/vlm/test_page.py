@@ -50,6 +50,12 @@ def test_an_empty_question_is_refused(checkpoint, vlm_photos):
         caption_of(service, vlm_photos[0], checkpoint, read_options({"prompt": " "}))
 
 
+def test_guidance_is_refused(checkpoint, vlm_photos):
+    service = CaptionService([checkpoint], Limits())
+    with pytest.raises(UserError, match=r"^guidance_scale is 2\.0; Qwen has no guidance"):
+        caption_of(service, vlm_photos[0], checkpoint, read_options({"guidance_scale": 2}))
+
+
 def test_the_probability_of_a_word_is_that_among_all_tokens(checkpoint, vlm_photos):
     """Worked out from the logits of the words before it."""
     service, captioner = CaptionService([checkpoint], Limits()), checkpoint.captioner

@@ -67,7 +67,7 @@ BAD = {
     "COCO's captions of another file's images": (
         "a.json",
         '{"images": [], "annotations": [{"image_id": 1, "caption": "a"}]}',
-        "images has no id 1, which has captions",
+        "annotations has captions of image_id 1, which images does not have",
     ),
     "Karpathy's file without sentences": (
         "a.json",
@@ -77,12 +77,12 @@ BAD = {
     "Flickr's lines with one without its tab": (
         "a.token",
         "x.jpg#0\ta dog\nx.jpg#1 a cat\n",
-        "line 2 is not NAME#NUMBER, a tab and a caption: mend it",
+        "line 2 is not NAME#NUMBER, a tab and a caption: correct it",
     ),
     "bars with a line that has none": (
         "results.csv",
         "image_name| comment_number| comment\nx.jpg| 0| a dog\nx.jpg 1 a cat\n",
-        "line 3 is not NAME| NUMBER| caption: mend it",
+        "line 3 is not NAME| NUMBER| caption: correct it",
     ),
     "commas outside of quotes": (
         "captions.txt",
@@ -92,8 +92,7 @@ BAD = {
     "a text without a header": (
         "captions.txt",
         "x.jpg a dog\n",
-        "line 1 names no column caption and image: expected image,caption or "
-        "image,caption,image_id",
+        "line 1 has no column caption and image: expected image,caption or image,caption,image_id",
     ),
     "COCO without images": (
         "a.json",
@@ -119,7 +118,7 @@ BAD = {
     "one id for two, the second by its name": (
         "a.json",
         json.dumps([{**ROW, "image_id": 1}, {**ROW, "image": "b/01.jpg"}]),
-        "x.jpg and b/01.jpg have the same image id 1: give each row an image_id of its own",
+        "x.jpg and b/01.jpg have the same image id 1: give each image a different image_id",
     ),
     "no caption": (
         "a.json",
@@ -157,7 +156,7 @@ def test_files_that_are_no_text(tmp_path):
     (tmp_path / "latin.json").write_bytes(b'[{"image": "x", "caption": "\xe9"}]')
     rows = {
         "latin.json": "not UTF-8 text at byte 28: convert it",
-        "none.json": "no such file: put it there, or correct what names it",
+        "none.json": "no such file: put it there, or correct the path",
     }
     for name, message in rows.items():
         with pytest.raises(UserError) as error:

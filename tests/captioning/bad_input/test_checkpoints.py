@@ -228,15 +228,15 @@ def test_weights_that_do_not_fit_change_nothing(captioner, kind, suffix):
 
 
 OWN = {"model": STATE, "optimizer": {"state": {}}, "config": {"seed": 1}, "epoch": 0}
-NO_RUN = "cannot be read: it is no checkpoint of a run: "
+NO_RUN = "cannot be read: it is not a checkpoint of a run: "
 # what a run finds in its folder, what is said after the file's name
 RESUMED = {
     "an attack": (OWN | {"x": Attack()}, "cannot be read: has objects that could run code"),
-    "another's": ({"model": STATE}, NO_RUN + "optimizer is no dict"),
-    "a list": ([1], NO_RUN + "model is no dict"),
-    "no epoch": (OWN | {"epoch": "1"}, NO_RUN + "epoch is no int"),
+    "another's": ({"model": STATE}, NO_RUN + "optimizer is not of type dict"),
+    "a list": ([1], NO_RUN + "model is not of type dict"),
+    "no epoch": (OWN | {"epoch": "1"}, NO_RUN + "epoch is not of type int"),
     "no place": (OWN | {"within": {"at": 3}}, NO_RUN + "within has no steps"),
-    "no tensors": (OWN | {"model": {"w": 1}}, NO_RUN + "model holds more than tensors"),
+    "no tensors": (OWN | {"model": {"w": 1}}, NO_RUN + "model has values that are not tensors"),
     "NaN": (
         OWN | {"model": {"w": torch.tensor([float("nan")])}},
         "cannot be read: the file has values that are not finite, in w: its run diverged",
@@ -254,7 +254,7 @@ def test_a_run_passes_over_it_to_the_one_before(tmp_path, kind):
     path, _, problems = checkpoints.read_newest(tmp_path)
     assert path == good and good.read_bytes() == kept
     (line,) = problems
-    assert line.startswith(f"passing over a checkpoint: {bad} {message}") and "\n" not in line
+    assert line.startswith(f"skipping a checkpoint: {bad} {message}") and "\n" not in line
 
 
 def test_where_it_is_the_only_one_it_stays_as_it_is(tmp_path):
@@ -266,5 +266,5 @@ def test_where_it_is_the_only_one_it_stays_as_it_is(tmp_path):
         checkpoints.read_newest(tmp_path)
     begin = f"none of the checkpoints in {tmp_path} can be read ({bad} {message}"
     assert str(error.value).startswith(begin) and "\n" not in str(error.value)
-    assert str(error.value).endswith("); start anew with resume=never or another output_dir")
+    assert str(error.value).endswith("); start again with resume=never or another output_dir")
     assert bad.read_bytes() == kept and len(list(tmp_path.iterdir())) == 1

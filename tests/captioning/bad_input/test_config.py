@@ -76,7 +76,7 @@ LINES = [
     ),
     (
         "reward={facts: 1}",
-        "reward: facts needs facts_file: the file that says what is in each image",
+        "reward: facts needs facts_file: the file that describes each image's scene",
     ),
     (
         "reward={cider: 1} reward_samples=1",

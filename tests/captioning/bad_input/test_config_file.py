@@ -19,7 +19,7 @@ def aliases(levels):
     return "\n".join(lines).encode()
 
 
-TOO_MUCH = "more than 10000 values, aliases followed: this is no configuration"
+TOO_MUCH = "more than 10000 values with aliases expanded: this is not a configuration"
 ROWS = {
     "empty": (b"", "the file is empty: download or write it again"),
     "a comment": (b"# later", "expected lines of 'key: value', found None"),

@@ -6,13 +6,10 @@ import zlib
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
-from captioning.data import Sample, load_image, training_transform
-from captioning.data.dataset import EvaluationDataset, TrainingDataset
+from captioning.data import load_image, training_transform
 from captioning.data.image import MOST_PIXELS, evaluation_transform
-from captioning.data.loader import evaluation_loader, training_loader
 from captioning.runtime.errors import UserError
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)
@@ -117,6 +114,10 @@ BAD = {
     "30000 x 30000.ppm": (b"P6 30000 30000 255\n", TOO_LARGE),
     "a little too large.png": (png(13_378, 13_378), TOO_LARGE),
     "101 scans.jpg": (scanned(101), TOO_MANY),
+    "101 scans of the first of two frames.jpg": (
+        frames(2).replace(b"\xff\xd9\xff\xd8", EMPTY_SCAN * 91 + b"\xff\xd9\xff\xd8", 1),
+        TOO_MANY,
+    ),
     "101 scans, cut off.jpg": (scanned(101)[:-3], TOO_MANY),
     "101 scans, not progressive.jpg": (sequential_scans(101), TOO_MANY),
     "segments.jpg": (PROGRESSIVE[:-2] + b"\xff\xfe\0\2" * 10_000 + PROGRESSIVE[-2:], TOO_MANY),
@@ -168,38 +169,3 @@ def test_no_file(tmp_path):
         with pytest.raises(UserError) as error:
             load_image(tmp_path / name)
         assert_said(error.value, tmp_path / name, message)
-
-
-@pytest.fixture
-def mixed(tmp_path):
-    """Return the folder and samples of the images above, good and bad, and a missing one."""
-    for name, (content, *_) in {**GOOD, **BAD}.items():
-        (tmp_path / name).write_bytes(content)
-    names = [*GOOD, *BAD, "none.jpg"]
-    return tmp_path, [Sample(name, ("a dog",), number) for number, name in enumerate(names)]
-
-
-def test_bad_images_are_skipped_and_counted_where_so_configured(mixed, caplog):
-    folder, samples = mixed
-    bad = len(BAD) + 1
-    dataset = EvaluationDataset(samples, str(folder), evaluation_transform(8), skip_bad_images=True)
-    loader = evaluation_loader(dataset, 4)
-    assert [i for batch in loader for i in batch["index"]] == list(range(len(GOOD)))
-    assert loader.skipped == bad and len(caplog.records) == bad
-    assert all("\n" not in record.getMessage() for record in caplog.records)
-
-    dataset = TrainingDataset(
-        samples, str(folder), training_transform(8), seed=1, skip_bad_images=True
-    )
-    training = training_loader(dataset, len(samples), seed=1)
-    (batch,) = training
-    assert len(batch["image"]) == len(samples) and training.skipped == bad
-    assert set(batch["index"]) <= set(range(len(GOOD)))
-    assert torch.isfinite(batch["image"].float()).all()
-
-
-def test_without_that_the_first_bad_image_ends_it(mixed):
-    folder, samples = mixed
-    dataset = EvaluationDataset(samples, str(folder), evaluation_transform(8))
-    with pytest.raises(UserError, match=r"text.jpg: not a readable image"):
-        list(evaluation_loader(dataset, 4))

@@ -34,11 +34,7 @@ REFUSED = {
         REFERENCES,
         "{p}: entry 1 has no image_id (an integer or a string)",
     ),
-    "no caption": (
-        [{"image_id": 5}],
-        REFERENCES,
-        "{p}: entry 1 (image_id 5) has no caption text",
-    ),
+    "no caption": ([{"image_id": 5}], REFERENCES, "{p}: entry 1 (image_id 5) has no caption text"),
     "an image twice": (
         [*entries(5, 6), {"image_id": 5, "caption": "another"}],
         REFERENCES,
@@ -47,7 +43,7 @@ REFUSED = {
     "an image twice, once as text": (
         entries(5, "5"),
         REFERENCES,
-        "image_id 5 and '5' are one image, with two predictions: keep one of them",
+        "image_id 5 and '5' are the same image with two predictions: keep one of them",
     ),
     "other images": (
         entries(8, 9),
@@ -57,7 +53,7 @@ REFUSED = {
     "references of none": (
         entries(5),
         {},
-        "{r}: holds no reference captions: check that this is the right file",
+        "{r}: no reference captions: check that this is the right file",
     ),
     "references without text": (
         entries(5),
@@ -77,11 +73,7 @@ COUNTED = {
     "all": (entries(5, 6, 7), 3, ""),
     "both": (entries("x", 6, 9), 1, EXTRA.format(2, 3, "x") + MISSING.format(2)),
     "the same prediction twice": (entries(5, 6, 7, 5), 3, ""),
-    "emoji, right to left": (
-        [{"image_id": 5, "caption": "😀 كلب \ud83d"}, *entries(6, 7)],
-        3,
-        "",
-    ),
+    "emoji, right to left": ([{"image_id": 5, "caption": "😀 كلب \ud83d"}, *entries(6, 7)], 3, ""),
 }
 
 

@@ -60,7 +60,7 @@ EVALUATE = ("--evaluate", "--eval_split", "test")
 ROWS = [  # arguments, {f} being the folder of bad files, and a part of what is said
     (["num_beam=3"], "unknown key 'num_beam'; did you mean 'num_beams'?"),
     (["train_file={f}/empty.json"], "empty.json: the file is empty: download or write it again"),
-    (["init_lr=2e-3"], "had other settings (init_lr was 0.001, is 0.002); give another output_dir"),
+    (["init_lr=2e-3"], "had other settings (init_lr was 0.001, is 0.002); set another output_dir"),
     ([*EVALUATE, "image_root={f}/images"], ": not a readable image (none of JPEG, PNG,"),
     (
         [*EVALUATE, "image_root={f}/images", "skip_bad_images=true"],
@@ -98,8 +98,12 @@ def test_training_and_evaluation(
             "strip.png: 2 x 3000 pixels are too long and thin to draw on: crop it",
         ),
         (calibrate.main, ["--checkpoint", "{f}/pickle.pth"], "pickle.pth "),
-        (calibrate.main, ["--checkpoint", "{f}/other.pth"], "other.pth does not hold the config"),
-        (report, ["{f}"], "not a run: it holds no config.yaml"),
+        (
+            calibrate.main,
+            ["--checkpoint", "{f}/other.pth"],
+            "other.pth does not contain the config",
+        ),
+        (report, ["{f}"], "not a run: it has no config.yaml"),
     ],
 )
 def test_the_other_programs(

@@ -77,7 +77,7 @@ def test_an_unfinished_run_refuses_another_input(
     first, second = [filled(one), *map(filled, flags)], [filled(two), *map(filled, others)]
     run_in_part(*first)
     _, log = run(*second, code=2)
-    assert f"an unfinished run had {name} {filled(was)!r}, and now it is {filled(now)!r}: " in log
+    assert f"the unfinished run has {name} {filled(was)!r}, this call has {filled(now)!r}: " in log
     lines, _ = run(*first)  # goes on
     assert sorted(line["image"] for line in lines) == sorted(found(images))
     lines, _ = run(*second)

@@ -34,7 +34,7 @@ def test_every_photo_has_the_captioners_caption(run, photos, expected, checkpoin
         **{"repetition_penalty": 1.0, "num_return_sequences": 1, "precision": "fp32"},
     }
     assert "10/10" in log and "img/s" in log
-    assert "done 10 (" in log and "images a second), skipped 0, failed 0" in log
+    assert "done 10 (" in log and "images per second), skipped 0, failed 0" in log
     assert len({line["caption"] for line in lines}) == 10
 
 
@@ -49,6 +49,37 @@ def test_decoding_settings_of_the_command_line(run, photos, expected):
         assert line["caption"] == line["captions"][0]
         assert line["scores"] == pytest.approx(scores, abs=1e-4)
         assert line["settings"]["num_return_sequences"] == 2
+
+
+def test_guided_captions_have_the_captioners_own_scores_too(run, photos, expected):
+    plain, _ = run(photos)
+    assert not {"own_score", "guidance_scale"} & {*plain[0], *plain[0]["settings"]}
+    guided, _ = run(
+        photos, "--guidance_scale", "2", "--num_return", "2", "--restart", "--existing", "overwrite"
+    )
+    for line in guided:
+        found = expected(photos / line["image"], guidance_scale=2.0, num_return=2)
+        assert (line["captions"], line["scores"]) == (found[0], pytest.approx(found[1], abs=1e-4))
+        assert len(line["own_scores"]) == 2 and line["own_score"] == line["own_scores"][0]
+        assert line["own_scores"] != line["scores"]
+        assert line["settings"]["guidance_scale"] == 2
+        assert "contrastive_beta" not in line["settings"]
+    contrasted, _ = run(photos, "--contrastive_alpha", "1", "--existing", "overwrite")
+    settings = contrasted[0]["settings"]
+    assert (settings["contrastive_alpha"], settings["contrastive_beta"]) == (1, 0.1)
+    assert settings["contrastive_noise"] == 500 and "guidance_scale" not in settings
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (["--guidance_scale", "-1"], "guidance_scale is -1.0; it must be 0 or more"),
+        (["--guidance_scale", "2", "--contrastive_alpha", "1"], "set one of them"),
+    ],
+)
+def test_impossible_guidance_is_one_line(run, photos, flags, line):
+    _, log = run(photos, *flags, code=2)
+    assert line in log and "Traceback" not in log
 
 
 def test_samples_depend_on_the_seed_alone(run, photos, tmp_path):

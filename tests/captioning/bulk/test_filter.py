@@ -87,7 +87,7 @@ def test_what_is_not_above_goes_to_a_file_of_its_own(
     assert {str(path.with_suffix(".png")) for path in photos.rglob("*.txt")} == names
     assert sum(map(images_in, (tmp_path / "tars").glob("*.tar"))) == len(kept)
     assert f"done {len(kept)} (" in log and "skipped 0, failed 0" in log
-    assert f"filter: {len(lost)} images have no caption with itm>{above:g}; what was " in log
+    assert f"filter: {len(lost)} images have no caption with itm>{above:g}; dropped " in log
 
 
 def test_what_was_dropped_is_done(run, photos, truth, flags, dropped, request):
@@ -190,7 +190,7 @@ def test_an_unfinished_run_refuses_another_filter(run, call, photos, truth, flag
     assert call(*given, hook=killed_at("000001.jsonl"))[0] == -signal.SIGKILL
     for other in ((), flags(above / 2)):
         _, log = run(photos, "--shard_size", "5", *other, code=2)
-        assert f"an unfinished run had filter 'itm>{above:g}', and now it is " in log
+        assert f"the unfinished run has filter 'itm>{above:g}', this call has " in log
     kept, log = run(photos, *map(str, given))
     assert "skipped 0, failed 0" in log and f"done {len(kept)} " in log
     assert f"filter: {len(dropped())} images" in log and len(kept) + len(dropped()) == 10
@@ -262,5 +262,5 @@ def test_parquet_has_the_score(run, photos, truth, flags, tmp_path):
 def test_one_form_of_an_expression():
     assert str(parse(" itm>0.50")) == str(parse("itm > .5")) == "itm>0.5"
     for text in ("itm>=0.5", "itm<0.5", "0.5", "itm>", "", "itm>half", "itm>-1", "itm>0.5 x"):
-        with pytest.raises(UserError, match=r"it has to be such as 'itm>0\.5'"):
+        with pytest.raises(UserError, match=r"write it as 'itm>0\.5'"):
             parse(text)

@@ -23,9 +23,8 @@ def odd(photos):
         yield {"a_pipe.jpg", "socket.jpg", "zeros.jpg", "null.jpg"}
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
-def test_irregular_files_are_failed_images(call, photos, odd, tmp_path, workers):
-    flags = ["--num_workers", workers, "--sidecar", "--write-shards", str(tmp_path / "tars")]
+def test_irregular_files_are_failed_images(call, photos, odd, tmp_path):
+    flags = ["--num_workers", "2", "--sidecar", "--write-shards", str(tmp_path / "tars")]
     code, log = call(*flags)
     assert code == 0 and "done 11 (" in log and "failed 4" in log
     failed = {
@@ -33,7 +32,7 @@ def test_irregular_files_are_failed_images(call, photos, odd, tmp_path, workers)
     }
     assert failed.keys() == odd
     for name, error in failed.items():
-        assert error.startswith(f"{photos / name}: not a readable image (no regular file)")
+        assert error.startswith(f"{photos / name}: not a readable image (not a regular file)")
     assert (photos / "link.txt").read_text()  # the link is a photo
     names = {os.path.splitext(path.name)[0] for path in photos.glob("*.txt")}
     assert not names & {os.path.splitext(name)[0] for name in odd}
@@ -44,7 +43,7 @@ def test_a_pipe_among_the_outputs_is_refused(call, photos, tmp_path):
     os.mkfifo(beside)
     code, log = call("--sidecar")
     assert code == 2 and log.splitlines() == [
-        f"error: {beside} is no regular file: remove it, or name another --sidecar"
+        f"error: {beside} is not a regular file: remove it, or choose another --sidecar"
     ]
     for name in ("captions.jsonl", "failed.jsonl", "captions.jsonl.done"):
         os.mkfifo(tmp_path / "out" / name)

@@ -43,12 +43,12 @@ def test_root_and_column(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "reason"),
     [
-        ("a.csv", "name,size\nx,1\n", "line 2 names no image: looked for one of image, path"),
+        ("a.csv", "name,size\nx,1\n", "line 2 has no image: looked for one of image, path"),
         ("a.csv", 'image\n"x"y\n', "not valid CSV at line 2"),
         ("a.jsonl", '{"image": "x"}\n{"image"\n', "not valid JSON at line 2"),
-        ("a.jsonl", '{"image": 3}\n', "line 1 names no image"),
+        ("a.jsonl", '{"image": 3}\n', "line 1 has no image"),
         ("a.json", '{"x": 1}', "expected a list of images, or"),
-        ("a.json", "[[1]]", "row 1 names no image"),
+        ("a.json", "[[1]]", "row 1 has no image"),
     ],
 )
 def test_errors_in_a_list_name_the_line(tmp_path, name, text, reason):

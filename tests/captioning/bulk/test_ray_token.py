@@ -117,5 +117,5 @@ def test_without_the_token_the_error_has_the_command(
     run = subprocess.run(command, cwd=repository, env=environment, capture_output=True, text=True)
     assert run.returncode == 2
     line = run.stderr.splitlines()[-1]
-    assert line.startswith(f"error: --ray-address {address}: the cluster asks for a token; ")
+    assert line.startswith(f"error: --ray-address {address}: the cluster requires a token; ")
     assert "copy ~/.ray/auth_token" in line and line.endswith("type: export RAY_AUTH_MODE=token")

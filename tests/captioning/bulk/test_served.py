@@ -145,7 +145,7 @@ def test_the_concurrency_is_used_and_not_exceeded(division, server, photos, tmp_
             return said("grey")
         now.append(1)
         most.append(len(now))
-        together.wait(20)
+        together.wait(100)
         now.pop()
         return said("a photo")
 
@@ -162,12 +162,13 @@ BUSY = (503, {}, "busy")
 
 
 def test_temporary_errors_are_retried(run, server, photos, monkeypatch):
+    """Four times, and once more where the server answers for another image."""
     monkeypatch.setattr(served, "TIMEOUT_S", 1)
-    server.faults["scene_000001"] = [BUSY, "hang", said("at last")]
+    server.faults["scene_000001"] = [BUSY, "hang", BUSY, BUSY, said("at last")]
     lines, log = run(photos)
     assert "done 10" in log and "failed 0" in log
     assert sum(line["caption"] == "at last" for line in lines) == 1
-    assert len(server.asked) >= 11 + 2  # a busy machine may be late with another
+    assert len(server.asked) >= 11 + 5  # a busy machine may be late with another
 
 
 def test_retry_after_is_waited_for(server, monkeypatch):
@@ -219,12 +220,12 @@ def test_a_server_that_goes_away_loses_nothing(run, server, photos, tmp_path):
     asked = len(server.asked)
     _, log = run(photos, "--batch_size", "2", code=2)
     [line] = [line for line in log.splitlines() if line.startswith("error: ")]
-    assert server.url in line and "after 4 tries; the same command goes on from here" in line
+    assert server.url in line and "after 4 tries; the same command continues from here" in line
     server.faults.clear()
     before = len(server.asked)
     assert before > asked
     lines, log = run(photos, "--batch_size", "2")
-    assert lines == whole and "going on with" in log
+    assert lines == whole and "continuing" in log
     made = [photo_in(body)[0] for _, _, body in server.asked[before:]]
     assert len(made) < 10  # what had been captioned was not asked again
 
@@ -235,14 +236,14 @@ def test_after_a_read_error_queued_requests_are_cancelled(server):
 
     def answer():
         begun.set()
-        over.wait(20)
+        over.wait(100)
         return said("a photo")
 
     server.usual = answer
 
     def batches():
         yield Batch(0, [{"image": "a"}] * 8, [served.GREY] * 8, last=False)
-        begun.wait(20)
+        begun.wait(100)
         raise UserError("the store is gone")
 
     with pytest.raises(UserError, match="the store is gone"):
@@ -266,11 +267,11 @@ def test_an_unfinished_run_continues_at_another_url_but_not_with_another_prompt(
         lines, log = run(photos, "--batch_size", "2")
     assert not lines and "stopped by SIGTERM" in log
     for flags, name in ((["--prompt", "Why?"], "prompt"), (["--max_length", "9"], "max_tokens")):
-        assert f"an unfinished run had {name}" in run(photos, *flags, code=2)[1]
+        assert f"the unfinished run has {name}" in run(photos, *flags, code=2)[1]
     monkeypatch.setenv(KEY, SECRET)
     elsewhere = server.url.replace("127.0.0.1", "localhost").replace("/v1", "")  # which is added
     lines, log = run(photos, "--batch_size", "2", url=elsewhere)
-    assert len(lines) == 10 and "going on with" in log
+    assert len(lines) == 10 and "continuing" in log
 
 
 @pytest.mark.parametrize(
@@ -322,7 +323,7 @@ def test_a_server_that_ignores_n(run, server, photos):
         (["--do_sample", "--top_p", "2"], "--top_p is 2.0; it must be 1 or less"),
         (["--prompt", " "], "--prompt is empty"),
         (["--concurrency", "0"], "--concurrency is 0"),
-        (["--url", "https://me:secret@host/v1"], "--url: give the address alone, and a key in"),
+        (["--url", "https://me:secret@host/v1"], "--url: give only the address, and the key in"),
         (["--url", ""], "--backend openai needs --url"),
         (["--backend", "checkpoint"], "--url is for --backend openai"),
     ],

@@ -30,14 +30,14 @@ def test_a_signal_ends_it_after_the_batch_and_it_continues(
     monkeypatch.setattr(Part, "add", counted)
     flags = ["--batch_size", "2", "--shard_size", "5", "--num_workers", workers]
     lines, log = run(photos, *flags)
-    assert not lines and "stopped by SIGTERM; the same command goes on from here" in log
+    assert not lines and "stopped by SIGTERM; the same command continues from here" in log
     assert len(made) == 4
     _, log = run(photos, *flags, "--num_beams", "1", code=2)
-    assert "an unfinished run had num_beams None, and now it is 1" in log and len(made) == 4
+    assert "the unfinished run has num_beams None, this call has 1" in log and len(made) == 4
     _, log = run(photos, *flags, "--captions", "a.csv", code=2)
-    assert "an unfinished run had captions None, and now it is 'a.csv'" in log
+    assert "the unfinished run has captions None, this call has 'a.csv'" in log
     lines, log = run(photos, *flags)
-    assert ("going on" in log and "| 4/10" in log.replace("100%", "")) or "4/10" in log
+    assert ("continuing" in log and "| 4/10" in log.replace("100%", "")) or "4/10" in log
     assert sorted(made) == sorted(line["image"] for line in lines)  # each was captioned once
     assert [line["caption"] for line in lines] == [line["caption"] for line in whole]
 

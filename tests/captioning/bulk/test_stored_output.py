@@ -207,7 +207,7 @@ def test_a_machine_whose_plan_was_replaced_writes_nothing(s3, call, on_disk, ste
         setattr(stored_output, step, overtaken)
 
     code, log = call("one", hook=hook)
-    assert code == 2 and f"{OUT}: another machine has continued or restarted it" in log
+    assert code == 2 and f"{OUT}: another machine has continued or restarted this run" in log
     assert "the same command captions what is left" in log
     assert in_store() == {}
     code, log = call("one", "--existing", "overwrite", hook=hook)

@@ -321,7 +321,7 @@ def test_sidecars_and_files_of_captions_are_for_photos(run, shards):
     _, log = run(shards, "--sidecar", code=2)
     assert "does not work with a .tar" in log
     _, log = run(shards, "--captions", "captions.txt", code=2)
-    assert "--captions is for photos, and a .tar has its own" in log
+    assert "--captions does not work with a .tar" in log
 
 
 def test_the_number_of_images_is_estimated_from_the_first_tar(shards, tmp_path):

@@ -21,7 +21,7 @@ def test_damage_is_reported_and_repaired(run, photos, tmp_path):
     sidecars[0].unlink()
     before = {path: path.read_text() for path in sidecars[1:]}
     _, log = run(photos, "--sidecar", code=2)
-    assert "1 lines are damaged, 1 repeat an image: --verify mends it" in log
+    assert "1 lines are damaged, 1 repeat an image: --verify repairs the file" in log
     for path in sidecars[3:6]:  # otherwise they count as captions
         path.unlink()
     lines, log = run(photos, "--sidecar", "--verify")

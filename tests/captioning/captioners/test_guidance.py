@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from BLIP.med import Attention
 from captioning.config import load_config
 from captioning.models.build import captioner_from
 from captioning.models.score_tokens import scored_captions
@@ -126,6 +127,38 @@ def test_own_scores_are_those_of_plain_decoding(make, model, method):
     found = captioner.generate_details(image, replace(settings, **slight))
     assert found.token_ids.tolist() == plain.token_ids.tolist()
     torch.testing.assert_close(found.own_scores, plain.scores, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("search", [*SEARCHES.values(), {"sample": True, "num_return": 3}])
+@pytest.mark.parametrize("model", ["blip", "sat"])
+def test_a_scale_of_1_and_an_alpha_of_0_are_plain_decoding_to_the_bit(make, model, search):
+    captioner, image = make(model), images(model)
+    none = {"guidance_scale": 1.0, "contrastive_alpha": 0.0}
+    found = []
+    for more in ({}, {**none, "contrastive_beta": 0.9, "contrastive_noise": 3}):
+        torch.manual_seed(1)
+        settings = DecodingSettings(**search, **LENGTHS, **more)
+        found.append(captioner.generate_details(image, settings))
+    plain, other = found
+    assert torch.equal(plain.token_ids, other.token_ids)
+    assert torch.equal(plain.scores, other.scores) and other.own_scores is None
+
+
+@pytest.mark.parametrize("null", ["zeros", "mean"])
+def test_an_image_is_encoded_once_and_the_null_once_for_all(make, null, monkeypatch):
+    captioner, encoded, keys = make("blip", f"null_image={null}"), [], []
+    captioner.visual_encoder.register_forward_hook(lambda m, i, o: encoded.append(len(o)))
+    keys_values = Attention.keys_values
+
+    def counted(self, source, *more):
+        if self is captioner.text_decoder.layers[0].crossattention:
+            keys.append(len(source))
+        return keys_values(self, source, *more)
+
+    monkeypatch.setattr(Attention, "keys_values", counted)
+    captioner.generate_details(images("blip"), DecodingSettings(guidance_scale=2.0, **LENGTHS))
+    assert encoded == ([3, 1] if null == "mean" else [3])
+    assert keys == [3, 1, 3]  # the last of the own scores
 
 
 @pytest.mark.parametrize("compiled", [False, True])

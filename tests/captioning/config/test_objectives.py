@@ -3,12 +3,7 @@
 import pytest
 
 from captioning.config import load_config, write_config
-from captioning.config.objectives import (
-    minimised,
-    objective_name,
-    trained_by,
-    training_name,
-)
+from captioning.config.objectives import minimised, objective_name, trained_by, training_name
 
 
 @pytest.mark.parametrize(
@@ -46,10 +41,7 @@ def test_objective_name(objective, name):
             "minimising 0.5 random subset (7 words) + 0.5 reverse subset (first token over the "
             "vocabulary)",
         ),
-        (
-            ["reward={cider: 1}"],
-            "maximising 1 CIDEr-D (5 captions an image, baseline others)",
-        ),
+        (["reward={cider: 1}"], "maximising 1 CIDEr-D (5 captions an image, baseline others)"),
         (
             ["reward={cider: 1}", "objective={mle: 0.1}", "reward_kl=0.2", "label_smoothing=0"],
             "maximising 1 CIDEr-D (5 captions an image, baseline others, KL 0.2), "

@@ -99,7 +99,7 @@ def test_another_length_leaves_the_past_of_other_schedules(begun, schedule):
 
 def test_only_the_images_of_a_step_must_stay(begun):
     assert begun(batch_size=4, accumulation_steps=2)["epoch"] == 0
-    with pytest.raises(UserError, match="with 8 images a step"):  # loaded at once, and sorted
+    with pytest.raises(UserError, match="with 8 images per step"):  # loaded at once, and sorted
         begun(["bucket_batches=true"], batch_size=4, accumulation_steps=2)
 
 

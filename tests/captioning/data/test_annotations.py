@@ -121,16 +121,13 @@ def test_karpathy_splits(write):
 
 
 def test_folder_in_place_of_a_file(tmp_path):
-    with pytest.raises(UserError, match=r"a folder without photos and without metadata\.jsonl"):
+    with pytest.raises(UserError, match=r"the folder has no photos and no metadata\.jsonl"):
         read_annotations(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("name", "images", "captions"),
-    [
-        ("coco_karpathy_train", 330, 1650),
-        ("flickr8k_karpathy_test", 250, 1250),
-    ],
+    [("coco_karpathy_train", 330, 1650), ("flickr8k_karpathy_test", 250, 1250)],
 )
 def test_real_files(shared_data, name, images, captions):
     samples = read_annotations(shared_data / "annotation" / f"{name}.json")

@@ -18,7 +18,7 @@ from captioning.data import (
     normalise,
     training_transform,
 )
-from captioning.data.augmentation import GRAIN
+from captioning.data.augmentation import NOISE
 from captioning.data.image import open_image
 from captioning.data.randaugment import OPERATIONS, rand_augment
 from captioning.models.build import preprocessing_of
@@ -163,13 +163,13 @@ def test_the_noise_of_an_image_has_the_strengths_deviation():
     grey = Image.new("RGB", (64, 64), (128, 128, 128))
     for strength in (0.05, 0.2):
         pixels = weak(strength, 1, grey, 64).double()
-        assert pixels.std().item() == pytest.approx(strength * GRAIN, rel=0.05)
+        assert pixels.std().item() == pytest.approx(strength * NOISE, rel=0.05)
         assert 128 * (1 - strength) - 1 < pixels.mean() < 128 * (1 + strength) + 1
 
 
 def test_colours_are_pillows_and_the_hue_stays(monkeypatch):
     """A red of equal green and blue keeps them equal, whatever else becomes of it."""
-    monkeypatch.setattr("captioning.data.augmentation.GRAIN", 0.0)
+    monkeypatch.setattr("captioning.data.augmentation.NOISE", 0.0)
     found = []
     for seed in range(40):
         pixels = weak(0.3, seed, Image.new("RGB", (8, 8), (200, 80, 80)), 8)[0, 0].tolist()

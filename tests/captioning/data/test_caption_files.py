@@ -103,7 +103,7 @@ def test_references_as_a_mapping(write):
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        ({"annotations": []}, "holds no reference captions"),
+        ({"annotations": []}, "no reference captions: check"),
         ({"annotations": [{"caption": "a"}]}, "annotations: entry 1 has no image_id"),
         ({"5": []}, "no reference captions under '5'"),
     ],

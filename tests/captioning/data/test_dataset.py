@@ -116,14 +116,6 @@ def test_images_that_are_the_same_in_every_epoch_are_made_once(photos, samples, 
     assert len(made) == 1 + 2
 
 
-def test_unreadable_image_raises(photos, samples):
-    (photos / "4.png").write_bytes(b"")
-    with pytest.raises(UserError, match=r"4\.png: not a readable image"):
-        make_training(samples, photos, captions_per_image=2)[0, 4]
-    with pytest.raises(UserError, match=r"4\.png: not a readable image"):
-        EvaluationDataset(samples, photos, to_tensor)[4]
-
-
 def test_unreadable_image_is_replaced_by_the_same_one_each_time(photos, samples):
     (photos / "4.png").write_bytes(b"")
     (photos / "5.png").unlink()
@@ -159,7 +151,7 @@ def test_replaced_pair_keeps_image_and_caption_together(photos, samples):
 def test_a_wrong_folder_is_not_skipped_for_ever(photos, samples, monkeypatch):
     monkeypatch.setattr(dataset_module, "MAX_REPLACEMENTS", 3)
     dataset = make_training(samples, photos / "none", skip_bad_images=True)
-    with pytest.raises(UserError, match=r"0\.png: no such image.*none of 3 others"):
+    with pytest.raises(UserError, match=r"0\.png: no such image.*none of 3 replacements"):
         dataset[0, 0]
 
 

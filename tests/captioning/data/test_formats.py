@@ -9,12 +9,7 @@ import pytest
 from PIL import Image
 
 from captioning.config import load_config
-from captioning.data import (
-    described_division,
-    read_annotations,
-    read_split,
-    references,
-)
+from captioning.data import described_division, read_annotations, read_split, references
 from captioning.data.caption_files import read_references
 from captioning.metrics.image_files import find_images
 from captioning.runtime.errors import UserError
@@ -133,7 +128,7 @@ def test_the_rest_trains_where_lists_leave_it(folder, configured):
     config = configured(train_file=train_file, split=split)
     assert [sample.image for sample in read_split(config, "val")] == [NAMES[5]]
     assert len(read_split(config, "train")) == 39
-    with pytest.raises(UserError, match="split divides train_file without test: add it"):
+    with pytest.raises(UserError, match="split divides train_file, but has no test: add it"):
         read_split(config, "test")
     (folder / "train.txt").write_text("".join(f"{name}\n" for name in NAMES[10:]))
     config = configured(train_file=train_file, split={**split, "train": "train.txt"})
@@ -149,9 +144,9 @@ def test_the_rest_trains_where_lists_leave_it(folder, configured):
         ),
         (
             {"test.txt": f"{NAMES[1]}\n", "val.txt": f"{NAMES[2]}\n{NAMES[1]}\n"},
-            rf"test\.txt: {NAMES[1]} is in the list of val, too: a photo belongs to one split",
+            rf"test\.txt: {NAMES[1]} is also in the list of val: a photo can be in only one split",
         ),
-        ({"test.txt": "\n"}, "split: test has none of the 40 photos: give it more of them"),
+        ({"test.txt": "\n"}, "split: test has none of the 40 photos: assign some to test"),
         ({}, r"test\.txt: cannot be read: No such file"),
     ],
 )
@@ -167,7 +162,7 @@ def test_lists_that_do_not_fit_are_one_line(folder, configured, lists, message):
 def test_photos_that_are_not_there_are_told_before_training(folder, configured):
     (folder / "captions.txt").write_text(captions_txt({**CAPTIONS_OF, "a.jpg.1": ["a dog"]}))
     keys = {"train_file": "captions.txt", "split": {"val": 0.05}}
-    with pytest.raises(UserError, match=r"^1 of 41 photos are not there, .*a\.jpg\.1: correct"):
+    with pytest.raises(UserError, match=r"^1 of 41 photos do not exist, .*a\.jpg\.1: correct"):
         described_division(configured(**keys))
     assert "39 train, 2 val photos" in described_division(configured(**keys, skip_bad_images=True))
 
@@ -175,14 +170,14 @@ def test_photos_that_are_not_there_are_told_before_training(folder, configured):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"split": {"val": 5}}, "split: found {'val': 5}; it has to be shares of the photos, such"),
-        ({"split": {"val": 0.5, "test": 0.5}}, "it has to be shares"),
-        ({"split": {"test": 0.5}}, "it has to be shares"),
-        ({"split": {"val": 0.5, "test": "a.txt"}}, "it has to be shares"),
-        ({"split": {"val": 0.5, "train": 0.5}}, "it has to be shares"),
-        ({"split": {"val": 0.0}}, "it has to be shares"),
-        ({"split": {"val": "a.txt", "dev": "b.txt"}}, "it has to be shares"),
-        ({"split": {"val": 0.1, "seed": 0.5}}, "it has to be shares"),
+        ({"split": {"val": 5}}, "split: found {'val': 5}; it must be shares of the photos, such"),
+        ({"split": {"val": 0.5, "test": 0.5}}, "it must be shares"),
+        ({"split": {"test": 0.5}}, "it must be shares"),
+        ({"split": {"val": 0.5, "test": "a.txt"}}, "it must be shares"),
+        ({"split": {"val": 0.5, "train": 0.5}}, "it must be shares"),
+        ({"split": {"val": 0.0}}, "it must be shares"),
+        ({"split": {"val": "a.txt", "dev": "b.txt"}}, "it must be shares"),
+        ({"split": {"val": 0.1, "seed": 0.5}}, "it must be shares"),
         ({"split": "0.05"}, "split: found '0.05'; input should be a mapping"),
         ({"split": {"val": 0.1}, "test_file": "a.json"}, "test_file is set: unset one of them"),
         (
@@ -238,7 +233,7 @@ def test_cocos_files_of_2017_name_photos_that_lie_in_folders_of_their_names(fold
 def test_photos_without_a_text_beside_them(folder):
     write_captions(folder, "folder", CAPTIONS_OF)
     (folder / NAMES[4]).with_suffix(".txt").unlink()
-    message = rf"1 of 40 photos have no \.txt beside them, the first is .*{NAMES[4]}"
+    message = rf"1 of 40 photos have no \.txt file with captions, the first is .*{NAMES[4]}"
     with pytest.raises(UserError, match=message):
         read_annotations(folder)
 

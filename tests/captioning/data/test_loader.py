@@ -246,10 +246,7 @@ def test_only_batches_within_a_pool_are_sorted_together():
 
 
 def word_dataset(captions_per_image):
-    samples = [
-        Sample("a.jpg", ("a b c.", "a"), 1),
-        Sample("b.jpg", ("a b", "a b c d e f g"), 2),
-    ]
+    samples = [Sample("a.jpg", ("a b c.", "a"), 1), Sample("b.jpg", ("a b", "a b c d e f g"), 2)]
     return TrainingDataset(samples, ".", evaluation_transform(8), 0, captions_per_image, 5)
 
 

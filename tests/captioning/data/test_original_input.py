@@ -131,7 +131,10 @@ def test_a_configuration_has_it_and_fast_is_the_default(scenes_config):
 
 @pytest.mark.parametrize(
     ("module", "told"),
-    [(None, "OpenCV is not installed"), (SimpleNamespace(__version__="5.0.0"), "OpenCV is 5.0.0")],
+    [
+        (None, "OpenCV is not installed"),
+        (SimpleNamespace(__version__="5.0.0"), "OpenCV has version 5.0.0"),
+    ],
 )
 def test_without_opencv_4_it_is_one_line(
     scenes_config, tmp_path, monkeypatch, capsys, module, told
@@ -140,7 +143,7 @@ def test_without_opencv_4_it_is_one_line(
     command = ["--config", str(scenes_config), "--output_dir", str(tmp_path), "--device", "cpu"]
     assert train.main([*command, "input=exact", "metrics=[length]"]) == 2
     said = capsys.readouterr().err
-    assert said.count("\n") == 1 and said.startswith("error: input: exact warps images with Op")
+    assert said.count("\n") == 1 and said.startswith("error: input is exact, which needs OpenCV")
     assert told in said and "pip install 'opencv-python-headless<5'" in said
     assert not list(tmp_path.iterdir())
     # What does not warp does not need it: evaluation, and other augmentations.

@@ -187,7 +187,7 @@ def test_a_disk_that_fails_for_a_moment_is_not_the_tar(tars, monkeypatch):
 
 def test_stores_of_two_kinds_are_refused():
     config = SimpleNamespace(train_file=["s3://b/{0..1}.tar", "gs://b/a.tar"], ann_root=".")
-    with pytest.raises(UserError, match="stores of two kinds"):
+    with pytest.raises(UserError, match="tars are in different stores"):
         training_tars(config)
     with pytest.raises(UserError) as caught:
         expand("s3://key:S3CR3T@bucket/{0..3.tar")
@@ -232,8 +232,8 @@ def test_a_bad_sample_is_refused_or_skipped_and_counted(photos, odd, line):
     ("kept", "line"),
     [
         (lambda starts, size: starts["8.png"] + 100, "unexpected end of data"),
-        (lambda starts, size: starts["8.png"] - 512, "it has no end: it was cut off"),
-        (lambda starts, size: starts["8.png"] - 300, "it has no end: it was cut off"),
+        (lambda starts, size: starts["8.png"] - 512, "it has no end marker: it was cut off"),
+        (lambda starts, size: starts["8.png"] - 300, "it has no end marker: it was cut off"),
         (lambda starts, size: 0, "empty file"),
     ],
 )
@@ -241,7 +241,7 @@ def test_a_tar_that_ends_early(tars, photos, samples, kept, line):
     starts = write_members(tars[2], members(photos, samples[7:], as_json))
     data = (photos / "tars" / "2.tar").read_bytes()
     (photos / "tars" / "2.tar").write_bytes(data[: kept(starts, len(data))])
-    with pytest.raises(UserError, match=rf"2\.tar: cannot be read on: {line}"):
+    with pytest.raises(UserError, match=rf"2\.tar: the rest cannot be read: {line}"):
         dataset(tars)
     with_what_is_left = dataset(tars, skip=True)
     # The captions of 7.png, where it is known that nothing of it is lost.
@@ -255,7 +255,7 @@ def test_a_tar_with_garbage_in_the_middle(tars, photos, samples):
     with open(tars[0], "r+b") as file:
         file.seek(starts["2.png"] - 512)
         file.write(b"x" * 512)
-    with pytest.raises(UserError, match=r"0\.tar: cannot be read on: it has no end"):
+    with pytest.raises(UserError, match=r"0\.tar: the rest cannot be read: it has no end"):
         dataset(tars)
     assert [sample.image[-5:] for sample in Shards(tars)][:2] == ["0.png", "4.png"]
 

@@ -86,7 +86,7 @@ def test_a_run_is_trained_on_it_and_never_says_unknown(file, tmp_path, scenes_co
     assert len(said) == 3 and not any("unk" in entry["caption"] for entry in said)
 
 
-VOCAB = "vocab has to have idx_to_token"
+VOCAB = "vocab must have idx_to_token"
 
 
 @pytest.mark.parametrize(
@@ -99,11 +99,11 @@ VOCAB = "vocab has to have idx_to_token"
         ({"vocab": {"idx_to_token": ["a"], "token_to_idx": {"a": 0}}}, "vocab has no <START>"),
         (
             {"val_images": torch.zeros(3, 3, 4, 4)},
-            r"val_images has to be uint8 \(N, 3, H, W\); found float32 \(3, 3, 4, 4\)",
+            r"val_images must be uint8 \(N, 3, H, W\); found float32 \(3, 3, 4, 4\)",
         ),
         ({"val_images": torch.zeros(3, 3, dtype=torch.uint8)}, "found uint8"),
-        ({"val_images": [1]}, "val_images has to be uint8 .*; found list"),
-        ({"val_captions": torch.zeros(3)}, r"val_captions has to be ids \(N, L\)"),
+        ({"val_images": [1]}, "val_images must be uint8 .*; found list"),
+        ({"val_captions": torch.zeros(3)}, r"val_captions must be integers \(N, L\)"),
         ({"val_captions": torch.zeros(2, 6).long()}, "val has 3 images and 2 captions"),
         ({"val_captions": torch.full((3, 6), 8)}, "val_captions has ids beyond the 8 words"),
         ({"code": unpack.Part}, "has objects that could run code"),

@@ -58,7 +58,7 @@ def test_what_changes_midway_is_one_line_and_never_there(store, change, monkeypa
         return found
 
     monkeypatch.setattr("captioning.files.stores.spans", spans)
-    with pytest.raises(UserError, match=r"no such file|it was replaced while it was read"):
+    with pytest.raises(UserError, match=r"no such file|the file was replaced during the download"):
         local(ADDRESS)
     assert "a.bin" not in files()
 
@@ -89,7 +89,7 @@ def test_a_folder(store):
 def test_paths_are_as_they_are_and_secrets_refused(tmp_path):
     assert local("a/b") == local(local("a/b")) and str(local("a/b")) == "a/b"
     assert located("s3://bucket/a", str(tmp_path)) == tmp_path
-    with pytest.raises(UserError, match="may hold a secret") as error:
+    with pytest.raises(UserError, match="may contain a secret") as error:
         local("s3://key:S3CR3T@bucket/a")
     assert "S3CR3T" not in str(error.value)
 
@@ -98,7 +98,7 @@ def test_a_name_that_leads_out_of_a_folder(store, monkeypatch):
     system, place = stores.system_of("s3://bucket/within")
     found = {f"{place}/../../x": {"type": "file", "size": 1}}
     monkeypatch.setattr(type(system), "find", lambda *_, **__: found)
-    with pytest.raises(UserError, match=r"it holds '../../x', which no folder on disk can"):
+    with pytest.raises(UserError, match=r"contains '../../x', which is impossible on a disk"):
         stores.stamps("s3://bucket/within")
 
 

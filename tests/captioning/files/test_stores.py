@@ -61,7 +61,7 @@ def test_what_is_gone_is_told_beside_what_is_there(s3, address):
 
 def test_what_is_not_allowed_is_told_at_once_and_no_secret_with_it(s3, address):
     s3.faults += ["refused"] * 50
-    with pytest.raises(stores.StoreError, match=r"a.bin: not allowed: give credentials as s3fs"):
+    with pytest.raises(stores.StoreError, match=r"a.bin: not allowed: give credentials where s3fs"):
         stores.span(address, 0, 2)
     assert s3.requests["GET"] <= 2
 
@@ -91,7 +91,7 @@ def test_a_library_that_is_missing_is_named(monkeypatch):
 
 def test_no_secret_is_taken_in_an_address():
     for address in ("s3://key:S3CR3T@bucket/a", "https://host/a?token=S3CR3T"):
-        with pytest.raises(UserError, match="may hold a secret") as error:
+        with pytest.raises(UserError, match="may contain a secret") as error:
             stores.check_address(address)
         assert "S3CR3T" not in str(error.value)
     stores.check_address("s3://bucket/a")

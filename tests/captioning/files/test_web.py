@@ -88,13 +88,13 @@ def test_a_body_of_more_bytes_than_it_may_have_is_not_read(server, monkeypatch):
     server.answers["/b.jpg"] = packed, gzip.compress(DATA)
     assert stores.whole(f"{server.url}/b.jpg") == DATA
     tracemalloc.start()
-    with pytest.raises(UserError, match=r"a\.jpg: its server sends more than the 1,048,576 bytes"):
+    with pytest.raises(UserError, match=r"a\.jpg: its server sends more than 1,048,576 bytes"):
         stores.whole(f"{server.url}/a.jpg")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1 << 26 and server.requests == ["/b.jpg", "/a.jpg"]
     server.answers["/c.jpg"] = {}, bytes(1 << 24)
-    with pytest.raises(UserError, match=r"c\.jpg: its server sends more than the 100 bytes"):
+    with pytest.raises(UserError, match=r"c\.jpg: its server sends more than 100 bytes"):
         stores.span(f"{server.url}/c.jpg", 0, 100)
     assert server.requests[2:] == ["/c.jpg"]
 
@@ -106,13 +106,13 @@ def test_nobody_is_led_into_a_private_network(server, monkeypatch):
     public = server.url.replace("127.0.0.1", "localhost")
     for to in (server.url, public):
         server.answers[f"/to/{to}"] = {"Location": f"{to}/a.jpg"}, b""
-    with pytest.raises(UserError, match=r"server leads to 127\.0\.0\.1, which is in a private"):
+    with pytest.raises(UserError, match=r"server redirects to 127\.0\.0\.1, which is in a private"):
         stores.whole(f"{public}/to/{server.url}")
-    with pytest.raises(UserError, match=r"leads to 127\.0\.0\.1"):
+    with pytest.raises(UserError, match=r"redirects to 127\.0\.0\.1"):
         stores.stamp(f"{public}/to/{server.url}")
     for headers in ({"URI": f"{server.url}/a.jpg"}, {"Location": "", "URI": f"{server.url}/a.jpg"}):
         server.answers["/b.jpg"] = headers, b""
-        with pytest.raises(UserError, match=r"leads to 127\.0\.0\.1"):
+        with pytest.raises(UserError, match=r"redirects to 127\.0\.0\.1"):
             stores.whole(f"{public}/b.jpg")
     assert "/a.jpg" not in server.requests
     for begin, to in [(public, public), (server.url, server.url), (server.url, public)]:
@@ -152,7 +152,7 @@ def test_a_proxy_looks_up_where_it_is_led(server, monkeypatch):
         assert stores.whole(first) == DATA
         assert server.requests[-2:] == [first, to]
     server.answers[first] = {"Location": "http://10.0.0.2/b.jpg"}, b""
-    with pytest.raises(UserError, match=r"leads to 10\.0\.0\.2, which is in a private"):
+    with pytest.raises(UserError, match=r"redirects to 10\.0\.0\.2, which is in a private"):
         stores.whole(first)
 
 

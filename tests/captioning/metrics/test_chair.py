@@ -165,13 +165,13 @@ def test_counted_by_hand(options, tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("[]", "names the objects of no image"),
-        ("{}", "names the objects of no image"),
+        ("[]", "has no image with objects"),
+        ("{}", "has no image with objects"),
         ('{"1": "dog"}', "no list of objects under '1'"),
-        ('{"1": ["hovercraft"]}', "image '1' has the object 'hovercraft', which the synonyms"),
-        ('{"annotations": [{"image_id": 1}]}', "not a file of instances"),
-        ('{"images": [], "categories": [], "annotations": [3]}', "not a file of instances"),
-        (json.dumps({**INSTANCES, "categories": []}), "not a file of instances"),
+        ('{"1": ["hovercraft"]}', "image '1' has the object 'hovercraft', which is not among"),
+        ('{"annotations": [{"image_id": 1}]}', "not an instances file"),
+        ('{"images": [], "categories": [], "annotations": [3]}', "not an instances file"),
+        (json.dumps({**INSTANCES, "categories": []}), "not an instances file"),
     ],
 )
 def test_wrong_files_are_refused_at_the_start(tmp_path, synonyms, content, message):
@@ -212,7 +212,7 @@ def test_the_published_synonyms_are_fetched_once_and_checked(options, tmp_path, 
 
     monkeypatch.setattr("BLIP.weights.download.download", download)
     settings, objects = Settings(cache_dir=tmp_path / "cache"), options["objects_file"]
-    with pytest.raises(UserError, match="to go on without a network, put"):
+    with pytest.raises(UserError, match="without a network, save"):
         Chair(settings, objects_file=objects)
     for _ in range(2):
         assert Chair(settings, objects_file=objects).words["puppy"] == "dog"

@@ -189,7 +189,7 @@ def test_a_damaged_cache_is_made_again(evaluate, cache, capsys):
 def test_a_cache_that_cannot_be_written(evaluate, cache, capsys):
     cache.write_text("a file, no folder")
     assert evaluate().metrics["CLIPScore"].n == 4
-    assert "image features are not kept" in capsys.readouterr().err
+    assert "image features are not cached" in capsys.readouterr().err
 
 
 def test_missing_weights_are_reported_before():

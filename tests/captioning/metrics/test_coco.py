@@ -11,13 +11,7 @@ from pycocoevalcap.rouge.rouge import Rouge
 
 from captioning.metrics import coco
 from captioning.metrics.bootstrap import Estimate
-from captioning.metrics.coco import (
-    Coco,
-    bleu_of_sums,
-    bleu_scores,
-    spice_problem,
-    spice_scores,
-)
+from captioning.metrics.coco import Coco, bleu_of_sums, bleu_scores, spice_problem, spice_scores
 from captioning.metrics.evaluator import CaptionSet
 from captioning.metrics.java import JavaError
 

@@ -46,7 +46,7 @@ def test_a_mapping_is_relative_to_its_folder(folder):
     mapping.write_text('{"1": "images/cat.jpg", "2": "absent.jpg"}')
     found = find_images(mapping, folder, [1])
     assert found == {1: folder.parent / "images" / "cat.jpg"}
-    with pytest.raises(UserError, match=r"image_id 2: found no image file of it in .*files.json"):
+    with pytest.raises(UserError, match=r"image_id 2: found no image file for it in .*files.json"):
         find_images(mapping, folder, [1, 2])
     mapping.write_text("[]")
     with pytest.raises(UserError, match=r"expected {image id: image file}"):
@@ -54,7 +54,7 @@ def test_a_mapping_is_relative_to_its_folder(folder):
 
 
 def test_an_id_of_no_or_two_files(folder):
-    with pytest.raises(UserError, match="image_id 8: found no image file of it in"):
+    with pytest.raises(UserError, match="image_id 8: found no image file for it in"):
         find(folder, {"42": ["a"]}, [42, 8])
     (folder / "COCO_train2014_000000000042.jpg").write_bytes(b"")
     with pytest.raises(UserError, match=r"image_id 42 may be .*train2014.* or .*val2014.*: give"):

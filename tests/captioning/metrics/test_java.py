@@ -54,7 +54,7 @@ def test_hanging_java_is_killed_with_what_it_started(fake_java, tmp_path):
     ("script", "reason"),
     [
         ("echo 1; exec sleep 60", "no result within 2 s"),
-        ("echo nonsense", "makes no sense: .*nonsense"),
+        ("echo nonsense", "is invalid: .*nonsense"),
         (
             "echo 'Picked up JAVA_TOOL_OPTIONS' >&2;"
             "echo 'Exception in thread \"main\" java.lang.OutOfMemoryError: Java heap space' >&2;"

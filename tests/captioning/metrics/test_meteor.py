@@ -64,7 +64,7 @@ def test_the_formula_scores_statistics_as_java_does(java, shared_data):
     [
         ("exec sleep 60", 0.5, "no result within 1 s"),
         ("read line; echo 1; echo 'Error: broken' >&2; exit 1", 60, "exit code 1: Error: broken"),
-        ("cat", 60, "makes no sense: .*SCORE"),
+        ("cat", 60, "is invalid: .*SCORE"),
     ],
 )
 def test_failing_java_is_reported(fake_java, monkeypatch, script, seconds, reason):

@@ -44,7 +44,7 @@ def test_every_metric_can_be_named():
         ("CIDEr +", "write it as METRIC, -METRIC or METRIC + METRIC"),
         ("", "write it as METRIC, -METRIC or METRIC + METRIC"),
         ("--PPL", "write it as METRIC, -METRIC or METRIC + METRIC"),
-        ("CIDEr - CIDEr", "CIDEr is in it twice"),
+        ("CIDEr - CIDEr", "CIDEr occurs twice"),
     ],
 )
 def test_what_cannot_be_read(text, message):

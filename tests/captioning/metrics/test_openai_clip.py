@@ -151,11 +151,11 @@ def without(name):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda _: {"weight": torch.zeros(2)}, "no CLIP with a vision transformer"),
-        (lambda _: {"state_dict": [1]}, "holds no weights by name"),
-        (lambda _: {}, "no CLIP with a vision transformer"),
-        (without("visual.proj"), "no CLIP with a vision transformer"),
-        (lambda state: {**state, "text_projection": torch.zeros(3)}, "no CLIP with a vision"),
+        (lambda _: {"weight": torch.zeros(2)}, "not a CLIP with a vision transformer"),
+        (lambda _: {"state_dict": [1]}, "contains no weights by name"),
+        (lambda _: {}, "not a CLIP with a vision transformer"),
+        (without("visual.proj"), "not a CLIP with a vision transformer"),
+        (lambda state: {**state, "text_projection": torch.zeros(3)}, "not a CLIP with a vision"),
     ],
 )
 def test_another_file_is_reported_before_captions_are_made(settings, make, change, message):
@@ -172,9 +172,9 @@ def test_a_file_alone_takes_the_words_of_the_released_clips(make, clip_folder, m
     path, _ = make()
     for name in ("vocab.json", "merges.txt"):
         Path(path).with_name(name).unlink()
-    with pytest.raises(UserError, match="put them there") as caught:
+    with pytest.raises(UserError, match="put both files next to") as caught:
         Clip(path)
-    assert f"beside {path}, and none of openai/clip-vit-base-patch32" in str(caught.value)
+    assert f"next to {path}, and none of openai/clip-vit-base-patch32" in str(caught.value)
     asked = []
 
     def hub_file(repository, name):

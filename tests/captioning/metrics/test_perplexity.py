@@ -55,11 +55,7 @@ def test_values_are_those_of_the_definition(gpt2_folder):
     estimate = result.metrics["PPL"]
     assert estimate.value == pytest.approx(sum(known) / 6) and estimate.n == 6
     assert estimate.low < estimate.value < estimate.high
-    assert result.settings == {
-        "ppl_model": str(gpt2_folder),
-        "ppl_truncated": 1,
-        "ppl_empty": 2,
-    }
+    assert result.settings == {"ppl_model": str(gpt2_folder), "ppl_truncated": 1, "ppl_empty": 2}
 
 
 def test_batches_change_no_value(gpt2_folder):

@@ -159,12 +159,12 @@ def test_a_large_pool_is_scored_in_little_memory():
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("pool.xml", "a", "is no folder and no .txt, .csv, .json, .jsonl or .npz file"),
+        ("pool.xml", "a", "is not a folder and not a .txt, .csv, .json, .jsonl or .npz file"),
         ("pool.txt", "absent.png", "absent.png: no such image"),
         ("pool.json", "{}", "holds no images"),
         ("pool.json", '{"a.png": 1}', "expected a list of images"),
-        ("pool.json", '["a.png", {"caption": "b.png"}]', "row 2 names no image"),
-        ("pool.csv", "size\n3\n", "line 2 names no image"),
+        ("pool.json", '["a.png", {"caption": "b.png"}]', "row 2 has no image"),
+        ("pool.csv", "size\n3\n", "line 2 has no image"),
         ("pool.json", "[]", "holds no images"),
         ("pool.npz", "broken", "cannot be read"),
     ],
@@ -179,7 +179,7 @@ def test_a_pool_that_is_none(evaluate, tmp_path, name, content, message):
     ("arrays", "message"),
     [
         ({"features": np.ones((2, 16))}, "files is not a file in the archive: expected features"),
-        ({"features": np.ones((2, 16)), "files": ["a"]}, "do not go together"),
+        ({"features": np.ones((2, 16)), "files": ["a"]}, "do not match"),
         ({"features": np.zeros((1, 16)), "files": ["a"]}, "are 0 or not finite"),
         ({"features": np.array([["x"] * 16]), "files": ["a"]}, "expected numbers"),
         ({"features": np.ones((1, 15)), "files": ["a"]}, "of width 15, clip_model of 16"),

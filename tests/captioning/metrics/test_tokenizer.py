@@ -101,7 +101,7 @@ def test_java_that_dies_or_loses_a_line(fake_java):
     fake_java(f"{version} echo 'a cat'; [ -e $0.once ] && exit 9; touch $0.once")
     tokenized, name = tokenize({1: ["A cat.", "A dog."]})
     assert tokenized == {1: ["a cat", "a dog"]}
-    assert name == "regex (Java's answer makes no sense: 1 lines for 2 captions)"
+    assert name == "regex (Java's answer is invalid: 1 lines for 2 captions)"
     assert tokenize({1: ["A cat."]})[1] == "regex (Java ended with exit code 9: it wrote nothing)"
 
 

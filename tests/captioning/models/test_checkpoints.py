@@ -42,31 +42,6 @@ def test_a_machine_without_the_folder_says_so(tmp_path):
         checkpoints.read(tmp_path / "checkpoint_00.pth")
 
 
-def test_the_oldest_are_removed(tmp_path):
-    for epoch in range(5):
-        save(tmp_path, epoch)
-    checkpoints.remove_oldest(tmp_path, keep=2)
-    assert [path.stem for path in checkpoints.saved(tmp_path)] == [
-        "checkpoint_03",
-        "checkpoint_04",
-    ]
-
-
-def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
-    save(tmp_path, 0)
-
-    def fail(obj, file):
-        file.write(b"half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(torch, "save", fail)
-    with pytest.raises(UserError, match=r"cannot write .*checkpoint_00.pth: .*No space left"):
-        save(tmp_path, 0)
-    monkeypatch.undo()
-    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint_00.pth", "checkpoint_00.json"}
-    assert checkpoints.read_newest(tmp_path)[1]["epoch"] == 0
-
-
 @pytest.mark.parametrize("links", [True, False])
 def test_the_best_survives_the_removal_of_its_epoch(tmp_path, monkeypatch, links):
     if not links:
@@ -131,8 +106,7 @@ def test_a_flipped_bit_is_noticed_and_the_file_set_aside(tmp_path):
     _, newest, problems = checkpoints.read_newest(tmp_path)
     assert newest["epoch"] == 0
     assert problems == [
-        f"passing over a checkpoint: {path} cannot be read: its bytes are not those that were "
-        "written"
+        f"skipping a checkpoint: {path} cannot be read: its content differs from what was written"
     ]
     assert checkpoints.read_newest(tmp_path)[2] == []  # it is not counted any more
     assert path.with_name("checkpoint_01.pth.bad").read_bytes() == damaged
@@ -205,7 +179,7 @@ def test_killed_before_any_file_operation_there_is_a_verified_checkpoint(tmp_pat
     assert newest["epoch"] == 2
 
 
-@pytest.mark.parametrize("size", [0, 1, 100, 3000, 30_000])
+@pytest.mark.parametrize("size", [0, 100, 30_000])
 def test_a_file_that_the_system_does_not_let_grow(tmp_path, size):
     """A real refusal in mid-file: one line, and what was there is as it was."""
     save(tmp_path, 0)

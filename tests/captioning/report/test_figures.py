@@ -73,7 +73,7 @@ def test_curves_of_a_run_by_rewards(make_run):
     assert (read.kind, read.label) == ("reward", "reward true facts+CIDEr-D 1:0.5")
     titles, drawings = zip(*curves([read]))
     assert titles == ("Reward in training", "Length in training")
-    assert "ends at 10.000" in drawings[0] and "words a sampled caption" in drawings[1]
+    assert "ends at 10.000" in drawings[0] and "words per sampled caption" in drawings[1]
 
 
 def test_smoothed():

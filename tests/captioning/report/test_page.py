@@ -84,7 +84,7 @@ def test_what_is_missing_is_said(make_run, tmp_path):
         "The data set could not be read, so there are no human captions",
         "MLE has no scores of this split.",
         "No run has scores of this split.",
-        "There is no picture of accuracy against descriptiveness",
+        "There is no figure of accuracy against descriptiveness",
         "There is no record of the training of MLE.",
         "The costs of a caption's words are not shown: there are no human captions.",
         "Its commands are not recorded.",
@@ -109,8 +109,8 @@ def test_which_epoch_is_scored(runs):
         "CIDEr 1: 0.101, 2: 0.080"
     ) in text
     assert "<strong>0.167</strong>" in page and page.count("<strong>0.080</strong>") == 1
-    assert "scored was selected is not recorded for MLE+SMILE 0.3:0.7." in text
-    assert "not recorded for" not in text_of(render(compare(runs[:2])))
+    assert "For MLE+SMILE 0.3:0.7 there is no record of how the scored epoch was selected." in text
+    assert "no record of how" not in text_of(render(compare(runs[:2])))
 
 
 def test_program(runs, tmp_path, capsys, monkeypatch):

@@ -71,7 +71,7 @@ def test_runs_of_other_images(runs):
     assert comparison.image_ids == [result["image_id"] for result in results[:5]]
     assert any("MLE captioned 7 images" in sentence for sentence in comparison.missing)
     path.write_text(json.dumps([{"image_id": "elsewhere", "caption": "a dog"}]))
-    with pytest.raises(UserError, match="no image in common"):
+    with pytest.raises(UserError, match="no image of split test was captioned by all runs"):
         compare(runs)
 
 

@@ -128,8 +128,10 @@ def test_one_that_somebody_else_stops_is_not_done(job, tmp_path):
         run(job("bad", jobs.stopped_by_another, str(tmp_path)))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
-@pytest.mark.parametrize("whom", ["program", "all"])
+@pytest.mark.parametrize(
+    ("number", "whom"),
+    [(signal.SIGTERM, "program"), (signal.SIGUSR1, "all"), (signal.SIGINT, "all")],
+)
 def test_a_request_to_stop_is_passed_on_and_begins_no_other(job, tmp_path, number, whom):
     """Slurm and a terminal send it to the server as well: it leaves the jobs alone."""
 
@@ -206,7 +208,7 @@ def test_one_that_does_not_end_is_killed_and_named(job, tmp_path, monkeypatch, c
     up = ask_when(lambda: list(tmp_path.glob("up.*")))
     with pytest.raises(signals.Stopped):
         run(deaf, good, poll=up)
-    said = ["stopping by SIGTERM: saving", "killed, as they did not end within 0.5 s: deaf"]
+    said = ["stopping by SIGTERM: saving", "killed after 0.5 s, since they did not stop: deaf"]
     assert capsys.readouterr().err.splitlines() == said
     with pytest.raises(ProcessLookupError):
         os.kill(int(next(tmp_path.glob("up.*")).suffix[1:]), 0)

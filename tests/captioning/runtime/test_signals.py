@@ -134,6 +134,6 @@ def test_a_program_with_a_bug_ends_though_its_workers_ignore_signals(repository,
         env={**os.environ, "PYTHONPATH": str(repository)},
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=250,
     )
     assert done.returncode == 1 and "RuntimeError: a bug" in done.stderr

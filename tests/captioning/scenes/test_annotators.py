@@ -22,10 +22,7 @@ def test_whatever_they_say_is_true():
 
 def test_each_says_more_than_the_one_before():
     said = [captions for _, captions in captions_of(300)]
-    for count in (
-        lambda text: len(text.split()),
-        lambda text: len(read_caption(text).facts()),
-    ):
+    for count in (lambda text: len(text.split()), lambda text: len(read_caption(text).facts())):
         by_annotator = [mean(count(captions[i]) for captions in said) for i in range(5)]
         assert by_annotator == sorted(by_annotator)
         assert by_annotator[-1] > 2.5 * by_annotator[0]

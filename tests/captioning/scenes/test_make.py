@@ -30,7 +30,7 @@ def test_the_seed_decides_everything(tmp_path):
     assert found == digest(tmp_path / "b") != digest(tmp_path / "c")
     captions = (tmp_path / "a" / "scenes_train.json").read_bytes()
     assert hashlib.sha256(captions).hexdigest()[:12] == "6c29099b3bb9"  # of every version
-    assert not make_scenes(tmp_path / "a", 1, SPLITS)  # it is there already
+    assert not make_scenes(tmp_path / "a", 1, SPLITS)  # it exists already
     assert digest(tmp_path / "a") == found
 
 
@@ -76,7 +76,7 @@ def test_something_else_there_is_refused(tmp_path, other):
         (tmp_path / "s" / "scenes.json").write_text("[]")
     before = digest(tmp_path / "s")
     splits = {**SPLITS, "val": 1} if other == "splits" else SPLITS
-    with pytest.raises(UserError, match="holds something other than the scenes of seed 0"):
+    with pytest.raises(UserError, match="contains something other than the scenes of seed 0"):
         make_scenes(tmp_path / "s", 0, splits)
     assert digest(tmp_path / "s") == before
 
@@ -115,7 +115,7 @@ def test_a_drawing_that_was_stopped_is_begun_again(tmp_path, monkeypatch):
 def test_truth_of_another_kind_is_refused(tmp_path, content):
     path = tmp_path / "truth.json"
     path.write_text(json.dumps(content))
-    with pytest.raises(UserError, match=r"truth\.json: has no contents of scenes"):
+    with pytest.raises(UserError, match=r"truth\.json: does not describe scenes"):
         read_scenes(path)
 
 
@@ -124,7 +124,7 @@ def test_program_says_what_it_did(tmp_path, monkeypatch, capsys):
         "captioning.scenes.__main__.make_scenes", partial(make_scenes, splits=SPLITS)
     )
     output = ["--output", str(tmp_path / "scenes")]
-    for expected in ("is drawn", "is there already"):
+    for expected in ("is drawn", "exists already"):
         assert main(output) == 0
         assert expected in capsys.readouterr().err
     assert main([*output, "--seed", "3"]) == 2

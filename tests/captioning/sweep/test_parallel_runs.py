@@ -21,7 +21,7 @@ def test_one_run_a_gpu(monkeypatch):
     with pytest.raises(UserError, match="there are 3 GPUs"):
         slots("auto", 4)
     assert len(slots("cuda:1", None)) == 1 and "CUDA_VISIBLE_DEVICES" not in slots("cuda:1", None)
-    with pytest.raises(UserError, match="device is cuda:1, one GPU"):
+    with pytest.raises(UserError, match="device is cuda:1, a single GPU"):
         slots("cuda:1", 2)
 
 
@@ -44,8 +44,8 @@ def test_each_run_is_announced_with_the_time_left(capsys, monkeypatch, tmp_path)
     lines.ended("a", None)
     lines.ended("b", "no such folder")
     assert capsys.readouterr().err.splitlines() == [
-        f"a: begun on GPU 5, see {tmp_path / 'a.log'}",
-        f"b: begun, see {tmp_path / 'b.log'}",
+        f"a: started on GPU 5, see {tmp_path / 'a.log'}",
+        f"b: started, see {tmp_path / 'b.log'}",
         "[1/3] a: done in 130 s, about 2 min to go",
         "[2/3] b: failed: no such folder, about 2 min to go",
     ]

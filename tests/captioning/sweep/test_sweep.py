@@ -30,13 +30,13 @@ def test_what_is_done_is_not_done_again(swept, tiny_config, tmp_path, capsys):
     without = "smile_no_first_token_mle"
 
     assert swept(*command, code=130, **{"mle0.5": "stop"}) == ["pretrain", "smile"]
-    assert "stopped; the same command goes on from here" in capsys.readouterr().err
+    assert "stopped; the same command continues from here" in capsys.readouterr().err
     refused = {"mle0.5": "the loss is not finite"}
     assert swept(*command, code=2, **refused) == ["pretrain", "mle0.5", without]
     told = capsys.readouterr()
     assert "error: mle0.5 failed: the loss is not finite" in told.err
     assert [line.split(" | ")[0] for line in told.out.splitlines()[2:]] == [
-        *("| Humans", "| SMILE", "| SMILE, no first-token MLE"),  # those that are done
+        *("| Humans", "| SMILE", "| SMILE, no first-token MLE")  # those that are done
     ]
     assert swept(*command) == ["pretrain", "mle0.5"]
     assert (folder / "frontier.svg").read_text().count("<svg") == 1
@@ -88,17 +88,17 @@ def test_seeds_are_told_as_one_in_table_and_report(swept, tmp_path):
     ("arguments", "line"),
     [
         (["--mle", "2"], "'2' are not weights from 0 to 1"),
-        (["reward={cider: 1}"], "unset reward, which trains beside what runs differ in"),
-        (["--ablation", "size"], "'size' is no ablation; name some of objective"),
-        (["objective=smile"], "objective is what the runs differ in"),
-        (["--pretrain", "x.yaml", "pretrained=a"], "pretrained is what the runs differ in"),
+        (["reward={cider: 1}"], "unset reward, since a sweep compares objectives"),
+        (["--ablation", "size"], "'size' is no ablation; give some of objective"),
+        (["objective=smile"], "objective is set by the sweep"),
+        (["--pretrain", "x.yaml", "pretrained=a"], "pretrained is set by the sweep"),
         (["--pretrain", "x.yaml"], "x.yaml: no such file"),
         (["batch=3"], "unknown key 'batch'"),
         (["--ablation", "subset_size", "--subset_sizes", "0"], "'0' are not whole numbers"),
         (["--jobs", "0"], "--jobs is 0"),
         (
             ["--seeds", "2", "val_file=", "test_file=", "split={val: 0.3, test: 0.3}"],
-            "each seed divides train_file anew: give split a seed",
+            "each seed would divide train_file differently: give split a seed",
         ),
         (["--ablation", "first_token_shift", "model=lstm"], "first_token_shift is for model blip"),
     ],

@@ -99,7 +99,7 @@ def test_every_objective_is_compared_once_alone_and_some_mixtures_are(settings_o
     window = next(v for v in variants if v.name == "truncation")
     assert settings_of(window).build_objective().alternatives["truncation"].window == 1000
     assert [v.name for v in of_objectives(read_objectives("focal,mle,focal"))] == ["mle", "focal"]
-    with pytest.raises(UserError, match="'focl' is no objective; name some of mle, smile"):
+    with pytest.raises(UserError, match="'focl' is no objective; give some of mle, smile"):
         read_objectives("mle,focl")
 
 

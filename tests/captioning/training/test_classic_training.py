@@ -204,7 +204,7 @@ def test_a_run_that_ended_early_is_left_as_it_is(run, scored, capsys):
     scored.update(with_bleu([0.3, 0.2, 0.4]))
     first = run("model=lstm", *GOES_BY_BLEU)
     first.run()
-    ended = "ended early, after 2 epochs: Bleu_4 was best 1 validations before"
+    ended = "stopped early, after 2 epochs: Bleu_4 was best 1 validations ago"
     assert capsys.readouterr().err.count(ended) == 1
     (first.folder / "run.json").write_text("the record of the first run")
     before = {path: path.read_bytes() for path in first.folder.rglob("*") if path.is_file()}
@@ -224,8 +224,8 @@ def test_a_validation_without_bleu_is_told(run, scored, capsys):
     scored.update(with_bleu([0.3, None, 0.2]))
     run("model=lstm", *GOES_BY_BLEU).run()
     shown = capsys.readouterr().err
-    assert shown.count("no Bleu_4 here: early_stopping does not count this epoch") == 1
-    assert "ended early, after 3 epochs" in shown
+    assert shown.count("early_stopping ignores this epoch, which has no Bleu_4") == 1
+    assert "stopped early, after 3 epochs" in shown
 
 
 @pytest.mark.parametrize("key", ["early_stopping=2", "lr_schedule=plateau"])
@@ -235,11 +235,13 @@ def test_a_run_that_goes_by_bleu_needs_it(run, monkeypatch, key):
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *more: None if name in hidden else find(name)
     )
-    goes_by = f"{key.split('=')[0]} goes by"
-    reason = "Bleu_4, but Bleu_4 cannot be had: pycocoevalcap is not installed; name other metrics"
+    goes_by = f"{key.split('=')[0]} depends on"
+    reason = "Bleu_4, but Bleu_4 cannot be computed: pycocoevalcap is not installed; set monitor"
     with pytest.raises(UserError, match=f"{goes_by} {reason}"):
         run("model=lstm", "metrics=[coco, length]", key)
-    reason = r"Bleu_4, but metrics is \['length'\], which compute no Bleu_4; name other metrics"
+    reason = (
+        r"Bleu_4, but metrics is \['length'\], which does not include Bleu_4; set monitor to other"
+    )
     with pytest.raises(UserError, match=f"{goes_by} {reason}"):
         run("model=lstm", "metrics=[length]", key)
     run("model=lstm", "metrics=[length]", key, "monitor=-cap_len")
@@ -254,7 +256,10 @@ def test_a_run_that_goes_by_bleu_needs_it(run, monkeypatch, key):
             "encoder_weights is none and encoder_lr is 0: the image encoder would ke",
         ),
         (["image_size=8", "encoder=squeezenet1_1"], "image_size is 8, too small for squeezenet1"),
-        (["image_size=32", "batch_size=1"], "batch_size is 1; this captioner normalises over"),
+        (
+            ["image_size=32", "batch_size=1"],
+            "batch_size is 1, but must be 2 or more: this captioner has a batch norm",
+        ),
         (["max_length=1", "min_length=1"], "max_length is 1; with this prompt, of 1 tok.* or more"),
     ],
 )

@@ -107,7 +107,7 @@ def test_a_new_run_moves_the_old_one_aside(run, scored, capsys):
     new = run("max_epoch=2", "resume=never", "seed=7")
     new.run()
     old = new.folder.with_name("run.1")
-    assert f"moved what was in {new.folder} to {old}" in capsys.readouterr().err
+    assert f"moved the files of {new.folder} to {old}" in capsys.readouterr().err
     best = [torch.load(f / "checkpoint_best.pth") for f in (old, new.folder)]
     assert [b["epoch"] for b in best] == [1, 1]
     assert [b["config"]["seed"] for b in best] == [42, 7]

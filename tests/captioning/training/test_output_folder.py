@@ -241,7 +241,7 @@ def test_a_machine_that_was_overtaken_writes_no_more(s3, on):
     second.keep()
     there = stores.stamps(ADDRESS)
     save(first.folder, 2)
-    with pytest.raises(UserError, match="another machine has gone on with this run") as refused:
+    with pytest.raises(UserError, match="another machine has continued this run") as refused:
         first.keep()
     assert str(first.folder) in str(refused.value) and stores.stamps(ADDRESS) == there
     second.keep()

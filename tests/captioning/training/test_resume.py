@@ -63,7 +63,7 @@ def test_a_run_that_has_run_more_epochs_than_asked_is_refused(scenes_config, tmp
     content = {"model": {}, "optimizer": {}, "epoch": 2, "config": config.model_dump()}
     torch.save(content, tmp_path / "checkpoint_02.pth")
     assert starting_point(config)["epoch"] == 2
-    with pytest.raises(UserError, match=r"max_epoch is 2, but the run in .* has run 3 epochs"):
+    with pytest.raises(UserError, match=r"max_epoch is 2, but the run in .* has finished 3 epochs"):
         starting_point(load_config(scenes_config, ["max_epoch=2"], {"output_dir": str(tmp_path)}))
 
 
@@ -96,18 +96,18 @@ def test_a_run_goes_on_with_another_signature_of_an_address(scenes_config, tmp_p
     assert "FIRST" not in str(error.value) and "SECOND" not in str(error.value)
 
 
-OTHER = "the run in {run} had other settings ({told}); give another output_dir, or resume=never, "
+OTHER = "the run in {run} had other settings ({told}); set another output_dir, or resume=never, "
 OTHER += "which moves that run aside"
 LENGTH = (
-    "the run in {run} was to be of another length (max_epoch was 3, is 4): under lr_schedule "
-    "{schedule} its epochs so far would have had other learning rates; set it as it was, or give "
-    "resume=never, which moves that run aside, and from the start an lr_schedule whose past does "
-    "not change (exponential or plateau)"
+    "the run in {run} had another length (max_epoch was 3, is 4), and with lr_schedule {schedule} "
+    "the learning rates of its earlier epochs depend on the length; set the old value, or set "
+    "resume=never, which moves that run aside, and lr_schedule to exponential or plateau, whose "
+    "rates do not depend on the length"
 )
 BATCHES = (
-    "the run in {run} stopped with 8 images a step (8 batch_size, 1 processes, 1 "
-    "accumulation_steps); with {images} ({now}) the rest would be of another run: set them so that "
-    "they make as many, or as they were"
+    "the run in {run} stopped with 8 images per step (8 batch_size, 1 processes, 1 "
+    "accumulation_steps); a run with {images} ({now}) would continue another run: change them so "
+    "that their product is 8, or set the old values"
 )
 
 
@@ -133,9 +133,9 @@ ROWS = [  # what the run had, what it is given, the line
             *("lr_schedule=exponential", "metrics=[length]"),
         ],
         "max_epoch=4",
-        "the run in {run} was to be of another length (max_epoch was 3, is 4): with "
-        "teacher_forcing_middle its epochs so far would have read other words; set it as it was, "
-        "or give resume=never, which moves that run aside",
+        "the run in {run} had another length (max_epoch was 3, is 4), and with "
+        "teacher_forcing_middle the input words of its earlier epochs depend on the length; set "
+        "the old value, or set resume=never, which moves that run aside",
     ),
     (
         [],

@@ -97,11 +97,15 @@ def hide_metrics(monkeypatch):
 
 @pytest.mark.parametrize("more", [[], ["objective=smile"]])
 def test_metrics_that_cannot_be_had_are_one_line_at_the_start(run, monkeypatch, more):
-    message = r"select is CIDEr \+ PPL, but metrics is \[.*'coco', .*\], which compute no PPL; name"
+    message = (
+        r"select is CIDEr \+ PPL, but metrics is \[.*'coco', .*\], which does not include PPL; name"
+    )
     with pytest.raises(UserError, match=message):
         run("select=CIDEr + PPL", *more)
     hide_metrics(monkeypatch)
-    message = "select is CIDEr, but CIDEr cannot be had: no licence; name other metrics, or last"
+    message = (
+        "select is CIDEr, but CIDEr cannot be computed: no licence; name other metrics, or last"
+    )
     with pytest.raises(UserError, match=message):
         run("select=CIDEr", *more)
 
@@ -109,7 +113,9 @@ def test_metrics_that_cannot_be_had_are_one_line_at_the_start(run, monkeypatch, 
 def test_the_default_falls_back_to_the_last_epoch_and_says_so(run, monkeypatch, capsys):
     hide_metrics(monkeypatch)
     assert run("objective=mle").config.select == "last"
-    line = "the last epoch will be selected, not the best by CIDEr + Bleu_4: CIDEr cannot be had"
+    line = (
+        "the last epoch will be selected, not the best by CIDEr + Bleu_4: CIDEr cannot be computed"
+    )
     assert f"{line}: no licence" in capsys.readouterr().err
 
 
@@ -180,7 +186,7 @@ def test_another_select_takes_another_epoch_of_a_run_that_is_over(run, capsys):
     run("objective=smile", ALL, "select=CIDEr").run()
     assert best_of(tuning.folder) == read_record(tuning.folder)["epoch"] == 0
     shown = capsys.readouterr().err
-    assert "checkpoint_best.pth is of epoch 1 now, by select: CIDEr" in shown
+    assert "checkpoint_best.pth now has the weights of epoch 1, by select: CIDEr" in shown
     run("objective=smile", ALL, "select=last").run()
     assert best_of(tuning.folder) == 2
 
@@ -191,7 +197,7 @@ def test_an_epoch_whose_weights_are_gone_cannot_be_taken(run, capsys):
     run("objective=smile", "select=CIDEr").run()
     assert (
         "epoch 1 is best by select: CIDEr, but its weights were not kept (keep_checkpoints); "
-        "checkpoint_best.pth is that of epoch 3" in capsys.readouterr().err
+        "checkpoint_best.pth has the weights of epoch 3" in capsys.readouterr().err
     )
     assert best_of(tuning.folder) == read_record(tuning.folder)["epoch"] == 2
     checkpoints.best(tuning.folder).unlink()

@@ -275,7 +275,7 @@ def test_a_reward_that_is_not_finite_stops_the_run(run, monkeypatch):
     monkeypatch.setattr(CiderD, "__call__", fail_second)
     tuning = run()
     with pytest.raises(
-        UserError, match=r"the reward is not finite at step 2 \(rank 0 had.*leave out a part of rew"
+        UserError, match=r"the reward is not finite at step 2 \(rank 0 had.*remove a term from the"
     ):
         tuning.run()
     assert (tuning.folder / "checkpoint_00_step00000001.pth").exists()

@@ -81,6 +81,13 @@ def count_what_is_kept(path):
     return hook
 
 
+def test_a_learnt_null_image_is_sharded(finished, config):
+    settings = (*BLIP, "drop_image=0.4", "null_image=learnt")
+    sharded = finished(*settings, "sharding=fsdp")
+    assert_close(sharded, finished(*settings))
+    assert weights(sharded)["null_image.vector"].any()
+
+
 def test_it_learns_as_without_and_each_process_keeps_its_part(finished, config):
     settings = (*BLIP, *CLIPPED, "vit_grad_ckpt=true", "vit_ckpt_layer=1")
     counts = config.with_name("counts")
@@ -163,19 +170,19 @@ def test_its_checkpoint_is_read_as_any_other(finished, config):
         (
             "seed=1",
             1,
-            "sharding is fsdp, but there is one process to divide the captioner over; start more "
-            "(NPROC_PER_NODE=2), or sharding=none",
+            "sharding is fsdp, but there is only one process; start several (NPROC_PER_NODE=2), "
+            "or sharding=none",
         ),
         (
             "compile=true",
             2,
-            "sharding is fsdp, but compile is true, which cannot trace gathered weights; "
+            "sharding is fsdp, but compile is true, which does not support sharded weights; "
             "set compile=false, or sharding=none",
         ),
         (
             "precision=fp16",
             2,
-            "sharding is fsdp, but precision is fp16, whose loss scaling it does not support; set "
+            "sharding is fsdp, but precision is fp16, and fsdp does not support loss scaling; set "
             "precision=bf16, or sharding=none",
         ),
     ],
@@ -192,7 +199,7 @@ def test_parts_of_what_is_whole_are_one_line(config):
     with pytest.raises(UserError) as caught:
         check_sharding(load_config(config, ["checkpoint_format=sharded"]))
     assert str(caught.value) == (
-        "checkpoint_format is sharded, but sharding is none, so that nothing is divided; set "
+        "checkpoint_format is sharded, but sharding is none; set "
         "checkpoint_format=whole, or sharding=fsdp"
     )
 
@@ -200,5 +207,5 @@ def test_parts_of_what_is_whole_are_one_line(config):
 def test_a_torch_that_it_goes_wrong_with_is_refused(config, monkeypatch):
     monkeypatch.setattr(distributed, "world_size", lambda: 2)
     monkeypatch.setattr(torch, "__version__", "2.8.0+cpu")
-    with pytest.raises(UserError, match=r"sharding is fsdp, but this is torch 2.8.0.cpu, where"):
+    with pytest.raises(UserError, match=r"sharding is fsdp, but this is torch 2.8.0.cpu, which"):
         check_sharding(load_config(config, ["sharding=fsdp"]))

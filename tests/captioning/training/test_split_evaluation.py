@@ -50,12 +50,6 @@ def test_facts_file_is_relative_to_ann_root(evaluation, tmp_path):
         evaluation("metrics=[length, facts]", "facts_file=facts.json")
 
 
-def test_files_of_objects_are_relative_to_ann_root(evaluation, tmp_path):
-    files = ("objects_file=[a.json, b.json]", "synonyms=words.txt", "singular=wordnet")
-    with pytest.raises(UserError, match=r"words\.txt: no such file"):
-        evaluation("metrics=[chair]", *files)
-
-
 def test_what_a_caption_has_besides_scores_is_written(evaluation, tmp_path):
     pytest.importorskip("textblob", reason="chair and detail need TextBlob")
     (tmp_path / "words.txt").write_text("sports ball, ball\ndog, puppy\n")

@@ -1,0 +1,58 @@
+"""Guidance and visual contrast beside plain decoding with the same beams, by copies for inference.
+
+    bash scripts/benchmark.sh decoding [--quick]
+
+BLIP-base at 384 pixels with random weights, 3 beams, captions of full length; fp32 on a CPU, bf16
+on a GPU.
+"""
+
+import argparse
+import functools
+import sys
+from typing import Any
+
+import torch
+
+from benchmarks.captioners import our_captioner
+from benchmarks.captioning import CPU, GPU, NEVER_ENDS, TINY
+from benchmarks.measure import compare
+from benchmarks.topic import Cases, program
+from decoding import DecodingSettings
+
+METHODS = {
+    "plain": {},
+    "guidance": {"guidance_scale": 2.0},
+    "contrast": {"contrastive_alpha": 1.0},
+}
+
+
+def cases(options: argparse.Namespace) -> Cases:
+    """A row for each batch and length."""
+    on_gpu = options.device.type == "cuda"
+    ours = our_captioner(options.quick).eval().to(options.device)
+    with torch.no_grad():
+        ours.text_decoder.cls["predictions"].bias[ours.tokenizer.end] = NEVER_ENDS
+    copy = ours.for_inference(torch.bfloat16 if on_gpu else torch.float32)
+    side = ours.visual_encoder.patch_embed.img_size[0]
+
+    def measure(batch: int, length: int) -> dict[str, Any]:
+        generator = torch.Generator().manual_seed(1)
+        image = torch.randn(batch, 3, side, side, generator=generator).to(options.device)
+        works = {}
+        for who, method in METHODS.items():
+            settings = DecodingSettings(num_beams=3, max_length=length, min_length=5, **method)
+            works[who] = functools.partial(copy.generate_details, image, settings)
+        return compare(works, ["plain"], options.rounds, (batch, "captions"))
+
+    batches, lengths = TINY if options.quick else GPU if on_gpu else CPU
+    return {
+        f"batch {batch}, length {length}": functools.partial(measure, batch, length)
+        for batch in batches
+        for length in lengths
+    }
+
+
+main = program("decoding", __doc__, 3, cases)
+
+if __name__ == "__main__":
+    sys.exit(main())

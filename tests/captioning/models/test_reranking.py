@@ -1,0 +1,210 @@
+"""Reranking against plain loops: scores of candidates, and what a caption depends on."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from captioning.config import load_config
+from captioning.data import read_split
+from captioning.models.build import captioner_from
+from captioning.models.generation import caption_images
+from captioning.models.reranking import Reranker
+from captioning.runtime.errors import UserError
+from decoding import DecodingSettings
+from decoding.rerank import Reranking
+
+SMALL = ["encoder=shufflenet_v2_x0_5", "encoder_weights=none", "encoder_lr=1e-3"]
+SMALL += ["embed_dim=16", "hidden_dim=16", "attention_dim=8", "prompt='a '"]
+MODELS = {"blip": ["vit.embed_dim=32"], "lstm": ["model=lstm", *SMALL]}
+WHOLE = DecodingSettings(num_beams=2, max_length=12, min_length=0, top_p=1.0, top_k=0)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def built(scenes_config, tmp_path):
+    """Return a function that makes a captioner whose words differ in probability."""
+
+    def make(model="blip", *overrides, spread=4.0):
+        flags = {"output_dir": str(tmp_path)}
+        keys = [*MODELS[model], "image_size=64", *overrides]
+        captioner = captioner_from(load_config(scenes_config, keys, flags), None)[0].eval()
+        with torch.no_grad():
+            for parameter in captioner.parameters():
+                parameter.mul_(spread if parameter.dim() > 1 else 1)
+        return captioner
+
+    return make
+
+
+def image_of(size=64, images=2):
+    return torch.randn(images, 3, size, size, generator=torch.Generator().manual_seed(3))
+
+
+def log_p(captioner, encoded, ids):
+    """The log-probability of one caption's ids, word by word, up to its end."""
+    own, end = ids[len(captioner.prompt_ids) :], captioner.tokenizer.end
+    length = own.tolist().index(end) + 1 if end in own else len(own)
+    logits, _ = captioner.score_tokens(encoded, ids)
+    return logits.double().log_softmax(-1)[range(length), own[:length]].sum().item()
+
+
+def generated(captioner, reranking, image=None):
+    reranking = dataclasses.replace(reranking, num_return=reranking.num_candidates)
+    image = image_of() if image is None else image
+    return Reranker(captioner, reranking, CPU).generate_details(image, WHOLE)
+
+
+@pytest.mark.parametrize("candidates", ["samples", "beams"])
+@pytest.mark.parametrize("model", MODELS)
+def test_mutual_information_against_a_loop(built, model, candidates):
+    captioner, image = built(model), image_of()
+    found = generated(captioner, Reranking("mmi", 4, candidates, rerank_weight=0.7))
+    encoded = captioner.encode(image)
+    null = captioner.encode_null(encoded)
+    for row in range(2):
+        own = encoded[row : row + 1]
+        expected = [
+            log_p(captioner, own, ids) - 0.7 * log_p(captioner, null[row : row + 1], ids)
+            for ids in found.token_ids[row]
+        ]
+        assert found.rerank_scores[row].tolist() == pytest.approx(expected, rel=1e-3, abs=1e-3)
+        assert expected == sorted(expected, reverse=True)
+    if candidates == "beams":
+        beams = captioner.generate_details(
+            image, dataclasses.replace(WHOLE, num_beams=4, num_return=4)
+        )
+        assert [sorted(group) for group in found.captions] == [sorted(c) for c in beams.captions]
+
+
+def test_minimum_bayes_risk_against_a_loop(built):
+    """CIDEr-D with equal weights, written out for pairs of captions."""
+    found = generated(built(), Reranking("mbr", 5))
+    for captions, scores in zip(found.captions, found.rerank_scores.tolist()):
+        words = [[*text.split(), "</s>"] for text in captions]
+        for i, score in enumerate(scores):
+            others = [cider_d(words[i], words[j]) for j in range(5) if j != i]
+            assert score == pytest.approx(sum(others) / 4, rel=1e-6)
+        assert scores == sorted(scores, reverse=True)
+
+
+def cider_d(words, reference):
+    total = 0.0
+    for n in range(1, 5):
+        own, other = ({}, {})
+        for counts, text in ((own, words), (other, reference)):
+            for start in range(len(text) - n + 1):
+                gram = tuple(text[start : start + n])
+                counts[gram] = counts.get(gram, 0) + 1
+        norms = [sum(c**2 for c in counts.values()) ** 0.5 for counts in (own, other)]
+        if all(norms):
+            total += sum(min(c, other.get(g, 0)) * other.get(g, 0) for g, c in own.items()) / (
+                norms[0] * norms[1]
+            )
+    gap = len(words) - len(reference)
+    return 10 * total / 4 * 2.718281828459045 ** (-(gap**2) / 72)
+
+
+def test_a_caption_depends_on_its_image_and_the_seed(built):
+    captioner = built()
+    reranking = Reranking("mmi", 6, seed=1)
+    whole = generated(captioner, reranking, image_of(images=3))
+    for row in range(3):
+        alone = generated(captioner, reranking, image_of(images=3)[row : row + 1])
+        assert alone.captions[0] == whole.captions[row]
+    other = generated(captioner, dataclasses.replace(reranking, seed=2), image_of(images=3))
+    assert other.captions != whole.captions
+
+
+def test_clip_and_itm_by_their_own_scores(built, clip_folder, itm_checkpoint):
+    from captioning.metrics.clip import Clip
+    from captioning.metrics.clipscore import PREFIX
+    from captioning.metrics.itm_model import ItmScorer
+    from captioning.models.reranking import resized
+
+    captioner, image = built(), image_of()
+    found = generated(captioner, Reranking("clip", 4, model=str(clip_folder)))
+    clip = Clip(str(clip_folder))
+    vectors = clip.image_features(resized(image, clip.image_size))
+    for row in range(2):
+        texts = clip.text_features(clip.encode([PREFIX + t for t in found.captions[row]])[0])
+        expected = texts @ vectors[row]
+        torch.testing.assert_close(found.rerank_scores[row].float(), expected)
+        assert (expected.diff() <= 1e-6).all()
+    found = generated(captioner, Reranking("itm", 4, model=str(itm_checkpoint)))
+    expected = ItmScorer(str(itm_checkpoint)).scores(image, found.captions)
+    torch.testing.assert_close(found.rerank_scores.float(), expected)
+    assert (expected.diff(dim=1) <= 1e-6).all()
+
+
+@pytest.fixture
+def judge(built, scenes_config, tmp_path):
+    """Return a function that writes a checkpoint of another captioner."""
+
+    def write(*overrides, model="blip"):
+        keys = [*MODELS[model], "image_size=48", "seed=5", *overrides]
+        config = load_config(scenes_config, keys, {"output_dir": str(tmp_path)})
+        captioner = captioner_from(config, None)[0]
+        path = tmp_path / f"judge_{model}{len(overrides)}.pth"  # judges are kept by their path
+        content = {"model": captioner.state_dict(), "config": config.model_dump()}
+        torch.save({**content, **captioner.saved_beside_weights()}, path)
+        return path, captioner.eval()
+
+    return write
+
+
+def test_a_judge_scores_with_its_own_likelihoods(built, judge):
+    from captioning.models.reranking import resized
+
+    path, other = judge()
+    captioner, image = built(), image_of()
+    found = generated(captioner, Reranking("judge", 3, rerank_weight=0.4, model=str(path)))
+    encoded = other.encode(resized(image, 48))
+    null = other.encode_null(encoded)
+    for row in range(2):
+        expected = [
+            log_p(other, encoded[row : row + 1], ids) - 0.4 * log_p(other, null[:1], ids)
+            for ids in found.token_ids[row]
+        ]
+        assert found.rerank_scores[row].tolist() == pytest.approx(expected, rel=1e-3, abs=1e-3)
+
+
+def test_a_judge_of_another_vocabulary_or_prompt(built, judge):
+    path, _ = judge("prompt='a photo of '")
+    with pytest.raises(UserError, match="has the prompt 'a photo of ', the captioner 'a picture"):
+        Reranker(built(), Reranking("judge", model=str(path)), CPU)
+    path, _ = judge(model="lstm")
+    with pytest.raises(UserError, match="has another vocabulary than the captioner"):
+        Reranker(built(), Reranking("judge", model=str(path)), CPU)
+
+
+@pytest.fixture
+def results(scenes_config, tmp_path):
+    """Return a function that captions the test split and returns the results."""
+
+    def caption(*overrides):
+        config = load_config(scenes_config, overrides, {"output_dir": str(tmp_path)})
+        captioner, _ = captioner_from(config, None)
+        return caption_images(captioner, read_split(config, "test"), config, CPU, "captions")
+
+    return caption
+
+
+def test_weight_0_is_plain_decoding(results):
+    assert results("rerank=mmi", "rerank_weight=0.0") == results()
+
+
+def test_captions_of_a_split(results):
+    """The batch size does not matter, and the candidates are saved on request."""
+    keys = ["rerank=mmi", "num_candidates=3", "top_p=1.0", "top_k=0"]
+    found = results(*keys, "eval_batch_size=3", "save_candidates=true")
+    assert [{k: v for k, v in r.items() if k != "candidates"} for r in found] == results(
+        *keys, "eval_batch_size=1"
+    )
+    assert json.loads(json.dumps(found)) == found
+    for result in found:
+        scores = [candidate["rerank_score"] for candidate in result["candidates"]]
+        assert len(scores) == 3 and scores == sorted(scores, reverse=True)
+        assert result["candidates"][0]["caption"] == result["caption"]
+        assert all(isinstance(candidate["score"], float) for candidate in result["candidates"])
