@@ -41,9 +41,8 @@ class Keys(BaseModel):
         for key in ("guidance_scale", "contrastive_alpha", "drop_image", "null_image", "rerank"):
             value, default = getattr(self, key), type(self).model_fields[key].default
             if value != default:
-                raise ValueError(
-                    f"{key} is {value}, which model vlm does not support; set it to {default}"
-                )
+                way = "unset it" if default is None else f"set it to {default}"
+                raise ValueError(f"{key} is {value}, which model vlm does not support; {way}")
         if self.reward:
             raise ValueError(
                 "reward needs captions sampled by decoding/; model vlm generates with transformers"

@@ -8,8 +8,10 @@ from PIL import Image
 
 from app.options import defaults_of, read_options
 from captioning.data import evaluation_transform
+from captioning.models.reranking import Reranker
 from captioning.runtime.errors import UserError
 from decoding import DecodingSettings
+from decoding.rerank import Reranking
 from tests.app.captions import caption_of
 
 PHOTO = Image.radial_gradient("L").convert("RGB")
@@ -60,6 +62,28 @@ def test_a_guided_caption_has_the_captioners_own_score_too(service):
     assert record["score"] == pytest.approx(expected.scores.item(), abs=1e-6)
     assert record["own_score"] == pytest.approx(expected.own_scores.item(), abs=1e-6)
     assert record["settings"]["guidance_scale"] == 3
+
+
+def test_a_reranked_caption_and_its_candidates(service):
+    checkpoint = service.checkpoints[0]
+    given = {**defaults_of(checkpoint), "rerank": "mmi", "num_candidates": 5, "seed": 3}
+    record = caption_of(service, PHOTO, checkpoint, read_options(given)).record()
+    assert "candidates" not in record
+    assert record["settings"]["num_candidates"] == 5 and record["settings"]["rerank"] == "mmi"
+    listed = caption_of(service, PHOTO, checkpoint, read_options({**given, "details": True}))
+    candidates = listed.record()["candidates"]
+    scores = [candidate["rerank_score"] for candidate in candidates]
+    assert len(scores) == 5 and scores == sorted(scores, reverse=True)
+    assert candidates[0]["caption"] == record["caption"]
+    reranker = Reranker(
+        checkpoint.captioner, Reranking("mmi", 5, seed=3), torch.device(checkpoint.device)
+    )
+    settings = checkpoint.config.decoding_settings()
+    expected = reranker.generate_details(image_for(checkpoint), settings)
+    assert expected.captions == [[record["caption"]]]
+    off = caption_of(service, PHOTO, checkpoint, read_options({**given, "rerank_weight": 0}))
+    plain = caption_of(service, PHOTO, checkpoint, read_options(defaults_of(checkpoint)))
+    assert off.record()["caption"] == plain.record()["caption"]
 
 
 @pytest.mark.parametrize(("name", "value"), [("min_p", 1.0), ("typical_p", 1e-6)])

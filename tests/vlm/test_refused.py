@@ -66,6 +66,10 @@ def error_of(write):
             "compile is true, which model vlm does not support; set it to false",
         ),
         (
+            ["vlm=a/b", "rerank=mmi"],
+            "rerank is mmi, which model vlm does not support; unset it",
+        ),
+        (
             ["vlm=a/b", "guidance_scale=2"],
             "guidance_scale is 2.0, which model vlm does not support; set it to 1.0",
         ),

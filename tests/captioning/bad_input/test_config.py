@@ -40,7 +40,7 @@ embed_dim=65537 hidden_dim=0 hidden_dim=65537 attention_dim=0 attention_dim=6553
 num_layers=1001 dropout=1 teacher_forcing_k=0 teacher_forcing_middle=0 vit.embed_dim=0
 vit.embed_dim=65537 vit.depth=0 vit.depth=1001 vit.num_heads=0 vit.patch_size=0 vit.mlp_ratio=0
 vit.mlp_ratio=1001 vit.drop_path_rate=1 vit.drop_path_rate=-1 vit.layer_norm_eps=0
-vit.initializer_range=0
+vit.initializer_range=0 num_candidates=1 num_candidates=1001 rerank_weight=-1 rerank_weight=2
 """
 
 LINES = [
@@ -123,6 +123,12 @@ LINES = [
     ),
     ("min_p=2", "min_p is 2.0; it must be from 0 to 1"),
     ("typical_p=0", "typical_p is 0.0; it must be above 0"),
+    ("rerank=itm", "rerank is itm, which needs itm_model"),
+    ("rerank=judge", "rerank is judge, which needs rerank_judge"),
+    (
+        "rerank=mmi candidates=beams num_beam_groups=3",
+        "num_beam_groups is 3 with num_beams 20; groups divide the beams",
+    ),
     ("guidance_scale=-1", "guidance_scale is -1.0; it must be 0 or more"),
     (
         "guidance_scale=2 contrastive_alpha=1",

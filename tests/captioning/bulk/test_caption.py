@@ -273,3 +273,19 @@ def test_the_secrets_of_a_checkpoints_address_are_written_nowhere(
     written = [path.read_text() for path in out.parent.rglob("*") if path.is_file()]
     assert any("checkpoint_time" in text for text in written)  # the plan
     assert "SECRET" not in "".join([log.getvalue(), *written])
+
+
+def test_reranked_captions_and_their_scores(run, photos, tmp_path):
+    flags = ["--rerank", "mmi", "--num_candidates", "4", "--top_k", "0", "--num_return", "3"]
+    lines, _ = run(photos, *flags, "--batch_size", "3")
+    for line in lines:
+        assert len(line["captions"]) == len(line["scores"]) == 3
+        assert line["rerank_scores"] == sorted(line["rerank_scores"], reverse=True)
+        assert line["rerank_score"] == line["rerank_scores"][0]
+        assert line["caption"] == line["captions"][0]
+        settings = line["settings"]
+        assert (settings["rerank"], settings["rerank_weight"]) == ("mmi", 0.5)
+        assert settings["num_return_sequences"] == 4 and settings["do_sample"]
+    shutil.rmtree(tmp_path / "out")
+    again, _ = run(photos, *flags, "--batch_size", "7", "--shard_size", "2")
+    assert [line["captions"] for line in again] == [line["captions"] for line in lines]
