@@ -72,7 +72,7 @@ DECODING = {
 }
 # An unfinished run continues only with the same input and the same values of these flags.
 IDENTITY = ("config", "num_return", "existing", "captions", "prefix", "suffix", "sidecar")
-IDENTITY += ("write_shards", "glob", "root", "column", "recursive", "filter")
+IDENTITY += ("write_shards", "glob", "root", "column", "recursive")
 # Flags that set the configuration keys of the same names.
 KEYS = (*DECODING, "seed", "num_workers", "precision")
 
@@ -244,9 +244,9 @@ def with_filter(
     default = "bf16" if device.type == "cuda" else "fp32"
     dtype = DTYPES[arguments.precision or default]
     dtype = torch.float32 if dtype == torch.int8 else dtype
-    name = stores.without_secrets(file)
-    settings = {**settings, "itm_model": name, "itm_model_time": checkpoints.version_of(file)}
-    return settings, partial(FilteredModel, arguments.filter, file, device, dtype, load)
+    own = {"filter": arguments.filter, "itm_model": stores.without_secrets(file)}
+    own["itm_model_time"] = checkpoints.version_of(file)
+    return {**settings, **own}, partial(FilteredModel, arguments.filter, file, device, dtype, load)
 
 
 @contextlib.contextmanager
