@@ -126,12 +126,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("source", type=Path, help="a folder of images")
     parser.add_argument("target", type=Path, help="the folder for the resized images")
     parser.add_argument("--side", type=int, default=SIDE, help=f"pixels (default: {SIDE})")
-<<<<<<< HEAD
-    parser.add_argument("--workers", type=int, default=cores(), help="default: the cores")
-=======
-    cores = os.cpu_count() or 1
-    parser.add_argument("--workers", type=int, default=cores, help="threads (default: the cores)")
->>>>>>> main
+    parser.add_argument("--workers", type=int, default=cores(), help="threads (default: the cores)")
     arguments = parser.parse_args(argv)
     for name in ("side", "workers"):
         if getattr(arguments, name) < 1:

@@ -32,12 +32,7 @@ from captioning.training.resume import starting_point
 from captioning.training.run_log import RunLog, record_run
 from captioning.training.run_state import Progress, RunState, progress_of
 from captioning.training.selection import Selection, check_select, held_epoch, summary, with_select
-<<<<<<< HEAD
-from captioning.training.setup import build_captioner, distribute, training_batches
-=======
-from captioning.training.self_critical import SelfCritical, rewards_of, start_of
 from captioning.training.setup import build_captioner, distribute, mean_image, training_batches
->>>>>>> main
 from captioning.training.split_evaluation import SplitEvaluation, read_scores
 from captioning.training.step import COUNTED, Stepped, TrainingStep
 from captioning.training.validation_history import (

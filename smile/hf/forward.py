@@ -68,11 +68,7 @@ def use_smile(
     be packed but has none of these, and if texts of a packed row would see each other. In training
     also raises ValueError for a call or a gradient of another loss.
     """
-<<<<<<< HEAD
-    given, model = model, model_inside(model)
-=======
-    wrapped, model = model, _inside(model)
->>>>>>> main
+    wrapped, model = model, model_inside(model)
     undo(model)
     objective, original = checked(objective), type(model)
     watch_parts(model)
@@ -115,15 +111,9 @@ def _with_objective(original: type, level: int) -> type:
 
 
 def undo(model: nn.Module) -> nn.Module:
-<<<<<<< HEAD
-    """Give a model its own loss back; one that has it stays as it is. Returns the model."""
-    given, model = model, model_inside(model)
-    original = type(model).__dict__.get("_without_smile")  # none under a class that FSDP put on top
-=======
     """Undo `use_smile`, if it was called on the model. Returns the model."""
-    wrapped, model = model, _inside(model)
+    wrapped, model = model, model_inside(model)
     original = type(model).__dict__.get("_without_smile")  # None if FSDP has added a class on top
->>>>>>> main
     if model.__dict__.pop("_smile", None) is not None:
         unwatch(model)
     if original is not None:
@@ -136,49 +126,17 @@ def undo(model: nn.Module) -> nn.Module:
 
 
 def last_parts(model: nn.Module) -> dict[str, Tensor]:
-<<<<<<< HEAD
-    """Each objective's value in the last step, by name: unweighted, a mean over tokens, detached;
-    with `aux_loss`, as the model has it, where it adds one. Empty before the first step."""
-    settings = getattr(model_inside(model), "_smile", None)
-=======
     """The value of each objective in the last step, by name. Empty before the first step.
 
     Values are detached means over tokens, without weights. Auxiliary losses of the model are
     included, such as `aux_loss`.
     """
-    settings = getattr(_inside(model), "_smile", None)
->>>>>>> main
+    settings = getattr(model_inside(model), "_smile", None)
     if settings is None:
         raise ValueError(f"{type(model).__name__} has no objective; call use_smile on it")
     return settings.parts
 
 
-<<<<<<< HEAD
-=======
-def compute_loss_func(model: nn.Module, objective: Optional[Objective] = None) -> Callable:
-    """Make the `compute_loss_func` of a `Trainer` or `Seq2SeqTrainer` for this model.
-
-    The trainer does not pass labels to the model. Therefore batches of an encoder-decoder model
-    need `decoder_input_ids`, which `DataCollatorForSeq2Seq(tokenizer, model=model)` adds. The
-    function gets only the labels of a batch. Packed rows need `use_smile`; here they raise
-    ValueError if the labels show that rows are packed.
-    """
-    model, objective = _inside(model), _checked(objective)
-    if masks_by_labels(model):
-        line = "before transformers 5.0 masks text by its labels; call use_smile for it"
-        raise ValueError(f"{type(model).__name__} {line}")
-
-    def compute_loss(outputs, labels: Tensor, num_items_in_batch=None) -> Tensor:
-        logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
-        targets = Targets(model, objective, labels).check()
-        fields = {**outputs, "loss": None} if isinstance(outputs, dict) else {}
-        added, _ = auxiliary(model, fields)
-        return _loss(objective(*targets.of(logits)), num_items_in_batch, added)
-
-    return compute_loss
-
-
->>>>>>> main
 def _forward(model, settings: _Settings, below: Callable, args: tuple, kwargs: dict) -> Any:
     """The model's forward with the objective. below: the forward without the objective."""
     named = dict(zip(settings.arguments, args))
@@ -288,13 +246,8 @@ def _from_hidden(model, settings, below, inputs, targets, head) -> tuple[dict, O
     return output, ObjectiveOutput(loss, parts, tokens)
 
 
-<<<<<<< HEAD
 def total_loss(result: ObjectiveOutput, num_items_in_batch, added: Optional[Tensor]) -> Tensor:
-    """The objective, with the losses that the model adds to it."""
-=======
-def _loss(result: ObjectiveOutput, num_items_in_batch, added: Optional[Tensor]) -> Tensor:
     """The objective's loss plus the auxiliary losses `added`."""
->>>>>>> main
     loss = result.loss
     if num_items_in_batch is not None:
         if isinstance(num_items_in_batch, Tensor):  # it is on the model's first device
@@ -303,13 +256,8 @@ def _loss(result: ObjectiveOutput, num_items_in_batch, added: Optional[Tensor]) 
     return loss if added is None else loss + added.to(loss.device)
 
 
-<<<<<<< HEAD
 def model_inside(model: nn.Module) -> nn.Module:
-    """The model of transformers in one of PEFT or torch.compile; ValueError for another one."""
-=======
-def _inside(model: nn.Module) -> nn.Module:
     """The transformers model without wrappers. Raises ValueError if there is none."""
->>>>>>> main
     return generative(model._modules.get("_orig_mod", model))
 
 

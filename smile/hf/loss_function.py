@@ -13,11 +13,12 @@ from smile.objective import Objective
 
 
 def compute_loss_func(model: nn.Module, objective: Optional[Objective] = None) -> Callable:
-    """The `compute_loss_func` of `Trainer` or `Seq2SeqTrainer` for this model.
+    """Make the `compute_loss_func` of a `Trainer` or `Seq2SeqTrainer` for this model.
 
-    The trainer keeps labels from the model, so an encoder-decoder model needs `decoder_input_ids`
-    in its batches: `DataCollatorForSeq2Seq(tokenizer, model=model)` adds them. The function sees
-    the labels of a batch alone: packed rows need `use_smile`, and are refused where labels show it.
+    The trainer does not pass labels to the model. Therefore batches of an encoder-decoder model
+    need `decoder_input_ids`, which `DataCollatorForSeq2Seq(tokenizer, model=model)` adds. The
+    function gets only the labels of a batch. Packed rows need `use_smile`; here they raise
+    ValueError if the labels show that rows are packed.
     """
     model, objective = model_inside(model), checked(objective)
     if masks_by_labels(model):

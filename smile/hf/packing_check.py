@@ -36,13 +36,8 @@ LINE = (
 def refuse_leaks(model: nn.Module, inputs: dict, texts: Tensor) -> None:
     """Raise ValueError if a row has several texts and the model is not known to separate them.
 
-    <<<<<<< HEAD
-        texts: (B, N), the number of each token's text. With an attention mask the caller keeps them
-        apart.
-    =======
-        texts: (B, N), the number of each token's text. If there is an attention mask, the caller has
-        separated them. Nothing is checked during compilation, when tensors have no values.
-    >>>>>>> main
+    texts: (B, N), the number of each token's text. If there is an attention mask, the caller has
+    separated them.
     """
     if inputs.get("attention_mask") is not None or _keeps_apart(model, inputs, len(texts)):
         return
