@@ -109,9 +109,7 @@ class MinimumBayesRisk:
     """The mean CIDEr-D of a candidate and the other candidates, with equal weights of n-grams."""
 
     def __init__(self, captioner: nn.Module, reranking: Reranking, device: torch.device):
-        from captioning.rewards.cider import similarities
-
-        self.similarities = similarities
+        self.similarities = load("captioning.rewards.cider:similarities")
 
     def __call__(self, image: Images, encoded: Any, candidates: Generated) -> Tensor:
         found = [self.similarities(captions) for captions in candidates.captions]
@@ -126,11 +124,12 @@ class ClipScorer:
 
     def __init__(self, captioner: nn.Module, reranking: Reranking, device: torch.device):
         self.clip = _clip(reranking.model, device)
+        self.prefix = load("captioning.metrics.clipscore:PREFIX")
 
     def __call__(self, image: Tensor, encoded: Any, candidates: Generated) -> Tensor:
-        from captioning.metrics.clipscore import PREFIX
-
-        ids, _ = self.clip.encode([PREFIX + text for each in candidates.captions for text in each])
+        ids, _ = self.clip.encode(
+            [self.prefix + text for each in candidates.captions for text in each]
+        )
         with torch.autocast(self.clip.device.type, enabled=False):
             images = self.clip.image_features(resized(image.float(), self.clip.image_size))
             captions = self.clip.text_features(ids).view(len(image), -1, images.size(1))
@@ -177,16 +176,12 @@ def _judge(checkpoint: str, device: torch.device) -> tuple[Config, nn.Module]:
 
 @lru_cache(maxsize=1)
 def _itm(file: str, device: torch.device) -> Any:
-    from captioning.metrics.itm_model import ItmScorer
-
-    return ItmScorer(file, device)
+    return load("captioning.metrics.itm_model:ItmScorer")(file, device)
 
 
 @lru_cache(maxsize=1)
 def _clip(source: str, device: torch.device) -> Any:
-    from captioning.metrics.clip import Clip
-
-    return Clip(source, device)
+    return load("captioning.metrics.clip:Clip")(source, device)
 
 
 def _check_vocabulary(captioner: nn.Module, judge: nn.Module, name: str) -> None:
