@@ -7,9 +7,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from app.checkpoints import Checkpoint
 from captioning.runtime.errors import UserError
 from decoding import DecodingSettings
-from decoding.rerank import Reranking
+from decoding.rerank import WEIGHTED, Reranking, reranks
 
-MOST_BEAMS, LONGEST, MOST_CANDIDATES = 10, 120, 50
+MOST_BEAMS, LONGEST, MOST_CANDIDATES, MOST_GUIDANCE = 10, 120, 50, 5
 SAMPLING = {"top_p", "top_k", "temperature", "min_p", "typical_p", "seed"}
 # Recorded only if they differ from their defaults. The defaults switch them off.
 OPTIONAL = {"no_repeat_ngram_size", "min_p", "typical_p", "guidance_scale"}
@@ -38,7 +38,7 @@ class Options(BaseModel):
     no_repeat_ngram_size: int = Field(0, ge=0, le=LONGEST)
     min_p: float = Field(0.0, ge=0, le=1)
     typical_p: float = Field(1.0, gt=0, le=1)
-    guidance_scale: float = Field(1.0, ge=0, le=10)
+    guidance_scale: float = Field(1.0, ge=0, le=MOST_GUIDANCE)
     seed: int = Field(0, ge=0, lt=2**32)
     prompt: Optional[str] = Field(None, max_length=200)
     rerank: Optional[Literal["mmi", "mbr"]] = None
@@ -56,7 +56,7 @@ class Options(BaseModel):
 
     def reranking(self) -> Optional[Reranking]:
         """The settings of reranking; None without reranking or with a weight of 0."""
-        if self.rerank is None or self.rerank_weight == 0:
+        if not reranks(self.rerank, self.rerank_weight):
             return None
         return Reranking(
             self.rerank,
@@ -68,10 +68,10 @@ class Options(BaseModel):
 
     def used(self) -> dict[str, Any]:
         """The settings that have an effect, to be recorded with a caption."""
-        samples = self.sample or self.rerank is not None
-        unused = {"num_beams"} if samples else SAMPLING
-        unused |= {"details"} if self.rerank else {"rerank", *RERANKING}
-        unused |= {"rerank_weight"} if self.rerank == "mbr" else set()
+        reranked = self.reranking() is not None
+        unused = {"num_beams"} if self.sample or reranked else SAMPLING
+        unused |= {"details"} if reranked else {"rerank", *RERANKING}
+        unused |= {"rerank_weight"} if self.rerank not in WEIGHTED else set()
         off = {name for name in OPTIONAL if getattr(self, name) == getattr(DecodingSettings, name)}
         return self.model_dump(exclude=unused | off)
 
@@ -98,4 +98,5 @@ def defaults_of(checkpoint: Checkpoint) -> dict[str, Any]:
     }
     values["num_beams"] = min(values["num_beams"], MOST_BEAMS)
     values["max_length"] = min(values["max_length"], LONGEST)
+    values["guidance_scale"] = min(values["guidance_scale"], MOST_GUIDANCE)
     return values

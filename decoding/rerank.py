@@ -11,6 +11,13 @@ from torch import Tensor
 
 from decoding.interface import DecodingSettings, Generated
 
+WEIGHTED = ("mmi", "judge")  # the methods with a weight; they change nothing for a weight of 0
+
+
+def reranks(method: Optional[str], weight: float) -> bool:
+    """Whether a caption is chosen among candidates. method: None for none."""
+    return method is not None and (weight != 0 or method not in WEIGHTED)
+
 
 @dataclasses.dataclass(frozen=True)
 class Reranking:
@@ -57,7 +64,7 @@ class Reranking:
     def record(self) -> dict[str, Any]:
         """What is recorded of it beside a caption."""
         used: dict[str, Any] = {"rerank": self.rerank, "candidates": self.candidates}
-        if self.rerank in ("mmi", "judge"):
+        if self.rerank in WEIGHTED:
             used["rerank_weight"] = self.rerank_weight
         return used
 

@@ -126,7 +126,10 @@ class VlmCaptioner(nn.Module):
         self, encoded: ImageBatch, settings: DecodingSettings, other: Optional[ImageBatch] = None
     ) -> Generated:
         if settings.two_streams:
-            raise ValueError("this captioner has no null image: set guidance_scale to 1")
+            raise ValueError(
+                "model vlm has no guidance and no contrast: set guidance_scale to 1 and "
+                "contrastive_alpha to 0"
+            )
         tokenizer = self.tokenizer
         inputs = collate_prompts(self._inputs(encoded), tokenizer.library_pad)
         prefix_length = len(self.decoder_prefix)

@@ -169,7 +169,12 @@ def load_weights(
             missing.append(key)
             state[key] = own[key] if source is None else state[source]
     for key in [key for key in own if key.startswith(NULL_IMAGE)]:
-        if new_null and (key not in state or state[key].shape != own[key].shape):
+        if key in state and state[key].dim() == 3 and state[key].shape != own[key].shape:
+            reshaped.append(key)
+            size = own[key].shape[1:]
+            image = state[key].float()[None]
+            state[key] = F.interpolate(image, size, mode="bicubic", antialias=True)[0]
+        elif key not in state and new_null:
             missing.append(key)
             state[key] = own[key]
         elif key not in state:

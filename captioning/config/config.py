@@ -29,7 +29,7 @@ from captioning.rewards.registry import REWARDS, check_options, check_rewards
 from captioning.runtime.errors import UserError
 from captioning.runtime.registry import load
 from decoding import DecodingSettings
-from decoding.rerank import Reranking
+from decoding.rerank import Reranking, reranks
 from smile import Objective, parse_objective
 from smile.mixture import FIRST_TOKEN_MLE
 
@@ -144,7 +144,7 @@ class Config(Keys):
             raise ValueError(
                 f"drop_image is {self.drop_image}, which reward does not support; set it to 0"
             )
-        if self.null_image == "learnt" and not self.drop_image:
+        if self.null_image == "learnt" and not (self.drop_image or self.pretrained):
             raise ValueError(
                 "null_image is learnt, but drop_image 0, so that nothing trains it; set drop_image "
                 "above 0, or another null_image"
@@ -204,7 +204,7 @@ class Config(Keys):
 
     def reranking(self) -> Optional[Reranking]:
         """How this run reranks captions; None without it, and for a weight of 0."""
-        if self.rerank is None or self.rerank_weight == 0:
+        if not reranks(self.rerank, self.rerank_weight):
             return None
         names = {field.name for field in fields(Reranking)} - {"model", "num_return"}
         key = RERANKING_MODELS.get(self.rerank)

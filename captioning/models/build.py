@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from adapters.lora import CONFIG
-from BLIP.weights.checkpoint import load_weights, read_checkpoint
+from BLIP.weights.checkpoint import NULL_IMAGE, LoadReport, load_weights, read_checkpoint
 from captioning.captioners.interface import BuildContext, Captioner, Tokenizer
 from captioning.captioners.registry import package_of
 from captioning.config import Config, load_config, parse_config
@@ -59,15 +59,38 @@ def captioner_from(
         with SkipInit() if fills_every_weight else nullcontext():
             captioner = package.build(config, context)
         check_interface(captioner)
+        _check_has_null(config, captioner)
         _check_lengths(config, captioner)
         if checkpoint is None:
             return captioner, f"no checkpoint: {package.origin(config)}"
         if config.lora is not None and CONFIG not in content:  # `build` has loaded the weights
             return captioner, f"loaded {name}: its weights are frozen, lora's are new"
         report = load_weights(captioner, content["model"], name, trains)
+        if not trains:
+            _check_same_null(config, report, name)
     except ValueError as error:  # packages raise ValueError for user errors
         raise UserError(str(error)) from error
     return captioner, f"loaded {name}: {report}"
+
+
+def _check_has_null(config: Config, captioner: Captioner) -> None:
+    """Raise UserError for keys that need a null image where the captioner has none."""
+    keys = ["drop_image", "null_image", "guidance_scale", "contrastive_alpha"]
+    keys += ["rerank"] if config.rerank == "mmi" else []
+    for key in keys if captioner.null_image is None else []:
+        value, default = getattr(config, key), Config.model_fields[key].default
+        if value != default:
+            raise UserError(f"{key} is {value}, but this captioner has no null image; unset it")
+
+
+def _check_same_null(config: Config, report: LoadReport, name: str) -> None:
+    """Raise UserError where the null that a setting reads is not the one of training."""
+    reads = config.guidance_scale != 1 or config.rerank == "mmi"
+    if reads and any(key.startswith(NULL_IMAGE) for key in report.unexpected):
+        raise UserError(
+            f"{name} was trained with another null image than null_image: {config.null_image}; set "
+            "null_image to its value in training"
+        )
 
 
 def word_pieces(name: str) -> Tokenizer:

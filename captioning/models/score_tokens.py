@@ -1,6 +1,7 @@
 """Scores a caption word by word: the probability and the attention map of each word."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Optional
 
 import torch
@@ -34,8 +35,8 @@ class ScoredCaption(NamedTuple):
     words: list[str]
     probabilities: Tensor
     attention_map: Optional[Tensor]
-    own_score: Optional[float]
-    candidates: list[dict[str, Any]]
+    own_score: Optional[float] = None
+    candidates: Sequence[dict[str, Any]] = ()
 
 
 @torch.inference_mode()

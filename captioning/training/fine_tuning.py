@@ -263,10 +263,10 @@ class FineTuning:
         """Build captioner, optimiser and step, and restore them from the checkpoint if any."""
         config = self.config
         self.captioner = build_captioner(config, checkpoint)
-        if config.null_image == "mean" and not checkpoint:
-            self.captioner.null_image.image.copy_(
-                mean_image(config, self.samples, self.preprocessing)
-            )
+        null = self.captioner.null_image
+        # A checkpoint that training starts from may have brought its own mean.
+        if config.null_image == "mean" and not checkpoint and not null.image.any():
+            null.image.copy_(mean_image(config, self.samples, self.preprocessing))
         self.learner = self.captioner
         if self.rewards:
             from captioning.training.self_critical import SelfCritical, start_of
