@@ -178,6 +178,8 @@ def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
             f"--verify keeps existing captions, --existing {arguments.existing} does not: leave "
             "one of them out"
         )
+    if arguments.clip_model and arguments.rerank != "clip":
+        parser.error("--clip_model goes with --rerank clip")
     if arguments.ray_address and arguments.engine != "ray":
         parser.error("--ray-address needs --engine ray")
     extension = arguments.sidecar
@@ -227,6 +229,10 @@ def loader(
         "checkpoint_time": checkpoints.version_of(checkpoint),
         **{name: value for name, value in changes.items() if name not in only_speed},
     }
+    for key in ("rerank_judge", "itm_model"):
+        if key in changes:
+            settings[key] = stores.without_secrets(changes[key])
+            settings[f"{key}_time"] = checkpoints.version_of(changes[key])
     return settings, partial(
         CheckpointModel, checkpoint, arguments.config, changes, arguments.num_return, device
     )

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from decoding.interface import DecodingSettings, Generated
 
-WEIGHTED = ("mmi", "judge")  # the methods with a weight; they change nothing for a weight of 0
+WEIGHTED = ("mmi", "judge")  # the methods with a weight
 
 
 def reranks(method: Optional[str], weight: float) -> bool:
-    """Whether a caption is chosen among candidates. method: None for none."""
-    return method is not None and (weight != 0 or method not in WEIGHTED)
+    """Whether a caption is chosen among candidates: not for mmi of weight 0. None: no method."""
+    return method is not None and (method, weight) != ("mmi", 0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator
+from decimal import Decimal
 from functools import cache, partial
 from typing import Any, BinaryIO, Callable, NamedTuple, Optional
 
@@ -27,7 +28,7 @@ class Filter(NamedTuple):
     threshold: float
 
     def __str__(self) -> str:
-        return f"{self.metric}>{self.threshold:g}"
+        return f"{self.metric}>{Decimal(repr(self.threshold)):f}"
 
     def split(self, line: Line) -> tuple[Optional[Line], Optional[Line]]:
         """Split a line of `FilteredModel` into a kept and a dropped line; None for no captions."""
@@ -42,11 +43,10 @@ class Filter(NamedTuple):
         if not places:
             return None
         found = dict(line)
-        for one in ("caption", "score", "own_score", self.metric):
-            values = found.pop(f"{one}s", None)
-            if values:
-                found[one] = values[places[0]]
-            if values and len(places) > 1:
+        for one in [name for name in line if isinstance(line.get(f"{name}s"), list)]:
+            values = found.pop(f"{one}s")
+            found[one] = values[places[0]]
+            if len(places) > 1:
                 found[f"{one}s"] = [values[place] for place in places]
         return found
 

@@ -54,7 +54,13 @@ def _write_filtered(request: Request, new_lines: Callable[[], Iterable[Line]]) -
     if not (request.filter or request.filtered.exists()):
         return
     again = {line["image"] for line in new_lines()}
-    old = (line for line in read_lines(request.filtered) if line and line.get("image") not in again)
+
+    def stays(line: Line) -> bool:
+        """Whether an earlier line is another program's, or of an image that has no new one."""
+        ours = (line.get("settings") or {}).get("filter")
+        return not (ours and line.get("image") in again)
+
+    old = (line for line in read_lines(request.filtered) if line and stays(line))
     dropped = filter(None, (request.split(line)[1] for line in new_lines()))
     write_lines(request.filtered, itertools.chain(old, dropped), request.parts)
     if not request.filtered.stat().st_size:

@@ -15,7 +15,7 @@ from captioning.files.stores import without_secrets
 from captioning.models.build import captioner_from, preprocessing_of, trained_config
 from captioning.models.generation import scored_lists
 from captioning.models.precision import Precision, check_precision
-from captioning.models.reranking import Reranker
+from captioning.models.reranking import Reranker, check_model
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line
 from decoding import DecodingSettings, Generated
@@ -25,6 +25,7 @@ SAMPLING = ("top_p", "top_k", "temperature", "min_p", "typical_p")
 OPTIONAL = ("no_repeat_ngram_size", "num_beam_groups", "diversity_penalty", "min_p", "typical_p")
 OPTIONAL += ("guidance_scale", "contrastive_alpha")
 OF_CONTRAST = ("contrastive_beta", "contrastive_noise")
+RERANKING = ("num_candidates", "candidates", "rerank_weight", "rerank_judge")
 
 
 class CheckpointModel:
@@ -43,9 +44,14 @@ class CheckpointModel:
         device: torch.device,
     ):
         self.config = trained_config(checkpoint, config, changes)
-        unused = [name for name in SAMPLING if name in changes]
-        if unused and not (self.config.sample or self.config.rerank):
-            raise UserError(f"--{unused[0]} needs --do_sample")
+        reranked = self.config.rerank is not None
+        needs = {"--do_sample": (SAMPLING, self.config.sample or reranked)}
+        needs["--rerank"] = (RERANKING, reranked)
+        needs["--contrastive_alpha"] = (OF_CONTRAST, self.config.contrastive_alpha)
+        for flag, (names, given) in needs.items():
+            unused = [name for name in names if name in changes]
+            if unused and not given:
+                raise UserError(f"--{unused[0]} needs {flag}")
         check_precision(self.config, device)
         try:
             settings = self.config.decoding_settings()
@@ -57,6 +63,7 @@ class CheckpointModel:
                 self.settings, generated = settings, reranking.settings(settings)
         except ValueError as error:
             raise UserError(str(error)) from error
+        check_model(reranking)
         captioner, self.report = captioner_from(self.config, checkpoint)
         self.precision = Precision(self.config.precision, device)
         captioner = captioner.to(device)
@@ -74,6 +81,8 @@ class CheckpointModel:
         recorded = generate_arguments(generated, self.config.seed)
         if reranking is not None:
             recorded.update(reranking.record())
+            if reranking.model:
+                recorded["rerank_model"] = without_secrets(reranking.model)
         recorded["precision"] = self.config.precision
         self.origin = {"checkpoint": without_secrets(checkpoint), "settings": recorded}
 

@@ -65,8 +65,9 @@ def make_plan(request: Request, settings: dict[str, Any], resumed: bool) -> tupl
     # Images dropped by this filter are done. Images dropped by another filter are captioned again.
     dropped: dict[bool, dict[str, None]] = {True: {}, False: {}}
     for line in _valid_lines(request.filtered, Tally()):
-        if line["image"] not in captioned:
-            made = line.get("settings") or {}
+        made = line.get("settings") or {}
+        # A line of another program is not touched.
+        if line["image"] not in captioned and made.get("filter"):
             same = all(made.get(name) == settings.get(name) for name in ("filter", "itm_model"))
             dropped[same][line["image"]] = None
     if tally.damaged or tally.repeated:

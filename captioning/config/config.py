@@ -50,7 +50,7 @@ class Config(Keys):
         optional = cls.model_fields[info.field_name].default is None
         return None if optional and value in ("", []) else value
 
-    @field_serializer("pretrained")
+    @field_serializer("pretrained", "rerank_judge")
     def _without_secrets(self, value: Any) -> Any:
         return without_secrets(value) if isinstance(value, str) else value
 

@@ -5,7 +5,7 @@ from typing import Annotated, BinaryIO, Optional, Union
 
 import torch
 from PIL import Image
-from pydantic import Field
+from pydantic import Field, field_serializer
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -20,6 +20,10 @@ class ItmOptions(Options):
     itm_model: Annotated[Optional[str], "scoring"] = Field(
         None, min_length=1, description="a retrieval checkpoint of BLIP: a path, URL or hf:// name"
     )
+
+    @field_serializer("itm_model")
+    def _without_secrets(self, value: Optional[str]) -> Optional[str]:
+        return value and without_secrets(value)
 
 
 class ItmScorer:

@@ -27,14 +27,15 @@ class RetrievalOptions(ClipOptions):
     @classmethod
     def from_config(cls, config: Any) -> dict[str, Any]:
         """In a configuration, `pool` may name a split: then the split's annotation file is used."""
-        found, pool = super().from_config(config), config.pool
+        found = super().from_config(config)
+        pool = given = found["pool"]
         if pool in ("train", "val", "test"):
             if config.split:
                 raise UserError(f"pool: {pool} is a part of train_file; name a list of images")
             pool, *rest = annotation_paths(config, pool)
             if rest:
                 raise UserError(
-                    f"pool: {config.pool} has {1 + len(rest)} annotation files; give a list of its "
+                    f"pool: {given} has {1 + len(rest)} annotation files; give a list of its "
                     "images, one per line"
                 )
         return {**found, "pool": pool and str(local(pool))}

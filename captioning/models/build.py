@@ -194,5 +194,8 @@ def trained_config(
     try:
         return parse_config({**found.model_dump(), **(changes or {})})
     except ValidationError as error:
-        reasons = (detail["msg"].removeprefix("Value error, ") for detail in error.errors())
+        reasons = (
+            ": ".join([*map(str, detail["loc"][:1]), detail["msg"].removeprefix("Value error, ")])
+            for detail in error.errors()
+        )
         raise UserError("; ".join(reasons)) from error

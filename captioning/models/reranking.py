@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from captioning.captioners.interface import Images
 from captioning.config import Config
 from captioning.data.randomness import derived_seed
-from captioning.models.build import load_trained
+from captioning.models.build import load_trained, trained_config
 from captioning.runtime.errors import UserError
 from captioning.runtime.registry import load
 from decoding import DecodingSettings, Generated
@@ -51,6 +51,21 @@ class Reranker:
         )
         scores = self.scorer(image, encoded, candidates)
         return reranked(candidates, scores.to(candidates.scores.device), self.reranking.num_return)
+
+
+def check_model(reranking: Optional[Reranking]) -> None:
+    """Raise UserError for a model of reranking that is missing or of another kind."""
+    if reranking is None or reranking.model is None:
+        return
+    if reranking.rerank == "clip":
+        load("captioning.metrics.model_files:find_model")("clip_model", reranking.model)
+    elif reranking.rerank == "itm":
+        load("captioning.metrics.itm_model:check_file")(reranking.model)
+    else:
+        try:
+            trained_config(reranking.model, None)
+        except UserError as error:
+            raise UserError(f"rerank_judge: {error}") from error
 
 
 def image_seeds(image: Tensor, seed: int) -> tuple[int, ...]:
@@ -95,7 +110,7 @@ class Judge(MutualInformation):
 
     def __init__(self, captioner: nn.Module, reranking: Reranking, device: torch.device):
         super().__init__(captioner, reranking, device)
-        config, self.scored_by = _judge(reranking.model, device)
+        config, self.scored_by = load_judge(reranking.model, device)
         self.image_size = config.image_size
         _check_vocabulary(captioner, self.scored_by, reranking.model)
 
@@ -169,7 +184,7 @@ def resized(image: Tensor, size: int) -> Tensor:
 
 
 @lru_cache(maxsize=1)
-def _judge(checkpoint: str, device: torch.device) -> tuple[Config, nn.Module]:
+def load_judge(checkpoint: str, device: torch.device) -> tuple[Config, nn.Module]:
     config, judge = load_trained(checkpoint, None, device)
     return config, judge.requires_grad_(False)
 

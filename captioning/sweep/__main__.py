@@ -32,10 +32,10 @@ from captioning.runtime.program import FAILED, exit_code
 from captioning.runtime.progress import log_line
 from captioning.sweep import variants
 from captioning.sweep.decoding_table import write_decodings
-from captioning.sweep.decodings import read_decodings, with_dropped
+from captioning.sweep.decodings import JUDGE, read_decodings, with_dropped
 from captioning.sweep.frontier import Entry, draw_frontier, markdown_table
 from captioning.sweep.over_seeds import over_seeds
-from captioning.sweep.runs import Sweep
+from captioning.sweep.runs import Sweep, judge_of
 
 QUICK = ("max_epoch=1", "eval_every=1", "num_beams=1")
 SEVERAL = (
@@ -128,8 +128,10 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.config is None:
         if not arguments.collect:
             raise UserError("name a configuration to train, or finished runs with --collect")
-        if arguments.mle or arguments.ablation or arguments.objectives:
-            raise UserError("--mle, --ablation and --objectives need a configuration to train")
+        if any((arguments.mle, arguments.ablation, arguments.objectives, arguments.decodings)):
+            raise UserError(
+                "--mle, --ablation, --objectives and --decodings need a configuration to train"
+            )
         draw([], arguments.collect, arguments.output_dir or Path("output/sweep"))
         return 0
     ablations = variants.read_ablations(arguments.ablation) if arguments.ablation else []
@@ -147,6 +149,9 @@ def _run(arguments: argparse.Namespace) -> int:
     if decodings:
         runs = with_dropped(runs, decodings)
     runs = variants.with_seeds(runs, arguments.seeds)
+    if JUDGE in decodings:
+        for run in runs:
+            judge_of(run, runs)
     keys = [*arguments.overrides, *(QUICK if arguments.quick else ())]
     sweep = Sweep(arguments.config, arguments.pretrain, folder, keys, runs)
     failures = sweep.train(arguments.jobs)

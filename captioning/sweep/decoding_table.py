@@ -85,16 +85,12 @@ def _lines(sweep: Sweep, names: Sequence[str]) -> Iterator[Line]:
         for name in tried:
             rows = [_row(run, name, "test") for run in runs]
             costs = [cost_of(run, name) for run in runs]
-            times = [
-                cost["seconds"] / cost_of(run, REFERENCE)["seconds"]
-                for run, cost in zip(runs, costs)
-            ]
             yield Line(
                 label,
                 name,
                 over_seeds(rows, DECODINGS[name].label),
                 statistics.mean(cost["tokens"] for cost in costs),
-                statistics.mean(times),
+                statistics.mean(cost["time"] for cost in costs),
                 name in chosen,
             )
 
@@ -111,7 +107,9 @@ def _chosen(runs: Sequence[Path], names: Sequence[str]) -> set[str]:
         values = {}
         for name in (name for name in names if key in DECODINGS[name].keys):
             metrics = [_row(run, name, "val").metrics for run in runs]
-            metric = next(metric for metric in CHOSEN_BY if metric in metrics[0])
+            metric = next((metric for metric in CHOSEN_BY if metric in metrics[0]), None)
+            if metric is None:
+                return set()
             values[name] = statistics.mean(each[metric].value for each in metrics)
         if values:
             found.add(max(values, key=values.get))

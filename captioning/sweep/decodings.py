@@ -10,10 +10,13 @@ from torch import nn
 
 from captioning.config import Config, parse_config
 from captioning.data.randomness import derived_seed
+from captioning.files.cache import cache_key
 from captioning.files.reading import read_json
 from captioning.files.writing import write_json
 from captioning.models import checkpoints
 from captioning.models.build import captioner_from
+from captioning.models.generation import caption_images
+from captioning.models.reranking import load_judge
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line, part_of
@@ -105,24 +108,30 @@ def decode_run(config: Config, names: Sequence[str], judge: Optional[str]) -> No
     If a decoding's weight is chosen on the validation split, that split is scored, too. judge: the
     checkpoint of the judge. Raises UserError, Stopped.
     """
-    run = Path(config.output_dir)
-    device = distributed.start(config.device)
-    best = str(checkpoints.best(run))
-    captioner = None
+    best = checkpoints.best(Path(config.output_dir))
+    left = []
     for name in decodings_of(config, names):
         keys = DECODINGS[name].keys
-        splits = ["val", "test"] if any(key in keys for key in CHOICES) else ["test"]
-        for split in splits:
-            folder = folder_of(run, name)
-            if (folder / f"{split}_{COST}").exists():
-                continue
-            if captioner is None:
-                captioner = captioner_from(config, best)[0].to(device).eval()
-            values = {**config.model_dump(), **samples_of(config), **keys, "pretrained": None}
-            if keys.get("rerank") == JUDGE:
-                values["rerank_judge"] = judge
-            with part_of(f"{DECODINGS[name].label}:"):
-                _decode(captioner, parse_config(values), split, folder, best)
+        values = {**config.model_dump(), **samples_of(config), **keys, "pretrained": None}
+        if keys.get("rerank") == JUDGE:
+            values["rerank_judge"] = judge
+        for split in ["val", "test"] if any(key in keys for key in CHOICES) else ["test"]:
+            work = _Work(
+                parse_config(values), split, folder_of(Path(config.output_dir), name), best
+            )
+            if not work.is_done():
+                left.append((DECODINGS[name].label, work))
+    if not left:
+        return
+    captioner, _ = captioner_from(config, str(best))
+    captioner = captioner.to(distributed.start(config.device)).eval()
+    # The reference is timed by the process that its time is compared in.
+    reference = parse_config({**config.model_dump(), **samples_of(config), "pretrained": None})
+    folder = folder_of(Path(config.output_dir), REFERENCE)
+    seconds = _Work(reference, "test", folder, best).caption(captioner).seconds
+    for label, work in left:
+        with part_of(f"{label}:"):
+            work.do(captioner, seconds)
 
 
 def samples_of(config: Config) -> dict:
@@ -130,36 +139,78 @@ def samples_of(config: Config) -> dict:
     return {"top_p": 1.0, "top_k": 0, "num_beams": 3, "sample": False}
 
 
-def _decode(captioner: nn.Module, config: Config, split: str, folder: Path, best: str) -> None:
-    evaluation = SplitEvaluation(config, split, folder, distributed.start(config.device))
-    torch.manual_seed(derived_seed("decoding", config.seed))
-    counted = DecoderTokens(captioner)
-    started = time.perf_counter()
-    results = evaluation.caption(captioner)
-    seconds = time.perf_counter() - started
-    counted.close()
-    record_run(config, folder / "result" / split, checkpoint=best)
-    evaluation.score(results, split)
-    cost = {"tokens": counted.tokens / len(results), "seconds": seconds / len(results)}
-    write_json(cost, folder / f"{split}_{COST}")  # written last: it marks the decoding as done
-    log_line(f"{cost['tokens']:.0f} decoder tokens, {1000 * cost['seconds']:.1f} ms per image")
+class _Captioned(NamedTuple):
+    """Captions of a split, their cost per image, and what scores them."""
+
+    results: list[dict]
+    tokens: float
+    seconds: float
+    evaluation: SplitEvaluation
+
+
+class _Work(NamedTuple):
+    """A decoding of a split of a run. best: the checkpoint."""
+
+    config: Config
+    split: str
+    folder: Path
+    best: Path
+
+    def is_done(self) -> bool:
+        """Whether the captions are of these weights, this judge and this configuration."""
+        path = self.folder / f"{self.split}_{COST}"
+        return path.exists() and read_json(path).get("of") == self._of()
+
+    def do(self, captioner: nn.Module, reference: float) -> None:
+        """Caption and score. reference: seconds per image of REFERENCE."""
+        found = self.caption(captioner)
+        result = self.folder / "result" / self.split
+        record_run(self.config, result, checkpoint=str(self.best))
+        found.evaluation.score(found.results, self.split)
+        cost = {"tokens": found.tokens, "time": found.seconds / reference, "of": self._of()}
+        write_json(cost, self.folder / f"{self.split}_{COST}")  # the last file: the work is done
+        log_line(f"{found.tokens:.0f} decoder tokens per image, {cost['time']:.1f} times beam 3")
+
+    def caption(self, captioner: nn.Module) -> _Captioned:
+        """The captions and their cost, after a first batch that is not counted."""
+        device = distributed.start(self.config.device)
+        evaluation = SplitEvaluation(self.config, self.split, self.folder, device)
+        decoders = [captioner]
+        if self.config.rerank == JUDGE:
+            decoders.append(load_judge(self.config.rerank_judge, device)[1])
+        first = evaluation.samples[: self.config.eval_batch_size or self.config.batch_size]
+        caption_images(captioner, first, self.config, device, "warm-up")
+        torch.manual_seed(derived_seed("decoding", self.config.seed))
+        counted = DecoderTokens(*decoders)
+        started = time.perf_counter()
+        results = evaluation.caption(captioner)
+        seconds = time.perf_counter() - started
+        counted.close()
+        images = len(results)
+        return _Captioned(results, counted.tokens / images, seconds / images, evaluation)
+
+    def _of(self) -> str:
+        files = [str(self.best), *filter(None, [self.config.rerank_judge])]
+        made_with = self.config.model_dump_json(exclude={"output_dir", "device"})
+        return cache_key(made_with + str([Path(file).stat().st_mtime_ns for file in files]))
 
 
 def cost_of(run: Path, name: str, split: str = "test") -> dict[str, float]:
-    """Decoder tokens and seconds per image."""
+    """Decoder tokens per image, and the time relative to REFERENCE."""
     return read_json(folder_of(run, name) / f"{split}_{COST}")
 
 
 class DecoderTokens:
-    """Counts the tokens that a captioner's decoder reads, also in copies of the captioner."""
+    """Counts the tokens that captioners' decoders read, also in copies of the captioners."""
 
-    def __init__(self, captioner: nn.Module):
+    def __init__(self, *captioners: nn.Module):
         self.tokens = 0
-        size = len(captioner.tokenizer)
         embeddings = [
             module
+            for captioner in captioners
             for module in captioner.modules()
-            if isinstance(module, nn.Embedding) and module.num_embeddings == size
+            if isinstance(module, nn.Embedding)
+            and module.num_embeddings == len(captioner.tokenizer)
         ]
 
         def count(module, arguments) -> None:

@@ -61,7 +61,7 @@ def _dataset(
         config.captions_per_image,
         config.max_words,
         config.skip_bad_images,
-        preprocessing.same,
+        preprocessing.same and not isinstance(samples, Shards),
         config.drop_image,
     )
     if isinstance(samples, Shards):

@@ -35,12 +35,16 @@ def results(scenes, tmp_path_factory, repository):
         "metrics: [length, facts]\nfacts_file: scenes.json\ncheckpoint_every: 2\n"
     )
     train = ["--config", str(config), "--output_dir", str(run)]
+    other = [*train[:3], str(folder / "other")]
     out = str(folder / "captions.jsonl")
     programs = [
         ("captioning.train", [*train, "max_epoch=1"], 0),
         ("captioning.train", [*train, "max_epoch=2"], 0),
         ("captioning.train", [*train, "max_epoch=2", "fake_width=7"], 2),
         ("captioning.train", [*train, "max_epoch=2", "resume=never", "precision=fp16"], 2),
+        ("captioning.train", [*other, "drop_image=0.5"], 2),
+        ("captioning.train", [*other, "guidance_scale=2"], 2),
+        ("captioning.train", [*other, "rerank=mmi"], 2),
         ("captioning.train", [*train, "max_epoch=2", "--evaluate", "--eval_split", "test"], 0),
         ("captioning.caption", [str(run), str(scenes / "images"), "--out", out], 0),
         ("captioning.calibrate", ["--checkpoint", str(run / "checkpoint_best.pth")], 0),
@@ -78,6 +82,8 @@ def test_its_own_keys_have_roles_and_its_own_limits_hold(results):
     _, _, said = results
     assert "had other settings (fake_width was 6, is 7)" in said
     assert "error: precision is fp16, which a fake has not; try fp32" in said
+    for key in ("drop_image is 0.5", "guidance_scale is 2.0", "rerank is mmi"):
+        assert f"error: {key}, but this captioner has no null image; unset it" in said
 
 
 def test_it_captions_the_same_everywhere(results):

@@ -1,6 +1,7 @@
 """The decodings of a sweep: who is tried with which, their cost, and the choice of weights."""
 
 import json
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -70,6 +71,13 @@ def test_decoder_tokens(make_captioner):
     assert counted.tokens == 2 * (9 - 1)
 
 
+def test_an_impossible_judge_is_refused_before_training(tiny_config, in_process, tmp_path, capsys):
+    command = [str(tiny_config), "--mle", "1", "--output_dir", str(tmp_path / "sweep")]
+    assert main([*command, "--decodings", "judge"]) == 2
+    assert "needs runs of MLE with two seeds or more" in capsys.readouterr().err
+    assert not (tmp_path / "sweep").exists()
+
+
 def test_a_sweep_decodes_each_run_once(tiny_config, in_process, tmp_path, capsys):
     folder = tmp_path / "sweep"
     command = [str(tiny_config), "--mle", "1", "--output_dir", str(folder)]
@@ -90,6 +98,14 @@ def test_a_sweep_decodes_each_run_once(tiny_config, in_process, tmp_path, capsys
     assert main(command) == 0
     again = [path.stat().st_mtime_ns for path in costs]
     assert again[1:] == times[1:] and again[0] > times[0]
+    # Other weights are captioned again.
+    os.utime(folder / "mle" / "checkpoint_best.pth")
+    assert main(command) == 0
+    last = [path.stat().st_mtime_ns for path in costs]
+    assert all(
+        (new > old) == ("mle_dropped" not in str(path))
+        for path, new, old in zip(costs, last, again)
+    )
 
 
 def test_weights_are_chosen_by_validation_scores(tiny_config, tmp_path):
@@ -104,7 +120,7 @@ def test_weights_are_chosen_by_validation_scores(tiny_config, tmp_path):
             folder.mkdir(parents=True)
             scores = {"scene_R@1": {"value": value, "low": value, "high": value, "n": 5}}
             (folder / "metrics.json").write_text(json.dumps({"metrics": scores}))
-            cost = {"tokens": 10, "seconds": 1 + value}
+            cost = {"tokens": 10, "time": 1 + value}
             (folder.parents[1] / f"{split}_cost.json").write_text(json.dumps(cost))
     config = config_class()(image_root="a", ann_root="b", output_dir="c")
     sweep = SimpleNamespace(folder=tmp_path, variants=variants, scored={"mle": config})

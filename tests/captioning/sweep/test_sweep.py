@@ -116,7 +116,7 @@ def test_what_is_wrong_is_one_line_before_anything_runs(swept, capsys, arguments
         (["--collect", "no-such-run"], "no-such-run: no such folder"),
         (
             ["--collect", ".", "--mle", "0"],
-            "--mle, --ablation and --objectives need a configuration",
+            "--mle, --ablation, --objectives and --decodings need a configuration",
         ),
     ],
 )

@@ -132,6 +132,22 @@ def test_a_checkpoint_without_the_null_trains_and_does_not_generate(run, scored,
         null_path = str(tmp_path / null / checkpoints.BEST)
         captioner, _ = captioner_from(started.config, null_path)
         assert captioner.state_dict()[name].any()
-        # A run with another null starts from it, too.
+        # A run with another null starts from it, too; what reads the null is refused.
         captioner, said = captioner_from(config, null_path)
         assert f"unexpected: 1 ({name})" in said
+        for reads in ({"guidance_scale": 2.0}, {"rerank": "mmi"}):
+            with pytest.raises(UserError, match="was trained with another null image than null_im"):
+                captioner_from(config.model_copy(update=reads), null_path)
+
+
+def test_a_mean_stays_that_of_the_first_training(run, scored, tmp_path):
+    """It is resized with the images."""
+    run("null_image=mean", "max_epoch=1").run()
+    path = tmp_path / "run" / checkpoints.BEST
+    content = checkpoints.read(path)
+    content["model"]["null_image.image"].fill_(7)
+    torch.save(content, path)
+    further = run("null_image=mean", "image_size=64", pretrained=str(path), folder="further")
+    null = further.captioner.null_image.image
+    assert null.shape == (3, 64, 64) and torch.allclose(null, torch.full_like(null, 7))
+    further.close()
