@@ -94,7 +94,8 @@ def is_from_this_page(scope, headers) -> bool:
     """Whether the request comes from this page or from a program, or follows a link to this page.
 
     Any other request by a page of another origin is refused. A page cannot set Sec-Fetch-Site.
-    Browsers send it only over TLS and to localhost; without it, Origin decides.
+    Browsers send it only over TLS and to localhost; without it, Origin decides. A request with
+    neither header, such as a program's, is accepted.
     """
     site = headers.get("sec-fetch-site", "none")
     if site == "same-origin":

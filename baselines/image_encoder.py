@@ -1,4 +1,4 @@
-"""The image encoder of the classic captioners: a CNN's feature map as annotation vectors."""
+"""The image encoder of the classic captioners: a network's feature map as annotation vectors."""
 
 from collections.abc import Sequence
 from typing import Optional

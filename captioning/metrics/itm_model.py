@@ -32,8 +32,9 @@ class ItmScorer:
     the file's image size. dtype: precision of the linear layers, except the heads and others that
     `BLIP.inference.in_float32` selects. Raises UserError.
 
-    report: what was loaded. preprocess: maps an RGB image to the model's input (3, S, S). The image
-    is resized to a square (bicubic) and normalised with `captioning.data.MEAN` and `STD`.
+    report: what was loaded. preprocess: the function from an RGB image to the model's input
+    (3, S, S). The image is resized to a square (bicubic) and normalised with `MEAN` and `STD` of
+    `captioning.data.image`.
     """
 
     def __init__(
