@@ -1,0 +1,114 @@
+"""The decodings of a sweep: who is tried with which, their cost, and the choice of weights."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from captioning.config import config_class, load_config
+from captioning.runtime.errors import UserError
+from captioning.sweep.__main__ import main
+from captioning.sweep.decoding_table import write_decodings
+from captioning.sweep.decodings import (
+    DECODINGS,
+    DecoderTokens,
+    decodings_of,
+    folder_of,
+    read_decodings,
+    with_dropped,
+)
+from captioning.sweep.runs import judge_of
+from captioning.sweep.variants import plan, with_seeds
+from decoding import DecodingSettings
+
+
+def test_every_decoding_is_a_possible_configuration(tiny_config):
+    for decoding in DECODINGS.values():
+        keys = [f"{key}={value}" for key, value in {**decoding.keys, "rerank_judge": "a"}.items()]
+        config = load_config(tiny_config, [key.replace("True", "true") for key in keys])
+        assert decoding.keys.items() <= config.model_dump().items()
+
+
+def test_names():
+    assert read_decodings("mmi0.5,greedy") == ["beam3", "mmi0.5", "greedy"]
+    assert set(read_decodings("all")) == set(DECODINGS)
+    with pytest.raises(UserError, match="'beam' is no decoding; give some of greedy, beam3"):
+        read_decodings("beam3,beam")
+
+
+def test_captioners_trained_for_guidance():
+    variants = with_dropped(plan([1.0], ()), ["beam3", "guidance2", "greedy"])
+    assert [variant.name for variant in variants] == ["mle", "mle_dropped"]
+    assert [v.overrides[-1] for v in variants] == ["drop_image=0", "drop_image=0.2"]
+    assert len(with_dropped(plan([1.0], ()), ["greedy"])) == 1
+    names = list(DECODINGS)
+    whole, dropped = (
+        decodings_of(SimpleNamespace(drop_image=share), names) for share in (0.0, 0.2)
+    )
+    assert whole == names and {"beam3", "guidance3", "mmi1"} < set(dropped) < set(whole)
+
+
+def test_the_judge_is_mle_of_another_seed():
+    variants = with_seeds(with_dropped(plan([0.0, 1.0], ()), ["beam3"]), 3)
+    by_name = {variant.name: variant for variant in variants}
+    judges = [judge_of(by_name[f"smile_seed{seed}"], variants) for seed in range(3)]
+    assert judges == ["mle_seed1", "mle_seed2", "mle_seed0"]
+    with pytest.raises(UserError, match="needs runs of MLE with two seeds or more"):
+        judge_of(by_name["smile_seed0"], [by_name["smile_seed0"], by_name["mle_seed0"]])
+
+
+def test_decoder_tokens(make_captioner):
+    """Greedily the prompt and each word are read once, whatever the copy of the captioner."""
+    captioner = make_captioner()
+    settings = DecodingSettings(num_beams=1, max_length=9, min_length=9)
+    counted = DecoderTokens(captioner)
+    captioner.for_inference(torch.float32).generate_details(torch.randn(2, 3, 48, 48), settings)
+    counted.close()
+    assert counted.tokens == 2 * (9 - 1)  # the last word is not read
+    captioner.generate_details(torch.randn(2, 3, 48, 48), settings)
+    assert counted.tokens == 2 * (9 - 1)
+
+
+def test_a_sweep_decodes_each_run_once(tiny_config, in_process, tmp_path, capsys):
+    folder = tmp_path / "sweep"
+    command = [str(tiny_config), "--mle", "1", "--output_dir", str(folder)]
+    command += ["--decodings", "guidance1.5,mmi0.5,mmi1"]
+    assert main(command) == 0
+    text = capsys.readouterr().out
+    assert text.count("| beam 3 |") == text.count("| guidance 1.5 * |") == 2
+    assert text.count("20 samples, mutual information") == 4 and text.count("* |") == 4
+    assert (folder / "decodings.svg").exists() and (folder / "decodings.md").read_text() in text
+    costs = list(folder.rglob("*_cost.json"))
+    # Weights are chosen on the validation split, which beam search does not caption.
+    assert len(costs) == 2 * (1 + 2 * 3)
+    reranked = json.loads((folder_of(folder / "mle", "mmi1") / "test_cost.json").read_text())
+    plain = json.loads((folder_of(folder / "mle", "beam3") / "test_cost.json").read_text())
+    assert reranked["tokens"] > 4 * plain["tokens"] > 0
+    times = [path.stat().st_mtime_ns for path in costs]
+    costs[0].unlink()
+    assert main(command) == 0
+    again = [path.stat().st_mtime_ns for path in costs]
+    assert again[1:] == times[1:] and again[0] > times[0]
+
+
+def test_weights_are_chosen_by_validation_scores(tiny_config, tmp_path):
+    """The weight that is best on the test split is not chosen."""
+    names = ["beam3", "mmi0.25", "mmi1"]
+    found = {"mmi0.25": {"val": 9, "test": 1}, "mmi1": {"val": 5, "test": 7}}
+    variants = plan([1.0], ())
+    for name in names:
+        for split in ("val", "test"):
+            value = found.get(name, {}).get(split, 0)
+            folder = folder_of(tmp_path / "mle", name) / "result" / split
+            folder.mkdir(parents=True)
+            scores = {"scene_R@1": {"value": value, "low": value, "high": value, "n": 5}}
+            (folder / "metrics.json").write_text(json.dumps({"metrics": scores}))
+            cost = {"tokens": 10, "seconds": 1 + value}
+            (folder.parents[1] / f"{split}_cost.json").write_text(json.dumps(cost))
+    config = config_class()(image_root="a", ann_root="b", output_dir="c")
+    sweep = SimpleNamespace(folder=tmp_path, variants=variants, scored={"mle": config})
+    text = write_decodings(sweep, names)
+    chosen = [line.split(" | ")[0] for line in text.splitlines() if " * |" in line]
+    assert chosen == ["| 20 samples, mutual information 0.25 *"]
+    assert "| 20 samples, mutual information 1 | 7.0 (7.0-7.0) | 10 | 8.0 |" in text
