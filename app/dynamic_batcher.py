@@ -24,7 +24,7 @@ class _Call:
 
 
 class DynamicBatcher:
-    """Runs one batch at a time. The next thread answers all waiting calls with its key.
+    """Runs one batch at a time: the thread whose turn it is answers waiting calls with its key.
 
     make: returns the answers to items with the same key, in order. most: maximum items in a batch.
     on_batch: called after each batch with the number of items and the seconds.

@@ -14,9 +14,11 @@ from urllib.parse import unquote, urlsplit
 from captioning.runtime.errors import UserError
 
 TOKEN = "APP_TOKEN"  # environment variable; `ps` does not show it
-# Browsers then ask for a name, which is ignored, and for a password, which has to be the token.
+# On a 401 with this header, browsers ask for a user name, which is ignored, and a password, which
+# has to be the token.
 CHALLENGE = 'Basic realm="SMILE captions", charset="UTF-8"'
-# The routes of Gradio that the page needs. Some of its seventy other routes fetch any address.
+# The routes under /gradio_api that the page needs. Some of Gradio's seventy other routes make the
+# server fetch a URL of the client's choice.
 GRADIO = "gradio_api"
 FILE, UPLOAD = f"/{GRADIO}/file=", f"/{GRADIO}/upload"
 EVENTS = (f"/{GRADIO}/queue/join", f"/{GRADIO}/run/predict")
@@ -25,7 +27,7 @@ ROUTES = re.compile("|".join((*EVENTS, UPLOAD, OTHERS)))
 
 
 def checked_token(given: Optional[str]) -> Optional[str]:
-    """The token of the command line, else of the environment, if any. Raises UserError."""
+    """The token of --token (`given`), else of the environment, if any. Raises UserError."""
     token = os.environ.get(TOKEN) or None if given is None else given
     if token is not None and (
         not token or token != token.strip() or not (token.isascii() and token.isprintable())
@@ -49,10 +51,12 @@ def _name_in(host: str) -> str:
         return ""
 
 
-def is_open(path: str) -> bool:
+def is_allowed(path: str) -> bool:
     """Whether a path may be requested.
 
-    Of Gradio's paths, only those that the page needs are allowed, and only without a URL in them.
+    Of the paths with "gradio_api", only those in ROUTES are allowed, and only without a URL in
+    them. All other paths are allowed, also Gradio's: the page needs some, such as /assets, and the
+    others, such as /config, /login and /monitoring/summary, fetch no URL and change nothing.
     """
     plain = path
     while (decoded := unquote(plain)) != plain:  # the path may be encoded several times
@@ -62,21 +66,26 @@ def is_open(path: str) -> bool:
     return ROUTES.fullmatch(path) is not None and "://" not in plain
 
 
-def is_own_origin(address: str, headers) -> bool:
-    """Whether a URL has the host of the request, or of the proxy in front of this server.
+def is_own_origin(url: str, headers) -> bool:
+    """Whether a URL has the host and port of the header Host or X-Forwarded-Host.
 
-    A page of another origin cannot make a browser change Host or X-Forwarded-Host.
+    A proxy in front of this server sets X-Forwarded-Host. Without a port, the default port of the
+    URL's scheme counts. A page of another origin cannot make a browser change these headers.
     """
     ports = {"http": 80, "https": 443}
 
-    def place(netloc: str) -> tuple[Optional[str], int]:
+    def host_and_port(netloc: str, default: int) -> tuple[Optional[str], int]:
         parts = urlsplit(f"//{netloc}")
-        return parts.hostname, parts.port or ports[scheme]
+        return parts.hostname, parts.port or default
 
     try:
-        scheme, netloc = urlsplit(address)[:2]
+        scheme, netloc = urlsplit(url)[:2]
+        if scheme not in ports:
+            return False
+        default = ports[scheme]
         own = (headers.get("host", ""), headers.get("x-forwarded-host", "").partition(",")[0])
-        return scheme in ports and place(netloc) in map(place, filter(None, map(str.strip, own)))
+        known = (host_and_port(each.strip(), default) for each in own if each.strip())
+        return host_and_port(netloc, default) in known
     except ValueError:
         return False
 
@@ -84,8 +93,9 @@ def is_own_origin(address: str, headers) -> bool:
 def is_from_this_page(scope, headers) -> bool:
     """Whether the request comes from this page or from a program, or follows a link to this page.
 
-    Requests by pages of other origins are refused. Pages cannot set Sec-Fetch-Site. Browsers send
-    it only over TLS and to localhost.
+    Any other request by a page of another origin is refused. A page cannot set Sec-Fetch-Site.
+    Browsers send it only over TLS and to localhost; without it, Origin decides. A request with
+    neither header, such as a program's, is accepted.
     """
     site = headers.get("sec-fetch-site", "none")
     if site == "same-origin":
@@ -99,12 +109,15 @@ def is_from_this_page(scope, headers) -> bool:
 
 
 class Guard:
-    """Middleware. bound: the address of the socket. names: further host names of this page.
+    """Middleware that answers the requests which it refuses; others reach `app`.
+
+    bound: the IP address of the socket. names: further host names of this page. token: None if
+    visitors need no token.
 
     An attacker can point a host name at this machine (DNS rebinding) and read the answers. Such a
     request still has the attacker's name in its Host header, and is refused. IP addresses cannot be
-    rebound. If the socket is bound to all addresses, all IP addresses are accepted, since a router
-    may map further addresses to this machine.
+    rebound. If the socket is bound to all addresses, any IP address is accepted in the Host header,
+    since a router may map further addresses to this machine.
     """
 
     def __init__(self, app, bound: str, names: Iterable[str], token: Optional[str]):
@@ -122,7 +135,7 @@ class Guard:
 
         headers = Headers(scope=scope)
         app = self.app
-        if not self.is_own(headers.get("host", "")):
+        if not self.is_own_host(headers.get("host", "")):
             line = "the request's Host is not a name of this page; --host-name adds a name"
             app = JSONResponse({"error": line}, 400)
         elif not is_from_this_page(scope, headers):
@@ -131,13 +144,13 @@ class Guard:
         elif not self.has_token(headers.get("authorization", "")):
             line = "a token is required: send the header Authorization: Bearer TOKEN"
             app = JSONResponse({"error": line}, 401, {"www-authenticate": CHALLENGE})
-        elif not is_open(scope["path"]):
+        elif not is_allowed(scope["path"]):
             line = "there is no such path; the API for programs is /api/caption"
             app = JSONResponse({"error": line}, 404)
         await app(scope, receive, send)
 
-    def is_own(self, host: str) -> bool:
-        """Whether a Host header names this page."""
+    def is_own_host(self, host: str) -> bool:
+        """Whether a Host header has a name or IP address of this page. Its port is ignored."""
         name = _name_in(host)
         if name in self.names:
             return True
@@ -148,7 +161,10 @@ class Guard:
         return self.bound.is_unspecified or address.is_loopback or address == self.bound
 
     def has_token(self, authorization: str) -> bool:
-        """Whether an Authorization header, Bearer or Basic, has the token, if one is set."""
+        """Whether an Authorization header has the token, as Bearer or as the password of Basic.
+
+        True if no token is set.
+        """
         if self.token is None:
             return True
         scheme, _, given = authorization.partition(" ")

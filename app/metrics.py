@@ -11,7 +11,7 @@ PHOTOS = (1, 2, 4, 8, 16, 32, 64)
 class Metrics:
     """Middleware that answers GET /metrics, and counts the requests to `path`.
 
-    The only label of a count is the status, so visitors cannot create further time series.
+    The only Prometheus label is the status, so visitors cannot create further time series.
     """
 
     def __init__(self, app, service: CaptionService, path: str):

@@ -91,7 +91,7 @@ def read_options(values: dict[str, Any]) -> Options:
 
 
 def defaults_of(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The decoding settings of a checkpoint's run, limited to the page's ranges."""
+    """The decoding settings of a checkpoint's run. Beams and length are limited as in the page."""
     settings = checkpoint.config.decoding_settings()
     values = {
         name: getattr(settings, name) for name in Options.model_fields if hasattr(settings, name)

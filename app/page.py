@@ -33,8 +33,8 @@ _html = functools.partial(gr.HTML, apply_default_css=False)
 def _as_uploaded(field: gr.Image, payload: Any) -> Any:
     """The value of an image field as (file, the visitor's file name); None for an empty field.
 
-    Gradio's own preprocessing decodes files without limits, and shows no errors. `Bodies` has
-    checked that the file was uploaded.
+    Gradio's own preprocessing decodes files without limits, and shows no errors. The middleware
+    `app.uploads.Bodies` has already checked that the path is that of an uploaded file.
     """
     if payload is None or payload.path is None:
         return None
@@ -109,23 +109,23 @@ def _compare(service: CaptionService, examples: Sequence[Path]) -> None:
             )
             button = gr.Button("Caption", variant="primary", elem_id="caption")
             gr.Examples([[str(path)] for path in examples], [photo], label="Drawn examples")
-            inputs, chosen_by = _controls(service)
+            inputs, read_inputs = _controls(service)
         with gr.Column(scale=5, min_width=280):
-            shown = _html(WAITING, elem_id="results")
+            results = _html(WAITING, elem_id="results")
 
     def caption(file: Any, *values: Any) -> str:
         try:
             if file is None:
                 raise UserError("no photo: drop one, take one with the camera, or try an example")
-            labels, options = chosen_by(*values)
+            labels, options = read_inputs(*values)
             path, name = file
             photo, captions = service.caption_file(Path(path), name, labels, options)
             return view.results(name, photo, captions)
         except UserError as error:
             return view.error(str(error))
 
-    button.click(caption, [photo, *inputs], shown, scroll_to_output=True, **EVENT)
-    photo.clear(lambda: WAITING, None, shown, **EVENT)
+    button.click(caption, [photo, *inputs], results, scroll_to_output=True, **EVENT)
+    photo.clear(lambda: WAITING, None, results, **EVENT)
 
 
 def _batch(service: CaptionService) -> None:
@@ -139,12 +139,12 @@ def _batch(service: CaptionService) -> None:
                 elem_id="photos",
             )
             button = gr.Button("Caption all", variant="primary", elem_id="caption-all")
-            inputs, chosen_by = _controls(service)
+            inputs, read_inputs = _controls(service)
         with gr.Column(scale=5, min_width=280):
             archive = gr.File(
                 label="ZIP of the captions", interactive=False, visible=False, elem_id="zip"
             )
-            shown = _html(WAITING, elem_id="batch-results")
+            results = _html(WAITING, elem_id="batch-results")
 
     bar = gr.Progress()
 
@@ -152,7 +152,7 @@ def _batch(service: CaptionService) -> None:
         try:
             if not given:
                 raise UserError("no photos: drop some, or choose them")
-            labels, options = chosen_by(*values)
+            labels, options = read_inputs(*values)
             photos = [(Path(file), Path(file).name) for file in given]
             steps = caption_all(service, photos, labels, options)
             progress((0, len(photos)), desc="captioning", unit="photos")
@@ -166,34 +166,38 @@ def _batch(service: CaptionService) -> None:
         view.write_zip(done, path)
         return gr.update(value=str(path), visible=True), view.batch_table(done)
 
-    button.click(caption_photos, [files, *inputs], [archive, shown], scroll_to_output=True, **EVENT)
+    outputs = [archive, results]
+    button.click(caption_photos, [files, *inputs], outputs, scroll_to_output=True, **EVENT)
 
 
 def _controls(service: CaptionService) -> tuple[list[gr.components.Component], Callable]:
     """Add the controls of checkpoints and decoding settings to the current block.
 
-    Returns the controls, and a function. The function gets the controls' values in the same order;
-    it returns the labels of the chosen checkpoints and the options, or raises UserError.
+    Returns the controls, and the function `read_inputs`. It gets the controls' values in the same
+    order, and returns the labels of the chosen checkpoints and the options, or raises UserError.
     """
     defaults = defaults_of(service.checkpoints[0])
     labels = [checkpoint.label for checkpoint in service.checkpoints]
-    made: dict[str, gr.components.Component] = {}
+    controls: dict[str, gr.components.Component] = {}  # by field of `Options`
 
     def slider(name: str, label: str, least: float, most: float, step: float) -> None:
-        made[name] = gr.Slider(least, most, defaults[name], step=step, label=label, min_width=200)
+        controls[name] = gr.Slider(
+            least, most, defaults[name], step=step, label=label, min_width=200
+        )
 
     classes = ["smile-controls", *(["sampling"] if defaults["sample"] else [])]
     with gr.Column(elem_classes=classes):
         chosen = gr.CheckboxGroup(labels, value=labels, label="Checkpoints")
-        found_by = SAMPLING if defaults["sample"] else BEAM
-        method = gr.Radio([BEAM, SAMPLING], value=found_by, label="Words are found by")
+        default = SAMPLING if defaults["sample"] else BEAM
+        method = gr.Radio([BEAM, SAMPLING], value=default, label="Decoding method")
         with gr.Accordion("Lengths, prompt and more", open=False):
             with gr.Row():
                 slider("min_length", "Shortest caption, tokens", 0, LONGEST, 1)
                 slider("max_length", "Longest caption, tokens", 1, LONGEST, 1)
-            made["prompt"] = gr.Textbox(
+            controls["prompt"] = gr.Textbox(
                 label="Prompt",
-                info="What a caption starts with; empty: the checkpoint's own. Its tokens count.",
+                info="What a caption starts with; empty: the checkpoint's own. Its tokens count "
+                "towards both lengths.",
                 placeholder=service.checkpoints[0].config.prompt.strip(),
                 max_lines=1,
             )
@@ -208,25 +212,28 @@ def _controls(service: CaptionService) -> tuple[list[gr.components.Component], C
                     slider("typical_p", "Typical-p (1: off)", 0.05, 1, 0.05)
                 with gr.Row():
                     top_k = defaults["top_k"]
-                    made["top_k"] = gr.Number(top_k, label="Top-k (0: all)", precision=0)
-                    made["seed"] = gr.Number(0, label="Seed", precision=0)
+                    controls["top_k"] = gr.Number(top_k, label="Top-k (0: all)", precision=0)
+                    controls["seed"] = gr.Number(0, label="Seed", precision=0)
             with gr.Row():
-                made["rerank"] = gr.Dropdown(
+                controls["rerank"] = gr.Dropdown(
                     [("no", None), ("mutual information", "mmi"), ("minimum Bayes risk", "mbr")],
                     value=None,
                     label="Choose among samples by",
                 )
-                made["num_candidates"] = gr.Slider(
+                controls["num_candidates"] = gr.Slider(
                     2, MOST_CANDIDATES, 20, step=1, label="Samples to choose from", min_width=200
                 )
             with gr.Row():
                 slider("repetition_penalty", "Repetition penalty", 0.5, 2, 0.05)
-                slider("no_repeat_ngram_size", "No n-gram twice, tokens (0: off)", 0, 10, 1)
+                never = "Never repeat this many tokens in a row (0: off)"
+                slider("no_repeat_ngram_size", never, 0, 10, 1)
             slider("guidance_scale", "Guidance by the image (1: none)", 0, 5, 0.25)
 
-    def read(labels: Optional[list[str]], method: str, *others: Any) -> tuple[list[str], Options]:
-        given = dict(zip(made, others))
+    def read_inputs(
+        labels: Optional[list[str]], method: str, *others: Any
+    ) -> tuple[list[str], Options]:
+        given = dict(zip(controls, others))
         given["prompt"] = given["prompt"] or None
         return labels or [], read_options({**given, "sample": method == SAMPLING})
 
-    return [chosen, method, *made.values()], read
+    return [chosen, method, *controls.values()], read_inputs

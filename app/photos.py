@@ -9,7 +9,7 @@ from PIL import Image, ImageOps
 from captioning.data.image import decode, open_image
 from captioning.runtime.errors import UserError
 
-WIDEST = 640  # maximum size in pixels of a photo in the page
+WIDEST = 640  # pixels of the longer side of a photo shown in the page, at most
 
 
 class PhotoError(UserError):
@@ -19,7 +19,7 @@ class PhotoError(UserError):
 class Limits(NamedTuple):
     """Limits, so that one visitor cannot occupy the whole machine.
 
-    upload_mb: size of a file in MiB. pixels: pixels of a photo. photos: photos in the tab Batch.
+    upload_mb: size of a file in MiB. pixels: width * height of a photo. photos: in the tab Batch.
     queue: waiting callers; further callers are refused. batch: photos in a captioner's batch.
     """
 

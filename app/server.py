@@ -25,7 +25,7 @@ from captioning.scenes.world import random_scene
 EXAMPLES, EXAMPLES_SEED = 6, 11
 API = "/api/caption"
 GONE = 499  # the status in the metrics for a caller that has hung up
-NAME = "the photo"  # used in errors of the API, since its files have no name
+NAME = "the photo"  # used in errors of the API, which gets no file name
 # Switches off analytics and update checks. Gradio and huggingface_hub read it when imported.
 SILENCE = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1"}
 # Forbids the browser to load fonts, scripts and pictures from other servers.
@@ -98,10 +98,10 @@ def serve(
 def add_api(server, service: CaptionService, uploads: Uploads) -> None:
     """Add the route POST /api/caption?KEY=VALUE... to a FastAPI server. The body is a photo's file.
 
-    KEY is a field of `Options`, or `checkpoint`, whose value is a label and which may be repeated.
-    Answers with [{caption, score, label, checkpoint, settings, words}], or with {"error": one line}
-    and status 400, 413 (the photo has too many bytes) or 503 (too many callers wait, or the disk is
-    full).
+    KEY is a field of `app.options.Options`, or `checkpoint`, whose value is a label and which may
+    be repeated. Answers with [{caption, score, label, checkpoint, settings, words}], or with
+    {"error": one line} and status 400, 413 (the photo has too many bytes) or 503 (too many callers
+    wait, or the disk is full).
     """
     from anyio import CapacityLimiter
     from anyio.to_thread import run_sync

@@ -78,10 +78,10 @@ class CaptionService:
     ) -> tuple[Image.Image, list[Caption]]:
         """Caption a visitor's file with the chosen checkpoints; also return the shrunk photo.
 
-        name: see `read_photo`. labels: the labels of the checkpoints. gone: set when the visitor
-        stops waiting; then Gone is raised. A sampled caption is a batch of its own, so that the
-        same seed gives the same caption. Raises PhotoError for the file, UserError for the
-        settings.
+        name: see `app.photos.read_photo`. labels: of the checkpoints. gone: set when the visitor
+        stops waiting; then `app.dynamic_batcher.Gone` is raised. A sampled caption is a batch of
+        its own, so that the same seed gives the same caption. Raises PhotoError for the file,
+        UserError for the settings.
         """
         gone = gone or threading.Event()
         checkpoints = self._chosen(labels)

@@ -14,15 +14,15 @@ from app.photos import Limits
 
 MOST = 1 << 20  # most bytes of a body that is not a file
 KEPT_S = 3600  # how long Gradio keeps a file
-LOOK_S = 600  # how often Gradio looks for files that are older
+LOOK_S = 600  # how often Gradio looks for files that are older than KEPT_S
 FULL = "this page has no more room for photos: try again in an hour"
 
 
 class Uploads:
-    """The folder of uploads.
+    """The folder of uploads, and its limits.
 
-    Its bytes are limited to two batches of the largest photos, its files to 100 batches. own: files
-    of the page, which are not removed.
+    A batch has as many photos as the tab Batch takes. The folder's bytes are limited to two batches
+    of the largest photos, its files to 100 batches. own: files of the page, which are not removed.
     """
 
     def __init__(self, folder: Path, limits: Limits, own: Iterable[Path] = ()):
@@ -63,7 +63,10 @@ class Uploads:
 
 
 class Bodies:
-    """Middleware that checks bodies. files: a path with a handler that checks its own body."""
+    """Middleware that checks the bodies of requests, except those to the path `files`.
+
+    files: the path of the API, whose handler reads a photo and checks its size itself.
+    """
 
     def __init__(self, app, uploads: Uploads, files: str):
         self.app, self.uploads, self.files = app, uploads, files

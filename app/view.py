@@ -93,7 +93,7 @@ def about(service: CaptionService, address: str) -> str:
 def attention_pictures(attention_map: Tensor) -> list[str]:
     """A data: URI with a picture of each word's attention map.
 
-    attention_map: (words, G, G). Maps are interpolated. The maximum of a map is brightest, zero is
+    attention_map: (words, G, G). Each word's map is interpolated. Its maximum is brightest, zero is
     transparent.
     """
     import matplotlib

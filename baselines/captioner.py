@@ -31,10 +31,10 @@ class ClassicCaptioner(nn.Module):
     - prompt: the start of every caption. The loss leaves it out, and generation removes it.
     - max_tokens: training captions are cut to this length, which includes start and end tokens.
     - attention_dim, num_layers, deep_output: only for Show, Attend and Tell.
-    - tie_embeddings: see `RecurrentDecoder.tie_embeddings`.
+    - tie_embeddings: see `baselines.decoder.RecurrentDecoder.tie_embeddings`.
     - attention_penalty: the weight of `coverage_penalty`.
     - encoder_lr: the learning rate of the encoder's network; 0 freezes it.
-    - embedding_lr: the learning rate of the word vectors; None for that of the run.
+    - embedding_lr: the learning rate of the word vectors; None for the run's learning rate.
     - teacher_forcing, teacher_forcing_k: see `baselines.decoder.teacher_forcing`.
 
     Raises ValueError for a prompt with an unknown word, and for a file of word vectors that does
@@ -105,8 +105,8 @@ class ClassicCaptioner(nn.Module):
         """The objective on k captions of each image, which is encoded once.
 
         image: (B, 3, S, S), normalised; captions: B lists of k strings, without the prompt;
-        dropped: bool (B,), the images that become the null. Raises ValueError where their numbers
-        differ.
+        dropped: bool (B,), the images that `decoding.null_image` replaces. Raises ValueError if
+        there are not B lists, or not equally many captions in each.
         """
         logits, labels, attention = self._predict(image, captions, dropped)
         output = self.objective(logits, labels)
@@ -188,7 +188,7 @@ class ClassicCaptioner(nn.Module):
     def for_inference(
         self, dtype: torch.dtype = torch.float32, compiled: bool = False
     ) -> "ClassicCaptioner":
-        """Itself: it computes in `dtype` under autocast."""
+        """This captioner in evaluation mode. It computes in `dtype` if the caller uses autocast."""
         return self.eval()
 
     def log_likelihoods(self, encoded: Tensor, ids: Tensor, temperature: float = 1.0) -> Tensor:
@@ -225,7 +225,7 @@ class ClassicCaptioner(nn.Module):
         self.decoder.teacher_forcing = teacher_forcing(schedule, epoch, k)
 
     def saved_beside_weights(self) -> dict[str, Any]:
-        """The words of a `Vocabulary`."""
+        """The words, if the tokenizer is a `Vocabulary`; no entry for a word-piece tokenizer."""
         counted = isinstance(self.tokenizer, Vocabulary)
         return {"vocabulary": self.tokenizer.words} if counted else {}
 

@@ -16,10 +16,15 @@ PROMPT_IS_QUESTION = False
 
 
 class Keys(BaseModel):
-    """The keys that only the classic captioners use; docs/settings.md documents each."""
+    """The keys that only the classic captioners use; docs/settings.md documents each.
+
+    `captioning.config.config.config_class` adds them to a `Config`, so that the validator also has
+    the general keys, such as `model` and `lora`.
+    """
 
     encoder: Annotated[str, Field(min_length=1), "run"] = "regnet_x_400mf"
-    # Role "data": a resumed run may change it, because its checkpoint has these weights.
+    # Its role is "data" (see `captioning.config.keys`): a resumed run may set another value,
+    # because the weights come from the run's checkpoint.
     encoder_weights: Annotated[str, Field(min_length=1), "data"] = "default"
     encoder_lr: Annotated[float, "run"] = Field(0.0, ge=0)
     encoder_dim: Annotated[Optional[int], "run"] = Field(None, gt=0, le=65_536)
@@ -42,6 +47,7 @@ class Keys(BaseModel):
     attention_penalty: Annotated[float, "run"] = Field(0.0, ge=0)
     teacher_forcing: Annotated[Literal[SCHEDULES], "run"] = "always"
     teacher_forcing_k: Annotated[float, "run"] = Field(10.0, gt=0)
+    # A share of max_epoch.
     teacher_forcing_middle: Annotated[Optional[float], "run"] = Field(None, gt=0)
 
     @model_validator(mode="after")
@@ -83,9 +89,9 @@ class Keys(BaseModel):
 
 
 def build(config: Any, context: Any) -> ClassicCaptioner:
-    """See `captioning.captioners.interface`, which also describes the functions below.
+    """The captioner of a configuration, with the vocabulary of `_tokenizer`.
 
-    The vocabulary comes from the checkpoint, if there is one, otherwise from the training captions.
+    `captioning.captioners.interface.CaptionerPackage` describes this function and those below.
     """
     restored = context.content is not None
     if not restored and config.encoder_weights == "none" and config.encoder_lr == 0:
@@ -105,19 +111,24 @@ def build(config: Any, context: Any) -> ClassicCaptioner:
         image_size=config.image_size,
         features=config.encoder_features,
     )
-    made = {"encoder": encoder, "tokenizer": _tokenizer(config, context)}
-    made["objective"] = config.build_objective()
+    arguments = {"encoder": encoder, "tokenizer": _tokenizer(config, context)}
+    arguments["objective"] = config.build_objective()
     if restored:
-        made["word_vectors"] = None
+        arguments["word_vectors"] = None  # the checkpoint's weights replace them
     if config.teacher_forcing_middle is not None:
-        made["teacher_forcing_k"] = k_of_middle(config.teacher_forcing_middle * config.max_epoch)
+        middle = config.teacher_forcing_middle * config.max_epoch
+        arguments["teacher_forcing_k"] = k_of_middle(middle)
     # Every other argument has the name of its configuration key.
-    names = signature(ClassicCaptioner).parameters.keys() - made
-    return ClassicCaptioner(**{name: getattr(config, name) for name in names}, **made)
+    names = signature(ClassicCaptioner).parameters.keys() - arguments
+    return ClassicCaptioner(**{name: getattr(config, name) for name in names}, **arguments)
 
 
 def _tokenizer(config: Any, context: Any):
-    """The checkpoint's vocabulary, BERT's tokenizer, or a vocabulary of the training captions."""
+    """BERT's tokenizer if `vocabulary` is wordpiece, otherwise a `Vocabulary`.
+
+    That of the checkpoint, if there is one, otherwise of the training captions. Raises ValueError
+    for a checkpoint's vocabulary that is not a list of words, even if it is not used.
+    """
     words = context.content.get("vocabulary") if context.content else None
     if words is not None and not (
         isinstance(words, list) and all(isinstance(word, str) for word in words)

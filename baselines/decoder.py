@@ -105,7 +105,7 @@ def _check_tied(_, state: dict[str, Tensor], prefix: str, *__) -> None:
 
 
 class RecurrentStep:
-    """A step function, see `decoding.Step`. All rows of an image share its memory.
+    """A step function, see `decoding.Step`. All rows of an image share the memory of `begin`.
 
     excluded: int64 (u,), ids that are never generated, such as padding and <UNK>.
     """

@@ -19,29 +19,33 @@ logger = logging.getLogger(__name__)
 class FeatureCache:
     """Stores the feature map of each image in a file of its own, in `folder`.
 
-    The path consists of the network's name, a hash of its weights and a hash of the image. A map is
-    computed for one image at a time and in float32, so that it does not depend on the batch. An
-    unreadable file counts as missing. If `folder` cannot be written, there is one warning.
+    The path consists of the network's name, a hash of its weights and a hash of the image. A
+    feature map is computed for one image at a time and in float32, so that it does not depend on
+    the batch. An unreadable file counts as missing. If `folder` cannot be written, there is one
+    warning.
     """
 
     def __init__(self, folder: str, network: nn.Module, name: str):
         self.folder, self.network, self.name = Path(folder), network, name
         self.can_write = True
-        self.forget()
+        self.forget_hash()
         # The weights change when a checkpoint is loaded.
-        network.register_load_state_dict_post_hook(lambda *_: self.forget())
+        network.register_load_state_dict_post_hook(lambda *_: self.forget_hash())
 
-    def forget(self) -> None:
-        """Hash the network's weights again before the next image."""
+    def forget_hash(self) -> None:
+        """Forget the hash of the weights; the next image computes it again. Files are kept."""
         self._network_folder: Optional[Path] = None
 
     @torch.compiler.disable
     def __call__(self, image: Tensor, keep: bool) -> Tensor:
-        """Maps (B, C, h, w) of images (B, 3, S, S). keep: write missing maps to the cache."""
-        with torch.autocast(image.device.type, enabled=False):
-            return torch.stack([self._map_of(one, keep) for one in image.float()])
+        """Return the feature maps (B, C, h, w) of images (B, 3, S, S), from the cache if possible.
 
-    def _map_of(self, image: Tensor, keep: bool) -> Tensor:
+        keep: write the others to the cache.
+        """
+        with torch.autocast(image.device.type, enabled=False):
+            return torch.stack([self._features_of(one, keep) for one in image.float()])
+
+    def _features_of(self, image: Tensor, keep: bool) -> Tensor:
         path = self._folder() / f"{_digest([image])}.safetensors"
         with contextlib.suppress(OSError, SafetensorError, KeyError):
             return load_file(path, device=str(image.device))["map"]

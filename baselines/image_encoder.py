@@ -1,4 +1,4 @@
-"""The image encoder of the classic captioners: a CNN's feature map as annotation vectors."""
+"""The image encoder of the classic captioners: a network's feature map as annotation vectors."""
 
 from collections.abc import Sequence
 from typing import Optional
@@ -18,9 +18,9 @@ TIMM = "timm/"
 class ImageEncoder(nn.Module):
     """Images (B, 3, S, S) -> annotations (B, P, D), P positions in row-major order.
 
-    - name: a torchvision network of `encoder_names`, or "timm/NAME".
-    - weights: "none" (random), "default" (the library's best, downloaded), "package" (see
-      `packaged_weights`), or a file with a state dict of the network.
+    - name: one of `baselines.torchvision_network.encoder_names`, or "timm/NAME".
+    - weights: "none" (random), "default" (the library's default weights, downloaded), "package"
+      (see `baselines.packaged_weights`), or a file with a state dict of the network.
     - dim: D, through a 1x1 convolution. By default the network's number of channels.
     - grid: makes P = grid * grid, by average pooling. A smaller map is interpolated bilinearly.
     - norm: whether a BatchNorm of the annotations comes last.
@@ -28,7 +28,8 @@ class ImageEncoder(nn.Module):
     - mean, std: the normalisation of the given images. The encoder converts images to the
       normalisation that its weights expect.
     - image_size: S, to check that the network accepts it.
-    - features: a folder to cache the maps of training images in, for a frozen network.
+    - features: the folder of a `baselines.feature_cache.FeatureCache`, for a frozen network.
+      Training writes and reads it, evaluation only reads it.
 
     Raises ValueError for an unknown name, for weights that cannot be read or do not fit, and for an
     image size that the network does not accept.
@@ -56,7 +57,7 @@ class ImageEncoder(nn.Module):
             expected_mean, expected_std = torch.tensor(IMAGENET_MEAN), torch.tensor(IMAGENET_STD)
         self.finetune = finetune
         self.network.requires_grad_(finetune)
-        width, *map_size = self._map_of(image_size, name)
+        width, *map_size = self._map_shape(image_size, name)
         self.one_position = map_size == [1, 1]
         self.dim = dim or width
         self.projection = nn.Conv2d(width, dim, 1) if dim else nn.Identity()
@@ -86,7 +87,7 @@ class ImageEncoder(nn.Module):
         return self.norm(features.flatten(2)).transpose(1, 2)
 
     def _map(self, image: Tensor) -> Tensor:
-        # Evaluation reads the cache but writes nothing: bulk captioning sees each image only once.
+        # Evaluation does not write to the cache: bulk captioning sees each image only once.
         return self.network(image) if self.cache is None else self.cache(image, keep=self.training)
 
     @property
@@ -98,7 +99,7 @@ class ImageEncoder(nn.Module):
         at_end = isinstance(self.norm, nn.BatchNorm1d) and one_annotation
         return 2 if in_network or at_end else 1
 
-    def _map_of(self, image_size: int, name: str) -> Sequence[int]:
+    def _map_shape(self, image_size: int, name: str) -> Sequence[int]:
         """Channels, height and width of the network's feature map.
 
         Also freezes parameters without influence on the map, such as the head's: DDP would wait for

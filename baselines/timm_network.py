@@ -68,7 +68,7 @@ def _load(name: str, weights: str, image_size: int) -> nn.Module:
             raise ValueError(
                 f"encoder: timm cannot build {name} for image_size {image_size}: {reason(error)}"
             ) from error
-    # Given this way, timm resizes the position embeddings, as for weights of timm.
+    # timm resizes the position embeddings of weights in an overlay, as of its own weights.
     source = {"state_dict": state, "custom_load": False}
     with errors_naming(weights, name):
         return timm.create_model(name, pretrained=True, pretrained_cfg_overlay=source, **size)

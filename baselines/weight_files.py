@@ -56,7 +56,8 @@ def fetched(library: str, name: str, fetch: Callable[[], nn.Module]) -> nn.Modul
     """Call `fetch`, which builds a network with downloaded weights. Raises ValueError."""
     try:
         return fetch()
-    except Exception as error:  # a network error, a wrong hash, unpickling or a wrong size
+    # No connection, a wrong hash, a file that cannot be unpickled, or tensors of a wrong size.
+    except Exception as error:
         raise ValueError(
             f"encoder_weights: cannot download {library}'s weights of {name} ({reason(error)}); "
             "connect to the network, or set encoder_weights to none or a file"

@@ -82,7 +82,7 @@ class NaiveCaptioner:
 
 
 class NaiveStep:
-    """See `decoding.Step`."""
+    """The step function of `NaiveCaptioner`, see `decoding.Step`."""
 
     def __init__(self, decoder: TextDecoder, image_embeds: Tensor):
         self.decoder, self.image_embeds = decoder, image_embeds  # (B, P, width)

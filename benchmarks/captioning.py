@@ -4,7 +4,7 @@
 
 All contenders are BLIP-base at 384 pixels with the same random weights and 3 beams. The end token
 is suppressed, so that all captions have full length, except in the last two CPU rows, one per
-precision. "ours" is the inference copy, created before timing. "as it is" is the captioner itself.
+precision. "ours" is `BLIP.inference_copy`, made before timing. "as it is" is the captioner itself.
 "encoder" is only the copy's image encoder, a lower bound. On a CPU "int8" is an 8-bit copy. On a
 GPU "compiled" is a copy with a compiled encoder and steps in a CUDA graph.
 """

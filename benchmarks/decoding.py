@@ -1,4 +1,4 @@
-"""Guidance, visual contrast and reranking beside plain decoding, by copies for inference.
+"""Guidance, visual contrast and reranking beside plain decoding, by an inference copy.
 
     bash scripts/benchmark.sh decoding [--quick]
 

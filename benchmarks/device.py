@@ -32,7 +32,7 @@ def cases(options: argparse.Namespace) -> Cases:
     def copy() -> dict[str, Any]:
         source = torch.zeros(size, dtype=torch.uint8, device=options.device)
         work = functools.partial(torch.empty_like(source).copy_, source)
-        # Each byte is read once and written once.
+        # Each byte is read once and written once. The only contender is its own peer.
         return compare({"copy": work}, [], options.rounds, (2 * size / 1e12, "TB"))
 
     return {"product": products, "copy": copy}

@@ -1,4 +1,4 @@
-"""Captioning with int8 compared with fp32, on a CPU. Both are inference copies.
+"""Captioning with int8 compared with fp32, on a CPU. Both captioners are made by `for_inference`.
 
     bash scripts/benchmark.sh int8 [--quick]
 

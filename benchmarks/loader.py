@@ -76,7 +76,7 @@ def decoded(image: Image.Image) -> int:
 
 
 class Epochs:
-    """A work that runs one epoch of our loader per call, with batches on the device."""
+    """A `benchmarks.measure.Work`: one epoch of our loader, with batches on the device."""
 
     def __init__(self, dataset: Any, batch: int, workers: int, device: torch.device):
         self.loader = training_loader(dataset, batch, 0, num_workers=workers)
@@ -89,7 +89,7 @@ class Epochs:
 
 
 def plain(batches: Iterable, device: torch.device) -> Work:
-    """A work: one epoch of batches of bytes, converted to floats."""
+    """A `benchmarks.measure.Work`: one epoch of batches of bytes, converted to floats."""
     return lambda: sum(len(normalise(batch.to(device))) for batch in batches)
 
 
@@ -115,7 +115,10 @@ def of_files(paths: Sequence[Path], side: int, batch: int, workers: int, device:
 def of_tars(
     paths: Sequence[Path], folder: Path, side: int, batch: int, workers: int, device: Any
 ) -> dict[str, Work]:
-    """Works that read tars. webdataset's pipeline shuffles shards and a buffer of 1000 samples."""
+    """{contender: work} that reads tars.
+
+    webdataset's pipeline shuffles shards and a buffer of 1000 samples.
+    """
     from webdataset import TarWriter, WebDataset
 
     tars = [str(folder / f"{number:05d}.tar") for number in range(2 * workers)]

@@ -1,7 +1,7 @@
 """The measurements of all benchmarks: contenders take turns in one run, and all times are kept.
 
 A row compares contenders that do the same work. One contender is the peer; the other contenders are
-compared with it.
+compared with it. A contender's work is a function without arguments, whose calls are measured.
 """
 
 import ctypes
@@ -28,14 +28,15 @@ def compare(
     outputs: int = 0,
     **facts: Any,
 ) -> dict[str, Any]:
-    """Measure `works` in turn and return their row. The peer is the fastest of `peers` that runs.
+    """Measure `works` in turn and return their row.
 
-    Each work is called once before. If this call fails, the work is left out, and the row says why.
-    Raises RuntimeError if no work runs.
+    The peer is the fastest of `peers` that runs or, if none of them runs, the fastest contender.
+    Each work is called once before the measurements, as a warm-up. If this call fails, the work is
+    left out, and the row says why. Raises RuntimeError if no work runs.
 
-    items: what a call produces, such as (2, "captions"). memory: peak bytes of each contender; on a
-    GPU it is measured here. outputs: bytes of a contender's result, subtracted from its memory.
-    facts: further entries of the row.
+    items: what a call produces, such as (2, "captions"). memory: peak bytes of each contender; if
+    None, they are measured here, but only if CUDA is initialised in this process. outputs: bytes of
+    a contender's result, subtracted from its memory. facts: further entries of the row.
     """
     failed, runnable = {}, {}
     for contender, work in works.items():
@@ -91,7 +92,8 @@ def row(
 ) -> dict[str, Any]:
     """A row from the times of `alternate`: medians, and how much faster than `peer`.
 
-    The speed-up is the ratio of medians. Its spread is the smallest and largest ratio in one round.
+    The speed-up is the ratio of medians. Its spread: the smallest and the largest of the rounds'
+    ratios.
     """
     contenders = {}
     reference = statistics.median(seconds[peer])
@@ -115,7 +117,7 @@ def one_line(problem: BaseException) -> str:
 
 
 def peak_memory(build: Callable[..., Work], *arguments: Any) -> int:
-    """The bytes by which a call of a work raises the memory of a process.
+    """How far, in bytes, the peak memory during one call of a work is above the memory before it.
 
     A new process calls `build(*arguments)` to get the work, returns free memory to the system, and
     then measures one call of the work. `build` has to be a module's function, and the arguments

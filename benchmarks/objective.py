@@ -77,7 +77,7 @@ class Problem:
         self.labels = torch.randint(V, (B, N), generator=generator).to(device)
 
     def work(self, contender: str, spec: Union[str, dict, None], autocast: bool = False) -> Work:
-        """A work that computes loss and gradients.
+        """A `benchmarks.measure.Work` that computes loss and gradients.
 
         spec: the objective. With None, `contender` is from `libraries` or OURS, and there is no
         bias and no label smoothing.

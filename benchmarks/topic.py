@@ -38,7 +38,10 @@ def program(
 
 
 def parse(argv: Optional[Sequence[str]], description: str, rounds: int) -> argparse.Namespace:
-    """The options of all topics: quick, rounds (1 if quick), device, output."""
+    """The options of all topics: quick, rounds, device, output.
+
+    rounds: the default of --rounds without --quick; with --quick it is 1.
+    """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="tiny sizes and one round")
     parser.add_argument("--rounds", type=int, help=f"rounds of each row (default {rounds})")

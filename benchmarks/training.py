@@ -111,7 +111,7 @@ class Training:
 
 
 def whole_training(contender: str, tiny: bool, autocast: bool, per_image: int = 1) -> Work:
-    """The work for measuring memory on a CPU: builds captioner and optimiser, takes a step."""
+    """The `Work` for measuring memory on a CPU: builds captioner and optimiser, takes a step."""
 
     def call() -> None:
         training = Training(tiny, contender == THEIRS)

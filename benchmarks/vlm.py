@@ -55,7 +55,7 @@ def write(folder: str, V: int) -> None:
 
 
 def step(contender: str, sizes: Sizes, folder: str, device: torch.device) -> Work:
-    """A work: loss and gradients by one contender. First takes a small step to load libraries."""
+    """A `Work`: loss and gradients by one contender. First takes a small step to load libraries."""
     model, question = model_of(folder, weights=True), prompt_processor_of(folder, vlm.tiny.PROMPT)
     objective = Objective(OURS.get(contender, "mle"))
     captioner = VlmCaptioner(model, question, objective, max_tokens=sizes.n + 1).train().to(device)

@@ -34,8 +34,8 @@ class InferenceLinear(nn.Module):
 def _can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether a weight can be stored in oneDNN's layout.
 
-    Otherwise oneDNN reorders every weight in each decoding step, and a step has few rows. torch has
-    the operator for torch.compile, under a private name.
+    In another layout, oneDNN would reorder every weight in each decoding step, which has few rows.
+    torch has the operator for torch.compile, under a private name.
     """
     operators = torch.ops.mkldnn
     available = matmul.HAS_ONEDNN and hasattr(operators, "_reorder_linear_weight")

@@ -24,7 +24,7 @@ def has_int8(device: torch.device) -> bool:
 
 
 def check_int8(device: torch.device, compiled: bool) -> None:
-    """Raise ValueError if int8 is not supported."""
+    """Raise ValueError if int8 is not supported on the device, or together with `compiled`."""
     if device.type != "cpu":
         raise ValueError(f"precision is int8, which is for CPUs; on {device.type} try bf16")
     if not has_int8(device):
@@ -58,7 +58,7 @@ class Int8Linear(nn.Module):
 
     Each row of the weight has a scale. Each vector of x gets a scale of its own in every call, so
     that a caption does not depend on the other images of its batch. of_gelu: x is the output of a
-    GELU. Its minimum is -0.17, so an asymmetric range is more accurate. dtype: that of the output.
+    GELU. Its minimum is -0.17, so an asymmetric range is more accurate. dtype: of the output.
     """
 
     def __init__(

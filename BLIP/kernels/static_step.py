@@ -12,6 +12,9 @@ from BLIP.med import KeysValues, TextDecoder
 class StaticCache(NamedTuple):
     """The tensors that a compiled step reads and writes, for S images with k rows each.
 
+    A row is a beam or sample. As in `CachedStep`, keys and values are never moved: all k rows of an
+    image append to the same columns, and reordering beams changes only `mask`.
+
     tokens: int64 (S, k), the input.
     position: int64 (), the position of the tokens.
     slots: int64 (k,), the columns of `past` that get the keys and values of the tokens.
@@ -38,13 +41,13 @@ class StaticSteps:
 
     def __init__(self, **options: Any):
         """options: arguments of torch.compile."""
-        self.append = torch.compile(_append, dynamic=False, **options)
+        self.append = torch.compile(append_to_static, dynamic=False, **options)
         self.cache: Optional[StaticCache] = None
         self._layout: tuple = ()
 
-    def __call__(self, *of_step: Any) -> "StaticStep":
-        """of_step: the arguments of `CachedStep`."""
-        return StaticStep(self, *of_step)
+    def __call__(self, *arguments: Any) -> "StaticStep":
+        """arguments: those of `CachedStep`."""
+        return StaticStep(self, *arguments)
 
     def cache_for(self, past: list[KeysValues], image: list[KeysValues], rows: int, steps: int):
         """The cache, reallocated if it is too small or has another layout.
@@ -68,8 +71,8 @@ class StaticSteps:
             # The first four fields are tensors. The others have a pair of tensors for each layer.
             pairs = [x for pair in (*self.cache.past, *self.cache.image) for x in pair]
             for tensor in (*self.cache[:4], *pairs):
-                # Lets the CUDA graph change the tensor in place. With guard=False a new cache needs
-                # a new graph, but no new compilation.
+                # The CUDA graph uses the tensor at its own address, without a copy. With
+                # guard=False a cache at another address is recorded again, but not recompiled.
                 torch._dynamo.mark_static_address(tensor, guard=False)
         return self.cache
 
@@ -80,12 +83,16 @@ class StaticStep(CachedStep):
     live: int64 (b,), the indices of unfinished images in the cache.
     """
 
-    def __init__(self, steps: StaticSteps, *of_step: Any):
-        super().__init__(*of_step)
+    def __init__(self, steps: StaticSteps, *arguments: Any):
+        super().__init__(*arguments)
         self.steps = steps
         self.live = torch.empty(0, dtype=torch.int64)
 
     def _follow(self, rows: Tensor) -> None:
+        """Reorder the mask: new row i continues old row rows[i]. rows: (b, k), see `CachedStep`.
+
+        Images without rows are finished: they leave `live`, but keep their part of the cache.
+        """
         first = not len(self.live)
         rows_before = 1 if first else rows.size(1)
         if first:  # now k is known
@@ -122,7 +129,7 @@ class StaticStep(CachedStep):
         return hidden[self.live].flatten(0, 1)
 
 
-def _append(decoder: TextDecoder, cache: StaticCache) -> Tensor:
+def append_to_static(decoder: TextDecoder, cache: StaticCache) -> Tensor:
     """Hidden states (S, k, H) of the tokens. Adds their keys, values and mask to the cache."""
     images, rows = cache.tokens.shape
     own_slot = torch.eye(rows, dtype=torch.bool, device=cache.tokens.device)

@@ -36,10 +36,10 @@ class Unpadding:
 
 
 def unpadding_of(attention_mask: Tensor) -> Optional[Unpadding]:
-    """Return the unpadding of a batch, or None if the batch keeps its padding.
+    """Return the unpadding of a batch, or None if the batch keeps its padding or has none.
 
-    On a GPU it does, because the host would have to wait for T. Without gradients it does, so that
-    hooks see whole rows.
+    A batch on a GPU keeps its padding, because the host would have to wait for T. So does a batch
+    without gradients, so that hooks see whole rows, and a batch of a compiled model.
     """
     device, compiles = attention_mask.device.type, torch.compiler.is_compiling()
     if device != "cpu" or compiles or not torch.is_grad_enabled() or attention_mask.all():

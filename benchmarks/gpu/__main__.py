@@ -21,7 +21,7 @@ from captioning.files.writing import write_json
 NOTHING_DONE = 2  # exit status
 START_S = 5.0  # start-up time of a part; with less time left, the part is not started
 LONGEST_SOCKET = 60  # characters of TMPDIR, since paths of sockets are limited to 108 bytes
-SAME = ("gpu", "driver", "torch")
+SAME = ("gpu", "driver", "torch")  # what results of an earlier run must have in common with this
 INTERRUPTED = "interrupted"
 
 
@@ -149,7 +149,10 @@ def run(command: Sequence[str], environment: dict[str, str], log: Path, limit: f
 
 
 def parts_in(folder: Path) -> dict[str, Any]:
-    """The parts of this run, and of earlier runs with the same GPU and PyTorch."""
+    """The results of parts: of this run, and of earlier runs with the same GPU, driver and PyTorch.
+
+    An earlier result is used only for a part that this run did not begin.
+    """
     found = {name: folder / f"{name}.json" for name in PARTS}
     parts = {name: json.loads(path.read_text()) for name, path in found.items() if path.exists()}
     newest = max(parts.values(), key=lambda part: part.get("time", ""))  # this run's, if any began

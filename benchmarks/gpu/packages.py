@@ -1,4 +1,4 @@
-"""Finds packages that are missing in the current Python, and installs their wheels elsewhere."""
+"""Finds packages that are missing in the current Python, and installs their wheels to a folder."""
 
 import importlib.metadata
 import importlib.util

@@ -1,8 +1,9 @@
-"""One part of a GPU run, first its checks, then its topic: python -m benchmarks.gpu.part NAME.
+"""Runs the checks, then the benchmark of a part of a GPU run: python -m benchmarks.gpu.part NAME.
 
 The checks are the functions test_* of a module in tests/gpu. They are called without pytest, since
-container images of PyTorch do not have pytest. The options are the options of a topic; --quick is a
-rehearsal on the CPU. NAME.json gets the results so far after each row.
+container images of PyTorch do not have pytest. The benchmark is a topic, see `benchmarks.topic`.
+The options are those of `benchmarks.topic.parse`; with --quick everything runs on the CPU in tiny
+sizes. After each row, all results so far are written to NAME.json.
 """
 
 import functools
@@ -20,7 +21,7 @@ from benchmarks.gpu.card import Card
 
 CAPTIONER = ("torchvision", "timm", "transformers", "huggingface_hub", "filelock", "safetensors")
 IMAGES = ("numpy", "PIL", "tqdm", "torchvision")
-NO_GPU = "there is no CUDA GPU that torch can use; --rehearse does the same on the CPU"
+NO_GPU = "there is no CUDA GPU that torch can use; scripts/gpu.sh --rehearse runs on the CPU"
 ROUNDS = 5
 CHECK = "check: "  # prefix of the names of rows that are checks, not measurements
 
@@ -28,9 +29,9 @@ CHECK = "check: "  # prefix of the names of rows that are checks, not measuremen
 class Part(NamedTuple):
     """A part of a GPU run.
 
-    about: what it checks and measures. share: its share of the run's time, relative to other parts.
-    checks: a module in tests/gpu. topic: a module in benchmarks. needs: the modules that the part
-    imports in addition to torch.
+    about: what it checks and measures. share: its weight when the remaining time is divided among
+    the remaining parts. checks: a module in tests/gpu, "" for none. topic: a module in benchmarks,
+    "" for none. needs: the modules that the part imports in addition to torch.
     """
 
     about: str
@@ -48,7 +49,9 @@ PARTS = {
     ),
     "training": Part("steps, images per second", 22, "test_training", "training", CAPTIONER),
     "runs": Part(
-        *("resume, reports, memory", 10, "test_runs"),
+        "resume, reports, memory",
+        10,
+        "test_runs",
         needs=(*CAPTIONER, *IMAGES, "pydantic", "ruamel.yaml", "tensorboard"),
     ),
     "processes": Part("NCCL, FSDP2", 6, "test_processes", needs=CAPTIONER),
@@ -57,7 +60,7 @@ PARTS = {
 
 
 def checks_of(name: str, card: Card) -> topic.Cases:
-    """{name in words: check} of a part. Each check returns a row with its notes."""
+    """The checks of a part, by name in words. Calling one returns a row, {"notes": [...]}."""
 
     def run_check(test: Any) -> dict[str, Any]:
         card.notes.clear()
@@ -72,9 +75,9 @@ def checks_of(name: str, card: Card) -> topic.Cases:
     package.__path__ = [str(Path(__file__).resolve().parents[2] / "tests")]
     functions = vars(importlib.import_module(f"tests.gpu.{module}"))
     return {
-        CHECK + name.removeprefix("test_").replace("_", " "): functools.partial(run_check, test)
-        for name, test in functions.items()
-        if name.startswith("test_")
+        CHECK + test.removeprefix("test_").replace("_", " "): functools.partial(run_check, function)
+        for test, function in functions.items()
+        if test.startswith("test_")
     }
 
 
@@ -82,7 +85,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     name, *rest = sys.argv[1:] if argv is None else argv
     options = topic.parse(rest, __doc__, ROUNDS)
     if options.quick:
-        options.device, measure.START = torch.device("cpu"), "fork"
+        options.device = torch.device("cpu")
+        measure.START = "fork"  # faster; a rehearsal's memory need not be exact
         # On a CPU, compilation would take longer than everything else.
         torch.compile = functools.partial(torch.compile, disable=True)
     elif not torch.cuda.is_available():
@@ -92,8 +96,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     cases = dict(checks_of(name, Card.here(options.quick, folder)))
     if PARTS[name].topic:
         cases.update(importlib.import_module(f"benchmarks.{PARTS[name].topic}").cases(options))
-    topic.run(name, cases, options)  # NAME.json says which rows failed
-    return 0
+    topic.run(name, cases, options)
+    return 0  # even if rows failed; NAME.json says which
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ class Settings:
     """Settings for all evaluators of a program. Each evaluator also has its `Options`.
 
     images: {image id: file}. image_root: base folder of the paths in annotation files. cache_dir:
-    None for the user's cache. device: a name of torch.
+    None for the user's cache folder. device: torch's name of it, such as "cuda:0".
     """
 
     images: Optional[Mapping[ImageId, Path]] = None
@@ -105,7 +105,7 @@ class Result:
 
 
 class Evaluator(ABC):
-    """Metrics that are computed together and chosen by one name, see `registry.py`.
+    """Metrics that are computed together and chosen by one name of `captioning.metrics.registry`.
 
     If `evaluate` raises, only the metrics of this evaluator are skipped.
 
@@ -133,7 +133,7 @@ class Evaluator(ABC):
         self.prepare()
 
     def prepare(self) -> None:  # noqa: B027
-        """Read files and set `names`. Called after settings and options are set. UserError."""
+        """Read files and set `names`, after settings and options are set. Raises UserError."""
 
     def unavailable(self) -> dict[str, str]:
         """Return {metric: why this machine cannot compute it}. Called before captioning starts."""
@@ -160,7 +160,7 @@ class Scores:
     """The results of several evaluators.
 
     metrics: {metric: estimate}. per_image: {image id: {metric: value}} of all scored images.
-    details: {image id: {name: value}}. settings and skipped: see Result.
+    details: {image id: {name: value}}. settings and skipped: see `Result`.
     """
 
     metrics: dict[str, Estimate]

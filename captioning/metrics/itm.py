@@ -1,4 +1,4 @@
-"""ITM: how well captions match their images, by BLIP's filter (Li et al. 2022)."""
+"""ITM: how well captions match their images, by BLIP's image-text matching (Li et al. 2022)."""
 
 import numpy as np
 import torch

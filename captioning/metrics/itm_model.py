@@ -1,4 +1,7 @@
-"""BLIP's filter as a scorer of captions, used by metrics, rewards, filtering and reranking."""
+"""Scores captions with BLIP's image-text matching model, which is the filter of its CapFilt.
+
+Used by metrics, rewards, filtering and reranking.
+"""
 
 from collections.abc import Sequence
 from typing import Annotated, BinaryIO, Optional, Union
@@ -30,10 +33,12 @@ class ItmScorer:
     """BLIP's image-text matching, and its contrastive similarity of images and captions.
 
     file: a path, URL or hf:// name of a checkpoint, see `BLIP.itm.load_itm`. image_size: None for
-    the file's image size. dtype: precision of the linear layers. Raises UserError.
+    the file's image size. dtype: precision of the linear layers, except the heads and others that
+    `BLIP.inference.in_float32` selects. Raises UserError.
 
-    report: what was loaded. preprocess: maps an RGB image to the model's input (3, S, S). The image
-    is resized to a square (bicubic) and normalised with `captioning.data.MEAN` and `STD`.
+    report: what was loaded. preprocess: the function from an RGB image to the model's input
+    (3, S, S). The image is resized to a square (bicubic) and normalised with `MEAN` and `STD` of
+    `captioning.data.image`.
     """
 
     def __init__(
@@ -87,18 +92,21 @@ class ItmScorer:
         return self.model.similarity(encoded, captions)
 
     def is_long(self, caption: str) -> bool:
-        """Whether a caption is so long that it is truncated."""
+        """Whether a caption has more tokens than `BLIP.itm.MOST_TOKENS`, and is truncated."""
         return self.model.truncates(caption)
 
     def scores(
         self, images: Union[Sequence[Image.Image], Tensor], captions: Sequence[Sequence[str]]
     ) -> Tensor:
-        """Encode B images and `match` (B, k) them with k captions each; see `encode`."""
+        """`match` (B, k) of B images, encoded here as by `encode`, with k captions each."""
         return self.match(self.encode(images), captions)
 
 
 def check_file(file: str) -> None:
-    """Raise UserError unless `file` is a checkpoint with the heads. Downloads it if necessary."""
+    """Raise UserError unless `file` is a BLIP checkpoint with the matching and contrastive heads.
+
+    Downloads it if necessary.
+    """
     from BLIP.itm import check_itm
     from BLIP.weights.checkpoint import read_checkpoint
 

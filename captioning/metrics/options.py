@@ -49,8 +49,8 @@ class Options(BaseModel):
 def option_classes(entries: Iterable[str]) -> list[type[Options]]:
     """The `Options` of the classes that registry entries name, each once.
 
-    One that another extends is left out, as its options are among the other's. Raises TypeError for
-    an option that two declare.
+    A class with a subclass among them is left out, because the subclass has its options, too.
+    Raises TypeError if two of the returned classes declare the same option.
     """
     every = dict.fromkeys(load(entry).Options for entry in entries)
     found: list[type[Options]] = []
@@ -67,6 +67,6 @@ def option_classes(entries: Iterable[str]) -> list[type[Options]]:
 
 
 def missing_options(required: Iterable[str], options: type[Options], values: Any) -> list[str]:
-    """The required options whose value, an attribute of `values`, is the default one."""
+    """The required options that are not set: their attribute of `values` is the default."""
     fields = options.model_fields
     return [name for name in required if getattr(values, name) == fields[name].default]

@@ -42,7 +42,7 @@ METRICS: dict[str, str] = {name: _COMPUTED_BY[name] for name in (*_PUBLISHED, *_
 
 
 def metric_of(name: str) -> Metric:
-    """The metric of this name; imports its evaluator. One without an evaluator has a bare name."""
+    """The metric of this name; imports its evaluator. A name without an evaluator is its title."""
     kinds = [load(EVALUATORS[METRICS[name]])] if name in METRICS else []
     return next((m for kind in kinds for m in kind.metrics if m.name == name), Metric(name, name))
 
@@ -60,9 +60,10 @@ def build_evaluators(
     settings: Optional[Settings] = None,
     **options: Any,
 ) -> list[Evaluator]:
-    """Return the evaluators of these names, each once. Raises UserError as they do.
+    """Return the evaluators of these names, each once.
 
-    options: those of any evaluators, by name; each takes its own.
+    options: {option: value} of all of them; each evaluator takes the options that it declares.
+    Raises UserError for an impossible value, a missing option or file, and missing images.
     """
     built = []
     for name in dict.fromkeys(names):

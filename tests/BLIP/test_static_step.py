@@ -6,7 +6,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from BLIP.cached_step import CachedStep
 from BLIP.inference import inference_copy
-from BLIP.kernels.static_step import StaticSteps, _append
+from BLIP.kernels.static_step import StaticSteps, append_to_static
 from decoding import DecodingSettings, decode
 
 BEAM = DecodingSettings(num_beams=3, num_return=2, max_length=16, min_length=5)
@@ -27,7 +27,7 @@ def captioner(make_captioner):
 @pytest.fixture
 def uncompiled():
     steps = StaticSteps()
-    steps.append = _append
+    steps.append = append_to_static
     return steps
 
 

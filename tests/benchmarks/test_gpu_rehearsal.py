@@ -186,7 +186,7 @@ def test_the_status_tells_whether_checks_failed(found, status, capsys):
 def test_without_a_gpu_it_ends_in_a_line(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert __main__.main(["--out", str(tmp_path / "out")]) == __main__.NOTHING_DONE
-    assert "there is no CUDA GPU that torch can use; --rehearse" in capsys.readouterr().out
+    assert "no CUDA GPU that torch can use; scripts/gpu.sh --rehearse" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
