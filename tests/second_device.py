@@ -217,7 +217,7 @@ def _packed_later(device: str) -> list[torch.Tensor]:
     from tests.smile.hf_steps import GPT2, made
 
     model = use_smile(made(GPT2).model.to(device))
-    model.config.eos_token_id = 1
+    model.config.eos_token_id = model.generation_config.eos_token_id = 1
     fine, packed = torch.tensor([[[5, 6, 7, 8, 9, 1]], [[5, 6, 1, 8, 9, 1]]]).to(device)
     loss = model(input_ids=fine, labels=fine).loss
     try:

@@ -287,7 +287,7 @@ def test_full_disk_is_refused(bare):
 def test_folder_that_is_no_environment_is_refused(bare):
     (bare.root / "work").mkdir()
     (bare.root / "work" / "thesis.txt").write_text("two years")
-    assert_refused(bare.set_up(VENV="work"), "no virtual environment")
+    assert_refused(bare.set_up(VENV="work"), "is not a virtual environment")
     assert (bare.root / "work" / "thesis.txt").read_text() == "two years"
 
 

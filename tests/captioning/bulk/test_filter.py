@@ -228,6 +228,7 @@ def test_an_actor_filters_as_the_process_does(
     cpu, text = torch.device("cpu"), f"itm>{above:g}"
     load = partial(CheckpointModel, str(checkpoint), None, changes, 1, cpu)
     load = partial(FilteredModel, text, str(itm_checkpoint), cpu, torch.float32, load)
+    monkeypatch.chdir(tmp_path)  # an actor changes the directory
     actor = CaptioningActor(str(tmp_path))
     request = Request(str(photos), tmp_path / "a.jsonl", filter=text, sidecar=".txt")
     loaded = actor.load(load, request)
