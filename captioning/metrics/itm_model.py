@@ -26,7 +26,7 @@ class ItmOptions(Options):
 
     @field_serializer("itm_model")
     def _without_secrets(self, value: Optional[str]) -> Optional[str]:
-        return value and without_secrets(value)
+        return without_secrets(value) if isinstance(value, str) else value
 
 
 class ItmScorer:
