@@ -1,5 +1,6 @@
 """Compares the decodings of a sweep's runs: a table, and a figure with their cost."""
 
+import math
 import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from captioning.report.runs import metrics_of
 from captioning.sweep.decodings import (
     CHOICES,
     DECODINGS,
-    REFERENCE,
+    OF_DROPPED,
     cost_of,
     decodings_of,
     folder_of,
@@ -29,6 +30,7 @@ from captioning.sweep.variants import Variant
 
 CHOSEN_BY = ("scene_R@1", "R@1", "CIDEr")  # the first available metric of the validation split
 _CHOSEN = " *"
+STYLE_OF = {"MLE": "mle", "SMILE": "smile"}
 
 
 class Line(NamedTuple):
@@ -117,35 +119,39 @@ def _chosen(runs: Sequence[Path], names: Sequence[str]) -> set[str]:
 
 
 def draw(lines: Sequence[Line], path: Path) -> None:
-    """Draw accuracy against descriptiveness. A marker's area is proportional to the tokens."""
+    """The plane of accuracy and descriptiveness, in which a larger marker has cost more tokens.
+
+    The square of a marker's area is proportional to the tokens, which differ by two orders of
+    magnitude. Of weights only the chosen ones are shown. Hollow: trained with dropped images.
+    """
     axes = plane.choose_axes([line.row for line in lines])
     if axes is None:
         return
+    weighted = {name for name in DECODINGS if any(key in DECODINGS[name].keys for key in CHOICES)}
     lines = [line for line in lines if plane.has_both(line.row, axes)]
-    variants = list(dict.fromkeys(line.variant for line in lines))
-    styles_of = dict(zip(variants, styles(variants)))
-    unnamed = list(variants)
-    least = min(line.tokens for line in lines)
+    lines = [line for line in lines if line.chosen or line.decoding not in weighted]
+    objectives = list(dict.fromkeys(line.variant.removesuffix(OF_DROPPED) for line in lines))
+    kinds = [STYLE_OF.get(name, "mixture" if "+" in name else "random") for name in objectives]
+    style_of = dict(zip(objectives, styles(kinds)))
+    least = min((line.tokens for line in lines), default=1)
     with look():
-        figure = Figure(figsize=(7.2, 4.6), layout="constrained")
+        figure = Figure(figsize=(8.6, 5.6), layout="constrained")
         ax = figure.add_subplot()
         points = []
-        for line in lines:
+        for line in sorted(lines, key=lambda line: -line.tokens):
             x, _ = axes.across.of(line.row.metrics[axes.across.metric])
             y, _ = axes.up.of(line.row.metrics[axes.up.metric])
-            style = styles_of[line.variant]
+            colour = style_of[line.variant.removesuffix(OF_DROPPED)].colour
+            hollow = line.variant.endswith(OF_DROPPED)
+            area = 26 * math.sqrt(line.tokens / least)
             ax.scatter(
-                x,
-                y,
-                s=20 * line.tokens / least,
-                color=style.colour,
-                alpha=0.6,
-                label=line.variant if line.variant in unnamed else None,
+                x, y, s=area, edgecolors=colour, facecolors="none" if hollow else colour, alpha=0.75
             )
-            unnamed = [variant for variant in unnamed if variant != line.variant]
-            if line.chosen or line.decoding == REFERENCE:
-                points.append(plane.Point(x, y, None, None, line.label.removesuffix(_CHOSEN)))
+            if not hollow:
+                points.append(plane.Point(x, y, None, None, line.decoding))
+        for objective, style in style_of.items():
+            ax.scatter([], [], s=60, color=style.colour, label=objective)
         plane.name_axes(ax, axes)
         plane.name_points(figure, ax, points)
-        figure.legend(loc="outside right center")
+        figure.legend(loc="outside lower center", ncols=len(objectives))
         save(figure, path)

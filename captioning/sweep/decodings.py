@@ -27,6 +27,7 @@ from captioning.training.split_evaluation import SplitEvaluation
 DROPPED = 0.2  # share of images that are dropped in training for guidance
 REFERENCE = "beam3"  # the decoding whose time is 1
 COST = "cost.json"
+OF_DROPPED = ", images dropped"  # ends the labels of captioners that are trained for guidance
 JUDGE = "judge"
 CHOICES = ("rerank_weight", "guidance_scale")  # keys that are chosen on the validation split
 
@@ -83,7 +84,7 @@ def with_dropped(variants: Sequence[Variant], decodings: Sequence[str]) -> list[
     return [
         variant._replace(
             name=f"{variant.name}_dropped" if share else variant.name,
-            label=f"{variant.label}, images dropped" if share else variant.label,
+            label=f"{variant.label}{OF_DROPPED}" if share else variant.label,
             overrides=(*variant.overrides, "null_image=mean", f"drop_image={share:g}"),
             weight=None if share else variant.weight,
         )
