@@ -106,7 +106,11 @@ def own_scores(
 
     log_likelihoods: returns those of the tokens after the prompt, (B, k, n - prompt).
     """
-    real = until_end(ids[..., prompt:], end).sum(-1)
-    lengths = prompt + real - (ids[..., prompt:] == end).any(-1).int()
     total = log_likelihoods(ids).double().sum(-1)
-    return total / lengths**settings.length_penalty
+    return total / caption_lengths(ids, prompt, end) ** settings.length_penalty
+
+
+def caption_lengths(ids: Tensor, prompt: int, end: int) -> Tensor:
+    """The lengths by which scores of captions (B, k, n) are divided, int64 (B, k)."""
+    real = until_end(ids[..., prompt:], end).sum(-1)
+    return prompt + real - (ids[..., prompt:] == end).any(-1).int()

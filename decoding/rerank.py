@@ -56,6 +56,7 @@ class Reranking:
             settings,
             sample=True,
             num_return=count,
+            length_penalty=1.0,
             num_beam_groups=1,
             diversity_penalty=0.0,
             seeds=seeds,

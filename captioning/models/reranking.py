@@ -16,7 +16,7 @@ from captioning.models.build import load_trained, trained_config
 from captioning.runtime.errors import UserError
 from captioning.runtime.registry import load
 from decoding import DecodingSettings, Generated
-from decoding.guided import encode_noisy
+from decoding.guided import caption_lengths, encode_noisy
 from decoding.rerank import Reranking, expected_similarity, mutual_information, reranked
 
 MAX_ROWS = 256  # captions whose likelihoods are computed at once
@@ -82,21 +82,30 @@ class MutualInformation:
 
     def __init__(self, captioner: nn.Module, reranking: Reranking, device: torch.device):
         self.scored_by, self.weight = captioner, reranking.rerank_weight
+        self.of_samples = reranking.candidates == "samples"
 
     def __call__(self, image: Images, encoded: Any, candidates: Generated) -> Tensor:
         count = max(1, MAX_ROWS // candidates.token_ids.size(1))
         pieces = range(0, len(candidates.token_ids), count)
-        scores = [
-            self._scores(
-                encoded[start : start + count], candidates.token_ids[start : start + count]
-            )
-            for start in pieces
-        ]
+        known = self._log_likelihoods(candidates) if self.of_samples else None
+        scores = []
+        for start in pieces:
+            piece = slice(start, start + count)
+            own = None if known is None else known[piece]
+            scores.append(self._scores(encoded[piece], candidates.token_ids[piece], own))
         return torch.cat(scores)
 
-    def _scores(self, encoded: Any, ids: Tensor) -> Tensor:
+    def _log_likelihoods(self, candidates: Generated) -> Tensor:
+        """Of samples they are known from sampling: penalties do not change a sample's score."""
+        tokens = (len(self.scored_by.prompt_ids), self.scored_by.tokenizer.end)
+        lengths = caption_lengths(candidates.token_ids, *tokens)
+        own = candidates.own_scores
+        return (candidates.scores if own is None else own) * lengths
+
+    def _scores(self, encoded: Any, ids: Tensor, own: Optional[Tensor]) -> Tensor:
         captioner, rows = self.scored_by, ids.flatten(0, 1).unsqueeze(0)
-        own = captioner.log_likelihoods(encoded, ids).double().sum(-1)
+        if own is None:
+            own = captioner.log_likelihoods(encoded, ids).double().sum(-1)
         # All rows have the same null, which is encoded once.
         null = captioner.log_likelihoods(captioner.encode_null(encoded[:1]), rows)
         return mutual_information(own, null.double().sum(-1).view_as(own), self.weight)
@@ -111,6 +120,7 @@ class Judge(MutualInformation):
     def __init__(self, captioner: nn.Module, reranking: Reranking, device: torch.device):
         super().__init__(captioner, reranking, device)
         config, self.scored_by = load_judge(reranking.model, device)
+        self.of_samples = False  # they are another captioner's
         self.image_size = config.image_size
         _check_vocabulary(captioner, self.scored_by, reranking.model)
 
