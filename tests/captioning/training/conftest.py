@@ -23,6 +23,30 @@ def run(request, scenes_config, tmp_path):
 
 
 @pytest.fixture
+def resumed(run, monkeypatch):
+    """Return a function that stops a run in the second step of its second epoch, and resumes it."""
+
+    def resume(*overrides):
+        broken = run(*overrides, "checkpoint_every=1")
+        step = fine_tuning.FineTuning._optimiser_step
+
+        def fail(self, batches, number):
+            if number == 4:  # the second of the second epoch
+                raise KeyboardInterrupt
+            return step(self, batches, number)
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(fine_tuning.FineTuning, "_optimiser_step", fail)
+            broken.run()
+        tuning = run(*overrides, "num_workers=2")
+        assert (tuning.progress.epoch, tuning.progress.steps) == (1, 1)
+        tuning.run()
+        return tuning
+
+    return resume
+
+
+@pytest.fixture
 def scored(monkeypatch):
     """Let validations have the scores that the test puts into a dict, by epoch; CIDEr 0 else."""
     by_epoch = {}
