@@ -11,6 +11,7 @@ from torch import Tensor
 
 from decoding.interface import DecodingSettings, Generated
 
+METHODS = ("mmi", "mbr", "clip", "itm", "judge")
 WEIGHTED = ("mmi", "judge")  # the methods with a weight
 
 

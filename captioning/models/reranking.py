@@ -29,7 +29,7 @@ class Reranker:
     """
 
     def __init__(self, captioner: nn.Module, reranking: Reranking, device: torch.device):
-        self.captioner, self.reranking, self.device = captioner, reranking, device
+        self.captioner, self.reranking = captioner, reranking
         self.scorer = load(SCORERS[reranking.rerank])(captioner, reranking, device)
 
     def generate_details(self, image: Images, settings: DecodingSettings) -> Generated:

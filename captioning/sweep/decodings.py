@@ -29,6 +29,8 @@ REFERENCE = "beam3"  # the decoding whose time is 1
 COST = "cost.json"
 OF_DROPPED = ", images dropped"  # ends the labels of captioners that are trained for guidance
 JUDGE = "judge"
+# The candidates are samples of the whole distribution; all else is searched with three beams.
+SAMPLES = {"top_p": 1.0, "top_k": 0, "num_beams": 3, "sample": False}
 CHOICES = ("rerank_weight", "guidance_scale")  # keys that are chosen on the validation split
 
 
@@ -109,35 +111,30 @@ def decode_run(config: Config, names: Sequence[str], judge: Optional[str]) -> No
     If a decoding's weight is chosen on the validation split, that split is scored, too. judge: the
     checkpoint of the judge. Raises UserError, Stopped.
     """
-    best = checkpoints.best(Path(config.output_dir))
-    left = []
-    for name in decodings_of(config, names):
+    run = Path(config.output_dir)
+    best = checkpoints.best(run)
+
+    def work_of(name: str, split: str) -> _Work:
         keys = DECODINGS[name].keys
-        values = {**config.model_dump(), **samples_of(config), **keys, "pretrained": None}
+        values = {**config.model_dump(), **SAMPLES, **keys, "pretrained": None}
         if keys.get("rerank") == JUDGE:
             values["rerank_judge"] = judge
-        for split in ["val", "test"] if any(key in keys for key in CHOICES) else ["test"]:
-            work = _Work(
-                parse_config(values), split, folder_of(Path(config.output_dir), name), best
-            )
-            if not work.is_done():
-                left.append((DECODINGS[name].label, work))
+        return _Work(parse_config(values), split, folder_of(run, name), best)
+
+    left = []
+    for name in decodings_of(config, names):
+        chosen = any(key in DECODINGS[name].keys for key in CHOICES)
+        works = [work_of(name, split) for split in (["val", "test"] if chosen else ["test"])]
+        left += [(DECODINGS[name].label, work) for work in works if not work.is_done()]
     if not left:
         return
     captioner, _ = captioner_from(config, str(best))
     captioner = captioner.to(distributed.start(config.device)).eval()
     # The reference is timed by the process that its time is compared in.
-    reference = parse_config({**config.model_dump(), **samples_of(config), "pretrained": None})
-    folder = folder_of(Path(config.output_dir), REFERENCE)
-    seconds = _Work(reference, "test", folder, best).caption(captioner).seconds
+    seconds = work_of(REFERENCE, "test").caption(captioner).seconds
     for label, work in left:
         with part_of(f"{label}:"):
             work.do(captioner, seconds)
-
-
-def samples_of(config: Config) -> dict:
-    """The keys for candidates that are samples of the whole distribution."""
-    return {"top_p": 1.0, "top_k": 0, "num_beams": 3, "sample": False}
 
 
 class _Captioned(NamedTuple):
