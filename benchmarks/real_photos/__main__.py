@@ -2,12 +2,14 @@
 
 python -m benchmarks.real_photos
 python -m benchmarks.real_photos --seeds 2 --objectives mle,smile,focal --jobs 1
+python -m benchmarks.real_photos --mle 0,0.5,1 --objectives mixce --decodings all
 
 For each seed, a captioner is trained with MLE on two thirds of the training photos, and then
 fine-tuned with each objective by `captioning.sweep`. A judge, another captioner, is trained on the
 last third and the validation photos. The captions of the test photos are scored; in addition, the
 judge tries to find each caption's photo. Finished runs are not repeated, and stopped runs are
-resumed. The folder gets results.json, table.md, plane.svg, report.html, and a folder for each run.
+resumed. The folder gets results.json, table.md, plane.svg, report.html, and a folder for each run;
+with --decodings, which generates captions by other decodings, too, also decodings.md.
 """
 
 import argparse
@@ -18,7 +20,7 @@ from pathlib import Path
 from typing import Optional
 
 from benchmarks.real_photos.parts import JUDGE, START, write_few, write_parts
-from benchmarks.real_photos.summary import write_summary
+from benchmarks.real_photos.summary import write_decoding_summary, write_summary
 from captioning import train
 from captioning.config import Config, keys_of, load_config
 from captioning.models.checkpoints import BEST
@@ -26,8 +28,10 @@ from captioning.runtime.errors import UserError
 from captioning.runtime.job_runner import Job
 from captioning.runtime.program import exit_code
 from captioning.sweep.__main__ import Sweep
+from captioning.sweep.decodings import JUDGE as JUDGE_DECODING
+from captioning.sweep.decodings import read_decodings, with_dropped
 from captioning.sweep.parallel_runs import run_in_slots, slots
-from captioning.sweep.variants import of_objectives, read_objectives
+from captioning.sweep.variants import of_objectives, plan, read_objectives, read_weights
 from captioning.training.validation_history import is_trained
 
 CONFIG = "configs/real_photos.yaml"
@@ -50,9 +54,10 @@ def parse(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     add("--seeds", type=int, help="number of seeds (default: 3; with --quick 1)")
     add(
         "--objectives",
-        default=OBJECTIVES,
-        help=f"as for captioning.sweep (default: {OBJECTIVES}, and mixtures)",
+        help=f"as for captioning.sweep (default, without --mle: {OBJECTIVES}, and mixtures)",
     )
+    add("--mle", metavar="W,W", help="as for captioning.sweep: MLE's shares of the mixtures")
+    add("--decodings", metavar="NAME,NAME", help="as for captioning.sweep; without a judge")
     add("--jobs", type=int, default=2, help="programs at the same time (default: 2)")
     add("--quick", action="store_true", help="a few photos and epochs, to test the program")
     add("--output_dir", type=Path, help="default: output/real_photos, with --quick -quick added")
@@ -74,10 +79,16 @@ def _run(arguments: argparse.Namespace) -> None:
     quick, keys = arguments.quick, ["device=cpu", *arguments.overrides]
     folder = arguments.output_dir or Path("output/real_photos" + ("-quick" if quick else ""))
     tuning = QUICK_TUNING if quick else FINE_TUNING
-    variants = [
-        variant._replace(overrides=(*variant.overrides, *tuning))
-        for variant in of_objectives(read_objectives(arguments.objectives))
-    ]
+    mixtures = plan(read_weights(arguments.mle), ()) if arguments.mle else []
+    named = arguments.objectives or ("" if mixtures else OBJECTIVES)
+    others = of_objectives(read_objectives(named)) if named else []
+    variants = list({v.name: v for v in (*mixtures, *others)}.values())
+    decodings = []
+    if arguments.decodings:
+        # A judge needs the captioner's vocabulary, and that of each seed is of its own photos.
+        decodings = [n for n in read_decodings(arguments.decodings) if n != JUDGE_DECODING]
+        variants = with_dropped(variants, [0.0])
+    variants = [v._replace(overrides=(*v.overrides, *tuning)) for v in variants]
     if quick:
         config = load_config(arguments.config, keys)
         keys = [*QUICK, *write_few(config, QUICK_PHOTOS, folder / "photos"), *keys]
@@ -99,10 +110,14 @@ def _run(arguments: argparse.Namespace) -> None:
         own += [f"train_file={files[START]}", f"seed={number}", f"pretrained={seed / START / BEST}"]
         sweeps.append((seed, own))
     _check(run_in_slots(jobs, slots("cpu", arguments.jobs)))
-    for seed, own in sweeps:
-        sweep = Sweep(arguments.config, None, seed, own, variants)
+    sweeps = [Sweep(arguments.config, None, seed, own, variants) for seed, own in sweeps]
+    for sweep in sweeps:
         _check(sweep.train(arguments.jobs))
     print(write_summary(folder, seeds, variants), end="")
+    if decodings:
+        for sweep in sweeps:
+            _check(sweep.decode(decodings, arguments.jobs))
+        print(write_decoding_summary(folder, sweeps, decodings), end="")
 
 
 def _is_of(folder: Path, config: Config) -> bool:

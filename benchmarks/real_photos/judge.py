@@ -26,15 +26,16 @@ _IMAGES_AT_ONCE = 10
 def found(seed: Path, names: Sequence[str]) -> dict[str, dict[str, float]]:
     """{run: {image id: 100 or 0}} for a seed's runs and for HUMANS.
 
-    The value is 100 if the judge ranks the caption's own photo first, else 0. Results are cached in
-    the judge's folder until the captions or the judge change.
+    names: the runs' folders, relative to the seed's. The value is 100 if the judge ranks the
+    caption's own photo first, else 0. Results are cached in the judge's folder until the captions
+    or the judge change.
     """
     config, captioner = load_trained(str(seed / JUDGE / BEST), None, torch.device("cpu"))
     samples = read_split(config, "test")
     held = held_out({sample.image_id: sample.captions for sample in samples})[0]
     results = {}
     for name in (HUMANS, *names):
-        path = seed / JUDGE / "result" / f"judged_{name}.json"
+        path = seed / JUDGE / "result" / f"judged_{name.replace('/', '_')}.json"
         texts = held if name == HUMANS else captions_of(seed / name)
         captions = {str(image_id): text for image_id, text in texts.items()}
         judged = path.exists() and path.stat().st_mtime >= (seed / JUDGE / BEST).stat().st_mtime

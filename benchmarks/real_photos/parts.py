@@ -33,13 +33,14 @@ def write_parts(config: Config, seed: int, folder: Path) -> dict[str, str]:
 
 
 def write_few(config: Config, counts: dict[str, int], folder: Path) -> list[str]:
-    """Write files with the first photos of each split; return the overrides that use them.
+    """Write files with evenly spaced photos of each split; return the overrides that use them.
 
     counts: {split: number of photos}.
     """
     files = {}
     for split, count in counts.items():
-        few = read_split(config, split)[:count]
+        samples = read_split(config, split)
+        few = samples[:: max(1, len(samples) // count)][:count]
         files[split] = _write(few, folder / f"{split}.json")
     return [f"{split}_file={path}" for split, path in files.items()]
 

@@ -18,7 +18,10 @@ from captioning.report.figures import look, save, styles
 from captioning.report.page import write_report
 from captioning.report.runs import metrics_of
 from captioning.runtime.progress import log_line
+from captioning.sweep.decoding_table import write_decodings
+from captioning.sweep.decodings import folder_of
 from captioning.sweep.over_seeds import half_width, over_seeds
+from captioning.sweep.runs import Sweep
 from captioning.sweep.variants import Variant
 
 FOUND = Column("found", "Finds its photo", "%", "likeliest under their own photo", 1, 1.0)
@@ -76,6 +79,16 @@ def write_summary(folder: Path, seeds: Sequence[Path], variants: Sequence[Varian
     write_report(first, folder / "report.html", "These are the runs of the first seed.")
     log_line(_draw(rows, folder / "plane.svg"))
     return text
+
+
+def write_decoding_summary(folder: Path, sweeps: Sequence[Sweep], decodings: Sequence[str]) -> str:
+    """Write decodings.md and decodings.svg of all seeds; return the table."""
+    judged = {}
+    for sweep in sweeps:
+        folders = [folder_of(Path(v.name), name) for v in sweep.variants for name in decodings]
+        for name, hits in found(sweep.folder, [str(each) for each in folders]).items():
+            judged[sweep.folder / name] = {FOUND.metric: mean(list(hits.values()))}
+    return write_decodings(sweeps, decodings, folder, judged, [FOUND])
 
 
 def differences(

@@ -32,7 +32,7 @@ from captioning.runtime.program import FAILED, exit_code
 from captioning.runtime.progress import log_line
 from captioning.sweep import variants
 from captioning.sweep.decoding_table import write_decodings
-from captioning.sweep.decodings import JUDGE, read_decodings, with_dropped
+from captioning.sweep.decodings import JUDGE, read_decodings, shares_of, with_dropped
 from captioning.sweep.frontier import Entry, draw_frontier, markdown_table
 from captioning.sweep.over_seeds import over_seeds
 from captioning.sweep.runs import Sweep, judge_of
@@ -147,7 +147,7 @@ def _run(arguments: argparse.Namespace) -> int:
     runs = list({run.name: run for run in runs}.values())
     decodings = read_decodings(arguments.decodings) if arguments.decodings else []
     if decodings:
-        runs = with_dropped(runs, decodings)
+        runs = with_dropped(runs, shares_of(decodings))
     runs = variants.with_seeds(runs, arguments.seeds)
     if JUDGE in decodings:
         for run in runs:
@@ -158,7 +158,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if decodings and not failures:
         failures = sweep.decode(decodings, arguments.jobs)
         if not failures:
-            print(write_decodings(sweep, decodings), end="")
+            print(write_decodings([sweep], decodings, folder), end="")
     try:
         done = sweep.done()
         if done or arguments.collect:

@@ -2,17 +2,18 @@
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 from matplotlib.figure import Figure
 
 from captioning.files.reading import read_json
 from captioning.files.writing import write_text
+from captioning.metrics.bootstrap import Estimate
 from captioning.report import plane
 from captioning.report.comparison import Row
-from captioning.report.comparison_table import columns_of, in_markdown, shown_value
+from captioning.report.comparison_table import Column, columns_of, in_markdown, shown_value
 from captioning.report.figures import look, save, styles
 from captioning.report.runs import metrics_of
 from captioning.sweep.decodings import (
@@ -26,7 +27,6 @@ from captioning.sweep.decodings import (
 from captioning.sweep.frontier import IN_TABLE
 from captioning.sweep.over_seeds import over_seeds
 from captioning.sweep.runs import Sweep
-from captioning.sweep.variants import Variant
 
 CHOSEN_BY = ("scene_R@1", "R@1", "CIDEr")  # the first available metric of the validation split
 _CHOSEN = " *"
@@ -52,10 +52,21 @@ class Line(NamedTuple):
         return DECODINGS[self.decoding].label + (_CHOSEN if self.chosen else "")
 
 
-def write_decodings(sweep: Sweep, names: Sequence[str]) -> str:
-    """Write decodings.md and decodings.svg to the sweep's folder; return the table."""
-    lines = list(_lines(sweep, names))
-    columns = [c for c in columns_of(line.row for line in lines) if c.metric in IN_TABLE]
+def write_decodings(
+    sweeps: Sequence[Sweep],
+    names: Sequence[str],
+    folder: Path,
+    more: Optional[Mapping[Path, Mapping[str, Estimate]]] = None,
+    columns: Sequence[Column] = (),
+) -> str:
+    """Write decodings.md and decodings.svg to the folder; return the table.
+
+    Runs of the same label are seeds of one variant. more: {folder of a decoding: metrics of its
+    test captions}, in addition to the metrics that are stored there; `columns` shows them.
+    """
+    lines = list(_lines(sweeps, names, more or {}))
+    shown = [c for c in columns_of(line.row for line in lines) if c.metric in IN_TABLE]
+    columns = [*shown, *columns]
     headings = [*(c.heading for c in columns), "decoder tokens", "time"]
     table = []
     for variant in dict.fromkeys(line.variant for line in lines):
@@ -71,21 +82,22 @@ def write_decodings(sweep: Sweep, names: Sequence[str]) -> str:
         ]
         table.append(f"{variant}\n\n{in_markdown(headings, rows)}")
     text = "\n".join(table)
-    write_text(text, sweep.folder / "decodings.md")
-    draw(lines, sweep.folder / "decodings.svg")
+    write_text(text, folder / "decodings.md")
+    draw(lines, folder / "decodings.svg")
     return text
 
 
-def _lines(sweep: Sweep, names: Sequence[str]) -> Iterator[Line]:
-    of_label: dict[str, list[Variant]] = {}
-    for variant in sweep.variants:
-        of_label.setdefault(variant.label, []).append(variant)
-    for label, variants in of_label.items():
-        runs = [sweep.folder / variant.name for variant in variants]
-        tried = decodings_of(sweep.scored[variants[0].name], names)
-        chosen = _chosen(runs, tried)
-        for name in tried:
-            rows = [_row(run, name, "test") for run in runs]
+def _lines(sweeps: Sequence[Sweep], names: Sequence[str], more: Mapping) -> Iterator[Line]:
+    runs_of: dict[str, list[Path]] = {}
+    tried_of: dict[str, list[str]] = {}
+    for sweep in sweeps:
+        for variant in sweep.variants:
+            runs_of.setdefault(variant.label, []).append(sweep.folder / variant.name)
+            tried_of[variant.label] = decodings_of(sweep.scored[variant.name], names)
+    for label, runs in runs_of.items():
+        chosen = _chosen(runs, tried_of[label])
+        for name in tried_of[label]:
+            rows = [_row(run, name, "test", more) for run in runs]
             costs = [cost_of(run, name) for run in runs]
             yield Line(
                 label,
@@ -97,9 +109,11 @@ def _lines(sweep: Sweep, names: Sequence[str]) -> Iterator[Line]:
             )
 
 
-def _row(run: Path, name: str, split: str) -> Row:
-    path = folder_of(run, name) / "result" / split / "metrics.json"
-    return Row(name, "decoding", {}, metrics_of(read_json(path)["metrics"], path))
+def _row(run: Path, name: str, split: str, more: Mapping) -> Row:
+    folder = folder_of(run, name)
+    path = folder / "result" / split / "metrics.json"
+    metrics = metrics_of(read_json(path)["metrics"], path)
+    return Row(name, "decoding", {}, {**metrics, **more.get(folder, {})})
 
 
 def _chosen(runs: Sequence[Path], names: Sequence[str]) -> set[str]:
@@ -108,7 +122,7 @@ def _chosen(runs: Sequence[Path], names: Sequence[str]) -> set[str]:
     for key in CHOICES:
         values = {}
         for name in (name for name in names if key in DECODINGS[name].keys):
-            metrics = [_row(run, name, "val").metrics for run in runs]
+            metrics = [_row(run, name, "val", {}).metrics for run in runs]
             metric = next((metric for metric in CHOSEN_BY if metric in metrics[0]), None)
             if metric is None:
                 return set()

@@ -80,9 +80,13 @@ def read_decodings(text: str) -> list[str]:
     return list(dict.fromkeys([REFERENCE, *names]))
 
 
-def with_dropped(variants: Sequence[Variant], decodings: Sequence[str]) -> list[Variant]:
-    """The variants with the mean image as the null; if needed, also variants for guidance."""
-    shares = sorted({share for name in decodings for share in DECODINGS[name].dropped})
+def shares_of(decodings: Sequence[str]) -> list[float]:
+    """The shares of dropped images that captioners for these decodings are trained with."""
+    return sorted({share for name in decodings for share in DECODINGS[name].dropped})
+
+
+def with_dropped(variants: Sequence[Variant], shares: Sequence[float]) -> list[Variant]:
+    """Each variant once per share of dropped images, with the mean image as the null."""
     return [
         variant._replace(
             name=f"{variant.name}_dropped" if share else variant.name,
