@@ -149,6 +149,25 @@ def test_judgements_are_kept_until_the_judge_is_trained_further(config, tmp_path
 
 
 @pytest.mark.slow
+def test_decodings_of_each_captioner_are_judged(scenes_config, tmp_path, capsys):
+    """Two seeds of MLE: a line for each decoding has the mean over seeds of photos found."""
+    command = ["--config", str(scenes_config), "--seeds", "2", "--mle", "1"]
+    command += ["--output_dir", str(tmp_path), *TINY, "--decodings", "greedy,judge"]
+    assert program.main(command) == 0
+    table = capsys.readouterr().out.partition("\nMLE\n\n")[2]
+    assert (tmp_path / "decodings.md").read_text() == "MLE\n\n" + table
+    heading, _, *lines = table.splitlines()
+    column = heading.split(" | ").index("Finds its photo, %")
+    assert [line.split(" | ")[0] for line in lines] == ["| beam 3", "| greedy"]
+    for line, name in zip(lines, ("beam3", "greedy")):
+        hits = []
+        for seed in ("seed0", "seed1"):
+            path = tmp_path / seed / "judge/result" / f"judged_mle_decodings_{name}.json"
+            hits += [place == 1 for place in json.loads(path.read_text())["places"].values()]
+        assert line.split(" | ")[column].startswith(f"{100 * sum(hits) / len(hits):.1f} (")
+
+
+@pytest.mark.slow
 def test_all_of_it_and_again(scenes_config, tmp_path, capsys, monkeypatch):
     """Two objectives from one start, scored and judged; finished runs are not repeated."""
     command = ["--config", str(scenes_config), "--seeds", "1", "--objectives", "mle,focal"]

@@ -17,6 +17,7 @@ from captioning.sweep.decodings import (
     decodings_of,
     folder_of,
     read_decodings,
+    shares_of,
     with_dropped,
 )
 from captioning.sweep.runs import judge_of
@@ -39,10 +40,11 @@ def test_names():
 
 
 def test_captioners_trained_for_guidance():
-    variants = with_dropped(plan([1.0], ()), ["beam3", "guidance2", "greedy"])
+    assert shares_of(["beam3", "guidance2", "greedy"]) == [0.0, 0.2]
+    variants = with_dropped(plan([1.0], ()), [0.0, 0.2])
     assert [variant.name for variant in variants] == ["mle", "mle_dropped"]
     assert [v.overrides[-1] for v in variants] == ["drop_image=0", "drop_image=0.2"]
-    assert len(with_dropped(plan([1.0], ()), ["greedy"])) == 1
+    assert shares_of(["greedy"]) == [0.0]
     names = list(DECODINGS)
     whole, dropped = (
         decodings_of(SimpleNamespace(drop_image=share), names) for share in (0.0, 0.2)
@@ -51,7 +53,7 @@ def test_captioners_trained_for_guidance():
 
 
 def test_the_judge_is_mle_of_another_seed():
-    variants = with_seeds(with_dropped(plan([0.0, 1.0], ()), ["beam3"]), 3)
+    variants = with_seeds(with_dropped(plan([0.0, 1.0], ()), [0.0]), 3)
     by_name = {variant.name: variant for variant in variants}
     judges = [judge_of(by_name[f"smile_seed{seed}"], variants) for seed in range(3)]
     assert judges == ["mle_seed1", "mle_seed2", "mle_seed0"]
@@ -124,7 +126,7 @@ def test_weights_are_chosen_by_validation_scores(tiny_config, tmp_path):
             (folder.parents[1] / f"{split}_cost.json").write_text(json.dumps(cost))
     config = config_class()(image_root="a", ann_root="b", output_dir="c")
     sweep = SimpleNamespace(folder=tmp_path, variants=variants, scored={"mle": config})
-    text = write_decodings(sweep, names)
+    text = write_decodings([sweep], names, tmp_path)
     chosen = [line.split(" | ")[0] for line in text.splitlines() if " * |" in line]
     assert chosen == ["| 20 samples, mutual information 0.25 *"]
     assert "| 20 samples, mutual information 1 | 7.0 (7.0-7.0) | 10 | 8.0 |" in text
