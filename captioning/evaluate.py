@@ -33,10 +33,10 @@ from captioning.files.cache import local
 from captioning.files.writing import require_folder, write_json
 from captioning.metrics.bootstrap import INTERVALS
 from captioning.metrics.compare_scores import compare, format_comparison, same_images
-from captioning.metrics.evaluator import Settings
+from captioning.metrics.evaluator import Settings, build_evaluators
 from captioning.metrics.image_files import find_images
 from captioning.metrics.options import option_classes
-from captioning.metrics.registry import DEFAULT_METRICS, EVALUATORS, build_evaluators
+from captioning.metrics.registry import DEFAULT_METRICS, EVALUATORS
 from captioning.metrics.score_table import format_table
 from captioning.metrics.scoring import score, versions, write_scores
 from captioning.runtime import distributed

@@ -17,7 +17,7 @@ from captioning.data.sources import fetched
 from captioning.files.cache import cache_folder
 from captioning.files.reading import read_json
 from captioning.metrics.bootstrap import mean, ratio
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Metric, Result, Shown
+from captioning.metrics.evaluator import CaptionSet, Evaluator, Result
 from captioning.metrics.objects_in_text import SINGULARS, ObjectReader, read_synonyms
 from captioning.metrics.options import FILE, Options
 from captioning.runtime.errors import UserError
@@ -54,29 +54,7 @@ class Chair(Evaluator):
     A caption's `hallucinated` lists its mentions of absent objects as [word, object].
     """
 
-    metrics = (
-        Metric(
-            "CHAIRs",
-            "CHAIRs",
-            1,
-            True,
-            Shown("captions that name an object which is not there", unit="%"),
-        ),
-        Metric(
-            "CHAIRi",
-            "CHAIRi",
-            1,
-            True,
-            Shown("share of the named objects that are not there", unit="%"),
-        ),
-        Metric(
-            "object_recall",
-            "Obj. Recall",
-            1,
-            True,
-            Shown("share of the images' objects that are named", "Objects named", "%"),
-        ),
-    )
+    name = "chair"
     Options = ChairOptions
     required = ("objects_file",)
 

@@ -19,7 +19,7 @@ from captioning.files.chat import ChatServer
 from captioning.files.reading import read_json
 from captioning.files.writing import write_json
 from captioning.metrics.bootstrap import ratio
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Metric, Result, Shown
+from captioning.metrics.evaluator import CaptionSet, Evaluator, Result
 from captioning.metrics.options import Options
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError
@@ -89,15 +89,7 @@ class Clair(Evaluator):
     the model's reason.
     """
 
-    metrics = (
-        Metric(
-            "CLAIR",
-            "CLAIR",
-            1,
-            True,
-            Shown("how likely the caption describes the references' image, by a language model"),
-        ),
-    )
+    name = "clair"
     Options = ClairOptions
     required = ("judge_url", "judge_model")
     costly = True

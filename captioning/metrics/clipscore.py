@@ -4,7 +4,7 @@ import numpy as np
 
 from captioning.metrics.bootstrap import mean
 from captioning.metrics.clip_features import ClipEvaluator
-from captioning.metrics.evaluator import CaptionSet, Metric, Result, Shown
+from captioning.metrics.evaluator import CaptionSet, Result
 
 PREFIX = "A photo depicts "
 
@@ -16,15 +16,7 @@ class ClipScore(ClipEvaluator):
     closest reference; equation 2. All texts begin with "A photo depicts ".
     """
 
-    metrics = (
-        Metric(
-            "CLIPScore",
-            "CLIPScore",
-            1,
-            report=Shown("how well caption and image agree, by CLIP"),
-        ),
-        Metric("RefCLIPScore", "RefCLIPScore", 1, references=True),
-    )
+    name = "clipscore"
     weight, cut = 2.5, "clipscore_truncated"
 
     def evaluate(self, captions: CaptionSet) -> Result:
@@ -63,9 +55,6 @@ class PacScore(ClipScore):
     `clip_model` has to name these weights. With OpenAI's weights it would be another metric.
     """
 
-    metrics = (
-        Metric("PAC-S", "PAC-S", 1, report=Shown("CLIPScore with CLIP weights tuned for captions")),
-        Metric("RefPAC-S", "RefPAC-S", 1, references=True),
-    )
+    name = "pacs"
     required = ("clip_model",)
     weight, cut = 2.0, "pacs_truncated"

@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import Field
 
 from captioning.metrics.bootstrap import Estimate, intervals, mean
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Metric, Result, Shown
+from captioning.metrics.evaluator import CaptionSet, Evaluator, Result
 from captioning.metrics.java import JavaError, java_process, java_version
 from captioning.metrics.meteor import meteor_scores
 from captioning.metrics.options import Options
@@ -50,38 +50,7 @@ class Coco(Evaluator):
     keep the n-gram weights of the whole set.
     """
 
-    metrics = (
-        *(Metric(f"Bleu_{n}", f"BLEU-{n}", 3, True) for n in (1, 2, 3)),
-        Metric(
-            "Bleu_4",
-            "BLEU-4",
-            3,
-            True,
-            Shown("share of four-word phrases that occur in a reference"),
-        ),
-        Metric(
-            "METEOR",
-            "METEOR",
-            3,
-            True,
-            Shown("words shared with a reference, including synonyms and stems"),
-        ),
-        Metric("ROUGE_L", "ROUGE-L", 3, True),
-        Metric(
-            "CIDEr",
-            "CIDEr",
-            3,
-            True,
-            Shown("agreement with the references; rare phrases count more"),
-        ),
-        Metric(
-            "SPICE",
-            "SPICE",
-            3,
-            True,
-            Shown("objects, attributes and relations shared with references"),
-        ),
-    )
+    name = "coco"
     Options = CocoOptions
 
     def prepare(self) -> None:

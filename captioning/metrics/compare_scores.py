@@ -14,8 +14,8 @@ import numpy as np
 
 from captioning.data.caption_files import Captions, ImageId, by_id
 from captioning.metrics.bootstrap import RESAMPLES, mean, resampled_means
-from captioning.metrics.evaluator import Metric, Scores
-from captioning.metrics.registry import METRICS, metric_of
+from captioning.metrics.evaluator import Scores
+from captioning.metrics.registry import METRICS, Metric, metric_of
 from captioning.metrics.score_table import align
 from captioning.runtime.errors import UserError
 

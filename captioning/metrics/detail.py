@@ -9,7 +9,7 @@ import re
 from collections import Counter
 
 from captioning.metrics.bootstrap import mean
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Metric, Result
+from captioning.metrics.evaluator import CaptionSet, Evaluator, Result
 from captioning.runtime.errors import UserError
 
 # Phrases that act as one preposition.
@@ -55,7 +55,7 @@ def _relates(word: str, next_word: str, following: str) -> bool:
 
 
 class Detail(Evaluator):
-    metrics = tuple(Metric(kind, kind.capitalize(), 2) for kind in _KINDS.values())
+    name = "detail"
 
     def check(self) -> None:
         count("")

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from captioning.data.caption_files import read_references
 from captioning.metrics.bootstrap import Estimate, mean
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Metric, Result, Shown
+from captioning.metrics.evaluator import CaptionSet, Evaluator, Result
 from captioning.metrics.options import FILE, Options
 from captioning.metrics.tokenizer import tokenize
 
@@ -21,14 +21,7 @@ def words(caption: str) -> int:
 class Length(Evaluator):
     """cap_len: words per caption."""
 
-    metrics = (
-        Metric(
-            "cap_len",
-            "Cap. Len.",
-            2,
-            report=Shown("words in a caption, on average", "Length", "words", 1),
-        ),
-    )
+    name = "length"
 
     def evaluate(self, captions: CaptionSet) -> Result:
         lengths = [words(caption) for caption in captions.predictions.values()]
@@ -57,20 +50,7 @@ class Diversity(Evaluator):
     so it has fewer distinct words.
     """
 
-    metrics = (
-        Metric(
-            "lex_div",
-            "Lex. Div.",
-            report=Shown("different words in all captions together", "Distinct words", "", 0, 1000),
-        ),
-        Metric("ttr", "TTR"),
-        Metric("distinct_1", "Dist-1"),
-        Metric("distinct_2", "Dist-2"),
-        Metric("distinct_captions", "Dist. Cap."),
-        Metric("vocab_use", "Vocab. Use", references=True),
-        Metric("seen_captions", "Seen Cap."),
-        Metric("train_vocab_use", "Train Vocab. Use"),
-    )
+    name = "diversity"
     Options = DiversityOptions
 
     def prepare(self) -> None:

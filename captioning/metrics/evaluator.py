@@ -1,7 +1,7 @@
 """The interface of every metric: what an evaluator declares, receives and returns."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -9,39 +9,11 @@ from typing import Any, Optional
 
 from captioning.data.caption_files import ImageId
 from captioning.metrics.bootstrap import Estimate
-from captioning.metrics.options import Options
+from captioning.metrics.options import Options, missing_options
+from captioning.metrics.registry import COMPUTED, DEFAULT_METRICS, EVALUATORS
 from captioning.metrics.tokenizer import tokenize
 from captioning.runtime.errors import UserError
-
-
-@dataclass(frozen=True)
-class Shown:
-    """How the report shows a metric: its meaning in one clause, and value * factor.
-
-    title and decimals replace the metric's own, unless they are None.
-    """
-
-    meaning: str
-    title: Optional[str] = None
-    unit: str = ""
-    decimals: Optional[int] = None
-    factor: float = 1.0
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A metric as it is named and shown.
-
-    name: its name in score files. title, decimals: used in tables. references: whether the metric
-    needs references. report: how the report's comparison shows the metric; None if the report lists
-    it only among other scores.
-    """
-
-    name: str
-    title: str
-    decimals: int = 3
-    references: bool = False
-    report: Optional[Shown] = None
+from captioning.runtime.registry import load
 
 
 @dataclass(frozen=True)
@@ -109,7 +81,7 @@ class Evaluator(ABC):
 
     If `evaluate` raises, only the metrics of this evaluator are skipped.
 
-    - metrics: all metrics that the evaluator can compute
+    - name: its name in the registry
     - names: the metrics that it computes with its options
     - Options: its configuration keys
     - required: options that must be set
@@ -119,7 +91,7 @@ class Evaluator(ABC):
     - costly: whether it may cost money; such an evaluator runs only if a user names it
     """
 
-    metrics: tuple[Metric, ...]
+    name: str
     Options: type[Options] = Options
     required: tuple[str, ...] = ()
     needs_images = False
@@ -129,7 +101,7 @@ class Evaluator(ABC):
 
     def __init__(self, settings: Optional[Settings] = None, **options: Any):
         self.settings, self.options = settings or Settings(), self.Options.checked(options)
-        self.names = tuple(metric.name for metric in self.metrics)
+        self.names = COMPUTED[self.name]
         self.prepare()
 
     def prepare(self) -> None:  # noqa: B027
@@ -153,6 +125,39 @@ class Evaluator(ABC):
     @abstractmethod
     def evaluate(self, captions: CaptionSet) -> Result:
         """Score one or more captions."""
+
+
+def options_of(names: Iterable[str], config: Any) -> dict[str, Any]:
+    """{option: value} of these evaluators in a configuration, files as paths on this disk."""
+    found = {}
+    for name in names:
+        found.update(load(EVALUATORS[name]).Options.from_config(config))
+    return found
+
+
+def build_evaluators(
+    names: Iterable[str] = DEFAULT_METRICS,
+    settings: Optional[Settings] = None,
+    **options: Any,
+) -> list[Evaluator]:
+    """Return the evaluators of these names, each once.
+
+    options: {option: value} of all of them; each evaluator takes the options that it declares.
+    Raises UserError for an impossible value, a missing option or file, and missing images.
+    """
+    built = []
+    for name in dict.fromkeys(names):
+        kind = load(EVALUATORS[name])
+        fields = kind.Options.model_fields
+        own = {option: options[option] for option in fields if option in options}
+        missing = missing_options(kind.required, kind.Options, kind.Options.checked(own))
+        if missing:
+            meanings = " and ".join(fields[option].description for option in missing)
+            raise UserError(f"metrics: {name} needs {' and '.join(missing)}: {meanings}")
+        if kind.needs_images and (settings is None or settings.images is None):
+            raise UserError(f"metrics: {name} needs the images: give their folder with --images")
+        built.append(kind(settings, **own))
+    return built
 
 
 @dataclass(frozen=True)

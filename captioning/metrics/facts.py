@@ -13,7 +13,7 @@ from pydantic import Field
 
 from captioning.data.caption_files import by_id
 from captioning.metrics.bootstrap import mean, ratio
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Metric, Result, Shown
+from captioning.metrics.evaluator import CaptionSet, Evaluator, Result
 from captioning.metrics.options import FILE, Options
 from captioning.runtime.errors import UserError
 from captioning.scenes.facts import Statement, most_true, read_caption, true_facts
@@ -30,34 +30,7 @@ class FactsOptions(Options):
 
 
 class Facts(Evaluator):
-    metrics = (
-        Metric(
-            "true_facts",
-            "True Facts",
-            2,
-            report=Shown("stated facts that are true for the image", "True facts", "a caption"),
-        ),
-        Metric(
-            "wrong_facts",
-            "Wrong %",
-            1,
-            report=Shown("share of the stated facts that are wrong", "Wrong facts", "%"),
-        ),
-        Metric(
-            "scene_R@1",
-            "Scene R@1",
-            1,
-            report=Shown("self-retrieval: captions that fit their own image best", "R@1", "%"),
-        ),
-        Metric(
-            "scene_R@5",
-            "Scene R@5",
-            1,
-            report=Shown(
-                "self-retrieval: captions whose own image is among the best five", "R@5", "%"
-            ),
-        ),
-    )
+    name = "facts"
     Options = FactsOptions
     required = ("facts_file",)
 

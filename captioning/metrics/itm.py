@@ -5,7 +5,7 @@ import torch
 
 from BLIP.weights.download import without_secrets
 from captioning.metrics.bootstrap import mean
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Metric, Result, Shown
+from captioning.metrics.evaluator import CaptionSet, Evaluator, Result
 from captioning.metrics.itm_model import ItmOptions, ItmScorer, check_file
 from captioning.metrics.over_ranks import shared, together
 
@@ -16,15 +16,7 @@ class Itm(Evaluator):
     ITC: 100 * the cosine of the contrastive vectors of caption and image.
     """
 
-    metrics = (
-        Metric(
-            "ITM",
-            "ITM",
-            1,
-            report=Shown("how sure BLIP's filter is that image and caption match", unit="%"),
-        ),
-        Metric("ITC", "ITC", 1),
-    )
+    name = "itm"
     Options = ItmOptions
     required = ("itm_model",)
     needs_images = True

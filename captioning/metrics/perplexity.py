@@ -8,7 +8,7 @@ from pydantic import Field
 from torch.nn import functional as F
 
 from captioning.metrics.bootstrap import mean
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Metric, Result, Shown
+from captioning.metrics.evaluator import CaptionSet, Evaluator, Result
 from captioning.metrics.model_files import (
     END,
     Bpe,
@@ -38,14 +38,7 @@ class Perplexity(Evaluator):
     is not scored. A caption of only white space has no value.
     """
 
-    metrics = (
-        Metric(
-            "PPL",
-            "PPL",
-            1,
-            report=Shown("how surprising the caption's words are to GPT-2", "Perplexity"),
-        ),
-    )
+    name = "perplexity"
     Options = PerplexityOptions
     model, on_every_rank = "ppl_model", True
 

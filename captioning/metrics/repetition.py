@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Optional
 
 from captioning.metrics.bootstrap import ratio
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Metric, Result, Shown
+from captioning.metrics.evaluator import CaptionSet, Evaluator, Result
 
 SIZES = (2, 3, 4)
 
@@ -34,15 +34,7 @@ def loops(words: Sequence[str]) -> bool:
 
 
 class Repetition(Evaluator):
-    metrics = (
-        *(Metric(f"rep_{n}", f"Rep-{n}", 1) for n in SIZES),
-        Metric(
-            "loops",
-            "Loops",
-            1,
-            report=Shown("captions that say a phrase twice in a row", unit="%"),
-        ),
-    )
+    name = "repetition"
 
     def evaluate(self, captions: CaptionSet) -> Result:
         texts, _, tokenizer = captions.tokenized

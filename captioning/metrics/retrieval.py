@@ -12,7 +12,7 @@ from captioning.files.cache import local
 from captioning.metrics.bootstrap import mean, median
 from captioning.metrics.clip import ClipOptions
 from captioning.metrics.clip_features import ClipEvaluator
-from captioning.metrics.evaluator import CaptionSet, Metric, Result, Shown
+from captioning.metrics.evaluator import CaptionSet, Result
 from captioning.metrics.image_pool import others, read_pool
 from captioning.runtime.errors import UserError
 
@@ -49,28 +49,7 @@ class Retrieval(ClipEvaluator):
     caption.
     """
 
-    metrics = (
-        Metric(
-            "R@1",
-            "R@1",
-            1,
-            report=Shown(
-                "self-retrieval: captions whose own image is the nearest one, by CLIP",
-                "CLIP R@1",
-                "%",
-            ),
-        ),
-        Metric(
-            "R@5",
-            "R@5",
-            1,
-            report=Shown(
-                "self-retrieval: captions whose image is among the best five", "CLIP R@5", "%"
-            ),
-        ),
-        Metric("R@10", "R@10", 1),
-        Metric("median_rank", "Med. Rank", 1),
-    )
+    name = "retrieval"
     Options = RetrievalOptions
 
     def prepare(self) -> None:

@@ -14,9 +14,8 @@ from typing import Optional, Union
 from captioning.data.caption_files import Captions, ImageId, match_ids, predictions_by_id
 from captioning.files.writing import write_json, write_text
 from captioning.metrics.bootstrap import INTERVALS
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Result, Scores
+from captioning.metrics.evaluator import CaptionSet, Evaluator, Result, Scores, build_evaluators
 from captioning.metrics.java import JavaError, java_version
-from captioning.metrics.registry import build_evaluators
 from captioning.runtime.distributed import is_main
 from captioning.runtime.errors import UserError
 

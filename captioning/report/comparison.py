@@ -9,8 +9,9 @@ from captioning.data import Sample, read_split, references
 from captioning.data.caption_files import Captions, ImageId, References
 from captioning.data.sources import known_annotation
 from captioning.metrics.bootstrap import Estimate
+from captioning.metrics.evaluator import build_evaluators, options_of
 from captioning.metrics.facts import FactsOptions
-from captioning.metrics.registry import EVALUATORS, build_evaluators, metric_of, options_of
+from captioning.metrics.registry import COMPUTED, EVALUATORS, metric_of
 from captioning.metrics.scoring import score
 from captioning.report.runs import Run, read_runs
 from captioning.runtime.errors import UserError
@@ -181,13 +182,13 @@ def _human_row(
         )
         others = {image_id: [caption] for image_id, caption in captions.items()}
     wanted = {name for run in runs for name in run.metrics}
+    if alone:  # otherwise a caption would be scored against itself
+        wanted = {name for name in wanted if not metric_of(name).references}
     settings = metric_settings(runs[0].scored_with, samples, "cpu")
     built = []
     for name in dict.fromkeys(name for run in runs for name in run.scored_with.metrics):
-        kind = load(EVALUATORS[name])
-        metrics = [metric for metric in kind.metrics if not (alone and metric.references)]
-        names = wanted.intersection(metric.name for metric in metrics)
-        if kind.costly or not names:
+        names = wanted.intersection(COMPUTED[name])
+        if load(EVALUATORS[name]).costly or not names:
             continue
         # Uses the options of the run with most metrics.
         run = max(
@@ -199,8 +200,6 @@ def _human_row(
         except UserError as error:
             missing.append(f"Human captions could not be scored: {error}.")
     scores = score({image_id: captions[image_id] for image_id in others}, others, built)
-    if alone:  # otherwise a caption would be scored against itself
-        wanted -= {name for name in wanted if metric_of(name).references}
     skipped = sorted(wanted.intersection(scores.skipped))
     for reason in dict.fromkeys(scores.skipped[name] for name in skipped):
         missing.append(f"Not all scores of human captions could be computed: {reason}.")

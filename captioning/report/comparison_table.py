@@ -4,38 +4,16 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Optional
 
 from captioning.metrics.bootstrap import Estimate
-from captioning.metrics.evaluator import Metric, Shown
-from captioning.metrics.registry import METRICS, metric_of
+from captioning.metrics.registry import METRICS, Metric, metric_of
 from captioning.metrics.score_table import align
 from captioning.report.comparison import Comparison, Row
 
-# The first columns of the comparison. Other metrics with a `report` follow.
+# The first columns of the comparison. Other metrics with a meaning follow.
 FIRST = (
     *("cap_len", "true_facts", "wrong_facts", "CHAIRs", "CHAIRi", "object_recall"),
     *("scene_R@1", "scene_R@5", "R@1", "R@5", "lex_div", "loops"),
     *("CIDEr", "Bleu_4", "METEOR", "SPICE", "CLIPScore", "PAC-S", "CLAIR", "PPL"),
 )
-
-
-class Column(NamedTuple):
-    """A metric as the report shows it: its value times `factor`, with `decimals` decimals."""
-
-    metric: str
-    title: str
-    unit: str
-    meaning: str
-    decimals: int
-    factor: float
-
-    @classmethod
-    def of(cls, metric: Metric, shown: Shown) -> "Column":
-        decimals = metric.decimals if shown.decimals is None else shown.decimals
-        title = shown.title or metric.title
-        return cls(metric.name, title, shown.unit, shown.meaning, decimals, shown.factor)
-
-    @property
-    def heading(self) -> str:
-        return f"{self.title}, {self.unit}" if self.unit else self.title
 
 
 class Cell(NamedTuple):
@@ -46,7 +24,7 @@ class Cell(NamedTuple):
 class Table(NamedTuple):
     """columns, and rows of (label, kind, cells). A cell is None if there is no value."""
 
-    columns: list[Column]
+    columns: list[Metric]
     rows: list[tuple[str, str, list[Optional[Cell]]]]
 
 
@@ -58,9 +36,8 @@ def table_of(comparison: Comparison) -> Table:
 def other_metrics(comparison: Comparison) -> Table:
     """The metrics that `table_of` leaves out, with 3 decimals."""
     names = dict.fromkeys(name for row in comparison.rows for name in row.metrics)
-    metrics = map(metric_of, names)
-    shown = Shown("", decimals=3)
-    return _table(comparison, [Column.of(metric, shown) for metric in metrics if not metric.report])
+    others = [m._replace(decimals=3) for m in map(metric_of, names) if not m.meaning]
+    return _table(comparison, others)
 
 
 def comparison_table(comparison: Comparison) -> str:
@@ -77,30 +54,30 @@ def in_markdown(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in table)
 
 
-def columns_of(rows: Iterable[Row]) -> list[Column]:
+def columns_of(rows: Iterable[Row]) -> list[Metric]:
     """The comparison's columns for which at least one row has a value."""
     present = {name for row in rows for name in row.metrics}
-    names = [name for name in dict.fromkeys((*FIRST, *METRICS)) if name in present]
-    return [Column.of(m, m.report) for m in map(metric_of, names) if m.report]
+    metrics = (METRICS[name] for name in dict.fromkeys((*FIRST, *METRICS)) if name in present)
+    return [metric.in_report() for metric in metrics if metric.meaning]
 
 
-def shown_value(column: Column, row: Row) -> str:
+def shown_value(column: Metric, row: Row) -> str:
     """The value with its interval, such as "5.40 (5.14-5.66)"; "-" without a value."""
-    cell = _cell(column, row.metrics.get(column.metric))
+    cell = _cell(column, row.metrics.get(column.name))
     if cell is None:
         return "-"
     return f"{cell.value} ({'-'.join(cell.interval)})" if cell.interval else cell.value
 
 
-def _table(comparison: Comparison, columns: list[Column]) -> Table:
+def _table(comparison: Comparison, columns: list[Metric]) -> Table:
     rows = [
-        (row.label, row.kind, [_cell(column, row.metrics.get(column.metric)) for column in columns])
+        (row.label, row.kind, [_cell(column, row.metrics.get(column.name)) for column in columns])
         for row in comparison.rows
     ]
     return Table(columns, rows)
 
 
-def _cell(column: Column, estimate: Optional[Estimate]) -> Optional[Cell]:
+def _cell(column: Metric, estimate: Optional[Estimate]) -> Optional[Cell]:
     if estimate is None:
         return None
     ends = (estimate.value, estimate.low, estimate.high)

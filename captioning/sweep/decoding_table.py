@@ -55,7 +55,7 @@ class Line(NamedTuple):
 def write_decodings(sweep: Sweep, names: Sequence[str]) -> str:
     """Write decodings.md and decodings.svg to the sweep's folder; return the table."""
     lines = list(_lines(sweep, names))
-    columns = [c for c in columns_of(line.row for line in lines) if c.metric in IN_TABLE]
+    columns = [c for c in columns_of(line.row for line in lines) if c.name in IN_TABLE]
     headings = [*(c.heading for c in columns), "decoder tokens", "time"]
     table = []
     for variant in dict.fromkeys(line.variant for line in lines):

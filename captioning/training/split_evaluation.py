@@ -13,8 +13,7 @@ from torch import nn
 from captioning.config import Config
 from captioning.data import Sample, read_split, references
 from captioning.files.writing import write_json
-from captioning.metrics.evaluator import Evaluator, Settings
-from captioning.metrics.registry import build_evaluators, options_of
+from captioning.metrics.evaluator import Evaluator, Settings, build_evaluators, options_of
 from captioning.metrics.score_table import format_table
 from captioning.metrics.scoring import score, write_scores
 from captioning.models.generation import caption_images

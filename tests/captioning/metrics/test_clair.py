@@ -6,8 +6,7 @@ import pytest
 
 from captioning.files import chat
 from captioning.metrics.clair import KEY, QUESTION, Clair, question, read_reply
-from captioning.metrics.evaluator import Settings
-from captioning.metrics.registry import build_evaluators
+from captioning.metrics.evaluator import Settings, build_evaluators
 from captioning.metrics.scoring import score, write_scores
 from captioning.runtime.errors import UserError
 from tests.captioning.chat_server import said, serving

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from captioning.metrics.detail import Detail, count
-from captioning.metrics.registry import build_evaluators
+from captioning.metrics.evaluator import build_evaluators
 from captioning.metrics.scoring import score
 
 pytest.importorskip("textblob", reason="detail needs TextBlob")

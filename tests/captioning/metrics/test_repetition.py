@@ -2,7 +2,7 @@
 
 import pytest
 
-from captioning.metrics.registry import build_evaluators
+from captioning.metrics.evaluator import build_evaluators
 from captioning.metrics.repetition import loops, repeated
 from captioning.metrics.scoring import score
 

@@ -4,8 +4,7 @@ import pytest
 
 from captioning.metrics import diversity, evaluator
 from captioning.metrics.bootstrap import Estimate
-from captioning.metrics.evaluator import Evaluator, Metric, Result
-from captioning.metrics.registry import build_evaluators
+from captioning.metrics.evaluator import Evaluator, Result, build_evaluators
 from captioning.metrics.scoring import score
 from captioning.runtime.errors import UserError
 
@@ -24,14 +23,14 @@ def test_score_takes_results_or_a_mapping():
 
 
 class Broken(Evaluator):
-    metrics = (Metric("scene_R@1", "R@1"), Metric("scene_R@5", "R@5"))
+    name = "itm"
 
     def evaluate(self, captions):
         raise UserError("no scene of image 5")
 
 
 class Undefined(Evaluator):
-    metrics = (Metric("wrong_facts", "Wrong %"),)
+    name = "facts"
 
     def evaluate(self, captions):
         nothing = Estimate(float("nan"), None, None, 2)
@@ -48,7 +47,7 @@ def test_an_evaluator_that_fails_loses_no_other(monkeypatch):
     undefined = scores.skipped.pop("wrong_facts")
     assert "undefined" in undefined
     assert scores.skipped == {
-        **dict.fromkeys(("scene_R@1", "scene_R@5"), "no scene of image 5"),
+        **dict.fromkeys(("ITM", "ITC"), "no scene of image 5"),
         **dict.fromkeys(diversity.Diversity().names, "ZeroDivisionError('division by zero')"),
     }
 

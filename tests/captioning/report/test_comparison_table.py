@@ -27,7 +27,7 @@ COMPARISON = TwoRows("test", [], [])
 
 def test_table_of():
     columns, rows = table_of(COMPARISON)
-    assert [column.metric for column in columns] == ["lex_div", "CIDEr"]
+    assert [column.name for column in columns] == ["lex_div", "CIDEr"]
     assert rows[0] == ("Humans", "humans", [None, ("0.900", None)])
     assert rows[1] == ("MLE", "mle", [("42", None), ("1.234", ("1.100", "1.300"))])
 
