@@ -29,7 +29,7 @@ PRETRAIN, FINETUNE = "configs/demo_pretrain.yaml", "configs/demo_finetune.yaml"
 OBJECTIVES = {"mle": "mle", "smile": "smile", "mle_smile": "{mle: 0.5, smile: 0.5}"}
 QUICK_SPLITS = {"train": 1500, "val": 50, "test": 150}
 # The quick demo's epochs are a quarter as long. Small batches give them enough steps.
-QUICK = {PRETRAIN: ["batch_size=32"], FINETUNE: ["max_epoch=2"]}
+QUICK = {PRETRAIN: ["batch_size=32"], FINETUNE: ["max_epoch=2", "eval_every=1"]}
 QUICK_NOTE = (
     "This is the quick demo: a quarter of the data and a fraction of the training. It shows that "
     "everything runs; its numbers are weaker and less certain than those of the full demo."
@@ -40,7 +40,7 @@ RANKS = 2  # processes of pre-training on a CPU
 EARLY, EARLY_IMAGES = 3, 1500
 FIRST = ("mle", "smile")
 BRIEFLY = ("max_epoch=1", "eval_every=1", "metrics=[length]", "num_beams=1")
-# CIDEr and METEOR would serve to select an epoch, but only the last epoch is validated here.
+# CIDEr and METEOR would serve to select an epoch, but the last epoch is used here.
 IN_TRAINING = "metrics=[length, facts]"
 # Keys that the demo sets. eval_every differs between pre-training and fine-tuning.
 OWN_KEYS = (
