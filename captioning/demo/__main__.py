@@ -20,7 +20,7 @@ from typing import Optional
 
 from captioning.demo.runs import Demo
 from captioning.demo.shown import Shown
-from captioning.metrics.meteor import scoring_for_jobs
+from captioning.metrics.meteor import shared_process
 from captioning.runtime.job_runner import prepare
 from captioning.runtime.program import exit_code
 from captioning.runtime.progress import part_of
@@ -36,7 +36,7 @@ def run(demo: Demo) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the jobs
     prepare(IMPORTED)
     shown = Shown(steps)
-    with scoring_for_jobs() as demo.environment:  # Java starts during the first step
+    with shared_process(start=True) as demo.environment:  # Java starts during the first step
         for number, step in enumerate(steps):
             shown.begin(number)
             try:

@@ -16,9 +16,14 @@ from captioning.data.caption_files import by_id
 from captioning.data.sources import fetched
 from captioning.files.cache import cache_folder
 from captioning.files.reading import read_json
-from captioning.metrics.bootstrap import mean, ratio
+from captioning.metrics.bootstrap import mean, percentages, ratio
 from captioning.metrics.evaluator import CaptionSet, Evaluator, Result
-from captioning.metrics.objects_in_text import SINGULARS, ObjectReader, read_synonyms
+from captioning.metrics.objects_in_text import (
+    SINGULAR_TITLES,
+    SINGULARS,
+    ObjectReader,
+    read_synonyms,
+)
 from captioning.metrics.options import FILE, Options
 from captioning.runtime.errors import UserError
 
@@ -86,8 +91,7 @@ class Chair(Evaluator):
         return known
 
     def evaluate(self, captions: CaptionSet) -> Result:
-        singular = SINGULARS[self.options.singular]()
-        reader = ObjectReader(self.words, singular.of)
+        reader = ObjectReader(self.words, SINGULARS[self.options.singular]())
         known = self._known(captions.ids)
         named, wrong, right, there = [], [], [], []
         for image_id, objects in known.items():
@@ -99,33 +103,31 @@ class Chair(Evaluator):
             right.append(len(objects.intersection(mention.object for mention in mentions)))
             there.append(len(objects))
         counts = [len(mentions) for mentions in wrong]
-        values = {
-            "CHAIRs": [100.0 * bool(count) for count in counts],
-            "CHAIRi": _shares(counts, named),
-            "object_recall": _shares(right, there),
-            "hallucinated": wrong,
-        }
-        found = {name: dict(zip(known, each)) for name, each in values.items()}
-        of_all = {name: [each.get(i) for i in captions.ids] for name, each in found.items()}
+
+        def of_all(values: list) -> list:
+            """One value per caption; None for the images that are not known."""
+            found = dict(zip(known, values))
+            return [found.get(image_id) for image_id in captions.ids]
+
+        hallucinates = [100.0 * bool(count) for count in counts]
         return Result(
             metrics={
-                "CHAIRs": mean(values["CHAIRs"]),
+                "CHAIRs": mean(hallucinates),
                 "CHAIRi": ratio(counts, named, 100),
                 "object_recall": ratio(right, there, 100),
             },
-            per_image={name: of_all[name] for name in self.names},
-            details={"hallucinated": of_all["hallucinated"]},
+            per_image={
+                "CHAIRs": of_all(hallucinates),
+                "CHAIRi": of_all(percentages(counts, named)),
+                "object_recall": of_all(percentages(right, there)),
+            },
+            details={"hallucinated": of_all(wrong)},
             settings={
-                "chair_singular": singular.what,
+                "chair_singular": SINGULAR_TITLES[self.options.singular],
                 "chair_synonyms": self.options.synonyms or "published",
                 "chair_unknown_images": len(captions.ids) - len(known),
             },
         )
-
-
-def _shares(parts: list[int], wholes: list[int]) -> list[Optional[float]]:
-    """Percentages; None if the whole is 0."""
-    return [100 * part / whole if whole else None for part, whole in zip(parts, wholes)]
 
 
 def read_objects(paths: Iterable[Path], names: Mapping[str, str]) -> dict[ImageId, set[str]]:

@@ -18,7 +18,6 @@ from captioning.files.cache import cache_folder, cache_key
 from captioning.files.chat import ChatServer
 from captioning.files.reading import read_json
 from captioning.files.writing import write_json
-from captioning.metrics.bootstrap import ratio
 from captioning.metrics.evaluator import CaptionSet, Evaluator, Result
 from captioning.metrics.options import Options
 from captioning.runtime import signals
@@ -108,10 +107,9 @@ class Clair(Evaluator):
         found = self._verdicts(list(dict.fromkeys(asked)))
         verdicts = [found[each] for each in asked]
         scores = [verdict.score if verdict else None for verdict in verdicts]
-        return Result(
-            {"CLAIR": ratio([score or 0 for score in scores], [s is not None for s in scores])},
+        return Result.of_means(
             {"CLAIR": scores},
-            {
+            settings={
                 "clair_judge": f"{self.options.judge_model} of {self.server.url}",
                 "clair_question": QUESTION,
                 "clair_unread": scores.count(None),

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from captioning.metrics.bootstrap import mean
 from captioning.metrics.clip_features import ClipEvaluator
 from captioning.metrics.evaluator import CaptionSet, Result
 
@@ -37,11 +36,8 @@ class ClipScore(ClipEvaluator):
         total = own + nearest
         both = 2 * own * nearest / np.where(total > 0, total, 1)  # harmonic mean; 0 if both are 0
         values = dict(zip(self.names, [(100 * own).tolist(), (100 * both).tolist()]))
-        return Result(
-            {name: mean(each) for name, each in values.items()},
-            values,
-            {"clip_model": features.clip.name, self.cut: sum(long[:count])},
-        )
+        settings = {"clip_model": features.clip.name, self.cut: sum(long[:count])}
+        return Result.of_means(values, settings=settings)
 
 
 def image_score(captions: np.ndarray, images: np.ndarray, weight: float) -> np.ndarray:

@@ -8,7 +8,6 @@ neighbouring words. Thus it mistakes the verb of "a dog jumps" for a noun.
 import re
 from collections import Counter
 
-from captioning.metrics.bootstrap import mean
 from captioning.metrics.evaluator import CaptionSet, Evaluator, Result
 from captioning.runtime.errors import UserError
 
@@ -63,4 +62,4 @@ class Detail(Evaluator):
     def evaluate(self, captions: CaptionSet) -> Result:
         counts = [count(caption) for caption in captions.predictions.values()]
         values = {name: [each[name] for each in counts] for name in self.names}
-        return Result({name: mean(each) for name, each in values.items()}, values)
+        return Result.of_means(values)

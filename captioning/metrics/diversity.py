@@ -7,7 +7,7 @@ from typing import Annotated, Optional
 from pydantic import Field
 
 from captioning.data.caption_files import read_references
-from captioning.metrics.bootstrap import Estimate, mean
+from captioning.metrics.bootstrap import Estimate
 from captioning.metrics.evaluator import CaptionSet, Evaluator, Result
 from captioning.metrics.options import FILE, Options
 from captioning.metrics.tokenizer import tokenize
@@ -25,7 +25,7 @@ class Length(Evaluator):
 
     def evaluate(self, captions: CaptionSet) -> Result:
         lengths = [words(caption) for caption in captions.predictions.values()]
-        return Result({"cap_len": mean(lengths)}, {"cap_len": lengths})
+        return Result.of_means({"cap_len": lengths})
 
 
 class DiversityOptions(Options):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from captioning.data.caption_files import ImageId
-from captioning.metrics.bootstrap import Estimate
+from captioning.metrics.bootstrap import Estimate, mean
 from captioning.metrics.options import Options, missing_options
 from captioning.metrics.registry import COMPUTED, DEFAULT_METRICS, EVALUATORS
 from captioning.metrics.tokenizer import tokenize
@@ -74,6 +74,11 @@ class Result:
     settings: dict[str, Any] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
     details: dict[str, Sequence[Any]] = field(default_factory=dict)
+
+    @classmethod
+    def of_means(cls, per_image: dict[str, Sequence[Optional[float]]], **others: Any) -> "Result":
+        """The result whose metrics are the means of `per_image`. others: the other fields."""
+        return cls({name: mean(values) for name, values in per_image.items()}, per_image, **others)
 
 
 class Evaluator(ABC):

@@ -12,7 +12,7 @@ from typing import Annotated, Optional
 from pydantic import Field
 
 from captioning.data.caption_files import by_id
-from captioning.metrics.bootstrap import mean, ratio
+from captioning.metrics.bootstrap import percentages, ratio
 from captioning.metrics.evaluator import CaptionSet, Evaluator, Result
 from captioning.metrics.options import FILE, Options
 from captioning.runtime.errors import UserError
@@ -48,19 +48,15 @@ class Facts(Evaluator):
         stated, true = (list(of_all) for of_all in zip(*counts))
         wrong = [total - right for total, right in zip(stated, true)]
         ranks = [_rank(s, i, true[i], scenes) for i, s in enumerate(statements)]
-        found = {f"scene_R@{k}": [100.0 * (rank <= k) for rank in ranks] for k in RANKS}
-        return Result(
-            metrics={
-                "true_facts": mean(true),
-                "wrong_facts": ratio(wrong, stated, 100),
-                **{name: mean(values) for name, values in found.items()},
-            },
-            per_image={
+        result = Result.of_means(
+            {
                 "true_facts": true,
-                "wrong_facts": [100 * w / s if s else None for w, s in zip(wrong, stated)],
-                **found,
-            },
+                "wrong_facts": percentages(wrong, stated),
+                **{f"scene_R@{k}": [100.0 * (rank <= k) for rank in ranks] for k in RANKS},
+            }
         )
+        result.metrics["wrong_facts"] = ratio(wrong, stated, 100)
+        return result
 
 
 def stated_and_true(statement: Statement, scene: Scene) -> tuple[int, int]:

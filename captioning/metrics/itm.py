@@ -4,7 +4,6 @@ import numpy as np
 import torch
 
 from BLIP.weights.download import without_secrets
-from captioning.metrics.bootstrap import mean
 from captioning.metrics.evaluator import CaptionSet, Evaluator, Result
 from captioning.metrics.itm_model import ItmOptions, ItmScorer, check_file
 from captioning.metrics.over_ranks import shared, together
@@ -47,8 +46,5 @@ class Itm(Evaluator):
             return Result({})
         columns = (100 * found.astype(np.float64)).T.tolist()
         long = sum(map(scorer.is_long, texts))
-        return Result(
-            {name: mean(values) for name, values in zip(self.names, columns)},
-            dict(zip(self.names, columns)),
-            {"itm_model": without_secrets(file), "itm_truncated": long},
-        )
+        settings = {"itm_model": without_secrets(file), "itm_truncated": long}
+        return Result.of_means(dict(zip(self.names, columns)), settings=settings)

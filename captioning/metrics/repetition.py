@@ -9,7 +9,6 @@ loops                captions with a phrase of two or more words twice in a row,
 from collections.abc import Sequence
 from typing import Optional
 
-from captioning.metrics.bootstrap import ratio
 from captioning.metrics.evaluator import CaptionSet, Evaluator, Result
 
 SIZES = (2, 3, 4)
@@ -41,13 +40,4 @@ class Repetition(Evaluator):
         sentences = [text.split() for text in texts]
         values = {f"rep_{n}": [repeated(words, n) for words in sentences] for n in SIZES}
         values["loops"] = [100.0 * loops(words) for words in sentences]
-        return Result(
-            {name: _mean_of_any(each) for name, each in values.items()},
-            values,
-            {"tokenizer": tokenizer},
-        )
-
-
-def _mean_of_any(values):
-    """The mean over captions that have a value."""
-    return ratio([value or 0 for value in values], [value is not None for value in values])
+        return Result.of_means(values, settings={"tokenizer": tokenizer})

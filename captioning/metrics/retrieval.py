@@ -9,7 +9,7 @@ from pydantic import Field
 
 from captioning.data import annotation_paths
 from captioning.files.cache import local
-from captioning.metrics.bootstrap import mean, median
+from captioning.metrics.bootstrap import median
 from captioning.metrics.clip import ClipOptions
 from captioning.metrics.clip_features import ClipEvaluator
 from captioning.metrics.evaluator import CaptionSet, Result
@@ -80,15 +80,17 @@ class Retrieval(ClipEvaluator):
         found = ranks(vectors, images, [number[path] for path in paths])
         hits = {f"R@{k}": (100.0 * (found <= k)).tolist() for k in RANKS}
         where = self.options.pool or "the captions' own"
-        return Result(
-            {**{name: mean(each) for name, each in hits.items()}, "median_rank": median(found)},
-            {**hits, "rank": found.tolist()},
-            {
+        result = Result.of_means(
+            hits,
+            settings={
                 "clip_model": features.clip.name,
                 "pool": f"{len(images)} images ({where})",
                 "retrieval_truncated": sum(long),
             },
         )
+        result.metrics["median_rank"] = median(found)
+        result.per_image["rank"] = found.tolist()
+        return result
 
 
 def ranks(

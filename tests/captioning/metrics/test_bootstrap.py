@@ -11,7 +11,7 @@ from captioning.metrics.bootstrap import RESAMPLES, Estimate, intervals, mean, m
 
 def test_interval_of_a_mean_is_that_of_theory():
     values = np.random.default_rng(1).normal(3.0, 2.0, 2000)
-    estimate = mean(values, scale=10)
+    estimate = mean(10 * values)
     half = 1.96 * 10 * values.std() / math.sqrt(2000)
     assert estimate.value == pytest.approx(10 * values.mean()) and estimate.n == 2000
     # The ends are percentiles of 1000 draws, which are themselves some 5 % off.

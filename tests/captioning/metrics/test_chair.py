@@ -52,7 +52,7 @@ def synonyms(tmp_path):
 
 @pytest.fixture
 def reader(synonyms):
-    return ObjectReader(read_synonyms(synonyms), by_rules().of)
+    return ObjectReader(read_synonyms(synonyms), by_rules())
 
 
 @pytest.mark.parametrize(
@@ -106,11 +106,10 @@ def test_wordnet_keeps_the_bus(synonyms, monkeypatch):
     monkeypatch.setattr("nltk.stem.WordNetLemmatizer", Lemmatizer)
     monkeypatch.setattr("nltk.corpus.wordnet", WordNet())
     found = by_wordnet()
-    assert found.what == "WordNet's lemmas"
-    reader = ObjectReader(read_synonyms(synonyms), found.of)
+    reader = ObjectReader(read_synonyms(synonyms), found)
     mentions = reader.mentions("men and puppies on a bus, two buses")
     assert mentions == [("man", "person"), ("puppy", "dog"), ("bus", "bus"), ("bus", "bus")]
-    assert found.of("smartphones") == "smartphone"  # which WordNet does not have
+    assert found("smartphones") == "smartphone"  # which WordNet does not have
 
 
 CAPTIONS = {
@@ -248,7 +247,7 @@ def test_coco_captions_name_the_published_objects(shared_data):
     words = read_synonyms(shared_data / "chair" / "synonyms.txt")
     assert len(set(words.values())) == 80
     objects = read_objects([shared_data / "chair" / "objects.json"], words)
-    reader = ObjectReader(words, by_rules().of)
+    reader = ObjectReader(words, by_rules())
     found = {}
     for split in ("train", "val", "test"):
         rows = json.loads((shared_data / "annotation" / f"coco_karpathy_{split}.json").read_text())
