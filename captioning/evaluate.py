@@ -122,7 +122,7 @@ def _run(arguments, argv):
     scores = score(predictions, references, evaluators)
     if not is_main:
         return
-    print(format_table(scores))
+    print(format_table(scores, len(predictions)))
     left_out = len(references) - len(predictions)
     if left_out:
         print(

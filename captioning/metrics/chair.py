@@ -17,7 +17,7 @@ from captioning.data.sources import fetched
 from captioning.files.cache import cache_folder
 from captioning.files.reading import read_json
 from captioning.metrics.bootstrap import mean, percentages, ratio
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Result
+from captioning.metrics.evaluator import CaptionSet, Evaluator, Scores
 from captioning.metrics.objects_in_text import (
     SINGULAR_TITLES,
     SINGULARS,
@@ -90,7 +90,7 @@ class Chair(Evaluator):
             )
         return known
 
-    def evaluate(self, captions: CaptionSet) -> Result:
+    def evaluate(self, captions: CaptionSet) -> Scores:
         reader = ObjectReader(self.words, SINGULARS[self.options.singular]())
         known = self._known(captions.ids)
         named, wrong, right, there = [], [], [], []
@@ -110,7 +110,7 @@ class Chair(Evaluator):
             return [found.get(image_id) for image_id in captions.ids]
 
         hallucinates = [100.0 * bool(count) for count in counts]
-        return Result(
+        return Scores(
             metrics={
                 "CHAIRs": mean(hallucinates),
                 "CHAIRi": ratio(counts, named, 100),

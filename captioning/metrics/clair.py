@@ -18,7 +18,7 @@ from captioning.files.cache import cache_folder, cache_key
 from captioning.files.chat import ChatServer
 from captioning.files.reading import read_json
 from captioning.files.writing import write_json
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Result
+from captioning.metrics.evaluator import CaptionSet, Evaluator, Scores
 from captioning.metrics.options import Options
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError
@@ -102,12 +102,12 @@ class Clair(Evaluator):
     def check(self) -> None:
         self.server.check()
 
-    def evaluate(self, captions: CaptionSet) -> Result:
+    def evaluate(self, captions: CaptionSet) -> Scores:
         asked = [question(text, captions.references[i]) for i, text in captions.predictions.items()]
         found = self._verdicts(list(dict.fromkeys(asked)))
         verdicts = [found[each] for each in asked]
         scores = [verdict.score if verdict else None for verdict in verdicts]
-        return Result.of_means(
+        return Scores.of_means(
             {"CLAIR": scores},
             settings={
                 "clair_judge": f"{self.options.judge_model} of {self.server.url}",

@@ -3,7 +3,7 @@
 import numpy as np
 
 from captioning.metrics.clip_features import ClipEvaluator
-from captioning.metrics.evaluator import CaptionSet, Result
+from captioning.metrics.evaluator import CaptionSet, Scores
 
 PREFIX = "A photo depicts "
 
@@ -18,7 +18,7 @@ class ClipScore(ClipEvaluator):
     name = "clipscore"
     weight, cut = 2.5, "clipscore_truncated"
 
-    def evaluate(self, captions: CaptionSet) -> Result:
+    def evaluate(self, captions: CaptionSet) -> Scores:
         features = self.features(captions)
         paths = [self.settings.images[image_id] for image_id in captions.ids]
         images = features.of_images(paths, "CLIP, images")
@@ -26,7 +26,7 @@ class ClipScore(ClipEvaluator):
         texts = [*captions.predictions.values(), *(text for group in groups for text in group)]
         vectors, long = features.of_texts([PREFIX + text for text in texts], "CLIP, captions")
         if images is None:
-            return Result({})
+            return Scores({})
         count = len(paths)
         candidates = vectors[:count].astype(float)
         own = image_score(candidates, images, self.weight)
@@ -37,7 +37,7 @@ class ClipScore(ClipEvaluator):
         both = 2 * own * nearest / np.where(total > 0, total, 1)  # harmonic mean; 0 if both are 0
         values = dict(zip(self.names, [(100 * own).tolist(), (100 * both).tolist()]))
         settings = {"clip_model": features.clip.name, self.cut: sum(long[:count])}
-        return Result.of_means(values, settings=settings)
+        return Scores.of_means(values, settings=settings)
 
 
 def image_score(captions: np.ndarray, images: np.ndarray, weight: float) -> np.ndarray:

@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import Field
 
 from captioning.metrics.bootstrap import Estimate, intervals, mean
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Result
+from captioning.metrics.evaluator import CaptionSet, Evaluator, Scores
 from captioning.metrics.java import JavaError, java_process, java_version
 from captioning.metrics.meteor import meteor_scores
 from captioning.metrics.options import Options
@@ -45,7 +45,7 @@ class CocoOptions(Options):
 class Coco(Evaluator):
     """pycocoevalcap's scores of the captions after PTB tokenisation.
 
-    A metric that cannot be computed or fails is listed in the result's `skipped`; other metrics are
+    A metric that cannot be computed or fails is listed in the scores' `skipped`; other metrics are
     kept. The intervals of ROUGE-L, CIDEr and SPICE are intervals of a mean. For CIDEr, resamples
     keep the n-gram weights of the whole set.
     """
@@ -68,23 +68,23 @@ class Coco(Evaluator):
         problem = spice_problem(java) if self.options.spice else None
         return {"SPICE": problem} if problem else {}
 
-    def evaluate(self, captions: CaptionSet) -> Result:
+    def evaluate(self, captions: CaptionSet) -> Scores:
         texts, groups, tokenizer = captions.tokenized
-        result = Result({}, settings={"tokenizer": tokenizer}, skipped=self.unavailable())
+        scores = Scores({}, settings={"tokenizer": tokenizer}, skipped=self.unavailable())
         for names, scorer in self._scorers().items():
-            if names[0] in result.skipped:
+            if names[0] in scores.skipped:
                 continue
             try:
                 scored = scorer(texts, groups)
             # Captions may have taken hours, so an error in one metric must not lose the others.
             except Exception as error:
                 reason = str(error) if isinstance(error, JavaError) else repr(error)
-                result.skipped.update(dict.fromkeys(names, reason))
+                scores.skipped.update(dict.fromkeys(names, reason))
                 continue
             for name, (estimate, each) in zip(names, scored):
-                result.metrics[name] = estimate
-                result.per_image[name] = each
-        return result
+                scores.metrics[name] = estimate
+                scores.per_image[name] = each
+        return scores
 
     def _scorers(self) -> dict[tuple[str, ...], Callable]:
         """{metrics: function}. It maps N captions and N groups to each metric's scores.

@@ -8,7 +8,7 @@ neighbouring words. Thus it mistakes the verb of "a dog jumps" for a noun.
 import re
 from collections import Counter
 
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Result
+from captioning.metrics.evaluator import CaptionSet, Evaluator, Scores
 from captioning.runtime.errors import UserError
 
 # Phrases that act as one preposition.
@@ -59,7 +59,7 @@ class Detail(Evaluator):
     def check(self) -> None:
         count("")
 
-    def evaluate(self, captions: CaptionSet) -> Result:
+    def evaluate(self, captions: CaptionSet) -> Scores:
         counts = [count(caption) for caption in captions.predictions.values()]
         values = {name: [each[name] for each in counts] for name in self.names}
-        return Result.of_means(values)
+        return Scores.of_means(values)

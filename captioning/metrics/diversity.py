@@ -8,7 +8,7 @@ from pydantic import Field
 
 from captioning.data.caption_files import read_references
 from captioning.metrics.bootstrap import Estimate
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Result
+from captioning.metrics.evaluator import CaptionSet, Evaluator, Scores
 from captioning.metrics.options import FILE, Options
 from captioning.metrics.tokenizer import tokenize
 
@@ -23,9 +23,9 @@ class Length(Evaluator):
 
     name = "length"
 
-    def evaluate(self, captions: CaptionSet) -> Result:
+    def evaluate(self, captions: CaptionSet) -> Scores:
         lengths = [words(caption) for caption in captions.predictions.values()]
-        return Result.of_means({"cap_len": lengths})
+        return Scores.of_means({"cap_len": lengths})
 
 
 class DiversityOptions(Options):
@@ -66,7 +66,7 @@ class Diversity(Evaluator):
         texts = {text for group in tokenize(self.training)[0].values() for text in group}
         return texts, _words(texts)
 
-    def evaluate(self, captions: CaptionSet) -> Result:
+    def evaluate(self, captions: CaptionSet) -> Scores:
         texts, groups, tokenizer = captions.tokenized
         sentences = [text.split() for text in texts]
         total = sum(map(len, sentences))
@@ -87,7 +87,7 @@ class Diversity(Evaluator):
             values["train_vocab_use"] = _share(len(used & vocabulary), len(vocabulary))
             settings["train_captions"] = self.options.train_captions
         estimates = {name: Estimate(v, None, None, len(texts)) for name, v in values.items()}
-        return Result(estimates, settings=settings)
+        return Scores(estimates, settings=settings)
 
 
 def _words(texts: Iterable[str]) -> set[str]:

@@ -59,8 +59,8 @@ class CaptionSet:
 
 
 @dataclass(frozen=True)
-class Result:
-    """What an evaluator returns for N captions.
+class Scores:
+    """The scores of N captions by one evaluator, or by several.
 
     - metrics: {metric: estimate}
     - per_image: {metric: N values in the order of the captions}; None for a caption without a value
@@ -76,8 +76,8 @@ class Result:
     details: dict[str, Sequence[Any]] = field(default_factory=dict)
 
     @classmethod
-    def of_means(cls, per_image: dict[str, Sequence[Optional[float]]], **others: Any) -> "Result":
-        """The result whose metrics are the means of `per_image`. others: the other fields."""
+    def of_means(cls, per_image: dict[str, Sequence[Optional[float]]], **others: Any) -> "Scores":
+        """The scores whose metrics are the means of `per_image`. others: the other fields."""
         return cls({name: mean(values) for name, values in per_image.items()}, per_image, **others)
 
 
@@ -128,7 +128,7 @@ class Evaluator(ABC):
             find_model(self.model, getattr(self.options, self.model))
 
     @abstractmethod
-    def evaluate(self, captions: CaptionSet) -> Result:
+    def evaluate(self, captions: CaptionSet) -> Scores:
         """Score one or more captions."""
 
 
@@ -163,18 +163,3 @@ def build_evaluators(
             raise UserError(f"metrics: {name} needs the images: give their folder with --images")
         built.append(kind(settings, **own))
     return built
-
-
-@dataclass(frozen=True)
-class Scores:
-    """The results of several evaluators.
-
-    metrics: {metric: estimate}. per_image: {image id: {metric: value}} of all scored images.
-    details: {image id: {name: value}}. settings and skipped: see `Result`.
-    """
-
-    metrics: dict[str, Estimate]
-    per_image: dict[ImageId, dict[str, Optional[float]]]
-    settings: dict[str, Any]
-    skipped: dict[str, str]
-    details: dict[ImageId, dict[str, Any]] = field(default_factory=dict)

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from captioning.data.caption_files import by_id
 from captioning.metrics.bootstrap import percentages, ratio
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Result
+from captioning.metrics.evaluator import CaptionSet, Evaluator, Scores
 from captioning.metrics.options import FILE, Options
 from captioning.runtime.errors import UserError
 from captioning.scenes.facts import Statement, most_true, read_caption, true_facts
@@ -37,7 +37,7 @@ class Facts(Evaluator):
     def prepare(self) -> None:
         self.scenes = read_scenes(Path(self.options.facts_file))
 
-    def evaluate(self, captions: CaptionSet) -> Result:
+    def evaluate(self, captions: CaptionSet) -> Scores:
         known = by_id(captions.ids, self.scenes)
         scenes = [known[image_id] for image_id in captions.ids]
         if not all(scenes):
@@ -48,15 +48,15 @@ class Facts(Evaluator):
         stated, true = (list(of_all) for of_all in zip(*counts))
         wrong = [total - right for total, right in zip(stated, true)]
         ranks = [_rank(s, i, true[i], scenes) for i, s in enumerate(statements)]
-        result = Result.of_means(
+        scores = Scores.of_means(
             {
                 "true_facts": true,
                 "wrong_facts": percentages(wrong, stated),
                 **{f"scene_R@{k}": [100.0 * (rank <= k) for rank in ranks] for k in RANKS},
             }
         )
-        result.metrics["wrong_facts"] = ratio(wrong, stated, 100)
-        return result
+        scores.metrics["wrong_facts"] = ratio(wrong, stated, 100)
+        return scores
 
 
 def stated_and_true(statement: Statement, scene: Scene) -> tuple[int, int]:

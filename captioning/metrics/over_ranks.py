@@ -16,7 +16,7 @@ READERS = 8  # threads that prepare the next batch, for example by decoding imag
 T = TypeVar("T")
 
 
-def together(do: Callable[[], T]) -> T:
+def on_all_ranks(do: Callable[[], T]) -> T:
     """Call `do` on all processes; if it fails on one process, all processes raise UserError.
 
     Without this, the other processes would wait until the process group times out. Returns this
@@ -36,7 +36,7 @@ def together(do: Callable[[], T]) -> T:
     return result
 
 
-def shared(
+def map_over_ranks(
     batches: Sequence[Sequence[int]],
     prepare: Callable[[int], Any],
     compute: Callable[[list], np.ndarray],
@@ -64,7 +64,7 @@ def shared(
                     raise UserError("asked to stop")
         return parts
 
-    gathered = gather_on_main(together(computed))
+    gathered = gather_on_main(on_all_ranks(computed))
     if gathered is None:
         return None
     order = np.concatenate([np.asarray(b, dtype=int) for r in gathered for b, _ in r])
@@ -85,6 +85,11 @@ def _ahead(batches, prepare) -> Iterator[tuple[Sequence[int], list]]:
             yield batch, list(prepared)
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def batches_in_order(count: int, size: int) -> list[range]:
+    """Divide `count` indices into batches of at most `size`."""
+    return [range(start, min(start + size, count)) for start in range(0, count, size)]
 
 
 def batches_by_length(

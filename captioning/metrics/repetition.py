@@ -9,7 +9,7 @@ loops                captions with a phrase of two or more words twice in a row,
 from collections.abc import Sequence
 from typing import Optional
 
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Result
+from captioning.metrics.evaluator import CaptionSet, Evaluator, Scores
 
 SIZES = (2, 3, 4)
 
@@ -35,9 +35,9 @@ def loops(words: Sequence[str]) -> bool:
 class Repetition(Evaluator):
     name = "repetition"
 
-    def evaluate(self, captions: CaptionSet) -> Result:
+    def evaluate(self, captions: CaptionSet) -> Scores:
         texts, _, tokenizer = captions.tokenized
         sentences = [text.split() for text in texts]
         values = {f"rep_{n}": [repeated(words, n) for words in sentences] for n in SIZES}
         values["loops"] = [100.0 * loops(words) for words in sentences]
-        return Result.of_means(values, settings={"tokenizer": tokenizer})
+        return Scores.of_means(values, settings={"tokenizer": tokenizer})

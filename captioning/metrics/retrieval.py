@@ -12,7 +12,7 @@ from captioning.files.cache import local
 from captioning.metrics.bootstrap import median
 from captioning.metrics.clip import ClipOptions
 from captioning.metrics.clip_features import ClipEvaluator
-from captioning.metrics.evaluator import CaptionSet, Result
+from captioning.metrics.evaluator import CaptionSet, Scores
 from captioning.metrics.image_pool import others, read_pool
 from captioning.runtime.errors import UserError
 
@@ -57,7 +57,7 @@ class Retrieval(ClipEvaluator):
         if self.options.pool:
             self.pool = read_pool(Path(self.options.pool), self.settings.image_root)
 
-    def evaluate(self, captions: CaptionSet) -> Result:
+    def evaluate(self, captions: CaptionSet) -> Scores:
         features = self.features(captions)
         paths = [self.settings.images[image_id] for image_id in captions.ids]
         files = list(dict.fromkeys(paths))
@@ -68,7 +68,7 @@ class Retrieval(ClipEvaluator):
         texts = list(captions.predictions.values())
         vectors, long = features.of_texts(texts, "CLIP, captions")
         if images is None:
-            return Result({})
+            return Scores({})
         if self.pool:
             if images.shape[1] != further.shape[1]:
                 raise UserError(
@@ -80,7 +80,7 @@ class Retrieval(ClipEvaluator):
         found = ranks(vectors, images, [number[path] for path in paths])
         hits = {f"R@{k}": (100.0 * (found <= k)).tolist() for k in RANKS}
         where = self.options.pool or "the captions' own"
-        result = Result.of_means(
+        scores = Scores.of_means(
             hits,
             settings={
                 "clip_model": features.clip.name,
@@ -88,9 +88,9 @@ class Retrieval(ClipEvaluator):
                 "retrieval_truncated": sum(long),
             },
         )
-        result.metrics["median_rank"] = median(found)
-        result.per_image["rank"] = found.tolist()
-        return result
+        scores.metrics["median_rank"] = median(found)
+        scores.per_image["rank"] = found.tolist()
+        return scores
 
 
 def ranks(

@@ -8,10 +8,11 @@ from captioning.metrics.registry import METRICS, metric_of
 WIDTH = 80
 
 
-def format_table(scores: Scores) -> str:
+def format_table(scores: Scores, captions: int) -> str:
     """Return the scores in rows of at most 80 characters, followed by their settings.
 
-    Half the width of a score's interval is below the score. "-" marks a skipped metric.
+    captions: how many were scored. Half the width of a score's interval is below the score. "-"
+    marks a skipped metric.
     """
     names = [name for name in METRICS if name in scores.metrics or name in scores.skipped]
     rows = []
@@ -25,7 +26,7 @@ def format_table(scores: Scores) -> str:
         for name, value in scores.settings.items()
         if value != 0 and "\n" not in str(value)
     ]
-    rows.append(", ".join([f"{len(scores.per_image)} captions", *known]))
+    rows.append(", ".join([f"{captions} captions", *known]))
     reasons = [scores.skipped[name] for name in names if name in scores.skipped]
     for reason in dict.fromkeys(reasons):
         skipped = [metric_of(name).title for name in names if scores.skipped.get(name) == reason]

@@ -7,7 +7,7 @@ import torch
 
 from captioning.metrics.clip import Clip, ClipOptions
 from captioning.metrics.clipscore import PREFIX, ClipScore, image_score
-from captioning.metrics.over_ranks import READERS, together
+from captioning.metrics.over_ranks import READERS, on_all_ranks
 from captioning.rewards.interface import Reward, TrainingImages
 
 
@@ -23,7 +23,7 @@ class ClipFit(Reward):
 
     def prepare(self, images: TrainingImages) -> None:
         self.files, self.features = images.files, {}
-        self.clip = together(lambda: Clip(self.options.clip_model, images.device))
+        self.clip = on_all_ranks(lambda: Clip(self.options.clip_model, images.device))
 
     def __call__(self, image_ids, captions) -> np.ndarray:
         with torch.autocast(torch.device(self.clip.device).type, enabled=False):

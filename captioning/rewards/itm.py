@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from captioning.metrics.itm_model import ItmOptions, ItmScorer
-from captioning.metrics.over_ranks import READERS, together
+from captioning.metrics.over_ranks import READERS, on_all_ranks
 from captioning.rewards.interface import Reward, TrainingImages
 
 
@@ -20,7 +20,7 @@ class Match(Reward):
 
     def prepare(self, images: TrainingImages) -> None:
         self.files = images.files
-        self.scorer = together(lambda: ItmScorer(self.options.itm_model, images.device))
+        self.scorer = on_all_ranks(lambda: ItmScorer(self.options.itm_model, images.device))
 
     def __call__(self, image_ids, captions) -> np.ndarray:
         rows = {image_id: row for row, image_id in enumerate(dict.fromkeys(image_ids))}

@@ -86,7 +86,7 @@ class SplitEvaluation:
         captions = {result["image_id"]: result["caption"] for result in results}
         write_scores(self.folder / "result" / name, scores, captions, command(sys.argv))
         log_line(f"image {results[0]['image_id']}: {results[0]['caption']}")
-        log_line(format_table(scores))
+        log_line(format_table(scores, len(captions)))
         return {metric: estimate.value for metric, estimate in scores.metrics.items()}
 
     def _in_turn(self) -> Iterator[Evaluator]:

@@ -55,8 +55,8 @@ def test_the_question_is_asked_once_and_the_answer_kept(ask, server, tmp_path, m
     estimate = found.metrics["CLAIR"]
     assert (estimate.value, estimate.n) == (pytest.approx(150.5 / 3), 3)
     assert estimate.low < estimate.value < estimate.high
-    assert [values["CLAIR"] for values in found.per_image.values()] == [90, 40, 20.5]
-    assert found.details[2] == {"clair_reason": "because"}
+    assert found.per_image["CLAIR"] == [90, 40, 20.5]
+    assert found.details == {"clair_reason": ["because"] * 3}
     assert found.settings == {
         "clair_judge": f"wise of {server.url}",
         "clair_question": QUESTION,
@@ -112,7 +112,7 @@ def test_what_cannot_be_read_is_asked_three_times_and_counted(ask, server, monke
     server.answers = [said("hm"), good(60), said("no"), said("{}"), said("never"), good(100)]
     found = ask()
     assert found.metrics["CLAIR"].value == 80 and found.settings["clair_unread"] == 1
-    assert [values["CLAIR"] for values in found.per_image.values()].count(None) == 1
+    assert found.per_image["CLAIR"].count(None) == 1
     assert len(server.asked) == 6
     server.usual = lambda: good(20)
     assert ask().metrics["CLAIR"].value == 60 and len(server.asked) == 7  # it alone is asked again

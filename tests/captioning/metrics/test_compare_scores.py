@@ -14,9 +14,7 @@ from captioning.runtime.errors import UserError
 
 
 def scores(**columns):
-    count = len(next(iter(columns.values())))
-    rows = {i: {name: values[i] for name, values in columns.items()} for i in range(count)}
-    return Scores({}, rows, {}, {})
+    return Scores({}, columns)
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.1, 0.2, -0.15])
@@ -53,7 +51,7 @@ def test_a_single_image_has_no_p_and_no_interval():
 
 def test_what_a_set_has_alone_is_laid_side_by_side():
     def diverse(value):
-        return Scores({"lex_div": Estimate(value, None, None, 3)}, {0: {"cap_len": 2.0}}, {}, {})
+        return Scores({"lex_div": Estimate(value, None, None, 3)}, {"cap_len": [2.0]})
 
     found = compare(diverse(0.4), diverse(1.0))
     assert list(found) == ["cap_len", "lex_div"]
