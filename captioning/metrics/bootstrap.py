@@ -20,9 +20,9 @@ class Estimate:
     """A score over n images with the limits of its 95 % interval; None without an interval."""
 
     value: float
-    low: Optional[float]
-    high: Optional[float]
-    n: int
+    low: Optional[float] = None
+    high: Optional[float] = None
+    n: Optional[int] = None
 
 
 def mean(values: Sequence[Optional[float]]) -> Estimate:

@@ -8,8 +8,9 @@ import json
 import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import cache
 from pathlib import Path
-from threading import Event, Lock
+from threading import Event
 from typing import Annotated, Any, NamedTuple, Optional
 
 from pydantic import Field
@@ -96,8 +97,7 @@ class Clair(Evaluator):
     def prepare(self) -> None:
         self.server = ChatServer(self.options.judge_url, "judge_url", KEY)
         self.cache = cache_folder(self.settings.cache_dir) / "judge"
-        self.warned = False
-        self.lock = Lock()
+        self.warn = cache(log_line)  # other threads fail, too; one line is enough
 
     def check(self) -> None:
         self.server.check()
@@ -161,8 +161,5 @@ class Clair(Evaluator):
     def _keep(self, path: Path, content: dict[str, str]) -> None:
         try:
             write_json(content, path)
-        except UserError as error:
-            with self.lock:  # other threads fail, too; one line is enough
-                warned, self.warned = self.warned, True
-            if not warned:
-                log_line(f"replies are not kept: {error}")
+        except UserError:
+            self.warn(f"replies are not kept: {self.cache} cannot be written")

@@ -9,7 +9,7 @@ from typing import Any, Optional
 
 from captioning.data.caption_files import ImageId
 from captioning.metrics.bootstrap import Estimate, mean
-from captioning.metrics.options import Options, missing_options
+from captioning.metrics.options import Options, unmet
 from captioning.metrics.registry import COMPUTED, DEFAULT_METRICS, EVALUATORS
 from captioning.metrics.tokenizer import tokenize
 from captioning.runtime.errors import UserError
@@ -153,12 +153,9 @@ def build_evaluators(
     built = []
     for name in dict.fromkeys(names):
         kind = load(EVALUATORS[name])
-        fields = kind.Options.model_fields
-        own = {option: options[option] for option in fields if option in options}
-        missing = missing_options(kind.required, kind.Options, kind.Options.checked(own))
-        if missing:
-            meanings = " and ".join(fields[option].description for option in missing)
-            raise UserError(f"metrics: {name} needs {' and '.join(missing)}: {meanings}")
+        own = {key: options[key] for key in kind.Options.model_fields if key in options}
+        if problem := unmet(kind, kind.Options.checked(own)):
+            raise UserError(f"metrics: {name} {problem}")
         if kind.needs_images and (settings is None or settings.images is None):
             raise UserError(f"metrics: {name} needs the images: give their folder with --images")
         built.append(kind(settings, **own))

@@ -1,7 +1,7 @@
 """Options of metrics and rewards: configuration keys, and flags of captioning.evaluate."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Optional
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -66,7 +66,12 @@ def option_classes(entries: Iterable[str]) -> list[type[Options]]:
     return found
 
 
-def missing_options(required: Iterable[str], options: type[Options], values: Any) -> list[str]:
-    """The required options that are not set: their attribute of `values` is the default."""
-    fields = options.model_fields
-    return [name for name in required if getattr(values, name) == fields[name].default]
+def unmet(kind: Any, values: Any) -> Optional[str]:
+    """What an evaluator or reward requires and `values` leave at its default; None if nothing.
+
+    kind: the class, with `Options` and `required`. Returns for example "needs pool: MEANING".
+    """
+    fields = kind.Options.model_fields
+    missing = [name for name in kind.required if getattr(values, name) == fields[name].default]
+    meanings = " and ".join(fields[name].description for name in missing)
+    return f"needs {' and '.join(missing)}: {meanings}" if missing else None
