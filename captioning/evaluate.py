@@ -37,7 +37,7 @@ from captioning.metrics.evaluator import Settings, build_evaluators
 from captioning.metrics.image_files import find_images
 from captioning.metrics.options import option_classes
 from captioning.metrics.registry import DEFAULT_METRICS, EVALUATORS
-from captioning.metrics.score_table import format_table
+from captioning.metrics.score_table import format_table, skipped_lines
 from captioning.metrics.scoring import score, versions, write_scores
 from captioning.runtime import distributed
 from captioning.runtime.program import exit_code
@@ -153,11 +153,8 @@ def _evaluators(arguments, predictions, device):
 
 def _show_comparison(first, second, folder, command):
     differences = compare(first, second)
-    print(format_comparison(differences))
     skipped = {**first.skipped, **second.skipped}
-    for reason in dict.fromkeys(skipped.values()):
-        names = ", ".join(name for name in skipped if skipped[name] == reason)
-        print(f"{names} skipped: {reason}")
+    print("\n".join([format_comparison(differences), *skipped_lines(skipped)]))
     if folder:
         content = {
             "differences": {name: asdict(found) for name, found in differences.items()},

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Optional, Union
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter, ValidationError
 
 from captioning.data.annotations import ImageId
 from captioning.data.caption_files import by_id
@@ -152,18 +152,16 @@ def read_objects(paths: Iterable[Path], names: Mapping[str, str]) -> dict[ImageI
 def _read(path: Path) -> dict[ImageId, list[str]]:
     # Segmentations are most of COCO's files and are not needed.
     document = read_json(path, without={"segmentation", "bbox"})
-    if isinstance(document, dict) and isinstance(document.get("annotations"), list):
-        try:
+    try:
+        if "annotations" not in document:
+            objects = TypeAdapter(dict[str, list[str]]).validate_python(document)
+        else:
             names = {category["id"]: category["name"] for category in document["categories"]}
-            objects: dict[ImageId, list[str]] = {image["id"]: [] for image in document["images"]}
+            objects = {image["id"]: [] for image in document["images"]}
             for each in document["annotations"]:
                 objects.setdefault(each["image_id"], []).append(names[each["category_id"]])
-            return objects
-        except (KeyError, TypeError, AttributeError):
-            raise UserError(f"{path}: not an instances file: {_EXPECTED}") from None
-    if not isinstance(document, dict) or not document:
-        raise UserError(f"{path}: has no image with objects: {_EXPECTED}")
-    for image_id, objects in document.items():
-        if not isinstance(objects, list) or not all(isinstance(word, str) for word in objects):
-            raise UserError(f"{path}: no list of objects under {image_id!r}: {_EXPECTED}")
-    return document
+    except (ValidationError, KeyError, TypeError, AttributeError):
+        objects = {}
+    if not objects:
+        raise UserError(f"{path}: {_EXPECTED}")
+    return objects

@@ -68,16 +68,16 @@ class CachedFeatures:
         """Return the features (P, D); None if there is no file or the file is damaged."""
         try:
             (features,) = read_arrays(self.path, "features")
-            if features.shape != self.shape or features.dtype != np.float32:
-                raise ValueError(f"{features.dtype} {features.shape}")
-            if not np.allclose(np.linalg.norm(features, axis=1), 1, atol=1e-4):
-                raise ValueError("no unit vectors")
+            known = features.shape == self.shape and features.dtype == np.float32
+            if known and np.allclose(np.linalg.norm(features, axis=1), 1, atol=1e-4):
+                return features
+            problem = "no unit vectors of these images"
         except FileNotFoundError:
             return None
         except NO_ARRAYS as error:
-            log_line(f"{self.path} is damaged ({type(error).__name__}): computing it again")
-            return None
-        return features
+            problem = type(error).__name__
+        log_line(f"{self.path} is damaged ({problem}): computing it again")
+        return None
 
     def write(self, features: np.ndarray) -> None:
         """Write the features. A folder that is not writable is logged; it is not an error."""

@@ -163,13 +163,11 @@ def test_counted_by_hand(options, tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("[]", "has no image with objects"),
-        ("{}", "has no image with objects"),
-        ('{"1": "dog"}', "no list of objects under '1'"),
+        ("[]", "expected COCO's instances"),
+        ('{"1": "dog"}', "expected COCO's instances"),
         ('{"1": ["hovercraft"]}', "image '1' has the object 'hovercraft', which is not among"),
-        ('{"annotations": [{"image_id": 1}]}', "not an instances file"),
-        ('{"images": [], "categories": [], "annotations": [3]}', "not an instances file"),
-        (json.dumps({**INSTANCES, "categories": []}), "not an instances file"),
+        ('{"annotations": [{"image_id": 1}]}', "expected COCO's instances"),
+        (json.dumps({**INSTANCES, "categories": []}), "expected COCO's instances"),
     ],
 )
 def test_wrong_files_are_refused_at_the_start(tmp_path, synonyms, content, message):
@@ -217,16 +215,14 @@ def test_the_published_synonyms_are_fetched_once_and_checked(options, tmp_path, 
     assert calls == [(SYNONYMS_URL, SYNONYMS_SHA256)] * 2
 
 
-def test_program_takes_it(options, tmp_path, capsys):
+def test_the_program_abbreviates_its_flag(options, tmp_path, capsys):
     rows = [{"image_id": i, "caption": text} for i, text in CAPTIONS.items()]
     (tmp_path / "p").write_text(json.dumps(rows))
     (tmp_path / "gt").write_text(json.dumps(REFERENCES))
     arguments = [tmp_path / "p", "--references", tmp_path / "gt", "--metrics", "chair"]
     arguments += ["--synonyms", options["synonyms"], "--objects", *options["objects_file"]]
-    assert main(list(map(str, [*arguments, "--output_dir", tmp_path / "o"]))) == 0
+    assert main(list(map(str, arguments))) == 0
     assert "CHAIRs  CHAIRi  Obj. Recall\n  25.0    14.3         83.3" in capsys.readouterr().out
-    lines = (tmp_path / "o" / "per_caption.jsonl").read_text().splitlines()
-    assert json.loads(lines[3])["hallucinated"] == [["puppy", "dog"]]
 
 
 def test_names_in_a_configuration(tmp_path):

@@ -38,13 +38,10 @@ def test_pairs_see_what_two_intervals_do_not():
     assert (back.difference, back.p) == pytest.approx((-found.difference, found.p))
 
 
-def test_equal_captions_do_not_differ():
+def test_equal_captions_and_a_single_image():
     same = scores(CIDEr=[1.0, 2.0, 0.3])
     found = compare(same, same)["CIDEr"]
     assert (found.difference, found.low, found.high, found.p) == (0, 0, 0, 1)
-
-
-def test_a_single_image_has_no_p_and_no_interval():
     found = compare(scores(CIDEr=[1.0]), scores(CIDEr=[2.0]))["CIDEr"]
     assert (found.difference, found.low, found.high, found.p, found.n) == (1, None, None, None, 1)
 
@@ -56,13 +53,7 @@ def test_what_a_set_has_alone_is_laid_side_by_side():
     found = compare(diverse(0.4), diverse(1.0))
     assert list(found) == ["cap_len", "lex_div"]
     assert found["lex_div"].difference == pytest.approx(0.6) and found["lex_div"].p is None
-    assert format_comparison(found).splitlines()[2].split() == [
-        "Lex.",
-        "Div.",
-        "0.400",
-        "1.000",
-        "0.600",
-    ]
+    assert format_comparison(found).splitlines()[2].split()[2:] == ["0.400", "1.000", "0.600"]
 
 
 def test_captions_without_a_value_are_left_out():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from captioning.config import config_class, load_config
+from captioning.config import config_class
 from captioning.metrics.evaluator import Evaluator, build_evaluators
 from captioning.metrics.options import Options, option_classes
 from captioning.metrics.registry import COMPUTED, EVALUATORS, METRICS
@@ -59,10 +59,3 @@ def test_an_impossible_option_is_one_line():
         UserError, match=r"^spice_timeout: found -1; input should be greater than 0"
     ):
         build_evaluators(["coco"], spice_timeout=-1)
-
-
-def test_names_in_a_configuration(tmp_path):
-    path = tmp_path / "some.yaml"
-    path.write_text("image_root: a\nann_root: b\n")
-    assert load_config(path).metrics == ["coco", "length", "diversity"]
-    assert load_config(path, ["metrics=[length, facts]"]).metrics == ["length", "facts"]
