@@ -11,7 +11,7 @@ import torch
 
 from captioning import train
 from captioning.config import Config, config_class, keys_of, load_config
-from captioning.demo.shown import Shown, Step, slowdown
+from captioning.demo.status import DemoProgress, Step, slowdown
 from captioning.files.writing import write_text
 from captioning.models import checkpoints
 from captioning.report.comparison import compare
@@ -81,10 +81,10 @@ class Demo:
             Step("report", 2 * slower, self._report),
         ]
 
-    def _draw(self, shown: Shown) -> None:
+    def _draw(self, status: DemoProgress) -> None:
         make_scenes(self.data, self.seed, QUICK_SPLITS if self.quick else SPLITS)
 
-    def _pretrain(self, shown: Shown) -> None:
+    def _pretrain(self, status: DemoProgress) -> None:
         """Pre-train. On a CPU with two processes, whatever the cores, so that results are equal."""
         overrides = self._overrides(PRETRAIN, "pretrain")
         batch = load_config(REPOSITORY / PRETRAIN, overrides, self.flags).batch_size
@@ -94,7 +94,7 @@ class Demo:
         jobs = ranks_of(self._job("pretrain", do), ranks)
         if not self.quick:
             jobs.append(self._job("first", self._fine_tune_briefly))
-        self._run(jobs, len(jobs), [f"first/{name}" for name in FIRST], shown)
+        self._run(jobs, len(jobs), [f"first/{name}" for name in FIRST], status)
 
     def _fine_tune_briefly(self) -> Optional[int]:
         """Fine-tune copies of the half-trained captioner, for the first captions."""
@@ -116,18 +116,20 @@ class Demo:
                 return code
         return None
 
-    def _fine_tune(self, shown: Shown) -> None:
+    def _fine_tune(self, status: DemoProgress) -> None:
         jobs = [self._job(name, partial(self._fine_tune_one, name)) for name in OBJECTIVES]
         # All three at once, even on two cores: with two at a time, the third would leave a core
         # idle.
         parallel = len(jobs) if cores() > 1 and not self.on_gpu else 1
-        self._run(jobs, parallel, FIRST, shown)
+        self._run(jobs, parallel, FIRST, status)
 
-    def _run(self, jobs: Sequence[Job], parallel: int, first: Sequence[str], shown: Shown) -> None:
+    def _run(
+        self, jobs: Sequence[Job], parallel: int, first: Sequence[str], status: DemoProgress
+    ) -> None:
         """Run jobs. first: the MLE and SMILE runs that make the first captions."""
-        shown.first.shown |= all(is_scored(self.scored(name)) for name in FIRST)
-        shown.follow(jobs, [self.scored(name) for name in first])
-        run_jobs(jobs, [{}] * parallel, shown)
+        status.first.shown |= all(is_scored(self.scored(name)) for name in FIRST)
+        status.follow(jobs, [self.scored(name) for name in first])
+        run_jobs(jobs, [{}] * parallel, status)
 
     def _job(self, name: str, do: Callable[[], Optional[int]]) -> Job:
         return Job(name, do, self.folder / f"{name}.log", self.environment)
@@ -160,7 +162,7 @@ class Demo:
         given = [text for flag, value in flags.items() for text in (f"--{flag}", str(value))]
         return train.main([*given, *more, *overrides])
 
-    def _report(self, shown: Shown) -> None:
+    def _report(self, status: DemoProgress) -> None:
         comparison = compare([self.folder / name for name in OBJECTIVES])
         path = self.folder / "report.html"
         write_report(comparison, path, QUICK_NOTE if self.quick else None)

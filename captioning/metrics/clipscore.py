@@ -16,7 +16,7 @@ class ClipScore(ClipEvaluator):
     """
 
     name = "clipscore"
-    weight, cut = 2.5, "clipscore_truncated"
+    weight, truncated = 2.5, "clipscore_truncated"
 
     def evaluate(self, captions: CaptionSet) -> Scores:
         features = self.features(captions)
@@ -36,7 +36,7 @@ class ClipScore(ClipEvaluator):
         total = own + nearest
         both = 2 * own * nearest / np.where(total > 0, total, 1)  # harmonic mean; 0 if both are 0
         values = dict(zip(self.names, [(100 * own).tolist(), (100 * both).tolist()]))
-        settings = {"clip_model": features.clip.name, self.cut: sum(long[:count])}
+        settings = {"clip_model": features.clip.name, self.truncated: sum(long[:count])}
         return Scores.of_means(values, settings=settings)
 
 
@@ -53,4 +53,4 @@ class PacScore(ClipScore):
 
     name = "pacs"
     required = ("clip_model",)
-    weight, cut = 2.0, "pacs_truncated"
+    weight, truncated = 2.0, "pacs_truncated"

@@ -65,7 +65,7 @@ def _read_features(path: Path) -> Pool:
     return Pool([Path(str(name)) for name in files], (features / norms).astype(np.float32))
 
 
-def others(pool: Pool, own: Iterable[Path]) -> list[int]:
+def new_images(pool: Pool, own: Iterable[Path]) -> list[int]:
     """Return the indices of the pool's images that are not among `own`, each image once.
 
     Files with the same name are the same image if their bytes are equal. In a pool of features, an

@@ -13,7 +13,7 @@ from captioning.metrics.bootstrap import median
 from captioning.metrics.clip import ClipOptions
 from captioning.metrics.clip_features import ClipEvaluator
 from captioning.metrics.evaluator import CaptionSet, Scores
-from captioning.metrics.image_pool import others, read_pool
+from captioning.metrics.image_pool import new_images, read_pool
 from captioning.runtime.errors import UserError
 
 RANKS = (1, 5, 10)
@@ -75,7 +75,7 @@ class Retrieval(ClipEvaluator):
                     f"pool: {self.options.pool} has features of width {further.shape[1]}, "
                     f"clip_model of {images.shape[1]}: make them with the same model"
                 )
-            images = np.concatenate([images, further[others(self.pool, files)]])
+            images = np.concatenate([images, further[new_images(self.pool, files)]])
         number = {path: index for index, path in enumerate(files)}
         found = ranks(vectors, images, [number[path] for path in paths])
         hits = {f"R@{k}": (100.0 * (found <= k)).tolist() for k in RANKS}

@@ -11,7 +11,7 @@ from captioning.metrics.over_ranks import READERS, on_all_ranks
 from captioning.rewards.interface import Reward, TrainingImages
 
 
-class ClipFit(Reward):
+class ClipScoreReward(Reward):
     """2.5 * max(cos(caption, image), 0): the metric CLIPScore / 100.
 
     Image features are kept for later epochs.

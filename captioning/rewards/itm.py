@@ -10,7 +10,7 @@ from captioning.metrics.over_ranks import READERS, on_all_ranks
 from captioning.rewards.interface import Reward, TrainingImages
 
 
-class Match(Reward):
+class ItmReward(Reward):
     """The probability that caption and image match: the metric ITM / 100."""
 
     title = "ITM"

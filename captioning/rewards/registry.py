@@ -9,9 +9,9 @@ from captioning.runtime.registry import load
 
 REWARDS: dict[str, str] = {
     "cider": "captioning.rewards.cider:CiderD",
-    "clipscore": "captioning.rewards.clipscore:ClipFit",
-    "facts": "captioning.rewards.facts:TrueFacts",
-    "itm": "captioning.rewards.itm:Match",
+    "clipscore": "captioning.rewards.clipscore:ClipScoreReward",
+    "facts": "captioning.rewards.facts:FactsReward",
+    "itm": "captioning.rewards.itm:ItmReward",
 }
 
 

@@ -14,10 +14,10 @@ from captioning.metrics.clipscore import ClipScore
 from captioning.metrics.evaluator import CaptionSet, Settings
 from captioning.metrics.facts import Facts
 from captioning.metrics.itm import Itm
-from captioning.rewards.clipscore import ClipFit
-from captioning.rewards.facts import TrueFacts
+from captioning.rewards.clipscore import ClipScoreReward
+from captioning.rewards.facts import FactsReward
 from captioning.rewards.interface import Sampled, TrainingImages
-from captioning.rewards.itm import Match
+from captioning.rewards.itm import ItmReward
 from captioning.rewards.workers import Rewards
 from captioning.scenes.facts import NOUNS, PLACES, describe_all
 from captioning.scenes.make import read_scenes
@@ -32,7 +32,7 @@ def test_facts_are_those_of_the_metric(scenes):
         i: [*describe_all(scene, rng), " ".join(rng.choices([*NOUNS, *PLACES, "red"], k=8))]
         for i, scene in known.items()
     }
-    reward = TrueFacts(TrainingImages({}, dict.fromkeys(known), "cpu"), facts_file=str(path))
+    reward = FactsReward(TrainingImages({}, dict.fromkeys(known), "cpu"), facts_file=str(path))
     found = reward([*drawn], [[Sampled(text, True) for text in group] for group in drawn.values()])
     wrong = 0
     for column in range(6):
@@ -50,7 +50,10 @@ def test_facts_are_those_of_the_metric(scenes):
 
 @pytest.mark.parametrize(
     ("reward", "evaluator", "name", "model"),
-    [(ClipFit, ClipScore, "CLIPScore", "clip_folder"), (Match, Itm, "ITM", "itm_checkpoint")],
+    [
+        (ClipScoreReward, ClipScore, "CLIPScore", "clip_folder"),
+        (ItmReward, Itm, "ITM", "itm_checkpoint"),
+    ],
 )
 def test_models_say_what_their_metrics_say(
     reward, evaluator, name, model, photos, tmp_path, request

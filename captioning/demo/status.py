@@ -23,14 +23,14 @@ USUAL_SECONDS = 1.38e-3
 
 
 class Step(NamedTuple):
-    """A step of the demo. seconds: expected time on two cores. do: called with the `Shown`."""
+    """A step of the demo. seconds: expected time on two cores. do: its function."""
 
     title: str
     seconds: float
-    do: Callable[["Shown"], None]
+    do: Callable[["DemoProgress"], None]
 
 
-class Shown(Observer):
+class DemoProgress(Observer):
     """Shows the progress of the demo's steps and jobs in one line."""
 
     def __init__(self, steps: Sequence[Step]):
