@@ -102,7 +102,7 @@ class ClipEvaluator(Evaluator):
 
     Options = ClipOptions
     needs_images = True
-    model, on_every_rank = "clip_model", True
+    on_every_rank = True
 
     def check(self) -> None:
         read_clip(self.options.clip_model)

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Optional
@@ -80,6 +80,11 @@ class Scores:
         """The scores whose metrics are the means of `per_image`. others: the other fields."""
         return cls({name: mean(values) for name, values in per_image.items()}, per_image, **others)
 
+    def update(self, others: "Scores") -> None:
+        """Add the scores of another evaluator on the same captions."""
+        for part in fields(self):
+            getattr(self, part.name).update(getattr(others, part.name))
+
 
 class Evaluator(ABC):
     """Metrics that are computed together and chosen by one name of `captioning.metrics.registry`.
@@ -91,7 +96,6 @@ class Evaluator(ABC):
     - Options: its configuration keys
     - required: options that must be set
     - needs_images: whether `Settings.images` is needed
-    - model: the option that names the model it runs
     - on_every_rank: whether all processes have to call `evaluate`; rank 0 has the result
     - costly: whether it may cost money; such an evaluator runs only if a user names it
     """
@@ -100,7 +104,6 @@ class Evaluator(ABC):
     Options: type[Options] = Options
     required: tuple[str, ...] = ()
     needs_images = False
-    model: Optional[str] = None
     on_every_rank = False
     costly = False
 
@@ -120,12 +123,8 @@ class Evaluator(ABC):
             return dict.fromkeys(self.names, str(error))
         return {}
 
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: B027
         """Raise UserError if something is missing that all metrics of this evaluator need."""
-        if self.model:
-            from captioning.metrics.model_files import find_model
-
-            find_model(self.model, getattr(self.options, self.model))
 
     @abstractmethod
     def evaluate(self, captions: CaptionSet) -> Scores:

@@ -33,7 +33,10 @@ class Perplexity(Evaluator):
 
     name = "perplexity"
     Options = PerplexityOptions
-    model, on_every_rank = "ppl_model", True
+    on_every_rank = True
+
+    def check(self) -> None:
+        find_model("ppl_model", self.options.ppl_model)
 
     def evaluate(self, captions: CaptionSet) -> Scores:
         model = on_all_ranks(lambda: LanguageModel(self.options.ppl_model, self.settings.device))

@@ -6,7 +6,7 @@ import math
 import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Optional, Union
@@ -48,8 +48,7 @@ def score(
         except Exception as error:
             reason = str(error) if isinstance(error, UserError) else repr(error)
             found = Scores({}, skipped=dict.fromkeys(evaluator.names, reason))
-        for field in fields(Scores):
-            getattr(scores, field.name).update(getattr(found, field.name))
+        scores.update(found)
     for name in [name for name, each in scores.metrics.items() if not math.isfinite(each.value)]:
         del scores.metrics[name]
         scores.skipped[name] = "it is undefined for these captions"

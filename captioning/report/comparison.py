@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import NamedTuple, Optional, Union
 
 from captioning.data import Sample, read_split, references
 from captioning.data.caption_files import Captions, ImageId, References
@@ -24,7 +24,10 @@ HUMANS = "Humans"
 
 
 class Row(NamedTuple):
-    """A row of the comparison: human captions or a run."""
+    """A row of the comparison that is no run: human captions, or the mean of several runs.
+
+    A run is a row, too: it has the same attributes.
+    """
 
     label: str
     kind: str  # "humans", or the kind of a run
@@ -61,10 +64,9 @@ class Comparison:
         return any(len(group) > 1 for group in self.references.values())
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[Union[Row, Run]]:
         """The human captions, if any, then the runs in the order given."""
-        runs = [Row(run.label, run.kind, run.captions, run.metrics) for run in self.runs]
-        return [self.human, *runs] if self.human else runs
+        return [*([self.human] if self.human else []), *self.runs]
 
     def image_path(self, image_id: ImageId) -> Optional[Path]:
         sample = self.samples.get(image_id)

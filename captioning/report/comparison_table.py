@@ -1,9 +1,7 @@
 """The table of human and runs' scores, for the page and for the terminal."""
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Optional
 
-from captioning.metrics.bootstrap import Estimate
 from captioning.metrics.registry import METRICS, Metric, metric_of
 from captioning.metrics.score_table import align
 from captioning.report.comparison import Comparison, Row
@@ -14,30 +12,6 @@ FIRST = (
     *("scene_R@1", "scene_R@5", "R@1", "R@5", "lex_div", "loops"),
     *("CIDEr", "Bleu_4", "METEOR", "SPICE", "CLIPScore", "PAC-S", "CLAIR", "PPL"),
 )
-
-
-class Cell(NamedTuple):
-    value: str
-    interval: Optional[tuple[str, str]]
-
-
-class Table(NamedTuple):
-    """columns, and rows of (label, kind, cells). A cell is None if there is no value."""
-
-    columns: list[Metric]
-    rows: list[tuple[str, str, list[Optional[Cell]]]]
-
-
-def table_of(comparison: Comparison) -> Table:
-    """The table of the comparison's columns, without columns that have no value."""
-    return _table(comparison, columns_of(comparison.rows))
-
-
-def other_metrics(comparison: Comparison) -> Table:
-    """The metrics that `table_of` leaves out, with 3 decimals."""
-    names = dict.fromkeys(name for row in comparison.rows for name in row.metrics)
-    others = [m._replace(decimals=3) for m in map(metric_of, names) if not m.meaning]
-    return _table(comparison, others)
 
 
 def comparison_table(comparison: Comparison) -> str:
@@ -61,27 +35,23 @@ def columns_of(rows: Iterable[Row]) -> list[Metric]:
     return [metric.in_report() for metric in metrics if metric.meaning]
 
 
+def other_columns(rows: Iterable[Row]) -> list[Metric]:
+    """The metrics that `columns_of` leaves out, with 3 decimals."""
+    names = dict.fromkeys(name for row in rows for name in row.metrics)
+    return [m._replace(decimals=3) for m in map(metric_of, names) if not m.meaning]
+
+
 def shown_value(column: Metric, row: Row) -> str:
     """The value with its interval, such as "5.40 (5.14-5.66)"; "-" without a value."""
-    cell = _cell(column, row.metrics.get(column.name))
-    if cell is None:
-        return "-"
-    return f"{cell.value} ({'-'.join(cell.interval)})" if cell.interval else cell.value
+    value, *ends = cell(column, row) or ["-"]
+    return f"{value} ({'-'.join(ends)})" if ends else value
 
 
-def _table(comparison: Comparison, columns: list[Metric]) -> Table:
-    rows = [
-        (row.label, row.kind, [_cell(column, row.metrics.get(column.name)) for column in columns])
-        for row in comparison.rows
-    ]
-    return Table(columns, rows)
-
-
-def _cell(column: Metric, estimate: Optional[Estimate]) -> Optional[Cell]:
+def cell(column: Metric, row: Row) -> list[str]:
+    """The value and, if there is an interval, its ends; empty if the row lacks the metric."""
+    estimate = row.metrics.get(column.name)
     if estimate is None:
-        return None
-    ends = (estimate.value, estimate.low, estimate.high)
-    value, low, high = (
-        None if end is None else f"{end * column.factor:.{column.decimals}f}" for end in ends
-    )
-    return Cell(value, None if None in (low, high) else (low, high))
+        return []
+    ends = (estimate.low, estimate.high)
+    numbers = [estimate.value, *(() if None in ends else ends)]
+    return [f"{number * column.factor:.{column.decimals}f}" for number in numbers]

@@ -10,7 +10,7 @@ from captioning.data.caption_files import ImageId
 from captioning.files.writing import write_text
 from captioning.metrics.registry import metric_of
 from captioning.report.comparison import Comparison
-from captioning.report.comparison_table import other_metrics, table_of
+from captioning.report.comparison_table import cell, columns_of, other_columns
 from captioning.report.epochs import selected_epochs
 from captioning.report.figures import curves, length_histogram, styles
 from captioning.report.picture import picture
@@ -45,8 +45,10 @@ def render(comparison: Comparison, note: Optional[str] = None) -> str:
         runs=runs,
         note=note,
         colours=colours,
-        table=table_of(comparison),
-        others=other_metrics(comparison),
+        rows=rows,
+        columns=columns_of(rows),
+        others=other_columns(rows),
+        cell=cell,
         skipped=_skipped(comparison),
         plane=plane(rows),
         axes=choose_axes(rows),

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Optional
 
 from captioning.files.writing import write_text
-from captioning.report.comparison import Row, compare
+from captioning.report.comparison import compare
 from captioning.report.page import write_report
 from captioning.report.runs import Run
 from captioning.runtime import distributed
@@ -52,21 +52,20 @@ def draw(done: Sequence[variants.Variant], collected: Sequence[Path], folder: Pa
     """
     folders = [*(folder / variant.name for variant in done), *collected]
     comparison = compare(folders)
-    runs = comparison.rows[-len(folders) :]
     entries = [Entry(comparison.human, comparison.human.label)] if comparison.human else []
-    of_variant: dict[str, list[Row]] = {}  # one row per seed
-    shown: dict[str, Run] = {}  # the run of the first seed
-    for variant, run, row in zip(done, comparison.runs, runs):
-        of_variant.setdefault(variant.label, []).append(row)
-        shown.setdefault(variant.label, run)
+    of_variant: dict[str, list[Run]] = {}  # one run per seed
+    for variant, run in zip(done, comparison.runs):
+        of_variant.setdefault(variant.label, []).append(run)
     weights = {variant.label: variant.weight for variant in done}
-    for label, rows in of_variant.items():
-        row = over_seeds(rows, label)
+    in_report = []
+    for label, runs in of_variant.items():
+        row = over_seeds(runs, label)
         entries.append(Entry(row, label, weights[label]))
-        shown[label] = replace(shown[label], label=label, metrics=row.metrics)
-    for run, row in zip(comparison.runs[len(done) :], runs[len(done) :]):
+        in_report.append(replace(runs[0], label=label, metrics=row.metrics))
+    others = comparison.runs[len(done) :]
+    for run in others:
         share = variants.mle_share(run.config) if run.trained else None
-        entries.append(Entry(row, run.label, share))
+        entries.append(Entry(run, run.label, share))
     for line in comparison.missing:
         log_line(line)
     folder.mkdir(parents=True, exist_ok=True)
@@ -74,8 +73,8 @@ def draw(done: Sequence[variants.Variant], collected: Sequence[Path], folder: Pa
     write_text(table, folder / "table.md")
     print(table, end="")
     seeds = max(map(len, of_variant.values()), default=1)
-    in_report = replace(comparison, runs=[*shown.values(), *comparison.runs[len(done) :]])
-    write_report(in_report, folder / "report.html", SEVERAL.format(seeds) if seeds > 1 else None)
+    comparison = replace(comparison, runs=[*in_report, *others])
+    write_report(comparison, folder / "report.html", SEVERAL.format(seeds) if seeds > 1 else None)
     figure = folder / "frontier.svg"
     if draw_frontier(entries, figure) is None:
         log_line("no figure: fewer than two runs have both metrics of the axes")
