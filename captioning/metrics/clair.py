@@ -9,7 +9,6 @@ import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import cache
-from pathlib import Path
 from threading import Event
 from typing import Annotated, Any, NamedTuple, Optional
 
@@ -137,7 +136,10 @@ class Clair(Evaluator):
     def _verdict(self, each: str, given_up: Event) -> Optional[Verdict]:
         model = self.options.judge_model
         path = self.cache / f"{cache_key(json.dumps([model, each]))}.json"
-        verdict = read_reply(self._cached(path, each))
+        try:
+            verdict = read_reply(str(read_json(path)["reply"]))
+        except (UserError, LookupError, TypeError):  # there is no such file, or it is damaged
+            verdict = None
         messages = [{"role": "user", "content": each}]
         for _ in range(TRIES):
             if verdict or given_up.is_set():
@@ -146,20 +148,8 @@ class Clair(Evaluator):
             reply = self.server.ask(body, given_up)[0] or ""
             verdict = read_reply(reply)
             if verdict:
-                self._keep(path, {"model": model, "question": each, "reply": reply})
+                try:
+                    write_json({"model": model, "question": each, "reply": reply}, path)
+                except UserError:
+                    self.warn(f"replies are not kept: {self.cache} cannot be written")
         return verdict
-
-    def _cached(self, path: Path, each: str) -> str:
-        """An earlier reply to the question; "" if there is none or the file is damaged."""
-        try:
-            kept = read_json(path)
-            asked = kept["model"], kept["question"]
-            return str(kept["reply"]) if asked == (self.options.judge_model, each) else ""
-        except (UserError, LookupError, TypeError):
-            return ""
-
-    def _keep(self, path: Path, content: dict[str, str]) -> None:
-        try:
-            write_json(content, path)
-        except UserError:
-            self.warn(f"replies are not kept: {self.cache} cannot be written")
