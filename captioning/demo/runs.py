@@ -11,7 +11,7 @@ import torch
 
 from captioning import train
 from captioning.config import Config, config_class, keys_of, load_config
-from captioning.demo.status import DemoProgress, Step, slowdown
+from captioning.demo.status import DemoProgress, Step
 from captioning.files.writing import write_text
 from captioning.models import checkpoints
 from captioning.report.comparison import compare
@@ -68,17 +68,16 @@ class Demo:
         self.environment: Mapping[str, str] = {}  # of the jobs
 
     def steps(self) -> list[Step]:
-        slower = slowdown()
-        scale = slower * (0.25 if self.quick else 1)
+        scale = 0.25 if self.quick else 1
         # Factors relative to a machine with two cores.
         parallel = 1 if self.on_gpu else min(cores(), 3)
         pretraining, fine_tuning = [(1.5, 1.6), (1, 1), (1, 0.7)][parallel - 1]
-        fine_tuning *= 37 * scale + 5 * slower
+        fine_tuning *= 37 * scale + 5
         return [
             Step("drawing the world", 7 * scale, self._draw),
             Step("pre-training with MLE", 54 * scale * pretraining, self._pretrain),
             Step("fine-tuning, captioning and scoring", fine_tuning, self._fine_tune),
-            Step("report", 2 * slower, self._report),
+            Step("report", 2, self._report),
         ]
 
     def _draw(self, status: DemoProgress) -> None:
