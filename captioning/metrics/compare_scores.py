@@ -86,9 +86,8 @@ def _difference(first, second):
     pairs = second - first
     estimate = mean(pairs)
     means = float(first.mean()), float(second.mean()), estimate.value
-    if len(pairs) == 1:
-        return Difference(*means, None, None, None, 1)
-    return Difference(*means, estimate.low, estimate.high, p_value(pairs), len(pairs))
+    p = p_value(pairs) if len(pairs) > 1 else None
+    return Difference(*means, estimate.low, estimate.high, p, len(pairs))
 
 
 def p_value(differences: np.ndarray) -> float:

@@ -50,20 +50,13 @@ def option_classes(entries: Iterable[str]) -> list[type[Options]]:
     """The `Options` of the classes that registry entries name, each once.
 
     A class with a subclass among them is left out, because the subclass has its options, too.
-    Raises TypeError if two of the returned classes declare the same option.
     """
     every = dict.fromkeys(load(entry).Options for entry in entries)
-    found: list[type[Options]] = []
-    owners: dict[str, str] = {}
-    for options in every:
-        if any(options is not other and issubclass(other, options) for other in every):
-            continue
-        found.append(options)
-        for name in options.model_fields:
-            if name in owners:
-                raise TypeError(f"option {name!r} is of {owners[name]} and of {options.__name__}")
-            owners[name] = options.__name__
-    return found
+    return [
+        options
+        for options in every
+        if not any(options is not other and issubclass(other, options) for other in every)
+    ]
 
 
 def unmet(kind: Any, values: Any) -> Optional[str]:

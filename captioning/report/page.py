@@ -91,11 +91,11 @@ def _example(comparison: Comparison, image_id: ImageId) -> dict[str, Any]:
 
 def _length_groups(comparison: Comparison) -> list[tuple[str, str, list[str]]]:
     """The captions of each row. For humans: all captions, not only the held-out ones."""
-    groups = [(run.label, run.kind, list(run.captions.values())) for run in comparison.runs]
-    if comparison.human is None:
-        return groups
     human = [text for group in comparison.references.values() for text in group]
-    return [(comparison.human.label, comparison.human.kind, human), *groups]
+    return [
+        (row.label, row.kind, human if row is comparison.human else list(row.captions.values()))
+        for row in comparison.rows
+    ]
 
 
 def _skipped(comparison: Comparison) -> list[tuple[str, str, str]]:

@@ -74,7 +74,7 @@ def make_scenes(folder: Path, seed: int = 0, splits: Mapping[str, int] = SPLITS)
     with user_errors(folder):
         if folder.exists() and any(folder.iterdir()):
             path = folder / "scenes.json"
-            if path.exists() and _read(path)["made_from"] == made_from:
+            if path.exists() and _read(path).get("made_from") == made_from:
                 return False
             raise UserError(
                 f"{folder} contains something other than the scenes of seed {seed} with "
@@ -121,18 +121,15 @@ def read_scenes(path: Path) -> dict[int, Scene]:
             int(number): Scene(ground, tuple(Thing(*thing) for thing in things))
             for number, (ground, *things) in _read(path)["scenes"].items()
         }
-    except (TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError):
         raise UserError(
             f"{path}: does not describe scenes: make it with captioning.scenes"
         ) from None
 
 
 def _read(path: Path) -> dict:
-    """Return the content of scenes.json. Missing entries are None."""
     found = read_json(path)
-    return {
-        key: found.get(key) if isinstance(found, dict) else None for key in ("made_from", "scenes")
-    }
+    return found if isinstance(found, dict) else {}
 
 
 def draw(scene: Scene, rng: random.Random) -> Image.Image:

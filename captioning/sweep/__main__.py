@@ -94,8 +94,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--mle", metavar="W,W", help="MLE's shares of the mixtures (default, without --ablation: "
         f"{','.join(f'{weight:g}' for weight in variants.MLE_WEIGHTS)})")  # fmt: skip
     add("--ablation", metavar="NAME,NAME", help=f"{', '.join(variants.ABLATIONS)}, or all of them")
-    add("--subset_sizes", metavar="N,N", help="words sampled for a token in ablation subset_size "
-        f"(default: {','.join(map(str, variants.SUBSET_SIZES))})")  # fmt: skip
+    add("--subset_sizes", metavar="N,N", default=",".join(map(str, variants.SUBSET_SIZES)),
+        help="words sampled a token in ablation subset_size (default: %(default)s)")  # fmt: skip
     add("--objectives", metavar="NAME,NAME", help="one run per objective, or all; and mixtures")
     add("--decodings", metavar="NAME,NAME", help="caption with each method, or all, and compare")
     add("--seeds", type=int, default=1, metavar="N",
@@ -133,12 +133,10 @@ def _run(arguments: argparse.Namespace) -> int:
             )
         draw([], arguments.collect, arguments.output_dir or Path("output/sweep"))
         return 0
-    ablations = variants.read_ablations(arguments.ablation) if arguments.ablation else []
+    ablations = variants.read_ablations(arguments.ablation)
+    named = variants.read_objectives(arguments.objectives)
     weights = variants.read_weights(arguments.mle) if arguments.mle else ()
-    sizes = variants.SUBSET_SIZES
-    if arguments.subset_sizes:
-        sizes = variants.read_sizes(arguments.subset_sizes)
-    named = variants.read_objectives(arguments.objectives) if arguments.objectives else []
+    sizes = variants.read_sizes(arguments.subset_sizes)
     if not (weights or ablations or named):
         weights = variants.MLE_WEIGHTS
     folder = arguments.output_dir or Path(f"output/sweep_{Path(arguments.config).stem}")

@@ -4,7 +4,6 @@ import pytest
 
 from captioning.config import config_class
 from captioning.metrics.evaluator import Evaluator, build_evaluators
-from captioning.metrics.options import Options, option_classes
 from captioning.metrics.registry import COMPUTED, EVALUATORS, METRICS
 from captioning.rewards.interface import Reward
 from captioning.rewards.registry import REWARDS
@@ -24,15 +23,6 @@ def test_entries_declare_what_tables_and_configurations_need():
         fields = kind.Options.model_fields
         assert set(kind.required) <= set(fields) <= set(config_class().model_fields)
         assert all(field.description for field in fields.values())
-
-
-def test_an_option_of_two_is_refused(monkeypatch):
-    class Other(Options):
-        ppl_model: str = ""
-
-    monkeypatch.setattr(KINDS["length"], "Options", Other)
-    with pytest.raises(TypeError, match="'ppl_model' is of Other and of PerplexityOptions"):
-        option_classes(EVALUATORS.values())
 
 
 def test_each_is_built_once():
