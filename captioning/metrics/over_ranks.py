@@ -1,10 +1,13 @@
 """Divides a metric's work among the processes of torchrun."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Callable, Optional, TypeVar
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from captioning.runtime import signals
 from captioning.runtime.distributed import broadcast_from_main, gather_on_main, rank, world_size
@@ -72,6 +75,12 @@ def map_over_ranks(
     result = np.empty_like(values)
     result[order] = values
     return result
+
+
+def read_images(read: Callable[[Path], Tensor], paths: Iterable[Path]) -> Tensor:
+    """Read image files in threads and stack them."""
+    with ThreadPoolExecutor(READERS) as pool:
+        return torch.stack(list(pool.map(read, paths)))
 
 
 def _ahead(batches, prepare) -> Iterator[tuple[Sequence[int], list]]:
