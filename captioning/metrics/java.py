@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -86,9 +87,12 @@ def _watch(process, time_limit, late, done) -> None:
 
 
 def _start(arguments: Sequence, log: TextIO) -> subprocess.Popen:
+    java = shutil.which("java")
+    if java is None:
+        raise JavaError("no Java: there is no `java` on PATH")
     try:
         return subprocess.Popen(
-            ["java", "-Dfile.encoding=UTF-8", *map(str, arguments)],
+            [java, "-Dfile.encoding=UTF-8", *map(str, arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -97,10 +101,8 @@ def _start(arguments: Sequence, log: TextIO) -> subprocess.Popen:
             # `java` may be a script that starts Java. Its whole process group is killed.
             start_new_session=True,
         )
-    except FileNotFoundError:
-        raise JavaError("no Java: there is no `java` on PATH") from None
     except OSError as error:
-        raise JavaError(f"`java` cannot be started: {error.strerror}") from error
+        raise JavaError(f"{java} cannot be started: {error.strerror}") from error
 
 
 def _kill(process: subprocess.Popen) -> None:
