@@ -24,7 +24,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from benchmarks.gpu.packages import is_there
+from benchmarks.gpu.packages import is_installed
 from benchmarks.measure import Work, compare
 from benchmarks.topic import Cases, program
 from captioning.data import (
@@ -167,7 +167,7 @@ def cases(options: argparse.Namespace) -> Cases:
     found: dict[str, Any] = {}
     for size in sizes:
         for workers in counts:
-            for tars in (False, True) if is_there("webdataset") else (False,):
+            for tars in (False, True) if is_installed("webdataset") else (False,):
                 name = f"{size[0]} x {size[1]}{', in tars' * tars}, {workers} workers"
                 found[name] = functools.partial(row, size, workers, tars)
     return found

@@ -33,11 +33,11 @@ from captioning.files.cache import local
 from captioning.files.writing import require_folder, write_json
 from captioning.metrics.bootstrap import INTERVALS
 from captioning.metrics.compare_scores import compare, format_comparison, same_images
-from captioning.metrics.evaluator import Settings
+from captioning.metrics.evaluator import Settings, build_evaluators
 from captioning.metrics.image_files import find_images
 from captioning.metrics.options import option_classes
-from captioning.metrics.registry import DEFAULT_METRICS, EVALUATORS, build_evaluators
-from captioning.metrics.score_table import format_table
+from captioning.metrics.registry import DEFAULT_METRICS, EVALUATORS
+from captioning.metrics.score_table import format_table, skipped_lines
 from captioning.metrics.scoring import score, versions, write_scores
 from captioning.runtime import distributed
 from captioning.runtime.program import exit_code
@@ -63,7 +63,9 @@ def _arguments(argv):
     add("--cache_dir", type=Path, help="where metrics keep features and downloads")
     add("--device", default="auto", help="device of models: auto, cpu, cuda, cuda:1")
     add("--batch_size", type=int, default=64, help="batch size of models")
-    for name, field in _options().items():
+    kinds = option_classes(EVALUATORS.values())
+    fields = {name: field for kind in kinds for name, field in kind.model_fields.items()}
+    for name, field in fields.items():
         default = field.default
         if default is False:
             add(f"--{name}", action="store_true", help=field.description)
@@ -75,13 +77,8 @@ def _arguments(argv):
         parser.error("give one file of predictions, or --compare with two files")
     if arguments.batch_size < 1:
         parser.error("--batch_size has to be 1 or more")
+    arguments.options = {name: getattr(arguments, name) for name in fields}
     return arguments
-
-
-def _options() -> dict[str, Any]:
-    """The pydantic fields of all metrics' options, by name."""
-    kinds = option_classes(EVALUATORS.values())
-    return {name: field for kind in kinds for name, field in kind.model_fields.items()}
 
 
 def _kind(annotation: Any, default: Any) -> dict[str, Any]:
@@ -109,8 +106,6 @@ def _run(arguments, argv):
     predictions, *others = [_read(path, references, ids, is_main) for path in files]
     if is_main and arguments.output_dir:
         require_folder(Path(arguments.output_dir))  # fails before the work, not after
-    for kind in option_classes(EVALUATORS.values()):  # options of unused metrics are checked, too
-        kind.checked({name: getattr(arguments, name) for name in kind.model_fields})
     evaluators = _evaluators(arguments, predictions, device)
     command = shlex.join(["python", "-m", "captioning.evaluate", *argv])
     if others:
@@ -122,7 +117,7 @@ def _run(arguments, argv):
     scores = score(predictions, references, evaluators)
     if not is_main:
         return
-    print(format_table(scores))
+    print(format_table(scores, len(predictions)))
     left_out = len(references) - len(predictions)
     if left_out:
         print(
@@ -153,17 +148,13 @@ def _evaluators(arguments, predictions, device):
     if root and root.is_file():  # the JSON file names images relative to its own folder
         root = root.parent
     settings = Settings(images, root, arguments.cache_dir, device, arguments.batch_size)
-    options = {name: getattr(arguments, name) for name in _options()}
-    return build_evaluators(arguments.metrics, settings, **options)
+    return build_evaluators(arguments.metrics, settings, **arguments.options)
 
 
 def _show_comparison(first, second, folder, command):
     differences = compare(first, second)
-    print(format_comparison(differences))
     skipped = {**first.skipped, **second.skipped}
-    for reason in dict.fromkeys(skipped.values()):
-        names = ", ".join(name for name in skipped if skipped[name] == reason)
-        print(f"{names} skipped: {reason}")
+    print("\n".join([format_comparison(differences), *skipped_lines(skipped)]))
     if folder:
         content = {
             "differences": {name: asdict(found) for name, found in differences.items()},

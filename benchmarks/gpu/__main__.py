@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional
 
-from benchmarks.gpu.packages import REPOSITORY, install, is_there, required
+from benchmarks.gpu.packages import REPOSITORY, install, is_installed, required
 from benchmarks.gpu.part import CHECK, NO_GPU, PARTS
 from captioning.files.writing import write_json
 
@@ -47,7 +47,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     refused = []
     if arguments.wheels:
         refused = install(arguments.wheels, arguments.out / "packages")
-    absent = {name: module for name, module in required().items() if not is_there(module)}
+    absent = {name: module for name, module in required().items() if not is_installed(module)}
     for name, module in absent.items():
         without = [part for part in PARTS if module in (*PARTS[part].needs, "torch")]
         print(f"missing: {name}, needed by {', '.join(without) or 'no part'}", flush=True)

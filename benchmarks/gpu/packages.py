@@ -11,7 +11,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 IMPORTED_AS = {"pillow": "PIL"}
 
 
-def is_there(module: str) -> bool:
+def is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):

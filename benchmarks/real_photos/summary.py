@@ -12,8 +12,9 @@ from captioning.config.objectives import objective_name
 from captioning.files.reading import parse_json, read_json, read_text
 from captioning.files.writing import write_json, write_text
 from captioning.metrics.bootstrap import Estimate, mean
+from captioning.metrics.registry import Metric
 from captioning.report import comparison, plane
-from captioning.report.comparison_table import Column, columns_of, in_markdown, shown_value
+from captioning.report.comparison_table import columns_of, in_markdown, shown_value
 from captioning.report.figures import look, save, styles
 from captioning.report.page import write_report
 from captioning.report.runs import metrics_of
@@ -24,7 +25,7 @@ from captioning.sweep.over_seeds import half_width, over_seeds
 from captioning.sweep.runs import Sweep
 from captioning.sweep.variants import Variant
 
-FOUND = Column("found", "Finds its photo", "%", "likeliest under their own photo", 1, 1.0)
+FOUND = Metric("found", "Finds its photo", 1, False, "likeliest under their own photo", "%")
 LENGTH = plane.Axis("cap_len", "words a caption")
 UP = (plane.Axis("found", "captions that find their photo (%)"), plane.Axis("CIDEr", "CIDEr"))
 EVERY = 30  # every 30th test photo by id is an example
@@ -39,7 +40,7 @@ def write_summary(folder: Path, seeds: Sequence[Path], variants: Sequence[Varian
     def row(label: str, kind: str, name: str, metrics: Sequence[Mapping]) -> comparison.Row:
         """A row with the means over all seeds."""
         each = [
-            comparison.Row(label, kind, {}, {**of, FOUND.metric: mean(list(by[name].values()))})
+            comparison.Row(label, kind, {}, {**of, FOUND.name: mean(list(by[name].values()))})
             for of, by in zip(metrics, judged)
         ]
         joined = over_seeds(each, label)
@@ -87,7 +88,7 @@ def write_decoding_summary(folder: Path, sweeps: Sequence[Sweep], decodings: Seq
     for sweep in sweeps:
         folders = [folder_of(Path(v.name), name) for v in sweep.variants for name in decodings]
         for name, hits in found(sweep.folder, [str(each) for each in folders]).items():
-            judged[sweep.folder / name] = {FOUND.metric: mean(list(hits.values()))}
+            judged[sweep.folder / name] = {FOUND.name: mean(list(hits.values()))}
     return write_decodings(sweeps, decodings, folder, judged, [FOUND])
 
 
@@ -121,7 +122,7 @@ def _of_images(run: Path, hits: Mapping[str, float]) -> dict[str, np.ndarray]:
         metric: [line.get(metric) for line in lines]
         for metric in lines[0].keys() - {"image_id", "caption"}
     }
-    columns[FOUND.metric] = [hits.get(str(line["image_id"])) for line in lines]
+    columns[FOUND.name] = [hits.get(str(line["image_id"])) for line in lines]
     return {
         metric: np.array(values, dtype=float)
         for metric, values in columns.items()

@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from typing import Optional
 
 from captioning.demo.runs import Demo
-from captioning.demo.shown import Shown
-from captioning.metrics.meteor import scoring_for_jobs
+from captioning.demo.status import DemoProgress
+from captioning.metrics.meteor import shared_process
 from captioning.runtime.job_runner import prepare
 from captioning.runtime.program import exit_code
 from captioning.runtime.progress import part_of
@@ -35,15 +35,15 @@ def run(demo: Demo) -> int:
     # The captioner is so small that several threads would be slower than one.
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the jobs
     prepare(IMPORTED)
-    shown = Shown(steps)
-    with scoring_for_jobs() as demo.environment:  # Java starts during the first step
+    status = DemoProgress(steps)
+    with shared_process(start=True) as demo.environment:  # Java starts during the first step
         for number, step in enumerate(steps):
-            shown.begin(number)
+            status.begin(number)
             try:
                 with part_of(f"[{number + 1}/{len(steps)}]"):
-                    step.do(shown)
+                    step.do(status)
             finally:
-                shown.end()
+                status.end()
     return 0
 
 

@@ -11,7 +11,7 @@ import torch
 
 from captioning import train
 from captioning.config import Config, config_class, keys_of, load_config
-from captioning.demo.shown import Shown, Step, slowdown
+from captioning.demo.status import DemoProgress, Step
 from captioning.files.writing import write_text
 from captioning.models import checkpoints
 from captioning.report.comparison import compare
@@ -29,7 +29,7 @@ PRETRAIN, FINETUNE = "configs/demo_pretrain.yaml", "configs/demo_finetune.yaml"
 OBJECTIVES = {"mle": "mle", "smile": "smile", "mle_smile": "{mle: 0.5, smile: 0.5}"}
 QUICK_SPLITS = {"train": 1500, "val": 50, "test": 150}
 # The quick demo's epochs are a quarter as long. Small batches give them enough steps.
-QUICK = {PRETRAIN: ["batch_size=32"], FINETUNE: ["max_epoch=2"]}
+QUICK = {PRETRAIN: ["batch_size=32"], FINETUNE: ["max_epoch=2", "eval_every=1"]}
 QUICK_NOTE = (
     "This is the quick demo: a quarter of the data and a fraction of the training. It shows that "
     "everything runs; its numbers are weaker and less certain than those of the full demo."
@@ -40,7 +40,7 @@ RANKS = 2  # processes of pre-training on a CPU
 EARLY, EARLY_IMAGES = 3, 1500
 FIRST = ("mle", "smile")
 BRIEFLY = ("max_epoch=1", "eval_every=1", "metrics=[length]", "num_beams=1")
-# CIDEr and METEOR would serve to select an epoch, but only the last epoch is validated here.
+# CIDEr and METEOR would serve to select an epoch, but the last epoch is used here.
 IN_TRAINING = "metrics=[length, facts]"
 # Keys that the demo sets. eval_every differs between pre-training and fine-tuning.
 OWN_KEYS = (
@@ -68,23 +68,22 @@ class Demo:
         self.environment: Mapping[str, str] = {}  # of the jobs
 
     def steps(self) -> list[Step]:
-        slower = slowdown()
-        scale = slower * (0.25 if self.quick else 1)
+        scale = 0.25 if self.quick else 1
         # Factors relative to a machine with two cores.
         parallel = 1 if self.on_gpu else min(cores(), 3)
         pretraining, fine_tuning = [(1.5, 1.6), (1, 1), (1, 0.7)][parallel - 1]
-        fine_tuning *= 37 * scale + 5 * slower
+        fine_tuning *= 37 * scale + 5
         return [
             Step("drawing the world", 7 * scale, self._draw),
             Step("pre-training with MLE", 54 * scale * pretraining, self._pretrain),
             Step("fine-tuning, captioning and scoring", fine_tuning, self._fine_tune),
-            Step("report", 2 * slower, self._report),
+            Step("report", 2, self._report),
         ]
 
-    def _draw(self, shown: Shown) -> None:
+    def _draw(self, status: DemoProgress) -> None:
         make_scenes(self.data, self.seed, QUICK_SPLITS if self.quick else SPLITS)
 
-    def _pretrain(self, shown: Shown) -> None:
+    def _pretrain(self, status: DemoProgress) -> None:
         """Pre-train. On a CPU with two processes, whatever the cores, so that results are equal."""
         overrides = self._overrides(PRETRAIN, "pretrain")
         batch = load_config(REPOSITORY / PRETRAIN, overrides, self.flags).batch_size
@@ -94,7 +93,7 @@ class Demo:
         jobs = ranks_of(self._job("pretrain", do), ranks)
         if not self.quick:
             jobs.append(self._job("first", self._fine_tune_briefly))
-        self._run(jobs, len(jobs), [f"first/{name}" for name in FIRST], shown)
+        self._run(jobs, len(jobs), [f"first/{name}" for name in FIRST], status)
 
     def _fine_tune_briefly(self) -> Optional[int]:
         """Fine-tune copies of the half-trained captioner, for the first captions."""
@@ -116,18 +115,20 @@ class Demo:
                 return code
         return None
 
-    def _fine_tune(self, shown: Shown) -> None:
+    def _fine_tune(self, status: DemoProgress) -> None:
         jobs = [self._job(name, partial(self._fine_tune_one, name)) for name in OBJECTIVES]
         # All three at once, even on two cores: with two at a time, the third would leave a core
         # idle.
         parallel = len(jobs) if cores() > 1 and not self.on_gpu else 1
-        self._run(jobs, parallel, FIRST, shown)
+        self._run(jobs, parallel, FIRST, status)
 
-    def _run(self, jobs: Sequence[Job], parallel: int, first: Sequence[str], shown: Shown) -> None:
+    def _run(
+        self, jobs: Sequence[Job], parallel: int, first: Sequence[str], status: DemoProgress
+    ) -> None:
         """Run jobs. first: the MLE and SMILE runs that make the first captions."""
-        shown.first.shown |= all(is_scored(self.scored(name)) for name in FIRST)
-        shown.follow(jobs, [self.scored(name) for name in first])
-        run_jobs(jobs, [{}] * parallel, shown)
+        status.first.shown |= all(is_scored(self.scored(name)) for name in FIRST)
+        status.follow(jobs, [self.scored(name) for name in first])
+        run_jobs(jobs, [{}] * parallel, status)
 
     def _job(self, name: str, do: Callable[[], Optional[int]]) -> Job:
         return Job(name, do, self.folder / f"{name}.log", self.environment)
@@ -160,7 +161,7 @@ class Demo:
         given = [text for flag, value in flags.items() for text in (f"--{flag}", str(value))]
         return train.main([*given, *more, *overrides])
 
-    def _report(self, shown: Shown) -> None:
+    def _report(self, status: DemoProgress) -> None:
         comparison = compare([self.folder / name for name in OBJECTIVES])
         path = self.folder / "report.html"
         write_report(comparison, path, QUICK_NOTE if self.quick else None)

@@ -20,14 +20,14 @@ class Estimate:
     """A score over n images with the limits of its 95 % interval; None without an interval."""
 
     value: float
-    low: Optional[float]
-    high: Optional[float]
-    n: int
+    low: Optional[float] = None
+    high: Optional[float] = None
+    n: Optional[int] = None
 
 
-def mean(values: Sequence[float], scale: float = 1.0) -> Estimate:
-    """Return the mean of one value per image, times `scale`. values: (n,), n >= 1."""
-    return ratio(values, np.ones(len(values)), scale)
+def mean(values: Sequence[Optional[float]]) -> Estimate:
+    """Return the mean of one value per image, without None. values: (n,), n >= 1."""
+    return ratio([value or 0 for value in values], [value is not None for value in values])
 
 
 def ratio(
@@ -45,6 +45,13 @@ def ratio(
 
     value = float(quotient(columns.sum(0, keepdims=True))[0, 0])
     return Estimate(value, *intervals(columns, quotient)[0], len(columns))
+
+
+def percentages(
+    numerators: Sequence[float], denominators: Sequence[float]
+) -> list[Optional[float]]:
+    """The percentage of each image; None if the denominator is 0."""
+    return [100 * n / d if d else None for n, d in zip(numerators, denominators)]
 
 
 def median(values: Sequence[float]) -> Estimate:

@@ -9,16 +9,21 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Optional, Union
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter, ValidationError
 
 from captioning.data.annotations import ImageId
 from captioning.data.caption_files import by_id
 from captioning.data.sources import fetched
 from captioning.files.cache import cache_folder
 from captioning.files.reading import read_json
-from captioning.metrics.bootstrap import mean, ratio
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Metric, Result, Shown
-from captioning.metrics.objects_in_text import SINGULARS, ObjectReader, read_synonyms
+from captioning.metrics.bootstrap import mean, percentages, ratio
+from captioning.metrics.evaluator import CaptionSet, Evaluator, Scores
+from captioning.metrics.objects_in_text import (
+    SINGULAR_TITLES,
+    SINGULARS,
+    ObjectReader,
+    read_synonyms,
+)
 from captioning.metrics.options import FILE, Options
 from captioning.runtime.errors import UserError
 
@@ -54,29 +59,7 @@ class Chair(Evaluator):
     A caption's `hallucinated` lists its mentions of absent objects as [word, object].
     """
 
-    metrics = (
-        Metric(
-            "CHAIRs",
-            "CHAIRs",
-            1,
-            True,
-            Shown("captions that name an object which is not there", unit="%"),
-        ),
-        Metric(
-            "CHAIRi",
-            "CHAIRi",
-            1,
-            True,
-            Shown("share of the named objects that are not there", unit="%"),
-        ),
-        Metric(
-            "object_recall",
-            "Obj. Recall",
-            1,
-            True,
-            Shown("share of the images' objects that are named", "Objects named", "%"),
-        ),
-    )
+    name = "chair"
     Options = ChairOptions
     required = ("objects_file",)
 
@@ -107,9 +90,8 @@ class Chair(Evaluator):
             )
         return known
 
-    def evaluate(self, captions: CaptionSet) -> Result:
-        singular = SINGULARS[self.options.singular]()
-        reader = ObjectReader(self.words, singular.of)
+    def evaluate(self, captions: CaptionSet) -> Scores:
+        reader = ObjectReader(self.words, SINGULARS[self.options.singular]())
         known = self._known(captions.ids)
         named, wrong, right, there = [], [], [], []
         for image_id, objects in known.items():
@@ -121,33 +103,31 @@ class Chair(Evaluator):
             right.append(len(objects.intersection(mention.object for mention in mentions)))
             there.append(len(objects))
         counts = [len(mentions) for mentions in wrong]
-        values = {
-            "CHAIRs": [100.0 * bool(count) for count in counts],
-            "CHAIRi": _shares(counts, named),
-            "object_recall": _shares(right, there),
-            "hallucinated": wrong,
-        }
-        found = {name: dict(zip(known, each)) for name, each in values.items()}
-        of_all = {name: [each.get(i) for i in captions.ids] for name, each in found.items()}
-        return Result(
+
+        def of_all(values: list) -> list:
+            """One value per caption; None for the images that are not known."""
+            found = dict(zip(known, values))
+            return [found.get(image_id) for image_id in captions.ids]
+
+        hallucinates = [100.0 * bool(count) for count in counts]
+        return Scores(
             metrics={
-                "CHAIRs": mean(values["CHAIRs"]),
+                "CHAIRs": mean(hallucinates),
                 "CHAIRi": ratio(counts, named, 100),
                 "object_recall": ratio(right, there, 100),
             },
-            per_image={name: of_all[name] for name in self.names},
-            details={"hallucinated": of_all["hallucinated"]},
+            per_image={
+                "CHAIRs": of_all(hallucinates),
+                "CHAIRi": of_all(percentages(counts, named)),
+                "object_recall": of_all(percentages(right, there)),
+            },
+            details={"hallucinated": of_all(wrong)},
             settings={
-                "chair_singular": singular.what,
+                "chair_singular": SINGULAR_TITLES[self.options.singular],
                 "chair_synonyms": self.options.synonyms or "published",
                 "chair_unknown_images": len(captions.ids) - len(known),
             },
         )
-
-
-def _shares(parts: list[int], wholes: list[int]) -> list[Optional[float]]:
-    """Percentages; None if the whole is 0."""
-    return [100 * part / whole if whole else None for part, whole in zip(parts, wholes)]
 
 
 def read_objects(paths: Iterable[Path], names: Mapping[str, str]) -> dict[ImageId, set[str]]:
@@ -172,18 +152,16 @@ def read_objects(paths: Iterable[Path], names: Mapping[str, str]) -> dict[ImageI
 def _read(path: Path) -> dict[ImageId, list[str]]:
     # Segmentations are most of COCO's files and are not needed.
     document = read_json(path, without={"segmentation", "bbox"})
-    if isinstance(document, dict) and isinstance(document.get("annotations"), list):
-        try:
+    try:
+        if "annotations" not in document:
+            objects = TypeAdapter(dict[str, list[str]]).validate_python(document)
+        else:
             names = {category["id"]: category["name"] for category in document["categories"]}
-            objects: dict[ImageId, list[str]] = {image["id"]: [] for image in document["images"]}
+            objects = {image["id"]: [] for image in document["images"]}
             for each in document["annotations"]:
                 objects.setdefault(each["image_id"], []).append(names[each["category_id"]])
-            return objects
-        except (KeyError, TypeError, AttributeError):
-            raise UserError(f"{path}: not an instances file: {_EXPECTED}") from None
-    if not isinstance(document, dict) or not document:
-        raise UserError(f"{path}: has no image with objects: {_EXPECTED}")
-    for image_id, objects in document.items():
-        if not isinstance(objects, list) or not all(isinstance(word, str) for word in objects):
-            raise UserError(f"{path}: no list of objects under {image_id!r}: {_EXPECTED}")
-    return document
+    except (ValidationError, KeyError, TypeError, AttributeError):
+        objects = {}
+    if not objects:
+        raise UserError(f"{path}: {_EXPECTED}")
+    return objects

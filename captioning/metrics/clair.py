@@ -8,8 +8,8 @@ import json
 import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from pathlib import Path
-from threading import Event, Lock
+from functools import cache
+from threading import Event
 from typing import Annotated, Any, NamedTuple, Optional
 
 from pydantic import Field
@@ -18,8 +18,7 @@ from captioning.files.cache import cache_folder, cache_key
 from captioning.files.chat import ChatServer
 from captioning.files.reading import read_json
 from captioning.files.writing import write_json
-from captioning.metrics.bootstrap import ratio
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Metric, Result, Shown
+from captioning.metrics.evaluator import CaptionSet, Evaluator, Scores
 from captioning.metrics.options import Options
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError
@@ -89,15 +88,7 @@ class Clair(Evaluator):
     the model's reason.
     """
 
-    metrics = (
-        Metric(
-            "CLAIR",
-            "CLAIR",
-            1,
-            True,
-            Shown("how likely the caption describes the references' image, by a language model"),
-        ),
-    )
+    name = "clair"
     Options = ClairOptions
     required = ("judge_url", "judge_model")
     costly = True
@@ -105,21 +96,19 @@ class Clair(Evaluator):
     def prepare(self) -> None:
         self.server = ChatServer(self.options.judge_url, "judge_url", KEY)
         self.cache = cache_folder(self.settings.cache_dir) / "judge"
-        self.warned = False
-        self.lock = Lock()
+        self.warn = cache(log_line)  # other threads fail, too; one line is enough
 
     def check(self) -> None:
         self.server.check()
 
-    def evaluate(self, captions: CaptionSet) -> Result:
+    def evaluate(self, captions: CaptionSet) -> Scores:
         asked = [question(text, captions.references[i]) for i, text in captions.predictions.items()]
         found = self._verdicts(list(dict.fromkeys(asked)))
         verdicts = [found[each] for each in asked]
         scores = [verdict.score if verdict else None for verdict in verdicts]
-        return Result(
-            {"CLAIR": ratio([score or 0 for score in scores], [s is not None for s in scores])},
+        return Scores.of_means(
             {"CLAIR": scores},
-            {
+            settings={
                 "clair_judge": f"{self.options.judge_model} of {self.server.url}",
                 "clair_question": QUESTION,
                 "clair_unread": scores.count(None),
@@ -147,7 +136,10 @@ class Clair(Evaluator):
     def _verdict(self, each: str, given_up: Event) -> Optional[Verdict]:
         model = self.options.judge_model
         path = self.cache / f"{cache_key(json.dumps([model, each]))}.json"
-        verdict = read_reply(self._cached(path, each))
+        try:
+            verdict = read_reply(str(read_json(path)["reply"]))
+        except (UserError, LookupError, TypeError):  # there is no such file, or it is damaged
+            verdict = None
         messages = [{"role": "user", "content": each}]
         for _ in range(TRIES):
             if verdict or given_up.is_set():
@@ -156,23 +148,8 @@ class Clair(Evaluator):
             reply = self.server.ask(body, given_up)[0] or ""
             verdict = read_reply(reply)
             if verdict:
-                self._keep(path, {"model": model, "question": each, "reply": reply})
+                try:
+                    write_json({"model": model, "question": each, "reply": reply}, path)
+                except UserError:
+                    self.warn(f"replies are not kept: {self.cache} cannot be written")
         return verdict
-
-    def _cached(self, path: Path, each: str) -> str:
-        """An earlier reply to the question; "" if there is none or the file is damaged."""
-        try:
-            kept = read_json(path)
-            asked = kept["model"], kept["question"]
-            return str(kept["reply"]) if asked == (self.options.judge_model, each) else ""
-        except (UserError, LookupError, TypeError):
-            return ""
-
-    def _keep(self, path: Path, content: dict[str, str]) -> None:
-        try:
-            write_json(content, path)
-        except UserError as error:
-            with self.lock:  # other threads fail, too; one line is enough
-                warned, self.warned = self.warned, True
-            if not warned:
-                log_line(f"replies are not kept: {error}")

@@ -13,6 +13,7 @@ from torchvision import transforms
 from torchvision.transforms import InterpolationMode
 
 from captioning.data.image import MEAN, STD, load_image
+from captioning.files.reading import read_json
 from captioning.metrics.model_files import (
     CLIP_MODEL,
     END,
@@ -20,13 +21,11 @@ from captioning.metrics.model_files import (
     Bpe,
     ModelFiles,
     find_model,
-    load_weights,
-    read_sizes,
+    load_model,
     read_weights,
 )
 from captioning.metrics.openai_clip import read_openai_clip
 from captioning.metrics.options import Options
-from captioning.runtime.errors import UserError, one_line
 
 # Part of the cache key of image features. Change it whenever the preprocessing changes.
 PREPROCESSING = "short side to the model's size, bicubic; centre crop; OpenAI's mean and std"
@@ -55,15 +54,12 @@ class Clip:
         self.tokens = Bpe(files, clip=True)
         self.start, self.end = self.tokens.special(START), self.tokens.special(END)
         marks = {"bos_token_id": self.start, "eos_token_id": self.end}
-        self.model = _build(sizes, files, marks).float()
-        load_weights(
-            self.model, read_weights(files.weights) if state is None else state, files.weights
-        )
+        state = read_weights(files.weights) if state is None else state
+        self.model = load_model("clip_model", files, lambda: _build(sizes, marks), state)
         config = self.model.config
         self.max_tokens = config.text_config.max_position_embeddings
         self.image_size = config.vision_config.image_size
         self.width = self.model.visual_projection.out_features
-        self.model.eval().requires_grad_(False)
         digest = hashlib.sha256()
         for module in (self.model.vision_model, self.model.visual_projection):
             for name, weight in sorted(module.named_parameters()):
@@ -141,27 +137,21 @@ def read_clip(source: str) -> tuple[ModelFiles, dict[str, Any], Optional[dict[st
     files = find_model("clip_model", source)
     if files.config is None:
         return files, *read_openai_clip(files.weights)
-    return files, read_sizes(files), None
+    return files, read_json(files.config), None
 
 
-def _build(sizes: dict[str, Any], files: ModelFiles, marks: dict[str, int]):
+def _build(sizes: dict[str, Any], marks: dict[str, int]) -> torch.nn.Module:
     from transformers import CLIPConfig, CLIPModel
 
-    if not {"text_config", "vision_config"} <= sizes.keys():
-        raise UserError(f"{files.config}: clip_model: this is not a CLIP model")
-    try:
-        # If a file has both names, the second name takes precedence.
-        text, vision = (
-            {**sizes[f"{tower}_config"], **(sizes.get(f"{tower}_config_dict") or {})}
-            for tower in ("text", "vision")
-        )
-        # transformers 4.15.0 supports only these argument names.
-        config = CLIPConfig(
-            text_config_dict={**text, **marks},
-            vision_config_dict=vision,
-            projection_dim=sizes.get("projection_dim", 512),
-        )
-        return CLIPModel(config)
-    except Exception as error:  # newer versions of transformers raise various types
-        problem = f"invalid CLIP configuration ({one_line(error)})"
-        raise UserError(f"{files.config}: clip_model: {problem}") from None
+    # If a file has both names, the second name takes precedence.
+    text, vision = (
+        {**sizes[f"{tower}_config"], **(sizes.get(f"{tower}_config_dict") or {})}
+        for tower in ("text", "vision")
+    )
+    # transformers 4.15.0 supports only these argument names.
+    config = CLIPConfig(
+        text_config_dict={**text, **marks},
+        vision_config_dict=vision,
+        projection_dim=sizes.get("projection_dim", 512),
+    )
+    return CLIPModel(config)

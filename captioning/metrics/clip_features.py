@@ -15,7 +15,12 @@ from captioning.files.cache import cache_folder, cache_key
 from captioning.files.writing import atomic_write
 from captioning.metrics.clip import PREPROCESSING, Clip, ClipOptions, read_clip
 from captioning.metrics.evaluator import CaptionSet, Evaluator
-from captioning.metrics.over_ranks import batches_by_length, shared, together
+from captioning.metrics.over_ranks import (
+    batches_by_length,
+    batches_in_order,
+    map_over_ranks,
+    on_all_ranks,
+)
 from captioning.runtime.distributed import broadcast_from_main, is_main
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line
@@ -63,16 +68,16 @@ class CachedFeatures:
         """Return the features (P, D); None if there is no file or the file is damaged."""
         try:
             (features,) = read_arrays(self.path, "features")
-            if features.shape != self.shape or features.dtype != np.float32:
-                raise ValueError(f"{features.dtype} {features.shape}")
-            if not np.allclose(np.linalg.norm(features, axis=1), 1, atol=1e-4):
-                raise ValueError("no unit vectors")
+            known = features.shape == self.shape and features.dtype == np.float32
+            if known and np.allclose(np.linalg.norm(features, axis=1), 1, atol=1e-4):
+                return features
+            problem = "no unit vectors of these images"
         except FileNotFoundError:
             return None
         except NO_ARRAYS as error:
-            log_line(f"{self.path} is damaged ({type(error).__name__}): computing it again")
-            return None
-        return features
+            problem = type(error).__name__
+        log_line(f"{self.path} is damaged ({problem}): computing it again")
+        return None
 
     def write(self, features: np.ndarray) -> None:
         """Write the features. A folder that is not writable is logged; it is not an error."""
@@ -97,7 +102,7 @@ class ClipEvaluator(Evaluator):
 
     Options = ClipOptions
     needs_images = True
-    model, on_every_rank = "clip_model", True
+    on_every_rank = True
 
     def check(self) -> None:
         read_clip(self.options.clip_model)
@@ -115,7 +120,7 @@ class ClipFeatures:
     def __init__(self, evaluator: ClipEvaluator):
         settings = evaluator.settings
         self.batch_size, self.cache = settings.batch_size, settings.cache_dir
-        self.clip = together(lambda: Clip(evaluator.options.clip_model, settings.device))
+        self.clip = on_all_ranks(lambda: Clip(evaluator.options.clip_model, settings.device))
 
     def of_texts(
         self, texts: Sequence[str], description: str
@@ -127,7 +132,7 @@ class ClipFeatures:
             return self.clip.text_features(batch).cpu().numpy()
 
         batches = batches_by_length([len(text) for text in ids], self.batch_size)
-        return shared(batches, ids.__getitem__, compute, description, "caption"), long
+        return map_over_ranks(batches, ids.__getitem__, compute, description, "caption"), long
 
     def of_images(self, paths: Sequence[Path], description: str) -> Optional[np.ndarray]:
         """Return unit vectors (P, D) of image files on rank 0, from the cache if possible.
@@ -139,16 +144,15 @@ class ClipFeatures:
             cached = CachedFeatures(self.cache, self.clip, paths) if is_main() else None
             return cached, cached and cached.read()
 
-        cached, known = together(look_up)
+        cached, known = on_all_ranks(look_up)
         if broadcast_from_main(known is not None):
             return known
 
         def compute(images):
             return self.clip.image_features(torch.stack(images)).cpu().numpy()
 
-        count, size = len(paths), self.batch_size
-        batches = [range(start, min(start + size, count)) for start in range(0, count, size)]
-        features = shared(
+        batches = batches_in_order(len(paths), self.batch_size)
+        features = map_over_ranks(
             batches, lambda index: self.clip.read_image(paths[index]), compute, description
         )
         if cached:

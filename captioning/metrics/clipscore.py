@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from captioning.metrics.bootstrap import mean
 from captioning.metrics.clip_features import ClipEvaluator
-from captioning.metrics.evaluator import CaptionSet, Metric, Result, Shown
+from captioning.metrics.evaluator import CaptionSet, Scores
 
 PREFIX = "A photo depicts "
 
@@ -16,18 +15,10 @@ class ClipScore(ClipEvaluator):
     closest reference; equation 2. All texts begin with "A photo depicts ".
     """
 
-    metrics = (
-        Metric(
-            "CLIPScore",
-            "CLIPScore",
-            1,
-            report=Shown("how well caption and image agree, by CLIP"),
-        ),
-        Metric("RefCLIPScore", "RefCLIPScore", 1, references=True),
-    )
-    weight, cut = 2.5, "clipscore_truncated"
+    name = "clipscore"
+    weight, truncated = 2.5, "clipscore_truncated"
 
-    def evaluate(self, captions: CaptionSet) -> Result:
+    def evaluate(self, captions: CaptionSet) -> Scores:
         features = self.features(captions)
         paths = [self.settings.images[image_id] for image_id in captions.ids]
         images = features.of_images(paths, "CLIP, images")
@@ -35,7 +26,7 @@ class ClipScore(ClipEvaluator):
         texts = [*captions.predictions.values(), *(text for group in groups for text in group)]
         vectors, long = features.of_texts([PREFIX + text for text in texts], "CLIP, captions")
         if images is None:
-            return Result({})
+            return Scores({})
         count = len(paths)
         candidates = vectors[:count].astype(float)
         own = image_score(candidates, images, self.weight)
@@ -45,11 +36,8 @@ class ClipScore(ClipEvaluator):
         total = own + nearest
         both = 2 * own * nearest / np.where(total > 0, total, 1)  # harmonic mean; 0 if both are 0
         values = dict(zip(self.names, [(100 * own).tolist(), (100 * both).tolist()]))
-        return Result(
-            {name: mean(each) for name, each in values.items()},
-            values,
-            {"clip_model": features.clip.name, self.cut: sum(long[:count])},
-        )
+        settings = {"clip_model": features.clip.name, self.truncated: sum(long[:count])}
+        return Scores.of_means(values, settings=settings)
 
 
 def image_score(captions: np.ndarray, images: np.ndarray, weight: float) -> np.ndarray:
@@ -63,9 +51,6 @@ class PacScore(ClipScore):
     `clip_model` has to name these weights. With OpenAI's weights it would be another metric.
     """
 
-    metrics = (
-        Metric("PAC-S", "PAC-S", 1, report=Shown("CLIPScore with CLIP weights tuned for captions")),
-        Metric("RefPAC-S", "RefPAC-S", 1, references=True),
-    )
+    name = "pacs"
     required = ("clip_model",)
-    weight, cut = 2.0, "pacs_truncated"
+    weight, truncated = 2.0, "pacs_truncated"

@@ -14,8 +14,8 @@ from typing import Annotated, Callable, Optional
 import numpy as np
 from pydantic import Field
 
-from captioning.metrics.bootstrap import Estimate, intervals, mean
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Metric, Result, Shown
+from captioning.metrics.bootstrap import Estimate, intervals
+from captioning.metrics.evaluator import CaptionSet, Evaluator, Scores
 from captioning.metrics.java import JavaError, java_process, java_version
 from captioning.metrics.meteor import meteor_scores
 from captioning.metrics.options import Options
@@ -45,43 +45,12 @@ class CocoOptions(Options):
 class Coco(Evaluator):
     """pycocoevalcap's scores of the captions after PTB tokenisation.
 
-    A metric that cannot be computed or fails is listed in the result's `skipped`; other metrics are
+    A metric that cannot be computed or fails is listed in the scores' `skipped`; other metrics are
     kept. The intervals of ROUGE-L, CIDEr and SPICE are intervals of a mean. For CIDEr, resamples
     keep the n-gram weights of the whole set.
     """
 
-    metrics = (
-        *(Metric(f"Bleu_{n}", f"BLEU-{n}", 3, True) for n in (1, 2, 3)),
-        Metric(
-            "Bleu_4",
-            "BLEU-4",
-            3,
-            True,
-            Shown("share of four-word phrases that occur in a reference"),
-        ),
-        Metric(
-            "METEOR",
-            "METEOR",
-            3,
-            True,
-            Shown("words shared with a reference, including synonyms and stems"),
-        ),
-        Metric("ROUGE_L", "ROUGE-L", 3, True),
-        Metric(
-            "CIDEr",
-            "CIDEr",
-            3,
-            True,
-            Shown("agreement with the references; rare phrases count more"),
-        ),
-        Metric(
-            "SPICE",
-            "SPICE",
-            3,
-            True,
-            Shown("objects, attributes and relations shared with references"),
-        ),
-    )
+    name = "coco"
     Options = CocoOptions
 
     def prepare(self) -> None:
@@ -99,44 +68,39 @@ class Coco(Evaluator):
         problem = spice_problem(java) if self.options.spice else None
         return {"SPICE": problem} if problem else {}
 
-    def evaluate(self, captions: CaptionSet) -> Result:
+    def evaluate(self, captions: CaptionSet) -> Scores:
         texts, groups, tokenizer = captions.tokenized
-        result = Result({}, settings={"tokenizer": tokenizer}, skipped=self.unavailable())
+        scores = Scores({}, settings={"tokenizer": tokenizer}, skipped=self.unavailable())
         for names, scorer in self._scorers().items():
-            if names[0] in result.skipped:
+            if names[0] in scores.skipped:
                 continue
             try:
-                scored = scorer(texts, groups)
+                scores.update(scorer(texts, groups))
             # Captions may have taken hours, so an error in one metric must not lose the others.
             except Exception as error:
                 reason = str(error) if isinstance(error, JavaError) else repr(error)
-                result.skipped.update(dict.fromkeys(names, reason))
-                continue
-            for name, (estimate, each) in zip(names, scored):
-                result.metrics[name] = estimate
-                result.per_image[name] = each
-        return result
+                scores.skipped.update(dict.fromkeys(names, reason))
+        return scores
 
     def _scorers(self) -> dict[tuple[str, ...], Callable]:
-        """{metrics: function}. It maps N captions and N groups to each metric's scores.
-
-        The scores of a metric are (Estimate, N scores of captions).
-        """
+        """{metrics: function from N captions and N groups to `Scores`}."""
         scorers = {
             BLEU: bleu_scores,
-            ("METEOR",): lambda *texts: [meteor_scores(*texts)],
-            ("ROUGE_L",): lambda *texts: [_with_mean(_rouge(*texts))],
-            ("CIDEr",): lambda *texts: [_with_mean(_cider(*texts))],
+            ("METEOR",): _meteor,
+            ("ROUGE_L",): lambda *texts: Scores.of_means({"ROUGE_L": _rouge(*texts)}),
+            ("CIDEr",): lambda *texts: Scores.of_means({"CIDEr": _cider(*texts)}),
         }
         if self.options.spice:
             limits = self.options.spice_timeout, self.options.spice_heap
-            scorers["SPICE",] = lambda *texts: [_with_mean(spice_scores(*texts, *limits))]
+            scorers["SPICE",] = lambda *texts: Scores.of_means(
+                {"SPICE": spice_scores(*texts, *limits)}
+            )
         return scorers
 
 
-def _with_mean(each):
-    each = [float(score) for score in each]
-    return mean(each), each
+def _meteor(captions, groups):
+    estimate, each = meteor_scores(captions, groups)
+    return Scores({"METEOR": estimate}, {"METEOR": each})
 
 
 def _rouge(captions, groups):
@@ -144,7 +108,7 @@ def _rouge(captions, groups):
 
     _, each = Rouge().compute_score(*_by_index(captions, groups))
     # pycocoevalcap splits "" into one empty word, which would match an empty reference.
-    return [score if caption else 0.0 for score, caption in zip(each, captions)]
+    return [float(score) if caption else 0.0 for score, caption in zip(each, captions)]
 
 
 def _cider(captions, groups):
@@ -152,7 +116,7 @@ def _cider(captions, groups):
 
     if not any(text for group in groups for text in group):
         return [0.0] * len(captions)  # Cider fails if no n-gram has a weight
-    return Cider().compute_score(*_by_index(captions, groups))[1]
+    return Cider().compute_score(*_by_index(captions, groups))[1].tolist()
 
 
 def _by_index(captions, groups):
@@ -160,9 +124,7 @@ def _by_index(captions, groups):
     return dict(enumerate(groups)), {i: [caption] for i, caption in enumerate(captions)}
 
 
-def bleu_scores(
-    captions: Sequence[str], references: Sequence[Sequence[str]]
-) -> list[tuple[Estimate, list[float]]]:
+def bleu_scores(captions: Sequence[str], references: Sequence[Sequence[str]]) -> Scores:
     """Return BLEU 1-4 of the whole set and of each caption (Papineni et al. 2002).
 
     captions: N tokenised captions; references: N lists of tokenised captions. The brevity penalty
@@ -180,10 +142,8 @@ def bleu_scores(
         closest = min((abs(length - words), length) for length in counts["reflen"])[1]
         columns.append([*counts["correct"], *counts["guess"], words, closest])
     bounds = intervals(np.array(columns, dtype=float), bleu_of_sums)
-    return [
-        (Estimate(total, *ends, len(captions)), scores)
-        for total, ends, scores in zip(totals, bounds, each)
-    ]
+    estimates = [Estimate(total, *ends, len(captions)) for total, ends in zip(totals, bounds)]
+    return Scores(dict(zip(BLEU, estimates)), dict(zip(BLEU, each)))
 
 
 def bleu_of_sums(sums: np.ndarray) -> np.ndarray:

@@ -12,10 +12,10 @@ from typing import Optional
 
 import numpy as np
 
-from captioning.data.caption_files import Captions, ImageId, by_id
+from captioning.data.caption_files import Captions, by_id
 from captioning.metrics.bootstrap import RESAMPLES, mean, resampled_means
-from captioning.metrics.evaluator import Metric, Scores
-from captioning.metrics.registry import METRICS, metric_of
+from captioning.metrics.evaluator import Scores
+from captioning.metrics.registry import METRICS, Metric, metric_of
 from captioning.metrics.score_table import align
 from captioning.runtime.errors import UserError
 
@@ -62,11 +62,11 @@ def compare(first: Scores, second: Scores) -> dict[str, Difference]:
     means over captions are compared. This is also done for BLEU, although BLEU of a set is not the
     mean over captions.
     """
-    columns = [_columns(scores.per_image) for scores in (first, second)]
-    found = {
-        name: _difference(*(np.array(c[name], dtype=float) for c in columns))
-        for name in columns[0].keys() & columns[1].keys()
-    }
+    found = {}
+    for name in first.per_image.keys() & second.per_image.keys():
+        columns = [np.array(each.per_image[name], dtype=float) for each in (first, second)]
+        if not any(np.isnan(column).all() for column in columns):
+            found[name] = _difference(*columns)
     for name in first.metrics.keys() & second.metrics.keys() - found.keys():
         if name != "median_rank":  # mean ranks are compared instead
             values = [scores.metrics[name].value for scores in (first, second)]
@@ -75,13 +75,6 @@ def compare(first: Scores, second: Scores) -> dict[str, Difference]:
     places = {name: place for place, name in enumerate(METRICS)}
     ordered = sorted(found, key=lambda name: (places.get(name, len(places)), name))
     return {name: found[name] for name in ordered}
-
-
-def _columns(per_image: Mapping[ImageId, Mapping]) -> dict[str, list]:
-    rows = list(per_image.values())
-    names = dict.fromkeys(name for row in rows for name in row)
-    columns = {name: [row.get(name) for row in rows] for name in names}
-    return {name: c for name, c in columns.items() if any(value is not None for value in c)}
 
 
 def _difference(first, second):
@@ -93,9 +86,8 @@ def _difference(first, second):
     pairs = second - first
     estimate = mean(pairs)
     means = float(first.mean()), float(second.mean()), estimate.value
-    if len(pairs) == 1:
-        return Difference(*means, None, None, None, 1)
-    return Difference(*means, estimate.low, estimate.high, p_value(pairs), len(pairs))
+    p = p_value(pairs) if len(pairs) > 1 else None
+    return Difference(*means, estimate.low, estimate.high, p, len(pairs))
 
 
 def p_value(differences: np.ndarray) -> float:

@@ -8,8 +8,7 @@ neighbouring words. Thus it mistakes the verb of "a dog jumps" for a noun.
 import re
 from collections import Counter
 
-from captioning.metrics.bootstrap import mean
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Metric, Result
+from captioning.metrics.evaluator import CaptionSet, Evaluator, Scores
 from captioning.runtime.errors import UserError
 
 # Phrases that act as one preposition.
@@ -55,12 +54,12 @@ def _relates(word: str, next_word: str, following: str) -> bool:
 
 
 class Detail(Evaluator):
-    metrics = tuple(Metric(kind, kind.capitalize(), 2) for kind in _KINDS.values())
+    name = "detail"
 
     def check(self) -> None:
         count("")
 
-    def evaluate(self, captions: CaptionSet) -> Result:
+    def evaluate(self, captions: CaptionSet) -> Scores:
         counts = [count(caption) for caption in captions.predictions.values()]
         values = {name: [each[name] for each in counts] for name in self.names}
-        return Result({name: mean(each) for name, each in values.items()}, values)
+        return Scores.of_means(values)

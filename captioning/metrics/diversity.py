@@ -7,8 +7,8 @@ from typing import Annotated, Optional
 from pydantic import Field
 
 from captioning.data.caption_files import read_references
-from captioning.metrics.bootstrap import Estimate, mean
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Metric, Result, Shown
+from captioning.metrics.bootstrap import Estimate
+from captioning.metrics.evaluator import CaptionSet, Evaluator, Scores
 from captioning.metrics.options import FILE, Options
 from captioning.metrics.tokenizer import tokenize
 
@@ -21,18 +21,11 @@ def words(caption: str) -> int:
 class Length(Evaluator):
     """cap_len: words per caption."""
 
-    metrics = (
-        Metric(
-            "cap_len",
-            "Cap. Len.",
-            2,
-            report=Shown("words in a caption, on average", "Length", "words", 1),
-        ),
-    )
+    name = "length"
 
-    def evaluate(self, captions: CaptionSet) -> Result:
+    def evaluate(self, captions: CaptionSet) -> Scores:
         lengths = [words(caption) for caption in captions.predictions.values()]
-        return Result({"cap_len": mean(lengths)}, {"cap_len": lengths})
+        return Scores.of_means({"cap_len": lengths})
 
 
 class DiversityOptions(Options):
@@ -57,20 +50,7 @@ class Diversity(Evaluator):
     so it has fewer distinct words.
     """
 
-    metrics = (
-        Metric(
-            "lex_div",
-            "Lex. Div.",
-            report=Shown("different words in all captions together", "Distinct words", "", 0, 1000),
-        ),
-        Metric("ttr", "TTR"),
-        Metric("distinct_1", "Dist-1"),
-        Metric("distinct_2", "Dist-2"),
-        Metric("distinct_captions", "Dist. Cap."),
-        Metric("vocab_use", "Vocab. Use", references=True),
-        Metric("seen_captions", "Seen Cap."),
-        Metric("train_vocab_use", "Train Vocab. Use"),
-    )
+    name = "diversity"
     Options = DiversityOptions
 
     def prepare(self) -> None:
@@ -86,7 +66,7 @@ class Diversity(Evaluator):
         texts = {text for group in tokenize(self.training)[0].values() for text in group}
         return texts, _words(texts)
 
-    def evaluate(self, captions: CaptionSet) -> Result:
+    def evaluate(self, captions: CaptionSet) -> Scores:
         texts, groups, tokenizer = captions.tokenized
         sentences = [text.split() for text in texts]
         total = sum(map(len, sentences))
@@ -107,7 +87,7 @@ class Diversity(Evaluator):
             values["train_vocab_use"] = _share(len(used & vocabulary), len(vocabulary))
             settings["train_captions"] = self.options.train_captions
         estimates = {name: Estimate(v, None, None, len(texts)) for name, v in values.items()}
-        return Result(estimates, settings=settings)
+        return Scores(estimates, settings=settings)
 
 
 def _words(texts: Iterable[str]) -> set[str]:

@@ -1,47 +1,19 @@
 """The interface of every metric: what an evaluator declares, receives and returns."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Optional
 
 from captioning.data.caption_files import ImageId
-from captioning.metrics.bootstrap import Estimate
-from captioning.metrics.options import Options
+from captioning.metrics.bootstrap import Estimate, mean
+from captioning.metrics.options import Options, unmet
+from captioning.metrics.registry import COMPUTED, DEFAULT_METRICS, EVALUATORS
 from captioning.metrics.tokenizer import tokenize
 from captioning.runtime.errors import UserError
-
-
-@dataclass(frozen=True)
-class Shown:
-    """How the report shows a metric: its meaning in one clause, and value * factor.
-
-    title and decimals replace the metric's own, unless they are None.
-    """
-
-    meaning: str
-    title: Optional[str] = None
-    unit: str = ""
-    decimals: Optional[int] = None
-    factor: float = 1.0
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A metric as it is named and shown.
-
-    name: its name in score files. title, decimals: used in tables. references: whether the metric
-    needs references. report: how the report's comparison shows the metric; None if the report lists
-    it only among other scores.
-    """
-
-    name: str
-    title: str
-    decimals: int = 3
-    references: bool = False
-    report: Optional[Shown] = None
+from captioning.runtime.registry import load
 
 
 @dataclass(frozen=True)
@@ -87,8 +59,8 @@ class CaptionSet:
 
 
 @dataclass(frozen=True)
-class Result:
-    """What an evaluator returns for N captions.
+class Scores:
+    """The scores of N captions by one evaluator, or by several.
 
     - metrics: {metric: estimate}
     - per_image: {metric: N values in the order of the captions}; None for a caption without a value
@@ -103,33 +75,41 @@ class Result:
     skipped: dict[str, str] = field(default_factory=dict)
     details: dict[str, Sequence[Any]] = field(default_factory=dict)
 
+    @classmethod
+    def of_means(cls, per_image: dict[str, Sequence[Optional[float]]], **others: Any) -> "Scores":
+        """The scores whose metrics are the means of `per_image`. others: the other fields."""
+        return cls({name: mean(values) for name, values in per_image.items()}, per_image, **others)
+
+    def update(self, others: "Scores") -> None:
+        """Add the scores of another evaluator on the same captions."""
+        for part in fields(self):
+            getattr(self, part.name).update(getattr(others, part.name))
+
 
 class Evaluator(ABC):
     """Metrics that are computed together and chosen by one name of `captioning.metrics.registry`.
 
     If `evaluate` raises, only the metrics of this evaluator are skipped.
 
-    - metrics: all metrics that the evaluator can compute
+    - name: its name in the registry
     - names: the metrics that it computes with its options
     - Options: its configuration keys
     - required: options that must be set
     - needs_images: whether `Settings.images` is needed
-    - model: the option that names the model it runs
     - on_every_rank: whether all processes have to call `evaluate`; rank 0 has the result
     - costly: whether it may cost money; such an evaluator runs only if a user names it
     """
 
-    metrics: tuple[Metric, ...]
+    name: str
     Options: type[Options] = Options
     required: tuple[str, ...] = ()
     needs_images = False
-    model: Optional[str] = None
     on_every_rank = False
     costly = False
 
     def __init__(self, settings: Optional[Settings] = None, **options: Any):
         self.settings, self.options = settings or Settings(), self.Options.checked(options)
-        self.names = tuple(metric.name for metric in self.metrics)
+        self.names = COMPUTED[self.name]
         self.prepare()
 
     def prepare(self) -> None:  # noqa: B027
@@ -143,28 +123,39 @@ class Evaluator(ABC):
             return dict.fromkeys(self.names, str(error))
         return {}
 
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: B027
         """Raise UserError if something is missing that all metrics of this evaluator need."""
-        if self.model:
-            from captioning.metrics.model_files import find_model
-
-            find_model(self.model, getattr(self.options, self.model))
 
     @abstractmethod
-    def evaluate(self, captions: CaptionSet) -> Result:
+    def evaluate(self, captions: CaptionSet) -> Scores:
         """Score one or more captions."""
 
 
-@dataclass(frozen=True)
-class Scores:
-    """The results of several evaluators.
+def options_of(names: Iterable[str], config: Any) -> dict[str, Any]:
+    """{option: value} of these evaluators in a configuration, files as paths on this disk."""
+    found = {}
+    for name in names:
+        found.update(load(EVALUATORS[name]).Options.from_config(config))
+    return found
 
-    metrics: {metric: estimate}. per_image: {image id: {metric: value}} of all scored images.
-    details: {image id: {name: value}}. settings and skipped: see `Result`.
+
+def build_evaluators(
+    names: Iterable[str] = DEFAULT_METRICS,
+    settings: Optional[Settings] = None,
+    **options: Any,
+) -> list[Evaluator]:
+    """Return the evaluators of these names, each once.
+
+    options: {option: value} of all of them; each evaluator takes the options that it declares.
+    Raises UserError for an impossible value, a missing option or file, and missing images.
     """
-
-    metrics: dict[str, Estimate]
-    per_image: dict[ImageId, dict[str, Optional[float]]]
-    settings: dict[str, Any]
-    skipped: dict[str, str]
-    details: dict[ImageId, dict[str, Any]] = field(default_factory=dict)
+    built = []
+    for name in dict.fromkeys(names):
+        kind = load(EVALUATORS[name])
+        own = {key: options[key] for key in kind.Options.model_fields if key in options}
+        if problem := unmet(kind, kind.Options.checked(own)):
+            raise UserError(f"metrics: {name} {problem}")
+        if kind.needs_images and (settings is None or settings.images is None):
+            raise UserError(f"metrics: {name} needs the images: give their folder with --images")
+        built.append(kind(settings, **own))
+    return built

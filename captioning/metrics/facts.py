@@ -12,8 +12,8 @@ from typing import Annotated, Optional
 from pydantic import Field
 
 from captioning.data.caption_files import by_id
-from captioning.metrics.bootstrap import mean, ratio
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Metric, Result, Shown
+from captioning.metrics.bootstrap import percentages, ratio
+from captioning.metrics.evaluator import CaptionSet, Evaluator, Scores
 from captioning.metrics.options import FILE, Options
 from captioning.runtime.errors import UserError
 from captioning.scenes.facts import Statement, most_true, read_caption, true_facts
@@ -30,41 +30,14 @@ class FactsOptions(Options):
 
 
 class Facts(Evaluator):
-    metrics = (
-        Metric(
-            "true_facts",
-            "True Facts",
-            2,
-            report=Shown("stated facts that are true for the image", "True facts", "a caption"),
-        ),
-        Metric(
-            "wrong_facts",
-            "Wrong %",
-            1,
-            report=Shown("share of the stated facts that are wrong", "Wrong facts", "%"),
-        ),
-        Metric(
-            "scene_R@1",
-            "Scene R@1",
-            1,
-            report=Shown("self-retrieval: captions that fit their own image best", "R@1", "%"),
-        ),
-        Metric(
-            "scene_R@5",
-            "Scene R@5",
-            1,
-            report=Shown(
-                "self-retrieval: captions whose own image is among the best five", "R@5", "%"
-            ),
-        ),
-    )
+    name = "facts"
     Options = FactsOptions
     required = ("facts_file",)
 
     def prepare(self) -> None:
         self.scenes = read_scenes(Path(self.options.facts_file))
 
-    def evaluate(self, captions: CaptionSet) -> Result:
+    def evaluate(self, captions: CaptionSet) -> Scores:
         known = by_id(captions.ids, self.scenes)
         scenes = [known[image_id] for image_id in captions.ids]
         if not all(scenes):
@@ -75,19 +48,15 @@ class Facts(Evaluator):
         stated, true = (list(of_all) for of_all in zip(*counts))
         wrong = [total - right for total, right in zip(stated, true)]
         ranks = [_rank(s, i, true[i], scenes) for i, s in enumerate(statements)]
-        found = {f"scene_R@{k}": [100.0 * (rank <= k) for rank in ranks] for k in RANKS}
-        return Result(
-            metrics={
-                "true_facts": mean(true),
-                "wrong_facts": ratio(wrong, stated, 100),
-                **{name: mean(values) for name, values in found.items()},
-            },
-            per_image={
+        scores = Scores.of_means(
+            {
                 "true_facts": true,
-                "wrong_facts": [100 * w / s if s else None for w, s in zip(wrong, stated)],
-                **found,
-            },
+                "wrong_facts": percentages(wrong, stated),
+                **{f"scene_R@{k}": [100.0 * (rank <= k) for rank in ranks] for k in RANKS},
+            }
         )
+        scores.metrics["wrong_facts"] = ratio(wrong, stated, 100)
+        return scores
 
 
 def stated_and_true(statement: Statement, scene: Scene) -> tuple[int, int]:

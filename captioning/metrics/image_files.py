@@ -1,7 +1,7 @@
 """The image file of each image id."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
 
 from captioning.data.caption_files import ImageId, ids_by_name
@@ -9,7 +9,7 @@ from captioning.files.images import images_in, read_list
 from captioning.runtime.errors import UserError
 
 
-def find_images(source: Path, references: Path, ids: Iterable[ImageId]) -> dict[ImageId, Path]:
+def find_images(source: Path, references: Path, ids: Collection[ImageId]) -> dict[ImageId, Path]:
     """Return the image file of each id.
 
     source: a folder, a JSON file {image id: image file}, or another list with ids (see
@@ -29,23 +29,20 @@ def find_images(source: Path, references: Path, ids: Iterable[ImageId]) -> dict[
         if not named or None in named:
             expected = "expected {image id: image file}, or give a folder of images"
             raise UserError(f"{source}: {expected}")
-    named = {str(i): path for i, path in named.items() if path.is_file()}
-    in_folder = None
+    files = {str(i): [path] for i, path in named.items() if path.is_file()}
+    if source.is_dir() and not all(str(image_id) in files for image_id in ids):
+        files = {**_by_name(source), **files}
     found = {}
     for image_id in ids:
-        path = named.get(str(image_id))
-        if path is None and source.is_dir():
-            in_folder = _by_name(source) if in_folder is None else in_folder
-            paths = in_folder.get(str(image_id), [])
-            if len(paths) > 1:
-                raise UserError(
-                    f"image_id {image_id!r} may be {paths[0]} or {paths[1]}: give a folder that "
-                    "has one of them, or a JSON file {image id: image file}"
-                )
-            path = paths[0] if paths else None
-        if path is None:
+        paths = files.get(str(image_id))
+        if paths is None:
             raise UserError(f"image_id {image_id!r}: found no image file for it in {source}")
-        found[image_id] = path
+        if len(paths) > 1:
+            raise UserError(
+                f"image_id {image_id!r} may be {paths[0]} or {paths[1]}: give a folder that "
+                "has one of them, or a JSON file {image id: image file}"
+            )
+        found[image_id] = paths[0]
     return found
 
 

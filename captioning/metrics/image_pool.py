@@ -10,7 +10,7 @@ import numpy as np
 
 from captioning.files.images import LISTS, images_in, read_list
 from captioning.metrics.clip_features import NO_ARRAYS, read_arrays
-from captioning.runtime.errors import UserError
+from captioning.runtime.errors import UserError, one_line
 
 
 class Pool(NamedTuple):
@@ -49,26 +49,23 @@ def read_pool(path: Path, root: Optional[Path] = None) -> Pool:
 def _read_features(path: Path) -> Pool:
     try:
         features, files = read_arrays(path, "features", "files")
-    except FileNotFoundError:
-        raise UserError(f"pool: {path}: no such file") from None
-    except KeyError as error:
-        raise UserError(f"pool: {path}: {error.args[0]}: expected features and files") from None
     except NO_ARRAYS as error:
-        raise UserError(f"pool: {path}: cannot be read: {error}") from None
-    if not np.issubdtype(features.dtype, np.floating):
-        raise UserError(f"pool: {path}: features are {features.dtype}: expected numbers")
-    if features.ndim != 2 or files.shape != features.shape[:1]:
+        raise UserError(f"pool: {path}: cannot be read: {one_line(error)}") from None
+    if (
+        features.ndim != 2
+        or not np.issubdtype(features.dtype, np.floating)
+        or files.shape != features.shape[:1]
+        or not (np.isfinite(features).all() and features.any(axis=1).all())
+    ):
         raise UserError(
-            f"pool: {path}: features {features.shape} and files {files.shape} do not match: "
-            "expected one row of features per file"
+            f"pool: {path}: expected features (P, D), numbers that are finite and not all 0, and "
+            f"files (P): found {features.dtype} {features.shape} and {files.shape}"
         )
     norms = np.linalg.norm(features, axis=1, keepdims=True)
-    if not (np.isfinite(norms) & (norms > 0)).all():
-        raise UserError(f"pool: {path}: the features of some image are 0 or not finite")
     return Pool([Path(str(name)) for name in files], (features / norms).astype(np.float32))
 
 
-def others(pool: Pool, own: Iterable[Path]) -> list[int]:
+def new_images(pool: Pool, own: Iterable[Path]) -> list[int]:
     """Return the indices of the pool's images that are not among `own`, each image once.
 
     Files with the same name are the same image if their bytes are equal. In a pool of features, an

@@ -4,10 +4,9 @@ import numpy as np
 import torch
 
 from BLIP.weights.download import without_secrets
-from captioning.metrics.bootstrap import mean
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Metric, Result, Shown
+from captioning.metrics.evaluator import CaptionSet, Evaluator, Scores
 from captioning.metrics.itm_model import ItmOptions, ItmScorer, check_file
-from captioning.metrics.over_ranks import shared, together
+from captioning.metrics.over_ranks import batches_in_order, map_over_ranks, on_all_ranks
 
 
 class Itm(Evaluator):
@@ -16,15 +15,7 @@ class Itm(Evaluator):
     ITC: 100 * the cosine of the contrastive vectors of caption and image.
     """
 
-    metrics = (
-        Metric(
-            "ITM",
-            "ITM",
-            1,
-            report=Shown("how sure BLIP's filter is that image and caption match", unit="%"),
-        ),
-        Metric("ITC", "ITC", 1),
-    )
+    name = "itm"
     Options = ItmOptions
     required = ("itm_model",)
     needs_images = True
@@ -33,9 +24,9 @@ class Itm(Evaluator):
     def check(self) -> None:
         check_file(self.options.itm_model)
 
-    def evaluate(self, captions: CaptionSet) -> Result:
+    def evaluate(self, captions: CaptionSet) -> Scores:
         file = self.options.itm_model
-        scorer = together(lambda: ItmScorer(file, self.settings.device))
+        scorer = on_all_ranks(lambda: ItmScorer(file, self.settings.device))
         paths = [self.settings.images[image_id] for image_id in captions.ids]
         texts = list(captions.predictions.values())
 
@@ -48,15 +39,11 @@ class Itm(Evaluator):
             found = scorer.match(encoded, groups), scorer.similarity(encoded, groups)
             return torch.cat(found, 1).cpu().numpy()  # (B, 2)
 
-        count, size = len(paths), self.settings.batch_size
-        batches = [range(start, min(start + size, count)) for start in range(0, count, size)]
-        found = shared(batches, prepare, compute, "BLIP's filter")
+        batches = batches_in_order(len(paths), self.settings.batch_size)
+        found = map_over_ranks(batches, prepare, compute, "BLIP's filter")
         if found is None:
-            return Result({})
+            return Scores({})
         columns = (100 * found.astype(np.float64)).T.tolist()
         long = sum(map(scorer.is_long, texts))
-        return Result(
-            {name: mean(values) for name, values in zip(self.names, columns)},
-            dict(zip(self.names, columns)),
-            {"itm_model": without_secrets(file), "itm_truncated": long},
-        )
+        settings = {"itm_model": without_secrets(file), "itm_truncated": long}
+        return Scores.of_means(dict(zip(self.names, columns)), settings=settings)

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from threading import RLock
-from typing import Optional
 
 import numpy as np
 
@@ -22,7 +21,7 @@ _ALPHA, _BETA, _GAMMA, _DELTA = 0.85, 0.2, 0.6, 0.75
 _WEIGHTS = np.array([1.0, 0.6, 0.8, 0.6])
 
 _SHARED_SECONDS = 3600.0
-# Environment variable: the address of the process that computes METEOR for this process.
+# Environment variable: the address of the process that computes METEOR for this one and for jobs.
 ADDRESS = "CAPTIONING_METEOR"
 
 _LENGTHS, _CHUNKS, _WORDS = slice(0, 2), 20, slice(21, 23)  # indices into the statistics
@@ -70,8 +69,7 @@ class _SharedJava:
     """The Java process of a `shared_process` block, started by the first use."""
 
     def __init__(self):
-        self.opened, self.process = ExitStack(), None
-        self.owner, self.lock = os.getpid(), RLock()
+        self.opened, self.process, self.lock = ExitStack(), None, RLock()
 
     def start(self):
         """Return the running process; start a new one if it failed or was killed."""
@@ -97,34 +95,27 @@ class _SharedJava:
         self.process = None
 
 
-_shared: Optional[_SharedJava] = None
-
-
 @contextmanager
-def shared_process() -> Iterator[None]:
+def shared_process(start: bool = False) -> Iterator[Mapping[str, str]]:
     """Compute all scores in the block with one Java process, since its start takes seconds.
 
-    The process needs about 600 MB, and is killed after an hour.
+    Yields the environment variables with which jobs use the process, too. start: whether to start
+    it at once. It needs about 600 MB, and is killed after an hour. If it fails, each call for
+    scores starts its own process, which reports the error.
     """
-    global _shared
-    outer, _shared = _shared, _SharedJava()
-    try:
-        yield
-    finally:
-        _shared.close()
-        _shared = outer
-
-
-@contextmanager
-def scoring_for_jobs() -> Iterator[Mapping[str, str]]:
-    """Like `shared_process`, but started at once, and also used by jobs.
-
-    Yields the environment variables that the jobs need.
-    """
-    with shared_process(), serve(_shared.score) as address:
-        with suppress(JavaError):  # each call for scores reports the error again
-            _shared.start()
-        yield {ADDRESS: address}
+    java, outer = _SharedJava(), os.environ.get(ADDRESS)
+    with serve(java.score) as os.environ[ADDRESS]:
+        try:
+            if start:
+                with suppress(JavaError):
+                    java.start()
+            yield {ADDRESS: os.environ[ADDRESS]}
+        finally:
+            java.close()
+            if outer is None:
+                del os.environ[ADDRESS]
+            else:
+                os.environ[ADDRESS] = outer
 
 
 def _java(time_limit: float):
@@ -138,9 +129,6 @@ def _java(time_limit: float):
 
 def _run_java(captions, references):
     """Return the set's score, the captions' scores, and statistics (N, 23)."""
-    # A forked process cannot use its parent's pipes.
-    if _shared is not None and _shared.owner == os.getpid():
-        return _shared.score(captions, references)
     time_limit = _SECONDS_TO_START + _SECONDS_PER_CAPTION * len(captions)
     if ADDRESS in os.environ:
         with suppress(CallFailed):

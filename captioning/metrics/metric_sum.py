@@ -21,17 +21,16 @@ class MetricSum(NamedTuple):
         # Names may contain a hyphen, as PAC-S does.
         names = "|".join(re.escape(name) for name in METRICS if "-" in name)
         term_of = re.compile(rf"\s*([+-]?)\s*((?:{names})(?![^\s+-])|[^\s+-]+)\s*")
-        signs, place = {}, 0
-        while place < len(text) or not signs:
-            term = term_of.match(text, place)
-            if term is None or (signs and not term[1]):
-                raise ValueError("write it as METRIC, -METRIC or METRIC + METRIC")
-            sign, name = term.groups()
+        terms, signs = list(term_of.finditer(text)), {}
+        whole = text and "".join(term[0] for term in terms) == text
+        if not whole or not all(term[1] for term in terms[1:]):
+            raise ValueError("write it as METRIC, -METRIC or METRIC + METRIC")
+        for sign, name in (term.groups() for term in terms):
             if name not in METRICS:
                 raise ValueError(f"{name!r} is no metric{_hint(name)}")
             if name in signs:
                 raise ValueError(f"{name} occurs twice")
-            signs[name], place = -1 if sign == "-" else 1, term.end()
+            signs[name] = -1 if sign == "-" else 1
         return cls(text, signs)
 
     def of(self, scores: Mapping[str, float]) -> Optional[float]:

@@ -2,14 +2,13 @@
 
 import contextlib
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Callable, NamedTuple, Optional
 
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from torch import Tensor, nn
 
 from BLIP.weights.download import hub_file
 from BLIP.weights.safe_load import read_pickled
-from captioning.files.reading import read_json
 from captioning.runtime.errors import UserError, one_line
 
 CLIP_MODEL = "openai/clip-vit-base-patch32"
@@ -78,14 +77,6 @@ def _find(key: str, source: str, *names: str) -> Path:
     )
 
 
-def read_sizes(files: ModelFiles) -> dict[str, Any]:
-    """Return the content of the model's config.json. Raises UserError."""
-    sizes = read_json(files.config)
-    if not isinstance(sizes, dict):
-        raise UserError(f"{files.config}: not the configuration of a model: download it again")
-    return sizes
-
-
 def read_weights(path: Path, within: Optional[str] = None) -> dict[str, Tensor]:
     """Return {name: weight} of a file. within: use the entry of this name if there is one.
 
@@ -104,11 +95,20 @@ def read_weights(path: Path, within: Optional[str] = None) -> dict[str, Tensor]:
     return state
 
 
-def load_weights(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:
-    """Load weights that were read from `path`. Raises UserError if they do not fit the model.
+def load_model(
+    key: str, files: ModelFiles, build: Callable[[], nn.Module], state: dict[str, Tensor]
+) -> nn.Module:
+    """Return the model of `build` in float32 with these weights, without gradients.
 
-    Buffers are not loaded, since not all versions of transformers save them.
+    Buffers are not loaded, since not all versions of transformers save them. Raises UserError if
+    `build` fails, or the weights do not fit the model.
     """
+    path = files.weights
+    try:
+        model = build().float()
+    except Exception as error:  # transformers raises various types
+        problem = f"no configuration of this kind of model ({one_line(error)})"
+        raise UserError(f"{files.config}: {key}: {problem}") from None
     names = [name for name, _ in model.named_parameters()]
     lacking = [name for name in names if name not in state]
     if lacking:
@@ -121,6 +121,7 @@ def load_weights(model: nn.Module, state: dict[str, Tensor], path: Path) -> None
     except RuntimeError as error:
         reason = str(error).splitlines()[-1].strip()
         raise UserError(f"{path}: the sizes do not fit the model: {reason}") from None
+    return model.eval().requires_grad_(False)
 
 
 class Bpe:

@@ -103,15 +103,10 @@ class ObjectReader:
         return joined
 
 
-class Singular(NamedTuple):
-    """what: the method's name, recorded with the scores. of: maps a word to its singular."""
+def by_rules() -> Callable[[str], str]:
+    """Return a function from a word to its singular by pattern's rules.
 
-    what: str
-    of: Callable[[str], str]
-
-
-def by_rules() -> Singular:
-    """Singulars by pattern's rules. There is no dictionary: "bus" becomes "bu", "glass" "glas".
+    There is no dictionary: "bus" becomes "bu", "glass" "glas".
 
     Raises UserError without TextBlob.
     """
@@ -119,11 +114,11 @@ def by_rules() -> Singular:
         from textblob.en.inflect import singularize
     except ImportError:
         raise UserError("chair needs TextBlob: pip install textblob") from None
-    return Singular("pattern's rules", cache(lambda word: singularize(word, custom=_AS_PUBLISHED)))
+    return cache(lambda word: singularize(word, custom=_AS_PUBLISHED))
 
 
-def by_wordnet() -> Singular:
-    """Singulars by WordNet: the shortest lemma as a noun. For unknown words, the rules are used.
+def by_wordnet() -> Callable[[str], str]:
+    """Like `by_rules`, by WordNet: the shortest lemma as a noun, else by the rules.
 
     Raises UserError without TextBlob or without nltk's data.
     """
@@ -145,9 +140,10 @@ def by_wordnet() -> Singular:
     def singular(word: str) -> str:
         if word in _NOT_SHORTEST:
             return _NOT_SHORTEST[word]
-        return lemmatize(word) if wordnet.morphy(word, "n") else rules.of(word)
+        return lemmatize(word) if wordnet.morphy(word, "n") else rules(word)
 
-    return Singular("WordNet's lemmas", singular)
+    return singular
 
 
 SINGULARS = {"pattern": by_rules, "wordnet": by_wordnet}
+SINGULAR_TITLES = {"pattern": "pattern's rules", "wordnet": "WordNet's lemmas"}  # in score files

@@ -1,7 +1,7 @@
 """Options of metrics and rewards: configuration keys, and flags of captioning.evaluate."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Optional
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -50,23 +50,21 @@ def option_classes(entries: Iterable[str]) -> list[type[Options]]:
     """The `Options` of the classes that registry entries name, each once.
 
     A class with a subclass among them is left out, because the subclass has its options, too.
-    Raises TypeError if two of the returned classes declare the same option.
     """
     every = dict.fromkeys(load(entry).Options for entry in entries)
-    found: list[type[Options]] = []
-    owners: dict[str, str] = {}
-    for options in every:
-        if any(options is not other and issubclass(other, options) for other in every):
-            continue
-        found.append(options)
-        for name in options.model_fields:
-            if name in owners:
-                raise TypeError(f"option {name!r} is of {owners[name]} and of {options.__name__}")
-            owners[name] = options.__name__
-    return found
+    return [
+        options
+        for options in every
+        if not any(options is not other and issubclass(other, options) for other in every)
+    ]
 
 
-def missing_options(required: Iterable[str], options: type[Options], values: Any) -> list[str]:
-    """The required options that are not set: their attribute of `values` is the default."""
-    fields = options.model_fields
-    return [name for name in required if getattr(values, name) == fields[name].default]
+def unmet(kind: Any, values: Any) -> Optional[str]:
+    """What an evaluator or reward requires and `values` leave at its default; None if nothing.
+
+    kind: the class, with `Options` and `required`. Returns for example "needs pool: MEANING".
+    """
+    fields = kind.Options.model_fields
+    missing = [name for name in kind.required if getattr(values, name) == fields[name].default]
+    meanings = " and ".join(fields[name].description for name in missing)
+    return f"needs {' and '.join(missing)}: {meanings}" if missing else None

@@ -1,10 +1,13 @@
 """Divides a metric's work among the processes of torchrun."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Callable, Optional, TypeVar
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from captioning.runtime import signals
 from captioning.runtime.distributed import broadcast_from_main, gather_on_main, rank, world_size
@@ -16,7 +19,7 @@ READERS = 8  # threads that prepare the next batch, for example by decoding imag
 T = TypeVar("T")
 
 
-def together(do: Callable[[], T]) -> T:
+def on_all_ranks(do: Callable[[], T]) -> T:
     """Call `do` on all processes; if it fails on one process, all processes raise UserError.
 
     Without this, the other processes would wait until the process group times out. Returns this
@@ -36,7 +39,7 @@ def together(do: Callable[[], T]) -> T:
     return result
 
 
-def shared(
+def map_over_ranks(
     batches: Sequence[Sequence[int]],
     prepare: Callable[[int], Any],
     compute: Callable[[list], np.ndarray],
@@ -64,7 +67,7 @@ def shared(
                     raise UserError("asked to stop")
         return parts
 
-    gathered = gather_on_main(together(computed))
+    gathered = gather_on_main(on_all_ranks(computed))
     if gathered is None:
         return None
     order = np.concatenate([np.asarray(b, dtype=int) for r in gathered for b, _ in r])
@@ -72,6 +75,12 @@ def shared(
     result = np.empty_like(values)
     result[order] = values
     return result
+
+
+def read_images(read: Callable[[Path], Tensor], paths: Iterable[Path]) -> Tensor:
+    """Read image files in threads and stack them."""
+    with ThreadPoolExecutor(READERS) as pool:
+        return torch.stack(list(pool.map(read, paths)))
 
 
 def _ahead(batches, prepare) -> Iterator[tuple[Sequence[int], list]]:
@@ -85,6 +94,11 @@ def _ahead(batches, prepare) -> Iterator[tuple[Sequence[int], list]]:
             yield batch, list(prepared)
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def batches_in_order(count: int, size: int) -> list[range]:
+    """Divide `count` indices into batches of at most `size`."""
+    return [range(start, min(start + size, count)) for start in range(0, count, size)]
 
 
 def batches_by_length(

@@ -7,19 +7,12 @@ import torch
 from pydantic import Field
 from torch.nn import functional as F
 
+from captioning.files.reading import read_json
 from captioning.metrics.bootstrap import mean
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Metric, Result, Shown
-from captioning.metrics.model_files import (
-    END,
-    Bpe,
-    find_model,
-    load_weights,
-    read_sizes,
-    read_weights,
-)
+from captioning.metrics.evaluator import CaptionSet, Evaluator, Scores
+from captioning.metrics.model_files import END, Bpe, find_model, load_model, read_weights
 from captioning.metrics.options import Options
-from captioning.metrics.over_ranks import batches_by_length, shared, together
-from captioning.runtime.errors import UserError, one_line
+from captioning.metrics.over_ranks import batches_by_length, map_over_ranks, on_all_ranks
 
 # The most tokens whose logits, 50,257 floats each, are in memory at once: 400 MB.
 TOKENS_AT_ONCE = 2048
@@ -38,19 +31,15 @@ class Perplexity(Evaluator):
     is not scored. A caption of only white space has no value.
     """
 
-    metrics = (
-        Metric(
-            "PPL",
-            "PPL",
-            1,
-            report=Shown("how surprising the caption's words are to GPT-2", "Perplexity"),
-        ),
-    )
+    name = "perplexity"
     Options = PerplexityOptions
-    model, on_every_rank = "ppl_model", True
+    on_every_rank = True
 
-    def evaluate(self, captions: CaptionSet) -> Result:
-        model = together(lambda: LanguageModel(self.options.ppl_model, self.settings.device))
+    def check(self) -> None:
+        find_model("ppl_model", self.options.ppl_model)
+
+    def evaluate(self, captions: CaptionSet) -> Scores:
+        model = on_all_ranks(lambda: LanguageModel(self.options.ppl_model, self.settings.device))
         texts = list(captions.predictions.values())
         kept = [index for index, text in enumerate(texts) if text.strip()]
         ids, long = model.encode([texts[index] for index in kept])
@@ -58,12 +47,14 @@ class Perplexity(Evaluator):
         batches = batches_by_length(lengths, self.settings.batch_size, TOKENS_AT_ONCE)
         values = np.empty(0)
         if kept:
-            values = shared(batches, ids.__getitem__, model.perplexities, "GPT-2", "caption")
+            values = map_over_ranks(
+                batches, ids.__getitem__, model.perplexities, "GPT-2", "caption"
+            )
         if values is None:
-            return Result({})
+            return Scores({})
         found = dict(zip(kept, values.tolist()))
         cut = {"ppl_truncated": sum(long), "ppl_empty": len(texts) - len(kept)}
-        return Result(
+        return Scores(
             {"PPL": mean(values)} if kept else {},
             {"PPL": [found.get(index) for index in range(len(texts))]},
             {"ppl_model": self.options.ppl_model, **cut},
@@ -80,19 +71,15 @@ class LanguageModel:
         files = find_model("ppl_model", source)
         self.tokens = Bpe(files, clip=False)
         self.start = self.tokens.special(END)
-        sizes = read_sizes(files)
-        marks = {"bos_token_id": self.start, "eos_token_id": self.start}
-        try:
-            config = GPT2Config.from_dict({**sizes, **marks})
-            self.model = GPT2Model(config).float()
-        except Exception as error:  # newer versions of transformers raise various types
-            problem = f"no sizes of a GPT-2 ({one_line(error)})"
-            raise UserError(f"{files.config}: ppl_model: {problem}") from None
-        self.max_tokens, self.device = config.n_positions, device
         state = read_weights(files.weights)
         state = {name.removeprefix("transformer."): value for name, value in state.items()}
-        load_weights(self.model, state, files.weights)
-        self.model.eval().requires_grad_(False).to(device)
+        marks = {"bos_token_id": self.start, "eos_token_id": self.start}
+
+        def build():
+            return GPT2Model(GPT2Config.from_dict({**read_json(files.config), **marks}))
+
+        self.model = load_model("ppl_model", files, build, state).to(device)
+        self.max_tokens, self.device = self.model.config.n_positions, device
 
     def encode(self, texts: list[str]) -> tuple[list[list[int]], list[bool]]:
         """Return each text's ids after <|endoftext|>, and whether the text was truncated."""

@@ -1,80 +1,263 @@
-"""The evaluators by name. A new one is a module and a line here."""
+"""The evaluators and their metrics by name. A new one is a module and its lines here.
 
-from collections.abc import Iterable
-from typing import Any, Optional
+The module is imported where it is used. Names and titles of metrics are known without it.
+"""
 
-from captioning.metrics.evaluator import Evaluator, Metric, Settings
-from captioning.metrics.options import missing_options
-from captioning.runtime.errors import UserError
-from captioning.runtime.registry import load
+from typing import NamedTuple, Optional
+
+
+class Metric(NamedTuple):
+    """A metric as it is named and shown.
+
+    name: its name in score files. title, decimals: used in tables. references: whether the metric
+    needs references. The others are of the report's comparison. meaning: the metric in one clause;
+    without it the report lists the metric only among other scores. report_title, report_decimals:
+    replace title and decimals. The report shows value * factor in `unit`.
+    """
+
+    name: str
+    title: str
+    decimals: int = 3
+    references: bool = False
+    meaning: Optional[str] = None
+    unit: str = ""
+    report_title: Optional[str] = None
+    report_decimals: Optional[int] = None
+    factor: float = 1.0
+
+    def in_report(self) -> "Metric":
+        """The metric with the title and decimals that the report's comparison shows."""
+        decimals = self.decimals if self.report_decimals is None else self.report_decimals
+        return self._replace(title=self.report_title or self.title, decimals=decimals)
+
+    @property
+    def heading(self) -> str:
+        return f"{self.title}, {self.unit}" if self.unit else self.title
+
 
 # Each evaluator's class, and the metrics that it computes, in the order of their columns in tables.
-# The class is imported where it is used; the names of metrics are checked without it.
-_DECLARED = {
+_DECLARED: dict[str, tuple[str, tuple[Metric, ...]]] = {
     "coco": (
         "captioning.metrics.coco:Coco",
-        "Bleu_1 Bleu_2 Bleu_3 Bleu_4 METEOR ROUGE_L CIDEr SPICE",
+        (
+            *(Metric(f"Bleu_{n}", f"BLEU-{n}", 3, True) for n in (1, 2, 3)),
+            Metric(
+                "Bleu_4", "BLEU-4", 3, True, "share of four-word phrases that occur in a reference"
+            ),
+            Metric(
+                "METEOR",
+                "METEOR",
+                3,
+                True,
+                "words shared with a reference, including synonyms and stems",
+            ),
+            Metric("ROUGE_L", "ROUGE-L", 3, True),
+            Metric(
+                "CIDEr", "CIDEr", 3, True, "agreement with the references; rare phrases count more"
+            ),
+            Metric(
+                "SPICE",
+                "SPICE",
+                3,
+                True,
+                "objects, attributes and relations shared with references",
+            ),
+        ),
     ),
-    "retrieval": ("captioning.metrics.retrieval:Retrieval", "R@1 R@5 R@10 median_rank"),
-    "clipscore": ("captioning.metrics.clipscore:ClipScore", "CLIPScore RefCLIPScore"),
+    "retrieval": (
+        "captioning.metrics.retrieval:Retrieval",
+        (
+            Metric(
+                "R@1",
+                "R@1",
+                1,
+                meaning="self-retrieval: captions whose own image is the nearest one, by CLIP",
+                unit="%",
+                report_title="CLIP R@1",
+            ),
+            Metric(
+                "R@5",
+                "R@5",
+                1,
+                meaning="self-retrieval: captions whose image is among the best five",
+                unit="%",
+                report_title="CLIP R@5",
+            ),
+            Metric("R@10", "R@10", 1),
+            Metric("median_rank", "Med. Rank", 1),
+        ),
+    ),
+    "clipscore": (
+        "captioning.metrics.clipscore:ClipScore",
+        (
+            Metric(
+                "CLIPScore", "CLIPScore", 1, meaning="how well caption and image agree, by CLIP"
+            ),
+            Metric("RefCLIPScore", "RefCLIPScore", 1, True),
+        ),
+    ),
     "diversity": (
         "captioning.metrics.diversity:Diversity",
-        "lex_div ttr distinct_1 distinct_2 distinct_captions vocab_use seen_captions "
-        "train_vocab_use",
+        (
+            Metric(
+                "lex_div",
+                "Lex. Div.",
+                meaning="different words in all captions together",
+                report_title="Distinct words",
+                report_decimals=0,
+                factor=1000,
+            ),
+            Metric("ttr", "TTR"),
+            Metric("distinct_1", "Dist-1"),
+            Metric("distinct_2", "Dist-2"),
+            Metric("distinct_captions", "Dist. Cap."),
+            Metric("vocab_use", "Vocab. Use", references=True),
+            Metric("seen_captions", "Seen Cap."),
+            Metric("train_vocab_use", "Train Vocab. Use"),
+        ),
     ),
-    "facts": ("captioning.metrics.facts:Facts", "true_facts wrong_facts scene_R@1 scene_R@5"),
-    "chair": ("captioning.metrics.chair:Chair", "CHAIRs CHAIRi object_recall"),
-    "pacs": ("captioning.metrics.clipscore:PacScore", "PAC-S RefPAC-S"),
-    "clair": ("captioning.metrics.clair:Clair", "CLAIR"),
-    "repetition": ("captioning.metrics.repetition:Repetition", "rep_2 rep_3 rep_4 loops"),
-    "detail": ("captioning.metrics.detail:Detail", "nouns adjectives numbers relations"),
-    "length": ("captioning.metrics.diversity:Length", "cap_len"),
-    "perplexity": ("captioning.metrics.perplexity:Perplexity", "PPL"),
-    "itm": ("captioning.metrics.itm:Itm", "ITM ITC"),
+    "facts": (
+        "captioning.metrics.facts:Facts",
+        (
+            Metric(
+                "true_facts",
+                "True Facts",
+                2,
+                meaning="stated facts that are true for the image",
+                unit="a caption",
+                report_title="True facts",
+            ),
+            Metric(
+                "wrong_facts",
+                "Wrong %",
+                1,
+                meaning="share of the stated facts that are wrong",
+                unit="%",
+                report_title="Wrong facts",
+            ),
+            Metric(
+                "scene_R@1",
+                "Scene R@1",
+                1,
+                meaning="self-retrieval: captions that fit their own image best",
+                unit="%",
+                report_title="R@1",
+            ),
+            Metric(
+                "scene_R@5",
+                "Scene R@5",
+                1,
+                meaning="self-retrieval: captions whose own image is among the best five",
+                unit="%",
+                report_title="R@5",
+            ),
+        ),
+    ),
+    "chair": (
+        "captioning.metrics.chair:Chair",
+        (
+            Metric(
+                "CHAIRs", "CHAIRs", 1, True, "captions that name an object which is not there", "%"
+            ),
+            Metric(
+                "CHAIRi", "CHAIRi", 1, True, "share of the named objects that are not there", "%"
+            ),
+            Metric(
+                "object_recall",
+                "Obj. Recall",
+                1,
+                True,
+                "share of the images' objects that are named",
+                "%",
+                "Objects named",
+            ),
+        ),
+    ),
+    "pacs": (
+        "captioning.metrics.clipscore:PacScore",
+        (
+            Metric("PAC-S", "PAC-S", 1, meaning="CLIPScore with CLIP weights tuned for captions"),
+            Metric("RefPAC-S", "RefPAC-S", 1, True),
+        ),
+    ),
+    "clair": (
+        "captioning.metrics.clair:Clair",
+        (
+            Metric(
+                "CLAIR",
+                "CLAIR",
+                1,
+                True,
+                "how likely the caption describes the references' image, by a language model",
+            ),
+        ),
+    ),
+    "repetition": (
+        "captioning.metrics.repetition:Repetition",
+        (
+            *(Metric(f"rep_{n}", f"Rep-{n}", 1) for n in (2, 3, 4)),
+            Metric(
+                "loops", "Loops", 1, meaning="captions that say a phrase twice in a row", unit="%"
+            ),
+        ),
+    ),
+    "detail": (
+        "captioning.metrics.detail:Detail",
+        tuple(
+            Metric(kind, kind.capitalize(), 2)
+            for kind in ("nouns", "adjectives", "numbers", "relations")
+        ),
+    ),
+    "length": (
+        "captioning.metrics.diversity:Length",
+        (
+            Metric(
+                "cap_len",
+                "Cap. Len.",
+                2,
+                meaning="words in a caption, on average",
+                unit="words",
+                report_title="Length",
+                report_decimals=1,
+            ),
+        ),
+    ),
+    "perplexity": (
+        "captioning.metrics.perplexity:Perplexity",
+        (
+            Metric(
+                "PPL",
+                "PPL",
+                1,
+                meaning="how surprising the caption's words are to GPT-2",
+                report_title="Perplexity",
+            ),
+        ),
+    ),
+    "itm": (
+        "captioning.metrics.itm:Itm",
+        (
+            Metric(
+                "ITM",
+                "ITM",
+                1,
+                meaning="how sure BLIP's filter is that image and caption match",
+                unit="%",
+            ),
+            Metric("ITC", "ITC", 1),
+        ),
+    ),
 }
 EVALUATORS: dict[str, str] = {name: entry for name, (entry, _) in _DECLARED.items()}
+COMPUTED = {name: tuple(m.name for m in metrics) for name, (_, metrics) in _DECLARED.items()}
 DEFAULT_METRICS = ("coco", "length", "diversity")
 
 _PUBLISHED = ("cap_len", "lex_div", "R@1", "R@5", "CLIPScore", "PPL")  # the paper's table
-_COMPUTED_BY = {metric: name for name, (_, own) in _DECLARED.items() for metric in own.split()}
-# The evaluator of each metric, in the order of tables: the published table's columns first.
-METRICS: dict[str, str] = {name: _COMPUTED_BY[name] for name in (*_PUBLISHED, *_COMPUTED_BY)}
+_BY_NAME = {metric.name: metric for _, metrics in _DECLARED.values() for metric in metrics}
+# In the order of tables: the published table's columns first.
+METRICS: dict[str, Metric] = {name: _BY_NAME[name] for name in (*_PUBLISHED, *_BY_NAME)}
 
 
 def metric_of(name: str) -> Metric:
-    """The metric of this name; imports its evaluator. A name without an evaluator is its title."""
-    kinds = [load(EVALUATORS[METRICS[name]])] if name in METRICS else []
-    return next((m for kind in kinds for m in kind.metrics if m.name == name), Metric(name, name))
-
-
-def options_of(names: Iterable[str], config: Any) -> dict[str, Any]:
-    """{option: value} of these evaluators in a configuration, files as paths on this disk."""
-    found = {}
-    for name in names:
-        found.update(load(EVALUATORS[name]).Options.from_config(config))
-    return found
-
-
-def build_evaluators(
-    names: Iterable[str] = DEFAULT_METRICS,
-    settings: Optional[Settings] = None,
-    **options: Any,
-) -> list[Evaluator]:
-    """Return the evaluators of these names, each once.
-
-    options: {option: value} of all of them; each evaluator takes the options that it declares.
-    Raises UserError for an impossible value, a missing option or file, and missing images.
-    """
-    built = []
-    for name in dict.fromkeys(names):
-        kind = load(EVALUATORS[name])
-        fields = kind.Options.model_fields
-        own = {option: options[option] for option in fields if option in options}
-        missing = missing_options(kind.required, kind.Options, kind.Options.checked(own))
-        if missing:
-            meanings = " and ".join(fields[option].description for option in missing)
-            raise UserError(f"metrics: {name} needs {' and '.join(missing)}: {meanings}")
-        if kind.needs_images and (settings is None or settings.images is None):
-            raise UserError(f"metrics: {name} needs the images: give their folder with --images")
-        built.append(kind(settings, **own))
-    return built
+    """The metric of this name. A name without an evaluator is its title."""
+    return METRICS.get(name) or Metric(name, name)

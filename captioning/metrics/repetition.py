@@ -9,8 +9,7 @@ loops                captions with a phrase of two or more words twice in a row,
 from collections.abc import Sequence
 from typing import Optional
 
-from captioning.metrics.bootstrap import ratio
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Metric, Result, Shown
+from captioning.metrics.evaluator import CaptionSet, Evaluator, Scores
 
 SIZES = (2, 3, 4)
 
@@ -34,28 +33,11 @@ def loops(words: Sequence[str]) -> bool:
 
 
 class Repetition(Evaluator):
-    metrics = (
-        *(Metric(f"rep_{n}", f"Rep-{n}", 1) for n in SIZES),
-        Metric(
-            "loops",
-            "Loops",
-            1,
-            report=Shown("captions that say a phrase twice in a row", unit="%"),
-        ),
-    )
+    name = "repetition"
 
-    def evaluate(self, captions: CaptionSet) -> Result:
+    def evaluate(self, captions: CaptionSet) -> Scores:
         texts, _, tokenizer = captions.tokenized
         sentences = [text.split() for text in texts]
         values = {f"rep_{n}": [repeated(words, n) for words in sentences] for n in SIZES}
         values["loops"] = [100.0 * loops(words) for words in sentences]
-        return Result(
-            {name: _mean_of_any(each) for name, each in values.items()},
-            values,
-            {"tokenizer": tokenizer},
-        )
-
-
-def _mean_of_any(values):
-    """The mean over captions that have a value."""
-    return ratio([value or 0 for value in values], [value is not None for value in values])
+        return Scores.of_means(values, settings={"tokenizer": tokenizer})

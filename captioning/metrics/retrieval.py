@@ -9,11 +9,11 @@ from pydantic import Field
 
 from captioning.data import annotation_paths
 from captioning.files.cache import local
-from captioning.metrics.bootstrap import mean, median
+from captioning.metrics.bootstrap import median
 from captioning.metrics.clip import ClipOptions
 from captioning.metrics.clip_features import ClipEvaluator
-from captioning.metrics.evaluator import CaptionSet, Metric, Result, Shown
-from captioning.metrics.image_pool import others, read_pool
+from captioning.metrics.evaluator import CaptionSet, Scores
+from captioning.metrics.image_pool import new_images, read_pool
 from captioning.runtime.errors import UserError
 
 RANKS = (1, 5, 10)
@@ -49,28 +49,7 @@ class Retrieval(ClipEvaluator):
     caption.
     """
 
-    metrics = (
-        Metric(
-            "R@1",
-            "R@1",
-            1,
-            report=Shown(
-                "self-retrieval: captions whose own image is the nearest one, by CLIP",
-                "CLIP R@1",
-                "%",
-            ),
-        ),
-        Metric(
-            "R@5",
-            "R@5",
-            1,
-            report=Shown(
-                "self-retrieval: captions whose image is among the best five", "CLIP R@5", "%"
-            ),
-        ),
-        Metric("R@10", "R@10", 1),
-        Metric("median_rank", "Med. Rank", 1),
-    )
+    name = "retrieval"
     Options = RetrievalOptions
 
     def prepare(self) -> None:
@@ -78,7 +57,7 @@ class Retrieval(ClipEvaluator):
         if self.options.pool:
             self.pool = read_pool(Path(self.options.pool), self.settings.image_root)
 
-    def evaluate(self, captions: CaptionSet) -> Result:
+    def evaluate(self, captions: CaptionSet) -> Scores:
         features = self.features(captions)
         paths = [self.settings.images[image_id] for image_id in captions.ids]
         files = list(dict.fromkeys(paths))
@@ -89,27 +68,29 @@ class Retrieval(ClipEvaluator):
         texts = list(captions.predictions.values())
         vectors, long = features.of_texts(texts, "CLIP, captions")
         if images is None:
-            return Result({})
+            return Scores({})
         if self.pool:
             if images.shape[1] != further.shape[1]:
                 raise UserError(
                     f"pool: {self.options.pool} has features of width {further.shape[1]}, "
                     f"clip_model of {images.shape[1]}: make them with the same model"
                 )
-            images = np.concatenate([images, further[others(self.pool, files)]])
+            images = np.concatenate([images, further[new_images(self.pool, files)]])
         number = {path: index for index, path in enumerate(files)}
         found = ranks(vectors, images, [number[path] for path in paths])
         hits = {f"R@{k}": (100.0 * (found <= k)).tolist() for k in RANKS}
         where = self.options.pool or "the captions' own"
-        return Result(
-            {**{name: mean(each) for name, each in hits.items()}, "median_rank": median(found)},
-            {**hits, "rank": found.tolist()},
-            {
+        scores = Scores.of_means(
+            hits,
+            settings={
                 "clip_model": features.clip.name,
                 "pool": f"{len(images)} images ({where})",
                 "retrieval_truncated": sum(long),
             },
         )
+        scores.metrics["median_rank"] = median(found)
+        scores.per_image["rank"] = found.tolist()
+        return scores
 
 
 def ranks(

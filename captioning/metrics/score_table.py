@@ -1,6 +1,6 @@
 """Scores as a table for a terminal."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from captioning.metrics.evaluator import Scores
 from captioning.metrics.registry import METRICS, metric_of
@@ -8,10 +8,11 @@ from captioning.metrics.registry import METRICS, metric_of
 WIDTH = 80
 
 
-def format_table(scores: Scores) -> str:
+def format_table(scores: Scores, captions: int) -> str:
     """Return the scores in rows of at most 80 characters, followed by their settings.
 
-    Half the width of a score's interval is below the score. "-" marks a skipped metric.
+    captions: how many were scored. Half the width of a score's interval is below the score. "-"
+    marks a skipped metric.
     """
     names = [name for name in METRICS if name in scores.metrics or name in scores.skipped]
     rows = []
@@ -25,12 +26,16 @@ def format_table(scores: Scores) -> str:
         for name, value in scores.settings.items()
         if value != 0 and "\n" not in str(value)
     ]
-    rows.append(", ".join([f"{len(scores.per_image)} captions", *known]))
-    reasons = [scores.skipped[name] for name in names if name in scores.skipped]
-    for reason in dict.fromkeys(reasons):
-        skipped = [metric_of(name).title for name in names if scores.skipped.get(name) == reason]
-        rows.append(f"{', '.join(skipped)} skipped: {reason}")
-    return "\n".join(rows)
+    rows.append(", ".join([f"{captions} captions", *known]))
+    return "\n".join([*rows, *skipped_lines(scores.skipped)])
+
+
+def skipped_lines(skipped: Mapping[str, str]) -> Iterator[str]:
+    """Yield a line for each reason in {metric: why it was not computed}."""
+    names = [name for name in METRICS if name in skipped]
+    for reason in dict.fromkeys(skipped[name] for name in names):
+        titles = ", ".join(metric_of(name).title for name in names if skipped[name] == reason)
+        yield f"{titles} skipped: {reason}"
 
 
 def _cells(name: str, scores: Scores) -> list[str]:

@@ -14,9 +14,8 @@ from typing import Optional, Union
 from captioning.data.caption_files import Captions, ImageId, match_ids, predictions_by_id
 from captioning.files.writing import write_json, write_text
 from captioning.metrics.bootstrap import INTERVALS
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Result, Scores
+from captioning.metrics.evaluator import CaptionSet, Evaluator, Scores, build_evaluators
 from captioning.metrics.java import JavaError, java_version
-from captioning.metrics.registry import build_evaluators
 from captioning.runtime.distributed import is_main
 from captioning.runtime.errors import UserError
 
@@ -39,33 +38,21 @@ def score(
         predictions = [{"image_id": i, "caption": text} for i, text in predictions.items()]
     predictions = predictions_by_id(predictions)
     captions = CaptionSet(predictions, match_ids(predictions, references))
-    scores = Scores({}, {image_id: {} for image_id in predictions}, {}, {})
+    scores = Scores({})
     for evaluator in build_evaluators() if evaluators is None else evaluators:
         if not (is_main() or evaluator.on_every_rank):
             continue
         try:
-            _add(evaluator.evaluate(captions), scores)
+            found = evaluator.evaluate(captions)
         # Captions may have taken hours, so an error in one evaluator must not lose the others.
         except Exception as error:
             reason = str(error) if isinstance(error, UserError) else repr(error)
-            scores.skipped.update(dict.fromkeys(evaluator.names, reason))
+            found = Scores({}, skipped=dict.fromkeys(evaluator.names, reason))
+        scores.update(found)
+    for name in [name for name, each in scores.metrics.items() if not math.isfinite(each.value)]:
+        del scores.metrics[name]
+        scores.skipped[name] = "it is undefined for these captions"
     return scores
-
-
-def _add(result: Result, scores: Scores) -> None:
-    scores.settings.update(result.settings)
-    scores.skipped.update(result.skipped)
-    for name, estimate in result.metrics.items():
-        if math.isfinite(estimate.value):
-            scores.metrics[name] = estimate
-        else:
-            scores.skipped[name] = "it is undefined for these captions"
-    for name, values in result.per_image.items():
-        for of_image, value in zip(scores.per_image.values(), values):
-            of_image[name] = value
-    for name, values in result.details.items():
-        for image_id, value in zip(scores.per_image, values):
-            scores.details.setdefault(image_id, {})[name] = value
 
 
 def write_scores(
@@ -73,8 +60,8 @@ def write_scores(
 ) -> None:
     """Write `metrics.json` and `per_caption.jsonl`, one image per line, to a folder.
 
-    predictions: has the ids of `scores.per_image`. command: recorded in the file. Files are written
-    atomically. Raises UserError if the folder is not writable.
+    predictions: the scored captions, in the same order. command: recorded in the file. Files are
+    written atomically. Raises UserError if the folder is not writable.
     """
     summary = {
         "metrics": {name: asdict(estimate) for name, estimate in scores.metrics.items()},
@@ -83,11 +70,12 @@ def write_scores(
         "command": command,
         "versions": versions(),
     }
-    lines = []
-    for image_id, values in scores.per_image.items():
-        line = {"image_id": image_id, "caption": predictions[image_id], **values}
-        lines.append(json.dumps({**line, **scores.details.get(image_id, {})}) + "\n")
-    write_text("".join(lines), Path(folder, "per_caption.jsonl"))
+    columns = {**scores.per_image, **scores.details}
+    lines = [
+        json.dumps({"image_id": i, "caption": text, **{n: c[row] for n, c in columns.items()}})
+        for row, (i, text) in enumerate(predictions.items())
+    ]
+    write_text("".join(line + "\n" for line in lines), Path(folder, "per_caption.jsonl"))
     write_json(summary, Path(folder, "metrics.json"))
 
 

@@ -47,10 +47,7 @@ def default_output(runs: Sequence[Path]) -> Path:
     """
     if len(runs) == 1:
         return runs[0] / "report.html"
-    try:
-        above = Path(os.path.commonpath([run.absolute().parent for run in runs]))
-    except ValueError:  # runs on different drives
-        return Path("report.html")
+    above = Path(os.path.commonpath([run.absolute().parent for run in runs]))
     return Path("report.html") if above == Path(above.anchor) else above / "report.html"
 
 

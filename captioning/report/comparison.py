@@ -3,14 +3,15 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import NamedTuple, Optional, Union
 
 from captioning.data import Sample, read_split, references
 from captioning.data.caption_files import Captions, ImageId, References
 from captioning.data.sources import known_annotation
 from captioning.metrics.bootstrap import Estimate
+from captioning.metrics.evaluator import build_evaluators, options_of
 from captioning.metrics.facts import FactsOptions
-from captioning.metrics.registry import EVALUATORS, build_evaluators, metric_of, options_of
+from captioning.metrics.registry import COMPUTED, EVALUATORS, metric_of
 from captioning.metrics.scoring import score
 from captioning.report.runs import Run, read_runs
 from captioning.runtime.errors import UserError
@@ -23,7 +24,10 @@ HUMANS = "Humans"
 
 
 class Row(NamedTuple):
-    """A row of the comparison: human captions or a run."""
+    """A row of the comparison that is no run: human captions, or the mean of several runs.
+
+    A run is a row, too: it has the same attributes.
+    """
 
     label: str
     kind: str  # "humans", or the kind of a run
@@ -60,10 +64,9 @@ class Comparison:
         return any(len(group) > 1 for group in self.references.values())
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[Union[Row, Run]]:
         """The human captions, if any, then the runs in the order given."""
-        runs = [Row(run.label, run.kind, run.captions, run.metrics) for run in self.runs]
-        return [self.human, *runs] if self.human else runs
+        return [*([self.human] if self.human else []), *self.runs]
 
     def image_path(self, image_id: ImageId) -> Optional[Path]:
         sample = self.samples.get(image_id)
@@ -181,13 +184,13 @@ def _human_row(
         )
         others = {image_id: [caption] for image_id, caption in captions.items()}
     wanted = {name for run in runs for name in run.metrics}
+    if alone:  # otherwise a caption would be scored against itself
+        wanted = {name for name in wanted if not metric_of(name).references}
     settings = metric_settings(runs[0].scored_with, samples, "cpu")
     built = []
     for name in dict.fromkeys(name for run in runs for name in run.scored_with.metrics):
-        kind = load(EVALUATORS[name])
-        metrics = [metric for metric in kind.metrics if not (alone and metric.references)]
-        names = wanted.intersection(metric.name for metric in metrics)
-        if kind.costly or not names:
+        names = wanted.intersection(COMPUTED[name])
+        if load(EVALUATORS[name]).costly or not names:
             continue
         # Uses the options of the run with most metrics.
         run = max(
@@ -199,8 +202,6 @@ def _human_row(
         except UserError as error:
             missing.append(f"Human captions could not be scored: {error}.")
     scores = score({image_id: captions[image_id] for image_id in others}, others, built)
-    if alone:  # otherwise a caption would be scored against itself
-        wanted -= {name for name in wanted if metric_of(name).references}
     skipped = sorted(wanted.intersection(scores.skipped))
     for reason in dict.fromkeys(scores.skipped[name] for name in skipped):
         missing.append(f"Not all scores of human captions could be computed: {reason}.")

@@ -1,66 +1,17 @@
 """The table of human and runs' scores, for the page and for the terminal."""
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Optional
 
-from captioning.metrics.bootstrap import Estimate
-from captioning.metrics.evaluator import Metric, Shown
-from captioning.metrics.registry import METRICS, metric_of
+from captioning.metrics.registry import METRICS, Metric, metric_of
 from captioning.metrics.score_table import align
 from captioning.report.comparison import Comparison, Row
 
-# The first columns of the comparison. Other metrics with a `report` follow.
+# The first columns of the comparison. Other metrics with a meaning follow.
 FIRST = (
     *("cap_len", "true_facts", "wrong_facts", "CHAIRs", "CHAIRi", "object_recall"),
     *("scene_R@1", "scene_R@5", "R@1", "R@5", "lex_div", "loops"),
     *("CIDEr", "Bleu_4", "METEOR", "SPICE", "CLIPScore", "PAC-S", "CLAIR", "PPL"),
 )
-
-
-class Column(NamedTuple):
-    """A metric as the report shows it: its value times `factor`, with `decimals` decimals."""
-
-    metric: str
-    title: str
-    unit: str
-    meaning: str
-    decimals: int
-    factor: float
-
-    @classmethod
-    def of(cls, metric: Metric, shown: Shown) -> "Column":
-        decimals = metric.decimals if shown.decimals is None else shown.decimals
-        title = shown.title or metric.title
-        return cls(metric.name, title, shown.unit, shown.meaning, decimals, shown.factor)
-
-    @property
-    def heading(self) -> str:
-        return f"{self.title}, {self.unit}" if self.unit else self.title
-
-
-class Cell(NamedTuple):
-    value: str
-    interval: Optional[tuple[str, str]]
-
-
-class Table(NamedTuple):
-    """columns, and rows of (label, kind, cells). A cell is None if there is no value."""
-
-    columns: list[Column]
-    rows: list[tuple[str, str, list[Optional[Cell]]]]
-
-
-def table_of(comparison: Comparison) -> Table:
-    """The table of the comparison's columns, without columns that have no value."""
-    return _table(comparison, columns_of(comparison.rows))
-
-
-def other_metrics(comparison: Comparison) -> Table:
-    """The metrics that `table_of` leaves out, with 3 decimals."""
-    names = dict.fromkeys(name for row in comparison.rows for name in row.metrics)
-    metrics = map(metric_of, names)
-    shown = Shown("", decimals=3)
-    return _table(comparison, [Column.of(metric, shown) for metric in metrics if not metric.report])
 
 
 def comparison_table(comparison: Comparison) -> str:
@@ -77,34 +28,30 @@ def in_markdown(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in table)
 
 
-def columns_of(rows: Iterable[Row]) -> list[Column]:
+def columns_of(rows: Iterable[Row]) -> list[Metric]:
     """The comparison's columns for which at least one row has a value."""
     present = {name for row in rows for name in row.metrics}
-    names = [name for name in dict.fromkeys((*FIRST, *METRICS)) if name in present]
-    return [Column.of(m, m.report) for m in map(metric_of, names) if m.report]
+    metrics = (METRICS[name] for name in dict.fromkeys((*FIRST, *METRICS)) if name in present)
+    return [metric.in_report() for metric in metrics if metric.meaning]
 
 
-def shown_value(column: Column, row: Row) -> str:
+def other_columns(rows: Iterable[Row]) -> list[Metric]:
+    """The metrics that `columns_of` leaves out, with 3 decimals."""
+    names = dict.fromkeys(name for row in rows for name in row.metrics)
+    return [m._replace(decimals=3) for m in map(metric_of, names) if not m.meaning]
+
+
+def shown_value(column: Metric, row: Row) -> str:
     """The value with its interval, such as "5.40 (5.14-5.66)"; "-" without a value."""
-    cell = _cell(column, row.metrics.get(column.metric))
-    if cell is None:
-        return "-"
-    return f"{cell.value} ({'-'.join(cell.interval)})" if cell.interval else cell.value
+    value, *ends = cell(column, row) or ["-"]
+    return f"{value} ({'-'.join(ends)})" if ends else value
 
 
-def _table(comparison: Comparison, columns: list[Column]) -> Table:
-    rows = [
-        (row.label, row.kind, [_cell(column, row.metrics.get(column.metric)) for column in columns])
-        for row in comparison.rows
-    ]
-    return Table(columns, rows)
-
-
-def _cell(column: Column, estimate: Optional[Estimate]) -> Optional[Cell]:
+def cell(column: Metric, row: Row) -> list[str]:
+    """The value and, if there is an interval, its ends; empty if the row lacks the metric."""
+    estimate = row.metrics.get(column.name)
     if estimate is None:
-        return None
-    ends = (estimate.value, estimate.low, estimate.high)
-    value, low, high = (
-        None if end is None else f"{end * column.factor:.{column.decimals}f}" for end in ends
-    )
-    return Cell(value, None if None in (low, high) else (low, high))
+        return []
+    ends = (estimate.low, estimate.high)
+    numbers = [estimate.value, *(() if None in ends else ends)]
+    return [f"{number * column.factor:.{column.decimals}f}" for number in numbers]

@@ -1,8 +1,7 @@
 """The selected epoch of each run, and the validation scores of all epochs."""
 
-from collections.abc import Iterable, Iterator
-from operator import itemgetter
-from typing import Any, Callable, NamedTuple, Optional
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, Optional
 
 from captioning.metrics.registry import metric_of
 from captioning.report.runs import Run
@@ -27,22 +26,21 @@ def selected_epochs(runs: Iterable[Run]) -> Iterator[Selected]:
     for run in runs:
         if run.selected is None:
             continue
-        names = shown_metrics(run.selected)
-        lines = [(metric_of(name).title, _cells(run, name, _of_metric(name))) for name in names]
-        if len(names) > 1 and any(each["value"] is not None for each in run.selected["epochs"]):
-            lines.insert(0, (run.selected["select"], _cells(run, names[0], itemgetter("value"))))
+        names, epochs = shown_metrics(run.selected), run.selected["epochs"]
+        lines = []
+        for name in names:
+            values = [each["scores"].get(name) for each in epochs]
+            lines.append((metric_of(name).title, _cells(run, name, values)))
+        values = [each["value"] for each in epochs]
+        if len(names) > 1 and any(value is not None for value in values):
+            lines.insert(0, (run.selected["select"], _cells(run, names[0], values)))
         yield Selected(run, in_words(run.selected), lines)
 
 
-def _of_metric(name: str) -> Callable[[dict[str, Any]], Optional[float]]:
-    return lambda each: each["scores"].get(name)
-
-
-def _cells(run: Run, like: str, value_of: Callable) -> list[tuple[int, str, bool]]:
+def _cells(run: Run, like: str, values: Sequence[Optional[float]]) -> list[tuple[int, str, bool]]:
     """The cells of a line. like: a metric; the values get its number of decimals."""
     cells = []
-    for each in run.selected["epochs"]:
-        value = value_of(each)
+    for each, value in zip(run.selected["epochs"], values):
         text = "none" if value is None else f"{value:.{metric_of(like).decimals}f}"
         cells.append((each["epoch"] + 1, text, each["epoch"] == run.selected["epoch"]))
     return cells

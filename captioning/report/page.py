@@ -10,7 +10,7 @@ from captioning.data.caption_files import ImageId
 from captioning.files.writing import write_text
 from captioning.metrics.registry import metric_of
 from captioning.report.comparison import Comparison
-from captioning.report.comparison_table import other_metrics, table_of
+from captioning.report.comparison_table import cell, columns_of, other_columns
 from captioning.report.epochs import selected_epochs
 from captioning.report.figures import curves, length_histogram, styles
 from captioning.report.picture import picture
@@ -45,8 +45,10 @@ def render(comparison: Comparison, note: Optional[str] = None) -> str:
         runs=runs,
         note=note,
         colours=colours,
-        table=table_of(comparison),
-        others=other_metrics(comparison),
+        rows=rows,
+        columns=columns_of(rows),
+        others=other_columns(rows),
+        cell=cell,
         skipped=_skipped(comparison),
         plane=plane(rows),
         axes=choose_axes(rows),
@@ -89,11 +91,11 @@ def _example(comparison: Comparison, image_id: ImageId) -> dict[str, Any]:
 
 def _length_groups(comparison: Comparison) -> list[tuple[str, str, list[str]]]:
     """The captions of each row. For humans: all captions, not only the held-out ones."""
-    groups = [(run.label, run.kind, list(run.captions.values())) for run in comparison.runs]
-    if comparison.human is None:
-        return groups
     human = [text for group in comparison.references.values() for text in group]
-    return [(comparison.human.label, comparison.human.kind, human), *groups]
+    return [
+        (row.label, row.kind, human if row is comparison.human else list(row.captions.values()))
+        for row in comparison.rows
+    ]
 
 
 def _skipped(comparison: Comparison) -> list[tuple[str, str, str]]:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Optional
 
+from pydantic import TypeAdapter, ValidationError
+
 from captioning.captioners.registry import package_of
 from captioning.config import Config, config_class, every_key, keys_of, load_config
 from captioning.config.objectives import trained_by, training_name
@@ -131,7 +133,7 @@ def _read_run(folder: Path, split: str) -> Run:
         scored_with=scored,
         captions=read_predictions(results_file),
         metrics=metrics_of(scores.get("metrics", {}), result / "metrics.json"),
-        skipped=_object(scores.get("skipped", {}), result / "metrics.json"),
+        skipped=scores.get("skipped", {}),
         log=[] if foreign else list(read_log(folder / "log.jsonl")),
         training={} if foreign else _json(folder / "run.json"),
         scoring=scoring,
@@ -156,28 +158,19 @@ def metrics_of(entries: Any, path: Path) -> dict[str, Estimate]:
 
     path: the file, named in the UserError about a malformed entry.
     """
-    found = {}
-    for name, entry in _object(entries, path).items():
-        parts = [_object(entry, path).get(part) for part in ("value", "low", "high", "n")]
-        if any(part is not None and type(part) not in (int, float) for part in parts):
-            raise _other_shape(path)
-        if parts[0] is not None:
-            found[name] = Estimate(*parts)
-    return found
+    return _validated(entries, dict[str, Estimate], path)
 
 
 def _json(path: Path) -> dict[str, Any]:
-    return _object(read_json(path), path) if path.exists() else {}
+    return _validated(read_json(path), dict[str, Any], path) if path.exists() else {}
 
 
-def _object(value: Any, path: Path) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise _other_shape(path)
-    return value
-
-
-def _other_shape(path: Path) -> UserError:
-    return UserError(f"{path}: not in captioning.train's format: caption and score the run again")
+def _validated(value: Any, kind: Any, path: Path) -> Any:
+    try:
+        return TypeAdapter(kind).validate_python(value)
+    except ValidationError:
+        expected = "captioning.train's format: caption and score the run again"
+        raise UserError(f"{path}: not in {expected}") from None
 
 
 def refuse_twice(named: Sequence[Any], what: str) -> None:

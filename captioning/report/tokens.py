@@ -130,9 +130,6 @@ def charged(tokens: list[Token]) -> Optional[tuple[int, Token]]:
 
     Only tokens for which the model prefers another word of the caption.
     """
-    inside = [
-        (n, token)
-        for n, token in enumerate(tokens[1:], 2)
-        if token.predictions[0].own and token.predictions[0].word != token.label
-    ]
+    preferred = [(n, t, t.predictions[0]) for n, t in enumerate(tokens[1:], 2)]
+    inside = [(n, t) for n, t, best in preferred if best.own and best.word != t.label]
     return max(inside, key=lambda pair: pair[1].smile, default=None)

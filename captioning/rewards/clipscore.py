@@ -1,17 +1,15 @@
 """CLIPScore as a reward: how well a caption fits its image."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import torch
 
 from captioning.metrics.clip import Clip, ClipOptions
 from captioning.metrics.clipscore import PREFIX, ClipScore, image_score
-from captioning.metrics.over_ranks import READERS, together
+from captioning.metrics.over_ranks import on_all_ranks, read_images
 from captioning.rewards.interface import Reward, TrainingImages
 
 
-class ClipFit(Reward):
+class ClipScoreReward(Reward):
     """2.5 * max(cos(caption, image), 0): the metric CLIPScore / 100.
 
     Image features are kept for later epochs.
@@ -23,22 +21,17 @@ class ClipFit(Reward):
 
     def prepare(self, images: TrainingImages) -> None:
         self.files, self.features = images.files, {}
-        self.clip = together(lambda: Clip(self.options.clip_model, images.device))
+        self.clip = on_all_ranks(lambda: Clip(self.options.clip_model, images.device))
 
     def __call__(self, image_ids, captions) -> np.ndarray:
         with torch.autocast(torch.device(self.clip.device).type, enabled=False):
-            self._encode([i for i in dict.fromkeys(image_ids) if i not in self.features])
+            new = [i for i in dict.fromkeys(image_ids) if i not in self.features]
+            if new:
+                images = read_images(self.clip.read_image, map(self.files.get, new))
+                self.features.update(zip(new, self.clip.image_features(images).cpu().numpy()))
             texts = [PREFIX + sampled.text for group in captions for sampled in group]
             ids, _ = self.clip.encode(texts)
             vectors = self.clip.text_features(ids).cpu().numpy()
         count = len(captions[0])
         images = np.repeat([self.features[image_id] for image_id in image_ids], count, axis=0)
         return image_score(vectors, images, ClipScore.weight).reshape(-1, count)
-
-    def _encode(self, image_ids) -> None:
-        if not image_ids:
-            return
-        with ThreadPoolExecutor(READERS) as pool:
-            pixels = list(pool.map(lambda i: self.clip.read_image(self.files[i]), image_ids))
-        features = self.clip.image_features(torch.stack(pixels)).cpu().numpy()
-        self.features.update(zip(image_ids, features))

@@ -12,7 +12,7 @@ from captioning.scenes.facts import read_caption
 from captioning.scenes.make import read_scenes
 
 
-class TrueFacts(Reward):
+class FactsReward(Reward):
     """True facts minus wrong facts, as the metric `facts` counts them."""
 
     title = "true facts"

@@ -4,14 +4,14 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from captioning.metrics.options import missing_options
+from captioning.metrics.options import unmet
 from captioning.runtime.registry import load
 
 REWARDS: dict[str, str] = {
     "cider": "captioning.rewards.cider:CiderD",
-    "clipscore": "captioning.rewards.clipscore:ClipFit",
-    "facts": "captioning.rewards.facts:TrueFacts",
-    "itm": "captioning.rewards.itm:Match",
+    "clipscore": "captioning.rewards.clipscore:ClipScoreReward",
+    "facts": "captioning.rewards.facts:FactsReward",
+    "itm": "captioning.rewards.itm:ItmReward",
 }
 
 
@@ -29,7 +29,5 @@ def check_rewards(weights: Mapping[str, float]) -> None:
 def check_options(weights: Mapping[str, float], config: Any) -> None:
     """Raise ValueError, in one line, for a reward without an option that it requires."""
     for name in weights:
-        reward = load(REWARDS[name])
-        for option in missing_options(reward.required, reward.Options, config):
-            meaning = reward.Options.model_fields[option].description
-            raise ValueError(f"reward: {name} needs {option}: {meaning}")
+        if problem := unmet(load(REWARDS[name]), config):
+            raise ValueError(f"reward: {name} {problem}")

@@ -74,9 +74,7 @@ def make_scenes(folder: Path, seed: int = 0, splits: Mapping[str, int] = SPLITS)
     with user_errors(folder):
         if folder.exists() and any(folder.iterdir()):
             path = folder / "scenes.json"
-            if path.exists() and _read(path)["made_from"] == made_from:
-                if not (folder / "vocab_pieces.txt").exists():  # made by an earlier version
-                    _write_pieces(folder, splits)
+            if path.exists() and _read(path).get("made_from") == made_from:
                 return False
             raise UserError(
                 f"{folder} contains something other than the scenes of seed {seed} with "
@@ -92,7 +90,7 @@ def _make_all(folder: Path, made_from: dict) -> None:
     shutil.rmtree(temporary, ignore_errors=True)
     (temporary / "images").mkdir(parents=True)
     rng = random.Random(made_from["seed"])
-    words, scenes = set(PROMPT.split()), {}
+    words, firsts, scenes = set(PROMPT.split()), set(), {}
     with progress(sum(splits.values()), "drawing scenes") as bar:
         for split, count in splits.items():
             entries = []
@@ -102,25 +100,18 @@ def _make_all(folder: Path, made_from: dict) -> None:
                 draw(scene, rng).save(temporary / name, compress_level=1)
                 captions = describe_all(scene, rng)
                 entries.append({"image": name, "caption": captions, "image_id": number})
-                for caption in captions:
-                    words.update(caption.split())
+                words.update(word for caption in captions for word in caption.split())
+                firsts.update(caption.split()[0] for caption in captions)
                 scenes[number] = [scene.ground, *scene.things]
                 bar.update()
             write_json(entries, temporary / f"scenes_{split}.json")
-    vocabulary = "\n".join([*SPECIAL_TOKENS, *sorted(words)]) + "\n"
-    write_text(vocabulary, temporary / "vocab.txt")
-    _write_pieces(temporary, splits)
+    vocabulary = [*SPECIAL_TOKENS, *sorted(words)]
+    # vocab.txt is not extended by the pieces: that would change the random weights.
+    with_pieces = [*vocabulary, *(f"##{word}" for word in sorted(firsts))]
+    for name, tokens in {"vocab.txt": vocabulary, "vocab_pieces.txt": with_pieces}.items():
+        write_text("".join(f"{token}\n" for token in tokens), temporary / name)
     write_json({"made_from": made_from, "scenes": scenes}, temporary / "scenes.json")
     temporary.replace(folder)
-
-
-def _write_pieces(folder: Path, splits: Mapping[str, int]) -> None:
-    """Write vocab_pieces.txt. vocab.txt is not extended: that would change the random weights."""
-    samples = (sample for split in splits for sample in read_json(folder / f"scenes_{split}.json"))
-    firsts = {caption.split()[0] for sample in samples for caption in sample["caption"]}
-    pieces = "".join(f"##{word}\n" for word in sorted(firsts))
-    vocabulary = (folder / "vocab.txt").read_text()
-    write_text(vocabulary + pieces, folder / "vocab_pieces.txt")
 
 
 def read_scenes(path: Path) -> dict[int, Scene]:
@@ -130,18 +121,15 @@ def read_scenes(path: Path) -> dict[int, Scene]:
             int(number): Scene(ground, tuple(Thing(*thing) for thing in things))
             for number, (ground, *things) in _read(path)["scenes"].items()
         }
-    except (TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError):
         raise UserError(
             f"{path}: does not describe scenes: make it with captioning.scenes"
         ) from None
 
 
 def _read(path: Path) -> dict:
-    """Return the content of scenes.json. Missing entries are None."""
     found = read_json(path)
-    return {
-        key: found.get(key) if isinstance(found, dict) else None for key in ("made_from", "scenes")
-    }
+    return found if isinstance(found, dict) else {}
 
 
 def draw(scene: Scene, rng: random.Random) -> Image.Image:

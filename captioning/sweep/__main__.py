@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Optional
 
 from captioning.files.writing import write_text
-from captioning.report.comparison import Row, compare
+from captioning.report.comparison import compare
 from captioning.report.page import write_report
 from captioning.report.runs import Run
 from captioning.runtime import distributed
@@ -52,21 +52,20 @@ def draw(done: Sequence[variants.Variant], collected: Sequence[Path], folder: Pa
     """
     folders = [*(folder / variant.name for variant in done), *collected]
     comparison = compare(folders)
-    runs = comparison.rows[-len(folders) :]
     entries = [Entry(comparison.human, comparison.human.label)] if comparison.human else []
-    of_variant: dict[str, list[Row]] = {}  # one row per seed
-    shown: dict[str, Run] = {}  # the run of the first seed
-    for variant, run, row in zip(done, comparison.runs, runs):
-        of_variant.setdefault(variant.label, []).append(row)
-        shown.setdefault(variant.label, run)
+    of_variant: dict[str, list[Run]] = {}  # one run per seed
+    for variant, run in zip(done, comparison.runs):
+        of_variant.setdefault(variant.label, []).append(run)
     weights = {variant.label: variant.weight for variant in done}
-    for label, rows in of_variant.items():
-        row = over_seeds(rows, label)
+    in_report = []
+    for label, runs in of_variant.items():
+        row = over_seeds(runs, label)
         entries.append(Entry(row, label, weights[label]))
-        shown[label] = replace(shown[label], label=label, metrics=row.metrics)
-    for run, row in zip(comparison.runs[len(done) :], runs[len(done) :]):
+        in_report.append(replace(runs[0], label=label, metrics=row.metrics))
+    others = comparison.runs[len(done) :]
+    for run in others:
         share = variants.mle_share(run.config) if run.trained else None
-        entries.append(Entry(row, run.label, share))
+        entries.append(Entry(run, run.label, share))
     for line in comparison.missing:
         log_line(line)
     folder.mkdir(parents=True, exist_ok=True)
@@ -74,8 +73,8 @@ def draw(done: Sequence[variants.Variant], collected: Sequence[Path], folder: Pa
     write_text(table, folder / "table.md")
     print(table, end="")
     seeds = max(map(len, of_variant.values()), default=1)
-    in_report = replace(comparison, runs=[*shown.values(), *comparison.runs[len(done) :]])
-    write_report(in_report, folder / "report.html", SEVERAL.format(seeds) if seeds > 1 else None)
+    comparison = replace(comparison, runs=[*in_report, *others])
+    write_report(comparison, folder / "report.html", SEVERAL.format(seeds) if seeds > 1 else None)
     figure = folder / "frontier.svg"
     if draw_frontier(entries, figure) is None:
         log_line("no figure: fewer than two runs have both metrics of the axes")
@@ -95,8 +94,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--mle", metavar="W,W", help="MLE's shares of the mixtures (default, without --ablation: "
         f"{','.join(f'{weight:g}' for weight in variants.MLE_WEIGHTS)})")  # fmt: skip
     add("--ablation", metavar="NAME,NAME", help=f"{', '.join(variants.ABLATIONS)}, or all of them")
-    add("--subset_sizes", metavar="N,N", help="words sampled for a token in ablation subset_size "
-        f"(default: {','.join(map(str, variants.SUBSET_SIZES))})")  # fmt: skip
+    add("--subset_sizes", metavar="N,N", default=",".join(map(str, variants.SUBSET_SIZES)),
+        help="words sampled a token in ablation subset_size (default: %(default)s)")  # fmt: skip
     add("--objectives", metavar="NAME,NAME", help="one run per objective, or all; and mixtures")
     add("--decodings", metavar="NAME,NAME", help="caption with each method, or all, and compare")
     add("--seeds", type=int, default=1, metavar="N",
@@ -134,12 +133,10 @@ def _run(arguments: argparse.Namespace) -> int:
             )
         draw([], arguments.collect, arguments.output_dir or Path("output/sweep"))
         return 0
-    ablations = variants.read_ablations(arguments.ablation) if arguments.ablation else []
+    ablations = variants.read_ablations(arguments.ablation)
+    named = variants.read_objectives(arguments.objectives)
     weights = variants.read_weights(arguments.mle) if arguments.mle else ()
-    sizes = variants.SUBSET_SIZES
-    if arguments.subset_sizes:
-        sizes = variants.read_sizes(arguments.subset_sizes)
-    named = variants.read_objectives(arguments.objectives) if arguments.objectives else []
+    sizes = variants.read_sizes(arguments.subset_sizes)
     if not (weights or ablations or named):
         weights = variants.MLE_WEIGHTS
     folder = arguments.output_dir or Path(f"output/sweep_{Path(arguments.config).stem}")

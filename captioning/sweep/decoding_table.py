@@ -11,9 +11,10 @@ from matplotlib.figure import Figure
 from captioning.files.reading import read_json
 from captioning.files.writing import write_text
 from captioning.metrics.bootstrap import Estimate
+from captioning.metrics.registry import Metric
 from captioning.report import plane
 from captioning.report.comparison import Row
-from captioning.report.comparison_table import Column, columns_of, in_markdown, shown_value
+from captioning.report.comparison_table import columns_of, in_markdown, shown_value
 from captioning.report.figures import look, save, styles
 from captioning.report.runs import metrics_of
 from captioning.sweep.decodings import (
@@ -57,7 +58,7 @@ def write_decodings(
     names: Sequence[str],
     folder: Path,
     more: Optional[Mapping[Path, Mapping[str, Estimate]]] = None,
-    columns: Sequence[Column] = (),
+    columns: Sequence[Metric] = (),
 ) -> str:
     """Write decodings.md and decodings.svg to the folder; return the table.
 
@@ -65,7 +66,7 @@ def write_decodings(
     test captions}, in addition to the metrics that are stored there; `columns` shows them.
     """
     lines = list(_lines(sweeps, names, more or {}))
-    shown = [c for c in columns_of(line.row for line in lines) if c.metric in IN_TABLE]
+    shown = [c for c in columns_of(line.row for line in lines) if c.name in IN_TABLE]
     columns = [*shown, *columns]
     headings = [*(c.heading for c in columns), "decoder tokens", "time"]
     table = []

@@ -77,7 +77,7 @@ def draw_frontier(entries: Sequence[Entry], path: Path) -> Optional[str]:
 
 def markdown_table(entries: Sequence[Entry]) -> str:
     """A Markdown table with a line per entry and 95 % intervals. Empty columns are left out."""
-    columns = [c for c in columns_of(entry.row for entry in entries) if c.metric in IN_TABLE]
+    columns = [c for c in columns_of(entry.row for entry in entries) if c.name in IN_TABLE]
     lines = [[entry.label, *(shown_value(c, entry.row) for c in columns)] for entry in entries]
     return in_markdown([c.heading for c in columns], lines)
 

@@ -11,11 +11,8 @@ from smile import OBJECTIVES, parse_objective
 MLE_WEIGHTS = (0.0, 0.01, 0.1, 0.5, 1.0)
 SUBSET_SIZES = (1, 10, 100)
 PUBLISHED_SIZE = 10  # of the random subset
-COMPARED_SHARES = (
-    0.01,
-    0.1,
-    0.5,
-)  # weights of MLE in the mixtures that are compared with other objectives
+# Weights of MLE in the mixtures that are compared with other objectives.
+COMPARED_SHARES = (0.01, 0.1, 0.5)
 # The published window is so long that the demo's fine-tuning would never fill it.
 PARAMETERS = {"truncation": {"window": 1000}}
 ABLATIONS = ("objective", "first_token_mle", "first_token_shift", "subset_size")
@@ -131,17 +128,19 @@ def read_sizes(text: str) -> list[int]:
     return _numbers(text, int, lambda size: size >= 1, "whole numbers from 1 on: 1,10,100")
 
 
-def read_ablations(text: str) -> list[str]:
-    """Parse names of ablations, such as "objective,subset_size", or "all". Raises UserError."""
+def read_ablations(text: Optional[str]) -> list[str]:
+    """Parse names such as "objective,subset_size", or "all"; None is none. Raises UserError."""
     return _names(text, ABLATIONS, "ablation")
 
 
-def read_objectives(text: str) -> list[str]:
-    """Parse names of objectives, such as "mle,focal", or "all". Raises UserError."""
+def read_objectives(text: Optional[str]) -> list[str]:
+    """Parse names such as "mle,focal", or "all"; None is none. Raises UserError."""
     return _names(text, OBJECTIVES, "objective")
 
 
-def _names(text: str, known: Sequence[str], what: str) -> list[str]:
+def _names(text: Optional[str], known: Sequence[str], what: str) -> list[str]:
+    if text is None:
+        return []
     names = list(known) if text == "all" else list(dict.fromkeys(text.split(",")))
     for name in names:
         if name not in known:

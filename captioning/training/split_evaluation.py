@@ -13,8 +13,7 @@ from torch import nn
 from captioning.config import Config
 from captioning.data import Sample, read_split, references
 from captioning.files.writing import write_json
-from captioning.metrics.evaluator import Evaluator, Settings
-from captioning.metrics.registry import build_evaluators, options_of
+from captioning.metrics.evaluator import Evaluator, Settings, build_evaluators, options_of
 from captioning.metrics.score_table import format_table
 from captioning.metrics.scoring import score, write_scores
 from captioning.models.generation import caption_images
@@ -87,7 +86,7 @@ class SplitEvaluation:
         captions = {result["image_id"]: result["caption"] for result in results}
         write_scores(self.folder / "result" / name, scores, captions, command(sys.argv))
         log_line(f"image {results[0]['image_id']}: {results[0]['caption']}")
-        log_line(format_table(scores))
+        log_line(format_table(scores, len(captions)))
         return {metric: estimate.value for metric, estimate in scores.metrics.items()}
 
     def _in_turn(self) -> Iterator[Evaluator]:

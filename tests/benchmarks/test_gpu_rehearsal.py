@@ -237,10 +237,10 @@ def test_wheels_add_what_is_missing_and_nothing_else(tmp_path, monkeypatch):
     wheel(tmp_path / "wheels", "made_up_for_a_test", "here = True\n")
     wheel(tmp_path / "wheels", "torch", "here = True\n")
     (tmp_path / "wheels" / "of_no_python-1.0-cp27-cp27m-win32.whl").write_text("")
-    assert not packages.is_there("made_up_for_a_test")
+    assert not packages.is_installed("made_up_for_a_test")
     problems = packages.install(tmp_path / "wheels", tmp_path / "packages")
     assert len(problems) == 1 and problems[0].startswith("of_no_python: ")
-    assert packages.is_there("made_up_for_a_test")
+    assert packages.is_installed("made_up_for_a_test")
     assert not list((tmp_path / "packages").glob("torch*"))
 
 

@@ -3,6 +3,7 @@
 import gc
 import json
 import multiprocessing
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -34,6 +35,14 @@ def save_tokens(folder, words, merges, marks):
     (folder / "vocab.json").write_text(json.dumps(vocabulary))
     (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]))
     return vocabulary
+
+
+def is_running(process):
+    """Return whether the process of this id exists and has not ended."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def make_up(model, scale):

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from captioning.demo import runs
-from captioning.demo.shown import Shown
+from captioning.demo.status import DemoProgress
 
 NOT_NEEDED = {"app", "benchmarks"}  # of the packages
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -99,7 +99,7 @@ def test_first_captions_come_during_pre_training(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(runs, "SPLITS", {"train": 64, "val": 4, "test": 4})
     for _ in range(2):
         demo = runs.Demo(False, 0, [], "cpu")
-        shown = Shown(demo.steps())
+        shown = DemoProgress(demo.steps())
         for number in (0, 1):
             shown.begin(number)
             shown.steps[number].do(shown)

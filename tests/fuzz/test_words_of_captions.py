@@ -25,7 +25,7 @@ replies = st.one_of(st.text(), st.text(alphabet='{}[]"score:01e,.-nNaIf'))
 @fuzzed(300)
 @given(captions)
 def test_any_caption_is_read(caption):
-    reader = ObjectReader({"dog": "dog", "hot dog": "hot dog"}, by_rules().of)
+    reader = ObjectReader({"dog": "dog", "hot dog": "hot dog"}, by_rules())
     assert {mention.object for mention in reader.mentions(caption)} <= {"dog", "hot dog"}
     assert set(count(caption)) <= set(Detail().names)
     words = caption.split()

@@ -11,7 +11,7 @@ from captioning.metrics.java import JavaError, java_version
 @pytest.fixture
 def own_meteor(monkeypatch):
     """Let each score start its own Java, that which is on PATH then."""
-    monkeypatch.setattr(meteor, "_shared", None)
+    monkeypatch.delenv(meteor.ADDRESS, raising=False)
 
 
 @pytest.fixture(scope="session")

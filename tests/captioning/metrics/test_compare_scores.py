@@ -14,9 +14,7 @@ from captioning.runtime.errors import UserError
 
 
 def scores(**columns):
-    count = len(next(iter(columns.values())))
-    rows = {i: {name: values[i] for name, values in columns.items()} for i in range(count)}
-    return Scores({}, rows, {}, {})
+    return Scores({}, columns)
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.1, 0.2, -0.15])
@@ -40,31 +38,22 @@ def test_pairs_see_what_two_intervals_do_not():
     assert (back.difference, back.p) == pytest.approx((-found.difference, found.p))
 
 
-def test_equal_captions_do_not_differ():
+def test_equal_captions_and_a_single_image():
     same = scores(CIDEr=[1.0, 2.0, 0.3])
     found = compare(same, same)["CIDEr"]
     assert (found.difference, found.low, found.high, found.p) == (0, 0, 0, 1)
-
-
-def test_a_single_image_has_no_p_and_no_interval():
     found = compare(scores(CIDEr=[1.0]), scores(CIDEr=[2.0]))["CIDEr"]
     assert (found.difference, found.low, found.high, found.p, found.n) == (1, None, None, None, 1)
 
 
 def test_what_a_set_has_alone_is_laid_side_by_side():
     def diverse(value):
-        return Scores({"lex_div": Estimate(value, None, None, 3)}, {0: {"cap_len": 2.0}}, {}, {})
+        return Scores({"lex_div": Estimate(value, None, None, 3)}, {"cap_len": [2.0]})
 
     found = compare(diverse(0.4), diverse(1.0))
     assert list(found) == ["cap_len", "lex_div"]
     assert found["lex_div"].difference == pytest.approx(0.6) and found["lex_div"].p is None
-    assert format_comparison(found).splitlines()[2].split() == [
-        "Lex.",
-        "Div.",
-        "0.400",
-        "1.000",
-        "0.600",
-    ]
+    assert format_comparison(found).splitlines()[2].split()[2:] == ["0.400", "1.000", "0.600"]
 
 
 def test_captions_without_a_value_are_left_out():

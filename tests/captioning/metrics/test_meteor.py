@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ def scores():
 def alone(java):
     """The scores by an unshared Java process, which takes seconds to start."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(meteor, "_shared", None)
+        patch.delenv(meteor.ADDRESS, raising=False)
         return scores()
 
 
@@ -74,82 +75,49 @@ def test_failing_java_is_reported(fake_java, monkeypatch, script, seconds, reaso
         scores()
 
 
-def test_a_shared_process_fails_and_is_killed_and_replaced(alone, own_meteor, monkeypatch):
-    start, started = meteor._java, []
+def test_a_shared_process_scores_for_forks_and_is_replaced(alone, own_meteor, monkeypatch):
+    start, processes = meteor._java, []
 
-    def first_broken(limit):
-        started.append(limit)
-        return java_process(["-version"], 60) if len(started) == 1 else start(limit)
-
-    monkeypatch.setattr(meteor, "_java", first_broken)
-    with meteor.shared_process():
-        with pytest.raises(JavaError):
-            scores()
-        assert scores() == scores() == alone and len(started) == 2
-        meteor._shared.process.kill()
-        meteor._shared.process.wait()
-        assert scores() == alone and len(started) == 3
-        process = meteor._shared.process
-    assert process.poll() is not None
-
-
-def test_a_forked_process_does_not_share_its_parents(monkeypatch):
-    def limited(seconds):
-        raise JavaError("shared" if seconds == meteor._SHARED_SECONDS else "its own")
-
-    monkeypatch.setattr(meteor, "_java", limited)
-    with meteor.shared_process():
-        with pytest.raises(JavaError, match="shared"):
-            scores()
-        child = os.fork()
-        if child == 0:
-            try:
-                scores()
-            except JavaError as error:
-                os._exit(7 if str(error) == "its own" else 1)
-            os._exit(2)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-
-
-@pytest.fixture
-def in_a_job(monkeypatch):
-    """Score as a job without a shared process, in the environment that it gets."""
-
-    def run(environment):
-        with monkeypatch.context() as patch:
-            patch.setattr(meteor, "_shared", None)
-            for name, value in environment.items():
-                patch.setenv(name, value)
-            return scores()
-
-    return run
-
-
-def test_jobs_are_scored_by_the_process_of_another(alone, in_a_job, monkeypatch):
-    start = {meteor._SHARED_SECONDS: meteor._java}
-
+    @contextmanager
     def shared_alone(seconds):
-        if seconds not in start:
+        if seconds != meteor._SHARED_SECONDS:
             raise JavaError("its own")
-        return start[seconds](seconds)
+        with start(seconds) as found:
+            processes.append(found[0])
+            yield found
 
     monkeypatch.setattr(meteor, "_java", shared_alone)
-    with meteor.scoring_for_jobs() as environment:
-        process = meteor._shared.process  # before the first request
-        assert in_a_job(environment) == in_a_job(environment) == scores() == alone
-        assert process is meteor._shared.process and process.poll() is None
-    assert process.poll() is not None
+    with meteor.shared_process(start=True):
+        assert len(processes) == 1  # before the first request
+        assert scores() == alone
+        child = os.fork()
+        if child == 0:
+            os._exit(7 if scores() == alone else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert len(processes) == 1
+        processes[0].kill()
+        processes[0].wait()
+        assert scores() == alone and len(processes) == 2
+    assert processes[1].poll() is not None and meteor.ADDRESS not in os.environ
     with pytest.raises(JavaError, match="its own"):
-        in_a_job(environment)
-    start[meteor._SHARED_SECONDS] = lambda limit: java_process(["-version"], limit)
-    with meteor.scoring_for_jobs() as environment, pytest.raises(JavaError, match="its own"):
-        in_a_job(environment)  # whose scorer fails
+        scores()
 
 
-def test_a_job_without_java_learns_so(in_a_job, no_java):
+def test_a_shared_process_that_fails_is_reported_by_an_own_one(own_meteor, monkeypatch):
+    def broken(seconds):
+        if seconds != meteor._SHARED_SECONDS:
+            raise JavaError("its own")
+        return java_process(["-version"], 60)
+
+    monkeypatch.setattr(meteor, "_java", broken)
+    with meteor.shared_process(), pytest.raises(JavaError, match="its own"):
+        scores()
+
+
+def test_without_java_there_is_nothing_to_share(no_java):
     refused = pytest.raises(JavaError, match="there is no `java` on PATH")
-    with meteor.scoring_for_jobs() as environment, refused:
-        in_a_job(environment)
+    with meteor.shared_process(start=True), refused:
+        scores()
 
 
 def test_a_shared_process_hides_no_other_error(fake_java):

@@ -82,7 +82,7 @@ def test_sizes_that_are_none(gpt2_folder, tmp_path):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     sizes = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**sizes, "n_embd": "wide"}))
-    with pytest.raises(UserError, match="ppl_model: no sizes of a GPT-2"):
+    with pytest.raises(UserError, match="ppl_model: no configuration of this kind"):
         LanguageModel(str(tmp_path))
 
 

@@ -2,10 +2,9 @@
 
 import pytest
 
-from captioning.config import config_class, load_config
-from captioning.metrics.evaluator import Evaluator
-from captioning.metrics.options import Options, option_classes
-from captioning.metrics.registry import EVALUATORS, METRICS, build_evaluators
+from captioning.config import config_class
+from captioning.metrics.evaluator import Evaluator, build_evaluators
+from captioning.metrics.registry import COMPUTED, EVALUATORS, METRICS
 from captioning.rewards.interface import Reward
 from captioning.rewards.registry import REWARDS
 from captioning.runtime.errors import UserError
@@ -15,11 +14,8 @@ KINDS = {name: load(entry) for name, entry in EVALUATORS.items()}
 
 
 def test_entries_declare_what_tables_and_configurations_need():
-    metrics = [metric for kind in KINDS.values() for metric in kind.metrics]
-    assert len(metrics) == len(METRICS)  # each name once
-    computed = {metric.name: name for name, kind in KINDS.items() for metric in kind.metrics}
-    assert computed == METRICS
-    assert all(metric.title and metric.decimals >= 0 for metric in metrics)
+    assert sum(map(len, COMPUTED.values())) == len(METRICS)  # each name once
+    assert all(kind.name == name for name, kind in KINDS.items())
     rewards = [load(entry) for entry in REWARDS.values()]
     assert all(issubclass(kind, Evaluator) for kind in KINDS.values())
     assert all(issubclass(kind, Reward) and kind.title for kind in rewards)
@@ -27,15 +23,6 @@ def test_entries_declare_what_tables_and_configurations_need():
         fields = kind.Options.model_fields
         assert set(kind.required) <= set(fields) <= set(config_class().model_fields)
         assert all(field.description for field in fields.values())
-
-
-def test_an_option_of_two_is_refused(monkeypatch):
-    class Other(Options):
-        ppl_model: str = ""
-
-    monkeypatch.setattr(KINDS["length"], "Options", Other)
-    with pytest.raises(TypeError, match="'ppl_model' is of Other and of PerplexityOptions"):
-        option_classes(EVALUATORS.values())
 
 
 def test_each_is_built_once():
@@ -62,10 +49,3 @@ def test_an_impossible_option_is_one_line():
         UserError, match=r"^spice_timeout: found -1; input should be greater than 0"
     ):
         build_evaluators(["coco"], spice_timeout=-1)
-
-
-def test_names_in_a_configuration(tmp_path):
-    path = tmp_path / "some.yaml"
-    path.write_text("image_root: a\nann_root: b\n")
-    assert load_config(path).metrics == ["coco", "length", "diversity"]
-    assert load_config(path, ["metrics=[length, facts]"]).metrics == ["length", "facts"]

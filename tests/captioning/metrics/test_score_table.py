@@ -14,8 +14,8 @@ def test_published_order_and_alignment():
         "cap_len": Estimate(9.893, 9.75, 10.04, 1),
     }
     skipped = {"SPICE": "it broke", "ROUGE_L": "it broke", "Bleu_1": "no words"}
-    scores = Scores(metrics, {1: {}}, {"tokenizer": "PTBTokenizer", "empty": 0, "seed": 7}, skipped)
-    assert format_table(scores) == (
+    scores = Scores(metrics, {}, {"tokenizer": "PTBTokenizer", "empty": 0, "seed": 7}, skipped)
+    assert format_table(scores, 1) == (
         "Cap. Len.  Lex. Div.  BLEU-1  METEOR  ROUGE-L   CIDEr  SPICE\n"
         "     9.89      0.292       -   0.195        -  12.500      -\n"
         "    ±0.14                     ±0.010           ±1.550\n"
@@ -27,8 +27,8 @@ def test_published_order_and_alignment():
 
 
 def test_all_columns_fit_a_terminal():
-    scores = Scores({name: Estimate(12.0, 1.0, 99.0, 5) for name in METRICS}, {}, {}, {})
-    lines = format_table(scores).splitlines()
+    scores = Scores({name: Estimate(12.0, 1.0, 99.0, 5) for name in METRICS})
+    lines = format_table(scores, 5).splitlines()
     assert max(map(len, lines)) <= 80
     titles = "  ".join(lines[0:-2:3]).split("  ")
     assert [title.strip() for title in titles if title] == [
@@ -37,5 +37,5 @@ def test_all_columns_fit_a_terminal():
 
 
 def test_without_intervals_there_is_no_word_of_them():
-    scores = Scores({"ttr": Estimate(0.5, None, None, 2)}, {1: {}, 2: {}}, {}, {})
-    assert format_table(scores) == "  TTR\n0.500\n2 captions"
+    scores = Scores({"ttr": Estimate(0.5, None, None, 2)})
+    assert format_table(scores, 2) == "  TTR\n0.500\n2 captions"

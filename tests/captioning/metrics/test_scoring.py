@@ -4,8 +4,7 @@ import pytest
 
 from captioning.metrics import diversity, evaluator
 from captioning.metrics.bootstrap import Estimate
-from captioning.metrics.evaluator import Evaluator, Metric, Result
-from captioning.metrics.registry import build_evaluators
+from captioning.metrics.evaluator import Evaluator, Scores, build_evaluators
 from captioning.metrics.scoring import score
 from captioning.runtime.errors import UserError
 
@@ -18,24 +17,24 @@ def test_score_takes_results_or_a_mapping():
     scores = score(results, references)
     assert scores == score({5: "a man", 6: "a cat"}, references)
     assert scores == score(results, {str(i): group for i, group in references.items()})
-    assert scores.per_image[6]["ROUGE_L"] == 1.0
+    assert scores.per_image["ROUGE_L"][1] == 1.0
     with pytest.raises(UserError, match="nothing to score"):
         score({}, references)
 
 
 class Broken(Evaluator):
-    metrics = (Metric("scene_R@1", "R@1"), Metric("scene_R@5", "R@5"))
+    name = "itm"
 
     def evaluate(self, captions):
         raise UserError("no scene of image 5")
 
 
 class Undefined(Evaluator):
-    metrics = (Metric("wrong_facts", "Wrong %"),)
+    name = "facts"
 
     def evaluate(self, captions):
         nothing = Estimate(float("nan"), None, None, 2)
-        return Result({"wrong_facts": nothing}, {"wrong_facts": [None, None]}, {"scenes": 2})
+        return Scores({"wrong_facts": nothing}, {"wrong_facts": [None, None]}, {"scenes": 2})
 
 
 def test_an_evaluator_that_fails_loses_no_other(monkeypatch):
@@ -44,11 +43,11 @@ def test_an_evaluator_that_fails_loses_no_other(monkeypatch):
     chosen = [*own, *build_evaluators(["diversity", "length"])]
     scores = score({5: "a man", 6: "a"}, {5: ["a"], 6: ["b"]}, chosen)
     assert list(scores.metrics) == ["cap_len"] and scores.settings == {"scenes": 2}
-    assert scores.per_image[5] == {"cap_len": 2, "wrong_facts": None}
+    assert scores.per_image == {"wrong_facts": [None, None], "cap_len": [2, 1]}
     undefined = scores.skipped.pop("wrong_facts")
     assert "undefined" in undefined
     assert scores.skipped == {
-        **dict.fromkeys(("scene_R@1", "scene_R@5"), "no scene of image 5"),
+        **dict.fromkeys(("ITM", "ITC"), "no scene of image 5"),
         **dict.fromkeys(diversity.Diversity().names, "ZeroDivisionError('division by zero')"),
     }
 
@@ -69,5 +68,4 @@ def test_captions_are_tokenized_once(monkeypatch):
 def test_ids_of_both_kinds_are_kept_apart():
     predictions = {1: "a man", "two": "a dog", 3: "a cat and a dog", "3": ""}
     scores = score(predictions, {**{i: ["a man"] for i in predictions}, "unused": ["no"]})
-    assert list(scores.per_image) == [1, "two", 3, "3"]
-    assert [values["cap_len"] for values in scores.per_image.values()] == [2, 2, 5, 0]
+    assert scores.per_image["cap_len"] == [2, 2, 5, 0]

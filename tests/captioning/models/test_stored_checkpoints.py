@@ -14,7 +14,7 @@ from BLIP.weights import download
 from captioning import evaluate, gather
 from captioning.config import load_config
 from captioning.data import read_split, references
-from captioning.metrics.registry import options_of
+from captioning.metrics.evaluator import options_of
 from captioning.models import checkpoints
 from captioning.models.build import captioner_from, load_trained
 from captioning.models.sharded_checkpoint import save_sharded

@@ -5,7 +5,6 @@ import random
 import signal
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,13 +14,14 @@ from captioning.metrics.clipscore import ClipScore
 from captioning.metrics.evaluator import CaptionSet, Settings
 from captioning.metrics.facts import Facts
 from captioning.metrics.itm import Itm
-from captioning.rewards.clipscore import ClipFit
-from captioning.rewards.facts import TrueFacts
+from captioning.rewards.clipscore import ClipScoreReward
+from captioning.rewards.facts import FactsReward
 from captioning.rewards.interface import Sampled, TrainingImages
-from captioning.rewards.itm import Match
+from captioning.rewards.itm import ItmReward
 from captioning.rewards.workers import Rewards
 from captioning.scenes.facts import NOUNS, PLACES, describe_all
 from captioning.scenes.make import read_scenes
+from tests.captioning.conftest import is_running
 
 
 def test_facts_are_those_of_the_metric(scenes):
@@ -32,7 +32,7 @@ def test_facts_are_those_of_the_metric(scenes):
         i: [*describe_all(scene, rng), " ".join(rng.choices([*NOUNS, *PLACES, "red"], k=8))]
         for i, scene in known.items()
     }
-    reward = TrueFacts(TrainingImages({}, dict.fromkeys(known), "cpu"), facts_file=str(path))
+    reward = FactsReward(TrainingImages({}, dict.fromkeys(known), "cpu"), facts_file=str(path))
     found = reward([*drawn], [[Sampled(text, True) for text in group] for group in drawn.values()])
     wrong = 0
     for column in range(6):
@@ -48,42 +48,31 @@ def test_facts_are_those_of_the_metric(scenes):
     assert wrong > 5
 
 
-def test_clipscore_is_that_of_the_metric(clip_folder, photos, tmp_path):
-    files = dict(zip([7, "b", 3, 9], photos))
-    texts = ["the cat", "a dog and the dog", ""]
-    reward = ClipFit(TrainingImages({}, files, "cpu"), clip_model=str(clip_folder))
-    asked = [9, 7, "b", 7]
-    with torch.autocast("cpu", dtype=torch.bfloat16):  # of which CLIP is to be kept
-        found = reward(asked, [[Sampled(text, True) for text in texts]] * 4)
-    settings = Settings(images=files, cache_dir=tmp_path / "cache")
-    for column, text in enumerate(texts):
-        captions = CaptionSet(dict.fromkeys(files, text), {image_id: ["a"] for image_id in files})
-        of_metric = (
-            ClipScore(settings, clip_model=str(clip_folder))
-            .evaluate(captions)
-            .per_image["CLIPScore"]
-        )
-        by_id = dict(zip(files, of_metric))
-        expected = [by_id[i] / 100 for i in asked]
-        np.testing.assert_allclose(found[:, column], expected, rtol=1e-4, atol=1e-6)
-    assert found.max() > 0
-
-
-def test_itm_is_that_of_the_metric(itm_checkpoint, photos):
+@pytest.mark.parametrize(
+    ("reward", "evaluator", "name", "model"),
+    [
+        (ClipScoreReward, ClipScore, "CLIPScore", "clip_folder"),
+        (ItmReward, Itm, "ITM", "itm_checkpoint"),
+    ],
+)
+def test_models_say_what_their_metrics_say(
+    reward, evaluator, name, model, photos, tmp_path, request
+):
     files = dict(zip([7, "b", 3, 9], photos))
     texts = ["the cat", "a dog and the ball", ""]
-    reward = Match(TrainingImages({}, files, "cpu"), itm_model=str(itm_checkpoint))
+    [option] = reward.Options.model_fields
+    options = {option: str(request.getfixturevalue(model))}
+    compute = reward(TrainingImages({}, files, "cpu"), **options)
     asked = [9, 7, "b", 7]
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = reward(asked, [[Sampled(text, True) for text in texts]] * 4)
-    settings = Settings(images=files)
+    with torch.autocast("cpu", dtype=torch.bfloat16):  # which the models do not use
+        found = compute(asked, [[Sampled(text, True) for text in texts]] * 4)
+    metric = evaluator(Settings(images=files, cache_dir=tmp_path / "cache"), **options)
     for column, text in enumerate(texts):
         captions = CaptionSet(dict.fromkeys(files, text), {image_id: ["a"] for image_id in files})
-        result = Itm(settings, itm_model=str(itm_checkpoint)).evaluate(captions)
-        by_id = dict(zip(files, result.per_image["ITM"]))
+        by_id = dict(zip(files, metric.evaluate(captions).per_image[name]))
         expected = [by_id[i] / 100 for i in asked]
         np.testing.assert_allclose(found[:, column], expected, rtol=1e-4, atol=1e-6)
-    assert found.dtype == np.float64 and np.ptp(found) > 0.1
+    assert np.ptp(found) > 0.01
 
 
 class OfTheProcess:
@@ -122,16 +111,9 @@ def test_processes_do_not_outlive_a_run_that_is_killed(tmp_path):
     os.waitpid(run, 0)
     worker = int(path.read_text())
     until = time.monotonic() + 100
-    while _is_running(worker) and time.monotonic() < until:
+    while is_running(worker) and time.monotonic() < until:
         time.sleep(0.05)
-    left = _is_running(worker)
+    left = is_running(worker)
     if left:
         os.kill(worker, signal.SIGKILL)
     assert not left
-
-
-def _is_running(process):
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False

@@ -1,12 +1,8 @@
-"""The demo's status line, and the speed of this machine."""
+"""The demo's status line."""
 
 import re
-import time
 from collections.abc import Sequence
 from typing import Callable, NamedTuple
-
-import torch
-import torch.nn.functional as F
 
 from captioning.config import Config
 from captioning.demo.first_captions import FirstCaptions
@@ -18,19 +14,16 @@ TITLES = {"pretrain": "MLE", "mle": "MLE", "smile": "SMILE", "mle_smile": "MLE +
 # The share of training in a run's time. The rest is captioning and scoring.
 PRETRAINING, TRAINING = 0.98, 0.85
 
-# Seconds of a training step of `slowdown` on the machine where `Step.seconds` was measured.
-USUAL_SECONDS = 1.38e-3
-
 
 class Step(NamedTuple):
-    """A step of the demo. seconds: expected time on two cores. do: called with the `Shown`."""
+    """A step of the demo. seconds: expected time on two cores. do: its function."""
 
     title: str
     seconds: float
-    do: Callable[["Shown"], None]
+    do: Callable[["DemoProgress"], None]
 
 
-class Shown(Observer):
+class DemoProgress(Observer):
     """Shows the progress of the demo's steps and jobs in one line."""
 
     def __init__(self, steps: Sequence[Step]):
@@ -80,20 +73,3 @@ def _share_of_run(training: float, description: str, share: float) -> float:
     if epoch:
         return training * (int(epoch[1]) - 1 + share) / int(epoch[2])
     return training + (1 - training) * share / 2 if description.endswith("test") else 0.0
-
-
-def slowdown() -> float:
-    """How much slower this machine trains small layers on one thread than the reference machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        x = torch.linspace(-1, 1, 640 * 96).view(640, 96)
-        weight = torch.linspace(-0.1, 0.1, 192 * 96).view(192, 96).requires_grad_()
-        seconds = []
-        for _ in range(40):
-            began = time.perf_counter()
-            F.layer_norm(F.gelu(x @ weight.T) @ weight, (96,)).square().mean().backward()
-            seconds.append(time.perf_counter() - began)
-    finally:
-        torch.set_num_threads(threads)
-    return sorted(seconds)[len(seconds) // 2] / USUAL_SECONDS  # the first steps are slower
