@@ -41,7 +41,7 @@ def save_sharded(rest: Mapping[str, Any], tensors: Mapping[str, Tensor], path: P
             with atomic_write(temporary / REST) as file:
                 torch.save(dict(rest), file)
 
-    distributed.main_alone(begin)
+    distributed.run_on_main(begin)
     problem = _write(tensors, temporary)
     files, own = {}, f"__{distributed.rank()}_*"
     if problem is None:
@@ -67,7 +67,7 @@ def save_sharded(rest: Mapping[str, Any], tensors: Mapping[str, Tensor], path: P
             replace(temporary, path)
             sync_folder(path.parent)
 
-    distributed.main_alone(end)
+    distributed.run_on_main(end)
 
 
 def _write(tensors: Mapping[str, Tensor], folder: Path) -> Optional[str]:

@@ -22,7 +22,6 @@ from captioning.models.build import preprocessing_of
 from captioning.models.precision import Precision, check_trains
 from captioning.runtime import distributed, signals
 from captioning.runtime.errors import UserError
-from captioning.runtime.program import Watchdog
 from captioning.runtime.progress import log_line, progress
 from captioning.training import sharding
 from captioning.training.nonfinite_report import NotFiniteError, nonfinite_error
@@ -62,7 +61,6 @@ class FineTuning:
         checkpoint = self._find_start()
         self._build_model(checkpoint)
         self.log = RunLog(self.folder, self.progress.epoch, self._steps_done())
-        self.watchdog = Watchdog(config.rank_timeout)
 
     def run(self) -> None:
         try:
@@ -93,7 +91,6 @@ class FineTuning:
         `distributed.stop` says why the model has to be released.
         """
         self.loader.close()
-        self.watchdog.end()
         self.log.close()
         if self.rewards:
             self.rewards.close()
@@ -114,7 +111,6 @@ class FineTuning:
         with progress(self.steps * images, description) as bar:
             bar.update(self.progress.steps * images)
             for step in range(self._steps_done(), first + self.steps):
-                self.watchdog.beat()
                 rate = self._set_learning_rate(epoch, step)
                 stepped = self._optimiser_step(batches, step)
                 stop = stepped.sums.pop("stop_requested")
@@ -131,7 +127,6 @@ class FineTuning:
                     self._store()
                 if stop:
                     raise signals.Stopped
-        self.watchdog.pause()
         means, skipped = _means(sums), int(sums["skipped_images"])
         self.log.write("epoch", epoch, means, skipped_images=skipped)
         parts = ", ".join(f"{name} {value}" for name, value in _rounded(means).items())
@@ -160,7 +155,6 @@ class FineTuning:
         try:
             return self.step(batches, step)
         except NotFiniteError as problem:
-            self.watchdog.pause()
             again = " with resume=auto" if self.config.resume == "never" else ""
             repeat = f"the same command{again} repeats the step"
             try:
@@ -179,7 +173,6 @@ class FineTuning:
 
     def _store(self) -> None:
         """Upload new files, if the output folder is in an object store."""
-        self.watchdog.pause()
         self.log.flush()
         self.output.keep()
 
@@ -196,7 +189,7 @@ class FineTuning:
                 derived_seed("evaluation", self.config.seed, epoch, distributed.rank())
             )
             self.evaluation.run(captioner, name)
-        distributed.main_alone(lambda: self._select(epoch, due))
+        distributed.run_on_main(lambda: self._select(epoch, due))
         self._store()
 
     def _select(self, epoch: int, due: bool) -> None:

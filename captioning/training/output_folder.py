@@ -67,14 +67,14 @@ class OutputFolder:
         have newer files than the store.
         """
         if self.address:
-            distributed.main_alone(self._begin)
+            distributed.run_on_main(self._begin)
             token = self._token()  # not the machine's name: several machines may have the same
             self._on_main_machine = distributed.broadcast_from_main(token) == token
 
     def keep(self) -> None:
         """Upload new and changed files. All ranks call this. Raises UserError on all ranks."""
         if self.address:
-            distributed.main_alone(self._keep)
+            distributed.run_on_main(self._keep)
 
     def name_of(self, name: str) -> str:
         """The store's address of a file in the folder. Other names are returned unchanged."""

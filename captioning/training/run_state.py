@@ -114,7 +114,7 @@ class RunState:
 
         In this order, a kill leaves no epoch that has a checkpoint but lacks the weights.
         """
-        distributed.share_buffers(self.captioner)
+        distributed.broadcast_buffers(self.captioner)
         keep = self.config.keep_checkpoints
         content = {
             "config": self.config.model_dump(),
@@ -127,11 +127,11 @@ class RunState:
             "objective": {k: v for o in self._objectives() for k, v in o.state().items()},
         }
         # Scores that exist already belong to other weights.
-        distributed.main_alone(lambda: remove_scores(path.parent, evaluation_name(epoch)))
+        distributed.run_on_main(lambda: remove_scores(path.parent, evaluation_name(epoch)))
         write = self._write_sharded if self.config.checkpoint_format == "sharded" else self._write
         write(content, training, path, weights)
         least = checkpoints.LEAST if keep == "all" else keep
-        distributed.main_alone(lambda: checkpoints.remove_oldest(path.parent, least))
+        distributed.run_on_main(lambda: checkpoints.remove_oldest(path.parent, least))
 
     def _write(self, content, training, path: Path, weights: Optional[Path]) -> None:
         """Write whole files, on rank 0."""
@@ -144,7 +144,7 @@ class RunState:
                 checkpoints.save(whole, weights)
             checkpoints.save({**whole, "optimizer": optimizer, **training}, path)
 
-        distributed.main_alone(save)
+        distributed.run_on_main(save)
 
     def _write_sharded(self, content, training, path: Path, weights: Optional[Path]) -> None:
         """Write folders. Each rank writes its shards."""

@@ -89,7 +89,7 @@ def is_sharded(captioner: nn.Module) -> bool:
 def begin_step(captioner: nn.Module) -> None:
     """Broadcast the objectives' buffers from rank 0, like DDP."""
     objectives = (part for part in captioner.modules() if isinstance(part, Objective))
-    distributed.share(buffer for objective in objectives for buffer in objective.buffers())
+    distributed.broadcast(buffer for objective in objectives for buffer in objective.buffers())
 
 
 def whole(state: Any, keep: bool = True) -> Any:

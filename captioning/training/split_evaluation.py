@@ -93,9 +93,9 @@ class SplitEvaluation:
     def _in_turn(self) -> Iterator[Evaluator]:
         """Yield the evaluators. Before and after each, all ranks check for a stop request."""
         for evaluator in self.evaluators:
-            distributed.stop_if_asked(patiently=True)
+            distributed.raise_if_stop_requested(wait_long=True)
             yield evaluator
-        distributed.stop_if_asked(patiently=True)
+        distributed.raise_if_stop_requested(wait_long=True)
 
 
 def metric_settings(config: Config, samples: Iterable[Sample], device: str) -> Settings:

@@ -74,14 +74,11 @@ class TrainingStep:
                 output = self._forward(batch, step * self.count + number)
                 totals.append(distributed.sum_over_ranks(self._sums(output, batch)))
                 reference = reference.where(reference > 0, totals[-1][0])
-                # The kernel queue of a GPU is limited: this may block until other ranks catch up.
-                with distributed.waits_for_others():
-                    self._backward(output, reference)
-        with distributed.waits_for_others():
-            norm = self._reduced_gradient(totals, reference)
-            # The only synchronisation with the GPU, unless the objective reads the labels. All
-            # values for the log and for decisions are copied at once.
-            *values, norm = torch.cat([*totals, norm.double()[None]]).tolist()
+                self._backward(output, reference)
+        norm = self._reduced_gradient(totals, reference)
+        # The only synchronisation with the GPU, unless the objective reads the labels. All values
+        # for the log and for decisions are copied at once.
+        *values, norm = torch.cat([*totals, norm.double()[None]]).tolist()
         names = ["tokens", *self.batches[-1].parts, *COUNTED]
         width = len(names)
         sums = [dict(zip(names, values[i : i + width])) for i in range(0, len(values), width)]

@@ -150,13 +150,13 @@ def test_stopped_while_captions_are_made_or_scored(config, finished, tmp_path):
     """The epoch is saved without scores; resume adds them."""
 
     def in_generation(rank):
-        generate = caption_images.__globals__["until_asked"]
+        generate = caption_images.__globals__["until_stop_requested"]
 
         def signalled(batches, rounds):
             os.kill(os.getpid(), signal.SIGTERM)
             return generate(batches, rounds)
 
-        caption_images.__globals__["until_asked"] = signalled
+        caption_images.__globals__["until_stop_requested"] = signalled
 
     def in_scoring(rank):
         evaluate = Length.evaluate

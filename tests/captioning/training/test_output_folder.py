@@ -190,7 +190,7 @@ def test_another_machine_than_rank_0s_reads_a_copy(s3, on, tmp_path, monkeypatch
     for left in ("checkpoint_00.pth", WRITER):
         (other.folder / left).write_bytes(b"of an earlier run")
     token = (output.folder / WRITER).read_bytes()
-    monkeypatch.setattr(distributed, "main_alone", lambda do: None)
+    monkeypatch.setattr(distributed, "run_on_main", lambda do: None)
     monkeypatch.setattr(distributed, "broadcast_from_main", lambda value: token)
     for machine, found in {"two": copy, "one": path}.items():
         assert on(machine).here(name) == found
