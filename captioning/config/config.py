@@ -170,11 +170,8 @@ class Config(Keys):
     def _check_data(self) -> None:
         files = self.train_file or []
         if any(map(is_tars, files if isinstance(files, list) else [files])):
-            for key in ("reward", "bucket_batches", "split"):
-                if getattr(self, key):
-                    raise ValueError(
-                        f"{key} needs annotations, and train_file names tars: unset it"
-                    )
+            for key in filter(vars(self).get, ("reward", "bucket_batches", "split")):
+                raise ValueError(f"{key} needs annotations, and train_file names tars: unset it")
         if not self.split:
             return
         for key in ("val_file", "test_file"):
@@ -188,7 +185,7 @@ class Config(Keys):
 
     def __reduce__(self):
         """Classes made by `config_class` have no module that pickle could import them from."""
-        return _restored, (self.__dict__, self.model_fields_set)
+        return parse_config, ({name: getattr(self, name) for name in self.model_fields_set},)
 
     @property
     def monitors(self) -> Optional[str]:
@@ -199,17 +196,21 @@ class Config(Keys):
 
     def decoding_settings(self) -> DecodingSettings:
         """How this run generates captions."""
-        names = set(DecodingSettings.__dataclass_fields__) & set(type(self).model_fields)
-        return DecodingSettings(**{name: getattr(self, name) for name in names})
+        return DecodingSettings(**self._values_of(DecodingSettings))
 
     def reranking(self) -> Optional[Reranking]:
         """How this run reranks captions; None without it, and for a weight of 0."""
         if not reranks(self.rerank, self.rerank_weight):
             return None
-        names = {field.name for field in fields(Reranking)} - {"model", "num_return"}
         key = RERANKING_MODELS.get(self.rerank)
-        model = getattr(self, key) if key else None
-        return Reranking(**{name: getattr(self, name) for name in names}, model=model)
+        return Reranking(**self._values_of(Reranking), model=getattr(self, key) if key else None)
+
+    def _values_of(self, settings: type) -> dict[str, Any]:
+        """The values of the keys that are also fields of a dataclass."""
+        names = {field.name for field in fields(settings)} & set(type(self).model_fields) - {
+            "model"
+        }
+        return {name: getattr(self, name) for name in names}
 
     def build_objective(self) -> Objective:
         """The training objective; with a reward alone the captioner gets an MLE that is unused."""
@@ -286,10 +287,6 @@ def _in_registry(registry: Mapping[str, str], given: Any) -> list[str]:
     """The entries that a value names, which is validated later."""
     names = given if isinstance(given, (list, tuple, dict)) else ()
     return [name for name in registry if name in names]
-
-
-def _restored(values: dict[str, Any], given: set[str]) -> Config:
-    return _own_class(values["model"], values).model_construct(given, **values)
 
 
 def every_key(config: Config) -> dict[str, Any]:

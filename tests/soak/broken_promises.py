@@ -182,7 +182,7 @@ MUTATIONS = [
     Mutation(
         "another tokenizer is let through on resume",
         "captioning/config/keys.py",
-        'tokenizer: Annotated[Name, "run"]',
+        "tokenizer: Name",
         'tokenizer: Annotated[Name, "data"]',
         RESUME,
     ),
