@@ -144,7 +144,7 @@ def version_of(name: str) -> Union[float, str, None]:
     return os.path.getmtime(name) if os.path.exists(name) else None
 
 
-def fetched(address: str) -> Path:
+def local_copy(address: str) -> Path:
     """The local copy of a checkpoint in a store, a file or a sharded one. Raises UserError."""
     try:
         return local(address)

@@ -93,8 +93,8 @@ def stop() -> None:
 def limit_waits(seconds: float) -> Optional[dist.ProcessGroup]:
     """Create a process group with a timeout of `seconds`, for training steps.
 
-    `sum_over_ranks`, `any_rank` and `broadcast` use this group from now on. Other collectives keep
-    the longer timeout, because rank 0 may work while the others wait. None for a single process.
+    Sums, `any_rank` and `broadcast_buffers` use this group from now on. Other collectives keep the
+    longer timeout, because rank 0 may work while the others wait. None for a single process.
     """
     global _training
     if dist.is_initialized():
@@ -123,6 +123,11 @@ def announced() -> int:
 def local_rank() -> int:
     """This process's rank on its machine."""
     return int(os.environ.get("LOCAL_RANK", 0))
+
+
+def on_main_machine() -> bool:
+    """Whether rank 0 is on this machine."""
+    return os.environ.get("GROUP_RANK", "0") == "0"
 
 
 def on_several_machines() -> bool:
@@ -188,18 +193,13 @@ def until_stop_requested(batches: Iterable[T], rounds: int) -> Iterator[T]:
 
 
 def broadcast_buffers(module: nn.Module) -> None:
-    """Broadcast rank 0's floating-point buffers, such as running statistics.
+    """Copy rank 0's buffers, such as running statistics, to all ranks.
 
     The buffers differ between ranks during training, and only rank 0 saves its buffers.
     """
-    broadcast(buffer for buffer in module.buffers() if buffer.is_floating_point())
-
-
-def broadcast(tensors: Iterable[Tensor]) -> None:
-    """Broadcast rank 0's values, in place."""
     if dist.is_initialized():
-        for tensor in tensors:
-            dist.broadcast(tensor, src=0, group=_training)
+        for buffer in module.buffers():
+            dist.broadcast(buffer, src=0, group=_training)
 
 
 def gather_on_main(value: Any) -> Optional[list[Any]]:

@@ -84,9 +84,7 @@ class _Running:
             return None
         if code == STOPPED:
             return "it was stopped by another program; the same command continues from here"
-        with open(self.job.log, "rb") as file:
-            file.seek(self.log_began)
-            lines = file.read().decode(errors="replace").splitlines()
+        lines = self.job.log.read_bytes()[self.log_began :].decode(errors="replace").splitlines()
         errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
         if errors:
             return errors[-1]
@@ -152,7 +150,7 @@ def run_jobs(
     _start_server()
     waiting, free, running = list(jobs), list(slots), []
     failures: dict[str, str] = {}
-    cause, cause_is_error = None, False  # the first error line, else the first job's failure
+    cause = None  # why the first job failed
     deadline = None  # when jobs that were asked to stop are killed
     with signals.watch():
         try:
@@ -160,24 +158,15 @@ def run_jobs(
                 while waiting and free and deadline is None:
                     running.append(_start(waiting.pop(0), free.pop(0)))
                     observer.began(running[-1].job)
-                connection.wait([each.process.sentinel for each in running], 0.1)
-                for each in list(running):
-                    each.receive(observer)
-                    code = each.process.exitcode
-                    if code is None:
-                        continue
-                    running.remove(each)
-                    free.append(each.slot)
-                    each.reports.close()
+                for ended in _wait(running, observer):
+                    running.remove(ended)
+                    free.append(ended.slot)
+                    code, name, reason = ended.process.exitcode, ended.job.name, ended.reason()
                     if code == STOPPED and (deadline is not None or signals.stop_requested()):
                         continue
-                    name, reason = each.job.name, each.reason()
                     if reason:
                         failures[name] = reason
-                        if code == FAILED and not cause_is_error:
-                            cause, cause_is_error = reason, True
-                        elif cause is None:
-                            cause = f"{name} failed: {reason}"
+                        cause = cause or (reason if code == FAILED else f"{name} failed: {reason}")
                     observer.ended(name, reason)
                 observer.poll()
                 if deadline is None and (signals.stop_requested() or (cause and not keep_going)):
@@ -187,23 +176,34 @@ def run_jobs(
                     elif running:
                         log_line(f"{cause}; the others save and stop")
                 if deadline is not None:
-                    for each in running:
-                        each.ask_to_stop()
+                    for entry in running:
+                        entry.ask_to_stop()
                     if running and time.monotonic() > deadline:
-                        names = ", ".join(dict.fromkeys(each.job.name for each in running))
+                        names = ", ".join(dict.fromkeys(entry.job.name for entry in running))
                         log_line(
                             f"killed after {SECONDS_TO_SAVE:g} s, since they did not stop: {names}"
                         )
                         break
         finally:
-            for each in running:  # left by a double Ctrl-C, a hanging job or a bug here
-                each.process.kill()
-                each.process.join()
+            for left in running:  # after a double Ctrl-C, for a hanging job or a bug here
+                left.process.kill()
+                left.process.join()
         if signals.stop_requested():
             raise signals.Stopped
     if cause and not keep_going:
         raise UserError(cause)
     return failures
+
+
+def _wait(running: Sequence[_Running], observer: Observer) -> list[_Running]:
+    """Pass the jobs' reports to the observer, and return the jobs that have ended."""
+    connection.wait([entry.process.sentinel for entry in running], 0.1)
+    ended = [entry for entry in running if entry.process.exitcode is not None]
+    for entry in running:
+        entry.receive(observer)
+    for entry in ended:
+        entry.reports.close()
+    return ended
 
 
 def _start(job: Job, slot: Mapping[str, str]) -> _Running:
@@ -252,7 +252,5 @@ def _do(job: Job, reports: connection.Connection) -> None:
 
 def _send(reports: connection.Connection, report: Optional[tuple[str, float]]) -> None:
     """Send a bar's description and share, or None when the job has begun to handle signals."""
-    try:
+    with contextlib.suppress(OSError):  # the program has died, and soon its server ends this job
         reports.send(report)
-    except OSError:  # the program has died; its server may live on for a while
-        signals.launcher_died()

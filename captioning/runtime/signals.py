@@ -63,14 +63,8 @@ def _set_flag(number: int, frame) -> None:
 def stop_requested() -> Optional[str]:
     """What has asked this process to stop since the outermost `watch` began; None if nothing."""
     if _launcher is not None and os.getppid() != _launcher:
-        launcher_died()
+        return _request or "the launcher's death"
     return _request
-
-
-def launcher_died() -> None:
-    """Set the flag, as a signal does."""
-    global _request
-    _request = _request or "the launcher's death"
 
 
 @contextlib.contextmanager

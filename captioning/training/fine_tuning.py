@@ -30,7 +30,13 @@ from captioning.training.output_folder import OutputFolder
 from captioning.training.resume import starting_point
 from captioning.training.run_log import RunLog, record_run
 from captioning.training.run_state import Progress, RunState, progress_of
-from captioning.training.selection import Selection, check_select, held_epoch, summary, with_select
+from captioning.training.selection import (
+    check_select,
+    held_epoch,
+    keep_selected,
+    summary,
+    with_select,
+)
 from captioning.training.setup import build_captioner, distribute, mean_image, training_batches
 from captioning.training.split_evaluation import SplitEvaluation, read_scores
 from captioning.training.step import COUNTED, Stepped, TrainingStep
@@ -72,8 +78,10 @@ class FineTuning:
                     if over != self.over:  # otherwise it is printed already
                         log_line(over)
                     break
-                found = history(self.folder, epoch, self.config.monitor)
-                self.monitored = distributed.broadcast_from_main(found)
+                values = history(self.folder, epoch, self.config.monitor)
+                self.plateaus = distributed.broadcast_from_main(
+                    plateaus(values, self.config.lr_patience)
+                )
                 self._train_epoch(epoch)
                 self.state.save_epoch(self.folder, epoch)
                 self._store()
@@ -144,8 +152,7 @@ class FineTuning:
         return self.progress.epoch * self.steps + self.progress.steps
 
     def _set_learning_rate(self, epoch: int, step: int) -> float:
-        waits = plateaus(self.monitored, self.config.lr_patience)
-        rate = scheduled_rate(self.config, epoch, step, self.steps, waits)
+        rate = scheduled_rate(self.config, epoch, step, self.steps, self.plateaus)
         for group, share in zip(self.optimizer.param_groups, self.rate_shares):
             group["lr"] = rate * share
         return rate
@@ -193,7 +200,7 @@ class FineTuning:
         self._store()
 
     def _select(self, epoch: int, due: bool) -> None:
-        line = self.selection.keep(epoch + 1)
+        line = keep_selected(self.config.select, self.folder, epoch + 1)
         scores = read_scores(self.folder, evaluation_name(epoch))
         if scores is not None and not self.log.has("val", epoch):
             self.log.write("val", epoch, scores, selected=held_epoch(self.folder))
@@ -235,12 +242,10 @@ class FineTuning:
         self.output.begin()
         checkpoint = starting_point(self.config, self.output)
         self.config = with_select(self.config, checkpoint, self.evaluation)
-        self.selection = Selection(self.config.select, self.folder)
         self.progress = progress_of(checkpoint) if checkpoint else Progress()
         self.after_epoch = checkpoint is not None and "within" not in checkpoint
         epochs = self.progress.epoch
-        over = checkpoint and distributed.is_main() and why_over(self.config, self.folder, epochs)
-        self.over = distributed.broadcast_from_main(over or None)
+        self.over = distributed.broadcast_from_main(why_over(self.config, self.folder, epochs))
         self.rewards = None
         if self.config.reward and epochs < self.config.max_epoch:
             from captioning.training.self_critical import rewards_of
@@ -274,7 +279,7 @@ class FineTuning:
         self.state = RunState(config, self.captioner, self.optimizer, self.precision)
         if checkpoint:
             self.state.restore(checkpoint)
-        self.monitored: list[float] = []  # values of `monitor` in the validations so far
+        self.plateaus = 0  # of `monitor`, in the validations so far
 
 
 def _means(sums: Mapping[str, float]) -> dict[str, float]:

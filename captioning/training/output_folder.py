@@ -20,7 +20,7 @@ from captioning.files import stores, uploads
 from captioning.files.cache import cache_folder, cache_key, fetch
 from captioning.files.reading import read_json
 from captioning.files.writing import SUFFIX, user_errors, write_json
-from captioning.models.checkpoints import BEST, fetched, is_checkpoint
+from captioning.models.checkpoints import BEST, is_checkpoint, local_copy
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line
@@ -57,8 +57,6 @@ class OutputFolder:
         self.address = output_dir.rstrip("/") if stores.is_store(output_dir) else None
         self._record = self.folder.with_name(f"{self.folder.name}.stored.json")
         self._uploaded: dict[str, list[int]] = {}
-        self._last_writer: Optional[bytes] = None
-        self._on_main_machine = True
 
     def begin(self) -> None:
         """Download the run from the store. All ranks call this. Raises UserError on all ranks.
@@ -68,8 +66,6 @@ class OutputFolder:
         """
         if self.address:
             distributed.run_on_main(self._begin)
-            token = self._token()  # not the machine's name: several machines may have the same
-            self._on_main_machine = distributed.broadcast_from_main(token) == token
 
     def keep(self) -> None:
         """Upload new and changed files. All ranks call this. Raises UserError on all ranks."""
@@ -87,7 +83,7 @@ class OutputFolder:
         if not self.address or not name.startswith(f"{self.address}/"):
             return name
         path = self.folder / name[len(self.address) + 1 :]
-        return str(path if self._on_main_machine and path.exists() else fetched(name))
+        return str(path if distributed.on_main_machine() and path.exists() else local_copy(name))
 
     def move_aside(self) -> Optional[str]:
         """Move the run in the store to a free address, and return that address. Only on rank 0.
@@ -114,25 +110,23 @@ class OutputFolder:
 
     def _begin(self) -> None:
         stored = stores.stamps(self.address)
-        self._last_writer = self._writer() if WRITER in stored else None
-        token, recorded = self._token(), self._read_record()
-        # If the store is empty and there is no record, no upload of this folder has succeeded yet.
-        wrote_last = token and (self._last_writer == token if stored else not recorded)
         with user_errors(self.folder):
             self.folder.parent.mkdir(parents=True, exist_ok=True)
-            if not wrote_last:
-                self._download(stored, recorded)
-            self.folder.mkdir(exist_ok=True)
-            self._uploaded = {n: s for n, s in self._read_record().items() if n in stored}
+            if WRITER in stored and self._writer() == self._token():
+                self._uploaded = {n: s for n, s in self._read_record().items() if n in stored}
+            else:
+                self._download(stored)
         log_line(f"{self.address} has its working copy in {self.folder}")
         if distributed.announced() > 1:  # other machines may need files whose upload failed before
             self._keep()
 
-    def _download(self, stored: dict[str, Any], recorded: dict[str, list[int]]) -> None:
-        """Replace the folder by the store's. If only the folder has some files, move it aside."""
-        local = self._files()
-        new = {name for name, stamp in local.items() if recorded.get(name) != stamp}
-        if local and (WRITER not in stored or new - {WRITER}):
+    def _download(self, stored: dict[str, Any]) -> None:
+        """Replace the folder by the store's, and claim the run with a new token.
+
+        The folder is moved aside if it has files that the store has not had.
+        """
+        local, recorded = self._files(), self._read_record()
+        if local and (not stored or any(recorded.get(n) != stamp for n, stamp in local.items())):
             target = free_name(self.folder)
             self.folder.rename(target)
             log_line(
@@ -149,32 +143,29 @@ class OutputFolder:
             complete = not folder.endswith(".pth") or f"{folder}/{REST}" in stored
             if complete and name != WRITER:
                 fetch(f"{self.address}/{name}", incomplete / name, stamp)
-        _write_token(incomplete)
         incomplete.rename(self.folder)
-        self._uploaded = {name: s for name, s in self._files().items() if name != WRITER}
-        self._write_record()
+        self._uploaded = self._files()
+        write_json({"token": secrets.token_hex(8)}, self.folder / WRITER)
+        self._write(WRITER, self._files()[WRITER])
 
     def _keep(self) -> None:
         try:
             with user_errors(self.folder):
-                if self._token() is None:
-                    _write_token(self.folder)
-                token, local = self._token(), self._files()
+                local = self._files()
                 if local == self._uploaded:
                     return
-                overtaken = self._writer() not in (None, self._last_writer, token)
-                if not overtaken:
+                in_use = self._writer() not in (None, self._token())
+                if not in_use:
                     self._upload(local)
-                    self._last_writer = token
         except UserError as error:
             raise UserError(
                 f"{error}; nothing is lost: the run's files are in {self.folder}, and the same "
                 "command on this machine resumes from them"
             ) from error
-        if overtaken:
+        if in_use:
             raise UserError(
-                f"{self.address}: another machine has continued this run; the files that this "
-                f"machine has written since then are in {self.folder}"
+                f"{self.address} is in use: another machine has continued this run; the files that "
+                f"this machine has written since then are in {self.folder}"
             )
 
     def _upload(self, local: dict[str, list[int]]) -> None:
@@ -235,20 +226,13 @@ class OutputFolder:
             return None
 
     def _write_record(self) -> None:
-        write_json({"address": self.address, "uploaded": self._uploaded}, self._record)
+        write_json({"uploaded": self._uploaded}, self._record)
 
     def _read_record(self) -> dict[str, list[int]]:
         try:
-            record = read_json(self._record)
-            if "files" in record:  # written by an older version
-                return {name: entry["here"] for name, entry in record["files"].items()}
-            return dict(record["uploaded"])
-        except (UserError, KeyError, TypeError):  # without a record, every file is uploaded again
+            return read_json(self._record)["uploaded"]
+        except UserError:  # without a record, every file is uploaded again
             return {}
-
-
-def _write_token(folder: Path) -> None:
-    write_json({"token": secrets.token_hex(8)}, folder / WRITER)
 
 
 def _is_marker(name: str) -> bool:

@@ -22,7 +22,6 @@ from captioning.files.stores import is_store
 from captioning.models.build import captioner_from
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
-from smile import Objective
 from smile.head import is_distributed
 
 FIRST_TORCH = (2, 9)
@@ -84,12 +83,6 @@ def shard(
 
 def is_sharded(captioner: nn.Module) -> bool:
     return any(map(is_distributed, captioner.parameters()))
-
-
-def begin_step(captioner: nn.Module) -> None:
-    """Broadcast the objectives' buffers from rank 0, like DDP."""
-    objectives = (part for part in captioner.modules() if isinstance(part, Objective))
-    distributed.broadcast(buffer for objective in objectives for buffer in objective.buffers())
 
 
 def whole(state: Any, keep: bool = True) -> Any:

@@ -14,7 +14,6 @@ from captioning.models.precision import Precision
 from captioning.runtime import distributed, signals
 from captioning.training.nonfinite_report import BatchReport, NotFiniteError, what_is_not_finite
 from captioning.training.optimiser import clip_gradients
-from captioning.training.sharding import begin_step
 from smile import ObjectiveOutput
 
 # These values are summed over batches. All others are means over tokens.
@@ -65,7 +64,7 @@ class TrainingStep:
         buffers = list(self.learner.buffers())  # of batch norms and objectives
         before = [buffer.clone() for buffer in buffers]
         if self.model is self.learner:
-            begin_step(self.learner)
+            distributed.broadcast_buffers(self.learner)  # DistributedDataParallel does it itself
         totals: list[Tensor] = []  # the sums of each batch over all ranks
         reference = torch.zeros((), dtype=torch.float64, device=self.precision.device)
         for number in range(self.count):

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Optional
+from typing import NamedTuple, Optional
 
 from captioning.config import Config, every_key, load_config
 from captioning.metrics.metric_sum import MetricSum
@@ -17,11 +17,24 @@ def evaluation_name(epoch: int) -> str:
     return f"val_epoch{epoch:02d}"
 
 
+class Validated(NamedTuple):
+    """A validated epoch, counted from 0. value: its sum of metrics; None without a metric of it."""
+
+    epoch: int
+    value: Optional[float]
+    scores: dict[str, float]
+
+
+def validated(folder: Path, epochs: int, metrics: Optional[str]) -> list[Validated]:
+    """The validations among the first `epochs`. metrics: a sum, or None for no values."""
+    value = MetricSum.parse(metrics).of if metrics else lambda scores: None
+    pairs = ((epoch, read_scores(folder, evaluation_name(epoch))) for epoch in range(epochs))
+    return [Validated(epoch, value(scores), scores) for epoch, scores in pairs if scores]
+
+
 def history(folder: Path, epochs: int, metrics: str) -> list[float]:
     """The values of a sum of metrics in the first `epochs`. Epochs without a value are left out."""
-    metric_sum = MetricSum.parse(metrics)
-    scores = [read_scores(folder, evaluation_name(epoch)) or {} for epoch in range(epochs)]
-    values = map(metric_sum.of, scores)
+    values = (validation.value for validation in validated(folder, epochs, metrics))
     return [value for value in values if value is not None]
 
 

@@ -136,7 +136,7 @@ def test_another_number_of_processes_keeps_the_order_of_images(config, finished,
     run = Run(config, tmp_path / "run", processes=2, hook=be_quick)
     assert run.wait()[0] == 2
     assert (
-        "stopped within epoch 1 with 8 images per step (8 batch_size, 1 processes, 1 "
+        "stopped with 8 images per step (8 batch_size, 1 processes, 1 "
         "accumulation_steps); a run with 16 (8 batch_size, 2 processes, 1 accumulation_steps)"
     ) in run.said()
     hook = record_images(tmp_path / "after")

@@ -153,26 +153,6 @@ def test_two_epochs_are_those_of_a_plain_loop(run, scored):
     assert logged == pytest.approx(losses, rel=1e-15)
 
 
-def test_a_run_of_the_plain_optimiser_goes_on_fused(run, scored):
-    run("max_epoch=2", folder="whole").run()
-    first = run("max_epoch=2", folder="plain")
-    first._train_epoch(0)
-    first.state.save_epoch(first.folder, 0)
-    path = first.folder / "checkpoint_00.pth"
-    path.with_suffix(".json").unlink()  # such a run had no manifests, either
-    checkpoint = torch.load(path)
-    for group in checkpoint["optimizer"]["param_groups"]:
-        group["fused"] = None  # as runs were saved that knew of no other
-    torch.save(checkpoint, path)
-    again = run("max_epoch=2", folder="plain")
-    assert again.progress.epoch == 1
-    again.run()
-    assert all(group["fused"] for group in again.optimizer.param_groups)
-    ends = [torch.load(again.folder.parent / n / "checkpoint_01.pth") for n in ("whole", "plain")]
-    for part in ("model", "optimizer"):
-        torch.testing.assert_close(ends[0][part], ends[1][part], rtol=0, atol=0)
-
-
 def test_so_many_checkpoints_are_kept_but_never_one(run, scored):
     tuning = run("max_epoch=3", "keep_checkpoints=1")
     tuning.run()
