@@ -5,7 +5,7 @@ which the first p are the prompt's; V tokens of the vocabulary; G x G positions 
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Callable, NamedTuple, Optional, Protocol, Union, runtime_checkable
+from typing import Any, Callable, NamedTuple, Optional, Protocol, Union
 
 import torch
 from pydantic import BaseModel
@@ -60,7 +60,6 @@ class Tokenizer(Protocol):
         """The text of ids (n,), without special tokens."""
 
 
-@runtime_checkable
 class Captioner(Protocol):
     """An `nn.Module` from images to captions. Training, scoring, bulk captioning, the report and
     the page use this interface only.

@@ -38,7 +38,7 @@ def load_config(
     try:
         return parse_config(values)
     except ValidationError as error:
-        raise UserError(f"{path}: {_explained(error, values)}") from error
+        raise UserError(f"{path}: {explained(error, values)}") from error
 
 
 def write_config(config: Config, path: Path) -> None:
@@ -63,7 +63,7 @@ def _set(values: dict, key: str, value: Any) -> None:
 _DICTIONARY = re.compile("a valid dictionary( or instance of \\w+)?")
 
 
-def _explained(error: ValidationError, values: dict) -> str:
+def explained(error: ValidationError, values: dict) -> str:
     """All errors in one line; the alternatives that a key accepts are joined by "or"."""
     found: dict[str, list[str]] = {}
     details = [d for d in error.errors() if not _of_other_alternative(d)] or error.errors()

@@ -213,10 +213,10 @@ def _located(folder: str, name: str, known_name: Optional[str]) -> Path:
     place = joined(folder, name)
     if name != known_name or is_store(place):
         return local(place)
-    return fetched(BUCKET + name, Path(place), SHA256.get(name))
+    return download_once(BUCKET + name, Path(place), SHA256.get(name))
 
 
-def fetched(url: str, path: Path, sha256: Optional[str]) -> Path:
+def download_once(url: str, path: Path, sha256: Optional[str]) -> Path:
     """Return `path`. If it does not exist, first download `url` to it.
 
     sha256: the hash of the file; None if unknown. Raises UserError.
