@@ -85,8 +85,8 @@ class Config(Keys):
         if value is not None or "objective" not in info.data:
             return value
         weights = parse_objective(info.data["objective"] or "mle")
-        found = {FIRST_TOKEN_MLE[name] for name in weights if name in FIRST_TOKEN_MLE} or {True}
-        return found.pop() if len(found) == 1 else None
+        values = {FIRST_TOKEN_MLE[name] for name in weights if name in FIRST_TOKEN_MLE} or {True}
+        return values.pop() if len(values) == 1 else None
 
     @field_validator("select", "monitor")
     @classmethod
@@ -185,7 +185,7 @@ class Config(Keys):
 
     def __reduce__(self):
         """Classes made by `config_class` have no module that pickle could import them from."""
-        return parse_config, ({name: getattr(self, name) for name in self.model_fields_set},)
+        return _restored, (self.__dict__, self.model_fields_set)
 
     @property
     def monitors(self) -> Optional[str]:
@@ -263,14 +263,14 @@ def parse_config(values: Any) -> Config:
     model = values.get("model", "blip") if isinstance(values, dict) else None
     if not isinstance(model, str) or model not in CAPTIONERS:
         return config_class().model_validate(values)  # which refuses it
-    own = _own_class(model, values)
-    if not values.keys() <= own.model_fields.keys():
+    chosen = _class_for(model, values)
+    if not values.keys() <= chosen.model_fields.keys():
         config_class().model_validate(values)
-        values = {key: value for key, value in values.items() if key in own.model_fields}
-    return own.model_validate(values)
+        values = {key: value for key, value in values.items() if key in chosen.model_fields}
+    return chosen.model_validate(values)
 
 
-def _own_class(model: str, values: Mapping[str, Any]) -> type[Config]:
+def _class_for(model: str, values: Mapping[str, Any]) -> type[Config]:
     """The class with all keys of `values` but those of other captioners.
 
     Modules of metrics and rewards that are not named are imported only for a key that is not known
@@ -278,15 +278,19 @@ def _own_class(model: str, values: Mapping[str, Any]) -> type[Config]:
     """
     metrics, rewards = values.get("metrics", DEFAULT_METRICS), values.get("reward")
     evaluators = [*_in_registry(EVALUATORS, metrics)]
-    evaluators += [own for name, own in WITH_OPTIONS_OF.items() if values.get("rerank") == name]
-    own = config_class(model, evaluators, _in_registry(REWARDS, rewards))
-    return own if values.keys() <= own.model_fields.keys() else config_class(model)
+    evaluators += [of for name, of in WITH_OPTIONS_OF.items() if values.get("rerank") == name]
+    named = config_class(model, evaluators, _in_registry(REWARDS, rewards))
+    return named if values.keys() <= named.model_fields.keys() else config_class(model)
 
 
 def _in_registry(registry: Mapping[str, str], given: Any) -> list[str]:
     """The entries that a value names, which is validated later."""
     names = given if isinstance(given, (list, tuple, dict)) else ()
     return [name for name in registry if name in names]
+
+
+def _restored(values: dict[str, Any], given: set[str]) -> Config:
+    return _class_for(values["model"], values).model_construct(given, **values)
 
 
 def every_key(config: Config) -> dict[str, Any]:

@@ -65,12 +65,12 @@ _DICTIONARY = re.compile("a valid dictionary( or instance of \\w+)?")
 
 def explained(error: ValidationError, values: dict) -> str:
     """All errors in one line; the alternatives that a key accepts are joined by "or"."""
-    found: dict[str, list[str]] = {}
+    kinds_of: dict[str, list[str]] = {}
     details = [d for d in error.errors() if not _of_other_alternative(d)] or error.errors()
     for detail in details:
         start, should, kind = _explain(detail, values).partition("; input should be ")
-        found.setdefault(start + should, []).append(kind)
-    return "; ".join(start + " or ".join(dict.fromkeys(kinds)) for start, kinds in found.items())
+        kinds_of.setdefault(start + should, []).append(kind)
+    return "; ".join(start + " or ".join(dict.fromkeys(kinds)) for start, kinds in kinds_of.items())
 
 
 def _explain(detail: dict, values: dict) -> str:

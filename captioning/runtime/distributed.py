@@ -155,9 +155,9 @@ def any_rank(value: object, wait_long: bool = False) -> bool:
     if not dist.is_initialized():
         return bool(value)
     on_gpu = dist.get_backend() == "nccl"
-    found = torch.tensor([float(bool(value))], device="cuda" if on_gpu else "cpu")
-    dist.all_reduce(found, dist.ReduceOp.MAX, group=None if wait_long else _training)
-    return bool(found.item())
+    result = torch.tensor([float(bool(value))], device="cuda" if on_gpu else "cpu")
+    dist.all_reduce(result, dist.ReduceOp.MAX, group=None if wait_long else _training)
+    return bool(result.item())
 
 
 def run_on_main(do: Callable[[], None]) -> None:

@@ -59,23 +59,11 @@ class _Running:
     process: multiprocessing.process.BaseProcess
     reports: connection.Connection
     log_began: int  # size of the log in bytes before this run
-    handles_signals: bool = False  # until then a signal would kill the job
-    asked: bool = False
 
     def receive(self, observer: Observer) -> None:
         with contextlib.suppress(EOFError):
             while self.reports.poll():
-                report = self.reports.recv()
-                if report is None:
-                    self.handles_signals = True
-                else:
-                    observer.progressed(self.job.name, *report)
-
-    def ask_to_stop(self) -> None:
-        """Send SIGTERM once, as soon as the job handles signals."""
-        if self.handles_signals and not self.asked:
-            self.process.terminate()  # SIGTERM
-            self.asked = True
+                observer.progressed(self.job.name, *self.reports.recv())
 
     def reason(self) -> Optional[str]:
         """Why an ended job failed: its error line or its exit code; None if it succeeded."""
@@ -127,8 +115,8 @@ def ranks_of(job: Job, count: int) -> list[Job]:
     ranks = []
     for rank in map(str, range(count)):
         log = job.log if rank == "0" else job.log.with_suffix(f".rank{rank}{job.log.suffix}")
-        own = {**group, "RANK": rank, "LOCAL_RANK": rank}
-        ranks.append(job._replace(log=log, environment={**job.environment, **own}))
+        environment = {**job.environment, **group, "RANK": rank, "LOCAL_RANK": rank}
+        ranks.append(job._replace(log=log, environment=environment))
     return ranks
 
 
@@ -176,8 +164,8 @@ def run_jobs(
                     elif running:
                         log_line(f"{cause}; the others save and stop")
                 if deadline is not None:
-                    for entry in running:
-                        entry.ask_to_stop()
+                    for entry in running:  # again and again: a starting job ignores signals
+                        entry.process.terminate()  # SIGTERM
                     if running and time.monotonic() > deadline:
                         names = ", ".join(dict.fromkeys(entry.job.name for entry in running))
                         log_line(
@@ -233,12 +221,12 @@ def _do(job: Job, reports: connection.Connection) -> None:
         os.dup2(log.fileno(), 2)
 
     def report(description: str, share: float) -> None:
-        _send(reports, (description, share))
+        with contextlib.suppress(OSError):  # the program has died, and soon its server ends
+            reports.send((description, share))
 
     code = 1
     try:
         with signals.watch(), report_bars_to(report):
-            _send(reports, None)
             code = job.do() or 0
             code = code or (STOPPED if signals.stop_requested() else 0)
     except BaseException:
@@ -248,9 +236,3 @@ def _do(job: Job, reports: connection.Connection) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-def _send(reports: connection.Connection, report: Optional[tuple[str, float]]) -> None:
-    """Send a bar's description and share, or None when the job has begun to handle signals."""
-    with contextlib.suppress(OSError):  # the program has died, and soon its server ends this job
-        reports.send(report)

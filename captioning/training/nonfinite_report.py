@@ -65,6 +65,6 @@ def _images(ranks: Optional[Sequence[Sequence[tuple[list, bool]]]]) -> Optional[
     """List the images of the batches that are not finite. If all are finite, list all images."""
     if ranks is None:
         return None
-    found = [(rank, *batch) for rank, batches in enumerate(ranks) for batch in batches]
-    failed = [batch for batch in found if not batch[-1]] or found
+    reports = [(rank, *batch) for rank, batches in enumerate(ranks) for batch in batches]
+    failed = [report for report in reports if not report[-1]] or reports
     return "; ".join(f"rank {rank} had images {ids}" for rank, ids, _ in failed[:SHOWN])

@@ -41,7 +41,7 @@ _ADDRESS = re.compile(
 
 def command(words: Sequence[str]) -> str:
     """A command line for a shell. Secrets are removed from addresses anywhere in a word."""
-    return shlex.join(_ADDRESS.sub(lambda found: without_secrets(found[0]), w) for w in words)
+    return shlex.join(_ADDRESS.sub(lambda match: without_secrets(match[0]), w) for w in words)
 
 
 def record_run(config: Config, folder: Path, **more: Any) -> None:

@@ -135,8 +135,8 @@ def load(
     Raises the errors of their `load_state_dict`.
     """
     if is_sharded(captioner):
-        own = captioner.state_dict()
-        weights = {name: _as(tensor, own.get(name)) for name, tensor in weights.items()}
+        current = captioner.state_dict()
+        weights = {name: _as(tensor, current.get(name)) for name, tensor in weights.items()}
         parameters = dict(enumerate(p for group in optimizer.param_groups for p in group["params"]))
         moments = {n: _rows(values, parameters[n]) for n, values in state["state"].items()}
         state = {**state, "state": moments}
@@ -164,10 +164,10 @@ def load_sharded(
     groups: the parameter groups of the saved optimiser. Raises ValueError on all ranks, and the
     errors of `load_state_dict`.
     """
-    own = {MODEL + name: tensor for name, tensor in captioner.state_dict().items()}
+    tensors = {MODEL + name: tensor for name, tensor in captioner.state_dict().items()}
     parameters = dict(enumerate(p for group in optimizer.param_groups for p in group["params"]))
     saved, state = sizes(folder), {}
-    different = sorted(own.keys() ^ {name for name in saved if name.startswith(MODEL)})
+    different = sorted(tensors.keys() ^ {name for name in saved if name.startswith(MODEL)})
     if different:
         first = different[0].removeprefix(MODEL)
         raise ValueError(f"checkpoint and model differ in {len(different)} keys, such as {first}")
@@ -177,12 +177,12 @@ def load_sharded(
             empty = (
                 torch.zeros_like(parameters[int(number)]) if size else torch.zeros((), dtype=dtype)
             )
-            state.setdefault(int(number), {})[key] = own[name] = empty
-    fill(folder, own, alone=not dist.is_initialized())
-    values = (t.to_local() if is_distributed(t) else t for t in own.values())
+            state.setdefault(int(number), {})[key] = tensors[name] = empty
+    fill(folder, tensors, alone=not dist.is_initialized())
+    values = (t.to_local() if is_distributed(t) else t for t in tensors.values())
     if distributed.any_rank(not all(bool(t.isfinite().all()) for t in values)):
         raise ValueError("it has values that are not finite: use an earlier checkpoint")
-    weights = {name[len(MODEL) :]: t for name, t in own.items() if name.startswith(MODEL)}
+    weights = {name[len(MODEL) :]: t for name, t in tensors.items() if name.startswith(MODEL)}
     captioner.load_state_dict(weights)
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 

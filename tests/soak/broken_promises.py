@@ -217,8 +217,8 @@ MUTATIONS = [
     Mutation(
         "the wrong rank is blamed",
         "captioning/training/nonfinite_report.py",
-        "[batch for batch in found if not batch[-1]] or found",
-        "found[:1]",
+        "[report for report in reports if not report[-1]] or reports",
+        "reports[:1]",
         "tests/e2e/test_not_finite.py",
     ),
     Mutation(
