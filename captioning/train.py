@@ -57,12 +57,11 @@ def evaluate(config: Config, device, split: str, overrides: Sequence[str]) -> No
         captioner, loaded = captioner_from(config, output.here(checkpoint))
     shown = stores.without_secrets(checkpoint)
     log_line(loaded)
-
-    def before_writing() -> None:
+    results = evaluation.caption(captioner.to(device))
+    if distributed.is_main():
         remove_scores(folder, split)  # they may be from other weights or settings
         record_run(config, folder / "result" / split, checkpoint=shown)
-
-    evaluation.run(captioner.to(device), split, before_writing)
+    evaluation.score(results, split)
     output.keep()
     log_line(f"captions and scores are in {output.name_of(str(folder / 'result'))}")
 

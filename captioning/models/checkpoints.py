@@ -173,8 +173,9 @@ def remove_oldest(folder: Path, keep: int) -> None:
     kept = {*of_epochs(folder)[-keep:], *saved(folder)[-LEAST:]}
     for path in saved(folder):
         if path not in kept:
-            _remove(path)
-            _remove(manifest_path(path))
+            for file in (path, manifest_path(path)):
+                with user_errors(file):
+                    remove(file)
 
 
 def tidy(folder: Path) -> None:
@@ -188,14 +189,8 @@ def tidy(folder: Path) -> None:
         if _NAMED.fullmatch(path.stem) and not path.with_suffix(".pth").exists()
     ]
     for path in [*unfinished_writes(folder), *orphans]:
-        _remove(path)
-
-
-def _remove(path: Path) -> None:
-    try:
-        remove(path)
-    except OSError as error:
-        raise UserError(f"cannot remove {path}: {error.strerror}") from error
+        with user_errors(path):
+            remove(path)
 
 
 def keep_as_best(folder: Path, epoch: int) -> None:
@@ -275,8 +270,10 @@ def read_newest(folder: Path) -> Optional[tuple[Path, dict[str, Any], list[str]]
             problems[path] = str(error)
             continue
         lines = [f"skipping a checkpoint: {reason}" for reason in problems.values()]
-        for bad in problems:
-            _set_aside(bad)
+        for damaged in [part for bad in problems for part in (bad, manifest_path(bad))]:
+            with user_errors(damaged):
+                if damaged.exists():
+                    replace(damaged, damaged.with_name(damaged.name + ".bad"))
         return path, content, lines
     if problems:
         raise UserError(
@@ -284,12 +281,3 @@ def read_newest(folder: Path) -> Optional[tuple[Path, dict[str, Any], list[str]]
             "start again with resume=never or another output_dir"
         )
     return None
-
-
-def _set_aside(path: Path) -> None:
-    try:
-        for part in (path, manifest_path(path)):
-            if part.exists():
-                replace(part, part.with_name(part.name + ".bad"))
-    except OSError as error:
-        raise UserError(f"cannot rename {path}, which is damaged: {error.strerror}") from error

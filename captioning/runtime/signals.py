@@ -23,7 +23,6 @@ class Stopped(Exception):
 
 _request: Optional[str] = None
 _launcher: Optional[int] = None  # id of the parent; this process stops when the parent dies
-_watches = 0  # number of nested `watch` blocks
 
 
 @contextlib.contextmanager
@@ -33,15 +32,13 @@ def watch() -> Iterator[None]:
     If torchrun or a sweep started this process, the parent's death also sets the flag. A nested
     block keeps earlier requests.
     """
-    global _request, _launcher, _watches
-    if _watches == 0:
+    global _request, _launcher
+    if signal.getsignal(SIGNALS[0]) is not _set_flag:  # else the block is nested
         _request, _launcher = None, _parent()
-    _watches += 1
     before = {number: signal.signal(number, _set_flag) for number in SIGNALS}
     try:
         yield
     finally:
-        _watches -= 1
         for number, handler in before.items():
             signal.signal(number, handler)
 

@@ -8,6 +8,7 @@ from typing import Any, Optional
 from pydantic import ValidationError
 
 from captioning.config import Config, keys_of, parse_config
+from captioning.files.writing import user_errors
 from captioning.models import checkpoints
 from captioning.rewards.registry import REWARDS
 from captioning.runtime import distributed
@@ -140,8 +141,6 @@ def _move_aside(output: OutputFolder) -> None:
     if aside := output.move_aside():
         log_line(f"moved the files of {output.address} to {aside}")
     target = free_name(folder)
-    try:
+    with user_errors(target):
         folder.rename(target)
-    except OSError as error:
-        raise UserError(f"cannot move {folder} to {target}: {error.strerror}") from error
     log_line(f"moved the files of {folder} to {target}")

@@ -23,25 +23,7 @@ def test_models_and_schedules_are_those_of_the_package():
     assert fields["teacher_forcing"].annotation.__args__ == SCHEDULES
 
 
-def test_without_a_model_it_is_blip(minimal):
-    config = load_config(minimal)
-    assert (config.model, config.lr_schedule, config.optimizer) == ("blip", "cosine", "adamw")
-
-
 def test_an_image_of_any_size_suits_a_classic_captioner(minimal):
     assert load_config(minimal, ["model=rnn", "image_size=100"]).image_size == 100
     with pytest.raises(UserError, match="must be a multiple of 16"):
         load_config(minimal, ["image_size=100"])
-
-
-@pytest.mark.parametrize(
-    ("name", "model"),
-    [
-        *(("rnn_coco", "rnn"), ("lstm_coco", "lstm"), ("attn_coco", "attn"), ("sat_coco", "sat")),
-        *(("sat_flickr8k", "sat"), ("classic_cpu", "lstm"), ("classic_scenes", "sat")),
-        ("real_photos", "sat"),
-    ],
-)
-def test_the_shipped_configurations_name_their_model(repository, name, model):
-    config = load_config(repository / "configs" / f"{name}.yaml")
-    assert (config.model, config.prompt) == (model, "")

@@ -241,26 +241,6 @@ def test_a_machine_that_was_overtaken_writes_no_more(s3, on):
     second.keep()
 
 
-def test_a_folder_fetched_up_to_its_name_is_not_the_other_machines(s3, on, monkeypatch):
-    """A kill before anything is written in it: both would be taken for the last that wrote."""
-    first = on("first")
-    save(first.folder, 0)
-    first.keep()
-    with monkeypatch.context() as patch:
-
-        def killed(self):
-            raise Killed
-
-        patch.setattr(OutputFolder, "_write_record", killed)
-        with pytest.raises(Killed):
-            on("second")
-    second = on("second")
-    save(second.folder, 1)
-    second.keep()
-    assert not checkpoints.epoch_path(first.folder, 1).exists()
-    assert checkpoints.epoch_path(on("first").folder, 1).exists()
-
-
 def test_a_folder_of_a_stores_name_is_on_disk(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("s3", "gs", "https"):

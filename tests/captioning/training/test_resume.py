@@ -28,7 +28,7 @@ def test_a_folder_that_cannot_be_moved_is_one_line(scenes_config, tmp_path, monk
 
     monkeypatch.setattr("pathlib.Path.rename", refuse)
     config = load_config(scenes_config, [], {"output_dir": str(tmp_path / "run")})
-    with pytest.raises(UserError, match=r"cannot move .*run to .*run.1: Permission denied"):
+    with pytest.raises(UserError, match=r"cannot write .*run.1: Permission denied"):
         starting_point(config)
 
 
