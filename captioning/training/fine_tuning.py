@@ -31,21 +31,21 @@ from captioning.training.resume import starting_point
 from captioning.training.run_log import RunLog, record_run
 from captioning.training.run_state import Progress, RunState, progress_of
 from captioning.training.selection import (
+    best_epoch,
     check_select,
-    held_epoch,
     keep_selected,
     summary,
     with_select,
 )
 from captioning.training.setup import build_captioner, distribute, mean_image, training_batches
 from captioning.training.split_evaluation import SplitEvaluation, read_scores
-from captioning.training.step import COUNTED, Stepped, TrainingStep
+from captioning.training.step import COUNTS, StepResult, TrainingStep
 from captioning.training.validation_history import (
     check_monitor,
     evaluation_name,
     history,
     plateaus,
-    why_over,
+    reason_finished,
 )
 
 
@@ -73,10 +73,9 @@ class FineTuning:
             if self.after_epoch:
                 self._validate(self.progress.epoch - 1)  # the run may have stopped before this
             for epoch in range(self.progress.epoch, self.config.max_epoch):
-                over = distributed.broadcast_from_main(why_over(self.config, self.folder, epoch))
-                if over:
-                    if over != self.over:  # otherwise it is printed already
-                        log_line(over)
+                if reason := self._reason_finished(epoch):
+                    if not self.finished:  # otherwise it is printed already
+                        log_line(reason)
                     break
                 values = history(self.folder, epoch, self.config.monitor)
                 self.plateaus = distributed.broadcast_from_main(
@@ -86,7 +85,7 @@ class FineTuning:
                 self.state.save_epoch(self.folder, epoch)
                 self._store()
                 self._validate(epoch)
-            if not self.over:
+            if not self.finished:
                 for line in summary(self.folder):
                     log_line(line)
         finally:
@@ -103,6 +102,10 @@ class FineTuning:
         if self.rewards:
             self.rewards.close()
         self.step.model = self.learner
+
+    def _reason_finished(self, epoch: int) -> Optional[str]:
+        """Why the run is finished before `epoch`, the same on all ranks; None if it goes on."""
+        return distributed.broadcast_from_main(reason_finished(self.config, self.folder, epoch))
 
     # Training
 
@@ -157,7 +160,7 @@ class FineTuning:
             group["lr"] = rate * share
         return rate
 
-    def _optimiser_step(self, batches: Iterator[Batch], step: int) -> Stepped:
+    def _optimiser_step(self, batches: Iterator[Batch], step: int) -> StepResult:
         """Take a step. If it is not finite, save a checkpoint from before it and end the run."""
         try:
             return self.step(batches, step)
@@ -203,7 +206,7 @@ class FineTuning:
         line = keep_selected(self.config.select, self.folder, epoch + 1)
         scores = read_scores(self.folder, evaluation_name(epoch))
         if scores is not None and not self.log.has("val", epoch):
-            self.log.write("val", epoch, scores, selected=held_epoch(self.folder))
+            self.log.write("val", epoch, scores, selected=best_epoch(self.folder))
             monitor = self.config.monitor
             if self.config.monitors and MetricSum.parse(monitor).of(scores) is None:
                 log_line(f"{self.config.monitors} ignores this epoch, which has no {monitor}")
@@ -245,13 +248,13 @@ class FineTuning:
         self.progress = progress_of(checkpoint) if checkpoint else Progress()
         self.after_epoch = checkpoint is not None and "within" not in checkpoint
         epochs = self.progress.epoch
-        self.over = distributed.broadcast_from_main(why_over(self.config, self.folder, epochs))
+        self.finished = self._reason_finished(epochs)
         self.rewards = None
         if self.config.reward and epochs < self.config.max_epoch:
             from captioning.training.self_critical import rewards_of
 
             self.rewards = rewards_of(self.config, self.samples, self.device)
-        if not self.over:
+        if not self.finished:
             record_run(self.config, self.folder)
             self.output.keep()
             log_line(minimised(self.config))
@@ -283,9 +286,9 @@ class FineTuning:
 
 
 def _means(sums: Mapping[str, float]) -> dict[str, float]:
-    """Divide sums over tokens by the number of tokens. COUNTED values are left out."""
+    """Divide sums over tokens by the number of tokens. COUNTS values are left out."""
     tokens = max(sums["tokens"], 1)
-    return {n: total / tokens for n, total in sums.items() if n not in ("tokens", *COUNTED)}
+    return {n: total / tokens for n, total in sums.items() if n not in ("tokens", *COUNTS)}
 
 
 def _rounded(values: dict[str, float]) -> dict[str, str]:

@@ -29,7 +29,7 @@ class BatchReport(NamedTuple):
         return all(math.isfinite(value.item()) for value in self.parts.values())
 
 
-def what_is_not_finite(
+def nonfinite_part(
     batches: Sequence[Mapping[str, float]], norm: float, scaler: torch.amp.GradScaler
 ) -> Optional[str]:
     """Return which of "reward", "loss" and "gradient" is not finite. None if the step may be taken.

@@ -17,15 +17,15 @@ from captioning.runtime.progress import log_line
 from captioning.runtime.registry import load
 from captioning.training.output_folder import OutputFolder, free_name
 from captioning.training.run_state import batch_sizes, progress_of
-from captioning.training.validation_history import why_over
+from captioning.training.validation_history import reason_finished
 
 # In these schedules, the learning rate of every epoch depends on the total number of epochs.
-SPANNING = ("cosine", "cosine_steps", "cosine_restarts")
+LENGTH_DEPENDENT = ("cosine", "cosine_steps", "cosine_restarts")
 
 NEW_RUN = "set another output_dir, or resume=never, which moves that run aside"
 
 # A folder with such files has an earlier run.
-REMAINS = ("checkpoint_*.pth", "weights_*.pth", "log.jsonl", "result")
+RUN_FILES = ("checkpoint_*.pth", "weights_*.pth", "log.jsonl", "result")
 
 
 def starting_point(
@@ -55,7 +55,7 @@ def starting_point(
     if name is None:
         return None
     content = content or checkpoints.read(Path(output.here(name)))
-    log_line(why_over(config, folder, progress_of(content).epoch) or f"resuming from {name}")
+    log_line(reason_finished(config, folder, progress_of(content).epoch) or f"resuming from {name}")
     return content
 
 
@@ -98,7 +98,7 @@ def _check_settings(config: Config, content: dict[str, Any]) -> None:
     length = changes("length")
     if not length:
         return
-    if config.lr_schedule in SPANNING:
+    if config.lr_schedule in LENGTH_DEPENDENT:
         raise UserError(
             f"{_named(config)} had another length ({length}), and with lr_schedule "
             f"{config.lr_schedule} the learning rates of its earlier epochs depend on the length; "
@@ -136,7 +136,7 @@ def _named(config: Config) -> str:
 
 def _move_aside(output: OutputFolder) -> None:
     folder = output.folder
-    if not any(path for pattern in REMAINS for path in folder.glob(pattern)):
+    if not any(path for pattern in RUN_FILES for path in folder.glob(pattern)):
         return
     if aside := output.move_aside():
         log_line(f"moved the files of {output.address} to {aside}")

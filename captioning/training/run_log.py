@@ -1,6 +1,6 @@
 """The log of a run: its configuration and command, JSON lines and TensorBoard curves.
 
-To log another value of a step, add it to the parts of the loss or to `Stepped.values` (`step.py`).
+To log another value of a step, add it to the parts of the loss or to `StepResult.values`.
 TensorBoard then shows a curve of it. The report shows a curve of it if CURVES has a line for it.
 """
 

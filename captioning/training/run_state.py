@@ -126,8 +126,8 @@ class RunState:
 
     def _write(self, content, training, path: Path, weights: Optional[Path]) -> None:
         """Write whole files, on rank 0."""
-        model = sharding.whole_weights(self.captioner, distributed.is_main())
-        optimizer = sharding.whole(self.optimizer.state_dict(), distributed.is_main())
+        model = sharding.full_state_dict(self.captioner, distributed.is_main())
+        optimizer = sharding.gather_full(self.optimizer.state_dict(), distributed.is_main())
 
         def save() -> None:
             whole = {"model": model, **content}

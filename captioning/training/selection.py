@@ -20,7 +20,7 @@ from captioning.models import checkpoints
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line
 from captioning.training.split_evaluation import SplitEvaluation
-from captioning.training.validation_history import validated, why_not
+from captioning.training.validation_history import reason_unavailable, validated
 
 RECORD = "selected.json"
 BLIPS = "CIDEr + Bleu_4"
@@ -29,7 +29,9 @@ LENGTH = "cap_len"  # shown with the metrics, because CIDEr depends on the lengt
 
 def check_select(config: Config, evaluation: SplitEvaluation) -> None:
     """Raise UserError if `select` names metrics that will not be computed."""
-    if config.select not in (None, LAST) and (reason := why_not(config.select, evaluation)):
+    if config.select in (None, LAST):
+        return
+    if reason := reason_unavailable(config.select, evaluation):
         raise UserError(f"select is {config.select}, but {reason}; name other metrics, or last")
 
 
@@ -47,7 +49,7 @@ def with_select(
         by_blips_rule = "coco" in config.metrics and trained_by(config) == ["mle"]
         before = checkpoint["config"].get("select") if checkpoint else None
         select = before or (BLIPS if by_blips_rule else LAST)
-        if select != LAST and (reason := why_not(select, evaluation)):
+        if select != LAST and (reason := reason_unavailable(select, evaluation)):
             log_line(f"the last epoch will be selected, not the best by {select}: {reason}")
             select = LAST
     return config.model_copy(update={"select": select})
@@ -61,7 +63,7 @@ def keep_selected(select: str, folder: Path, epochs: int) -> Optional[str]:
     change. Returns a line for the log, or None if nothing has changed. Raises UserError.
     """
     validations = validated(folder, epochs, None if select == LAST else select)
-    newest, held, line = epochs - 1, held_epoch(folder), None
+    newest, held, line = epochs - 1, best_epoch(folder), None
     values = [(v.value, v.epoch) for v in validations if v.value is not None]
     _, selected = max(values, default=(None, newest))
     if selected not in (newest, held) and not checkpoints.weights_of(folder, selected):
@@ -83,7 +85,7 @@ def keep_selected(select: str, folder: Path, epochs: int) -> Optional[str]:
     return line
 
 
-def held_epoch(folder: Path) -> Optional[int]:
+def best_epoch(folder: Path) -> Optional[int]:
     """The epoch of checkpoint_best.pth; None if there is none yet."""
     record = read_record(folder)
     return record["epoch"] if record and checkpoints.best(folder) else None

@@ -43,7 +43,7 @@ def since_best(values: Sequence[float]) -> int:
     return len(values) - 1 - values.index(max(values)) if values else 0
 
 
-def why_over(config: Config, folder: Path, epochs: int) -> Optional[str]:
+def reason_finished(config: Config, folder: Path, epochs: int) -> Optional[str]:
     """The reason why a run is over after `epochs` epochs. None if it goes on."""
     if epochs >= config.max_epoch:
         return f"{config.output_dir} has finished all of its {epochs} epochs"
@@ -56,7 +56,7 @@ def why_over(config: Config, folder: Path, epochs: int) -> Optional[str]:
     return None
 
 
-def why_not(metrics: str, evaluation: SplitEvaluation) -> Optional[str]:
+def reason_unavailable(metrics: str, evaluation: SplitEvaluation) -> Optional[str]:
     """The reason why a sum of metrics cannot be computed. None if it can."""
     computed = {name for evaluator in evaluation.evaluators for name in evaluator.names}
     for name in MetricSum.parse(metrics).signs:
@@ -69,7 +69,7 @@ def why_not(metrics: str, evaluation: SplitEvaluation) -> Optional[str]:
 
 def check_monitor(config: Config, evaluation: SplitEvaluation) -> None:
     """Raise UserError if the run depends on metrics that will not be computed."""
-    reason = config.monitors and why_not(config.monitor, evaluation)
+    reason = config.monitors and reason_unavailable(config.monitor, evaluation)
     if reason:
         raise UserError(
             f"{config.monitors} depends on {config.monitor}, but {reason}; set monitor to other "
@@ -111,7 +111,7 @@ def is_trained(config: Config) -> bool:
     if load_config(record).model_dump()["pretrained"] != config.model_dump()["pretrained"]:
         return False
     newest = int(epochs[-1].stem.rpartition("_")[2])
-    return why_over(config, folder, newest + 1) is not None
+    return reason_finished(config, folder, newest + 1) is not None
 
 
 def is_scored(config: Config, split: str = "test") -> bool:

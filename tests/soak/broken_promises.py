@@ -161,7 +161,7 @@ MUTATIONS = [
     Mutation(
         "another length moves a cosine unseen",
         "captioning/training/resume.py",
-        "if config.lr_schedule in SPANNING",
+        "if config.lr_schedule in LENGTH_DEPENDENT",
         "if False",
         RESUME,
     ),
