@@ -94,8 +94,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> None:
-    named = {name: getattr(arguments, name) for name in ("output_dir", "device", "seed")}
-    flags = {name: value for name, value in named.items() if value is not None}
+    flags = {key: getattr(arguments, key) for key in ("output_dir", "device", "seed")}
+    flags = {key: value for key, value in flags.items() if value is not None}
     config = load_config(arguments.config, arguments.overrides, flags)
     device = distributed.start(config.device)
     check_precision(config, device)

@@ -21,6 +21,7 @@ from captioning.runtime import signals
 from captioning.runtime.errors import UserError
 from captioning.runtime.program import FAILED
 from captioning.runtime.progress import log_line, report_bars_to
+from captioning.runtime.start import keep_memory
 
 STOPPED = 3  # exit code of a job that saved and stopped on request
 SECONDS_TO_SAVE = 600.0  # from a stop request until the job is killed
@@ -88,7 +89,7 @@ def cores() -> int:
 
 def prepare(modules: Sequence[str]) -> None:
     """Start the server, which imports these modules in the background."""
-    _CONTEXT.set_forkserver_preload(["captioning.runtime.job_server", *modules])
+    _CONTEXT.set_forkserver_preload(list(modules))
     _start_server()
 
 
@@ -211,6 +212,7 @@ def _do(job: Job, reports: connection.Connection) -> None:
     os.setsid()  # Ctrl-C reaches only the program, which forwards it once
     os.environ.update(job.environment)
     os.environ[signals.PARENT] = str(os.getppid())
+    keep_memory()
     # The server runs while a process holds this descriptor. Jobs close it, so that the server ends
     # with the program and not with the last job.
     os.close(forkserver._forkserver._forkserver_alive_fd)

@@ -74,21 +74,24 @@ def ended_with_launcher() -> Iterator[None]:
     if launcher is None or sys.platform != "linux":
         yield
         return
-    prctl = ctypes.CDLL(None).prctl
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    _signal_at_parents_death(signal.SIGKILL)
     try:
         if os.getppid() != launcher:
             raise Stopped
         yield
     finally:
-        prctl(PR_SET_PDEATHSIG, 0)
+        _signal_at_parents_death(0)
+
+
+def _signal_at_parents_death(number: int) -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
 
 
 def leave_to_parent() -> None:
     """In a worker process: ignore the signals, and die with the parent."""
     ignore()
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        _signal_at_parents_death(signal.SIGKILL)
 
 
 def ignore(worker: int = 0) -> None:

@@ -9,11 +9,12 @@ Files are uploaded in an order that keeps the run resumable if it is killed at a
 5. old checkpoints are removed.
 """
 
+import os
 import secrets
 import shutil
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 from BLIP.weights.sharded_checkpoint import REST
 from captioning.files import stores, uploads
@@ -37,10 +38,10 @@ def working_folder(output_dir: str) -> Path:
     return cache_folder() / "runs" / f"{PurePosixPath(address).name}-{cache_key(address, 8)}"
 
 
-def free_name(folder: Path) -> Path:
-    """The first of FOLDER.1, FOLDER.2, ... that does not exist."""
+def free_name(name: str, exists: Callable[[str], object] = os.path.exists) -> str:
+    """The first of NAME.1, NAME.2, ... that does not exist."""
     number = 1
-    while (target := folder.with_name(f"{folder.name}.{number}")).exists():
+    while exists(target := f"{name}.{number}"):
         number += 1
     return target
 
@@ -96,9 +97,7 @@ class OutputFolder:
             raise UserError(
                 f"output_dir is {self.address}, a whole bucket: set it to a folder in the bucket"
             )
-        stored, number = stores.stamps(self.address), 1
-        while stores.stamps(target := f"{self.address}.{number}"):
-            number += 1
+        stored, target = stores.stamps(self.address), free_name(self.address, stores.stamps)
         for name, stamp in stored.items():
             uploads.copy(f"{self.address}/{name}", f"{target}/{name}", stamp[0])
         for name in _markers_first(stored):
@@ -127,7 +126,7 @@ class OutputFolder:
         """
         local, recorded = self._files(), self._read_record()
         if local and (not stored or any(recorded.get(n) != stamp for n, stamp in local.items())):
-            target = free_name(self.folder)
+            target = free_name(str(self.folder))
             self.folder.rename(target)
             log_line(
                 f"{self.address} has changed since {self.folder} was its working copy; moved the "
