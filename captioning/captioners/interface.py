@@ -15,9 +15,9 @@ from decoding import DecodingSettings, Generated
 from decoding.null_image import NullImage
 from smile import ObjectiveOutput
 
-# A batch of B preprocessed images: a float tensor (B, 3, S, S), or what the package's `join` returns.
-# That has these methods of a tensor: __len__, __getitem__ of a slice or a list, to, pin_memory,
-# record_stream, and is_floating_point, which says whether the images are normalised already.
+# A batch of B preprocessed images: a float tensor (B, 3, S, S), or the result of the package's
+# `join`, which has these methods of a tensor: __len__, __getitem__ with a slice or a list, to,
+# pin_memory, record_stream, and is_floating_point, true if the images are normalised already.
 Images = Any
 
 

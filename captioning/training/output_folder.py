@@ -125,47 +125,46 @@ class OutputFolder:
         The folder is moved aside if it has files that the store has not had.
         """
         local, recorded = self._files(), self._read_record()
-        if local and (not stored or any(recorded.get(n) != stamp for n, stamp in local.items())):
+        outdated = not stored or any(recorded.get(n) != stamp for n, stamp in local.items())
+        if outdated and self._token():  # without a token, it is left from an interrupted download
             target = free_name(str(self.folder))
             self.folder.rename(target)
             log_line(
                 f"{self.address} has changed since {self.folder} was its working copy; moved the "
                 f"working copy to {target}"
             )
-        incomplete = self.folder.with_name(f".{self.folder.name}{SUFFIX}")
-        for earlier in (self.folder, incomplete):
-            shutil.rmtree(earlier, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
         self._record.unlink(missing_ok=True)
-        incomplete.mkdir()
+        self.folder.mkdir()
         for name, stamp in stored.items():
             folder = name.rpartition("/")[0]
             complete = not folder.endswith(".pth") or f"{folder}/{REST}" in stored
             if complete and name != WRITER:
-                fetch(f"{self.address}/{name}", incomplete / name, stamp)
-        incomplete.rename(self.folder)
+                fetch(f"{self.address}/{name}", self.folder / name, stamp)
         self._uploaded = self._files()
-        write_json({"token": secrets.token_hex(8)}, self.folder / WRITER)
+        self._write_token()
         self._write(WRITER, self._files()[WRITER])
 
     def _keep(self) -> None:
+        if self._token() is None:  # an earlier run has been moved aside
+            self._write_token()
+        local = self._files()
+        if local == self._uploaded:
+            return
         try:
-            with user_errors(self.folder):
-                local = self._files()
-                if local == self._uploaded:
-                    return
-                in_use = self._writer() not in (None, self._token())
-                if not in_use:
+            if self._writer() in (None, self._token()):
+                with user_errors(self.folder):
                     self._upload(local)
+                return
         except UserError as error:
             raise UserError(
                 f"{error}; nothing is lost: the run's files are in {self.folder}, and the same "
                 "command on this machine resumes from them"
             ) from error
-        if in_use:
-            raise UserError(
-                f"{self.address} is in use: another machine has continued this run; the files that "
-                f"this machine has written since then are in {self.folder}"
-            )
+        raise UserError(
+            f"{self.address} is in use: another machine has continued this run; the files that "
+            f"this machine has written since then are in {self.folder}"
+        )
 
     def _upload(self, local: dict[str, list[int]]) -> None:
         changed = {name for name, stamp in local.items() if self._uploaded.get(name) != stamp}
@@ -211,6 +210,9 @@ class OutputFolder:
                 stat = path.stat()
                 files[name.as_posix()] = [stat.st_size, stat.st_mtime_ns, stat.st_ino]
         return files
+
+    def _write_token(self) -> None:
+        write_json({"token": secrets.token_hex(8)}, self.folder / WRITER)
 
     def _token(self) -> Optional[bytes]:
         """The token of this working copy."""
