@@ -207,9 +207,8 @@ class Config(Keys):
 
     def _values_of(self, settings: type) -> dict[str, Any]:
         """The values of the keys that are also fields of a dataclass."""
-        names = {field.name for field in fields(settings)} & set(type(self).model_fields) - {
-            "model"
-        }
+        names = {field.name for field in fields(settings)} & set(type(self).model_fields)
+        names.discard("model")  # a key of another meaning
         return {name: getattr(self, name) for name in names}
 
     def build_objective(self) -> Objective:
