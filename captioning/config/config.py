@@ -1,7 +1,7 @@
-"""The configuration of a run, validated: impossible values, alone and in combination, are refused.
+"""The configuration of a run, validated: impossible values and combinations raise an error.
 
-`Config` has the keys that all runs share. `config_class` adds those of a captioner's package and
-the options of metrics and rewards, which are imported then.
+`Config` has the keys that all runs share. `config_class` adds the keys of a captioner's package and
+the options of metrics and rewards, and imports their modules.
 """
 
 from collections.abc import Iterable, Mapping
@@ -41,12 +41,12 @@ LAST = "last"  # the epoch that `select` may name instead of metrics
 
 
 class Config(Keys):
-    """A run's configuration: `Keys`, and in the classes that `config_class` makes more keys."""
+    """A run's configuration. The classes that `config_class` returns have more keys."""
 
     @field_validator("*")
     @classmethod
     def _empty_is_none(cls, value: Any, info: ValidationInfo) -> Any:
-        """An empty name or list, where None is the default."""
+        """Replace an empty name or list by None if None is the default."""
         optional = cls.model_fields[info.field_name].default is None
         return None if optional and value in ("", []) else value
 
@@ -81,7 +81,7 @@ class Config(Keys):
     @field_validator("first_token_mle")
     @classmethod
     def _as_in_the_original(cls, value: Optional[bool], info: ValidationInfo) -> Optional[bool]:
-        """By default the original's value for these objectives; None if it differs between them."""
+        """Default to the original's value for these objectives, or None if their values differ."""
         if value is not None or "objective" not in info.data:
             return value
         weights = parse_objective(info.data["objective"] or "mle")
@@ -189,7 +189,7 @@ class Config(Keys):
 
     @property
     def monitors(self) -> Optional[str]:
-        """The key by which validation metrics control the run, None where none does."""
+        """The key by which validation metrics control the run; None if no key does."""
         if self.early_stopping:
             return "early_stopping"
         return "lr_schedule" if self.lr_schedule == "plateau" else None
@@ -199,7 +199,7 @@ class Config(Keys):
         return DecodingSettings(**self._values_of(DecodingSettings))
 
     def reranking(self) -> Optional[Reranking]:
-        """How this run reranks captions; None without it, and for a weight of 0."""
+        """How this run reranks captions. None without reranking or with a weight of 0."""
         if not reranks(self.rerank, self.rerank_weight):
             return None
         key = RERANKING_MODELS.get(self.rerank)
@@ -212,7 +212,7 @@ class Config(Keys):
         return {name: getattr(self, name) for name in names}
 
     def build_objective(self) -> Objective:
-        """The training objective; with a reward alone the captioner gets an MLE that is unused."""
+        """The training objective. Without an objective beside the reward, an MLE that is unused."""
         return Objective(
             self.objective or "mle",
             self.label_smoothing,
@@ -226,10 +226,10 @@ def config_class(
     metrics: Iterable[str] = EVALUATORS,
     rewards: Iterable[str] = REWARDS,
 ) -> type[Config]:
-    """`Config` with the own keys of a captioner, or of all captioners, and the options of metrics
-    and rewards, by default of all. Imports their modules.
+    """A class with the keys of a captioner and the options of metrics and rewards.
 
-    Raises TypeError for a key that two of them declare.
+    By default, it has those of all captioners, metrics and rewards. Imports their modules. Raises
+    TypeError for a key that two of them declare.
     """
     packages = dict.fromkeys(CAPTIONERS.values() if model is None else [CAPTIONERS[model]])
     entries = [*(EVALUATORS[name] for name in metrics), *(REWARDS[name] for name in rewards)]
@@ -249,15 +249,15 @@ def _config_with(packages: tuple[str, ...], entries: tuple[str, ...]) -> type[Co
 
 
 def keys_of(role: str, keys: type[Keys] = Config) -> list[str]:
-    """The keys of that role, by default of those that all runs share."""
+    """The keys with this role, by default among the keys that all runs share."""
     return [key for key, declared in roles_of(keys).items() if declared == role]
 
 
 def parse_config(values: Any) -> Config:
-    """The configuration of a mapping. Raises pydantic's ValidationError.
+    """Make a configuration of a mapping. Raises pydantic's ValidationError.
 
-    Keys of other captioners than its own are validated, and left out. Options of metrics and
-    rewards that it does not name are kept where it sets them.
+    Keys of other captioners are validated and then left out. Options of metrics and rewards that
+    the configuration does not name are kept if they are set.
     """
     model = values.get("model", "blip") if isinstance(values, dict) else None
     if not isinstance(model, str) or model not in CAPTIONERS:
@@ -270,10 +270,9 @@ def parse_config(values: Any) -> Config:
 
 
 def _class_for(model: str, values: Mapping[str, Any]) -> type[Config]:
-    """The class with all keys of `values` but those of other captioners.
+    """The class with all keys of `values` except those of other captioners.
 
-    Modules of metrics and rewards that are not named are imported only for a key that is not known
-    without them.
+    Metrics and rewards that are not named are imported only if a key is unknown without them.
     """
     metrics, rewards = values.get("metrics", DEFAULT_METRICS), values.get("reward")
     evaluators = [*_in_registry(EVALUATORS, metrics)]
@@ -293,5 +292,5 @@ def _restored(values: dict[str, Any], given: set[str]) -> Config:
 
 
 def every_key(config: Config) -> dict[str, Any]:
-    """The values of all keys there are, by which runs are compared; imports all modules."""
+    """The values of all keys of all packages, to compare runs. Imports all modules."""
     return config_class()(**config.model_dump()).model_dump()

@@ -75,6 +75,12 @@ def test_overrides_are_yaml_and_reach_into_mappings(blips):
     assert (config.prompt, config.seed, config.output_dir) == ("the ", 7, "1")
 
 
+def test_an_image_of_any_size_suits_a_classic_captioner(blips):
+    assert load_config(blips, ["model=rnn", "image_size=100"]).image_size == 100
+    with pytest.raises(UserError, match="must be a multiple of 16"):
+        load_config(blips, ["image_size=100"])
+
+
 def test_the_objective_is_built_from_its_keys(blips):
     overrides = ["objective={mle: 0.01, smile: 0.99}", "label_smoothing=0", "first_token_mle=false"]
     objective = load_config(blips, overrides).build_objective()
