@@ -35,7 +35,7 @@ LONGEST_STRIP = 16  # the largest aspect ratio of a photo
 DRAWN_WIDTH = int(2 * FRAME_INCHES * DPI)  # pixels; a wider photo is scaled down
 
 
-def draw(found: ScoredCaption, photo: Image.Image, path: Path) -> None:
+def draw(scored: ScoredCaption, photo: Image.Image, path: Path) -> None:
     """Write a PNG with the photo and, for each word, the word's attention map over the photo.
 
     Maps are interpolated to the photo's size and scaled to their maximum.
@@ -46,17 +46,17 @@ def draw(found: ScoredCaption, photo: Image.Image, path: Path) -> None:
     grey.thumbnail((DRAWN_WIDTH, photo.height))
     width, height = grey.size
     maps = F.interpolate(
-        found.attention_map.unsqueeze(1), size=(height, width), mode="bicubic", align_corners=False
+        scored.attention_map.unsqueeze(1), size=(height, width), mode="bicubic", align_corners=False
     )[:, 0].clamp(min=0)  # (words, height, width)
-    columns = min(len(found.words) + 1, FRAMES_PER_ROW)
-    rows = math.ceil((len(found.words) + 1) / columns)
+    columns = min(len(scored.words) + 1, FRAMES_PER_ROW)
+    rows = math.ceil((len(scored.words) + 1) / columns)
     frame_height = FRAME_INCHES * height / width + 0.3  # the word above it
     figure = Figure(figsize=(columns * FRAME_INCHES, rows * frame_height), dpi=DPI)
     axes = figure.subplots(rows, columns, squeeze=False).flatten()
     for axis in axes:
         axis.axis("off")
     axes[0].imshow(photo)
-    for axis, word, weights in zip(axes[1:], found.words, maps):
+    for axis, word, weights in zip(axes[1:], scored.words, maps):
         axis.set_title(word, fontsize=11)
         axis.imshow(grey, cmap="gray", alpha=0.6)
         axis.imshow((weights / weights.max()).numpy(), cmap="inferno", alpha=0.6, vmin=0, vmax=1)
@@ -91,9 +91,9 @@ def attend(arguments: argparse.Namespace, output: Path) -> None:
         )
     config, captioner = load_trained(arguments.checkpoint, arguments.config, device)
     image = preprocessing_of(config).one(photo).to(device)
-    found = attention_map(captioner, image, config.decoding_settings())
-    draw(found, photo, output)
-    print(visible(" ".join(word for word in found.words if word != END)))
+    scored = attention_map(captioner, image, config.decoding_settings())
+    draw(scored, photo, output)
+    print(visible(" ".join(word for word in scored.words if word != END)))
     print(f"the picture is {output}", file=sys.stderr)
 
 

@@ -39,13 +39,13 @@ def calibrate(arguments: argparse.Namespace) -> None:
     device = distributed.start(arguments.device)
     config, captioner = load_trained(arguments.checkpoint, arguments.config, device)
     samples = read_split(config, arguments.split)
-    found = likelihood(captioner, samples, config, device)
+    result = likelihood(captioner, samples, config, device)
     unigram = unigram_nll(captioner, read_split(config, "train"), samples, config)
-    temperature, calibrated = found.best
-    print(f"{found.tokens} tokens of {len(samples)} images of {arguments.split}, nats per token")
-    print(f"  negative log-likelihood      {found.nll[PLAIN]:.3f}")
+    temperature, calibrated = result.best
+    print(f"{result.tokens} tokens of {len(samples)} images of {arguments.split}, nats per token")
+    print(f"  negative log-likelihood      {result.nll[PLAIN]:.3f}")
     print(f"  of a unigram model           {unigram:.3f}")
-    print(f"  SMILE                        {found.smile:.3f}")
+    print(f"  SMILE                        {result.smile:.3f}")
     print(f"  with temperature={temperature:.3f}      {calibrated:.3f}")
 
 

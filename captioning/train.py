@@ -57,12 +57,11 @@ def evaluate(config: Config, device, split: str, overrides: Sequence[str]) -> No
         captioner, loaded = captioner_from(config, output.here(checkpoint))
     shown = stores.without_secrets(checkpoint)
     log_line(loaded)
-
-    def before_writing() -> None:
+    results = evaluation.caption(captioner.to(device))
+    if distributed.is_main():
         remove_scores(folder, split)  # they may be from other weights or settings
         record_run(config, folder / "result" / split, checkpoint=shown)
-
-    evaluation.run(captioner.to(device), split, before_writing)
+    evaluation.score(results, split)
     output.keep()
     log_line(f"captions and scores are in {output.name_of(str(folder / 'result'))}")
 
@@ -95,8 +94,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> None:
-    named = {name: getattr(arguments, name) for name in ("output_dir", "device", "seed")}
-    flags = {name: value for name, value in named.items() if value is not None}
+    flags = {key: getattr(arguments, key) for key in ("output_dir", "device", "seed")}
+    flags = {key: value for key, value in flags.items() if value is not None}
     config = load_config(arguments.config, arguments.overrides, flags)
     device = distributed.start(config.device)
     check_precision(config, device)

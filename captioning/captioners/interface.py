@@ -5,7 +5,7 @@ which the first p are the prompt's; V tokens of the vocabulary; G x G positions 
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Callable, NamedTuple, Optional, Protocol, Union
+from typing import Any, Callable, NamedTuple, Optional, Protocol
 
 import torch
 from pydantic import BaseModel
@@ -15,25 +15,10 @@ from decoding import DecodingSettings, Generated
 from decoding.null_image import NullImage
 from smile import ObjectiveOutput
 
-
-class Images(Protocol):
-    """A batch of B preprocessed images: a float tensor (B, 3, S, S), or what the package's `join`
-    returns, which has these methods of a tensor.
-
-    is_floating_point: whether they are normalised already.
-    """
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: Union[slice, list[int]]) -> "Images": ...
-
-    def to(self, device: torch.device, non_blocking: bool = False) -> "Images": ...
-
-    def pin_memory(self) -> "Images": ...
-
-    def record_stream(self, stream: torch.cuda.Stream) -> None: ...
-
-    def is_floating_point(self) -> bool: ...
+# A batch of B preprocessed images: a float tensor (B, 3, S, S), or the result of the package's
+# `join`, which has these methods of a tensor: __len__, __getitem__ with a slice or a list, to,
+# pin_memory, record_stream, and is_floating_point, true if the images are normalised already.
+Images = Any
 
 
 class Tokenizer(Protocol):

@@ -1,12 +1,13 @@
 """The configuration of a run: every key, its role, and how it is read, validated and written."""
 
 from captioning.config.config import Config, config_class, every_key, keys_of, parse_config
-from captioning.config.loading import load_config, write_config
+from captioning.config.loading import explained, load_config, write_config
 
 __all__ = [
     "Config",
     "config_class",
     "every_key",
+    "explained",
     "keys_of",
     "load_config",
     "parse_config",

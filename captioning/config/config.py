@@ -1,7 +1,7 @@
-"""The configuration of a run, validated: impossible values, alone and in combination, are refused.
+"""The configuration of a run, validated: impossible values and combinations raise an error.
 
-`Config` has the keys that all runs share. `config_class` adds those of a captioner's package and
-the options of metrics and rewards, which are imported then.
+`Config` has the keys that all runs share. `config_class` adds the keys of a captioner's package and
+the options of metrics and rewards, and imports their modules.
 """
 
 from collections.abc import Iterable, Mapping
@@ -41,12 +41,12 @@ LAST = "last"  # the epoch that `select` may name instead of metrics
 
 
 class Config(Keys):
-    """A run's configuration: `Keys`, and in the classes that `config_class` makes more keys."""
+    """A run's configuration. The classes that `config_class` returns have more keys."""
 
     @field_validator("*")
     @classmethod
     def _empty_is_none(cls, value: Any, info: ValidationInfo) -> Any:
-        """An empty name or list, where None is the default."""
+        """Replace an empty name or list by None if None is the default."""
         optional = cls.model_fields[info.field_name].default is None
         return None if optional and value in ("", []) else value
 
@@ -81,12 +81,12 @@ class Config(Keys):
     @field_validator("first_token_mle")
     @classmethod
     def _as_in_the_original(cls, value: Optional[bool], info: ValidationInfo) -> Optional[bool]:
-        """By default the original's value for these objectives; None if it differs between them."""
+        """Default to the original's value for these objectives, or None if their values differ."""
         if value is not None or "objective" not in info.data:
             return value
         weights = parse_objective(info.data["objective"] or "mle")
-        found = {FIRST_TOKEN_MLE[name] for name in weights if name in FIRST_TOKEN_MLE} or {True}
-        return found.pop() if len(found) == 1 else None
+        values = {FIRST_TOKEN_MLE[name] for name in weights if name in FIRST_TOKEN_MLE} or {True}
+        return values.pop() if len(values) == 1 else None
 
     @field_validator("select", "monitor")
     @classmethod
@@ -170,11 +170,8 @@ class Config(Keys):
     def _check_data(self) -> None:
         files = self.train_file or []
         if any(map(is_tars, files if isinstance(files, list) else [files])):
-            for key in ("reward", "bucket_batches", "split"):
-                if getattr(self, key):
-                    raise ValueError(
-                        f"{key} needs annotations, and train_file names tars: unset it"
-                    )
+            for key in filter(vars(self).get, ("reward", "bucket_batches", "split")):
+                raise ValueError(f"{key} needs annotations, and train_file names tars: unset it")
         if not self.split:
             return
         for key in ("val_file", "test_file"):
@@ -192,27 +189,30 @@ class Config(Keys):
 
     @property
     def monitors(self) -> Optional[str]:
-        """The key by which validation metrics control the run, None where none does."""
+        """The key by which validation metrics control the run; None if no key does."""
         if self.early_stopping:
             return "early_stopping"
         return "lr_schedule" if self.lr_schedule == "plateau" else None
 
     def decoding_settings(self) -> DecodingSettings:
         """How this run generates captions."""
-        names = set(DecodingSettings.__dataclass_fields__) & set(type(self).model_fields)
-        return DecodingSettings(**{name: getattr(self, name) for name in names})
+        return DecodingSettings(**self._values_of(DecodingSettings))
 
     def reranking(self) -> Optional[Reranking]:
-        """How this run reranks captions; None without it, and for a weight of 0."""
+        """How this run reranks captions. None without reranking or with a weight of 0."""
         if not reranks(self.rerank, self.rerank_weight):
             return None
-        names = {field.name for field in fields(Reranking)} - {"model", "num_return"}
         key = RERANKING_MODELS.get(self.rerank)
-        model = getattr(self, key) if key else None
-        return Reranking(**{name: getattr(self, name) for name in names}, model=model)
+        return Reranking(**self._values_of(Reranking), model=getattr(self, key) if key else None)
+
+    def _values_of(self, settings: type) -> dict[str, Any]:
+        """The values of the keys that are also fields of a dataclass."""
+        names = {field.name for field in fields(settings)} & set(type(self).model_fields)
+        names.discard("model")  # a key of another meaning
+        return {name: getattr(self, name) for name in names}
 
     def build_objective(self) -> Objective:
-        """The training objective; with a reward alone the captioner gets an MLE that is unused."""
+        """The training objective. Without an objective beside the reward, an MLE that is unused."""
         return Objective(
             self.objective or "mle",
             self.label_smoothing,
@@ -226,10 +226,10 @@ def config_class(
     metrics: Iterable[str] = EVALUATORS,
     rewards: Iterable[str] = REWARDS,
 ) -> type[Config]:
-    """`Config` with the own keys of a captioner, or of all captioners, and the options of metrics
-    and rewards, by default of all. Imports their modules.
+    """A class with the keys of a captioner and the options of metrics and rewards.
 
-    Raises TypeError for a key that two of them declare.
+    By default, it has those of all captioners, metrics and rewards. Imports their modules. Raises
+    TypeError for a key that two of them declare.
     """
     packages = dict.fromkeys(CAPTIONERS.values() if model is None else [CAPTIONERS[model]])
     entries = [*(EVALUATORS[name] for name in metrics), *(REWARDS[name] for name in rewards)]
@@ -249,37 +249,36 @@ def _config_with(packages: tuple[str, ...], entries: tuple[str, ...]) -> type[Co
 
 
 def keys_of(role: str, keys: type[Keys] = Config) -> list[str]:
-    """The keys of that role, by default of those that all runs share."""
+    """The keys with this role, by default among the keys that all runs share."""
     return [key for key, declared in roles_of(keys).items() if declared == role]
 
 
 def parse_config(values: Any) -> Config:
-    """The configuration of a mapping. Raises pydantic's ValidationError.
+    """Make a configuration of a mapping. Raises pydantic's ValidationError.
 
-    Keys of other captioners than its own are validated, and left out. Options of metrics and
-    rewards that it does not name are kept where it sets them.
+    Keys of other captioners are validated and then left out. Options of metrics and rewards that
+    the configuration does not name are kept if they are set.
     """
     model = values.get("model", "blip") if isinstance(values, dict) else None
     if not isinstance(model, str) or model not in CAPTIONERS:
         return config_class().model_validate(values)  # which refuses it
-    own = _own_class(model, values)
-    if not values.keys() <= own.model_fields.keys():
+    chosen = _class_for(model, values)
+    if not values.keys() <= chosen.model_fields.keys():
         config_class().model_validate(values)
-        values = {key: value for key, value in values.items() if key in own.model_fields}
-    return own.model_validate(values)
+        values = {key: value for key, value in values.items() if key in chosen.model_fields}
+    return chosen.model_validate(values)
 
 
-def _own_class(model: str, values: Mapping[str, Any]) -> type[Config]:
-    """The class with all keys of `values` but those of other captioners.
+def _class_for(model: str, values: Mapping[str, Any]) -> type[Config]:
+    """The class with all keys of `values` except those of other captioners.
 
-    Modules of metrics and rewards that are not named are imported only for a key that is not known
-    without them.
+    Metrics and rewards that are not named are imported only if a key is unknown without them.
     """
     metrics, rewards = values.get("metrics", DEFAULT_METRICS), values.get("reward")
     evaluators = [*_in_registry(EVALUATORS, metrics)]
-    evaluators += [own for name, own in WITH_OPTIONS_OF.items() if values.get("rerank") == name]
-    own = config_class(model, evaluators, _in_registry(REWARDS, rewards))
-    return own if values.keys() <= own.model_fields.keys() else config_class(model)
+    evaluators += [of for name, of in WITH_OPTIONS_OF.items() if values.get("rerank") == name]
+    named = config_class(model, evaluators, _in_registry(REWARDS, rewards))
+    return named if values.keys() <= named.model_fields.keys() else config_class(model)
 
 
 def _in_registry(registry: Mapping[str, str], given: Any) -> list[str]:
@@ -289,9 +288,9 @@ def _in_registry(registry: Mapping[str, str], given: Any) -> list[str]:
 
 
 def _restored(values: dict[str, Any], given: set[str]) -> Config:
-    return _own_class(values["model"], values).model_construct(given, **values)
+    return _class_for(values["model"], values).model_construct(given, **values)
 
 
 def every_key(config: Config) -> dict[str, Any]:
-    """The values of all keys there are, by which runs are compared; imports all modules."""
+    """The values of all keys of all packages, to compare runs. Imports all modules."""
     return config_class()(**config.model_dump()).model_dump()

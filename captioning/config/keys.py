@@ -1,4 +1,4 @@
-"""The configuration keys that all captioners share, each with its role.
+"""The configuration keys that all captioners share. A key without a role in its type has "run".
 
 The keys of one captioner are declared in its package, those of a metric or reward on its class.
 """
@@ -37,14 +37,11 @@ Name = Annotated[str, Field(min_length=1)]
 
 
 def roles_of(keys: type[BaseModel]) -> dict[str, str]:
-    """The role of each key, by name. Raises TypeError unless each key declares one role."""
-    found = {}
-    for name, field in keys.model_fields.items():
-        declared = [part for part in field.metadata if isinstance(part, str) and part in ROLES]
-        if len(declared) != 1:
-            raise TypeError(f"key {name!r} declares {declared}; give it one of {', '.join(ROLES)}")
-        found[name] = declared[0]
-    return found
+    """The role of each key, by name: the role in its annotation, or "run"."""
+    return {
+        name: next((part for part in field.metadata if part in ROLES), "run")
+        for name, field in keys.model_fields.items()
+    }
 
 
 class Keys(BaseModel):
@@ -55,76 +52,76 @@ class Keys(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
-    model: Annotated[Literal[tuple(CAPTIONERS)], "run"] = "blip"
+    model: Literal[tuple(CAPTIONERS)] = "blip"
     image_root: Annotated[str, "data"]
     ann_root: Annotated[str, "data"]
     coco_gt_root: Annotated[Optional[str], "data"] = None
-    pretrained: Annotated[Optional[str], "run"] = None
+    pretrained: Optional[str] = None
     batch_size: Annotated[PositiveInt, "batch"] = 32
-    init_lr: Annotated[PositiveFloat, "run"] = 1e-5
+    init_lr: PositiveFloat = 1e-5
     vit_grad_ckpt: Annotated[bool, "speed"] = False
-    image_size: Annotated[int, "run"] = Field(384, gt=0, le=4096)
+    image_size: int = Field(384, gt=0, le=4096)
     max_length: Annotated[int, "generation"] = Field(20, le=10_000)
     min_length: Annotated[int, "generation"] = 5
     num_beams: Annotated[int, "generation"] = Field(3, le=1000)
-    prompt: Annotated[str, "run"] = "a picture of "
-    weight_decay: Annotated[NonNegativeFloat, "run"] = 0.05
-    min_lr: Annotated[NonNegativeFloat, "run"] = 0.0
+    prompt: str = "a picture of "
+    weight_decay: NonNegativeFloat = 0.05
+    min_lr: NonNegativeFloat = 0.0
     max_epoch: Annotated[PositiveInt, "length"] = 5
 
-    reward: Annotated[Optional[dict[str, float]], "run"] = None
-    reward_samples: Annotated[int, "run"] = Field(5, gt=0, le=1000)
-    reward_temperature: Annotated[PositiveFloat, "run"] = 1.0
-    reward_baseline: Annotated[Literal["others", "greedy"], "run"] = "others"
-    reward_kl: Annotated[NonNegativeFloat, "run"] = 0.0
+    reward: Optional[dict[str, float]] = None
+    reward_samples: int = Field(5, gt=0, le=1000)
+    reward_temperature: PositiveFloat = 1.0
+    reward_baseline: Literal["others", "greedy"] = "others"
+    reward_kl: NonNegativeFloat = 0.0
     objective: Annotated[Union[str, dict[str, Union[float, dict[str, Any]]], None], "run"] = "mle"
-    label_smoothing: Annotated[float, "run"] = Field(0.1, ge=0, lt=1)
-    first_token_mle: Annotated[Optional[bool], "run"] = Field(None, validate_default=True)
-    random_subset_size: Annotated[int, "run"] = Field(10, gt=0, le=100_000)
-    drop_image: Annotated[float, "run"] = Field(0.0, ge=0, lt=1)
-    null_image: Annotated[Literal[NULL_IMAGES], "run"] = "zeros"
+    label_smoothing: float = Field(0.1, ge=0, lt=1)
+    first_token_mle: Optional[bool] = Field(None, validate_default=True)
+    random_subset_size: int = Field(10, gt=0, le=100_000)
+    drop_image: float = Field(0.0, ge=0, lt=1)
+    null_image: Literal[NULL_IMAGES] = "zeros"
 
-    dataset: Annotated[Literal["coco", "flickr30k", "custom"], "run"] = "coco"
-    train_file: Annotated[Union[str, list[str], None], "run"] = None
+    dataset: Literal["coco", "flickr30k", "custom"] = "coco"
+    train_file: Union[str, list[str], None] = None
     val_file: Annotated[Union[str, list[str], None], "data"] = None
     test_file: Annotated[Union[str, list[str], None], "data"] = None
     val_gt_file: Annotated[Optional[str], "data"] = None
     test_gt_file: Annotated[Optional[str], "data"] = None
-    captions_per_image: Annotated[int, "run"] = Field(1, gt=0, le=1000)
-    max_words: Annotated[PositiveInt, "run"] = 30
-    max_tokens: Annotated[int, "run"] = Field(40, gt=2)
-    augmentation: Annotated[Literal["blip", "weak", "none"], "run"] = "blip"
-    augmentation_strength: Annotated[float, "run"] = Field(0.1, ge=0, le=1)
-    input: Annotated[Literal["fast", "exact"], "run"] = "fast"
-    skip_bad_images: Annotated[bool, "run"] = False
-    shuffle_buffer: Annotated[PositiveInt, "run"] = 50_000
+    captions_per_image: int = Field(1, gt=0, le=1000)
+    max_words: PositiveInt = 30
+    max_tokens: int = Field(40, gt=2)
+    augmentation: Literal["blip", "weak", "none"] = "blip"
+    augmentation_strength: float = Field(0.1, ge=0, le=1)
+    input: Literal["fast", "exact"] = "fast"
+    skip_bad_images: bool = False
+    shuffle_buffer: PositiveInt = 50_000
     num_workers: Annotated[int, "speed"] = Field(4, ge=0, le=1000)
 
-    lora: Annotated[Optional[Lora], "run"] = None
+    lora: Optional[Lora] = None
 
-    tokenizer: Annotated[Name, "run"] = "bert-base-uncased"
+    tokenizer: Name = "bert-base-uncased"
     trust_checkpoint: Annotated[bool, "upkeep"] = False
 
-    precision: Annotated[Literal["fp32", "bf16", "fp16", "int8"], "run"] = "fp32"
+    precision: Literal["fp32", "bf16", "fp16", "int8"] = "fp32"
     compile: Annotated[bool, "speed"] = False
     sharding: Annotated[Literal["none", "fsdp"], "speed"] = "none"
     accumulation_steps: Annotated[PositiveInt, "batch"] = 1
-    optimizer: Annotated[Literal["adamw", "adam"], "run"] = "adamw"
-    clip_grad_norm: Annotated[Optional[PositiveFloat], "run"] = None
-    clip_grad_value: Annotated[Optional[PositiveFloat], "run"] = None
-    warmup_steps: Annotated[NonNegativeInt, "run"] = 0
-    warmup_lr: Annotated[NonNegativeFloat, "run"] = 0.0
-    lr_schedule: Annotated[
-        Literal["cosine", "cosine_steps", "cosine_restarts", "exponential", "plateau"], "run"
-    ] = "cosine"
-    lr_cycles: Annotated[int, "run"] = Field(3, gt=0, le=100)
-    lr_cycle_growth: Annotated[float, "run"] = Field(1.0, ge=1, le=10)
-    lr_decay: Annotated[float, "run"] = Field(0.8, gt=0, le=1)
-    lr_patience: Annotated[NonNegativeInt, "run"] = 2
+    optimizer: Literal["adamw", "adam"] = "adamw"
+    clip_grad_norm: Optional[PositiveFloat] = None
+    clip_grad_value: Optional[PositiveFloat] = None
+    warmup_steps: NonNegativeInt = 0
+    warmup_lr: NonNegativeFloat = 0.0
+    lr_schedule: Literal["cosine", "cosine_steps", "cosine_restarts", "exponential", "plateau"] = (
+        "cosine"
+    )
+    lr_cycles: int = Field(3, gt=0, le=100)
+    lr_cycle_growth: float = Field(1.0, ge=1, le=10)
+    lr_decay: float = Field(0.8, gt=0, le=1)
+    lr_patience: NonNegativeInt = 2
     early_stopping: Annotated[Optional[PositiveInt], "upkeep"] = None
-    monitor: Annotated[str, "run"] = "Bleu_4"
+    monitor: str = "Bleu_4"
     select: Annotated[Optional[str], "upkeep"] = None
-    bucket_batches: Annotated[bool, "run"] = False
+    bucket_batches: bool = False
     resume: Annotated[Literal["auto", "never"], "upkeep"] = "auto"
     checkpoint_every: Annotated[Optional[PositiveInt], "upkeep"] = 1000
     keep_checkpoints: Annotated[Union[PositiveInt, Literal["all"]], "upkeep"] = 2
@@ -161,10 +158,6 @@ class Keys(BaseModel):
 
     output_dir: Annotated[Name, "machine"]
     device: Annotated[Name, "machine"] = "auto"
-    seed: Annotated[int, "run"] = Field(42, ge=0, lt=2**63)
+    seed: int = Field(42, ge=0, lt=2**63)
     # Declared after `seed`, which is the default of the split's own seed.
-    split: Annotated[Optional[dict[str, Union[int, float, str]]], "run"] = None
-
-    @classmethod
-    def __pydantic_init_subclass__(cls, **kwargs) -> None:
-        roles_of(cls)
+    split: Optional[dict[str, Union[int, float, str]]] = None

@@ -1,4 +1,4 @@
-"""Configurations as files: flat YAML with BLIP's key names, and one line for all that is wrong."""
+"""Configuration files: flat YAML with BLIP's key names. All errors are reported in one line."""
 
 import difflib
 import io
@@ -19,11 +19,11 @@ from captioning.runtime.errors import UserError
 def load_config(
     path: Union[str, Path], overrides: Sequence[str] = (), flags: Optional[dict[str, Any]] = None
 ) -> Config:
-    """The configuration in a YAML file, with `key=value` overrides, values written as in YAML.
+    """Read a YAML file and apply `key=value` overrides, whose values are YAML.
 
-    `vit.depth=2` sets a value in a mapping; `pretrained=` empties a key. `flags`: values by key,
-    already parsed. The default of output_dir is output/ and the file's name. Raises UserError: one
-    line that names each wrong key, what was found and what is allowed.
+    `vit.depth=2` sets a value in a mapping, `pretrained=` empties a key. flags: parsed values by
+    key. output_dir defaults to output/ and the file's name. Raises UserError: one line that names
+    each wrong key, the value that was found and the allowed values.
     """
     values = parse_yaml(read_text(path), str(path))
     if not isinstance(values, dict):
@@ -38,11 +38,11 @@ def load_config(
     try:
         return parse_config(values)
     except ValidationError as error:
-        raise UserError(f"{path}: {_explained(error, values)}") from error
+        raise UserError(f"{path}: {explained(error, values)}") from error
 
 
 def write_config(config: Config, path: Path) -> None:
-    """The resolved configuration as YAML that `load_config` reads back."""
+    """Write the configuration as YAML that `load_config` can read."""
     buffer = io.StringIO()
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = False
@@ -63,18 +63,18 @@ def _set(values: dict, key: str, value: Any) -> None:
 _DICTIONARY = re.compile("a valid dictionary( or instance of \\w+)?")
 
 
-def _explained(error: ValidationError, values: dict) -> str:
-    """All errors in one line; the alternatives that a key accepts are joined by "or"."""
-    found: dict[str, list[str]] = {}
+def explained(error: ValidationError, values: dict) -> str:
+    """All errors in one line. The alternatives that a key accepts are joined by "or"."""
+    kinds_of: dict[str, list[str]] = {}
     details = [d for d in error.errors() if not _of_other_alternative(d)] or error.errors()
     for detail in details:
         start, should, kind = _explain(detail, values).partition("; input should be ")
-        found.setdefault(start + should, []).append(kind)
-    return "; ".join(start + " or ".join(dict.fromkeys(kinds)) for start, kinds in found.items())
+        kinds_of.setdefault(start + should, []).append(kind)
+    return "; ".join(start + " or ".join(dict.fromkeys(kinds)) for start, kinds in kinds_of.items())
 
 
 def _explain(detail: dict, values: dict) -> str:
-    """One of pydantic's errors, in terms of the file."""
+    """Describe one of pydantic's errors by the keys and values of the file."""
     if not detail["loc"]:  # several keys together: the message names them
         return detail["msg"].removeprefix("Value error, ")
     key = str(detail["loc"][0])
@@ -92,7 +92,7 @@ def _explain(detail: dict, values: dict) -> str:
 
 
 def _of_other_alternative(detail: dict) -> bool:
-    """Whether an error is about a type that was not given: a union fails as each of its types."""
+    """Whether an error is about another type of a union than the type of the value."""
     if isinstance(detail["input"], dict):
         return detail["type"] in ("literal_error", "string_type")
     return isinstance(detail["input"], str) and detail["type"] in ("dict_type", "model_type")

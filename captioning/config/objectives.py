@@ -1,4 +1,4 @@
-"""The names of what a run minimises or maximises."""
+"""The names of the objectives and rewards that train a run."""
 
 from dataclasses import asdict
 
@@ -13,12 +13,12 @@ _OWN = {"mle": "MLE", "smile": "SMILE", "random": "random subset", "reverse": "r
 
 
 def title_of(name: str) -> str:
-    """The name of an objective in tables; imports an alternative."""
+    """The name of an objective in tables. Imports the module of an alternative."""
     return _OWN.get(name) or load(ALTERNATIVES[name]).title
 
 
 def trained_by(config: Config) -> list[str]:
-    """What trains a run: "reward", if it has one, and the names of its objectives."""
+    """The names of the run's objectives, after "reward" if the run has rewards."""
     objectives = parse_objective(config.objective) if config.objective else []
     return [*(["reward"] if config.reward else []), *objectives]
 
@@ -52,7 +52,7 @@ def objective_name(spec) -> str:
 
 
 def _parameters(spec, name: str) -> str:
-    """The parameters that a configuration gives an objective, to be appended to its name."""
+    """The parameters of an objective that the configuration sets, as a suffix of its name."""
     given = {} if isinstance(spec, str) else spec[name]
     given = given if isinstance(given, dict) else {}
     shown = [f"{key} {value}" for key, value in given.items() if key != "weight"]
@@ -60,7 +60,7 @@ def _parameters(spec, name: str) -> str:
 
 
 def minimised(config: Config) -> str:
-    """The line that a run begins with: each reward and objective with its settings."""
+    """The first log line of a run: each reward and objective with its settings."""
     if not config.reward:
         return _minimised(config)
     parts = [f"{weight:g} {load(REWARDS[name]).title}" for name, weight in config.reward.items()]

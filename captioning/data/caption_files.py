@@ -26,11 +26,11 @@ def read_predictions(path: StrPath, ids: Mapping[str, ImageId] = NO_IDS) -> Capt
     two different captions. Two equal captions are accepted, because the shards of several processes
     may repeat an image.
     """
-    found = local(path)
-    if found.suffix == ".jsonl":
-        entries = [entry for _, entry in parse_json_lines(read_text(found).split("\n"), found)]
+    file = local(path)
+    if file.suffix == ".jsonl":
+        entries = [entry for _, entry in parse_json_lines(read_text(file).split("\n"), file)]
     else:
-        entries = read_json(found)
+        entries = read_json(file)
     return predictions_by_id(entries, str(path), ids)
 
 

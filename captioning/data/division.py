@@ -44,17 +44,17 @@ def divided(
     lists = isinstance(split["val"], str)
     split_of = _of_lists(samples, split, located) if lists else _of_shares(samples, split)
     rest = None if "train" in split else "train"
-    found: dict[str, list[Sample]] = {name: [] for name in SPLITS if name in (*split, "train")}
+    parts: dict[str, list[Sample]] = {name: [] for name in SPLITS if name in (*split, "train")}
     for sample in samples:
         name = split_of.get(sample.image, rest)
         if name:
-            found[name].append(sample)
-    for name, part in found.items():
+            parts[name].append(sample)
+    for name, part in parts.items():
         if not part:
             raise UserError(
                 f"split: {name} has none of the {len(samples)} photos: assign some to {name}"
             )
-    return found
+    return parts
 
 
 def _of_shares(samples: Sequence[Sample], split: dict[str, Any]) -> dict[str, str]:

@@ -90,9 +90,9 @@ def _folder_rows(folder: Path) -> Iterator[Row]:
 
 def _flickr_rows(text: str, line: str, shape: str, path: Path) -> Iterator[Row]:
     for number, content in enumerate(text.split("\n"), start=1):
-        found = re.fullmatch(line, content)
-        if found:
-            yield f"line {number}", {"image": found[1], "caption": found[2]}
+        match = re.fullmatch(line, content)
+        if match:
+            yield f"line {number}", {"image": match[1], "caption": match[2]}
         elif content.strip() and number > 1:  # the first line may be a header
             raise UserError(f"{path}: line {number} is not {shape}: correct it")
 

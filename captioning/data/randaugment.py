@@ -144,12 +144,12 @@ def check_opencv() -> None:
     try:
         import cv2
     except ImportError:
-        found = "is not installed"
+        problem = "is not installed"
     else:
         if cv2.__version__.startswith("4."):
             return
-        found = f"has version {cv2.__version__}, which rounds differently"
+        problem = f"has version {cv2.__version__}, which rounds differently"
     raise UserError(
-        f"input is exact, which needs OpenCV 4 to warp images like BLIP, but OpenCV {found}: "
+        f"input is exact, which needs OpenCV 4 to warp images like BLIP, but OpenCV {problem}: "
         "pip install 'opencv-python-headless<5', or set input: fast"
     )

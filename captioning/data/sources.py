@@ -63,7 +63,7 @@ def annotation_paths(config, split: str) -> list[Path]:
             f"{split}_file: {tars}: only train_file can be tars, and then all its files must be "
             "tars: name annotation files, or only tars as train_file"
         )
-    return [_located(config.ann_root, each, known_name) for each in names]
+    return [_located(config.ann_root, name, known_name) for name in names]
 
 
 def training_tars(config) -> list[str]:
@@ -176,18 +176,19 @@ def references(config, split: str, samples: Iterable[Sample]) -> dict[ImageId, l
     file of a known data set. Without a file they are the captions of the samples. Raises UserError
     if the file lacks an image.
     """
-    own = {sample.image_id: list(sample.captions) for sample in samples}
+    captions = {sample.image_id: list(sample.captions) for sample in samples}
     path = _reference_path(config, split)
     if path is None:
-        return own
-    found = by_id(own, read_references(path))
-    missing = [sample for sample in samples if not found[sample.image_id]]
+        return captions
+    matched = by_id(captions, read_references(path))
+    missing = [sample for sample in samples if not matched[sample.image_id]]
     if missing:
         raise UserError(
-            f"{path}: no reference captions for {len(missing)} of {len(own)} images, the first "
-            f"is {missing[0].image} (image id {missing[0].image_id!r}): use the file of this split"
+            f"{path}: no reference captions for {len(missing)} of {len(captions)} images, the "
+            f"first is {missing[0].image} (image id {missing[0].image_id!r}): use the file of this "
+            "split"
         )
-    return found
+    return matched
 
 
 def _reference_path(config, split: str) -> Optional[Path]:
@@ -213,10 +214,10 @@ def _located(folder: str, name: str, known_name: Optional[str]) -> Path:
     place = joined(folder, name)
     if name != known_name or is_store(place):
         return local(place)
-    return fetched(BUCKET + name, Path(place), SHA256.get(name))
+    return download_once(BUCKET + name, Path(place), SHA256.get(name))
 
 
-def fetched(url: str, path: Path, sha256: Optional[str]) -> Path:
+def download_once(url: str, path: Path, sha256: Optional[str]) -> Path:
     """Return `path`. If it does not exist, first download `url` to it.
 
     sha256: the hash of the file; None if unknown. Raises UserError.

@@ -13,7 +13,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from captioning.data.annotations import ImageId
 from captioning.data.caption_files import by_id
-from captioning.data.sources import fetched
+from captioning.data.sources import download_once
 from captioning.files.cache import cache_folder
 from captioning.files.reading import read_json
 from captioning.metrics.bootstrap import mean, percentages, ratio
@@ -67,7 +67,7 @@ class Chair(Evaluator):
         path = self.options.synonyms
         if path is None:
             kept = cache_folder(self.settings.cache_dir) / "chair_synonyms.txt"
-            path = fetched(SYNONYMS_URL, kept, SYNONYMS_SHA256)
+            path = download_once(SYNONYMS_URL, kept, SYNONYMS_SHA256)
         self.words = read_synonyms(Path(path))
         named = self.options.objects_file
         self.paths = [Path(name) for name in ([named] if isinstance(named, str) else named)]

@@ -4,6 +4,6 @@ After this package is imported, BLIP's reader of checkpoints also reads object s
 """
 
 from BLIP.weights.download import FETCHERS, STORES
-from captioning.models.checkpoints import fetched
+from captioning.models.checkpoints import local_copy
 
-FETCHERS.update(dict.fromkeys(STORES, fetched))
+FETCHERS.update(dict.fromkeys(STORES, local_copy))

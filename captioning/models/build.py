@@ -14,7 +14,7 @@ from adapters.lora import CONFIG
 from BLIP.weights.checkpoint import NULL_IMAGE, LoadReport, load_weights, read_checkpoint
 from captioning.captioners.interface import BuildContext, Captioner, Tokenizer
 from captioning.captioners.registry import package_of
-from captioning.config import Config, load_config, parse_config
+from captioning.config import Config, explained, load_config, parse_config
 from captioning.data import (
     MEAN,
     STD,
@@ -120,10 +120,10 @@ def training_captions(config: Config) -> Iterator[str]:
 def preprocessing_of(config: Config) -> Preprocessing:
     """The image preprocessing of the configuration's captioner. Raises UserError."""
     try:
-        own = package_of(config.model).preprocessing(config)
+        functions = package_of(config.model).preprocessing(config)
     except ValueError as error:
         raise UserError(str(error)) from error
-    if own is None:
+    if functions is None:
         strength, exact = config.augmentation_strength, config.input == "exact"
         return Preprocessing(
             evaluation_transform(config.image_size),
@@ -131,7 +131,7 @@ def preprocessing_of(config: Config) -> Preprocessing:
             normalise,
             same=config.augmentation == "none",
         )
-    evaluation, training, *others = own
+    evaluation, training, *others = functions
     return Preprocessing(evaluation, partial(_decoded, training), *others)
 
 
@@ -185,17 +185,14 @@ def trained_config(
     except ValueError as error:
         raise UserError(str(error)) from error
     try:
-        found = parse_config(content.get("config"))
+        values = parse_config(content.get("config")).model_dump()
     except ValidationError as error:
         shown = without_secrets(checkpoint)
         raise UserError(
             f"{shown} does not contain the configuration of a run: give one with --config"
         ) from error
+    values.update(changes or {})
     try:
-        return parse_config({**found.model_dump(), **(changes or {})})
+        return parse_config(values)
     except ValidationError as error:
-        reasons = (
-            ": ".join([*map(str, detail["loc"][:1]), detail["msg"].removeprefix("Value error, ")])
-            for detail in error.errors()
-        )
-        raise UserError("; ".join(reasons)) from error
+        raise UserError(explained(error, values)) from error

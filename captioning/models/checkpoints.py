@@ -77,8 +77,8 @@ def step_path(folder: Path, epoch: int, step: int) -> Path:
 
 def saved(folder: Path) -> list[Path]:
     """All checkpoints, the newest last."""
-    found = [path for path in folder.glob("checkpoint_*.pth") if _NAME.fullmatch(path.stem)]
-    return sorted(found, key=_age)
+    paths = folder.glob("checkpoint_*.pth")
+    return sorted((path for path in paths if _NAME.fullmatch(path.stem)), key=_age)
 
 
 def weights_of(folder: Path, epoch: int) -> Optional[Path]:
@@ -105,33 +105,33 @@ def named(name: str) -> str:
     The folder may be in a store. Raises UserError for a folder without a checkpoint.
     """
     if has_folders(name):
-        return _named_in_store(name.rstrip("/"))
-    folder = Path(name)
-    if not os.path.isdir(name) or is_sharded(folder):  # Path raises OSError for long addresses
-        return name
-    found = best(folder) or next(reversed(saved(folder)), None)
-    if found is None:
-        raise UserError(f"{folder} contains no checkpoint of a run: name a file")
-    return str(found)
-
-
-def _named_in_store(name: str) -> str:
-    check_address(name)
-    try:
-        stamp(name)
-        return name
-    except Missing as missing:
-        names = stamps(name)
-        if not names:
-            raise missing
-    if REST in names:
-        return name
-    tops = {within.removesuffix(f"/{REST}") for within in names}
-    own = [top for top in tops if top.endswith(".pth") and _NAME.fullmatch(top[: -len(".pth")])]
-    found = BEST if BEST in tops else max(own, key=lambda top: _age(Path(top)), default=None)
-    if found is None:
+        name = name.rstrip("/")
+        files = _files_in_store(name)
+        if not files or REST in files:
+            return name
+        names = [file.removesuffix(f"/{REST}") for file in files]
+    else:
+        folder = Path(name)
+        if not os.path.isdir(name) or is_sharded(folder):  # Path raises OSError for long addresses
+            return name
+        names = os.listdir(folder)
+    paths = [Path(n) for n in names if n.endswith(".pth") and _NAME.fullmatch(n[: -len(".pth")])]
+    chosen = BEST if BEST in names else max(paths, key=_age, default=None)
+    if chosen is None:
         raise UserError(f"{name} contains no checkpoint of a run: name a file")
-    return f"{name}/{found}"
+    return f"{name.rstrip('/')}/{chosen}"
+
+
+def _files_in_store(address: str) -> list[str]:
+    """The names of the files in a store's folder; [] if the address is a file. Raises UserError."""
+    check_address(address)
+    try:
+        stamp(address)
+        return []
+    except Missing as missing:
+        if names := list(stamps(address)):
+            return names
+        raise missing
 
 
 def version_of(name: str) -> Union[float, str, None]:
@@ -144,7 +144,7 @@ def version_of(name: str) -> Union[float, str, None]:
     return os.path.getmtime(name) if os.path.exists(name) else None
 
 
-def fetched(address: str) -> Path:
+def local_copy(address: str) -> Path:
     """The local copy of a checkpoint in a store, a file or a sharded one. Raises UserError."""
     try:
         return local(address)
@@ -173,8 +173,9 @@ def remove_oldest(folder: Path, keep: int) -> None:
     kept = {*of_epochs(folder)[-keep:], *saved(folder)[-LEAST:]}
     for path in saved(folder):
         if path not in kept:
-            _remove(path)
-            _remove(manifest_path(path))
+            for file in (path, manifest_path(path)):
+                with user_errors(file):
+                    remove(file)
 
 
 def tidy(folder: Path) -> None:
@@ -188,14 +189,8 @@ def tidy(folder: Path) -> None:
         if _NAMED.fullmatch(path.stem) and not path.with_suffix(".pth").exists()
     ]
     for path in [*unfinished_writes(folder), *orphans]:
-        _remove(path)
-
-
-def _remove(path: Path) -> None:
-    try:
-        remove(path)
-    except OSError as error:
-        raise UserError(f"cannot remove {path}: {error.strerror}") from error
+        with user_errors(path):
+            remove(path)
 
 
 def keep_as_best(folder: Path, epoch: int) -> None:
@@ -256,15 +251,8 @@ def _check_parts(content: Any) -> None:
     kinds = {"model": dict, "optimizer": dict, "config": dict, "epoch": int}
     for name, kind in kinds.items():
         part = content.get(name) if isinstance(content, dict) else None
-        if not isinstance(part, kind):
-            raise ValueError(
-                f"it is not a checkpoint of a run: {name} is not of type {kind.__name__}"
-            )
-    within = content.get("within", {})
-    if not holds_tensors(content["model"]):
-        raise ValueError("it is not a checkpoint of a run: model has values that are not tensors")
-    if within and not (isinstance(within, dict) and "steps" in within):
-        raise ValueError("it is not a checkpoint of a run: within has no steps")
+        if not isinstance(part, kind) or (name == "model" and not holds_tensors(part)):
+            raise ValueError(f"it is not a checkpoint of a run: it has no valid {name}")
 
 
 def read_newest(folder: Path) -> Optional[tuple[Path, dict[str, Any], list[str]]]:
@@ -282,8 +270,10 @@ def read_newest(folder: Path) -> Optional[tuple[Path, dict[str, Any], list[str]]
             problems[path] = str(error)
             continue
         lines = [f"skipping a checkpoint: {reason}" for reason in problems.values()]
-        for bad in problems:
-            _set_aside(bad)
+        for damaged in [part for bad in problems for part in (bad, manifest_path(bad))]:
+            with user_errors(damaged):
+                if damaged.exists():
+                    replace(damaged, damaged.with_name(damaged.name + ".bad"))
         return path, content, lines
     if problems:
         raise UserError(
@@ -291,12 +281,3 @@ def read_newest(folder: Path) -> Optional[tuple[Path, dict[str, Any], list[str]]
             "start again with resume=never or another output_dir"
         )
     return None
-
-
-def _set_aside(path: Path) -> None:
-    try:
-        for part in (path, manifest_path(path)):
-            if part.exists():
-                replace(part, part.with_name(part.name + ".bad"))
-    except OSError as error:
-        raise UserError(f"cannot rename {path}, which is damaged: {error.strerror}") from error

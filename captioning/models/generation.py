@@ -19,7 +19,7 @@ from captioning.data import (
 from captioning.models.build import preprocessing_of
 from captioning.models.precision import Precision
 from captioning.models.reranking import Reranker
-from captioning.runtime.distributed import gather_on_main, rank, until_asked, world_size
+from captioning.runtime.distributed import gather_on_main, rank, until_stop_requested, world_size
 from captioning.runtime.progress import log_line, progress
 from decoding import Generated
 
@@ -51,7 +51,7 @@ def caption_images(
     results: list[tuple[int, dict[str, Any]]] = []
     rounds = -(-len(samples) // (batch_size * world_size()))  # rank 0 has the most batches
     with closing(loader), progress(len(samples), description) as bar:
-        for batch in until_asked(Prefetcher(loader, device), rounds):
+        for batch in until_stop_requested(Prefetcher(loader, device), rounds):
             with precision.autocast():
                 generated = generator.generate_details(batch["image"], settings)
             captions = scored_lists(generated)

@@ -54,19 +54,19 @@ def scored_captions(
     encoded = captioner.encode(images)
     if reranker is None:
         other = encode_noisy(captioner, images, settings)
-        found = captioner.generate_from(encoded, settings, other)
-        candidates: list[list[dict[str, Any]]] = [[] for _ in found.captions]
+        generated = captioner.generate_from(encoded, settings, other)
+        candidates: list[list[dict[str, Any]]] = [[] for _ in generated.captions]
     else:
-        found = reranker.generate_from(images, encoded, settings)
-        candidates = scored_lists(found)
+        generated = reranker.generate_from(images, encoded, settings)
+        candidates = scored_lists(generated)
     return [
         _scored(
             captioner,
             encoded[row : row + 1],
-            found.token_ids[row, 0],
-            found.captions[row][0],
-            found.scores[row, 0].item(),
-            None if found.own_scores is None else found.own_scores[row, 0].item(),
+            generated.token_ids[row, 0],
+            generated.captions[row][0],
+            generated.scores[row, 0].item(),
+            None if generated.own_scores is None else generated.own_scores[row, 0].item(),
             candidates[row],
         )
         for row in range(len(images))
@@ -83,12 +83,13 @@ def _scored(
     candidates: list[dict[str, Any]],
 ) -> ScoredCaption:
     """Score one caption. encoded: one encoded image. ids: (n,), the caption's ids with padding."""
-    prompt, own = ids.tensor_split([len(captioner.prompt_ids)])
+    prompt, caption_ids = ids.tensor_split([len(captioner.prompt_ids)])
     # Drops padding after the end. A [PAD] generated before the end stays. -1 is not a token.
-    own = own[until_end(own, captioner.tokenizer.end) & (own >= 0)]  # (n - p,)
-    logits, attention_map = captioner.score_tokens(encoded, torch.cat([prompt, own]))
-    logprobs = logits.double().log_softmax(-1).gather(1, own.unsqueeze(1)).squeeze(1)
-    words, places = whole_words(captioner.tokenizer, own)
+    real = until_end(caption_ids, captioner.tokenizer.end) & (caption_ids >= 0)
+    caption_ids = caption_ids[real]  # (n - p,)
+    logits, attention_map = captioner.score_tokens(encoded, torch.cat([prompt, caption_ids]))
+    logprobs = logits.double().log_softmax(-1).gather(1, caption_ids.unsqueeze(1)).squeeze(1)
+    words, places = whole_words(captioner.tokenizer, caption_ids)
     probabilities = torch.stack([logprobs[place].sum() for place in places]).exp()
     if attention_map is not None:
         attention_map = torch.stack([attention_map[place].mean(0) for place in places])

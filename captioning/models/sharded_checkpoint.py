@@ -7,7 +7,7 @@ name when it is complete and synced.
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,6 +32,8 @@ def save_sharded(rest: Mapping[str, Any], tensors: Mapping[str, Tensor], path: P
     rest: content without tensors, written by rank 0. tensors: {name: tensor}, sharded or the same
     on all ranks.
     """
+    import torch.distributed.checkpoint as dcp
+
     temporary = path.with_name(f".{path.name}{SUFFIX}")  # the same name on all ranks
 
     def begin() -> None:
@@ -41,14 +43,17 @@ def save_sharded(rest: Mapping[str, Any], tensors: Mapping[str, Tensor], path: P
             with atomic_write(temporary / REST) as file:
                 torch.save(dict(rest), file)
 
-    distributed.main_alone(begin)
-    problem = _write(tensors, temporary)
-    files, own = {}, f"__{distributed.rank()}_*"
-    if problem is None:
-        try:
-            files = {part.name: described(part) for part in temporary.glob(own)}
-        except OSError as error:
-            problem = error.strerror
+    distributed.run_on_main(begin)
+    problem, files = None, {}
+    try:
+        dcp.save(
+            dict(tensors), storage_writer=dcp.FileSystemWriter(str(temporary), sync_files=True)
+        )
+        shards = temporary.glob(f"__{distributed.rank()}_*")
+        files = {part.name: described(part) for part in shards}
+    except (Exception, dcp.CheckpointException) as error:
+        reason = cause(error)
+        problem = getattr(reason, "strerror", None) or one_line(reason)
     written = distributed.gather_on_main((problem, files))
 
     def end() -> None:
@@ -67,17 +72,4 @@ def save_sharded(rest: Mapping[str, Any], tensors: Mapping[str, Tensor], path: P
             replace(temporary, path)
             sync_folder(path.parent)
 
-    distributed.main_alone(end)
-
-
-def _write(tensors: Mapping[str, Tensor], folder: Path) -> Optional[str]:
-    """Write this rank's shards. Returns why a rank could not write, or None."""
-    import torch.distributed.checkpoint as dcp
-
-    writer = dcp.FileSystemWriter(str(folder), sync_files=True)
-    try:
-        dcp.save(dict(tensors), storage_writer=writer)
-    except (Exception, dcp.CheckpointException) as error:
-        reason = cause(error)
-        return getattr(reason, "strerror", None) or one_line(reason)
-    return None
+    distributed.run_on_main(end)

@@ -17,14 +17,10 @@ from captioning.runtime.errors import UserError
 
 # The other ranks wait while rank 0 computes scores: SPICE, limited to an hour, and METEOR.
 TIMEOUT = timedelta(hours=2)
-# Added to NCCL's timeout in training. At its timeout NCCL kills the waiting process (gloo raises an
-# error); the hanging process should print its error before that.
-NCCL_GRACE_S = 10
 
 T = TypeVar("T")
 
 _training: Optional[dist.ProcessGroup] = None  # all processes, with a shorter timeout
-waiting = False  # whether this process may be waiting for other processes
 
 
 def start(device: str) -> torch.device:
@@ -97,13 +93,12 @@ def stop() -> None:
 def limit_waits(seconds: float) -> Optional[dist.ProcessGroup]:
     """Create a process group with a timeout of `seconds`, for training steps.
 
-    `sum_over_ranks`, `any_rank` and `share` use this group from now on. Other collectives keep the
+    Sums, `any_rank` and `broadcast_buffers` use this group from now on. Other collectives keep the
     longer timeout, because rank 0 may work while the others wait. None for a single process.
     """
     global _training
     if dist.is_initialized():
-        grace = NCCL_GRACE_S if dist.get_backend() == "nccl" else 0
-        _training = dist.new_group(timeout=timedelta(seconds=seconds + grace))
+        _training = dist.new_group(timeout=timedelta(seconds=seconds))
     return _training
 
 
@@ -130,6 +125,11 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", 0))
 
 
+def on_main_machine() -> bool:
+    """Whether rank 0 is on this machine."""
+    return os.environ.get("GROUP_RANK", "0") == "0"
+
+
 def on_several_machines() -> bool:
     """Whether the processes are on more than one machine."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", world_size())) < world_size()
@@ -143,35 +143,24 @@ def barrier() -> None:
 def sum_over_ranks(values: Tensor) -> Tensor:
     """The sum of every rank's tensor, in place."""
     if dist.is_initialized():
-        with waits_for_others():
-            dist.all_reduce(values, group=_training)
+        dist.all_reduce(values, group=_training)
     return values
 
 
-def any_rank(value: object, patiently: bool = False) -> bool:
+def any_rank(value: object, wait_long: bool = False) -> bool:
     """Whether the value is true on any rank. A collective: all ranks call it.
 
-    patiently: use the longer timeout, because the others may wait for rank 0; see `limit_waits`.
+    wait_long: use the longer timeout, because the others may wait for rank 0; see `limit_waits`.
     """
     if not dist.is_initialized():
         return bool(value)
     on_gpu = dist.get_backend() == "nccl"
-    found = torch.tensor([float(bool(value))], device="cuda" if on_gpu else "cpu")
-    with waits_for_others():
-        dist.all_reduce(found, dist.ReduceOp.MAX, group=None if patiently else _training)
-        return bool(found.item())
+    result = torch.tensor([float(bool(value))], device="cuda" if on_gpu else "cpu")
+    dist.all_reduce(result, dist.ReduceOp.MAX, group=None if wait_long else _training)
+    return bool(result.item())
 
 
-@contextmanager
-def waits_for_others() -> Iterator[None]:
-    """Within the block, `Watchdog` does not end this process: it may wait for other processes."""
-    global waiting
-    waiting = True
-    yield
-    waiting = False
-
-
-def main_alone(do: Callable[[], None]) -> None:
+def run_on_main(do: Callable[[], None]) -> None:
     """Run a function on rank 0 while the others wait. Its UserError is raised on all ranks."""
     problem = None
     if is_main():
@@ -184,39 +173,33 @@ def main_alone(do: Callable[[], None]) -> None:
         raise UserError(problem)
 
 
-def stop_if_asked(patiently: bool = False) -> None:
+def raise_if_stop_requested(wait_long: bool = False) -> None:
     """Raise Stopped on all ranks if one of them was asked to stop. A collective."""
-    if any_rank(signals.stop_requested(), patiently):
+    if any_rank(signals.stop_requested(), wait_long):
         raise signals.Stopped
 
 
-def until_asked(batches: Iterable[T], rounds: int) -> Iterator[T]:
+def until_stop_requested(batches: Iterable[T], rounds: int) -> Iterator[T]:
     """Yield a rank's batches. Before each batch, all ranks stop if one was asked to stop.
 
     rounds: the largest number of batches of any rank. Raises Stopped on all ranks.
     """
     iterator = iter(batches)
     for _ in range(rounds):
-        stop_if_asked()
+        raise_if_stop_requested()
         batch = next(iterator, None)
         if batch is not None:
             yield batch
 
 
-def share_buffers(module: nn.Module) -> None:
-    """Broadcast rank 0's floating-point buffers, such as running statistics.
+def broadcast_buffers(module: nn.Module) -> None:
+    """Copy rank 0's buffers, such as running statistics, to all ranks.
 
     The buffers differ between ranks during training, and only rank 0 saves its buffers.
     """
-    share(buffer for buffer in module.buffers() if buffer.is_floating_point())
-
-
-def share(tensors: Iterable[Tensor]) -> None:
-    """Broadcast rank 0's values, in place."""
     if dist.is_initialized():
-        with waits_for_others():
-            for tensor in tensors:
-                dist.broadcast(tensor, src=0, group=_training)
+        for buffer in module.buffers():
+            dist.broadcast(buffer, src=0, group=_training)
 
 
 def gather_on_main(value: Any) -> Optional[list[Any]]:
@@ -233,8 +216,7 @@ def broadcast_from_main(value: Any) -> Any:
     if not dist.is_initialized():
         return value
     values = [value]
-    with waits_for_others():
-        dist.broadcast_object_list(values, src=0)
+    dist.broadcast_object_list(values, src=0)
     return values[0]
 
 

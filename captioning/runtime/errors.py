@@ -20,4 +20,4 @@ def visible(text: str) -> str:
 
     Tabs and newlines stay.
     """
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)

@@ -21,6 +21,7 @@ from captioning.runtime import signals
 from captioning.runtime.errors import UserError
 from captioning.runtime.program import FAILED
 from captioning.runtime.progress import log_line, report_bars_to
+from captioning.runtime.start import keep_memory
 
 STOPPED = 3  # exit code of a job that saved and stopped on request
 SECONDS_TO_SAVE = 600.0  # from a stop request until the job is killed
@@ -59,23 +60,11 @@ class _Running:
     process: multiprocessing.process.BaseProcess
     reports: connection.Connection
     log_began: int  # size of the log in bytes before this run
-    handles_signals: bool = False  # until then a signal would kill the job
-    asked: bool = False
 
     def receive(self, observer: Observer) -> None:
         with contextlib.suppress(EOFError):
             while self.reports.poll():
-                report = self.reports.recv()
-                if report is None:
-                    self.handles_signals = True
-                else:
-                    observer.progressed(self.job.name, *report)
-
-    def ask_to_stop(self) -> None:
-        """Send SIGTERM once, as soon as the job handles signals."""
-        if self.handles_signals and not self.asked:
-            self.process.terminate()  # SIGTERM
-            self.asked = True
+                observer.progressed(self.job.name, *self.reports.recv())
 
     def reason(self) -> Optional[str]:
         """Why an ended job failed: its error line or its exit code; None if it succeeded."""
@@ -84,9 +73,7 @@ class _Running:
             return None
         if code == STOPPED:
             return "it was stopped by another program; the same command continues from here"
-        with open(self.job.log, "rb") as file:
-            file.seek(self.log_began)
-            lines = file.read().decode(errors="replace").splitlines()
+        lines = self.job.log.read_bytes()[self.log_began :].decode(errors="replace").splitlines()
         errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
         if errors:
             return errors[-1]
@@ -102,7 +89,7 @@ def cores() -> int:
 
 def prepare(modules: Sequence[str]) -> None:
     """Start the server, which imports these modules in the background."""
-    _CONTEXT.set_forkserver_preload(["captioning.runtime.job_server", *modules])
+    _CONTEXT.set_forkserver_preload(list(modules))
     _start_server()
 
 
@@ -129,8 +116,8 @@ def ranks_of(job: Job, count: int) -> list[Job]:
     ranks = []
     for rank in map(str, range(count)):
         log = job.log if rank == "0" else job.log.with_suffix(f".rank{rank}{job.log.suffix}")
-        own = {**group, "RANK": rank, "LOCAL_RANK": rank}
-        ranks.append(job._replace(log=log, environment={**job.environment, **own}))
+        environment = {**job.environment, **group, "RANK": rank, "LOCAL_RANK": rank}
+        ranks.append(job._replace(log=log, environment=environment))
     return ranks
 
 
@@ -152,7 +139,7 @@ def run_jobs(
     _start_server()
     waiting, free, running = list(jobs), list(slots), []
     failures: dict[str, str] = {}
-    cause, cause_is_error = None, False  # the first error line, else the first job's failure
+    cause = None  # why the first job failed
     deadline = None  # when jobs that were asked to stop are killed
     with signals.watch():
         try:
@@ -160,24 +147,15 @@ def run_jobs(
                 while waiting and free and deadline is None:
                     running.append(_start(waiting.pop(0), free.pop(0)))
                     observer.began(running[-1].job)
-                connection.wait([each.process.sentinel for each in running], 0.1)
-                for each in list(running):
-                    each.receive(observer)
-                    code = each.process.exitcode
-                    if code is None:
-                        continue
-                    running.remove(each)
-                    free.append(each.slot)
-                    each.reports.close()
+                for ended in _wait(running, observer):
+                    running.remove(ended)
+                    free.append(ended.slot)
+                    code, name, reason = ended.process.exitcode, ended.job.name, ended.reason()
                     if code == STOPPED and (deadline is not None or signals.stop_requested()):
                         continue
-                    name, reason = each.job.name, each.reason()
                     if reason:
                         failures[name] = reason
-                        if code == FAILED and not cause_is_error:
-                            cause, cause_is_error = reason, True
-                        elif cause is None:
-                            cause = f"{name} failed: {reason}"
+                        cause = cause or (reason if code == FAILED else f"{name} failed: {reason}")
                     observer.ended(name, reason)
                 observer.poll()
                 if deadline is None and (signals.stop_requested() or (cause and not keep_going)):
@@ -187,23 +165,34 @@ def run_jobs(
                     elif running:
                         log_line(f"{cause}; the others save and stop")
                 if deadline is not None:
-                    for each in running:
-                        each.ask_to_stop()
+                    for entry in running:  # again and again: a starting job ignores signals
+                        entry.process.terminate()  # SIGTERM
                     if running and time.monotonic() > deadline:
-                        names = ", ".join(dict.fromkeys(each.job.name for each in running))
+                        names = ", ".join(dict.fromkeys(entry.job.name for entry in running))
                         log_line(
                             f"killed after {SECONDS_TO_SAVE:g} s, since they did not stop: {names}"
                         )
                         break
         finally:
-            for each in running:  # left by a double Ctrl-C, a hanging job or a bug here
-                each.process.kill()
-                each.process.join()
+            for left in running:  # after a double Ctrl-C, for a hanging job or a bug here
+                left.process.kill()
+                left.process.join()
         if signals.stop_requested():
             raise signals.Stopped
     if cause and not keep_going:
         raise UserError(cause)
     return failures
+
+
+def _wait(running: Sequence[_Running], observer: Observer) -> list[_Running]:
+    """Pass the jobs' reports to the observer, and return the jobs that have ended."""
+    connection.wait([entry.process.sentinel for entry in running], 0.1)
+    ended = [entry for entry in running if entry.process.exitcode is not None]
+    for entry in running:
+        entry.receive(observer)
+    for entry in ended:
+        entry.reports.close()
+    return ended
 
 
 def _start(job: Job, slot: Mapping[str, str]) -> _Running:
@@ -223,6 +212,7 @@ def _do(job: Job, reports: connection.Connection) -> None:
     os.setsid()  # Ctrl-C reaches only the program, which forwards it once
     os.environ.update(job.environment)
     os.environ[signals.PARENT] = str(os.getppid())
+    keep_memory()
     # The server runs while a process holds this descriptor. Jobs close it, so that the server ends
     # with the program and not with the last job.
     os.close(forkserver._forkserver._forkserver_alive_fd)
@@ -233,12 +223,12 @@ def _do(job: Job, reports: connection.Connection) -> None:
         os.dup2(log.fileno(), 2)
 
     def report(description: str, share: float) -> None:
-        _send(reports, (description, share))
+        with contextlib.suppress(OSError):  # the program has died, and soon its server ends
+            reports.send((description, share))
 
     code = 1
     try:
         with signals.watch(), report_bars_to(report):
-            _send(reports, None)
             code = job.do() or 0
             code = code or (STOPPED if signals.stop_requested() else 0)
     except BaseException:
@@ -248,11 +238,3 @@ def _do(job: Job, reports: connection.Connection) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-def _send(reports: connection.Connection, report: Optional[tuple[str, float]]) -> None:
-    """Send a bar's description and share, or None when the job has begun to handle signals."""
-    try:
-        reports.send(report)
-    except OSError:  # the program has died; its server may live on for a while
-        signals.launcher_died()

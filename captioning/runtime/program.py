@@ -1,17 +1,15 @@
 """How a program ends: success, stopped by a signal, one error line, or the traceback of a bug.
 
-With several processes, the process that caused an error prints first, and a hanging one is ended.
+With several processes, the process that caused an error prints first.
 """
 
 import atexit
 import contextlib
-import faulthandler
 import gc
 import logging
 import multiprocessing
 import os
 import sys
-import threading
 import time
 import traceback
 from typing import Callable, NoReturn, Optional
@@ -140,44 +138,3 @@ def _silent_ranks() -> list[int]:
         return [other for other in ranks if not store.check([f"failed/{other}"])]
     except RuntimeError:  # the launcher, which holds the store, is gone
         return []
-
-
-class Watchdog:
-    """Ends this process if `beat` is not called for `seconds`. Works only with several processes.
-
-    A process that waits for other processes is not ended: it fails after the watchdog of the
-    hanging process has ended that process. A hanging GPU cannot be told from waiting for other
-    processes. Then NCCL's timeout ends all processes (`limit_waits`).
-    """
-
-    def __init__(self, seconds: float):
-        self.seconds = seconds
-        self._last: Optional[float] = None
-        self._ended = threading.Event()
-        if distributed.world_size() > 1:
-            threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
-
-    def beat(self) -> None:
-        """Report progress."""
-        self._last = time.monotonic()
-
-    def pause(self) -> None:
-        """Stop watching until the next beat."""
-        self._last = None
-
-    def end(self) -> None:
-        self._ended.set()
-
-    def _watch(self) -> None:
-        while not self._ended.wait(min(1.0, self.seconds / 10)):
-            last = self._last
-            late = last is not None and time.monotonic() - last > self.seconds
-            if late and not distributed.waiting:
-                faulthandler.dump_traceback()
-                print(
-                    f"error: [rank {distributed.rank()}] hangs: it has done no step for more than "
-                    f"{self.seconds:g} s (rank_timeout); the stacks above show where",
-                    file=sys.stderr,
-                    flush=True,
-                )
-                os._exit(1)

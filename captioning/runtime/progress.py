@@ -70,22 +70,14 @@ def progress(total: Optional[int], description: str, unit: str = "img", initial:
     total: None if unknown. initial: the count that earlier calls reached. In a log file the bar is
     printed every half minute.
     """
-    if _listener is not None:
-        return _ReportedBar(
-            total=total,
-            initial=initial,
-            desc=description,
-            disable=not is_main(),
-            mininterval=0.3,
-            file=io.StringIO(),
-        )
-    interval = 0.1 if sys.stderr.isatty() else 30.0
-    return tqdm(
+    reported = _listener is not None
+    return (_ReportedBar if reported else tqdm)(
         total=total,
         initial=initial,
         desc=visible(" ".join([*_work, description])),
         unit=unit,
         disable=not is_main(),
-        mininterval=interval,
+        mininterval=0.3 if reported else 0.1 if sys.stderr.isatty() else 30.0,
         dynamic_ncols=True,
+        file=io.StringIO() if reported else sys.stderr,
     )

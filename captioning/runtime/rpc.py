@@ -44,7 +44,7 @@ def call(address: str, seconds: float, *arguments) -> Any:
     """
     until = time.monotonic() + seconds
     try:
-        with _connect(address) as connection:
+        with Client(address, authkey=current_process().authkey) as connection:
             connection.send(arguments)
             while not connection.poll(0.2):
                 if signals.stop_requested() or time.monotonic() > until:
@@ -52,10 +52,6 @@ def call(address: str, seconds: float, *arguments) -> Any:
             return connection.recv()
     except _LOST as error:
         raise CallFailed from error
-
-
-def _connect(address: str) -> Connection:
-    return Client(address, authkey=current_process().authkey)
 
 
 def _accept(listener, threads, function, ended) -> None:

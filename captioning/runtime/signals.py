@@ -23,7 +23,6 @@ class Stopped(Exception):
 
 _request: Optional[str] = None
 _launcher: Optional[int] = None  # id of the parent; this process stops when the parent dies
-_watches = 0  # number of nested `watch` blocks
 
 
 @contextlib.contextmanager
@@ -33,15 +32,13 @@ def watch() -> Iterator[None]:
     If torchrun or a sweep started this process, the parent's death also sets the flag. A nested
     block keeps earlier requests.
     """
-    global _request, _launcher, _watches
-    if _watches == 0:
+    global _request, _launcher
+    if signal.getsignal(SIGNALS[0]) is not _set_flag:  # else the block is nested
         _request, _launcher = None, _parent()
-    _watches += 1
     before = {number: signal.signal(number, _set_flag) for number in SIGNALS}
     try:
         yield
     finally:
-        _watches -= 1
         for number, handler in before.items():
             signal.signal(number, handler)
 
@@ -63,14 +60,8 @@ def _set_flag(number: int, frame) -> None:
 def stop_requested() -> Optional[str]:
     """What has asked this process to stop since the outermost `watch` began; None if nothing."""
     if _launcher is not None and os.getppid() != _launcher:
-        launcher_died()
+        return _request or "the launcher's death"
     return _request
-
-
-def launcher_died() -> None:
-    """Set the flag, as a signal does."""
-    global _request
-    _request = _request or "the launcher's death"
 
 
 @contextlib.contextmanager
@@ -83,21 +74,24 @@ def ended_with_launcher() -> Iterator[None]:
     if launcher is None or sys.platform != "linux":
         yield
         return
-    prctl = ctypes.CDLL(None).prctl
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    _signal_at_parents_death(signal.SIGKILL)
     try:
         if os.getppid() != launcher:
             raise Stopped
         yield
     finally:
-        prctl(PR_SET_PDEATHSIG, 0)
+        _signal_at_parents_death(0)
+
+
+def _signal_at_parents_death(number: int) -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
 
 
 def leave_to_parent() -> None:
     """In a worker process: ignore the signals, and die with the parent."""
     ignore()
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        _signal_at_parents_death(signal.SIGKILL)
 
 
 def ignore(worker: int = 0) -> None:

@@ -22,7 +22,6 @@ from captioning.models.build import preprocessing_of
 from captioning.models.precision import Precision, check_trains
 from captioning.runtime import distributed, signals
 from captioning.runtime.errors import UserError
-from captioning.runtime.program import Watchdog
 from captioning.runtime.progress import log_line, progress
 from captioning.training import sharding
 from captioning.training.nonfinite_report import NotFiniteError, nonfinite_error
@@ -31,16 +30,22 @@ from captioning.training.output_folder import OutputFolder
 from captioning.training.resume import starting_point
 from captioning.training.run_log import RunLog, record_run
 from captioning.training.run_state import Progress, RunState, progress_of
-from captioning.training.selection import Selection, check_select, held_epoch, summary, with_select
+from captioning.training.selection import (
+    best_epoch,
+    check_select,
+    keep_selected,
+    summary,
+    with_select,
+)
 from captioning.training.setup import build_captioner, distribute, mean_image, training_batches
 from captioning.training.split_evaluation import SplitEvaluation, read_scores
-from captioning.training.step import COUNTED, Stepped, TrainingStep
+from captioning.training.step import COUNTS, StepResult, TrainingStep
 from captioning.training.validation_history import (
     check_monitor,
     evaluation_name,
     history,
     plateaus,
-    why_over,
+    reason_finished,
 )
 
 
@@ -62,25 +67,25 @@ class FineTuning:
         checkpoint = self._find_start()
         self._build_model(checkpoint)
         self.log = RunLog(self.folder, self.progress.epoch, self._steps_done())
-        self.watchdog = Watchdog(config.rank_timeout)
 
     def run(self) -> None:
         try:
             if self.after_epoch:
                 self._validate(self.progress.epoch - 1)  # the run may have stopped before this
             for epoch in range(self.progress.epoch, self.config.max_epoch):
-                over = distributed.broadcast_from_main(why_over(self.config, self.folder, epoch))
-                if over:
-                    if over != self.over:  # otherwise it is printed already
-                        log_line(over)
+                if reason := self._reason_finished(epoch):
+                    if not self.finished:  # otherwise it is printed already
+                        log_line(reason)
                     break
-                found = history(self.folder, epoch, self.config.monitor)
-                self.monitored = distributed.broadcast_from_main(found)
+                values = history(self.folder, epoch, self.config.monitor)
+                self.plateaus = distributed.broadcast_from_main(
+                    plateaus(values, self.config.lr_patience)
+                )
                 self._train_epoch(epoch)
                 self.state.save_epoch(self.folder, epoch)
                 self._store()
                 self._validate(epoch)
-            if not self.over:
+            if not self.finished:
                 for line in summary(self.folder):
                     log_line(line)
         finally:
@@ -93,11 +98,14 @@ class FineTuning:
         `distributed.stop` says why the model has to be released.
         """
         self.loader.close()
-        self.watchdog.end()
         self.log.close()
         if self.rewards:
             self.rewards.close()
         self.step.model = self.learner
+
+    def _reason_finished(self, epoch: int) -> Optional[str]:
+        """Why the run is finished before `epoch`, the same on all ranks; None if it goes on."""
+        return distributed.broadcast_from_main(reason_finished(self.config, self.folder, epoch))
 
     # Training
 
@@ -114,7 +122,6 @@ class FineTuning:
         with progress(self.steps * images, description) as bar:
             bar.update(self.progress.steps * images)
             for step in range(self._steps_done(), first + self.steps):
-                self.watchdog.beat()
                 rate = self._set_learning_rate(epoch, step)
                 stepped = self._optimiser_step(batches, step)
                 stop = stepped.sums.pop("stop_requested")
@@ -131,7 +138,6 @@ class FineTuning:
                     self._store()
                 if stop:
                     raise signals.Stopped
-        self.watchdog.pause()
         means, skipped = _means(sums), int(sums["skipped_images"])
         self.log.write("epoch", epoch, means, skipped_images=skipped)
         parts = ", ".join(f"{name} {value}" for name, value in _rounded(means).items())
@@ -149,18 +155,16 @@ class FineTuning:
         return self.progress.epoch * self.steps + self.progress.steps
 
     def _set_learning_rate(self, epoch: int, step: int) -> float:
-        waits = plateaus(self.monitored, self.config.lr_patience)
-        rate = scheduled_rate(self.config, epoch, step, self.steps, waits)
+        rate = scheduled_rate(self.config, epoch, step, self.steps, self.plateaus)
         for group, share in zip(self.optimizer.param_groups, self.rate_shares):
             group["lr"] = rate * share
         return rate
 
-    def _optimiser_step(self, batches: Iterator[Batch], step: int) -> Stepped:
+    def _optimiser_step(self, batches: Iterator[Batch], step: int) -> StepResult:
         """Take a step. If it is not finite, save a checkpoint from before it and end the run."""
         try:
             return self.step(batches, step)
         except NotFiniteError as problem:
-            self.watchdog.pause()
             again = " with resume=auto" if self.config.resume == "never" else ""
             repeat = f"the same command{again} repeats the step"
             try:
@@ -179,7 +183,6 @@ class FineTuning:
 
     def _store(self) -> None:
         """Upload new files, if the output folder is in an object store."""
-        self.watchdog.pause()
         self.log.flush()
         self.output.keep()
 
@@ -196,14 +199,14 @@ class FineTuning:
                 derived_seed("evaluation", self.config.seed, epoch, distributed.rank())
             )
             self.evaluation.run(captioner, name)
-        distributed.main_alone(lambda: self._select(epoch, due))
+        distributed.run_on_main(lambda: self._select(epoch, due))
         self._store()
 
     def _select(self, epoch: int, due: bool) -> None:
-        line = self.selection.keep(epoch + 1)
+        line = keep_selected(self.config.select, self.folder, epoch + 1)
         scores = read_scores(self.folder, evaluation_name(epoch))
         if scores is not None and not self.log.has("val", epoch):
-            self.log.write("val", epoch, scores, selected=held_epoch(self.folder))
+            self.log.write("val", epoch, scores, selected=best_epoch(self.folder))
             monitor = self.config.monitor
             if self.config.monitors and MetricSum.parse(monitor).of(scores) is None:
                 log_line(f"{self.config.monitors} ignores this epoch, which has no {monitor}")
@@ -242,18 +245,16 @@ class FineTuning:
         self.output.begin()
         checkpoint = starting_point(self.config, self.output)
         self.config = with_select(self.config, checkpoint, self.evaluation)
-        self.selection = Selection(self.config.select, self.folder)
         self.progress = progress_of(checkpoint) if checkpoint else Progress()
         self.after_epoch = checkpoint is not None and "within" not in checkpoint
         epochs = self.progress.epoch
-        over = checkpoint and distributed.is_main() and why_over(self.config, self.folder, epochs)
-        self.over = distributed.broadcast_from_main(over or None)
+        self.finished = self._reason_finished(epochs)
         self.rewards = None
         if self.config.reward and epochs < self.config.max_epoch:
             from captioning.training.self_critical import rewards_of
 
             self.rewards = rewards_of(self.config, self.samples, self.device)
-        if not self.over:
+        if not self.finished:
             record_run(self.config, self.folder)
             self.output.keep()
             log_line(minimised(self.config))
@@ -281,13 +282,13 @@ class FineTuning:
         self.state = RunState(config, self.captioner, self.optimizer, self.precision)
         if checkpoint:
             self.state.restore(checkpoint)
-        self.monitored: list[float] = []  # values of `monitor` in the validations so far
+        self.plateaus = 0  # of `monitor`, in the validations so far
 
 
 def _means(sums: Mapping[str, float]) -> dict[str, float]:
-    """Divide sums over tokens by the number of tokens. COUNTED values are left out."""
+    """Divide sums over tokens by the number of tokens. COUNTS values are left out."""
     tokens = max(sums["tokens"], 1)
-    return {n: total / tokens for n, total in sums.items() if n not in ("tokens", *COUNTED)}
+    return {n: total / tokens for n, total in sums.items() if n not in ("tokens", *COUNTS)}
 
 
 def _rounded(values: dict[str, float]) -> dict[str, str]:

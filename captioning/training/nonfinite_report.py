@@ -29,7 +29,7 @@ class BatchReport(NamedTuple):
         return all(math.isfinite(value.item()) for value in self.parts.values())
 
 
-def what_is_not_finite(
+def nonfinite_part(
     batches: Sequence[Mapping[str, float]], norm: float, scaler: torch.amp.GradScaler
 ) -> Optional[str]:
     """Return which of "reward", "loss" and "gradient" is not finite. None if the step may be taken.
@@ -65,6 +65,6 @@ def _images(ranks: Optional[Sequence[Sequence[tuple[list, bool]]]]) -> Optional[
     """List the images of the batches that are not finite. If all are finite, list all images."""
     if ranks is None:
         return None
-    found = [(rank, *batch) for rank, batches in enumerate(ranks) for batch in batches]
-    failed = [batch for batch in found if not batch[-1]] or found
+    reports = [(rank, *batch) for rank, batches in enumerate(ranks) for batch in batches]
+    failed = [report for report in reports if not report[-1]] or reports
     return "; ".join(f"rank {rank} had images {ids}" for rank, ids, _ in failed[:SHOWN])

@@ -47,32 +47,15 @@ def clip_gradients(
     return norm
 
 
-def learning_rate(
-    epoch: int,
-    step: int,
-    max_epoch: int,
-    init_lr: float,
-    min_lr: float,
-    warmup_steps: int = 0,
-    warmup_lr: float = 0.0,
-) -> float:
-    """BLIP's schedule: the learning rate at optimiser step `step` in epoch `epoch`.
-
-    The rate grows linearly from warmup_lr to init_lr in the first `warmup_steps`. Afterwards it is
-    a half cosine of the epoch, from init_lr to min_lr, which it would reach in epoch max_epoch.
-    Epochs are counted from 0, and steps from 0 over all epochs. Source: the BLIP repository.
-    """
-    if step < warmup_steps:
-        return warmup_lr + (init_lr - warmup_lr) * step / warmup_steps
-    return min_lr + (init_lr - min_lr) * 0.5 * (1 + math.cos(math.pi * epoch / max_epoch))
-
-
 def scheduled_rate(config: Config, epoch: int, step: int, steps: int, plateaus: int) -> float:
-    """The learning rate of the run's `lr_schedule`. Arguments are as in `learning_rate`.
+    """The learning rate at optimiser step `step` in epoch `epoch`, by the run's `lr_schedule`.
 
-    steps: the number of steps per epoch. plateaus: see `validation_history.plateaus`.
+    Epochs are counted from 0, and steps from 0 over all epochs. steps: the number of steps per
+    epoch. plateaus: see `validation_history.plateaus`. In the first `warmup_steps`, the rate grows
+    linearly from warmup_lr to init_lr. Afterwards:
 
-    - cosine: see `learning_rate`.
+    - cosine: BLIP's schedule, a half cosine of the epoch, from init_lr to min_lr, which it would
+      reach in epoch max_epoch. Source: the BLIP repository.
     - cosine_steps: a half cosine over all steps after the warm-up. The last step has min_lr.
     - cosine_restarts: `lr_cycles` half cosines (SGDR, arXiv 1608.03983). Each is `lr_cycle_growth`
       times as long as the previous one, and its last step has min_lr.
@@ -80,20 +63,20 @@ def scheduled_rate(config: Config, epoch: int, step: int, steps: int, plateaus: 
     - plateau: multiplied by lr_decay after each plateau, but at least min_lr.
     """
     c = config
-    if c.lr_schedule == "cosine" or step < c.warmup_steps:
-        return learning_rate(
-            epoch, step, c.max_epoch, c.init_lr, c.min_lr, c.warmup_steps, c.warmup_lr
-        )
-    if c.lr_schedule in ("cosine_steps", "cosine_restarts"):
+    if step < c.warmup_steps:
+        return c.warmup_lr + (c.init_lr - c.warmup_lr) * step / c.warmup_steps
+    if c.lr_schedule in ("exponential", "plateau"):
+        decays = epoch if c.lr_schedule == "exponential" else plateaus
+        return max(c.min_lr, c.init_lr * c.lr_decay**decays)
+    done, last = epoch, c.max_epoch
+    if c.lr_schedule != "cosine":
         done, every = step - c.warmup_steps, c.max_epoch * steps - c.warmup_steps
         first, last = 0, every - 1
         if c.lr_schedule == "cosine_restarts":
             first, last = cycle_at(done, every, c.lr_cycles, c.lr_cycle_growth)
         # A cycle of a single step has min_lr, because the last step of every cycle has min_lr.
         done, last = (done - first, last - first) if last > first else (1, 1)
-        return c.min_lr + (c.init_lr - c.min_lr) * 0.5 * (1 + math.cos(math.pi * done / last))
-    decays = epoch if c.lr_schedule == "exponential" else plateaus
-    return max(c.min_lr, c.init_lr * c.lr_decay**decays)
+    return c.min_lr + (c.init_lr - c.min_lr) * 0.5 * (1 + math.cos(math.pi * done / last))
 
 
 def cycle_at(step: int, steps: int, cycles: int, growth: float) -> tuple[int, int]:

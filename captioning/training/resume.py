@@ -1,5 +1,6 @@
 """Decides whether a run starts anew or resumes from the newest checkpoint in its folder."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional
@@ -7,6 +8,7 @@ from typing import Any, Optional
 from pydantic import ValidationError
 
 from captioning.config import Config, keys_of, parse_config
+from captioning.files.writing import user_errors
 from captioning.models import checkpoints
 from captioning.rewards.registry import REWARDS
 from captioning.runtime import distributed
@@ -14,14 +16,16 @@ from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line
 from captioning.runtime.registry import load
 from captioning.training.output_folder import OutputFolder, free_name
-from captioning.training.run_state import batch_sizes, progress_of, saved_batch_sizes
-from captioning.training.validation_history import why_over
+from captioning.training.run_state import batch_sizes, progress_of
+from captioning.training.validation_history import reason_finished
 
 # In these schedules, the learning rate of every epoch depends on the total number of epochs.
-SPANNING = ("cosine", "cosine_steps", "cosine_restarts")
+LENGTH_DEPENDENT = ("cosine", "cosine_steps", "cosine_restarts")
+
+NEW_RUN = "set another output_dir, or resume=never, which moves that run aside"
 
 # A folder with such files has an earlier run.
-REMAINS = ("checkpoint_*.pth", "weights_*.pth", "log.jsonl", "result")
+RUN_FILES = ("checkpoint_*.pth", "weights_*.pth", "log.jsonl", "result")
 
 
 def starting_point(
@@ -51,8 +55,7 @@ def starting_point(
     if name is None:
         return None
     content = content or checkpoints.read(Path(output.here(name)))
-    over = why_over(config, folder, progress_of(content).epoch) if distributed.is_main() else None
-    log_line(over or f"resuming from {name}")
+    log_line(reason_finished(config, folder, progress_of(content).epoch) or f"resuming from {name}")
     return content
 
 
@@ -69,8 +72,7 @@ def _check_settings(config: Config, content: dict[str, Any]) -> None:
     except ValidationError as error:
         key = ".".join(map(str, error.errors()[0]["loc"]))
         raise UserError(
-            f"{_named(config)} has a setting that this version does not know, {key!r}; set another "
-            "output_dir, or resume=never, which moves that run aside"
+            f"{_named(config)} has a setting that this version does not know, {key!r}; {NEW_RUN}"
         ) from error
     now = config.model_dump()
 
@@ -84,52 +86,47 @@ def _check_settings(config: Config, content: dict[str, Any]) -> None:
 
     others = changes("run", _keys_of_rewards(config))
     if others:
-        raise UserError(
-            f"{_named(config)} had other settings ({others}); set another output_dir, "
-            "or resume=never, which moves that run aside"
-        )
+        raise UserError(f"{_named(config)} had other settings ({others}); {NEW_RUN}")
     progress = progress_of(content)
     started = progress.epoch + (progress.steps > 0)
     if started > config.max_epoch:
         verb = "finished" if started == progress.epoch else "started"
         raise UserError(
             f"max_epoch is {config.max_epoch}, but {_named(config)} has {verb} {started} epochs; "
-            "set another output_dir, or resume=never, which moves that run aside"
+            + NEW_RUN
         )
-    if changes("length") and config.lr_schedule in SPANNING:
+    length = changes("length")
+    if not length:
+        return
+    if config.lr_schedule in LENGTH_DEPENDENT:
         raise UserError(
-            f"{_named(config)} had another length ({changes('length')}), and with lr_schedule "
+            f"{_named(config)} had another length ({length}), and with lr_schedule "
             f"{config.lr_schedule} the learning rates of its earlier epochs depend on the length; "
             "set the old value, or set resume=never, which moves that run aside, and lr_schedule "
             "to exponential or plateau, whose rates do not depend on the length"
         )
-    if changes("length") and getattr(config, "teacher_forcing_middle", None) is not None:
+    if getattr(config, "teacher_forcing_middle", None) is not None:
         raise UserError(
-            f"{_named(config)} had another length ({changes('length')}), and with "
-            "teacher_forcing_middle the input words of its earlier epochs depend on the length; "
-            "set the old value, or set resume=never, which moves that run aside"
+            f"{_named(config)} had another length ({length}), and with teacher_forcing_middle the "
+            "input words of its earlier epochs depend on the length; set the old value, or set "
+            "resume=never, which moves that run aside"
         )
 
 
 def _check_batches(config: Config, content: dict[str, Any]) -> None:
     """Raise UserError if the number of images per step has changed: later batches would differ."""
-    before, now = saved_batch_sizes(content), batch_sizes(config)
-    if before is None:  # older versions saved batch sizes only within an epoch
-        return
-    loaded = [b["batch_size"] * b["processes"] for b in (before, now)]
-    per_step = [size * b["accumulation_steps"] for size, b in zip(loaded, (before, now))]
+    now = batch_sizes(config)
+    before = content.get("batches", now)
+    images, images_now = math.prod(before.values()), math.prod(now.values())
     # bucket_batches sorts captions by length among the images that are loaded at once.
-    if per_step[0] == per_step[1] and (loaded[0] == loaded[1] or not config.bucket_batches):
+    same_load = before["accumulation_steps"] == now["accumulation_steps"]
+    if images == images_now and (same_load or not config.bucket_batches):
         return
-    was, is_now = (", ".join(f"{value} {key}" for key, value in b.items()) for b in (before, now))
-    place, effect = "", "would continue another run"
-    if content.get("within"):
-        place = f" within epoch {content['epoch'] + 1}"
-        effect = "would not train on the remaining images of the epoch"
+    was, is_now = (", ".join(f"{n} {key}" for key, n in sizes.items()) for sizes in (before, now))
     raise UserError(
-        f"{_named(config)} stopped{place} with {per_step[0]} images per step ({was}); a run with "
-        f"{per_step[1]} ({is_now}) {effect}: change them so that their product is "
-        f"{per_step[0]}, or set the old values"
+        f"{_named(config)} stopped with {images} images per step ({was}); a run with {images_now} "
+        f"({is_now}) would continue another run: change them so that their product is {images}, or "
+        "set the old values"
     )
 
 
@@ -139,13 +136,11 @@ def _named(config: Config) -> str:
 
 def _move_aside(output: OutputFolder) -> None:
     folder = output.folder
-    if not any(path for pattern in REMAINS for path in folder.glob(pattern)):
+    if not any(path for pattern in RUN_FILES for path in folder.glob(pattern)):
         return
     if aside := output.move_aside():
         log_line(f"moved the files of {output.address} to {aside}")
-    target = free_name(folder)
-    try:
+    target = Path(free_name(str(folder)))
+    with user_errors(target):
         folder.rename(target)
-    except OSError as error:
-        raise UserError(f"cannot move {folder} to {target}: {error.strerror}") from error
     log_line(f"moved the files of {folder} to {target}")

@@ -1,6 +1,6 @@
 """The log of a run: its configuration and command, JSON lines and TensorBoard curves.
 
-To log another value of a step, add it to the parts of the loss or to `Stepped.values` (`step.py`).
+To log another value of a step, add it to the parts of the loss or to `StepResult.values`.
 TensorBoard then shows a curve of it. The report shows a curve of it if CURVES has a line for it.
 """
 
@@ -41,7 +41,7 @@ _ADDRESS = re.compile(
 
 def command(words: Sequence[str]) -> str:
     """A command line for a shell. Secrets are removed from addresses anywhere in a word."""
-    return shlex.join(_ADDRESS.sub(lambda found: without_secrets(found[0]), w) for w in words)
+    return shlex.join(_ADDRESS.sub(lambda match: without_secrets(match[0]), w) for w in words)
 
 
 def record_run(config: Config, folder: Path, **more: Any) -> None:

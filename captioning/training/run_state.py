@@ -51,11 +51,6 @@ def batch_sizes(config: Config) -> dict[str, int]:
     }
 
 
-def saved_batch_sizes(content: dict[str, Any]) -> Optional[dict[str, int]]:
-    """The `batch_sizes` in a checkpoint's content. Older versions did not always save them."""
-    return content.get("batches") or content.get("within", {}).get("batches")
-
-
 class RunState:
     """Saves the state that training changes to checkpoints, and restores it."""
 
@@ -72,8 +67,6 @@ class RunState:
     def restore(self, content: dict[str, Any]) -> None:
         """Load the content of a checkpoint. Raises UserError."""
         try:
-            for group in content["optimizer"]["param_groups"]:
-                group["fused"] = True  # runs of older versions did not have this setting
             if "parts" in content:
                 groups = content["optimizer"]["param_groups"]
                 sharding.load_sharded(self.captioner, self.optimizer, content["parts"], groups)
@@ -94,30 +87,28 @@ class RunState:
     def save_epoch(self, folder: Path, epoch: int) -> None:
         """Write the checkpoint of a complete epoch.
 
-        All ranks call this. Raises UserError on all ranks.
+        With `keep_checkpoints: all`, first write a file with only the weights: then a kill leaves
+        no epoch that has a checkpoint but lacks the weights. All ranks call this. Raises UserError
+        on all ranks.
         """
-        weights = None
-        if self.config.keep_checkpoints == "all":
-            weights = checkpoints.weights_path(folder, epoch)
-        self._save(checkpoints.epoch_path(folder, epoch), {"epoch": epoch}, epoch, weights)
+        weights = checkpoints.weights_path(folder, epoch)
+        keep_all = self.config.keep_checkpoints == "all"
+        self._save(
+            checkpoints.epoch_path(folder, epoch), weights if keep_all else None, epoch=epoch
+        )
 
     def save_step(self, folder: Path, progress: Progress, step: int) -> None:
         """Write a checkpoint within an epoch, after `step` steps of the run. See `save_epoch`."""
         within = {"steps": progress.steps, "sums": progress.sums}
         path = checkpoints.step_path(folder, progress.epoch, step)
-        self._save(path, {"epoch": progress.epoch, "within": within}, progress.epoch)
+        self._save(path, None, epoch=progress.epoch, within=within)
 
-    def _save(
-        self, path: Path, progress: dict[str, Any], epoch: int, weights: Optional[Path] = None
-    ) -> None:
-        """Write a checkpoint. If `weights` is given, first write a file with only the weights.
-
-        In this order, a kill leaves no epoch that has a checkpoint but lacks the weights.
-        """
-        distributed.share_buffers(self.captioner)
+    def _save(self, path: Path, weights: Optional[Path], epoch: int, **progress: Any) -> None:
+        distributed.broadcast_buffers(self.captioner)
         keep = self.config.keep_checkpoints
         content = {
             "config": self.config.model_dump(),
+            "epoch": epoch,
             **progress,
             **self.captioner.saved_beside_weights(),
         }
@@ -127,16 +118,16 @@ class RunState:
             "objective": {k: v for o in self._objectives() for k, v in o.state().items()},
         }
         # Scores that exist already belong to other weights.
-        distributed.main_alone(lambda: remove_scores(path.parent, evaluation_name(epoch)))
+        distributed.run_on_main(lambda: remove_scores(path.parent, evaluation_name(epoch)))
         write = self._write_sharded if self.config.checkpoint_format == "sharded" else self._write
         write(content, training, path, weights)
         least = checkpoints.LEAST if keep == "all" else keep
-        distributed.main_alone(lambda: checkpoints.remove_oldest(path.parent, least))
+        distributed.run_on_main(lambda: checkpoints.remove_oldest(path.parent, least))
 
     def _write(self, content, training, path: Path, weights: Optional[Path]) -> None:
         """Write whole files, on rank 0."""
-        model = sharding.whole_weights(self.captioner, distributed.is_main())
-        optimizer = sharding.whole(self.optimizer.state_dict(), distributed.is_main())
+        model = sharding.full_state_dict(self.captioner, distributed.is_main())
+        optimizer = sharding.gather_full(self.optimizer.state_dict(), distributed.is_main())
 
         def save() -> None:
             whole = {"model": model, **content}
@@ -144,7 +135,7 @@ class RunState:
                 checkpoints.save(whole, weights)
             checkpoints.save({**whole, "optimizer": optimizer, **training}, path)
 
-        distributed.main_alone(save)
+        distributed.run_on_main(save)
 
     def _write_sharded(self, content, training, path: Path, weights: Optional[Path]) -> None:
         """Write folders. Each rank writes its shards."""

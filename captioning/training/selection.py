@@ -7,7 +7,7 @@ The result is recorded in selected.json, in the run's folder:
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 from captioning.config import Config
 from captioning.config.config import LAST
@@ -19,8 +19,8 @@ from captioning.metrics.registry import metric_of
 from captioning.models import checkpoints
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line
-from captioning.training.split_evaluation import SplitEvaluation, read_scores
-from captioning.training.validation_history import evaluation_name, why_not
+from captioning.training.split_evaluation import SplitEvaluation
+from captioning.training.validation_history import reason_unavailable, validated
 
 RECORD = "selected.json"
 BLIPS = "CIDEr + Bleu_4"
@@ -29,7 +29,9 @@ LENGTH = "cap_len"  # shown with the metrics, because CIDEr depends on the lengt
 
 def check_select(config: Config, evaluation: SplitEvaluation) -> None:
     """Raise UserError if `select` names metrics that will not be computed."""
-    if config.select not in (None, LAST) and (reason := why_not(config.select, evaluation)):
+    if config.select in (None, LAST):
+        return
+    if reason := reason_unavailable(config.select, evaluation):
         raise UserError(f"select is {config.select}, but {reason}; name other metrics, or last")
 
 
@@ -44,108 +46,62 @@ def with_select(
     """
     select = config.select
     if select is None:
-        blips_rule = BLIPS if "coco" in config.metrics else LAST
-        default = blips_rule if trained_by(config) == ["mle"] else LAST
-        # Older versions had no such key, and used BLIP's rule.
-        select = checkpoint["config"].get("select", blips_rule) if checkpoint else default
-        if select != LAST and (reason := why_not(select, evaluation)):
+        by_blips_rule = "coco" in config.metrics and trained_by(config) == ["mle"]
+        before = checkpoint["config"].get("select") if checkpoint else None
+        select = before or (BLIPS if by_blips_rule else LAST)
+        if select != LAST and (reason := reason_unavailable(select, evaluation)):
             log_line(f"the last epoch will be selected, not the best by {select}: {reason}")
             select = LAST
     return config.model_copy(update={"select": select})
 
 
-class Validated(NamedTuple):
-    """A validated epoch, counted from 0. value: by the metrics of `select`; None for "last"."""
+def keep_selected(select: str, folder: Path, epochs: int) -> Optional[str]:
+    """Make the selected epoch's weights checkpoint_best.pth, and record the epoch. Only on rank 0.
 
-    epoch: int
-    value: Optional[float]
-    scores: dict[str, float]
-
-
-class Selection:
-    """Selects an epoch of a run. Used only on rank 0. select: "last" or metrics."""
-
-    def __init__(self, select: str, folder: Path):
-        self.select, self.folder = select, folder
-        self.metrics = None if select == LAST else MetricSum.parse(select)
-
-    def epoch(self, epochs: int) -> int:
-        """The best of the first `epochs`. Of equal epochs, or without values, the latest."""
-        return _best(self.validated(epochs), epochs)
-
-    def validated(self, epochs: int) -> list[Validated]:
-        pairs = ((e, read_scores(self.folder, evaluation_name(e))) for e in range(epochs))
-        metrics = self.metrics
-        return [Validated(e, metrics and metrics.of(s), s) for e, s in pairs if s]
-
-    def keep(self, epochs: int) -> Optional[str]:
-        """Make the selected epoch's weights checkpoint_best.pth, and record the epoch.
-
-        If these weights have been removed, checkpoint_best.pth does not change. Returns a line for
-        the log, or None if nothing has changed. Raises UserError.
-        """
-        validated = self.validated(epochs)
-        newest, selected = epochs - 1, _best(validated, epochs)
-        held, line = held_epoch(self.folder), None
-        available = selected in (newest, held) or checkpoints.weights_of(self.folder, selected)
-        if not available:
-            held = newest if held is None else held
-            line = (
-                f"epoch {selected + 1} is best by select: {self.select}, but its weights were not "
-                f"kept (keep_checkpoints); {checkpoints.BEST} has the weights of epoch {held + 1}"
-            )
-            selected = held
-        elif selected != held:
-            line = (
-                f"{checkpoints.BEST} now has the weights of epoch {selected + 1}, by select: "
-                f"{self.select}"
-            )
-        if selected != held or selected == newest:
-            checkpoints.keep_as_best(self.folder, selected)
-        entries = [each._asdict() for each in validated]
-        record = {"select": self.select, "epoch": selected, "epochs": entries}
-        if record != read_record(self.folder):
-            write_json(record, self.folder / RECORD)
-        return line
+    select: "last" or metrics. The best of the first `epochs` is selected; of equal epochs, or
+    without values, the latest. If its weights have been removed, checkpoint_best.pth does not
+    change. Returns a line for the log, or None if nothing has changed. Raises UserError.
+    """
+    validations = validated(folder, epochs, None if select == LAST else select)
+    newest, held, line = epochs - 1, best_epoch(folder), None
+    values = [(v.value, v.epoch) for v in validations if v.value is not None]
+    _, selected = max(values, default=(None, newest))
+    if selected not in (newest, held) and not checkpoints.weights_of(folder, selected):
+        kept = newest if held is None else held
+        line = (
+            f"epoch {selected + 1} is best by select: {select}, but its weights were not kept "
+            f"(keep_checkpoints); {checkpoints.BEST} has the weights of epoch {kept + 1}"
+        )
+        selected = kept
+    elif selected != held:
+        line = (
+            f"{checkpoints.BEST} now has the weights of epoch {selected + 1}, by select: {select}"
+        )
+    if selected != held or selected == newest:
+        checkpoints.keep_as_best(folder, selected)
+    record = {"select": select, "epoch": selected, "epochs": [v._asdict() for v in validations]}
+    if record != read_record(folder):
+        write_json(record, folder / RECORD)
+    return line
 
 
-def _best(validated: list[Validated], epochs: int) -> int:
-    valued = [each for each in validated if each.value is not None]
-    best = max(valued, key=lambda each: (each.value, each.epoch), default=None)
-    return epochs - 1 if best is None else best.epoch
-
-
-def held_epoch(folder: Path) -> Optional[int]:
-    """The epoch of checkpoint_best.pth. None if there is no such file or it cannot be read."""
-    best = checkpoints.best(folder)
-    if best is None:
-        return None
-    if record := read_record(folder):
-        return record["epoch"]
-    try:
-        return checkpoints.read(best)["epoch"]
-    except UserError:
-        return None
+def best_epoch(folder: Path) -> Optional[int]:
+    """The epoch of checkpoint_best.pth; None if there is none yet."""
+    record = read_record(folder)
+    return record["epoch"] if record and checkpoints.best(folder) else None
 
 
 def read_record(folder: Path) -> Optional[dict[str, Any]]:
-    """The content of selected.json. None if it is invalid or, as in older versions, missing."""
-    try:
-        record = read_json(folder / RECORD)
-        if record["select"] != LAST:
-            MetricSum.parse(record["select"])
-        for each in record["epochs"]:
-            Validated(**each).scores.items()
-        return record if isinstance(record["epoch"], int) else None
-    except (UserError, ValueError, TypeError, KeyError, AttributeError):
-        return None
+    """The content of selected.json; None if there is none yet. Raises UserError."""
+    path = folder / RECORD
+    return read_json(path) if path.exists() else None
 
 
 def shown_metrics(record: Mapping[str, Any]) -> list[str]:
     """The metrics to show: the metrics of `select` (for "last", BLIP's) and the length."""
     metrics = BLIPS if record["select"] == LAST else record["select"]
     names = dict.fromkeys([*MetricSum.parse(metrics).signs, LENGTH])
-    return [n for n in names if any(n in each["scores"] for each in record["epochs"])]
+    return [n for n in names if any(n in epoch["scores"] for epoch in record["epochs"])]
 
 
 def in_words(record: Mapping[str, Any]) -> str:
@@ -160,11 +116,11 @@ def summary(folder: Path) -> Iterator[str]:
     if record is None:
         return
     yield f"selected: {in_words(record)}, kept as {folder / checkpoints.BEST}"
-    for each in record["epochs"]:
-        cells = [] if each["value"] is None else [f"{each['value']:.3f}"]
+    for epoch in record["epochs"]:
+        cells = [] if epoch["value"] is None else [f"{epoch['value']:.3f}"]
         for name in shown_metrics(record):
-            column, score = metric_of(name), each["scores"].get(name)
+            column, score = metric_of(name), epoch["scores"].get(name)
             value = "none" if score is None else f"{score:.{column.decimals}f}"
             cells.append(f"{column.title} {value}")
-        chosen = "  (selected)" if each["epoch"] == record["epoch"] else ""
-        yield f"  epoch {each['epoch'] + 1}: {', '.join(cells) or 'no scores'}{chosen}"
+        chosen = "  (selected)" if epoch["epoch"] == record["epoch"] else ""
+        yield f"  epoch {epoch['epoch'] + 1}: {', '.join(cells) or 'no scores'}{chosen}"

@@ -22,7 +22,6 @@ from captioning.files.stores import is_store
 from captioning.models.build import captioner_from
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
-from smile import Objective
 from smile.head import is_distributed
 
 FIRST_TORCH = (2, 9)
@@ -86,26 +85,20 @@ def is_sharded(captioner: nn.Module) -> bool:
     return any(map(is_distributed, captioner.parameters()))
 
 
-def begin_step(captioner: nn.Module) -> None:
-    """Broadcast the objectives' buffers from rank 0, like DDP."""
-    objectives = (part for part in captioner.modules() if isinstance(part, Objective))
-    distributed.share(buffer for objective in objectives for buffer in objective.buffers())
-
-
-def whole(state: Any, keep: bool = True) -> Any:
+def gather_full(state: Any, keep: bool = True) -> Any:
     """Gather the sharded tensors of a state dict on the CPU. All ranks call this.
 
     keep: if false, the result has None instead of gathered tensors.
     """
     if isinstance(state, Mapping):
-        return {key: whole(value, keep) for key, value in state.items()}
+        return {key: gather_full(value, keep) for key, value in state.items()}
     if not is_distributed(state):
         return state
     gathered = state.full_tensor()
     return gathered.cpu() if keep else None
 
 
-def whole_weights(captioner: nn.Module, keep: bool = True) -> Mapping[str, Any]:
+def full_state_dict(captioner: nn.Module, keep: bool = True) -> Mapping[str, Any]:
     """The captioner's state dict, gathered. A weight with two names is gathered once."""
     if not is_sharded(captioner):
         return captioner.state_dict()
@@ -114,7 +107,7 @@ def whole_weights(captioner: nn.Module, keep: bool = True) -> Mapping[str, Any]:
     state = captioner.state_dict(keep_vars=True)
     for tensor in state.values():
         if id(tensor) not in gathered:
-            gathered[id(tensor)] = whole(tensor.detach(), keep)
+            gathered[id(tensor)] = gather_full(tensor.detach(), keep)
     return {name: gathered[id(tensor)] for name, tensor in state.items()}
 
 
@@ -127,7 +120,7 @@ def unsharded(captioner: nn.Module, config: Config, device: torch.device) -> nn.
     if not is_sharded(captioner):
         return captioner
     copy, _ = captioner_from(config, None, captioner.saved_beside_weights())
-    copy.load_state_dict(whole_weights(captioner))
+    copy.load_state_dict(full_state_dict(captioner))
     return copy.to(device)
 
 
@@ -142,10 +135,13 @@ def load(
     Raises the errors of their `load_state_dict`.
     """
     if is_sharded(captioner):
-        own = captioner.state_dict()
-        weights = {name: _as(tensor, own.get(name)) for name, tensor in weights.items()}
+        current = captioner.state_dict()
+        weights = {name: _shard_like(tensor, current.get(name)) for name, tensor in weights.items()}
         parameters = dict(enumerate(p for group in optimizer.param_groups for p in group["params"]))
-        moments = {n: _rows(values, parameters[n]) for n, values in state["state"].items()}
+        moments = {
+            n: {key: _shard_like(value, parameters[n]) for key, value in values.items()}
+            for n, values in state["state"].items()
+        }
         state = {**state, "state": moments}
     captioner.load_state_dict(weights)
     optimizer.load_state_dict(state)
@@ -171,39 +167,32 @@ def load_sharded(
     groups: the parameter groups of the saved optimiser. Raises ValueError on all ranks, and the
     errors of `load_state_dict`.
     """
-    own = {MODEL + name: tensor for name, tensor in captioner.state_dict().items()}
+    tensors = {MODEL + name: tensor for name, tensor in captioner.state_dict().items()}
     parameters = dict(enumerate(p for group in optimizer.param_groups for p in group["params"]))
     saved, state = sizes(folder), {}
-    different = sorted(own.keys() ^ {name for name in saved if name.startswith(MODEL)})
+    different = sorted(tensors.keys() ^ {name for name in saved if name.startswith(MODEL)})
     if different:
         first = different[0].removeprefix(MODEL)
         raise ValueError(f"checkpoint and model differ in {len(different)} keys, such as {first}")
     for name, (size, dtype) in saved.items():
         if name.startswith(OPTIMIZER):  # moments and the number of steps
             number, key = name[len(OPTIMIZER) :].split(".")
-            empty = (
-                torch.zeros_like(parameters[int(number)]) if size else torch.zeros((), dtype=dtype)
-            )
-            state.setdefault(int(number), {})[key] = own[name] = empty
-    fill(folder, own, alone=not dist.is_initialized())
-    values = (t.to_local() if is_distributed(t) else t for t in own.values())
+            like = parameters[int(number)] if size else torch.zeros((), dtype=dtype)
+            state.setdefault(int(number), {})[key] = tensors[name] = torch.zeros_like(like)
+    fill(folder, tensors, alone=not dist.is_initialized())
+    values = (t.to_local() if is_distributed(t) else t for t in tensors.values())
     if distributed.any_rank(not all(bool(t.isfinite().all()) for t in values)):
         raise ValueError("it has values that are not finite: use an earlier checkpoint")
-    weights = {name[len(MODEL) :]: t for name, t in own.items() if name.startswith(MODEL)}
+    weights = {name[len(MODEL) :]: t for name, t in tensors.items() if name.startswith(MODEL)}
     captioner.load_state_dict(weights)
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
-def _rows(moments: Mapping[str, Tensor], parameter: Tensor) -> dict[str, Tensor]:
-    """Shard the optimiser state of a parameter, except the number of steps, a scalar."""
-    return {name: _as(value, parameter) if value.ndim else value for name, value in moments.items()}
-
-
-def _as(tensor: Tensor, sharded: Any) -> Tensor:
+def _shard_like(tensor: Tensor, sharded: Any) -> Tensor:
     """Shard a whole tensor like the tensor `sharded`, without communication."""
     from torch.distributed.tensor import distribute_tensor
 
-    if not is_distributed(sharded):
+    if not is_distributed(sharded) or not tensor.ndim:  # such as the optimiser's step counts
         return tensor
     mesh, placements = sharded.device_mesh, sharded.placements
     return distribute_tensor(tensor.to(sharded.device), mesh, placements, src_data_rank=None)

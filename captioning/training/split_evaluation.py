@@ -5,7 +5,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Any, Optional
 
 import torch
 from torch import nn
@@ -50,15 +50,12 @@ class SplitEvaluation:
         for metric, reason in self.unavailable.items():
             log_line(f"{metric} will be skipped: {reason}")
 
-    def run(
-        self, captioner: nn.Module, name: str, before_writing: Callable[[], None] = lambda: None
-    ) -> Optional[dict[str, float]]:
+    def run(self, captioner: nn.Module, name: str) -> Optional[dict[str, float]]:
         """Caption and score the split. Returns metrics by name on rank 0, None on other ranks.
 
-        before_writing: called on rank 0 before it replaces earlier results. Raises Stopped on all
-        ranks if a stop is requested.
+        Raises Stopped on all ranks if a stop is requested.
         """
-        return self.score(self.caption(captioner), name, before_writing)
+        return self.score(self.caption(captioner), name)
 
     def caption(self, captioner: nn.Module) -> list[dict[str, Any]]:
         """The captions of the split, on all ranks, see `caption_images`."""
@@ -69,16 +66,10 @@ class SplitEvaluation:
             raise UserError(f"{self.split}: no image could be read, so there is nothing to score")
         return results
 
-    def score(
-        self,
-        results: list[dict[str, Any]],
-        name: str,
-        before_writing: Callable[[], None] = lambda: None,
-    ) -> Optional[dict[str, float]]:
+    def score(self, results: list[dict[str, Any]], name: str) -> Optional[dict[str, float]]:
         """`run` of captions that are there already."""
         is_main = distributed.is_main()
         if is_main:
-            before_writing()
             write_json(results, self.folder / "result" / f"{name}.json")
         scores = score(results, self.references, self._in_turn())
         if not is_main:
@@ -92,9 +83,9 @@ class SplitEvaluation:
     def _in_turn(self) -> Iterator[Evaluator]:
         """Yield the evaluators. Before and after each, all ranks check for a stop request."""
         for evaluator in self.evaluators:
-            distributed.stop_if_asked(patiently=True)
+            distributed.raise_if_stop_requested(wait_long=True)
             yield evaluator
-        distributed.stop_if_asked(patiently=True)
+        distributed.raise_if_stop_requested(wait_long=True)
 
 
 def metric_settings(config: Config, samples: Iterable[Sample], device: str) -> Settings:

@@ -12,20 +12,19 @@ from captioning.data.loader import Batch
 from captioning.data.randomness import derived_seed
 from captioning.models.precision import Precision
 from captioning.runtime import distributed, signals
-from captioning.training.nonfinite_report import BatchReport, NotFiniteError, what_is_not_finite
+from captioning.training.nonfinite_report import BatchReport, NotFiniteError, nonfinite_part
 from captioning.training.optimiser import clip_gradients
-from captioning.training.sharding import begin_step
 from smile import ObjectiveOutput
 
 # These values are summed over batches. All others are means over tokens.
-COUNTED = ("skipped_images", "stop_requested")
+COUNTS = ("skipped_images", "stop_requested")
 
 
-class Stepped(NamedTuple):
+class StepResult(NamedTuple):
     """The values of a step.
 
     sums: over all batches and ranks: the tokens, the loss and its parts times the tokens, and
-    COUNTED. values: other values for the log.
+    COUNTS. values: other values for the log.
     """
 
     sums: dict[str, float]
@@ -52,7 +51,7 @@ class TrainingStep:
         self.count = config.accumulation_steps
         self.batches: list[BatchReport] = []
 
-    def __call__(self, batches: Iterator[Batch], step: int) -> Stepped:
+    def __call__(self, batches: Iterator[Batch], step: int) -> StepResult:
         """Train on the batches of one step. step: its number in the run, from 0.
 
         All labelled tokens have the same weight, in whichever batch or process they are. The number
@@ -65,7 +64,7 @@ class TrainingStep:
         buffers = list(self.learner.buffers())  # of batch norms and objectives
         before = [buffer.clone() for buffer in buffers]
         if self.model is self.learner:
-            begin_step(self.learner)
+            distributed.broadcast_buffers(self.learner)  # DistributedDataParallel does it itself
         totals: list[Tensor] = []  # the sums of each batch over all ranks
         reference = torch.zeros((), dtype=torch.float64, device=self.precision.device)
         for number in range(self.count):
@@ -74,25 +73,22 @@ class TrainingStep:
                 output = self._forward(batch, step * self.count + number)
                 totals.append(distributed.sum_over_ranks(self._sums(output, batch)))
                 reference = reference.where(reference > 0, totals[-1][0])
-                # The kernel queue of a GPU is limited: this may block until other ranks catch up.
-                with distributed.waits_for_others():
-                    self._backward(output, reference)
-        with distributed.waits_for_others():
-            norm = self._reduced_gradient(totals, reference)
-            # The only synchronisation with the GPU, unless the objective reads the labels. All
-            # values for the log and for decisions are copied at once.
-            *values, norm = torch.cat([*totals, norm.double()[None]]).tolist()
-        names = ["tokens", *self.batches[-1].parts, *COUNTED]
+                self._backward(output, reference)
+        norm = self._reduced_gradient(totals, reference)
+        # The only synchronisation with the GPU, unless the objective reads the labels. All values
+        # for the log and for decisions are copied at once.
+        *values, norm = torch.cat([*totals, norm.double()[None]]).tolist()
+        names = ["tokens", *self.batches[-1].parts, *COUNTS]
         width = len(names)
         sums = [dict(zip(names, values[i : i + width])) for i in range(0, len(values), width)]
-        problem = what_is_not_finite(sums, norm, self.scaler)
+        problem = nonfinite_part(sums, norm, self.scaler)
         if problem:
             for buffer, value in zip(buffers, before):
                 buffer.copy_(value)
             raise NotFiniteError(problem)
         self._apply()
         summed = {name: sum(batch_sums[name] for batch_sums in sums) for name in names}
-        return Stepped(summed, {"grad_norm": norm})
+        return StepResult(summed, {"grad_norm": norm})
 
     def _gradient_sync(self, number: int):
         """Synchronise gradients between ranks only in the last batch."""
@@ -115,7 +111,7 @@ class TrainingStep:
         return output
 
     def _sums(self, output: ObjectiveOutput, batch: Batch) -> Tensor:
-        """The sums of the last batch on this rank, float64 (n,): tokens, loss, parts, COUNTED."""
+        """The sums of the last batch on this rank, float64 (n,): tokens, loss, parts, COUNTS."""
         parts = self.batches[-1].parts
         means = torch.stack([torch.ones_like(parts["loss"]), *parts.values()]).double()
         counted = torch.tensor([batch["skipped"], bool(signals.stop_requested())]).double()

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Optional
+from typing import NamedTuple, Optional
 
 from captioning.config import Config, every_key, load_config
 from captioning.metrics.metric_sum import MetricSum
@@ -17,11 +17,24 @@ def evaluation_name(epoch: int) -> str:
     return f"val_epoch{epoch:02d}"
 
 
+class Validated(NamedTuple):
+    """A validated epoch, counted from 0. value: its sum of metrics; None without a metric of it."""
+
+    epoch: int
+    value: Optional[float]
+    scores: dict[str, float]
+
+
+def validated(folder: Path, epochs: int, metrics: Optional[str]) -> list[Validated]:
+    """The validations among the first `epochs`. metrics: a sum, or None for no values."""
+    value = MetricSum.parse(metrics).of if metrics else lambda scores: None
+    pairs = ((epoch, read_scores(folder, evaluation_name(epoch))) for epoch in range(epochs))
+    return [Validated(epoch, value(scores), scores) for epoch, scores in pairs if scores]
+
+
 def history(folder: Path, epochs: int, metrics: str) -> list[float]:
     """The values of a sum of metrics in the first `epochs`. Epochs without a value are left out."""
-    metric_sum = MetricSum.parse(metrics)
-    scores = [read_scores(folder, evaluation_name(epoch)) or {} for epoch in range(epochs)]
-    values = map(metric_sum.of, scores)
+    values = (validation.value for validation in validated(folder, epochs, metrics))
     return [value for value in values if value is not None]
 
 
@@ -30,7 +43,7 @@ def since_best(values: Sequence[float]) -> int:
     return len(values) - 1 - values.index(max(values)) if values else 0
 
 
-def why_over(config: Config, folder: Path, epochs: int) -> Optional[str]:
+def reason_finished(config: Config, folder: Path, epochs: int) -> Optional[str]:
     """The reason why a run is over after `epochs` epochs. None if it goes on."""
     if epochs >= config.max_epoch:
         return f"{config.output_dir} has finished all of its {epochs} epochs"
@@ -43,7 +56,7 @@ def why_over(config: Config, folder: Path, epochs: int) -> Optional[str]:
     return None
 
 
-def why_not(metrics: str, evaluation: SplitEvaluation) -> Optional[str]:
+def reason_unavailable(metrics: str, evaluation: SplitEvaluation) -> Optional[str]:
     """The reason why a sum of metrics cannot be computed. None if it can."""
     computed = {name for evaluator in evaluation.evaluators for name in evaluator.names}
     for name in MetricSum.parse(metrics).signs:
@@ -56,7 +69,7 @@ def why_not(metrics: str, evaluation: SplitEvaluation) -> Optional[str]:
 
 def check_monitor(config: Config, evaluation: SplitEvaluation) -> None:
     """Raise UserError if the run depends on metrics that will not be computed."""
-    reason = config.monitors and why_not(config.monitor, evaluation)
+    reason = config.monitors and reason_unavailable(config.monitor, evaluation)
     if reason:
         raise UserError(
             f"{config.monitors} depends on {config.monitor}, but {reason}; set monitor to other "
@@ -98,7 +111,7 @@ def is_trained(config: Config) -> bool:
     if load_config(record).model_dump()["pretrained"] != config.model_dump()["pretrained"]:
         return False
     newest = int(epochs[-1].stem.rpartition("_")[2])
-    return why_over(config, folder, newest + 1) is not None
+    return reason_finished(config, folder, newest + 1) is not None
 
 
 def is_scored(config: Config, split: str = "test") -> bool:

@@ -12,7 +12,6 @@ from baselines import ClassicCaptioner, ImageEncoder, Vocabulary
 from captioning import attend
 from captioning.attend import draw
 from captioning.models.score_tokens import ScoredCaption, attention_map
-from captioning.runtime.errors import UserError
 from decoding import DecodingSettings
 
 SETTINGS = DecodingSettings(max_length=9, min_length=6, num_beams=2)
@@ -54,13 +53,6 @@ def test_a_classic_attention_map_has_a_frame_for_each_word(model):
     assert [word for word in found.words if word != "(end)"] == caption.split()
     assert found.attention_map.shape[1:] == (3, 3)
     torch.testing.assert_close(found.attention_map.sum((1, 2)), torch.ones(len(found.words)))
-
-
-def test_a_captioner_without_attention_has_nothing_to_draw():
-    encoder, words = ImageEncoder("shufflenet_v2_x0_5"), Vocabulary(["a"])
-    captioner = ClassicCaptioner("rnn", encoder, words).eval()
-    with pytest.raises(UserError, match="sees the image once"):
-        attention_map(captioner, torch.randn(1, 3, 64, 64), SETTINGS)
 
 
 def scored(words, attention_map):

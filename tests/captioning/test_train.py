@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from captioning import train
-from captioning.metrics import coco
 
 
 def run(config, folder, *arguments):
@@ -52,18 +51,6 @@ def test_trust_and_spice_reach_where_they_matter(scenes_config, tmp_path, capsys
     assert "set trust_checkpoint: true" in capsys.readouterr().err
     assert run(scenes_config, tmp_path, "--evaluate", "trust_checkpoint=true", "spice=true") == 0
     assert "SPICE" in capsys.readouterr().err
-
-
-def test_without_java_nothing_is_lost(scenes_config, tmp_path, capsys, monkeypatch):
-    def no_java():
-        raise coco.JavaError("Java is not installed")
-
-    monkeypatch.setattr(coco, "java_version", no_java)
-    monkeypatch.setattr("captioning.metrics.tokenizer.java_version", no_java)
-    assert run(scenes_config, tmp_path, "max_epoch=1") == 0
-    shown = capsys.readouterr().err
-    assert shown.index("METEOR will be skipped: Java") < shown.index("epoch 1/1")
-    assert (tmp_path / "checkpoint_best.pth").exists()
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ def test_another_number_of_processes_keeps_the_order_of_images(config, finished,
     run = Run(config, tmp_path / "run", processes=2, hook=be_quick)
     assert run.wait()[0] == 2
     assert (
-        "stopped within epoch 1 with 8 images per step (8 batch_size, 1 processes, 1 "
+        "stopped with 8 images per step (8 batch_size, 1 processes, 1 "
         "accumulation_steps); a run with 16 (8 batch_size, 2 processes, 1 accumulation_steps)"
     ) in run.said()
     hook = record_images(tmp_path / "after")
@@ -150,13 +150,13 @@ def test_stopped_while_captions_are_made_or_scored(config, finished, tmp_path):
     """The epoch is saved without scores; resume adds them."""
 
     def in_generation(rank):
-        generate = caption_images.__globals__["until_asked"]
+        generate = caption_images.__globals__["until_stop_requested"]
 
         def signalled(batches, rounds):
             os.kill(os.getpid(), signal.SIGTERM)
             return generate(batches, rounds)
 
-        caption_images.__globals__["until_asked"] = signalled
+        caption_images.__globals__["until_stop_requested"] = signalled
 
     def in_scoring(rank):
         evaluate = Length.evaluate

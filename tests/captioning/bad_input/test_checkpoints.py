@@ -232,11 +232,10 @@ NO_RUN = "cannot be read: it is not a checkpoint of a run: "
 # what a run finds in its folder, what is said after the file's name
 RESUMED = {
     "an attack": (OWN | {"x": Attack()}, "cannot be read: has objects that could run code"),
-    "another's": ({"model": STATE}, NO_RUN + "optimizer is not of type dict"),
-    "a list": ([1], NO_RUN + "model is not of type dict"),
-    "no epoch": (OWN | {"epoch": "1"}, NO_RUN + "epoch is not of type int"),
-    "no place": (OWN | {"within": {"at": 3}}, NO_RUN + "within has no steps"),
-    "no tensors": (OWN | {"model": {"w": 1}}, NO_RUN + "model has values that are not tensors"),
+    "another's": ({"model": STATE}, NO_RUN + "it has no valid optimizer"),
+    "a list": ([1], NO_RUN + "it has no valid model"),
+    "no epoch": (OWN | {"epoch": "1"}, NO_RUN + "it has no valid epoch"),
+    "no tensors": (OWN | {"model": {"w": 1}}, NO_RUN + "it has no valid model"),
     "NaN": (
         OWN | {"model": {"w": torch.tensor([float("nan")])}},
         "cannot be read: the file has values that are not finite, in w: its run diverged",

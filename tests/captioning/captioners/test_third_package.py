@@ -7,7 +7,6 @@ from typing import Annotated
 import pytest
 from pydantic import BaseModel
 
-from baselines import ClassicCaptioner, ImageEncoder, Vocabulary
 from captioning.captioners import interface
 from captioning.captioners.registry import CAPTIONERS
 from captioning.config import config_class
@@ -129,18 +128,3 @@ def test_a_key_of_two_packages_is_refused(monkeypatch):
     monkeypatch.setitem(CAPTIONERS, "fake", fake.__name__)
     with pytest.raises(TypeError, match=r"key 'dropout' is of baselines\.configured and of tests"):
         config_class()
-
-
-def test_a_captioner_offers_all_that_is_written_down(make_captioner):
-    words = Vocabulary(["a"])
-    captioners = [
-        make_captioner(),
-        ClassicCaptioner("rnn", ImageEncoder("shufflenet_v2_x0_5"), words),
-        fake.FakeCaptioner(["a"], Objective("smile"), "", 4),
-    ]
-    for captioner in captioners:
-        lacking = [name for name in members("Captioner") if not hasattr(captioner, name)]
-        assert lacking == [], type(captioner)
-        for name in ("pad", "end", "unknown", "token", "encode", "encode_prompt", "decode"):
-            assert hasattr(captioner.tokenizer, name)
-        assert len(captioner.tokenizer) > 0

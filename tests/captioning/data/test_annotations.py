@@ -126,17 +126,6 @@ def test_folder_in_place_of_a_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "images", "captions"),
-    [("coco_karpathy_train", 330, 1650), ("flickr8k_karpathy_test", 250, 1250)],
-)
-def test_real_files(shared_data, name, images, captions):
-    samples = read_annotations(shared_data / "annotation" / f"{name}.json")
-    assert len(samples) == images
-    assert sum(len(sample.captions) for sample in samples) == captions
-    assert all((shared_data / "photos" / sample.image).is_file() for sample in samples)
-
-
-@pytest.mark.parametrize(
     "name", ["karpathy/coco_karpathy_test", "annotation/flickr8k_karpathy_val"]
 )
 def test_real_ids_are_those_of_the_references(shared_data, name):

@@ -9,7 +9,6 @@ import torch
 from PIL import Image
 
 from captioning.data import (
-    EvaluationDataset,
     TrainingDataset,
     preprocess_caption,
     training_transform,
@@ -137,30 +136,11 @@ def test_unreadable_image_is_replaced_by_the_same_one_each_time(photos, samples)
     assert len(replacements) > 3
 
 
-def test_replaced_pair_keeps_image_and_caption_together(photos, samples):
-    (photos / "4.png").write_bytes(b"")
-    dataset = make_training(samples, photos, skip_bad_images=True)
-    bad_pairs = [i for i in range(19) if dataset[0, i]["unreadable"]]
-    assert bad_pairs == [7, 8]  # 1 + 2 + 3 + 1 pairs go before
-    for index in bad_pairs:
-        item = dataset[0, index]
-        own_captions = samples[item["image_id"] - 100].captions
-        assert item["captions"][0] in own_captions
-
-
 def test_a_wrong_folder_is_not_skipped_for_ever(photos, samples, monkeypatch):
     monkeypatch.setattr(dataset_module, "MAX_REPLACEMENTS", 3)
     dataset = make_training(samples, photos / "none", skip_bad_images=True)
     with pytest.raises(UserError, match=r"0\.png: no such image.*none of 3 replacements"):
         dataset[0, 0]
-
-
-def test_evaluation_items(photos, samples):
-    dataset = EvaluationDataset(samples, photos, to_tensor)
-    item = dataset[3]
-    assert (item["image_id"], item["index"], item["unreadable"]) == (103, 3, [])
-    with Image.open(photos / "3.png") as image:
-        assert torch.equal(item["image"], to_tensor(image))
 
 
 TABLE = [

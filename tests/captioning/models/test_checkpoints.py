@@ -8,7 +8,7 @@ import signal
 import pytest
 import torch
 
-from captioning.files.manifest import Hashed, verify
+from captioning.files.manifest import Hashed
 from captioning.models import checkpoints
 from captioning.runtime.errors import UserError
 
@@ -196,24 +196,3 @@ def test_a_file_that_the_system_does_not_let_grow(tmp_path, size):
         os._exit(4)
     assert os.waitpid(child, 0)[1] == 0
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-
-
-def test_killed_before_any_file_operation_no_whole_epoch_lacks_its_weights(tmp_path):
-    """Where every epoch's weights are kept: what is there is whole, and goes on to be so."""
-    weights = content(1)
-    del weights["optimizer"]
-    save(tmp_path, 0)
-
-    def act(folder):
-        checkpoints.save(weights, checkpoints.weights_path(folder, 1))
-        save(folder, 1)
-
-    for folder in killed_at_each_operation(tmp_path, act, least=10):
-        alone = checkpoints.weights_path(folder, 1)
-        assert alone.exists() or not checkpoints.epoch_path(folder, 1).exists()
-        assert alone.exists() == alone.with_suffix(".json").exists()
-        if alone.exists():
-            verify(alone)
-            assert torch.equal(torch.load(alone)["model"]["w"], torch.full((3,), 1.0))
-        assert checkpoints.read_newest(folder)[1]["epoch"] in (0, 1)
-    assert checkpoints.weights_of(folder, 0).stem == "checkpoint_00"

@@ -12,7 +12,7 @@ from baselines import ClassicCaptioner, ImageEncoder, Vocabulary
 from captioning.config import load_config
 from captioning.data.annotations import Sample
 from captioning.data.image import evaluation_transform, load_image
-from captioning.models.likelihood import PLAIN, TEMPERATURES, likelihood, lowest, unigram_nll
+from captioning.models.likelihood import PLAIN, TEMPERATURES, likelihood, unigram_nll
 from smile import smile_loss
 
 CPU = torch.device("cpu")
@@ -71,12 +71,6 @@ def test_means_over_all_tokens_and_the_best_temperature(world):
     assert TEMPERATURES[0] < expected < TEMPERATURES[-1]
     assert temperature == pytest.approx(expected, rel=5e-3)
     assert value == pytest.approx(loss().item(), rel=1e-4)
-
-
-def test_the_lowest_point_of_a_parabola_is_found_exactly():
-    values = [(math.log(t) - 0.3) ** 2 + 1 for t in TEMPERATURES]
-    temperature, value = lowest(TEMPERATURES, values)
-    assert temperature == pytest.approx(math.exp(0.3)) and value == pytest.approx(1)
 
 
 def test_the_unigram_model_counts_words_and_ends(world):

@@ -28,7 +28,7 @@ def break_down():
     raise RuntimeError("a bug")
 
 
-def until_asked(folder):
+def until_stop_requested(folder):
     """Leave a file once it has begun, and one once it was asked to stop."""
 
     def wait():
@@ -41,7 +41,7 @@ def until_asked(folder):
 
 
 def fail_when_asked(folder):
-    until_asked(folder)
+    until_stop_requested(folder)
     return say_and_end("error: a file of the job that failed is missing", 2)
 
 
@@ -63,12 +63,12 @@ class SlowToCome:
         wait_for_all(Path(self.folder), "released", 1)
 
     def __call__(self):
-        return until_asked(self.folder)
+        return until_stop_requested(self.folder)
 
 
 def stopped_by_another(folder):
     os.kill(os.getpid(), 15)
-    return until_asked(folder)
+    return until_stop_requested(folder)
 
 
 def never_end(folder):

@@ -84,17 +84,3 @@ def test_a_caller_learns_of_the_death_of_the_process():
     with pytest.raises(CallFailed):
         call(address, 60)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-
-
-def test_the_block_ends_if_the_thread_has_stopped_accepting(monkeypatch):
-    """It sees the end right after a call, before it is woken."""
-
-    class Ended:
-        is_set = iter([False, True]).__next__
-
-        def set(self):
-            pass
-
-    monkeypatch.setattr("captioning.runtime.rpc.Event", Ended)
-    with serve(str) as address:
-        assert call(address, 60, 1) == "1"

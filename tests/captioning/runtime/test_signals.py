@@ -84,13 +84,13 @@ def death_signal():
 def test_batches_end_at_the_first_check_after_a_request():
     seen = []
     with pytest.raises(signals.Stopped), signals.watch():
-        for batch in distributed.until_asked([1, 2, 3, 4], 4):
+        for batch in distributed.until_stop_requested([1, 2, 3, 4], 4):
             seen.append(batch)
             if batch == 2:
                 os.kill(os.getpid(), signal.SIGUSR1)
     assert seen == [1, 2]
     with signals.watch():
-        assert list(distributed.until_asked([1, 2], 3)) == [1, 2]
+        assert list(distributed.until_stop_requested([1, 2], 3)) == [1, 2]
 
 
 class Items(torch.utils.data.Dataset):

@@ -71,8 +71,3 @@ def test_weights_that_learned_the_whole_file_are_tested_on_no_part_of_it(divided
     assert divided(*whole, output="whole") == 0
     assert divided("--evaluate", SPLIT, output="whole") == 2
     assert "was trained on train_file with split unset" in capsys.readouterr().err
-
-
-def test_a_second_stage_is_rewarded_by_the_training_captions_alone(divided, trained):
-    given = [f"pretrained={trained / 'checkpoint_best.pth'}", "reward={cider: 1.0}", SPLIT]
-    assert divided(*given, "max_epoch=1", "reward_samples=2", output="rewarded") == 0

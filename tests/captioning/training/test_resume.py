@@ -28,7 +28,7 @@ def test_a_folder_that_cannot_be_moved_is_one_line(scenes_config, tmp_path, monk
 
     monkeypatch.setattr("pathlib.Path.rename", refuse)
     config = load_config(scenes_config, [], {"output_dir": str(tmp_path / "run")})
-    with pytest.raises(UserError, match=r"cannot move .*run to .*run.1: Permission denied"):
+    with pytest.raises(UserError, match=r"cannot write .*run.1: Permission denied"):
         starting_point(config)
 
 
@@ -96,35 +96,11 @@ def test_a_run_goes_on_with_another_signature_of_an_address(scenes_config, tmp_p
     assert "FIRST" not in str(error.value) and "SECOND" not in str(error.value)
 
 
-OTHER = "the run in {run} had other settings ({told}); set another output_dir, or resume=never, "
-OTHER += "which moves that run aside"
-LENGTH = (
-    "the run in {run} had another length (max_epoch was 3, is 4), and with lr_schedule {schedule} "
-    "the learning rates of its earlier epochs depend on the length; set the old value, or set "
-    "resume=never, which moves that run aside, and lr_schedule to exponential or plateau, whose "
-    "rates do not depend on the length"
-)
-BATCHES = (
-    "the run in {run} stopped with 8 images per step (8 batch_size, 1 processes, 1 "
-    "accumulation_steps); a run with {images} ({now}) would continue another run: change them so "
-    "that their product is 8, or set the old values"
-)
-
-
-def other(told):
-    return OTHER.replace("{told}", told)
-
-
-ROWS = [  # what the run had, what it is given, the line
-    ([], "tokenizer=other.txt", other("tokenizer was '{data}/vocab.txt', is 'other.txt'")),
-    ([], "precision=bf16", other("precision was 'fp32', is 'bf16'")),
-    (
-        ["skip_bad_images=true"],
-        "skip_bad_images=false",
-        other("skip_bad_images was True, is False"),
-    ),
+ROWS = [  # the settings of the run, another setting, parts of the error line
+    ([], "tokenizer=other.txt", "had other settings (tokenizer was '", "', is 'other.txt'); set"),
+    (["skip_bad_images=true"], "skip_bad_images=false", "(skip_bad_images was True, is False)"),
     *(
-        ([f"lr_schedule={name}"], "max_epoch=4", LENGTH.replace("{schedule}", name))
+        ([f"lr_schedule={name}"], "max_epoch=4", "(max_epoch was 3, is 4)", f"lr_schedule {name} ")
         for name in ("cosine", "cosine_steps", "cosine_restarts")
     ),
     (
@@ -132,37 +108,24 @@ ROWS = [  # what the run had, what it is given, the line
             *("model=lstm", "teacher_forcing=inverse_sigmoid", "teacher_forcing_middle=0.5"),
             *("lr_schedule=exponential", "metrics=[length]"),
         ],
-        "max_epoch=4",
-        "the run in {run} had another length (max_epoch was 3, is 4), and with "
-        "teacher_forcing_middle the input words of its earlier epochs depend on the length; set "
-        "the old value, or set resume=never, which moves that run aside",
+        *("max_epoch=4", "(max_epoch was 3, is 4)", "with teacher_forcing_middle the input words"),
     ),
     (
-        [],
-        "batch_size=4",
-        BATCHES.replace("{images}", "4").replace(
-            "{now}", "4 batch_size, 1 processes, 1 accumulation_steps"
-        ),
-    ),
-    (
-        [],
-        "accumulation_steps=2",
-        BATCHES.replace("{images}", "16").replace(
-            "{now}", "8 batch_size, 1 processes, 2 accumulation_steps"
-        ),
+        *([], "accumulation_steps=2", "stopped with 8 images per step (8 batch_size, 1 processes,"),
+        "a run with 16 (8 batch_size, 1 processes, 2 accumulation_steps) would continue another",
     ),
 ]
 
 
-@pytest.mark.parametrize(("had", "given", "line"), ROWS, ids=[row[1] for row in ROWS])
+@pytest.mark.parametrize(("had", "given", "parts"), [(h, g, p) for h, g, *p in ROWS])
 def test_a_setting_that_would_make_it_another_run_is_refused_in_one_line(
-    scenes_config, scenes, tmp_path, had, given, line
+    scenes_config, tmp_path, had, given, parts
 ):
     run = tmp_path / "run"
     config = load_config(scenes_config, had, {"output_dir": str(run)})
     leave_an_epoch(config)
     assert starting_point(config)["epoch"] == 0
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match=f"^the run in {run} ") as error:
         starting_point(load_config(scenes_config, [*had, given], {"output_dir": str(run)}))
-    assert str(error.value) == line.replace("{run}", str(run)).replace("{data}", str(scenes))
+    assert all(part in str(error.value) for part in parts) and "\n" not in str(error.value)
     assert (run / "checkpoint_00.pth").exists()  # nothing is lost

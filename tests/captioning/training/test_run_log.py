@@ -10,7 +10,7 @@ from tensorboard.summary.writer import event_file_writer
 
 from captioning.config import load_config
 from captioning.runtime.errors import UserError
-from captioning.runtime.progress import log_line, part_of, progress
+from captioning.runtime.progress import log_line, progress
 from captioning.training.run_log import RunLog, command, record_run
 
 
@@ -144,10 +144,3 @@ def test_a_disk_that_takes_no_more_is_one_line(tmp_path):
     with pytest.raises(UserError, match=r"cannot write .*log.jsonl: No space left on device"):
         log.write("step", 2, {"loss": 1.0})
     log.close()
-
-
-def test_bars_say_what_they_are_part_of(capsys):
-    with part_of("[2/9]"), progress(10, "epoch 1/3") as bar:
-        assert bar.desc.startswith("[2/9] epoch 1/3")
-    with progress(10, "epoch 1/3") as bar:
-        assert bar.desc.startswith("epoch 1/3")

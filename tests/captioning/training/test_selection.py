@@ -12,7 +12,7 @@ from captioning.models import checkpoints
 from captioning.models.build import load_trained
 from captioning.runtime.errors import UserError
 from captioning.training.fine_tuning import FineTuning
-from captioning.training.selection import Selection, read_record
+from captioning.training.selection import keep_selected, read_record
 from tests.tiny_run import log_of
 
 CPU = torch.device("cpu")
@@ -53,19 +53,23 @@ def test_the_epoch_that_is_kept(run, overrides, select, epoch):
     assert best_of(tuning.folder) == read_record(tuning.folder)["epoch"] == epoch
 
 
-def test_of_equals_and_without_scores_the_latest(tmp_path):
+def test_of_equals_and_without_scores_the_latest(tmp_path, monkeypatch):
     values = {0: (0.2, 0.5), 2: (0.5, 0.2), 3: (None, 0.9), 4: (0.1, 0.6)}
     for epoch, (bleu, cider) in values.items():
         path = tmp_path / "result" / f"val_epoch{epoch:02d}" / "metrics.json"
         path.parent.mkdir(parents=True)
         metrics = {"CIDEr": {"value": cider}, **({"Bleu_4": {"value": bleu}} if bleu else {})}
         path.write_text(json.dumps({"metrics": metrics}))
-    both, cider = (Selection(select, tmp_path) for select in ("CIDEr + Bleu_4", "CIDEr"))
-    assert [both.epoch(epochs) for epochs in (1, 2, 3, 4, 5)] == [0, 0, 2, 2, 4]
-    assert [cider.epoch(epochs) for epochs in (1, 2, 3, 4, 5)] == [0, 0, 0, 3, 3]
-    assert Selection("-CIDEr", tmp_path).epoch(5) == 2
-    assert Selection("METEOR", tmp_path).epoch(5) == 4
-    assert Selection("last", tmp_path).epoch(5) == 4
+    monkeypatch.setattr(checkpoints, "weights_of", lambda folder, epoch: True)
+    monkeypatch.setattr(checkpoints, "keep_as_best", lambda folder, epoch: None)
+
+    def selected(select, epochs):
+        keep_selected(select, tmp_path, epochs)
+        return read_record(tmp_path)["epoch"]
+
+    assert [selected("CIDEr + Bleu_4", epochs) for epochs in range(1, 6)] == [0, 0, 2, 2, 4]
+    assert [selected("CIDEr", epochs) for epochs in range(1, 6)] == [0, 0, 0, 3, 3]
+    assert [selected(select, 5) for select in ("-CIDEr", "METEOR", "last")] == [2, 4, 4]
 
 
 def test_what_was_selected_is_told_recorded_and_logged(run, capsys):
@@ -127,33 +131,6 @@ def test_a_refused_select_leaves_the_earlier_run_where_it_is(run):
     assert not tuning.folder.with_name("run.1").exists()
 
 
-def of_an_older_version(folder, until):
-    """Leave of a run what one had that knew no `select`, and chose by CIDEr and BLEU-4."""
-    for path in folder.glob("checkpoint_0*.pth"):
-        content = torch.load(path)
-        del content["config"]["select"], content["config"]["monitor"]
-        torch.save(content, path)
-        path.with_suffix(".json").unlink()
-        if content["epoch"] >= until:
-            path.unlink()
-    (folder / "selected.json").unlink()
-
-
-@pytest.mark.parametrize("until", [2, 3])
-def test_a_run_of_an_older_version_goes_on_as_it_was(run, until):
-    """Stopped after two epochs or over: its best stays that by CIDEr and BLEU-4, SMILE or not."""
-    tuning = run("objective=smile", "select=CIDEr + Bleu_4")
-    tuning.run()
-    of_an_older_version(tuning.folder, until)
-    again = run("objective=smile")
-    again.run()
-    assert again.config.select == "CIDEr + Bleu_4" and best_of(again.folder) == 0
-    assert read_record(again.folder)["epoch"] == 0
-    third = run("objective=smile")
-    third.run()
-    assert third.config.select == "CIDEr + Bleu_4" and best_of(third.folder) == 0
-
-
 def test_every_epochs_weights_are_kept_and_load_anywhere(run, scenes_config):
     tuning = run(ALL)
     tuning.run()
@@ -203,16 +180,6 @@ def test_an_epoch_whose_weights_are_gone_cannot_be_taken(run, capsys):
     checkpoints.best(tuning.folder).unlink()
     run("objective=smile", "select=CIDEr").run()
     assert best_of(tuning.folder) == 2
-
-
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"select": "x", "epoch": 0, "epochs": []}'])
-def test_a_record_that_is_none_is_made_again(run, text):
-    tuning = run("objective=mle")
-    tuning.run()
-    record = (tuning.folder / "selected.json").read_text()
-    (tuning.folder / "selected.json").write_text(text)
-    run("objective=mle").run()
-    assert (tuning.folder / "selected.json").read_text() == record
 
 
 def test_no_epoch_is_done_before_its_weights_are_kept(run, monkeypatch):

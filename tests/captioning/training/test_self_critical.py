@@ -3,7 +3,6 @@
 import itertools
 import json
 import math
-import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,7 +17,6 @@ from captioning.training import self_critical, setup
 from captioning.training.self_critical import SelfCritical, start_of
 from decoding import Generated
 from smile import ObjectiveOutput
-from tests.soak.runs import Run
 from tests.tiny_run import log_of
 
 END, WORDS, LONGEST = 0, 3, 3
@@ -233,26 +231,6 @@ def test_a_run_that_was_stopped_ends_as_the_undisturbed_one(run, no_child_stays)
         torch.testing.assert_close(whole[part], resumed[part], rtol=0, atol=0)
 
 
-def test_two_processes_go_on_to_the_bit(scenes_config, tmp_path):
-    """From within an epoch, the checkpoint of its end thrown away."""
-    settings = ["reward={facts: 1.0, cider: 0.5}", "facts_file=scenes.json", "reward_kl=0.1"]
-    settings += ["max_tokens=12", "metrics=[length]", "reward_samples=2", "batch_size=4"]
-    settings += ["max_epoch=1", "checkpoint_every=2", "num_workers=1", "objective={mle: 0.1}"]
-    whole, again = tmp_path / "whole", tmp_path / "again"
-    for folder in (whole, again):
-        if folder is again:
-            shutil.copytree(whole, again)
-            for path in again.glob("checkpoint_*"):
-                if "step" not in path.name:
-                    path.unlink()
-        done = Run(scenes_config, folder, "--device", "cpu", *settings, processes=2)
-        assert done.wait() == [0, 0], done.said()
-    assert f"resuming from {again / 'checkpoint_00_step00000002.pth'}" in done.said()
-    first, second = (torch.load(f / "checkpoint_00.pth") for f in (whole, again))
-    for part in ("model", "optimizer"):
-        torch.testing.assert_close(first[part], second[part], rtol=0, atol=0)
-
-
 def test_under_autocast_the_decoder_learns_too(run):
     """What autocast keeps of weights while captions are drawn has no gradient."""
     tuning = run("precision=bf16", "objective=")
@@ -298,10 +276,3 @@ def test_an_image_without_facts_is_missed_before_anything_is_loaded(run, scenes,
     monkeypatch.setattr(setup, "captioner_from", lambda *_: 1 / 0)
     with pytest.raises(UserError, match=r"fewer\.json has no entry for training image"):
         run("facts_file=fewer.json")
-
-
-def test_a_missing_clip_is_missed_before_anything_is_loaded(run, monkeypatch, tmp_path):
-    monkeypatch.setattr(setup, "captioner_from", lambda *_: 1 / 0)
-    with pytest.raises(UserError, match="clip_model") as error:
-        run("reward={clipscore: 1}", f"clip_model={tmp_path}")
-    assert "\n" not in str(error.value)

@@ -60,12 +60,6 @@ def test_a_run_that_was_stopped_within_an_epoch_ends_as_the_undisturbed_one(run,
     assert all(torch.equal(value, weights(tuning)[name]) for name, value in weights(whole).items())
 
 
-def test_another_buffer_is_another_run(run):
-    run("max_epoch=1", "lr_schedule=exponential").run()
-    with pytest.raises(UserError, match="shuffle_buffer was 8, is 9"):
-        run("max_epoch=1", "lr_schedule=exponential", "shuffle_buffer=9")
-
-
 def test_images_of_tars_are_dropped_and_averaged_like_others(run, scenes_config, tmp_path):
     given = ["drop_image=0.4", "null_image=mean"]
     of_tars = run(*given)
