@@ -83,26 +83,21 @@ def on_one_process(hidden: Tensor, weight: Tensor, bias: Optional[Tensor]):
             )
     if is_distributed(hidden):
         hidden = hidden.redistribute(placements=[Replicate()]).to_local()
+    group = mesh.get_group()
     if not is_distributed(weight) or weight.placements == (Replicate(),):
         weight = weight.to_local() if is_distributed(weight) else weight
         bias = bias.full_tensor() if is_distributed(bias) else bias
-        return hidden, weight, bias, Shards(mesh.get_group(), None, vocabulary)
+        return hidden, weight, bias, Shards(group, None, vocabulary)
     if weight.placements != (Shard(0),):
         raise ValueError(
             f"the head's weight is placed {weight.placements[0]}; shard its rows, Shard(0), as "
             "ColwiseParallel does, or give weight.full_tensor()"
         )
     share = -(-vocabulary // mesh.size())  # the last process may have fewer
-    if share * (mesh.size() - 1) >= vocabulary:
-        raise ValueError(
-            f"a head of {vocabulary} tokens cannot be sharded over {mesh.size()} processes; use "
-            "fewer processes"
-        )
     if bias is not None:
         if not is_distributed(bias):
             bias = DTensor.from_local(bias, mesh, [Replicate()], run_check=False)
         bias = bias.redistribute(placements=[Shard(0)]).to_local()
-    group = mesh.get_group()
     return hidden, weight.to_local(), bias, Shards(group, dist.get_rank(group) * share, vocabulary)
 
 
@@ -146,8 +141,8 @@ class ShardedHead(Head):
         logits.div_(total)
         return largest + total.log()
 
-    def add_(self, d_logits: Tensor, label: Tensor, values: Tensor) -> None:
-        own, others = self._own(label)
+    def add_(self, d_logits: Tensor, words: Tensor, values: Tensor) -> None:
+        own, others = self._own(words)
         super().add_(d_logits, own, values.masked_fill(others, 0))
 
     def gradients(self) -> tuple[Optional[Tensor], ...]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Optional, get_type_hints
 import torch
 from torch import Tensor
 
-from smile.labels import at_least_float32, caption_types
+from smile.labels import at_least_float32, earlier_words
 
 
 class Likelihoods(NamedTuple):
@@ -49,11 +49,12 @@ class TokenLoss(ABC):
 
     The fields of a subclass are its parameters, and each has a default. The constructor raises a
     one-line ValueError for a parameter of the wrong type or out of range. title: the name in
-    tables. reads_logits: whether the loss needs all logits of a position.
+    tables. reads_logits: whether the loss needs all logits of a position. looks_back: whether it
+    needs the caption's earlier tokens.
     """
 
     title = ""
-    reads_logits = False
+    reads_logits = looks_back = False
 
     def __post_init__(self):
         hints = get_type_hints(type(self))
@@ -82,13 +83,15 @@ class TokenLoss(ABC):
 
 
 class OfLikelihoods(TokenLoss):
-    """A loss of `Likelihoods`. looks_back: whether it needs the caption's earlier tokens."""
-
-    looks_back = False
+    """A loss of `Likelihoods`."""
 
     @abstractmethod
     def losses(self, words: Likelihoods) -> Tensor:
         """The losses (R,)."""
+
+    def of_known(self, *known: Optional[Tensor]) -> Tensor:
+        """The losses (R,). known: the fields of `Likelihoods`."""
+        return self.losses(Likelihoods(*known))
 
     def of_captions(self, logits: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
         """The losses (C, L) of logits (C, L, V) and labels (C, L), one caption per row.
@@ -102,7 +105,7 @@ class OfLikelihoods(TokenLoss):
             types, *which = earlier_words(labels, ignore_index)
             columns = types.unsqueeze(1).expand(-1, labels.size(1), -1)  # (C, L, L)
             known += [x.flatten(0, 1) for x in (logits.gather(2, columns), *which)]
-        return self.losses(Likelihoods(*known)).view_as(labels)
+        return self.of_known(*known).view_as(labels)
 
 
 class Weighed(OfLikelihoods):
@@ -134,15 +137,3 @@ class OfLogits(TokenLoss):
         logits = at_least_float32(logits)
         losses = self.losses(logits[labelled], labels[labelled])
         return torch.zeros_like(logits[..., 0]).masked_scatter(labelled, losses)
-
-
-def earlier_words(labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The tokens of each caption, (C, L), and two masks (C, L, L) by position and token.
-
-    The first mask is true once for each token that is a label before the position. The second mask
-    is true for tokens that are the position's label.
-    """
-    types, distinct = caption_types(labels, ignore_index)
-    is_label = types.unsqueeze(1) == labels.unsqueeze(2)
-    count_before = is_label.cumsum(1) - is_label.long()
-    return types, (count_before > 0) & distinct.unsqueeze(1), is_label

@@ -176,10 +176,6 @@ def what_is_refused(mesh):
     refused("shard its rows", lambda: losses.from_hidden(hidden, partial, None, labels))
     both = distribute_tensor(weight, square, [Shard(0), Shard(0)])
     refused("single one-dimensional mesh", lambda: losses.from_hidden(hidden, both, None, labels))
-    one = distribute_tensor(weight[:1], mesh, [Shard(0)])
-    refused(
-        "cannot be sharded over", lambda: losses.from_hidden(hidden, one, None, labels.clamp(max=0))
-    )
     rows = distribute_tensor(weight, mesh, [Shard(0)])
     other = labels.roll(dist.get_rank(), 1)
     refused("different labels", lambda: losses.from_hidden(hidden, rows, None, other))
