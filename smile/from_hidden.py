@@ -18,6 +18,7 @@ from torch import Tensor
 from smile.captions import blocks
 from smile.head import POSITIONS, Head, Transform, recorded, slices
 from smile.labels import caption_types, count, earlier_words, first_labelled, reduce
+from smile.loading import load
 from smile.mixture import LossInputs, build_alternatives, scores_first_token
 from smile.smile import smile_loss
 from smile.subsetting import random_subset_loss, reverse_subset_excludes
@@ -43,9 +44,11 @@ def fused_loss(
         d_loss, wanted = 1.0, [want and not inputs.defer_grad for want in wanted]
     transform = Transform(settings.scale, settings.softcap)
     head = (hidden.flatten(0, 1), weight, bias, transform, dtype, wanted)
-    if shards is not None:
+    if shards is None:
+        head = Head(*head)
+    else:
         words = shards.agree(labels, words)
-    head = Head(*head) if shards is None else shards.head(*head)
+        head = load("smile.sharded:ShardedHead")(shards, *head)
     reduction = (labels, settings.ignore_index, settings.reduction, weights)
     with torch.autocast(hidden.device.type, enabled=False):
         d_losses = torch.ones(labels.shape, dtype=head.wide, device=labels.device)
@@ -68,9 +71,10 @@ def fused_loss(
         by_name["truncation"] = by_name["truncation"] * factors
     parts = torch.stack([reduce(each, *reduction) for each in by_name.values()])
     loss = sum(weight * part for weight, part in zip(settings.weights.values(), parts))
-    d_hidden, d_weight, d_bias = head.gradients()
-    d_hidden = None if d_hidden is None else d_hidden.view(hidden.shape)
-    return loss, parts, (d_hidden, d_weight, d_bias)
+    d_hidden = head.d_hidden
+    if d_hidden is not None:
+        d_hidden = head.sum_shards(d_hidden).view(hidden.shape)
+    return loss, parts, (d_hidden, head.d_weight, head.d_bias)
 
 
 class _Losses:

@@ -92,16 +92,12 @@ class Head:
     def logits(self, rows: Tensor) -> tuple[Tensor, Slope]:
         """Logits (R, V) of `rows` (R,), float32 or wider, and their slope."""
         hidden = self.hidden[rows]
+        if self.dtype == self.wide:
+            return self.transform(F.linear(hidden, self._rows(slice(None)), self.bias))
         logits = hidden.new_empty(len(rows), len(self.weight), dtype=self.wide)
         for words in self._slices():
             bias = None if self.bias is None else self.bias[words]
-            weight, place = self._rows(words), logits[:, words]
-            if self.dtype != self.wide:
-                place.copy_(F.linear(hidden, weight, bias))
-            elif bias is None:
-                torch.mm(hidden, weight.T, out=place)
-            else:
-                torch.addmm(bias, hidden, weight.T, out=place)
+            logits[:, words] = F.linear(hidden, self._rows(words), bias)
         return self.transform(logits)
 
     def backward(self, rows: Tensor, d_logits: Tensor, slope: Slope) -> None:
@@ -111,8 +107,7 @@ class Head:
             self.d_bias += d_logits.sum(0)
         hidden = self.hidden[rows]
         d_hidden = torch.zeros_like(hidden, dtype=self.wide)
-        # If nothing has to be converted, one matmul is fastest.
-        for words in [slice(None)] if self.dtype == self.wide else self._slices():
+        for words in self._slices():
             d_words = d_logits[:, words].to(self.dtype)
             if self.d_hidden is not None:
                 _add_product(d_hidden, d_words, self._rows(words))
@@ -136,7 +131,7 @@ class Head:
         """The mean logit (R, 1) over the tokens that are not ruled out."""
         if self.ruled_out is not None:
             logits = logits.masked_fill(self.ruled_out, 0)
-        return self._sum(logits.sum(1, keepdim=True)) / self.possible
+        return self.sum_shards(logits.sum(1, keepdim=True)) / self.possible
 
     @cached_property
     def ruled_out(self) -> Optional[Tensor]:
@@ -147,14 +142,14 @@ class Head:
         if self.bias is None or self.transform.softcap is not None:
             return None
         masked = self.transform.scale * self.bias <= RULED_OUT
-        return None if masked.is_cpu and not self._sum(masked.sum()) else masked
+        return None if masked.is_cpu and not self.sum_shards(masked.sum()) else masked
 
     @cached_property
     def possible(self) -> Union[Tensor, int]:
         """The number of tokens that are not ruled out. Label smoothing is over these tokens."""
         if self.ruled_out is None:
             return self.vocabulary
-        return self.vocabulary - self._sum(self.ruled_out.sum()).to(self.wide)
+        return self.vocabulary - self.sum_shards(self.ruled_out.sum()).to(self.wide)
 
     def add_mean_(self, d_logits: Tensor, d_mean: Tensor) -> None:
         """Add the gradient of `mean` (R, 1) to `d_logits` (R, V)."""
@@ -164,7 +159,7 @@ class Head:
         else:
             d_logits.addcmul_(d_mean, (~self.ruled_out).to(d_logits.dtype))
 
-    def _sum(self, tensor: Tensor) -> Tensor:
+    def sum_shards(self, tensor: Tensor) -> Tensor:
         """The sum over the processes that share the head. Here there is only one."""
         return tensor
 
@@ -178,15 +173,10 @@ class Head:
         """Add `values` (R, J) to `d_logits` (R, V) at `words` (R, J)."""
         d_logits.scatter_add_(1, words, values)
 
-    def gradients(self) -> tuple[Optional[Tensor], ...]:
-        """The accumulated gradients of hidden, weight and bias. Call this once, at the end."""
-        return self.d_hidden, self.d_weight, self.d_bias
-
     def _slices(self) -> Iterator[slice]:
-        """Slices of the vocabulary whose logits fit in the cache.
-
-        In half precision they also avoid converting the whole weight or its gradient at once.
-        """
+        """Slices of the vocabulary, so that half precision is not converted all at once."""
+        if self.dtype == self.wide:
+            return slices(len(self.weight), len(self.weight))
         return slices(len(self.weight), self.elements // self.weight.size(1))
 
     def _rows(self, words: Union[slice, Tensor]) -> Tensor:

@@ -176,7 +176,12 @@ class Objective(nn.Module):
             hidden, weight, bias, shards = on_one_process(hidden, weight, bias)
             each = (labels, segments, weights)
             labels, segments, weights = (x.full_tensor() if is_distributed(x) else x for x in each)
-            shards.check(self.alternatives)
+            for name, loss in self.alternatives.items():
+                if loss.reads_logits:
+                    raise ValueError(
+                        f"objective {name!r} reads all logits of a position, which a sharded head "
+                        "never has; give it logits, or another objective"
+                    )
         if hidden.shape[:2] != labels.shape:
             raise ValueError(
                 f"hidden is {tuple(hidden.shape)}, but labels is {tuple(labels.shape)}; "

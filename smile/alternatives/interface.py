@@ -6,9 +6,8 @@ definition of a loss.
 """
 
 import math
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple, Optional, get_type_hints
+from typing import NamedTuple, Optional
 
 import torch
 from torch import Tensor
@@ -44,7 +43,7 @@ class Likelihoods(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TokenLoss(ABC):
+class TokenLoss:
     """A loss of single tokens.
 
     The fields of a subclass are its parameters, and each has a default. The constructor raises a
@@ -57,27 +56,20 @@ class TokenLoss(ABC):
     reads_logits = looks_back = False
 
     def __post_init__(self):
-        hints = get_type_hints(type(self))
         for field in fields(self):
-            self._check_kind(field.name, getattr(self, field.name), hints[field.name])
+            name, kind, value = field.name, type(field.default), getattr(self, field.name)
+            if kind in (int, float):
+                number = isinstance(value, (int, float)) and not isinstance(value, bool)
+                number = number and math.isfinite(value) and value == kind(value)
+                self.require(number, name, "a number" if kind is float else "a whole number")
+                object.__setattr__(self, name, kind(value))  # in YAML, 1e4 is a float
         self.check()
-
-    def _check_kind(self, name: str, value: Any, hint: Any) -> None:
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        is_number = is_number and math.isfinite(value)
-        if hint is float:
-            self.require(is_number, name, "a number")
-            object.__setattr__(self, name, float(value))
-        elif hint is int:
-            self.require(is_number and value == int(value), name, "a whole number")
-            object.__setattr__(self, name, int(value))  # in YAML, 1e4 is a float
 
     def require(self, holds: bool, name: str, allowed: str) -> None:
         """Raise ValueError unless `holds`. allowed: the allowed values, for the message."""
         if not holds:
             raise ValueError(f"{name} is {getattr(self, name)!r}; it must be {allowed}")
 
-    @abstractmethod
     def check(self) -> None:
         """Check the ranges of parameters by calling `require`."""
 
@@ -85,9 +77,9 @@ class TokenLoss(ABC):
 class OfLikelihoods(TokenLoss):
     """A loss of `Likelihoods`."""
 
-    @abstractmethod
     def losses(self, words: Likelihoods) -> Tensor:
         """The losses (R,)."""
+        raise NotImplementedError
 
     def of_known(self, *known: Optional[Tensor]) -> Tensor:
         """The losses (R,). known: the fields of `Likelihoods`."""
@@ -117,9 +109,9 @@ class Weighed(OfLikelihoods):
             weight = self.weight(words.log_p.clamp(max=0))
         return -weight * words.log_p
 
-    @abstractmethod
     def weight(self, log_p: Tensor) -> Tensor:
         """The weights (R,). log_p: the labels' log-probabilities (R,)."""
+        raise NotImplementedError
 
 
 class OfLogits(TokenLoss):
@@ -127,9 +119,9 @@ class OfLogits(TokenLoss):
 
     reads_logits = True
 
-    @abstractmethod
     def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The losses (R,) of logits (R, V), float32 or wider, and labels (R,)."""
+        raise NotImplementedError
 
     def of_captions(self, logits: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
         """The losses (C, L); see `OfLikelihoods.of_captions`."""
