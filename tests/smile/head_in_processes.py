@@ -15,7 +15,6 @@ from torch.distributed.tensor.parallel import (
     RowwiseParallel,
     parallelize_module,
 )
-from torch.nn.parallel import DistributedDataParallel
 
 from smile import Objective
 from tests.smile import hidden_states
@@ -129,31 +128,6 @@ def placements(mesh):
     equal(found(losses, [sum_of_parts, *head], copies), expected)
 
 
-def frozen(mesh):
-    inputs, labels = example()
-    losses = objective(SPECS[-1])
-    *_, expected = definition(losses, inputs, labels)
-    for still in range(3):
-        placed = divided(inputs, mesh)
-        placed[still] = placed[still].detach()
-        *_, gradients = found(losses, placed, labels)
-        wanted = [x for i, x in enumerate(expected) if i != still]
-        torch.testing.assert_close([whole(x) for x in gradients], wanted)
-    with torch.no_grad():
-        assert not losses.from_hidden(*divided(inputs, mesh), labels).loss.requires_grad
-
-
-def half_precision(mesh):
-    """What one process gives, up to the order in which gradients are summed."""
-    inputs, labels = example(dtype=torch.float32)
-    losses = objective(SPECS[-1])
-    for dtype in (torch.bfloat16, torch.float16):
-        with torch.autocast("cpu", dtype):
-            alone = [leaf(x) for x in inputs]
-            expected = results(hidden_states.fused(losses, alone, labels), alone)
-            equal(found(losses, divided(inputs, mesh), labels), expected, rtol=0.02, atol=0.02)
-
-
 def no_whole_weight(mesh):
     inputs, labels = example(4000)
     for spec in SPECS:
@@ -253,18 +227,6 @@ def whole_and_half(part):
     return (tokens, labels), [x.chunk(2)[part] for x in (tokens, labels)]
 
 
-def ddp(mesh):
-    """Compiled around it or within, or not."""
-    whole_batch, half = whole_and_half(dist.get_rank())
-    _, expected = step(Captioner(DATA), *whole_batch)
-    eager, wrapped = (DistributedDataParallel(Captioner(DATA)) for _ in range(2))
-    within = torch.compile(Captioner(DATA), backend="aot_eager", fullgraph=True)
-    wrapped = torch.compile(wrapped, backend="aot_eager")
-    for model in (eager, wrapped, DistributedDataParallel(within)):
-        _, found = step(model, *half)
-        torch.testing.assert_close([*found.values()], [*expected.values()])
-
-
 def fsdp(mesh):
     """FSDP2 of the root, or of the layers too, each process with half a batch."""
     whole_batch, half = whole_and_half(dist.get_rank())
@@ -282,22 +244,10 @@ def fsdp(mesh):
     refused("if FSDP shards the head", lambda: model.objective.from_hidden(hidden, *head, other))
 
 
-def fsdp_and_tensor_parallel(_):
-    """Of four processes two have half of the batch, and divide the head between them."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
-    whole_batch, half = whole_and_half(mesh.get_local_rank("data"))
-    model = parallelize_module(Captioner(DATA), mesh["tensor"], {"head": ColwiseParallel()})
-    fully_shard(model, mesh=mesh["data"])
-    part, ours = step(model, *half)
-    dist.all_reduce(part)
-    torch.testing.assert_close((part / 4, ours), step(Captioner(DATA), *whole_batch))
-
-
 CASES = {
     each.__name__: each
     for each in (
-        *(definitions, placements, frozen, half_precision, no_whole_weight, what_is_refused),
-        *(tensor_parallel, ddp, fsdp, fsdp_and_tensor_parallel),
+        *(definitions, placements, no_whole_weight, what_is_refused, tensor_parallel, fsdp),
     )
 }
 

@@ -115,26 +115,6 @@ def test_ligers_patch_of_instance_and_class(from_hidden, monkeypatch):
     assert_trains(LLAMA, model)
 
 
-def test_a_class_whose_forward_is_another_later(monkeypatch):
-    """As Unsloth's, which makes no logits where it has labels, and never calls the head."""
-    output = transformers.modeling_outputs.CausalLMOutputWithCrossAttentions
-
-    def forward(self, input_ids, attention_mask=None, labels=None, **kwargs):
-        hidden = self.transformer(input_ids, attention_mask=attention_mask)[0]
-        if labels is not None:
-            return output(loss=hidden.sum())
-        return output(logits=hidden @ self.lm_head.weight.T)
-
-    models = [use_smile(made(GPT2).model, from_hidden=x) for x in (False, True)]
-    expected = definition(GPT2)
-    monkeypatch.setattr(transformers.GPT2LMHeadModel, "forward", forward)
-    loss = models[0](**made(GPT2).batch).loss
-    loss.backward()
-    torch.testing.assert_close((loss.detach(), gradients(models[0])), expected)
-    with pytest.raises(ValueError, match="does not call its language head"):
-        models[1](**made(GPT2).batch)
-
-
 @pytest.fixture
 def accelerator():
     """Of accelerate, in bfloat16; there is one state of it in a process."""

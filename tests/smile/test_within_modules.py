@@ -47,17 +47,3 @@ def test_a_copy_is_the_same_objective(spec, copied):
         torch.manual_seed(1)
         found.append(each(logits, labels))
     torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
-
-
-def test_a_model_of_transformers_that_holds_one():
-    transformers = pytest.importorskip("transformers")
-
-    class Holds(transformers.GPT2PreTrainedModel):
-        def __init__(self, config):
-            super().__init__(config)
-            self.transformer, self.objective = transformers.GPT2Model(config), Objective(OBJECTIVE)
-            self.post_init()
-
-    config = transformers.GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=30)
-    model = Holds(config)
-    assert model.num_parameters() == model.transformer.num_parameters()
