@@ -212,24 +212,6 @@ def test_the_copy_of_a_head_that_peft_trains(before, from_hidden):
         assert not [*hooks]
 
 
-@pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_a_deep_copy_has_what_was_set_and_its_own_weights(wrapper):
-    name = GPT2
-    # Not `wrapped`, which holds on to the model that it found.
-    model = (
-        use_smile(made(name).model) if wrapper is wrapped else wrapper(use_smile(made(name).model))
-    )
-    twin = copy.deepcopy(model)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()
-    assert_trains(name, twin)
-    with pytest.raises(ValueError, match="GPT2Model was run outside"):
-        twin.transformer(made(name).batch["input_ids"])
-    undo(twin)
-    assert twin.transformer(made(name).batch["input_ids"]) is not None
-
-
 @from_logits_and_hidden
 def test_a_replica_of_data_parallel_trains(from_hidden):
     """nn.DataParallel makes one for each GPU."""
