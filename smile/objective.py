@@ -15,7 +15,7 @@ from smile.captions import check_segments, reduced_by_caption
 from smile.head import computed_in, is_distributed, whole
 from smile.labels import check_labels, check_reduction, count, reduce, weigh
 from smile.loading import load
-from smile.mixture import LossInputs, Settings, build_alternatives, scores_first_token
+from smile.mixture import LossInputs, Settings, scores_first_token
 from smile.mle import check_smoothing, mle_loss
 from smile.operator import mixture_from_hidden
 from smile.smile import smile_loss
@@ -119,12 +119,8 @@ class Objective(nn.Module):
         truncation = self.alternatives.get("truncation")
         self.means = truncation.last_means() if truncation else None
 
-    @property
-    def alternatives(self) -> dict[str, Any]:
-        """The alternatives, each a `TokenLoss`, by name."""
-        return build_alternatives(self.alternatives_text)
-
     def _set_alternatives(self, alternatives: dict[str, Any]) -> None:
+        self.alternatives = alternatives  # each a `TokenLoss`
         self.alternatives_text = repr({name: asdict(x) for name, x in alternatives.items()})
 
     def forward(

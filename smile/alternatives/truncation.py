@@ -56,7 +56,8 @@ class Truncation(TokenLoss):
         kept = has_labels = tokens > 0
         batch_means = by_caption(losses * token_weights) / tokens.where(has_labels, 1)
         if means is not None:
-            means.to(losses.device)  # the objective is not part of a model
+            if means.seen.device != losses.device:
+                means.to(losses.device)  # the objective is not part of a model
             kept = has_labels & (batch_means.float() < means.limit(self.drop))
             means.add(batch_means, has_labels)
         share = kept / (tokens * has_labels.sum()).where(has_labels, 1)
