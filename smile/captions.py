@@ -10,7 +10,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from smile.labels import check_labels, check_shapes, reduce, weigh
+from smile.labels import at_least_float32, check_labels, check_shapes, reduce, weigh
 
 # From this row length on, unlabelled positions are left out: SMILE's cost grows with the square.
 LONG = 128
@@ -182,13 +182,10 @@ def _by_caption(
     losses_of: Callable, inputs: tuple[Tensor, ...], labels: Tensor, segments: Tensor, ignore: int
 ) -> Tensor:
     check_segments(segments, labels)
-    losses = None
+    nothing = at_least_float32(inputs[0].flatten()[:0].sum())  # has a gradient
+    losses = nothing.expand(labels.numel())
     for rows, block_labels in blocks(labels, segments, ignore):
         block_losses = losses_of(*(x.flatten(0, 1)[rows] for x in inputs), block_labels)
-        if losses is None:
-            losses = block_losses.new_zeros(labels.numel())
         labelled = block_labels != ignore
         losses = losses.index_put((rows[labelled],), block_losses[labelled])
-    if losses is None:
-        losses = inputs[0].flatten()[:0].sum() + inputs[0].new_zeros(labels.numel())
     return losses.view_as(labels)

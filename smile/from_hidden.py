@@ -16,65 +16,65 @@ import torch
 from torch import Tensor
 
 from smile.captions import blocks
-from smile.head import POSITIONS, Head, recorded, slices
-from smile.labels import caption_types, count, first_labelled, reduce
+from smile.head import POSITIONS, Head, Transform, recorded, slices
+from smile.labels import caption_types, count, earlier_words, first_labelled, reduce
 from smile.loading import load
-from smile.mixture import LossInputs, Mixture
+from smile.mixture import LossInputs, build_alternatives, scores_first_token
 from smile.smile import smile_loss
 from smile.subsetting import random_subset_loss, reverse_subset_excludes
 
 IGNORED = -100  # the ignore_index of labels that number a caption's tokens
 
 
-def loss_and_parts(hidden: Tensor, weight: Tensor, bias: Optional[Tensor], inputs: LossInputs):
+def fused_loss(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Optional[Tensor],
+    inputs: LossInputs,
+    d_loss: Optional[Tensor] = None,
+):
     """The loss, a scalar or (B, N), its parts (len(weights), ...), and three gradients.
 
-    The gradients of hidden, weight and bias are for a d_loss of 1. A gradient is None if it is not
-    wanted or is deferred to the backward pass.
+    The gradients of hidden, weight and bias are for the given gradient of the loss. Without it they
+    are for 1, or None if they are deferred to the backward pass. A gradient that is not wanted is
+    None.
     """
-    d_loss = 1.0 if any(inputs.wanted) and not inputs.defer_grad else None
-    losses, gradients = losses_and_gradients(hidden, weight, bias, inputs, d_loss)
-    reduction = (inputs.labels, inputs.mixture.ignore_index, inputs.reduction, inputs.weights)
-    parts = torch.stack([reduce(each, *reduction) for each in losses])
-    weights = inputs.mixture.weights.values()
-    return sum(each * part for each, part in zip(weights, parts)), parts, gradients
-
-
-def losses_and_gradients(hidden, weight, bias, inputs, d_loss):
-    """The losses (B, N) of each objective, and the gradients of hidden, weight and bias.
-
-    d_loss: the gradient of the reduced loss, a scalar or (B, N). If it is None, there are no
-    gradients.
-    """
-    labels, words, settings, shards = inputs.labels, inputs.words, inputs.mixture, inputs.shards
-    wanted = inputs.wanted if d_loss is not None else (False, False, False)
-    head = (hidden.flatten(0, 1), weight, bias, inputs.transform, inputs.dtype, wanted)
-    if shards is not None:
+    labels, words, segments, weights, factors, settings, dtype, wanted, shards = inputs
+    if d_loss is None:
+        d_loss, wanted = 1.0, [want and not inputs.defer_grad for want in wanted]
+    transform = Transform(settings.scale, settings.softcap)
+    head = (hidden.flatten(0, 1), weight, bias, transform, dtype, wanted)
+    if shards is None:
+        head = Head(*head)
+    else:
         words = shards.agree(labels, words)
-    head = Head(*head) if shards is None else shards.head(*head)
+        head = load("smile.sharded:ShardedHead")(shards, *head)
+    reduction = (labels, settings.ignore_index, settings.reduction, weights)
     with torch.autocast(hidden.device.type, enabled=False):
         d_losses = torch.ones(labels.shape, dtype=head.wide, device=labels.device)
-        if inputs.weights is not None:
-            d_losses = inputs.weights.to(head.wide)
-        if inputs.reduction == "mean":
-            tokens = count(labels, inputs.weights, settings.ignore_index)
+        if weights is not None:
+            d_losses = weights.to(head.wide)
+        if settings.reduction == "mean":
+            tokens = count(labels, weights, settings.ignore_index)
             d_losses = d_losses / tokens.masked_fill(tokens == 0, 1)
-        if d_loss is not None:
-            d_losses = d_losses * d_loss
-        losses = _Losses(head, labels, settings, d_losses)
+        losses = _Losses(head, inputs, d_losses * d_loss)
         # Reverse subsetting needs whole rows: it checks whether a row is padded at its end.
         reverse = "reverse" in settings.weights
-        for rows, block_labels in blocks(labels, inputs.segments, settings.ignore_index, reverse):
-            padding = settings.pad_token_id if inputs.segments is None else None
-            losses.add_whole_vocabulary(rows, block_labels, padding)
+        for rows, block_labels in blocks(labels, segments, settings.ignore_index, reverse):
+            losses.add_whole_vocabulary(rows, block_labels)
             if "smile" in settings.weights:
                 losses.add_smile(rows, block_labels)
             if "random" in settings.weights:
                 losses.add_random(rows, block_labels, words)
-    by_objective = [losses.of[name][:-1].view_as(labels) for name in settings.weights]
-    d_hidden, d_weight, d_bias = head.gradients()
-    d_hidden = None if d_hidden is None else d_hidden.view(hidden.shape)
-    return by_objective, (d_hidden, d_weight, d_bias)
+    by_name = {name: each[:-1].view_as(labels) for name, each in losses.of.items()}
+    if factors is not None:
+        by_name["truncation"] = by_name["truncation"] * factors
+    parts = torch.stack([reduce(each, *reduction) for each in by_name.values()])
+    loss = sum(weight * part for weight, part in zip(settings.weights.values(), parts))
+    d_hidden = head.d_hidden
+    if d_hidden is not None:
+        d_hidden = head.sum_shards(d_hidden).view(hidden.shape)
+    return loss, parts, (d_hidden, head.d_weight, head.d_bias)
 
 
 class _Losses:
@@ -82,102 +82,119 @@ class _Losses:
 
     The head accumulates the gradients.
 
-    d_losses: (B, N), the gradient of each token's weighted sum.
+    d_losses: (B, N), the gradient of the weighted sum of each token's losses.
     """
 
-    def __init__(self, head: Head, labels: Tensor, mixture: Mixture, d_losses: Tensor):
-        self.head, self.mixture, self.first_by_mle = head, mixture, mixture.first_by_mle()
-        self.alternatives = None
-        if mixture.alternatives():
-            in_pieces = load("smile.alternatives.in_pieces:Alternatives")
-            self.alternatives = in_pieces(mixture, head.differentiate)
-        self.d_losses = d_losses.flatten()
+    def __init__(self, head: Head, inputs: LossInputs, d_losses: Tensor):
+        self.head, self.settings, weights = head, inputs.settings, inputs.settings.weights
+        first = self.settings.first_token_mle
+        self.first_by_mle = [name for name in weights if scores_first_token(name, first)]
+        built = build_alternatives(self.settings.alternatives_text)
+        self.alternatives = {k: v for k, v in built.items() if k in weights and k != "truncation"}
+        self.looks_back = any(loss.looks_back for loss in self.alternatives.values())
+        self.factors = inputs.factors
+        self.padding = self.settings.pad_token_id if inputs.segments is None else None
+        self.d_losses = {name: weight * d_losses.flatten() for name, weight in weights.items()}
+        if inputs.factors is not None:
+            self.d_losses["truncation"] *= inputs.factors.flatten()
         # Losses of positions that are not scored are written to the last element.
-        self.of = {name: d_losses.new_zeros(labels.numel() + 1) for name in mixture.weights}
+        self.of = {name: d_losses.new_zeros(d_losses.numel() + 1) for name in weights}
 
-    def add_whole_vocabulary(self, rows: Tensor, labels: Tensor, padding: Optional[int]) -> None:
+    def add_whole_vocabulary(self, rows: Tensor, labels: Tensor) -> None:
         """Add losses that need all logits: MLE, reverse subsetting, alternatives, first-token MLE.
 
         rows, labels: (C, L), one caption per row; see `blocks`.
         """
-        mixture = self.mixture
-        labelled = labels != mixture.ignore_index
-        first = first_labelled(labels, mixture.ignore_index) & bool(self.first_by_mle)
-        everywhere = not {"smile", "random"}.issuperset(mixture.weights)
-        chosen = (labelled if everywhere else first).flatten().nonzero().squeeze(1)  # (M,)
-        excluded = reverse_subset_excludes(labels, mixture.ignore_index, padding)
-        label, is_first = (x.flatten()[chosen].unsqueeze(1) for x in (labels, first))  # (M, 1) each
-        earlier = self.alternatives and self.alternatives.earlier(labels, chosen)
+        ignore = self.settings.ignore_index
+        chosen = labels != ignore
+        first = first_labelled(labels, ignore) & bool(self.first_by_mle)
+        if {"smile", "random"}.issuperset(self.of):
+            chosen = first
+        elif self.of.keys() == {"truncation"}:
+            chosen = chosen & (self.factors.flatten()[rows] != 0)
+        chosen = chosen.flatten().nonzero().squeeze(1)  # (M,)
         caption = chosen.div(labels.size(1), rounding_mode="floor")
-        chosen = rows.flatten()[chosen]
+        excluded = reverse_subset_excludes(labels, ignore, self.padding)
+        earlier = earlier_words(labels, ignore) if self.looks_back else ()
         for chunk in slices(len(chosen), POSITIONS["cpu" if labels.is_cpu else "cuda"]):
-            columns = excluded[caption[chunk]]
-            before = earlier and earlier._make(x[chunk] for x in earlier)
-            self._add_chunk(chosen[chunk], label[chunk], is_first[chunk], columns, before)
+            at, of_caption = chosen[chunk], caption[chunk]
+            label, is_first, row = (x.flatten()[at] for x in (labels, first, rows))
+            words, *which = earlier or (None,)
+            words = None if words is None else words[of_caption]
+            which = [x.flatten(0, 1)[at] for x in which]
+            self._add_chunk(row, label, is_first, excluded[of_caption], words, which)
 
-    def _add_chunk(self, rows, label, is_first, excluded, earlier):
+    def _add_chunk(self, rows, label, is_first, excluded, words, which):
         """Add the losses of `rows` (R,), positions in the flattened batch.
 
-        label, is_first: (R, 1). excluded: (R, .), the tokens that are not in the subset of reverse
-        subsetting. earlier: the captions' earlier tokens, for alternatives that read them.
+        label, is_first: (R,). excluded: (R, .), the tokens that are not in the subset of reverse
+        subsetting. words: (R, L), the captions' tokens, and `which`, two masks (R, L) of them, for
+        alternatives that look back.
+
+        All losses are functions of a few values per position, such as the logsumexp of all logits.
+        Autograd differentiates these functions. The gradient of the logits is then each softmax
+        times the gradient of its logsumexp, plus the gradients of single tokens.
         """
-        mle, reverse = (self.mixture.weights.get(name, 0.0) for name in ("mle", "reverse"))
-        with_first = ("mle", *self.first_by_mle)
-        firsts = sum(w for k, w in self.mixture.weights.items() if k in with_first) - mle
-        smoothing = self.mixture.label_smoothing if mle else 0.0
-        logits, slope = self.head.logits(rows)  # (R, V)
-        target = self.head.pick(logits, label)
-        scale = self.d_losses[rows].unsqueeze(1)
-        picked = [self.head.pick(logits, earlier.words)] if earlier else []
-        losses, d_all, d_known = {}, None, [None, None]
-        if self.alternatives:
-            reading = (logits, label.squeeze(1), scale.squeeze(1))
-            losses, (d_all,) = self.alternatives.of_logits(*reading)
-        if reverse:
-            subset = self.head.without(logits, excluded, label, target)
-            self.of["reverse"][rows] = (self.head.softmax_(subset) - target).squeeze(1)
-        mean = self.head.mean(logits) if smoothing else target
-        total = self.head.softmax_(logits)
-        if self.alternatives:
-            known = [total.squeeze(1), target.squeeze(1), *picked]
-            more, d_known = self.alternatives.of_likelihoods(known, earlier, scale.squeeze(1))
-            losses.update(more)
-        for name, values in losses.items():
-            self.of[name][rows] = values
-        if mle:
-            smoothed = total - (1 - smoothing) * target - smoothing * mean
-            self.of["mle"][rows] = smoothed.squeeze(1)
-        for name in self.first_by_mle:
-            values = self.of[name][rows]
-            self.of[name][rows] = torch.where(is_first, total - target, values[:, None])[:, 0]
-        if self.head.differentiate:
-            # The gradient is each softmax times its weight, minus the target distribution.
-            in_all = mle + firsts * is_first.to(self.head.wide)  # (R, 1)
-            by_mle = is_first & ("reverse" in self.first_by_mle)
-            in_subset = reverse * (~by_mle).to(self.head.wide)
-            d_total, d_label, *d_earlier = (
-                x if x is None else x.view(len(rows), -1) for x in d_known
-            )
-            share = in_all * scale
-            d_logits = logits.mul_(share if d_total is None else share + d_total)
-            if reverse:
-                d_logits += subset.mul_(in_subset * scale)
-            if smoothing:
-                self.head.subtract_(d_logits, mle * smoothing / self.head.possible * scale)
-            target_weight = in_all - mle * smoothing + in_subset
-            self.head.add_(d_logits, label, -target_weight * scale)
-            if d_label is not None:
-                self.head.add_(d_logits, label, d_label)
-            for d_words in d_earlier:
-                if d_words is not None:
-                    self.head.add_(d_logits, earlier.words, d_words)
-            if d_all is not None:
-                d_logits += d_all
-            self.head.backward(rows, d_logits, slope)
+        head, column = self.head, label.unsqueeze(1)
+        logits, slope = head.logits(rows)  # (R, V)
+        known = {"label": head.pick(logits, column)}  # (R, 1)
+        if words is not None:
+            known["earlier"] = head.pick(logits, words)
+        if self.settings.label_smoothing and "mle" in self.of:
+            known["mean"] = head.mean(logits)
+        if any(loss.reads_logits for loss in self.alternatives.values()):
+            known["logits"] = logits.clone()
+        if "reverse" in self.of:
+            subset = head.without(logits, excluded, column, known["label"])
+            known["subset"] = head.softmax_(subset)
+        known["total"] = head.softmax_(logits)
+        for value in known.values():
+            value.requires_grad_(head.differentiate)
+        with recorded():
+            losses = self._formulas(known, label, is_first, which)
+            total = sum((self.d_losses[name][rows] * each).sum() for name, each in losses.items())
+        for name, each in losses.items():
+            self.of[name][rows] = each.detach()
+        if not head.differentiate:
+            return
+        gradients = torch.autograd.grad(total, [*known.values()], materialize_grads=True)
+        d_known = dict(zip(known, gradients))
+        d_logits = logits.mul_(d_known["total"])
+        if "subset" in known:
+            d_logits += subset.mul_(d_known["subset"])
+        if "mean" in known:
+            head.add_mean_(d_logits, d_known["mean"])
+        head.add_(d_logits, column, d_known["label"])
+        if words is not None:
+            head.add_(d_logits, words, d_known["earlier"])
+        if "logits" in known:
+            d_logits += d_known["logits"]
+        head.backward(rows, d_logits, slope)
+
+    def _formulas(self, known, label, is_first, which) -> dict[str, Tensor]:
+        """The losses (R,) of each objective that needs all logits."""
+        target, total = known["label"].squeeze(1), known["total"].squeeze(1)
+        mle, losses = total - target, {}
+        for name in self.of:
+            loss = self.alternatives.get(name)
+            if loss is not None and loss.reads_logits:
+                losses[name] = loss.losses(known["logits"], label)
+            elif loss is not None:
+                losses[name] = loss.of_known(total, target, known.get("earlier"), *which)
+            elif name == "truncation":
+                losses[name] = mle
+            elif name == "mle":
+                smoothed = (known["mean"].squeeze(1) - target) if "mean" in known else 0
+                losses[name] = mle - self.settings.label_smoothing * smoothed
+            elif name == "reverse":
+                losses[name] = known["subset"].squeeze(1) - target
+            if name in self.first_by_mle:
+                losses[name] = mle.where(is_first, losses.get(name, 0))
+        return losses
 
     def add_smile(self, rows: Tensor, labels: Tensor) -> None:
         """Add SMILE's losses, without first tokens scored by MLE. rows, labels: (C, L)."""
-        ignore, length = self.mixture.ignore_index, labels.size(1)
+        ignore, length = self.settings.ignore_index, labels.size(1)
         types, _ = caption_types(labels, ignore)  # (C, L)
         # Labels in the vocabulary of the caption's types: the first column of a label's type.
         columns = (types.unsqueeze(2) == types.unsqueeze(1)).int().argmax(2)
@@ -195,8 +212,8 @@ class _Losses:
         chosen = self._scored("random", labels)  # (C, L)
         rows, label = rows[chosen].unsqueeze(1), labels[chosen].unsqueeze(1)  # (M, 1) each
         sampled = words.flatten(0, 1)[rows.squeeze(1)]  # (M, R)
-        if self.mixture.pad_token_id is not None:
-            sampled = sampled.where(sampled != self.mixture.pad_token_id, label)
+        if self.settings.pad_token_id is not None:
+            sampled = sampled.where(sampled != self.settings.pad_token_id, label)
         columns = torch.cat([label, sampled], dim=1)  # (M, 1 + R)
         same = (columns.unsqueeze(2) == columns.unsqueeze(1)).int().argmax(2)
         size = 2 * columns.size(1) * self.head.hidden.size(1)
@@ -225,7 +242,7 @@ class _Losses:
         maps logits (g, R, J) and the slice of these groups to losses (g, R). size: elements per
         group, which limits the number of groups in a chunk.
         """
-        weight, unscored = self.mixture.weights[name], len(self.d_losses)
+        d_losses, unscored = self.d_losses[name], len(self.of[name]) - 1
         for chunk in slices(len(rows), self.head.elements // size):
             logits, slope = self.head.logits_of(rows[chunk], words[chunk])
             is_scored = scored[chunk]
@@ -234,11 +251,11 @@ class _Losses:
             self.of[name][rows[chunk].where(is_scored, unscored)] = losses.detach()
             if self.head.differentiate:
                 (d_logits,) = torch.autograd.grad(losses, logits, is_scored.to(losses.dtype))
-                d_logits.mul_(weight * self.d_losses[rows[chunk]].unsqueeze(2))
+                d_logits.mul_(d_losses[rows[chunk]].unsqueeze(2))
                 self.head.backward_of(rows[chunk], words[chunk], d_logits, slope)
 
     def _scored(self, name: str, labels: Tensor) -> Tensor:
         """bool (C, L): labelled positions without first tokens that the objective scores by MLE."""
-        ignore = self.mixture.ignore_index
+        ignore = self.settings.ignore_index
         first = first_labelled(labels, ignore) & (name in self.first_by_mle)
         return (labels != ignore) & ~first

@@ -64,8 +64,7 @@ class Head:
     hidden: (M, D); weight: (V, D); bias: (V,) or None. Logits are `transform` of
     `hidden @ weight.T + bias`, computed in `dtype`. wanted: which of the three gradients to
     accumulate; the others are None. Each gradient is accumulated in one buffer, in float32 or
-    wider. The weight's buffer is by far the largest. The first chunk overwrites it, so that it need
-    not be filled with zeros. Logits are returned with their slope, which `backward` needs.
+    wider. Logits are returned with their slope, which `backward` needs.
     """
 
     def __init__(
@@ -85,49 +84,36 @@ class Head:
         self.vocabulary = len(weight)
         self.differentiate = any(wanted)
         self.elements = ELEMENTS["cpu" if hidden.is_cpu else "cuda"]
-        self.wants_hidden, self.wants_weight, self.wants_bias = wanted
-        self.d_hidden, self.d_bias = (
+        self.d_hidden, self.d_weight, self.d_bias = (
             x.new_zeros(x.shape, dtype=self.wide) if want else None
-            for x, want in ((hidden, self.wants_hidden), (bias, self.wants_bias))
+            for x, want in zip((hidden, weight, bias), wanted)
         )
-        self.d_weight: Optional[Tensor] = None
 
     def logits(self, rows: Tensor) -> tuple[Tensor, Slope]:
         """Logits (R, V) of `rows` (R,), float32 or wider, and their slope."""
         hidden = self.hidden[rows]
+        if self.dtype == self.wide:
+            return self.transform(F.linear(hidden, self._rows(slice(None)), self.bias))
         logits = hidden.new_empty(len(rows), len(self.weight), dtype=self.wide)
         for words in self._slices():
             bias = None if self.bias is None else self.bias[words]
-            weight, place = self._rows(words), logits[:, words]
-            if self.dtype != self.wide:
-                place.copy_(F.linear(hidden, weight, bias))
-            elif bias is None:
-                torch.mm(hidden, weight.T, out=place)
-            else:
-                torch.addmm(bias, hidden, weight.T, out=place)
+            logits[:, words] = F.linear(hidden, self._rows(words), bias)
         return self.transform(logits)
 
     def backward(self, rows: Tensor, d_logits: Tensor, slope: Slope) -> None:
         """Accumulate gradients. d_logits: (R, V), the gradient of `logits(rows)`; distinct rows."""
         d_logits = times(d_logits, slope)
-        if self.wants_bias:
+        if self.d_bias is not None:
             self.d_bias += d_logits.sum(0)
-        if not (self.wants_hidden or self.wants_weight):
-            return
-        collect = _add_product
-        if self.wants_weight and self.d_weight is None:
-            self.d_weight = self.weight.new_empty(self.weight.shape, dtype=self.wide)
-            collect = _put_product
         hidden = self.hidden[rows]
         d_hidden = torch.zeros_like(hidden, dtype=self.wide)
-        # If nothing has to be converted, one matmul is fastest.
-        for words in [slice(None)] if self.dtype == self.wide else self._slices():
+        for words in self._slices():
             d_words = d_logits[:, words].to(self.dtype)
-            if self.wants_hidden:
+            if self.d_hidden is not None:
                 _add_product(d_hidden, d_words, self._rows(words))
-            if self.wants_weight:
-                collect(self.d_weight[words], d_words.T, hidden)
-        if self.wants_hidden:
+            if self.d_weight is not None:
+                _add_product(self.d_weight[words], d_words.T, hidden)
+        if self.d_hidden is not None:
             self.d_hidden.index_add_(0, rows, d_hidden)
 
     def pick(self, logits: Tensor, words: Tensor) -> Tensor:
@@ -145,7 +131,7 @@ class Head:
         """The mean logit (R, 1) over the tokens that are not ruled out."""
         if self.ruled_out is not None:
             logits = logits.masked_fill(self.ruled_out, 0)
-        return self._sum(logits.sum(1, keepdim=True)) / self.possible
+        return self.sum_shards(logits.sum(1, keepdim=True)) / self.possible
 
     @cached_property
     def ruled_out(self) -> Optional[Tensor]:
@@ -156,23 +142,24 @@ class Head:
         if self.bias is None or self.transform.softcap is not None:
             return None
         masked = self.transform.scale * self.bias <= RULED_OUT
-        return None if masked.is_cpu and not self._sum(masked.sum()) else masked
+        return None if masked.is_cpu and not self.sum_shards(masked.sum()) else masked
 
     @cached_property
     def possible(self) -> Union[Tensor, int]:
         """The number of tokens that are not ruled out. Label smoothing is over these tokens."""
         if self.ruled_out is None:
             return self.vocabulary
-        return self.vocabulary - self._sum(self.ruled_out.sum()).to(self.wide)
+        return self.vocabulary - self.sum_shards(self.ruled_out.sum()).to(self.wide)
 
-    def subtract_(self, d_logits: Tensor, values: Tensor) -> None:
-        """Subtract `values` (R, 1) from `d_logits` (R, V), except at tokens that are ruled out."""
+    def add_mean_(self, d_logits: Tensor, d_mean: Tensor) -> None:
+        """Add the gradient of `mean` (R, 1) to `d_logits` (R, V)."""
+        d_mean = d_mean / self.possible
         if self.ruled_out is None:
-            d_logits -= values
+            d_logits += d_mean
         else:
-            d_logits.addcmul_(values, (~self.ruled_out).to(d_logits.dtype), value=-1)
+            d_logits.addcmul_(d_mean, (~self.ruled_out).to(d_logits.dtype))
 
-    def _sum(self, tensor: Tensor) -> Tensor:
+    def sum_shards(self, tensor: Tensor) -> Tensor:
         """The sum over the processes that share the head. Here there is only one."""
         return tensor
 
@@ -182,25 +169,14 @@ class Head:
         torch.softmax(logits, 1, out=logits)
         return largest - logits.amax(1, keepdim=True).log()
 
-    def add_(self, d_logits: Tensor, label: Tensor, values: Tensor) -> None:
-        """Add `values` (R, 1) to `d_logits` (R, V) at `label` (R, 1)."""
-        d_logits.scatter_add_(1, label, values)
-
-    def gradients(self) -> tuple[Optional[Tensor], ...]:
-        """The accumulated gradients of hidden, weight and bias. Call this once, at the end."""
-        self._begin_weight()
-        return self.d_hidden, self.d_weight, self.d_bias
-
-    def _begin_weight(self) -> None:
-        """Allocate the weight's gradient, if it is wanted and does not exist yet."""
-        if self.wants_weight and self.d_weight is None:
-            self.d_weight = self.weight.new_zeros(self.weight.shape, dtype=self.wide)
+    def add_(self, d_logits: Tensor, words: Tensor, values: Tensor) -> None:
+        """Add `values` (R, J) to `d_logits` (R, V) at `words` (R, J)."""
+        d_logits.scatter_add_(1, words, values)
 
     def _slices(self) -> Iterator[slice]:
-        """Slices of the vocabulary whose logits fit in the cache.
-
-        In half precision they also avoid converting the whole weight or its gradient at once.
-        """
+        """Slices of the vocabulary, so that half precision is not converted all at once."""
+        if self.dtype == self.wide:
+            return slices(len(self.weight), len(self.weight))
         return slices(len(self.weight), self.elements // self.weight.size(1))
 
     def _rows(self, words: Union[slice, Tensor]) -> Tensor:
@@ -220,14 +196,13 @@ class Head:
     def backward_of(self, rows: Tensor, words: Tensor, d_logits: Tensor, slope: Slope) -> None:
         """Accumulate gradients. d_logits: (G, R, J), the gradient of `logits_of(rows, words)`."""
         d_logits = times(d_logits, slope)
-        if self.wants_bias:
+        if self.d_bias is not None:
             self.d_bias.index_add_(0, words.flatten(), d_logits.sum(1).flatten())
         d_logits = d_logits.to(self.dtype)
-        if self.wants_hidden:
+        if self.d_hidden is not None:
             d_hidden = torch.bmm(d_logits, self._rows(words)).to(self.wide)
             self.d_hidden.index_add_(0, rows.flatten(), d_hidden.flatten(0, 1))
-        if self.wants_weight:
-            self._begin_weight()
+        if self.d_weight is not None:
             d_weight = torch.bmm(d_logits.transpose(1, 2), self.hidden[rows]).to(self.wide)
             self.d_weight.index_add_(0, words.flatten(), d_weight.flatten(0, 1))
 
@@ -237,14 +212,6 @@ def times(d_logits: Tensor, slope: Slope) -> Tensor:
     if isinstance(slope, Tensor) or slope != 1:
         d_logits *= slope
     return d_logits
-
-
-def _put_product(to: Tensor, a: Tensor, b: Tensor) -> None:
-    """to = a @ b, in place."""
-    if a.dtype == to.dtype:
-        torch.mm(a, b, out=to)
-    else:
-        to.copy_(a @ b)
 
 
 def _add_product(to: Tensor, a: Tensor, b: Tensor) -> None:

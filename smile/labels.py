@@ -27,6 +27,18 @@ def caption_types(labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
     return types, distinct
 
 
+def earlier_words(labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The tokens of each caption, (C, L), and two masks (C, L, L) by position and token.
+
+    The first mask is true once for each token that is a label before the position. The second mask
+    is true for tokens that are the position's label.
+    """
+    types, distinct = caption_types(labels, ignore_index)
+    is_label = types.unsqueeze(1) == labels.unsqueeze(2)
+    count_before = is_label.cumsum(1) - is_label.long()
+    return types, (count_before > 0) & distinct.unsqueeze(1), is_label
+
+
 def check_shapes(logits: Tensor, labels: Tensor) -> None:
     """Raise ValueError unless logits are (B, N, V) and labels (B, N)."""
     if logits.dim() != 3 or logits.shape[:2] != labels.shape:

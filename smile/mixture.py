@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from smile.alternatives import ALTERNATIVES
-from smile.head import Transform
 from smile.loading import load
 
 # Whether the original code scores the first token of a caption over the whole vocabulary.
@@ -24,10 +23,18 @@ def scores_first_token(name: str, given: Optional[bool] = None) -> bool:
     return bool(original if given is None else given and original is not None)
 
 
-class Mixture(NamedTuple):
+@lru_cache(maxsize=64)
+def build_alternatives(parameters: str) -> dict[str, Any]:
+    """Each alternative, a `TokenLoss`, by name. parameters: a Python literal of them by name."""
+    by_name = ast.literal_eval(parameters)
+    return {name: load(ALTERNATIVES[name])(**options) for name, options in by_name.items()}
+
+
+class Settings(NamedTuple):
     """The losses of a mixture and their settings, with the names of `Objective`'s arguments.
 
-    alternatives_text: a Python literal of the alternatives' parameters by name.
+    alternatives_text: see `build_alternatives`. Logits are scale * z, or
+    softcap * tanh(scale * z / softcap), with z = hidden @ weight.T + bias.
     """
 
     weights: dict[str, float]
@@ -35,54 +42,39 @@ class Mixture(NamedTuple):
     first_token_mle: Optional[bool]
     pad_token_id: Optional[int]
     ignore_index: int
-    alternatives_text: str = "{}"
-
-    def alternatives(self) -> dict[str, Any]:
-        """The alternatives with a weight, each a `TokenLoss`, by name."""
-        built = _built(self.alternatives_text)
-        return {name: built[name] for name in self.weights if name in built}
+    alternatives_text: str
+    reduction: str
+    scale: float
+    softcap: Optional[float]
 
     def text(self) -> str:
-        """The mixture as a string, which a custom operator takes. Dynamo can trace this method."""
+        """The settings as a string, which a custom operator takes. Dynamo can trace this method."""
         weights = ", ".join(f"{name!r}: {weight!r}" for name, weight in self.weights.items())
         return (
             f"{{{weights}}}, {self.label_smoothing!r}, {self.first_token_mle!r}, "
-            f"{self.pad_token_id!r}, {self.ignore_index!r}, {self.alternatives_text!r}"
+            f"{self.pad_token_id!r}, {self.ignore_index!r}, {self.alternatives_text!r}, "
+            f"{self.reduction!r}, {self.scale!r}, {self.softcap!r}"
         )
-
-    def first_by_mle(self) -> list[str]:
-        """The objectives that score first tokens over the whole vocabulary."""
-        return [name for name in self.weights if scores_first_token(name, self.first_token_mle)]
-
-    @classmethod
-    def from_text(cls, text: str) -> "Mixture":
-        return cls(*ast.literal_eval(text))
-
-
-@lru_cache(maxsize=64)
-def _built(parameters: str) -> dict[str, Any]:
-    by_name = ast.literal_eval(parameters)
-    return {name: load(ALTERNATIVES[name])(**options) for name, options in by_name.items()}
 
 
 class LossInputs(NamedTuple):
     """The inputs of the fused linear loss that have no gradient.
 
     labels: (B, N). words: (B, N, R), sampled for random subsetting, or None. segments, weights:
-    (B, N) or None. dtype: the dtype of logits. wanted: whether hidden states, weight and bias need
-    a gradient. shards: the `smile.sharded.Shards` with which processes share the head, or None.
+    (B, N) or None. factors: (B, N), those of truncation, or None. dtype: the dtype of logits.
+    wanted: whether hidden states, weight and bias need a gradient. shards: the
+    `smile.sharded.Shards` with which processes share the head, or None.
     """
 
     labels: Tensor
     words: Optional[Tensor]
     segments: Optional[Tensor]
     weights: Optional[Tensor]
-    mixture: Mixture
-    reduction: str
-    transform: Transform
+    factors: Optional[Tensor]
+    settings: Settings
     dtype: torch.dtype
-    wanted: tuple[bool, bool, bool]
-    shards: Any
+    wanted: list[bool]
+    shards: Any = None
 
     @property
     def defer_grad(self) -> bool:
@@ -90,4 +82,4 @@ class LossInputs(NamedTuple):
 
         float16 needs the loss scale, and the reduction "none" needs the gradient of each loss.
         """
-        return self.dtype == torch.float16 or self.reduction == "none"
+        return self.dtype == torch.float16 or self.settings.reduction == "none"

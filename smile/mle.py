@@ -28,30 +28,18 @@ def mle_loss(
 
     def losses_of(logits: Tensor, labels: Tensor) -> Tensor:
         logits = at_least_float32(logits)
-        smooth_here = label_smoothing > 0 and _may_rule_out(logits)
         # Not F.cross_entropy: Liger replaces it by a kernel that overwrites its input.
         losses = torch.ops.aten.cross_entropy_loss(
-            logits.flatten(0, 1),
-            labels.flatten(),
-            reduction=0,  # none
-            ignore_index=ignore_index,
-            label_smoothing=0.0 if smooth_here else label_smoothing,
+            logits.flatten(0, 1), labels.flatten(), reduction=0, ignore_index=ignore_index
         ).view_as(labels)
-        if smooth_here:
+        if label_smoothing > 0:
             possible = logits > RULED_OUT
             mean = logits.where(possible, 0).sum(2) / possible.sum(2).clamp(min=1)
-            losses = (1 - label_smoothing) * losses
-            losses = losses + label_smoothing * (logits.logsumexp(2) - mean)
+            smoothed = logits.logsumexp(2) - mean
+            losses = (1 - label_smoothing) * losses + label_smoothing * smoothed
         return losses
 
     return reduced_by_caption(losses_of, (logits,), labels, ignore_index, reduction, None, weights)
-
-
-def _may_rule_out(logits: Tensor) -> bool:
-    """Whether a logit may be a mask. Always true on accelerators, to avoid a synchronisation."""
-    if logits.device.type != "cpu" or torch.compiler.is_compiling():
-        return True
-    return not bool((logits > RULED_OUT).all())
 
 
 def check_smoothing(label_smoothing: float) -> None:

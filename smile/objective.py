@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from smile.alternatives import ALTERNATIVES
 from smile.captions import check_segments, reduced_by_caption
-from smile.head import Transform, is_distributed, whole
-from smile.labels import check_labels, check_reduction, count, weigh
+from smile.head import computed_in, is_distributed, whole
+from smile.labels import check_labels, check_reduction, count, reduce, weigh
 from smile.loading import load
-from smile.mixture import Mixture, scores_first_token
+from smile.mixture import LossInputs, Settings, scores_first_token
 from smile.mle import check_smoothing, mle_loss
 from smile.operator import mixture_from_hidden
 from smile.smile import smile_loss
@@ -115,12 +115,12 @@ class Objective(nn.Module):
         self.random_subset_size = random_subset_size
         self.pad_token_id = pad_token_id
         self.ignore_index = ignore_index
-        self._keep({name: loss for name, (_, loss) in parsed.items() if loss is not None})
+        self._set_alternatives({k: loss for k, (_, loss) in parsed.items() if loss is not None})
         truncation = self.alternatives.get("truncation")
         self.means = truncation.last_means() if truncation else None
 
-    def _keep(self, alternatives: dict[str, Any]) -> None:
-        self.alternatives = alternatives
+    def _set_alternatives(self, alternatives: dict[str, Any]) -> None:
+        self.alternatives = alternatives  # each a `TokenLoss`
         self.alternatives_text = repr({name: asdict(x) for name, x in alternatives.items()})
 
     def forward(
@@ -172,7 +172,12 @@ class Objective(nn.Module):
             hidden, weight, bias, shards = on_one_process(hidden, weight, bias)
             each = (labels, segments, weights)
             labels, segments, weights = (x.full_tensor() if is_distributed(x) else x for x in each)
-            shards.check(self.alternatives)
+            for name, loss in self.alternatives.items():
+                if loss.reads_logits:
+                    raise ValueError(
+                        f"objective {name!r} reads all logits of a position, which a sharded head "
+                        "never has; give it logits, or another objective"
+                    )
         if hidden.shape[:2] != labels.shape:
             raise ValueError(
                 f"hidden is {tuple(hidden.shape)}, but labels is {tuple(labels.shape)}; "
@@ -182,14 +187,22 @@ class Objective(nn.Module):
         if segments is not None:
             check_segments(segments, labels)
         check_labels(labels, vocabulary, self.ignore_index)
-        mixture = Mixture(*(getattr(self, name) for name in Mixture._fields))
-        inputs, rest = (hidden, weight, bias), (Transform(scale, softcap), shards)
-        batch = (labels, self._sample(labels, vocabulary), segments, weights)
-        if "truncation" in self.alternatives:
-            in_two_passes = self.alternatives["truncation"].from_hidden
-            loss, parts = in_two_passes(self._means(), inputs, batch, mixture, reduction, *rest)
-        else:
-            loss, parts = mixture_from_hidden(*inputs, *batch, mixture, reduction, *rest)
+        inputs, dtype = (hidden, weight, bias), computed_in(hidden)
+        settings = Settings(
+            *(getattr(self, name) for name in Settings._fields[:6]), reduction, scale, softcap
+        )
+        factors, words = None, self._sample(labels, vocabulary)
+        if "truncation" in self.weights:  # its first pass
+            mle = settings._replace(weights={"mle": 1.0}, label_smoothing=0.0, reduction="none")
+            batch = (labels, None, None, None, None, mle, dtype, [False] * 3, shards)
+            losses, _ = mixture_from_hidden(
+                *(None if x is None else x.detach() for x in inputs), LossInputs(*batch)
+            )
+            factors = self._factors(losses, labels, segments, weights)
+        differentiate = torch.is_grad_enabled()
+        wanted = [differentiate and x is not None and x.requires_grad for x in inputs]
+        batch = (labels, words, segments, weights, factors, settings, dtype, wanted, shards)
+        loss, parts = mixture_from_hidden(*inputs, LossInputs(*batch))
         parts = dict(zip(self.weights, parts.unbind()))
         return ObjectiveOutput(loss, parts, count(labels, weights, self.ignore_index))
 
@@ -200,7 +213,7 @@ class Objective(nn.Module):
         selective = own.alternatives.get("selective_eos")
         if selective and selective.eos_token_id is None:
             selective = replace(selective, eos_token_id=eos_token_id)
-            own._keep({**own.alternatives, "selective_eos": selective})
+            own._set_alternatives({**own.alternatives, "selective_eos": selective})
         return own
 
     def state(self) -> dict[str, Any]:
@@ -212,9 +225,11 @@ class Objective(nn.Module):
         if self.means is not None and state:
             self.means.restore(state)
 
-    def _means(self) -> Optional[nn.Module]:
-        """The last losses, which truncation reads in training."""
-        return self.means if self.training and torch.is_grad_enabled() else None
+    def _factors(self, losses, labels, segments, weights) -> Tensor:
+        """Truncation's factors (B, N) of MLE's losses. Only training reads and adds last losses."""
+        means = self.means if self.training and torch.is_grad_enabled() else None
+        batch = (losses, labels, segments, weights, self.ignore_index, means)
+        return self.alternatives["truncation"].factors(*batch)
 
     def _sample(self, labels: Tensor, vocabulary: int) -> Optional[Tensor]:
         """The words (B, N, R) of random subsetting; None without it."""
@@ -229,8 +244,10 @@ class Objective(nn.Module):
         if name == "mle":
             return mle_loss(logits, labels, ignore, self.label_smoothing, **how)
         if name == "truncation":
-            rest = (labels, ignore, reduction, segments, weights)
-            return self.alternatives[name].loss(self._means(), logits, *rest)
+            labels, weights = weigh(labels, weights, ignore)
+            losses = mle_loss(logits, labels, ignore, reduction="none")
+            losses = losses * self._factors(losses, labels, segments, weights)
+            return reduce(losses, labels, ignore, reduction, weights)
         if name in self.alternatives:
             losses_of = functools.partial(self.alternatives[name].of_captions, ignore_index=ignore)
             rest = (ignore, reduction, segments, weights)

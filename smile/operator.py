@@ -4,45 +4,28 @@ Both call `smile.from_hidden`. In a compiled program the loss is one operator, b
 it depend on the labels.
 """
 
-from typing import Any, Optional
+import ast
 
 import torch
 from torch import Tensor
 
-from smile.from_hidden import loss_and_parts, losses_and_gradients
-from smile.head import Transform, computed_in
+from smile.from_hidden import fused_loss
 from smile.labels import check_labels, check_weights
-from smile.mixture import LossInputs, Mixture
+from smile.mixture import LossInputs, Settings
 
 NO_SECOND = "the fused linear loss has no second derivative; compute the objective from logits"
 
 
-def mixture_from_hidden(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Optional[Tensor],
-    labels: Tensor,
-    words: Optional[Tensor],
-    segments: Optional[Tensor],
-    weights: Optional[Tensor],
-    mixture: Mixture,
-    reduction: str,
-    transform: Transform,
-    shards: Any,
-) -> tuple[Tensor, Tensor]:
+def mixture_from_hidden(hidden, weight, bias, inputs: LossInputs) -> tuple[Tensor, Tensor]:
     """The loss, and its detached parts in the order of the weights; see `Objective.from_hidden`.
 
-    Under autocast, logits are computed in autocast's dtype, as by a linear layer. A sharded head
-    causes a graph break in a compiled program.
+    A sharded head causes a graph break in a compiled program.
     """
-    differentiate = torch.is_grad_enabled()
-    wanted = [differentiate and x is not None and x.requires_grad for x in (hidden, weight, bias)]
-    batch, dtype = (labels, words, segments, weights), computed_in(hidden)
-    if torch.compiler.is_compiling() and shards is None:
-        settings = (mixture.text(), reduction, *transform, dtype, wanted)
-        return _operator(hidden, weight, bias, *batch, *settings)[:2]
-    inputs = LossInputs(*batch, mixture, reduction, transform, dtype, tuple(wanted), shards)
-    return _eager(hidden, weight, bias, inputs)
+    if not torch.compiler.is_compiling() or inputs.shards is not None:
+        return _eager(hidden, weight, bias, inputs)
+    *tensors, settings, dtype, wanted, _ = inputs
+    others = (settings.text(), dtype, wanted)
+    return _operator(hidden, weight, bias, *tensors, None, *others)[:2]
 
 
 @torch.compiler.disable
@@ -59,7 +42,7 @@ class _MixtureFromHidden(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden, weight, bias, inputs):
         ctx.save_for_backward(hidden, weight, bias)
-        loss, parts, ctx.gradients = loss_and_parts(hidden, weight, bias, inputs)
+        loss, parts, ctx.gradients = fused_loss(hidden, weight, bias, inputs)
         ctx.inputs = inputs
         ctx.mark_non_differentiable(parts)
         return loss, parts
@@ -70,7 +53,7 @@ class _MixtureFromHidden(torch.autograd.Function):
             raise RuntimeError(NO_SECOND)
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None or ctx.inputs.defer_grad:
-            _, gradients = losses_and_gradients(*ctx.saved_tensors, ctx.inputs, d_loss)
+            *_, gradients = fused_loss(*ctx.saved_tensors, ctx.inputs, d_loss)
         else:
             for gradient in gradients:
                 if gradient is not None:
@@ -79,87 +62,61 @@ class _MixtureFromHidden(torch.autograd.Function):
         return (*typed, None)
 
 
-_ARGUMENTS = (
-    "Tensor hidden, Tensor weight, Tensor? bias, Tensor labels, Tensor? words, Tensor? segments, "
-    "Tensor? weights, str mixture, str reduction, float scale, float? softcap, ScalarType dtype, "
-    "bool[] wanted"
-)
-# The operator synchronises to read the number of labels, which a CUDA graph does not support.
-_KIND = {"mutates_args": (), "tags": (torch.Tag.cudagraph_unsafe,)}
-
-
-def _inputs(*arguments) -> LossInputs:
-    """Make LossInputs of the operator's arguments after hidden, weight and bias."""
-    *tensors, text, reduction, scale, softcap, dtype, wanted = arguments
-    mixture, transform = Mixture.from_text(text), Transform(scale, softcap)
-    return LossInputs(*tensors, mixture, reduction, transform, dtype, tuple(wanted), None)
+def _inputs(tensors, text, dtype, wanted) -> LossInputs:
+    return LossInputs(*tensors, Settings(*ast.literal_eval(text)), dtype, wanted)
 
 
 @torch.library.custom_op(
-    "smile::mixture", schema=f"({_ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)", **_KIND
+    "smile::mixture",
+    schema="(Tensor hidden, Tensor weight, Tensor? bias, Tensor labels, Tensor? words, "
+    "Tensor? segments, Tensor? weights, Tensor? factors, Tensor? d_loss, str settings, "
+    "ScalarType dtype, bool[] wanted) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    mutates_args=(),
+    # It synchronises to read the number of labels, which a CUDA graph does not support.
+    tags=(torch.Tag.cudagraph_unsafe,),
 )
 def _operator(hidden, weight, bias, *others):
     """The loss, its parts, and the gradients of hidden, weight and bias (empty if not wanted).
 
     Labels and weights are checked here, because they have no values during compilation.
     """
-    inputs = _inputs(*others)
-    check_labels(inputs.labels, len(weight), inputs.mixture.ignore_index)
+    *tensors, d_loss, text, dtype, wanted = others
+    inputs = _inputs(tensors, text, dtype, wanted)
+    check_labels(inputs.labels, len(weight), inputs.settings.ignore_index)
     check_weights(inputs.weights)
-    loss, parts, gradients = loss_and_parts(hidden, weight, bias, inputs)
+    loss, parts, gradients = fused_loss(hidden, weight, bias, inputs, d_loss)
     return (loss, parts, *(parts.new_empty(0) if g is None else g for g in gradients))
-
-
-@torch.library.custom_op(
-    "smile::mixture_backward",
-    schema=f"(Tensor d_loss, {_ARGUMENTS}) -> (Tensor, Tensor, Tensor)",
-    **_KIND,
-)
-def _backward_operator(d_loss, hidden, weight, bias, *others):
-    """The gradients of hidden, weight and bias (empty if not wanted), given the loss's gradient."""
-    _, gradients = losses_and_gradients(hidden, weight, bias, _inputs(*others), d_loss)
-    return tuple(d_loss.new_empty(0) if g is None else g for g in gradients)
-
-
-def _like_gradients(tensors, inputs, made):
-    wide = torch.promote_types(inputs.dtype, torch.float32)
-    return tuple(
-        inputs.labels.new_empty(x.shape if made and want else 0, dtype=wide)
-        for x, want in zip(tensors, inputs.wanted)
-    )
 
 
 @_operator.register_fake
 def _(hidden, weight, bias, *others):
-    inputs = _inputs(*others)
-    gradients = _like_gradients((hidden, weight, bias), inputs, not inputs.defer_grad)
-    loss = gradients[0].new_empty(inputs.labels.shape if inputs.reduction == "none" else ())
-    return (loss, loss.new_empty(len(inputs.mixture.weights), *loss.shape), *gradients)
-
-
-@_backward_operator.register_fake
-def _(d_loss, hidden, weight, bias, *others):
-    return _like_gradients((hidden, weight, bias), _inputs(*others), True)
+    *tensors, d_loss, text, dtype, wanted = others
+    inputs = _inputs(tensors, text, dtype, wanted)
+    labels, made = inputs.labels, d_loss is not None or not inputs.defer_grad
+    wide = torch.promote_types(dtype, torch.float32)
+    shape = labels.shape if inputs.settings.reduction == "none" else ()
+    sizes = [x.shape if made and want else 0 for x, want in zip((hidden, weight, bias), wanted)]
+    sizes = [shape, (len(inputs.settings.weights), *shape), *sizes]
+    return tuple(labels.new_empty(size, dtype=wide) for size in sizes)
 
 
 def _save(ctx, inputs, output):
-    ctx.how = inputs[7:]
-    ctx.defer_grad = _inputs(*inputs[3:]).defer_grad
-    ctx.save_for_backward(*inputs[:7], *output[2:])
+    ctx.how = inputs[9:]
+    ctx.save_for_backward(*inputs[:8], *output[2:])
     ctx.mark_non_differentiable(*output[1:])
 
 
 def _backward(ctx, d_loss, *_):
     if torch.is_grad_enabled():  # create_graph=True
         raise RuntimeError(NO_SECOND)
-    inputs, gradients = ctx.saved_tensors[:7], ctx.saved_tensors[7:]
-    if ctx.defer_grad:
-        gradients = _backward_operator(d_loss, *inputs, *ctx.how)
+    inputs, gradients = ctx.saved_tensors[:8], ctx.saved_tensors[8:]
+    if _inputs(inputs[3:], *ctx.how).defer_grad:
+        gradients = _operator(*inputs, d_loss, *ctx.how)[2:]
     else:
         gradients = [gradient * d_loss for gradient in gradients]
     wanted = ctx.how[-1]
     typed = (g.to(x.dtype) if want else None for x, g, want in zip(inputs, gradients, wanted))
-    return (*typed, *(None for _ in range(4 + len(ctx.how))))
+    return (*typed, *[None] * 9)
 
 
 _operator.register_autograd(_backward, setup_context=_save)

@@ -6,8 +6,7 @@ No process has the whole weight or all logits of a position. Sums, maxima and th
 tokens are reduced over the process group, so that all processes compute the same losses.
 """
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 import torch
 import torch.distributed as dist
@@ -19,26 +18,13 @@ from smile.head import Head, Slope, is_distributed
 class Shards(NamedTuple):
     """The processes that compute one loss together.
 
-    first: the index of this process's first row of the head; None if each process has all rows.
-    vocabulary: the number of rows of the whole head.
+    first: the index of this process's first row of the head. vocabulary: the number of rows of the
+    whole head.
     """
 
     group: "dist.ProcessGroup"
-    first: Optional[int]
+    first: int
     vocabulary: int
-
-    def head(self, *args) -> Head:
-        """The `Head` of these arguments."""
-        return Head(*args) if self.first is None else ShardedHead(self, *args)
-
-    def check(self, alternatives: Mapping[str, Any]) -> None:
-        """Raise ValueError for an alternative that the shards cannot compute."""
-        of_logits = [name for name, loss in alternatives.items() if loss.reads_logits]
-        if of_logits and self.first is not None:
-            raise ValueError(
-                f"objective {of_logits[0]!r} reads all logits of a position, which a head whose "
-                "rows are sharded never has; give it logits, or another objective"
-            )
 
     def agree(self, labels: Tensor, words: Optional[Tensor]) -> Optional[Tensor]:
         """Let all processes of the group use the words (B, N, R) that the first one has sampled.
@@ -64,11 +50,12 @@ class Shards(NamedTuple):
 
 
 def on_one_process(hidden: Tensor, weight: Tensor, bias: Optional[Tensor]):
-    """Convert hidden states, weight and bias to plain tensors, and return them with their `Shards`.
+    """Convert hidden states and this process's rows of the head to plain tensors.
 
-    weight: (V, D), plain, or a DTensor with Replicate() or Shard(0) on a one-dimensional mesh.
-    Hidden states of any placement on this mesh are gathered. The bias is sharded like the weight.
-    Gradients have the placements of the arguments. Raises ValueError for other placements.
+    Returns hidden states, weight and bias with their `Shards`. weight: (V, D). Each argument is
+    plain or a DTensor of any placement on one mesh of one dimension, and is redistributed. A weight
+    with Shard(0) needs no communication. Gradients have the placements of the arguments. Raises
+    ValueError for another mesh.
     """
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
@@ -81,29 +68,17 @@ def on_one_process(hidden: Tensor, weight: Tensor, bias: Optional[Tensor]):
                 f"{name} is on {other}; the fused linear loss needs a single one-dimensional mesh, "
                 "that of tensor parallelism, after FSDP has gathered its shards"
             )
-    if is_distributed(hidden):
-        hidden = hidden.redistribute(placements=[Replicate()]).to_local()
-    if not is_distributed(weight) or weight.placements == (Replicate(),):
-        weight = weight.to_local() if is_distributed(weight) else weight
-        bias = bias.full_tensor() if is_distributed(bias) else bias
-        return hidden, weight, bias, Shards(mesh.get_group(), None, vocabulary)
-    if weight.placements != (Shard(0),):
-        raise ValueError(
-            f"the head's weight is placed {weight.placements[0]}; shard its rows, Shard(0), as "
-            "ColwiseParallel does, or give weight.full_tensor()"
-        )
-    share = -(-vocabulary // mesh.size())  # the last process may have fewer
-    if share * (mesh.size() - 1) >= vocabulary:
-        raise ValueError(
-            f"a head of {vocabulary} tokens cannot be sharded over {mesh.size()} processes; use "
-            "fewer processes"
-        )
-    if bias is not None:
-        if not is_distributed(bias):
-            bias = DTensor.from_local(bias, mesh, [Replicate()], run_check=False)
-        bias = bias.redistribute(placements=[Shard(0)]).to_local()
-    group = mesh.get_group()
-    return hidden, weight.to_local(), bias, Shards(group, dist.get_rank(group) * share, vocabulary)
+
+    def placed(x: Optional[Tensor], placement) -> Optional[Tensor]:
+        if x is None:
+            return None
+        if not is_distributed(x):
+            x = DTensor.from_local(x, mesh, [Replicate()], run_check=False)
+        return x.redistribute(placements=[placement]).to_local()
+
+    group, share = mesh.get_group(), -(-vocabulary // mesh.size())  # the last may have fewer
+    shards = Shards(group, dist.get_rank(group) * share, vocabulary)
+    return placed(hidden, Replicate()), placed(weight, Shard(0)), placed(bias, Shard(0)), shards
 
 
 class ShardedHead(Head):
@@ -116,7 +91,7 @@ class ShardedHead(Head):
         super().__init__(*args)
         self.group, self.first, self.vocabulary = shards
 
-    def _sum(self, tensor: Tensor) -> Tensor:
+    def sum_shards(self, tensor: Tensor) -> Tensor:
         """Sum over the group, in place."""
         dist.all_reduce(tensor, group=self.group)
         return tensor
@@ -132,7 +107,7 @@ class ShardedHead(Head):
 
     def pick(self, logits: Tensor, words: Tensor) -> Tensor:
         own, others = self._own(words)
-        return self._sum(logits.gather(1, own).masked_fill(others, 0))
+        return self.sum_shards(logits.gather(1, own).masked_fill(others, 0))
 
     def without(self, logits: Tensor, excluded: Tensor, label: Tensor, target: Tensor) -> Tensor:
         own, others = self._own(excluded)
@@ -142,24 +117,18 @@ class ShardedHead(Head):
     def softmax_(self, logits: Tensor) -> Tensor:
         largest = logits.amax(1, keepdim=True)
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.group)
-        total = self._sum(logits.sub_(largest).exp_().sum(1, keepdim=True))
+        total = self.sum_shards(logits.sub_(largest).exp_().sum(1, keepdim=True))
         logits.div_(total)
         return largest + total.log()
 
-    def add_(self, d_logits: Tensor, label: Tensor, values: Tensor) -> None:
-        own, others = self._own(label)
+    def add_(self, d_logits: Tensor, words: Tensor, values: Tensor) -> None:
+        own, others = self._own(words)
         super().add_(d_logits, own, values.masked_fill(others, 0))
-
-    def gradients(self) -> tuple[Optional[Tensor], ...]:
-        """Sum the gradient of hidden states over processes. Gradients of rows stay local."""
-        if self.d_hidden is not None:
-            self._sum(self.d_hidden)
-        return super().gradients()
 
     def _product_of(self, rows: Tensor, words: Tensor) -> Tensor:
         own, others = self._own(words)
         product = super()._product_of(rows, own).to(self.wide)
-        return self._sum(product.masked_fill(others.unsqueeze(1), 0))
+        return self.sum_shards(product.masked_fill(others.unsqueeze(1), 0))
 
     def backward_of(self, rows: Tensor, words: Tensor, d_logits: Tensor, slope: Slope) -> None:
         own, others = self._own(words)

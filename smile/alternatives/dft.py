@@ -16,8 +16,5 @@ class Dft(Weighed):
 
     title = "DFT"
 
-    def check(self) -> None:
-        """There are no parameters."""
-
     def weight(self, log_p: Tensor) -> Tensor:
         return log_p.exp()

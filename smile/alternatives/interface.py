@@ -6,14 +6,13 @@ definition of a loss.
 """
 
 import math
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple, Optional, get_type_hints
+from typing import NamedTuple, Optional
 
 import torch
 from torch import Tensor
 
-from smile.labels import at_least_float32, caption_types
+from smile.labels import at_least_float32, earlier_words
 
 
 class Likelihoods(NamedTuple):
@@ -44,51 +43,47 @@ class Likelihoods(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TokenLoss(ABC):
+class TokenLoss:
     """A loss of single tokens.
 
     The fields of a subclass are its parameters, and each has a default. The constructor raises a
     one-line ValueError for a parameter of the wrong type or out of range. title: the name in
-    tables. reads_logits: whether the loss needs all logits of a position.
+    tables. reads_logits: whether the loss needs all logits of a position. looks_back: whether it
+    needs the caption's earlier tokens.
     """
 
     title = ""
-    reads_logits = False
+    reads_logits = looks_back = False
 
     def __post_init__(self):
-        hints = get_type_hints(type(self))
         for field in fields(self):
-            self._check_kind(field.name, getattr(self, field.name), hints[field.name])
+            name, kind, value = field.name, type(field.default), getattr(self, field.name)
+            if kind in (int, float):
+                number = isinstance(value, (int, float)) and not isinstance(value, bool)
+                number = number and math.isfinite(value) and value == kind(value)
+                self.require(number, name, "a number" if kind is float else "a whole number")
+                object.__setattr__(self, name, kind(value))  # in YAML, 1e4 is a float
         self.check()
-
-    def _check_kind(self, name: str, value: Any, hint: Any) -> None:
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        is_number = is_number and math.isfinite(value)
-        if hint is float:
-            self.require(is_number, name, "a number")
-            object.__setattr__(self, name, float(value))
-        elif hint is int:
-            self.require(is_number and value == int(value), name, "a whole number")
-            object.__setattr__(self, name, int(value))  # in YAML, 1e4 is a float
 
     def require(self, holds: bool, name: str, allowed: str) -> None:
         """Raise ValueError unless `holds`. allowed: the allowed values, for the message."""
         if not holds:
             raise ValueError(f"{name} is {getattr(self, name)!r}; it must be {allowed}")
 
-    @abstractmethod
     def check(self) -> None:
         """Check the ranges of parameters by calling `require`."""
 
 
 class OfLikelihoods(TokenLoss):
-    """A loss of `Likelihoods`. looks_back: whether it needs the caption's earlier tokens."""
+    """A loss of `Likelihoods`."""
 
-    looks_back = False
-
-    @abstractmethod
     def losses(self, words: Likelihoods) -> Tensor:
         """The losses (R,)."""
+        raise NotImplementedError
+
+    def of_known(self, *known: Optional[Tensor]) -> Tensor:
+        """The losses (R,). known: the fields of `Likelihoods`."""
+        return self.losses(Likelihoods(*known))
 
     def of_captions(self, logits: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
         """The losses (C, L) of logits (C, L, V) and labels (C, L), one caption per row.
@@ -102,7 +97,7 @@ class OfLikelihoods(TokenLoss):
             types, *which = earlier_words(labels, ignore_index)
             columns = types.unsqueeze(1).expand(-1, labels.size(1), -1)  # (C, L, L)
             known += [x.flatten(0, 1) for x in (logits.gather(2, columns), *which)]
-        return self.losses(Likelihoods(*known)).view_as(labels)
+        return self.of_known(*known).view_as(labels)
 
 
 class Weighed(OfLikelihoods):
@@ -114,9 +109,9 @@ class Weighed(OfLikelihoods):
             weight = self.weight(words.log_p.clamp(max=0))
         return -weight * words.log_p
 
-    @abstractmethod
     def weight(self, log_p: Tensor) -> Tensor:
         """The weights (R,). log_p: the labels' log-probabilities (R,)."""
+        raise NotImplementedError
 
 
 class OfLogits(TokenLoss):
@@ -124,9 +119,9 @@ class OfLogits(TokenLoss):
 
     reads_logits = True
 
-    @abstractmethod
     def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The losses (R,) of logits (R, V), float32 or wider, and labels (R,)."""
+        raise NotImplementedError
 
     def of_captions(self, logits: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
         """The losses (C, L); see `OfLikelihoods.of_captions`."""
@@ -134,15 +129,3 @@ class OfLogits(TokenLoss):
         logits = at_least_float32(logits)
         losses = self.losses(logits[labelled], labels[labelled])
         return torch.zeros_like(logits[..., 0]).masked_scatter(labelled, losses)
-
-
-def earlier_words(labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The tokens of each caption, (C, L), and two masks (C, L, L) by position and token.
-
-    The first mask is true once for each token that is a label before the position. The second mask
-    is true for tokens that are the position's label.
-    """
-    types, distinct = caption_types(labels, ignore_index)
-    is_label = types.unsqueeze(1) == labels.unsqueeze(2)
-    count_before = is_label.cumsum(1) - is_label.long()
-    return types, (count_before > 0) & distinct.unsqueeze(1), is_label

@@ -9,10 +9,7 @@ from torch import Tensor, nn
 
 from smile.alternatives.interface import TokenLoss
 from smile.captions import numbered
-from smile.labels import count, reduce, weigh
-from smile.mixture import Mixture
-from smile.mle import mle_loss
-from smile.operator import mixture_from_hidden
+from smile.labels import count
 
 
 @dataclass(frozen=True)
@@ -37,19 +34,18 @@ class Truncation(TokenLoss):
         self,
         losses: Tensor,
         labels: Tensor,
-        captions: tuple[Tensor, int],
+        segments: Optional[Tensor],
         weights: Optional[Tensor],
         ignore_index: int,
         means: Optional["LastMeans"],
     ) -> Tensor:
         """The factor of each token's loss, (B, N).
 
-        losses, labels, weights: (B, N). captions: the number of each position's caption, (B, N),
-        and the number of captions. means: the means of earlier captions, to which this method adds
-        the batch's; None outside of training.
+        losses: MLE's, (B, N). labels, segments, weights: (B, N). means: the means of earlier
+        captions, to which this method adds the batch's; None outside of training.
         """
-        caption, number = captions
-        caption = caption.flatten()
+        caption, number = numbered(labels, segments)
+        caption, losses = caption.flatten(), losses.detach()
         token_weights = (labels != ignore_index) if weights is None else weights
         token_weights = token_weights.to(losses.dtype)
 
@@ -57,76 +53,15 @@ class Truncation(TokenLoss):
             return losses.new_zeros(number).index_add(0, caption, values.flatten())
 
         tokens = by_caption(token_weights)
-        has_labels = tokens > 0
+        kept = has_labels = tokens > 0
         batch_means = by_caption(losses * token_weights) / tokens.where(has_labels, 1)
-        if means is not None and means.seen.device != losses.device:
-            means.to(losses.device)  # the objective is not part of a model
-        kept = has_labels
         if means is not None:
+            if means.seen.device != losses.device:
+                means.to(losses.device)  # the objective is not part of a model
             kept = has_labels & (batch_means.float() < means.limit(self.drop))
             means.add(batch_means, has_labels)
         share = kept / (tokens * has_labels.sum()).where(has_labels, 1)
         return share[caption].view_as(losses) * count(labels, weights, ignore_index)
-
-    def loss(
-        self,
-        means: Optional["LastMeans"],
-        logits: Tensor,
-        labels: Tensor,
-        ignore_index: int,
-        reduction: str,
-        segments: Optional[Tensor],
-        weights: Optional[Tensor],
-    ) -> Tensor:
-        """The reduced losses of logits (B, N, V); the rest is that of `smile_loss`."""
-        labels, weights = weigh(labels, weights, ignore_index)
-        losses = mle_loss(logits, labels, ignore_index, reduction="none")
-        how = (numbered(labels, segments), weights, ignore_index, means)
-        factors = self.factors(losses.detach(), labels, *how)
-        return reduce(losses * factors, labels, ignore_index, reduction, weights)
-
-    def from_hidden(
-        self,
-        means: Optional["LastMeans"],
-        inputs: tuple[Tensor, Tensor, Optional[Tensor]],
-        batch: tuple[Tensor, Optional[Tensor], Optional[Tensor], Optional[Tensor]],
-        mixture: Mixture,
-        reduction: str,
-        *options,
-    ) -> tuple[Tensor, Tensor]:
-        """`mixture_from_hidden` for a mixture that includes loss truncation.
-
-        inputs: hidden states, weight and bias. batch: labels, words, segments and weights. The
-        first pass computes MLE's losses. The second pass computes the gradients of the captions
-        that are kept. options: further arguments of `mixture_from_hidden`.
-        """
-        labels, _, segments, weights = batch
-        ignore = mixture.ignore_index
-        mle = Mixture({"mle": 1.0}, 0.0, False, None, ignore)
-        with torch.no_grad():
-            losses, _ = mixture_from_hidden(
-                *inputs, labels, None, None, None, mle, "none", *options
-            )
-        shares = self.factors(losses, labels, numbered(labels, segments), weights, ignore, means)
-        if weights is not None:
-            shares = shares * weights
-        kept = labels.masked_fill(shares == 0, ignore)
-        reduced = "sum" if reduction == "mean" else reduction
-        part, _ = mixture_from_hidden(*inputs, kept, None, None, shares, mle, reduced, *options)
-        if reduction == "mean":
-            tokens = count(labels, weights, ignore)
-            part = part / tokens.masked_fill(tokens == 0, 1)
-        weight = mixture.weights["truncation"]
-        names = list(mixture.weights)
-        others = {name: each for name, each in mixture.weights.items() if name != "truncation"}
-        loss, parts = weight * part, part.detach().unsqueeze(0)
-        if others:
-            mixture = mixture._replace(weights=others)
-            more, more_parts = mixture_from_hidden(*inputs, *batch, mixture, reduction, *options)
-            loss = loss + more
-            before, after = more_parts.tensor_split([names.index("truncation")])
-            parts = torch.cat([before, parts, after])
-        return loss, parts
 
     def last_means(self) -> "LastMeans":
         return LastMeans(self.window)

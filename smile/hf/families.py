@@ -8,7 +8,7 @@ from typing import Optional
 import torch
 from torch import Tensor, nn
 
-from smile.hf.head_table import masks_by_labels
+from smile.hf.head_table import masks_by_labels, value_of
 
 IGNORED = -100
 # Names in configurations of the tokens that stand for images, videos or sounds.
@@ -181,15 +181,11 @@ def give_decoder_inputs(model: nn.Module, labels: Tensor, inputs: dict) -> None:
     if hasattr(model, "prepare_decoder_input_ids_from_labels"):
         inputs["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels=labels)
         return
+    start, pad = (value_of(model, name) for name in ("decoder_start_token_id", "pad_token_id"))
+    if start is None or pad is None:
+        raise ValueError(
+            f"{type(model).__name__}: set decoder_start_token_id and pad_token_id of model.config"
+        )
     shifted = labels.roll(1, dims=1)
-    shifted[:, 0] = _text_token(model, "decoder_start_token_id")
-    pad = _text_token(model, "pad_token_id")
+    shifted[:, 0] = start
     inputs["decoder_input_ids"] = shifted.where(shifted != IGNORED, pad)
-
-
-def _text_token(model: nn.Module, name: str) -> int:
-    """The id of a token, from the configuration or its text configuration."""
-    for config in (model.config, getattr(model.config, "text_config", None)):
-        if getattr(config, name, None) is not None:
-            return getattr(config, name)
-    raise ValueError(f"{type(model).__name__}: set model.config.{name}")

@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import itertools
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -39,7 +38,6 @@ class _Settings:
     arguments: list[str]  # names of the arguments of the class's forward, in order
     parts: dict[str, Tensor] = field(default_factory=dict)  # the last step's
     head_is_checked: bool = False
-    number: int = field(default_factory=itertools.count().__next__)
     is_warned: bool = False  # whether the user knows that training uses logits
 
 
@@ -176,7 +174,7 @@ def _forward(model, settings: _Settings, below: Callable, args: tuple, kwargs: d
     shifted, labels = shift_labels is not None, labels if shift_labels is None else shift_labels
     objective = settings.objective
     targets = Targets(model, objective, labels, shifted, segments, weights, {**inputs})
-    targets.check(head is not None)
+    targets.check()
     packed = targets.texts is not None and "kwargs" in settings.arguments
     if packed or "use_cache" in settings.arguments:
         inputs["use_cache"] = False  # with a cache, texts of a row see each other in some models
@@ -241,7 +239,7 @@ def _from_hidden(model, settings, below, inputs, targets, head) -> tuple[dict, O
     if torch.compiler.is_compiling() or not settings.head_is_checked:
         line = f"{name} changes the logits of its language head; use_smile needs from_hidden=False"
         changed = head.changed(last, call.seen.detach().to(last.device))
-        loss = refuse(changed.unsqueeze(0), [f"{line} for it"], loss, settings.number)
+        loss = refuse(changed.unsqueeze(0), [f"{line} for it"], loss)
         settings.head_is_checked = not torch.compiler.is_compiling()
     return output, ObjectiveOutput(loss, parts, tokens)
 

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from smile.head import Transform
-from smile.hf.head_table import HeadRow, head_row, masks_by_labels, value_of, z_loss_weight
+from smile.hf.head_table import head_row, masks_by_labels, value_of, z_loss_weight
 from smile.objective import Objective, ObjectiveOutput
 
 
 class LinearHead(NamedTuple):
     """A linear head, and what the model does to the head's logits.
 
-    module: a linear layer, or PEFT's LoRA around one. transform: scale and soft cap of logits.
+    module: a linear layer. transform: scale and soft cap of logits.
     bias: (V,), added to the module's logits, or None. vocabulary: the number of logits that the
     model keeps; None for all.
     """
@@ -55,7 +55,7 @@ class LinearHead(NamedTuple):
         weights: Optional[Tensor] = None,
     ) -> ObjectiveOutput:
         """The objective of the head's input (B, N, D). Other arguments are as in `Objective`."""
-        hidden, weight, bias = _read(self.module, hidden)
+        weight, bias = self.module.weight, self.module.bias
         if self.bias is not None:
             added = self.bias.to(weight)
             bias = added if bias is None else bias + added
@@ -70,31 +70,27 @@ class LinearHead(NamedTuple):
 def linear_head(model: nn.Module) -> Optional[LinearHead]:
     """The head, if the objective can be computed from its input. None if it needs logits.
 
-    Logits are needed for a class that is not in the table or has a loss on its logits, for a head
-    that is not linear or was changed, and for a head that DeepSpeed ZeRO-3 partitions.
+    Logits are needed for a class that is not in the table or has a loss on its logits, and for a
+    head that is not linear, was changed, has an adapter or is partitioned by DeepSpeed ZeRO-3.
     """
     part, head = _output_layer(model)
     row = None if part is None or head_row(model) is None else head_row(part)
     if row is None or z_loss_weight(model) or masks_by_labels(model):
         return None
-    if hasattr(getattr(head, "weight", None), "ds_id") or not (_is_linear(head) or _is_lora(head)):
+    if not _is_linear(head) or hasattr(head.weight, "ds_id"):
         return None
-    bias = value_of(part, row.bias)
+    scale = value_of(part, row.scale, 1.0) / value_of(part, row.divisor, 1.0)
+    transform, bias = Transform(scale, value_of(part, row.softcap)), value_of(part, row.bias)
     bias = None if bias is None else bias.flatten()
-    return LinearHead(head, _transform(part, row), bias, value_of(part, row.vocabulary))
-
-
-def _transform(model: nn.Module, row: HeadRow) -> Transform:
-    scale = value_of(model, row.scale, 1.0) / value_of(model, row.divisor, 1.0)
-    return Transform(scale, value_of(model, row.softcap))
+    return LinearHead(head, transform, bias, value_of(part, row.vocabulary))
 
 
 def language_head(model: nn.Module) -> nn.Module:
     """The layer that computes logits. Raises ValueError if it is not linear or not found."""
     head = _output_layer(model)[1]
-    if _is_linear(head) or _is_lora(head):
-        return head
-    raise ValueError(f"{type(model).__name__} has no linear language head")
+    if not isinstance(getattr(head, "base_layer", head), nn.Linear):  # PEFT's has a base layer
+        raise ValueError(f"{type(model).__name__} has no linear language head")
+    return head
 
 
 def _output_layer(model: nn.Module) -> tuple[Optional[nn.Module], Optional[nn.Module]]:
@@ -116,13 +112,13 @@ def _trained_copy(head: nn.Module) -> nn.Module:
 
 
 def _is_linear(head: Optional[nn.Module]) -> bool:
-    """Whether logits are hidden @ weight.T + bias. A subclass of nn.Linear may compute others."""
-    linear = isinstance(head, nn.Linear) and type(head).forward is nn.Linear.forward
-    return linear and _is_untouched(head)
+    """Whether logits are hidden @ weight.T + bias.
 
-
-def _is_untouched(head: nn.Module) -> bool:
-    """Whether no forward was set on the head, and no hook except ours and FSDP's."""
+    They are not if a subclass of nn.Linear has a forward, if a forward was set on the head, or if
+    it has another hook than ours and FSDP's.
+    """
+    if not (isinstance(head, nn.Linear) and type(head).forward is nn.Linear.forward):
+        return False
     if torch.compiler.is_compiling():  # Dynamo cannot read hooks; use_smile has read them
         return True
     hooks = (*head._forward_pre_hooks.values(), *head._forward_hooks.values())
@@ -130,35 +126,3 @@ def _is_untouched(head: nn.Module) -> bool:
     moved = type(getattr(head, "_hf_hook", None)).__name__ == "AlignDevicesHook"  # accelerate's
     known = all(x.startswith(("torch.distributed", "smile.hf")) for x in modules)
     return known and ("forward" not in vars(head) or moved)
-
-
-def _is_lora(head: Optional[nn.Module]) -> bool:
-    has_lora = isinstance(getattr(head, "lora_A", None), nn.ModuleDict)  # AdaLoRA has parameters
-    if not (has_lora and _is_linear(getattr(head, "base_layer", None)) and _is_untouched(head)):
-        return False
-    variants = (getattr(head, "use_dora", {}), getattr(head, "lora_variant", {}))
-    return not any(variant.get(name) for variant in variants for name in head.active_adapters)
-
-
-def _read(head: nn.Module, hidden: Tensor) -> tuple[Tensor, Tensor, Optional[Tensor]]:
-    """Input, weight and bias of a plain linear layer that is equal to `head`.
-
-    LoRA adds dropout(hidden) @ A.T @ B.T * scaling. The low-rank states dropout(hidden) @ A.T are
-    concatenated to the hidden states, and B * scaling to the weight.
-    """
-    if not hasattr(head, "lora_A"):
-        return hidden, head.weight, head.bias
-    base = head.base_layer
-    if head.disable_adapters or head.merged:
-        return hidden, base.weight, base.bias
-    states, weights, bias = [hidden], [base.weight], base.bias
-    for name in head.active_adapters:
-        if name not in head.lora_A:
-            continue
-        down, up, scaling = head.lora_A[name], head.lora_B[name], head.scaling[name]
-        dropped = head.lora_dropout[name](hidden.to(down.weight.dtype))
-        states.append(down(dropped).to(hidden.dtype))
-        weights.append((up.weight * scaling).to(base.weight.dtype))
-        if up.bias is not None:
-            bias = up.bias * scaling if bias is None else bias + up.bias * scaling
-    return torch.cat(states, 2), torch.cat(weights, 1), bias

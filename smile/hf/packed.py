@@ -23,6 +23,7 @@ from smile.hf.families import (
     without_media,
 )
 from smile.hf.refusal import refuse
+from smile.labels import weigh
 from smile.mixture import scores_first_token
 from smile.objective import Objective
 
@@ -34,11 +35,6 @@ REMEDY = (
 LEAKS = (
     "the batch has an attention_mask, with which captions of a packed row see each other; leave it "
     "out, or give a mask of 4 dimensions that separates them"
-)
-SEVERAL = (
-    "row {row} of the labels has several runs of labels or begins with a special token, but a "
-    "compiled encoder-decoder model treats a row as one caption if it is trained from logits; give "
-    "segments, or from_hidden=True"
 )
 PROMPT = (
     "row {row} of the labels scores text next to an image, video or sound as if it were a caption; "
@@ -79,11 +75,7 @@ class Targets:
         inputs: Optional[dict] = None,
     ):
         check_tokens(labels)
-        if weights is not None and weights.shape not in (labels.shape, labels.shape[:1]):
-            raise ValueError(
-                f"weights is {tuple(weights.shape)}, but labels is {tuple(labels.shape)}; "
-                "give one for each label, or one for each row"
-            )
+        weigh(labels, weights, IGNORED)  # checks the weights
         if segments is not None:
             check_segments(segments, labels)
             segments = segments.to(labels.device)
@@ -128,33 +120,28 @@ class Targets:
         number = opening.cumsum(1)
         return captions_of_turns(self.labels, number + nn.functional.pad(number, (1, -1)))
 
-    def check(self, from_hidden: bool = False) -> "Targets":
+    def check(self) -> "Targets":
         """Set `segments` if a row has several captions. Returns itself.
 
         Raises ValueError for packed rows in which captions could see each other or whose captions
-        are unknown, and for labelled prompts. Synchronises with the device once. from_hidden:
-        whether the objective is computed from hidden states.
+        are unknown, and for labelled prompts. Synchronises with the device once.
         """
-        compiling, wrong = torch.compiler.is_compiling(), {}
+        wrong = {}
         if not self.is_encoder_decoder:
             wrong[LEAKS] = leaks(self.inputs.get("attention_mask"), self.texts)
         if self.captions is not None:
             wrong.update(self._signs())
-            # Segments are set only if necessary: rows of one caption are faster without them.
-            wrong[SEVERAL] = self.captions.amax(1) > 1
-            # A compiled program always sets them, to avoid a graph break.
-            if compiling and (from_hidden or not self.is_encoder_decoder):
-                self.segments = self.captions
-                del wrong[SEVERAL]
         wrong = {line: rows for line, rows in wrong.items() if rows is not None}
-        if not wrong:
-            return self
-        found = torch.stack([rows.to(self.labels.device) for rows in wrong.values()])  # (K, B)
-        if not compiling:
-            found = found.cpu()
-            if wrong.pop(SEVERAL, None) is not None and found[-1].any():
-                self.segments = self.captions
-        self.labels = refuse(found, [*wrong], self.labels)
+        found = [rows.to(self.labels.device) for rows in wrong.values()]
+        if torch.compiler.is_compiling():
+            self.segments = self.segments if self.captions is None else self.captions
+        elif self.captions is not None:
+            # Segments are set only if necessary: rows of one caption are faster without them.
+            found = [torch.stack([*found, self.captions.amax(1) > 1]).cpu()]
+            self.segments = self.captions if found[0][-1].any() else None
+            found = [*found[0]]
+        if wrong:
+            self.labels = refuse(torch.stack(found), [*wrong], self.labels)
         return self
 
     def _signs(self) -> dict[str, Optional[Tensor]]:

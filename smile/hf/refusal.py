@@ -5,26 +5,20 @@ reads the values when it runs. On an accelerator this needs a synchronisation.
 """
 
 from collections.abc import Sequence
-from typing import Optional
 
 import torch
 from torch import Tensor
 
-_CHECKED: set[tuple[Optional[int], str]] = set()  # models and lines that have been checked once
 
-
-def refuse(
-    wrong: Tensor, lines: Sequence[str], through: Tensor, once: Optional[int] = None
-) -> Tensor:
+def refuse(wrong: Tensor, lines: Sequence[str], through: Tensor) -> Tensor:
     """Return `through`. Raise ValueError with the first line for which `wrong` is true in a row.
 
     wrong: bool (K, B), the wrong rows for each line. The first wrong row replaces {row} in the
-    line. K may be larger than the number of lines. once: the number of a model. A compiled program
-    then checks only the model's first batch, except on a CPU, where checks are cheap. A compiled
-    program drops the check unless the result is used.
+    line. K may be larger than the number of lines. A compiled program drops the check unless the
+    result is used.
     """
     if torch.compiler.is_compiling():
-        return _operator(through, wrong, "\n".join(lines), once)
+        return _operator(through, wrong, "\n".join(lines))
     _raise_where(wrong, lines)
     return through
 
@@ -35,19 +29,15 @@ def _raise_where(wrong: Tensor, lines: Sequence[str]) -> None:
             raise ValueError(line.replace("{row}", str(rows.nonzero()[0].item())))
 
 
-@torch.library.custom_op("smile::refuse", mutates_args=())
-def _operator(through: Tensor, wrong: Tensor, lines: str, once: Optional[int]) -> Tensor:
-    checked = once is not None and not wrong.is_cpu and (once, lines) in _CHECKED
-    # A CUDA graph is recorded and replayed without the check.
-    if not (checked or (wrong.is_cuda and torch.cuda.is_current_stream_capturing())):
-        _raise_where(wrong, lines.split("\n"))
-        _CHECKED.add((once, lines))
+@torch.library.custom_op("smile::refuse", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
+def _operator(through: Tensor, wrong: Tensor, lines: str) -> Tensor:
+    _raise_where(wrong, lines.split("\n"))
     return through.clone()
 
 
 @_operator.register_fake
-def _(through, wrong, lines, once):
+def _(through, wrong, lines):
     return torch.empty_like(through)
 
 
-_operator.register_autograd(lambda ctx, gradient: (gradient, None, None, None))
+_operator.register_autograd(lambda ctx, gradient: (gradient, None, None))

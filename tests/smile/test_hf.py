@@ -11,7 +11,7 @@ from smile import Objective
 from smile.hf import compute_loss_func, undo, use_smile
 from tests.smile import hf_models
 from tests.smile.families.expected import expected_smile
-from tests.smile.hf_steps import BOTH_KINDS, definition, gradients, made
+from tests.smile.hf_steps import BOTH_KINDS
 
 
 def test_compute_loss_func_of_both_kinds():
@@ -83,17 +83,3 @@ def test_an_argument_given_twice_is_refused():
     use_smile(family.model)
     with pytest.raises(TypeError, match="multiple values for input_ids"):
         family.model(family.batch["input_ids"], **family.batch)
-
-
-@pytest.mark.parametrize("name", ["unlikelihood", "gem", "truncation", "selective_eos"])
-@pytest.mark.parametrize("kind", BOTH_KINDS)
-def test_alternatives_of_each_kind(name, kind):
-    """From logits and from hidden states a step is the definition's on the model's logits."""
-    spec = {name: {"eos_token_id": 3}} if name == "selective_eos" else name
-    expected, expected_gradients = definition(kind, spec)
-    for from_hidden in (False, True):
-        model = made(kind).model.double()
-        loss = use_smile(model, spec, from_hidden)(**made(kind).batch).loss
-        loss.backward()
-        torch.testing.assert_close(loss.detach(), expected, atol=1e-9, rtol=0)
-        torch.testing.assert_close(gradients(model), expected_gradients, atol=1e-9, rtol=0)

@@ -2,7 +2,6 @@
 
 import copy
 import types
-import weakref
 
 import pytest
 import torch
@@ -98,14 +97,6 @@ def test_another_loss_of_the_outputs_states_has_no_gradient(name):
     (plain.logits.square().mean() + plain[states][0].sum()).backward()
     for key, expected in definition(name)[1].items():
         torch.testing.assert_close(both[key] - gradients(model)[key], expected, msg=key)
-
-
-def test_a_gradient_that_is_refused_keeps_no_output():
-    family = made(GPT2)
-    output = use_smile(family.model)(**family.batch)
-    kept = weakref.ref(output.logits)
-    del output
-    assert kept() is None
 
 
 def setting(forward):

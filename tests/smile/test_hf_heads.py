@@ -38,43 +38,6 @@ def runs(model, batch, **how):
     return found
 
 
-class Halved(torch.nn.Module):
-    """In the place of dropout, whose draws cannot be compared."""
-
-    def forward(self, hidden):
-        return hidden / 2
-
-
-@pytest.mark.parametrize("state", ["one", "two", "halved", "merged", "disabled", "biased"])
-def test_lora_on_the_head(state):
-    peft = pytest.importorskip("peft")
-    family = gpt2()
-    config = peft.LoraConfig(r=2, target_modules=["lm_head"], lora_bias=state == "biased")
-    if state == "biased":
-        family.model.lm_head.bias = torch.nn.Parameter(torch.randn(hf_models.VOCABULARY).double())
-    model = peft.get_peft_model(family.model, config)
-    if state == "two":
-        model.add_adapter("other", peft.LoraConfig(r=3, lora_alpha=5, target_modules=["lm_head"]))
-        model.base_model.set_adapter(["default", "other"])
-    model.double()
-    head = model.get_base_model().lm_head
-    for up in head.lora_B.values():
-        for parameter in up.parameters():
-            torch.nn.init.normal_(parameter)
-    if state == "halved":
-        head.lora_dropout["default"] = Halved()
-    if state == "merged":
-        head.merge()
-    if state == "disabled":
-        head.enable_adapters(False)
-    if state in ("merged", "disabled"):  # the head's adapter learns nothing
-        model.get_base_model().transformer.requires_grad_(True)
-    (expected, theirs), (loss, ours) = runs(model, family.batch)
-    torch.testing.assert_close(loss, expected)
-    assert ours
-    torch.testing.assert_close(ours, theirs)
-
-
 class Cosine(torch.nn.Linear):
     """Normalises what it is given, as some models' heads do."""
 
@@ -102,7 +65,7 @@ def test_a_head_that_is_not_linear_is_not_read():
         assert_from_logits(family.model, family.batch)
     peft = pytest.importorskip("peft")
     for adapter in (
-        peft.LoraConfig(r=2, target_modules=["lm_head"], use_dora=True),
+        peft.LoraConfig(r=2, target_modules=["lm_head"]),
         peft.AdaLoraConfig(init_r=2, target_modules=["lm_head"], total_step=9, tinit=1, tfinal=1),
         peft.IA3Config(target_modules=["lm_head"], feedforward_modules=[]),
     ):

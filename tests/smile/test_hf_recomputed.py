@@ -75,16 +75,6 @@ def test_a_head_that_is_run_again():
         assert_trains(GPT2, use_smile(on_head(made(GPT2).model), from_hidden=True))
 
 
-@from_logits_and_hidden
-def test_the_decoder_runs_once_and_once_again(from_hidden):
-    model, runs = on_decoder(use_smile(made(GPT2).model, from_hidden=from_hidden)), []
-    model.transformer.h[0].register_forward_hook(lambda *_: runs.append("layer"))
-    loss = model(**made(GPT2).batch).loss
-    assert runs == ["layer"]
-    loss.backward()
-    assert runs == ["layer"] * 2
-
-
 def test_backward_in_a_thread_of_its_own():
     """As of a GPU, for which autograd has one."""
     model = on_decoder(use_smile(made(GPT2).model))

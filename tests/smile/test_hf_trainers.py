@@ -108,29 +108,6 @@ def test_adapters_and_packed_rows(tmp_path):
     check(trainer, expected)
 
 
-def lora(targets, **options):
-    return peft.LoraConfig(r=2, target_modules=targets, init_lora_weights=False, **options)
-
-
-ADAPTERS = {
-    "all linear layers": lora("all-linear"),
-    "a head that is trained whole": lora(["q_proj"], modules_to_save=["lm_head"]),
-    "DoRA": lora(["q_proj", "v_proj"], use_dora=True),
-    "words": lora(["q_proj"], trainable_token_indices={"embed_tokens": [3, 4]}),
-    "IA3": peft.IA3Config(
-        target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"]
-    ),
-}
-
-
-@pytest.mark.parametrize("config", ADAPTERS.values(), ids=ADAPTERS.keys())
-def test_other_adapters(config, tmp_path):
-    trainer = make(SmileSFTTrainer, tmp_path, peft_config=config)
-    expected = definition(with_adapters(config), rows(), MIXTURE)
-    assert 0 < len(expected[1]) < len(list(trainer.model.parameters()))
-    check(trainer, expected)
-
-
 @pytest.mark.parametrize("cls", [SmileTrainer, SmileSeq2SeqTrainer])
 @pytest.mark.parametrize("model", [llama, t5])
 @pytest.mark.parametrize("step", ["padded", "accumulated in uneven parts"])

@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from smile import Objective
-from smile.hf import SmileLossMixin, use_smile
+from smile.hf import use_smile
 from tests.smile import tiny_vlm
 from tests.smile.hf_steps import gradients
 from tests.smile.largest_made import LargestMade
@@ -29,7 +29,6 @@ from tests.smile.trainer_parts import (
     mixtral,
     rows,
     t5,
-    trl,
     with_routers,
 )
 
@@ -141,32 +140,13 @@ def test_losses_of_routers(cls, tmp_path):
     coefficient = 0.25
     if cls is SmileSFTTrainer:
         options["router_aux_loss_coef"] = coefficient = 0.5
-    trainer = make(cls, tmp_path, model=mixtral(), **options)
+    trainer, asked = make(cls, tmp_path, model=mixtral(), **options), []
+    trainer.model.register_forward_pre_hook(lambda *x: asked.append(x[-1]), with_kwargs=True)
     loss, auxiliary, expected = with_routers(rows(), coefficient)
     check(trainer, (loss, expected))
+    # Models of earlier versions pass over the configuration.
+    assert ("output_router_logits" in asked[0]) == (cls is SmileSFTTrainer)
     assert logs(trainer)[0]["aux_loss"] == pytest.approx(auxiliary, rel=1e-5)
-
-
-def test_losses_of_routers_of_vision_and_language(tmp_path):
-    """They are asked for in the call: models of earlier versions pass over the configuration."""
-    torch.manual_seed(0)
-    rope = {"rope_type": "default", "mrope_section": [2, 1, 1], "rope_theta": 10000.0}
-    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-    vision = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16}
-    config = transformers.Qwen3VLMoeConfig(
-        text_config={**LLAMA, **experts, "head_dim": 8, "rope_parameters": rope},
-        vision_config={**vision, "out_hidden_size": 16, "deepstack_visual_indexes": [0]},
-    )
-    model = transformers.Qwen3VLMoeForConditionalGeneration(config)
-    model.set_experts_implementation("eager")
-    trainer = make(SmileSFTTrainer, tmp_path, model=model.double(), router_aux_loss_coef=0.5)
-    asked = []
-    model.register_forward_pre_hook(lambda *given: asked.append(given[-1]), with_kwargs=True)
-    trainer.train()
-    assert asked[0]["output_router_logits"] is True
-    (entry,) = logs(trainer)
-    parts = 0.3 * entry["loss_mle"] + 0.7 * entry["loss_smile"] + 0.5 * entry["aux_loss"]
-    assert entry["loss"] == pytest.approx(parts, rel=1e-5) and entry["aux_loss"] > 1
 
 
 def test_tokens_are_counted_though_the_model_cannot_say_so(tmp_path):
@@ -177,39 +157,18 @@ def test_tokens_are_counted_though_the_model_cannot_say_so(tmp_path):
 
 
 def collate(parts):
-    """One packed row that scores every token, the first of each caption too, or weighs them."""
+    """One packed row that weighs every token, the first of each caption too."""
     ends = torch.tensor([len(part["input_ids"]) for part in parts])
     batch = {
         "input_ids": torch.tensor([[x for part in parts for x in part["input_ids"]]]),
         "position_ids": torch.cat([torch.arange(end) for end in ends])[None],
     }
     batch["labels"] = batch["input_ids"].clone()
-    if "weights" in parts[0]:
-        batch["weights"] = torch.tensor([[x for part in parts for x in part["weights"]]]).double()
+    batch["weights"] = torch.tensor([[x for part in parts for x in part["weights"]]]).double()
     return batch
 
 
-def test_labels_that_are_not_scored_are_not_counted(tmp_path):
-    data = [{"input_ids": ids(caption)} for caption in CAPTIONS]
-    whole = [{**row, "labels": row["input_ids"]} for row in data]
-    expected = definition(llama(), whole, MIXTURE)
-    options = {"data_collator": collate, "remove_unused_columns": False, **ACCUMULATED}
-    check(make(SmileTrainer, tmp_path, data=data, **options), expected)
-
-
-class FormerTrainer(transformers.Trainer):
-    """Of transformers 4.46 to 4.56, which counts labels in get_batch_samples itself."""
-
-    def get_batch_samples(self, epoch_iterator, num_batches, device):
-        batches = [batch for batch, _ in zip(epoch_iterator, range(num_batches))]
-        return batches, sum(batch["labels"].ne(-100).sum() for batch in batches)
-
-
-class SmileFormerTrainer(SmileLossMixin, FormerTrainer):
-    pass
-
-
-@pytest.mark.parametrize("cls", [SmileTrainer, SmileSFTTrainer, SmileFormerTrainer])
+@pytest.mark.parametrize("cls", [SmileTrainer, SmileSFTTrainer])
 def test_weights_of_tokens(cls, tmp_path):
     """A batch divides by the weights of all that are accumulated."""
     data = [{"input_ids": ids(caption)} for caption in CAPTIONS]
@@ -227,31 +186,6 @@ def test_weights_of_tokens(cls, tmp_path):
     (entry,) = logs(trainer)
     parts = 0.3 * entry["loss_mle"] + 0.7 * entry["loss_smile"]
     assert entry["loss"] == pytest.approx(parts, rel=1e-5)
-
-
-def test_parts_are_logged_of_any_device(tmp_path):
-    """Labels and their number are on the first of two devices, which need not be there."""
-    fake = pytest.importorskip("torch._subclasses.fake_tensor")
-    begin, end = torch.device("cuda:0"), torch.device("cuda:1")
-    trainer = make(SmileTrainer, tmp_path)
-    with fake.FakeTensorMode():
-        labels = torch.ones(2, 6, dtype=torch.long, device=begin)
-        values = {name: torch.ones((), device=end) for name in ("mle", "smile")}
-        trainer._inner._smile.parts = {**values, "aux_loss": torch.ones((), device=begin)}
-        trainer._keep({"labels": labels, "segments": labels}, 1, torch.tensor(7, device=begin))
-        sums = trainer._trained.sums
-        assert {name: value.device for name, value in sums.items()} == {
-            **{"loss_mle": end, "loss_smile": end, "aux_loss": begin}
-        }
-        with pytest.raises(fake.DataDependentOutputException):  # it is read, of one device
-            trainer._trained.means()
-
-
-def test_a_batch_without_a_label_trains_nothing(tmp_path):
-    data = [{**row, "labels": [-100] * len(row["input_ids"])} for row in rows()]
-    trainer = make(SmileTrainer, tmp_path, data=data)
-    trainer.train()
-    assert all((value == 0).all() for value in found(trainer).values())
 
 
 def test_the_collator_of_trl_for_photos(tmp_path):
@@ -287,24 +221,6 @@ def test_the_collator_of_trl_for_photos(tmp_path):
         total, tokens = total + result.loss * result.tokens, tokens + result.tokens
     (total / tokens).backward()
     check(trainer, ((total / tokens).item(), gradients(plain)))
-
-
-def test_a_trainer_between_is_asked(tmp_path):
-    """compute_loss of one's own class is not passed over, as TRL's is."""
-
-    class Own(trl.SFTTrainer):
-        def compute_loss(self, model, inputs, *args, **kwargs):
-            asked.append(sorted(inputs))
-            return transformers.Trainer.compute_loss(self, model, inputs, *args, **kwargs)
-
-    class SmileOwn(SmileLossMixin, Own):
-        pass
-
-    asked = []
-    trainer = make(SmileOwn, tmp_path)
-    trainer.train()
-    assert asked
-    torch.testing.assert_close(found(trainer), definition(llama(), rows(), MIXTURE)[1])
 
 
 def test_the_objective_stays_when_it_was_there(tmp_path):

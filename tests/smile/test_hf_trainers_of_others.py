@@ -15,7 +15,6 @@ from tests.smile.trainer_parts import (
     of_trl,
     rows,
     t5,
-    tokenizer,
 )
 
 
@@ -40,18 +39,6 @@ def test_a_loss_of_trls_ends_in_its_first_step(kind, options, folder, tmp_path):
     assert trainer.train().global_step == 1
 
 
-def train(model, folder, given=None, **options):
-    """A step of a trainer of transformers."""
-    options = {"per_device_train_batch_size": 5, **QUIET, **options}
-    transformers.Trainer(
-        model,
-        transformers.TrainingArguments(str(folder), **options),
-        train_dataset=datasets.Dataset.from_list(rows()),
-        data_collator=transformers.DataCollatorForSeq2Seq(tokenizer(), model),
-        **(given or {}),
-    ).train()
-
-
 @pytest.mark.parametrize("made", [llama, t5])
 def test_segments_and_weights_of_a_data_set(made, tmp_path):
     """Trainer leaves out columns that it does not see in the signature of the forward."""
@@ -72,19 +59,3 @@ def test_segments_and_weights_of_a_data_set(made, tmp_path):
     expected = use_smile(made().train(), MIXTURE)(**batch, num_items_in_batch=tokens).loss.item()
     assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-6)
     assert trainer.train().training_loss == pytest.approx(expected, rel=1e-6)
-
-
-OTHERS = {
-    "label smoothing": {"label_smoothing_factor": 0.1},
-    "a function": {"given": {"compute_loss_func": lambda output, *_, **__: output.logits.sum()}},
-    "a function that takes the loss": {
-        "given": {"compute_loss_func": lambda output, *_, **__: output.loss}
-    },
-}
-
-
-@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS.keys())
-def test_another_loss_ends_in_its_first_step(other, tmp_path):
-    with pytest.raises(ValueError, match="is trained without labels") as error:
-        train(use_smile(llama()), tmp_path, **other)
-    assert "\n" not in str(error.value)

@@ -52,9 +52,3 @@ def test_a_checkpoint_without_a_window_is_told_of(tmp_path):
         UserWarning, match="drops no captions until its window is full again: .*checkpoint-2"
     ):
         resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-
-
-def test_a_window_of_another_size_is_refused(whole, tmp_path):
-    other = make(SmileTrainer, tmp_path, objective="truncation", **OPTIONS)
-    with pytest.raises(ValueError, match="no window of 10000 captions"):
-        other.train(resume_from_checkpoint=whole(SmileTrainer)[1])

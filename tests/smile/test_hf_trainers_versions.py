@@ -3,8 +3,6 @@
 Here they are imitated by what differed; tests/smile/trl_versions.py tries the releases themselves.
 """
 
-import types
-
 import pytest
 import torch
 import transformers
@@ -33,19 +31,6 @@ def test_the_release_that_is_installed(tmp_path, capsys):
     assert sum(line.endswith("padded, accumulated, packed, mixture: right") for line in lines) == 1
 
 
-def set_chunked(model):
-    """As TRL 1.5 to 1.14 did for chunked_nll, of the decoder's states and the head's weight."""
-    below = model.forward
-
-    def forward(self, input_ids=None, labels=None, num_items_in_batch: object = None, **kwargs):
-        if labels is None:
-            return below(input_ids=input_ids, **kwargs)
-        hidden = self.base_model(input_ids)[0]
-        return {"loss": (hidden @ self.lm_head.weight.T).square().mean()}
-
-    model.forward = types.MethodType(forward, model)
-
-
 class BaseTrainer(transformers.Trainer):
     """As TRL has had one, with other names."""
 
@@ -53,24 +38,16 @@ class BaseTrainer(transformers.Trainer):
 class SFTTrainer(BaseTrainer):
     """TRL's of 0.24 to 1.9, in what is of the loss: it reads figures off the model's output."""
 
-    loss_type = "nll"
-
     def __init__(
         self, model, args, formatting_func=None, compute_loss_func=None, *, data_collator, **kwargs
     ):
-        args.loss_type = self.loss_type
-        if self.loss_type == "chunked_nll":
-            set_chunked(model)
         super().__init__(model, args, data_collator, compute_loss_func=compute_loss_func, **kwargs)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         inputs.pop("_prediction_loss_only", None)
         inputs["use_cache"] = False
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
-        if self.loss_type == "chunked_nll":
-            self.figures = outputs.num_valid_tokens
-        else:
-            self.figures = outputs.logits[..., :-1, :].softmax(-1)
+        self.figures = outputs.logits[..., :-1, :].softmax(-1)
         return (loss, outputs) if return_outputs else loss
 
     def prediction_step(self, model, inputs, prediction_loss_only, *args, **kwargs):
@@ -78,19 +55,9 @@ class SFTTrainer(BaseTrainer):
         return super().prediction_step(model, inputs, prediction_loss_only, *args, **kwargs)
 
 
-class ChunkedSFTTrainer(SFTTrainer):
-    """And of 1.10 to 1.14, by default."""
-
-    loss_type = "chunked_nll"
-
-
-FORMER = pytest.mark.parametrize("trainer", [SFTTrainer, ChunkedSFTTrainer])
-
-
-@FORMER
 @pytest.mark.parametrize("from_hidden", [False, True])
-def test_the_mixin_with_an_sft_trainer_that_reads_outputs(trainer, from_hidden, tmp_path):
-    class SmileFormer(SmileLossMixin, trainer):
+def test_the_mixin_with_an_sft_trainer_that_reads_outputs(from_hidden, tmp_path):
+    class SmileFormer(SmileLossMixin, SFTTrainer):
         pass
 
     options = {"from_hidden": from_hidden, "eval_dataset": datasets.Dataset.from_list(rows())}

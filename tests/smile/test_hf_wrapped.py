@@ -115,26 +115,6 @@ def test_ligers_patch_of_instance_and_class(from_hidden, monkeypatch):
     assert_trains(LLAMA, model)
 
 
-def test_a_class_whose_forward_is_another_later(monkeypatch):
-    """As Unsloth's, which makes no logits where it has labels, and never calls the head."""
-    output = transformers.modeling_outputs.CausalLMOutputWithCrossAttentions
-
-    def forward(self, input_ids, attention_mask=None, labels=None, **kwargs):
-        hidden = self.transformer(input_ids, attention_mask=attention_mask)[0]
-        if labels is not None:
-            return output(loss=hidden.sum())
-        return output(logits=hidden @ self.lm_head.weight.T)
-
-    models = [use_smile(made(GPT2).model, from_hidden=x) for x in (False, True)]
-    expected = definition(GPT2)
-    monkeypatch.setattr(transformers.GPT2LMHeadModel, "forward", forward)
-    loss = models[0](**made(GPT2).batch).loss
-    loss.backward()
-    torch.testing.assert_close((loss.detach(), gradients(models[0])), expected)
-    with pytest.raises(ValueError, match="does not call its language head"):
-        models[1](**made(GPT2).batch)
-
-
 @pytest.fixture
 def accelerator():
     """Of accelerate, in bfloat16; there is one state of it in a process."""
@@ -230,24 +210,6 @@ def test_the_copy_of_a_head_that_peft_trains(before, from_hidden):
         undo(trained)
         hooks = (hook for part in trained.modules() for hook in part._forward_pre_hooks.values())
         assert not [*hooks]
-
-
-@pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_a_deep_copy_has_what_was_set_and_its_own_weights(wrapper):
-    name = GPT2
-    # Not `wrapped`, which holds on to the model that it found.
-    model = (
-        use_smile(made(name).model) if wrapper is wrapped else wrapper(use_smile(made(name).model))
-    )
-    twin = copy.deepcopy(model)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()
-    assert_trains(name, twin)
-    with pytest.raises(ValueError, match="GPT2Model was run outside"):
-        twin.transformer(made(name).batch["input_ids"])
-    undo(twin)
-    assert twin.transformer(made(name).batch["input_ids"]) is not None
 
 
 @from_logits_and_hidden

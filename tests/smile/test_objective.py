@@ -1,10 +1,15 @@
-"""The mixture: its weights, its parts, and what it says of a wrong setting."""
+"""The mixture: its weights and parts, errors for wrong settings, and use within other modules."""
+
+import copy
+import pickle
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from smile import (
+    OBJECTIVES,
     Objective,
     mle_loss,
     parse_objective,
@@ -42,21 +47,6 @@ def test_mle_is_cross_entropy_unless_smoothing_is_asked_for():
             Objective("mle", label_smoothing=wrong)
 
 
-def test_settings_reach_their_parts():
-    logits, labels = example()
-    objective = Objective("mle", label_smoothing=0.3)
-    torch.testing.assert_close(
-        objective(logits, labels).loss, mle_loss(logits, labels, label_smoothing=0.3)
-    )
-    objective = Objective("smile", first_token_mle=False)
-    torch.testing.assert_close(objective(logits, labels).loss, smile_loss(logits, labels))
-    objective = Objective("reverse", pad_token_id=0)
-    torch.testing.assert_close(
-        objective(logits, labels).loss,
-        reverse_subset_loss(logits, labels, first_token_mle=True, pad_token_id=0),
-    )
-
-
 @pytest.mark.parametrize(
     ("given", "firsts"),
     [
@@ -67,16 +57,16 @@ def test_settings_reach_their_parts():
 )
 def test_first_tokens_by_mle_in_each_objective(given, firsts):
     logits, labels = example()
-    objective = Objective({"mle": 1, **dict.fromkeys(firsts, 1)}, first_token_mle=given)
+    objective = Objective({"mle": 1, **dict.fromkeys(firsts, 1)}, 0.3, given, pad_token_id=0)
     torch.manual_seed(3)
     parts = objective(logits, labels).parts
     torch.manual_seed(3)
     words = torch.randint(50, (3, 6, 10))
     expected = {
-        "mle": mle_loss(logits, labels),
+        "mle": mle_loss(logits, labels, label_smoothing=0.3),
         "smile": smile_loss(logits, labels, first_token_mle=firsts["smile"]),
-        "random": random_subset_loss(logits, labels, words, first_token_mle=firsts["random"]),
-        "reverse": reverse_subset_loss(logits, labels, first_token_mle=firsts["reverse"]),
+        "random": random_subset_loss(logits, labels, words, -100, firsts["random"], 0),
+        "reverse": reverse_subset_loss(logits, labels, -100, firsts["reverse"], 0),
     }
     for name, loss in expected.items():
         torch.testing.assert_close(parts[name], loss.detach(), msg=name)
@@ -127,3 +117,43 @@ def test_every_image_has_as_many_captions():
     ):
         with pytest.raises(ValueError, match=f"captions for {images} images; each needs as many"):
             captions_an_image(wrong, images)
+
+
+MIXTURE = {"mle": 0.2, "focal": {"weight": 0.3, "gamma": 1.5}, "truncation": 0.5}
+
+
+class Speller(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.objective = nn.Embedding(30, 8), Objective(MIXTURE)
+
+    def forward(self, tokens):
+        hidden = self.words(tokens[:, :-1])
+        return self.objective.from_hidden(hidden, self.words.weight, None, tokens[:, 1:]).loss
+
+
+def test_what_torch_asks_of_every_module():
+    model, tokens = Speller(), torch.randint(30, (3, 6))
+    model(tokens).backward()
+    assert [*map(id, model.parameters())] == [id(model.words.weight)]
+    assert list(model.objective.parameters()) == []
+    model.apply(lambda module: sum(p.numel() for p in module.parameters()))  # as FSDP wraps
+    model.zero_grad()
+    model.objective.zero_grad()
+    assert model.words.weight.grad is None
+    model.requires_grad_(False)
+    assert not model(tokens).requires_grad
+    model.double().eval().to("meta")
+
+
+@pytest.mark.parametrize("spec", [*OBJECTIVES, MIXTURE], ids=str)
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
+def test_a_copy_is_the_same_objective(spec, copied):
+    objective = Objective(spec, label_smoothing=0.1).with_tokens(0, 1)
+    logits, labels = torch.randn(3, 6, 30), torch.randint(2, 30, (3, 6))
+    found = []
+    for each in (objective, copied(objective)):
+        torch.manual_seed(1)
+        found.append(each(logits, labels))
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)

@@ -60,15 +60,6 @@ def test_truncation_drops_captions_of_the_highest_loss(packed, from_hidden):
     assert dropped > 5
 
 
-def test_truncation_of_captions_of_one_length_is_mle_until_its_window_is_full():
-    """Each token then counts for exactly 1."""
-    inputs, labels = hidden_states()
-    labels = labels.where(labels != IGNORE, 2)
-    expected = mle_loss(F.linear(*inputs), labels)
-    torch.testing.assert_close(Objective("truncation")(F.linear(*inputs), labels).loss, expected)
-    torch.testing.assert_close(Objective("truncation").from_hidden(*inputs, labels).loss, expected)
-
-
 def test_a_batch_wider_than_truncations_window():
     """The last captions that are there, whatever is behind them; a whole number as YAML has it."""
     window = LastMeans(2)

@@ -233,7 +233,7 @@ MUTATIONS = [
         "smile/labels.py",
         "    if wrong.any():",
         "    if False:",
-        "tests/smile/test_labels.py",
+        "tests/smile/test_losses.py",
     ),
     Mutation(
         "ranks save running statistics of their own",
