@@ -17,7 +17,6 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Callable, Optional, Union
 
@@ -121,8 +120,6 @@ def hf_config(model: Union[BlipCaptioner, BlipItm], label_smoothing: float = 0.1
         architecture, config = "BlipForConditionalGeneration", model.text_decoder.config
         further = {"label_smoothing": label_smoothing, "tie_word_embeddings": True}
     ids = {"bos": words.start, "eos": words.end, "sep": words.end, "pad": words.pad}
-    sizes = asdict(config)
-    del sizes["initializer_range"]
     return {
         "architectures": [architecture],
         "model_type": "blip",
@@ -131,7 +128,7 @@ def hf_config(model: Union[BlipCaptioner, BlipItm], label_smoothing: float = 0.1
             "model_type": "blip_text_model",
             "vocab_size": len(words),
             "encoder_hidden_size": vit.embed_dim,
-            **sizes,
+            **config.model_dump(exclude={"initializer_range"}),
             "label_smoothing": label_smoothing,
             **{f"{name}_token_id": id_ for name, id_ in ids.items()},
         },
@@ -154,12 +151,12 @@ def settings_of(config: Mapping) -> dict:
     if not parts or not all(isinstance(part, Mapping) for part in parts):
         raise CheckpointError(f"its model_type is {kind!r}, or it is incomplete; expected 'blip'")
     # Missing keys have the defaults of transformers. Most of these are the sizes of bert-base.
-    sizes = {**asdict(MedConfig()), "hidden_act": "gelu"}
+    sizes = MedConfig().model_dump()
     no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     text = {**sizes, **no_dropout, "num_attention_heads": 8, **config["text_config"]}
     vision_sizes = {"image_size": 384, "patch_size": 16, "layer_norm_eps": 1e-5}
     vision = {**sizes, **vision_sizes, **config["vision_config"]}
-    if (text["hidden_act"], vision["hidden_act"]) != ("gelu", "gelu"):
+    if vision["hidden_act"] != "gelu":
         raise CheckpointError("its hidden_act is not 'gelu'; only 'gelu' is supported")
     vit = {ours: vision[theirs] for ours, theirs in VIT_NAMES.items()}
     vit["mlp_ratio"] = vision["intermediate_size"] / vision["hidden_size"]
@@ -167,7 +164,7 @@ def settings_of(config: Mapping) -> dict:
     return {
         "vit": next(named, vit),  # a named size also sets the drop path rate
         "image_size": vision["image_size"],
-        "med_config": {field.name: text[field.name] for field in fields(MedConfig)},
+        "med_config": {name: text[name] for name in MedConfig.model_fields},
     }
 
 

@@ -82,7 +82,7 @@ MISSING = "vision_model.encoder.layers.1.mlp.fc1.bias"
             rewritten(
                 lambda c: {**c, "text_config": {**c["text_config"], "num_attention_heads": 7}}
             ),
-            "hf: config.json cannot be used: med_config: hidden_size 24 is not a multiple",
+            "hf: config.json cannot be used: med_config: hidden_size must be a multiple",
         ),
         (lambda path: (path / "model.safetensors").unlink(), "has neither model.safetensors nor"),
         (reweighted(lambda state: {"a": torch.ones(1)}), "this is not a captioner"),
