@@ -92,7 +92,7 @@ def test_the_prompt_is_cut_and_may_be_empty(make_captioner):
 def test_the_prompt_is_cut_as_it_is_decoded(make_captioner, prompt):
     captioner = make_captioner(prompt=prompt)
     words = torch.tensor([*captioner.tokenizer.ids("the red cat"), captioner.tokenizer.end])
-    assert captioner._caption(torch.cat([captioner.prompt_ids, words])) == "the red cat"
+    assert captioner.caption_text(torch.cat([captioner.prompt_ids, words])) == "the red cat"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
