@@ -15,7 +15,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Callable, Optional, Union
@@ -47,16 +47,14 @@ from smile import Objective
 
 ADDED = ("[DEC]", "[ENC]")
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-# Parameter names of the image encoder, ours and transformers': prefixes, and parts inside a block.
-# The parameters of the text decoder have the same names in both.
-VISION = {
+# Parts of parameter names of the image encoder, ours and transformers'. The parameters of the text
+# encoder and decoder have the same names in both.
+NAMES = {
     "visual_encoder.cls_token": "vision_model.embeddings.class_embedding",
     "visual_encoder.pos_embed": "vision_model.embeddings.position_embedding",
     "visual_encoder.patch_embed.proj.": "vision_model.embeddings.patch_embedding.",
     "visual_encoder.norm.": "vision_model.post_layernorm.",
     "visual_encoder.blocks.": "vision_model.encoder.layers.",
-}
-BLOCK = {
     ".attn.qkv.": ".self_attn.qkv.",
     ".attn.proj.": ".self_attn.projection.",
     ".norm1.": ".layer_norm1.",
@@ -77,36 +75,27 @@ VIT_NAMES = {
 def to_hf_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A model's state dict under transformers' names, without DERIVED keys and position ids."""
     left_out = {*DERIVED, POSITION_IDS}
-    return {_renamed(k, VISION, BLOCK): v for k, v in state.items() if k not in left_out}
+    return {_renamed(k, NAMES.items()): v for k, v in state.items() if k not in left_out}
 
 
 def from_hf_names(state: Mapping[str, Tensor], positions: int) -> dict[str, Tensor]:
     """The inverse of `to_hf_names`. positions: the number of positions of the text decoder.
 
     A captioner's tied head is filled in from the word embedding, even if it is there. Raises
-    CheckpointError if the word embedding is missing.
+    KeyError if the word embedding or the head's bias is missing.
     """
-    vision, block = ({new: old for old, new in names.items()} for names in (VISION, BLOCK))
-    ours = {_renamed(key, vision, block): value for key, value in state.items()}
-    is_itm = HEAD in ours
-    ours[POSITION_IDS if is_itm else POSITIONS] = torch.arange(positions).unsqueeze(0)
-    if is_itm:
-        return ours
-    for key, source in DERIVED.items():
-        if source is not None:
-            if source not in ours:
-                raise CheckpointError(f"there is no {source}: this is not a captioner")
-            ours[key] = ours[source]
-    return ours
+    names = [(theirs, ours) for ours, theirs in NAMES.items()]
+    ours = {_renamed(key, names): value for key, value in state.items()}
+    position_ids = torch.arange(positions).unsqueeze(0)
+    if HEAD in ours:
+        return {**ours, POSITION_IDS: position_ids}
+    derived = {key: ours[source] for key, source in DERIVED.items() if source}
+    return {**ours, **derived, POSITIONS: position_ids}
 
 
-def _renamed(key: str, prefixes: Mapping[str, str], within: Mapping[str, str]) -> str:
-    for old, new in prefixes.items():
-        if key.startswith(old):
-            key = new + key[len(old) :]
-            for part, renamed in within.items():
-                key = key.replace(part, renamed)
-            break
+def _renamed(key: str, names: Iterable[tuple[str, str]]) -> str:
+    for old, new in names:
+        key = key.replace(old, new)
     return key
 
 

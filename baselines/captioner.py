@@ -92,7 +92,8 @@ class ClassicCaptioner(CaptionGenerator):
         self.encoder_lr, self.embedding_lr = encoder_lr, embedding_lr
         self.forcing = teacher_forcing, teacher_forcing_k
         self.max_positions = None
-        self._excluded = torch.tensor([tokenizer.pad, tokenizer.start, tokenizer.unknown])
+        excluded = torch.tensor([tokenizer.pad, tokenizer.start, tokenizer.unknown])
+        self.register_buffer("excluded", excluded, persistent=False)  # tokens of probability 0
 
     @property
     def min_batch_size(self) -> int:
@@ -140,7 +141,7 @@ class ClassicCaptioner(CaptionGenerator):
         self, encoded: Tensor, settings: DecodingSettings, other: Optional[Tensor]
     ) -> Step:
         streams = encoded if other is None else torch.cat([encoded, other.expand_as(encoded)])
-        return RecurrentStep(self.decoder, streams, self._excluded)
+        return RecurrentStep(self.decoder, streams, self.excluded)
 
     def encode(self, image: Tensor) -> Tensor:
         """Images (B, 3, S, S) -> annotations (B, P, D)."""
@@ -157,7 +158,7 @@ class ClassicCaptioner(CaptionGenerator):
         attention map (n - p, P), rows that sum to 1.
         """
         logits, attention = self.decoder(ids[None, None, :-1], encoded, len(self.prompt_ids))
-        logits = logits[0, 0].index_fill(-1, self._excluded.to(logits.device), float("-inf"))
+        logits = logits[0, 0].index_fill(-1, self.excluded, float("-inf"))
         return logits, None if attention is None else attention[0, 0]
 
     def for_inference(
@@ -170,7 +171,7 @@ class ClassicCaptioner(CaptionGenerator):
         """float32 (B, k, n - p) of captions (B, k, n), with gradient, 0 after the end."""
         prompt = len(self.prompt_ids)
         logits, _ = self.decoder(ids[:, :, :-1], encoded, prompt)
-        logits = logits.float().index_fill(-1, self._excluded.to(ids.device), float("-inf"))
+        logits = logits.float().index_fill(-1, self.excluded, float("-inf"))
         tokens, end = ids[:, :, prompt:], self.tokenizer.end
         real = until_end(tokens, end)
         logprobs = (logits / temperature).log_softmax(-1)

@@ -85,7 +85,10 @@ MISSING = "vision_model.encoder.layers.1.mlp.fc1.bias"
             "hf: config.json cannot be used: med_config: hidden_size must be a multiple",
         ),
         (lambda path: (path / "model.safetensors").unlink(), "has neither model.safetensors nor"),
-        (reweighted(lambda state: {"a": torch.ones(1)}), "this is not a captioner"),
+        (
+            reweighted(lambda state: {"a": torch.ones(1)}),
+            "there is no text_decoder.bert.embeddings.word_embeddings.weight",
+        ),
         (
             reweighted(lambda state: {k: v for k, v in state.items() if k != MISSING}),
             "1 keys missing (visual_encoder.blocks.1.mlp.fc1.bias)",
