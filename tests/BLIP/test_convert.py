@@ -72,8 +72,6 @@ MISSING = "vision_model.encoder.layers.1.mlp.fc1.bias"
             rewritten(lambda config: {"model_type": "git"}),
             "its model_type is 'git', or it is incomplete",
         ),
-        (rewritten(lambda config: [config]), "its model_type is None, or it is incomplete"),
-        (rewritten(lambda config: {**config, "text_config": None}), "or it is incomplete"),
         (
             rewritten(lambda c: {**c, "text_config": {**c["text_config"], "intermediate_size": 7}}),
             "in the file and (7,) in the model",
