@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from contextlib import nullcontext
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Optional, Union
 
@@ -16,8 +15,8 @@ from BLIP.inference import inference_copy
 from BLIP.med import TextDecoder, read_med_config
 from BLIP.tokenizer import CaptionTokenizer, FirstTokenShift
 from BLIP.vit import ImageEncoder, VitSizes
-from decoding import DecodingSettings, Generated, generate_captions, until_end
-from decoding.guided import encode_noisy, second_stream
+from decoding import DecodingSettings, Step, until_end
+from decoding.caption_generator import CaptionGenerator
 from decoding.null_image import NullImage
 from smile import Objective, ObjectiveOutput
 from smile.objective import captions_an_image
@@ -28,7 +27,7 @@ LIKELIHOOD = Objective("mle")
 POSITIONS = 1024  # whose logits an inference copy computes at once
 
 
-class BlipCaptioner(nn.Module):
+class BlipCaptioner(CaptionGenerator):
     """BLIP (arXiv 2201.12086): a ViT, and a decoder with cross-attention to its output.
 
     Its methods are those of `captioning.captioners.interface.Captioner`, documented there.
@@ -59,10 +58,8 @@ class BlipCaptioner(nn.Module):
         self.prompt_ids = tokenizer.encode_prompt(prompt)  # (n,)
         self.max_tokens = max_tokens
         self.shift = shift
-        # The inference copy replaces these two: the step function, and the context of inference.
-        self.new_step, self.inference_context = CachedStep, nullcontext
+        self.new_step = CachedStep  # an inference copy may have another step function
         self.max_positions = text_decoder.config.max_position_embeddings
-        self.min_batch_size, self.has_unused_parameters = 1, False
 
     def forward(
         self, image: Tensor, captions: list[list[str]], dropped: Optional[Tensor] = None
@@ -97,37 +94,15 @@ class BlipCaptioner(nn.Module):
             t.to(image.device, non_blocking=True) for t in (tokens, attention_mask, labels)
         )
 
-    @torch.inference_mode()
-    def generate_details(self, image: Tensor, settings: DecodingSettings) -> Generated:
-        """Captions of images (B, 3, S, S) with their token ids and scores."""
-        encoded = self.encode(image)
-        return self.generate_from(encoded, settings, encode_noisy(self, image, settings))
-
-    @torch.inference_mode()
-    def generate_from(
-        self, encoded: Tensor, settings: DecodingSettings, other: Optional[Tensor] = None
-    ) -> Generated:
-        """Captions of encoded images (B, 1 + P, width)."""
-        other = second_stream(self, encoded, settings, other)
-        with self.inference_context():
-            step = self.new_step(self.text_decoder, encoded, settings.max_length, other)
-            return generate_captions(
-                step,
-                self.prompt_ids,
-                encoded,
-                self.tokenizer,
-                settings,
-                self._caption,
-                partial(self.log_likelihoods, encoded),
-            )
+    def step_function(
+        self, encoded: Tensor, settings: DecodingSettings, other: Optional[Tensor]
+    ) -> Step:
+        return self.new_step(self.text_decoder, encoded, settings.max_length, other)
 
     def encode(self, image: Tensor) -> Tensor:
         """Images (B, 3, S, S) -> (B, 1 + P, width), P patches after [CLS]."""
         with self.inference_context():
             return self.visual_encoder(image)
-
-    def encode_null(self, encoded: Tensor) -> Tensor:
-        return self.null_image.like(self.encode, encoded)
 
     @torch.inference_mode()
     def score_tokens(self, encoded: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -197,10 +172,6 @@ class BlipCaptioner(nn.Module):
         found[real] = torch.cat(logprobs).squeeze(1)
         return found
 
-    def generate(self, image: Tensor, settings: DecodingSettings) -> list[str]:
-        """The best caption of each image (B, 3, S, S)."""
-        return [captions[0] for captions in self.generate_details(image, settings).captions]
-
     def for_inference(
         self, dtype: torch.dtype = torch.float32, compiled: bool = False
     ) -> "BlipCaptioner":
@@ -210,15 +181,9 @@ class BlipCaptioner(nn.Module):
         for part in self.children():
             part.compile()
 
-    def parameter_groups(self) -> list[tuple[list[nn.Parameter], Optional[float]]]:
-        return [([p for p in self.parameters() if p.requires_grad], None)]
-
     def shards(self) -> list[nn.Module]:
         """Blocks and layers. Word embedding and head share a weight and are in none."""
         return [*self.visual_encoder.blocks, *self.text_decoder.layers]
-
-    def begin_epoch(self, epoch: int) -> None:
-        """Nothing changes between epochs."""
 
     def saved_beside_weights(self) -> dict[str, Any]:
         """peft's configuration of an adapter; the state dict holds only its weights."""
@@ -234,7 +199,7 @@ class BlipCaptioner(nn.Module):
             return load_adapter_state(self, state_dict)
         return super().load_state_dict(state_dict, *args, **kwargs)
 
-    def _caption(self, ids: Tensor) -> str:
+    def caption_text(self, ids: Tensor) -> str:
         if self.shift:
             ids = self.shift.undo(ids.cpu(), len(self.prompt_ids))
         return self.tokenizer.decode(ids)[self._prompt_length :]

@@ -1,6 +1,6 @@
 """The step function of BLIP's decoder for `decoding`, with a cache of keys and values."""
 
-from typing import Optional
+from typing import Optional, Union
 
 import torch
 import torch.nn.functional as F
@@ -60,22 +60,15 @@ class CachedStep:
 
     def _append(self, tokens: Tensor) -> Tensor:
         """Append one token to each row: (b, k, 1) -> hidden states (b * k, H)."""
-        images, rows, _ = tokens.shape
+        rows = tokens.size(1)
         new = slice(self.used, self.used + rows)
         self.mask[:, :, new] = torch.eye(rows, dtype=torch.bool, device=tokens.device)
-        mask = self.mask[:, None, :, : new.stop]  # (b, 1, k, slots)
-        hidden = self.decoder.bert["embeddings"](tokens.flatten(0, 1), self.length)
-        for layer, past, image in zip(self.decoder.layers, self.past, self.image):
-            added = layer.attention.keys_values(hidden.view(images, rows, -1))
-            for cache, values in zip(past, added):
-                cache[:, :, new] = values
-            key, value = past
-            hidden = layer.attend(
-                hidden, (key[:, :, : new.stop], value[:, :, : new.stop]), image, mask
-            )
+        past = [tuple(x[:, :, : new.stop] for x in pair) for pair in self.past]
+        mask = self.mask[:, :, : new.stop]
+        hidden = append_tokens(self.decoder, tokens, self.length, new, mask, past, self.image)
         self.length += 1
         self.used = new.stop
-        return hidden[:, 0]
+        return hidden
 
     def _follow(self, rows: Tensor) -> None:
         """Reorder the cache: new row i continues old row rows[i]. rows: (b, k).
@@ -95,6 +88,31 @@ class CachedStep:
                 for key, value in self.past
             ]
             self.mask = F.pad(self.mask, (0, free))
+
+
+def append_tokens(
+    decoder: TextDecoder,
+    tokens: Tensor,
+    position: Union[int, Tensor],
+    slots: Union[slice, Tensor],
+    mask: Tensor,
+    past: list[KeysValues],
+    image: list[KeysValues],
+) -> Tensor:
+    """Hidden states (b * k, H) of one token per row, (b, k, 1). Writes their keys and values.
+
+    slots: where in `past`, each (b, heads, capacity, d), the keys and values of the k rows go.
+    mask: bool (b, k, capacity), the slots that each row attends to. image: as `past`, a pair for
+    each layer.
+    """
+    images, rows, _ = tokens.shape
+    hidden = decoder.bert["embeddings"](tokens.flatten(0, 1), position)
+    for layer, own, of_image in zip(decoder.layers, past, image):
+        added = layer.attention.keys_values(hidden.view(images, rows, -1))
+        for cache, values in zip(own, added):
+            cache[:, :, slots] = values.to(cache.dtype)
+        hidden = layer.attend(hidden, own, of_image, mask.unsqueeze(1))
+    return hidden[:, 0]
 
 
 def _image_keys_values(

@@ -30,8 +30,6 @@ class Keys(BaseModel):
     def _suit_blip(self):
         if self.first_token_shift and self.model != "blip":
             raise ValueError(f"first_token_shift is for model blip; this one is {self.model}")
-        if isinstance(self.vit, VitSizes) and self.vit.embed_dim % self.vit.num_heads:
-            raise ValueError("vit: embed_dim must be a multiple of num_heads")
         if self.model == "blip" and self.lora and self.lora.load_in_4bit:
             raise ValueError("lora.load_in_4bit is true, which is for model vlm; this one is blip")
         if self.model == "blip" and self.reward and self.objective and self.vit_grad_ckpt:

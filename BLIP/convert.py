@@ -15,9 +15,8 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Callable, Optional, Union
 
@@ -48,16 +47,14 @@ from smile import Objective
 
 ADDED = ("[DEC]", "[ENC]")
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-# Parameter names of the image encoder, ours and transformers': prefixes, and parts inside a block.
-# The parameters of the text decoder have the same names in both.
-VISION = {
+# Parts of parameter names of the image encoder, ours and transformers'. The parameters of the text
+# encoder and decoder have the same names in both.
+NAMES = {
     "visual_encoder.cls_token": "vision_model.embeddings.class_embedding",
     "visual_encoder.pos_embed": "vision_model.embeddings.position_embedding",
     "visual_encoder.patch_embed.proj.": "vision_model.embeddings.patch_embedding.",
     "visual_encoder.norm.": "vision_model.post_layernorm.",
     "visual_encoder.blocks.": "vision_model.encoder.layers.",
-}
-BLOCK = {
     ".attn.qkv.": ".self_attn.qkv.",
     ".attn.proj.": ".self_attn.projection.",
     ".norm1.": ".layer_norm1.",
@@ -78,36 +75,27 @@ VIT_NAMES = {
 def to_hf_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A model's state dict under transformers' names, without DERIVED keys and position ids."""
     left_out = {*DERIVED, POSITION_IDS}
-    return {_renamed(k, VISION, BLOCK): v for k, v in state.items() if k not in left_out}
+    return {_renamed(k, NAMES.items()): v for k, v in state.items() if k not in left_out}
 
 
 def from_hf_names(state: Mapping[str, Tensor], positions: int) -> dict[str, Tensor]:
     """The inverse of `to_hf_names`. positions: the number of positions of the text decoder.
 
     A captioner's tied head is filled in from the word embedding, even if it is there. Raises
-    CheckpointError if the word embedding is missing.
+    KeyError if the word embedding or the head's bias is missing.
     """
-    vision, block = ({new: old for old, new in names.items()} for names in (VISION, BLOCK))
-    ours = {_renamed(key, vision, block): value for key, value in state.items()}
-    is_itm = HEAD in ours
-    ours[POSITION_IDS if is_itm else POSITIONS] = torch.arange(positions).unsqueeze(0)
-    if is_itm:
-        return ours
-    for key, source in DERIVED.items():
-        if source is not None:
-            if source not in ours:
-                raise CheckpointError(f"there is no {source}: this is not a captioner")
-            ours[key] = ours[source]
-    return ours
+    names = [(theirs, ours) for ours, theirs in NAMES.items()]
+    ours = {_renamed(key, names): value for key, value in state.items()}
+    position_ids = torch.arange(positions).unsqueeze(0)
+    if HEAD in ours:
+        return {**ours, POSITION_IDS: position_ids}
+    derived = {key: ours[source] for key, source in DERIVED.items() if source}
+    return {**ours, **derived, POSITIONS: position_ids}
 
 
-def _renamed(key: str, prefixes: Mapping[str, str], within: Mapping[str, str]) -> str:
-    for old, new in prefixes.items():
-        if key.startswith(old):
-            key = new + key[len(old) :]
-            for part, renamed in within.items():
-                key = key.replace(part, renamed)
-            break
+def _renamed(key: str, names: Iterable[tuple[str, str]]) -> str:
+    for old, new in names:
+        key = key.replace(old, new)
     return key
 
 
@@ -121,8 +109,6 @@ def hf_config(model: Union[BlipCaptioner, BlipItm], label_smoothing: float = 0.1
         architecture, config = "BlipForConditionalGeneration", model.text_decoder.config
         further = {"label_smoothing": label_smoothing, "tie_word_embeddings": True}
     ids = {"bos": words.start, "eos": words.end, "sep": words.end, "pad": words.pad}
-    sizes = asdict(config)
-    del sizes["initializer_range"]
     return {
         "architectures": [architecture],
         "model_type": "blip",
@@ -131,7 +117,7 @@ def hf_config(model: Union[BlipCaptioner, BlipItm], label_smoothing: float = 0.1
             "model_type": "blip_text_model",
             "vocab_size": len(words),
             "encoder_hidden_size": vit.embed_dim,
-            **sizes,
+            **config.model_dump(exclude={"initializer_range"}),
             "label_smoothing": label_smoothing,
             **{f"{name}_token_id": id_ for name, id_ in ids.items()},
         },
@@ -154,12 +140,12 @@ def settings_of(config: Mapping) -> dict:
     if not parts or not all(isinstance(part, Mapping) for part in parts):
         raise CheckpointError(f"its model_type is {kind!r}, or it is incomplete; expected 'blip'")
     # Missing keys have the defaults of transformers. Most of these are the sizes of bert-base.
-    sizes = {**asdict(MedConfig()), "hidden_act": "gelu"}
+    sizes = MedConfig().model_dump()
     no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     text = {**sizes, **no_dropout, "num_attention_heads": 8, **config["text_config"]}
     vision_sizes = {"image_size": 384, "patch_size": 16, "layer_norm_eps": 1e-5}
     vision = {**sizes, **vision_sizes, **config["vision_config"]}
-    if (text["hidden_act"], vision["hidden_act"]) != ("gelu", "gelu"):
+    if vision["hidden_act"] != "gelu":
         raise CheckpointError("its hidden_act is not 'gelu'; only 'gelu' is supported")
     vit = {ours: vision[theirs] for ours, theirs in VIT_NAMES.items()}
     vit["mlp_ratio"] = vision["intermediate_size"] / vision["hidden_size"]
@@ -167,7 +153,7 @@ def settings_of(config: Mapping) -> dict:
     return {
         "vit": next(named, vit),  # a named size also sets the drop path rate
         "image_size": vision["image_size"],
-        "med_config": {field.name: text[field.name] for field in fields(MedConfig)},
+        "med_config": {name: text[name] for name in MedConfig.model_fields},
     }
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from adapters.lora import is_adapted, merge
 from BLIP.kernels.inference_linear import InferenceLinear
 from BLIP.kernels.int8_linear import HalfEmbedding, int8_linear
-from BLIP.kernels.static_step import StaticSteps
+from BLIP.kernels.static_step import CompiledStepFactory
 
 HEADS = (".itm_head", ".vision_proj", ".text_proj")  # of BlipItm
 
@@ -43,7 +43,7 @@ def inference_copy(
     inference.inference_context = partial(torch.autocast, device, enabled=False)
     if compiled:
         inference.visual_encoder.compile()
-        inference.new_step = StaticSteps(mode="reduce-overhead")
+        inference.new_step = CompiledStepFactory(mode="reduce-overhead")
     return inference.eval()
 
 

@@ -8,59 +8,50 @@ without padding.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Callable, Optional, Union
+from typing import Callable, Literal, Optional, Union
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from BLIP.kernels.attention import attention
 from BLIP.kernels.recompute_linear import recompute_linear
 from BLIP.kernels.unpadding import Unpadding, unpadding_of
+from BLIP.sizes import Sizes
 from smile import Objective, ObjectiveOutput
 
 KeysValues = tuple[Tensor, Tensor]  # each (rows or images, heads, tokens, H / heads)
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
-@dataclass(frozen=True)
-class MedConfig:
+class MedConfig(Sizes):
     """Sizes of the decoder, with BERT's names. The defaults are the sizes of bert-base."""
 
-    hidden_size: int = 768
-    num_hidden_layers: int = 12
-    num_attention_heads: int = 12
-    intermediate_size: int = 3072
-    max_position_embeddings: int = 512
-    layer_norm_eps: float = 1e-12
-    hidden_dropout_prob: float = 0.1
-    attention_probs_dropout_prob: float = 0.1
-    initializer_range: float = 0.02
+    hidden_size: int = Field(768, gt=0)
+    num_hidden_layers: int = Field(12, gt=0)
+    num_attention_heads: int = Field(12, gt=0)
+    intermediate_size: int = Field(3072, gt=0)
+    max_position_embeddings: int = Field(512, gt=0)
+    layer_norm_eps: float = Field(1e-12, ge=0)
+    hidden_dropout_prob: float = Field(0.1, ge=0, lt=1)
+    attention_probs_dropout_prob: float = Field(0.1, ge=0, lt=1)
+    initializer_range: float = Field(0.02, ge=0)
+    hidden_act: Literal["gelu"] = "gelu"
 
-    def __post_init__(self):
-        for field in fields(self):
-            value = getattr(self, field.name)
-            is_number = isinstance(value, (field.type, int)) and not isinstance(value, bool)
-            if not is_number or not (value > 0 or (field.type is float and value == 0)):
-                kind = "a whole number above 0" if field.type is int else "a number, 0 or above"
-                raise ValueError(f"med_config: {field.name} is {value!r}; it must be {kind}")
-        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
-            if getattr(self, name) >= 1:
-                raise ValueError(f"med_config: {name} is {getattr(self, name)}; it must be below 1")
+    @model_validator(mode="after")
+    def _heads_divide_width(self):
         if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"med_config: hidden_size {self.hidden_size} is not a multiple of "
-                f"num_attention_heads {self.num_attention_heads}"
-            )
+            raise ValueError("hidden_size must be a multiple of num_attention_heads")
+        return self
 
 
 # Keys of BERT's configuration that are ignored. The tokenizer determines vocab_size, the image
 # encoder determines encoder_width, and the others are fixed in a captioning decoder.
 IGNORED_KEYS = {
     *("architectures", "model_type", "type_vocab_size", "pad_token_id", "vocab_size"),
-    *("encoder_width", "add_cross_attention", "hidden_act"),
+    *("encoder_width", "add_cross_attention"),
 }
 
 
@@ -77,17 +68,8 @@ def read_med_config(source: Union[str, Path, Mapping]) -> MedConfig:
             values = json.loads(Path(source).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ValueError(f"med_config: cannot read {source}: {error}") from error
-    known = {field.name for field in fields(MedConfig)}
-    unknown = sorted(set(values) - known - IGNORED_KEYS)
-    if unknown:
-        raise ValueError(
-            f"med_config: unknown key {unknown[0]!r}; known keys are {', '.join(sorted(known))}"
-        )
-    if values.get("hidden_act", "gelu") != "gelu":
-        raise ValueError(
-            f"med_config: hidden_act is {values['hidden_act']!r}; only 'gelu' is supported"
-        )
-    return MedConfig(**{key: value for key, value in values.items() if key in known})
+    sizes = {key: value for key, value in values.items() if key not in IGNORED_KEYS}
+    return MedConfig.read("med_config", sizes)
 
 
 class Embeddings(nn.Module):

@@ -5,7 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import BertWordPieceTokenizer, decoders
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -82,7 +82,7 @@ def _find_vocabulary(source: str) -> Path:
         ) from error
 
 
-def _load_bert(vocabulary: Path) -> Tokenizer:
+def _load_bert(vocabulary: Path) -> BertWordPieceTokenizer:
     """Build the same tokenizer as BertTokenizer of transformers, whose import takes seconds.
 
     Raises TokenizerError.
@@ -98,12 +98,8 @@ def _load_bert(vocabulary: Path) -> Tokenizer:
         raise TokenizerError(
             f"tokenizer: {vocabulary} is not a BERT vocabulary: it has {word!r} on {count} lines"
         )
-    ids = {word: number for number, word in enumerate(words)}
-    bert = Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))
-    bert.normalizer = normalizers.BertNormalizer()
-    bert.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    bert = BertWordPieceTokenizer({word: number for number, word in enumerate(words)})
     bert.decoder = decoders.WordPiece(cleanup=False)  # clean-up differs between versions
-    bert.add_special_tokens(list(SPECIAL_TOKENS))
     return bert
 
 

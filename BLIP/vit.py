@@ -7,24 +7,23 @@ from typing import Optional, Union
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, model_validator
 from timm.layers import Attention, Mlp
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
 from BLIP.kernels.attention import attention
 from BLIP.kernels.recompute_linear import recompute_linear
+from BLIP.sizes import Sizes
 
 
-class VitSizes(BaseModel):
+class VitSizes(Sizes):
     """Hyperparameters of a vision transformer, with timm's names where timm has them.
 
     initializer_range: the standard deviation of initial weights in the blocks; 0.02 if None. Narrow
     encoders learn faster with about embed_dim**-0.5. If it is set, the initial position embedding
     has a standard deviation of 1, as the patch embeddings have.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     embed_dim: int = Field(gt=0, le=65_536)
     depth: int = Field(gt=0, le=1000)
@@ -34,6 +33,12 @@ class VitSizes(BaseModel):
     drop_path_rate: float = Field(0.0, ge=0, lt=1)
     layer_norm_eps: float = Field(1e-6, gt=0)
     initializer_range: Optional[float] = Field(None, gt=0)
+
+    @model_validator(mode="after")
+    def _heads_divide_width(self):
+        if self.embed_dim % self.num_heads:
+            raise ValueError("embed_dim must be a multiple of num_heads")
+        return self
 
 
 VIT_SIZES = {
@@ -136,11 +141,7 @@ def _sizes(vit: Union[str, Mapping, VitSizes]) -> VitSizes:
     if isinstance(vit, VitSizes):
         return vit
     if isinstance(vit, Mapping):
-        try:
-            return VitSizes(**vit)
-        except ValidationError as error:
-            detail = error.errors()[0]
-            raise ValueError(f"vit.{detail['loc'][0]}: {detail['msg']}") from error
+        return VitSizes.read("vit", vit)
     if vit not in VIT_SIZES:
         raise ValueError(f"vit is {vit!r}; it must be {', '.join(VIT_SIZES)} or a mapping of sizes")
     return VIT_SIZES[vit]

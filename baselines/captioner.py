@@ -1,6 +1,5 @@
 """The classic captioner: an image encoder, a recurrent decoder and a tokenizer."""
 
-from functools import partial
 from typing import Any, Optional
 
 import torch
@@ -10,8 +9,8 @@ from baselines.cells import AttentionLSTM, PooledDecoder, ShowAttendTell
 from baselines.decoder import RecurrentStep, teacher_forcing
 from baselines.image_encoder import ImageEncoder
 from baselines.vocabulary import Vocabulary, load_word_vectors, normalise_embedding
-from decoding import DecodingSettings, Generated, generate_captions, until_end
-from decoding.guided import encode_noisy, second_stream
+from decoding import DecodingSettings, Step, until_end
+from decoding.caption_generator import CaptionGenerator
 from decoding.null_image import NullImage
 from smile import Objective, ObjectiveOutput
 from smile.objective import captions_an_image
@@ -19,7 +18,7 @@ from smile.objective import captions_an_image
 MODELS = ("rnn", "lstm", "attn", "sat")
 
 
-class ClassicCaptioner(nn.Module):
+class ClassicCaptioner(CaptionGenerator):
     """A captioner with a decoder of `baselines.cells`.
 
     Implements `captioning.captioners.interface.Captioner`, which documents each method. Arguments
@@ -92,8 +91,9 @@ class ClassicCaptioner(nn.Module):
         self.attention_penalty = attention_penalty
         self.encoder_lr, self.embedding_lr = encoder_lr, embedding_lr
         self.forcing = teacher_forcing, teacher_forcing_k
-        self.max_positions, self.has_unused_parameters = None, False
-        self._excluded = torch.tensor([tokenizer.pad, tokenizer.start, tokenizer.unknown])
+        self.max_positions = None
+        excluded = torch.tensor([tokenizer.pad, tokenizer.start, tokenizer.unknown])
+        self.register_buffer("excluded", excluded, persistent=False)  # tokens of probability 0
 
     @property
     def min_batch_size(self) -> int:
@@ -137,41 +137,17 @@ class ClassicCaptioner(nn.Module):
         attention = None if attention is None else attention.flatten(0, 1)
         return logits.flatten(0, 1), labels, attention
 
-    @torch.inference_mode()
-    def generate_details(self, image: Tensor, settings: DecodingSettings) -> Generated:
-        """Captions of images (B, 3, S, S) with their token ids and scores."""
-        encoded = self.encode(image)
-        return self.generate_from(encoded, settings, encode_noisy(self, image, settings))
-
-    @torch.inference_mode()
-    def generate_from(
-        self, encoded: Tensor, settings: DecodingSettings, other: Optional[Tensor] = None
-    ) -> Generated:
-        """Captions of images by their annotations (B, P, D)."""
-        other = second_stream(self, encoded, settings, other)
+    def step_function(
+        self, encoded: Tensor, settings: DecodingSettings, other: Optional[Tensor]
+    ) -> Step:
         streams = encoded if other is None else torch.cat([encoded, other.expand_as(encoded)])
-        return generate_captions(
-            RecurrentStep(self.decoder, streams, self._excluded),
-            self.prompt_ids,
-            encoded,
-            self.tokenizer,
-            settings,
-            self._caption,
-            partial(self.log_likelihoods, encoded),
-        )
+        return RecurrentStep(self.decoder, streams, self.excluded)
 
     def encode(self, image: Tensor) -> Tensor:
         """Images (B, 3, S, S) -> annotations (B, P, D)."""
         return self.encoder(image)
 
-    def encode_null(self, encoded: Tensor) -> Tensor:
-        return self.null_image.like(self.encode, encoded)
-
-    def generate(self, image: Tensor, settings: DecodingSettings) -> list[str]:
-        """The best caption of each image (B, 3, S, S)."""
-        return [captions[0] for captions in self.generate_details(image, settings).captions]
-
-    def _caption(self, ids: Tensor) -> str:
+    def caption_text(self, ids: Tensor) -> str:
         return self.tokenizer.decode(ids[len(self.prompt_ids) :])
 
     @torch.inference_mode()
@@ -182,7 +158,7 @@ class ClassicCaptioner(nn.Module):
         attention map (n - p, P), rows that sum to 1.
         """
         logits, attention = self.decoder(ids[None, None, :-1], encoded, len(self.prompt_ids))
-        logits = logits[0, 0].index_fill(-1, self._excluded.to(logits.device), float("-inf"))
+        logits = logits[0, 0].index_fill(-1, self.excluded, float("-inf"))
         return logits, None if attention is None else attention[0, 0]
 
     def for_inference(
@@ -195,7 +171,7 @@ class ClassicCaptioner(nn.Module):
         """float32 (B, k, n - p) of captions (B, k, n), with gradient, 0 after the end."""
         prompt = len(self.prompt_ids)
         logits, _ = self.decoder(ids[:, :, :-1], encoded, prompt)
-        logits = logits.float().index_fill(-1, self._excluded.to(ids.device), float("-inf"))
+        logits = logits.float().index_fill(-1, self.excluded, float("-inf"))
         tokens, end = ids[:, :, prompt:], self.tokenizer.end
         real = until_end(tokens, end)
         logprobs = (logits / temperature).log_softmax(-1)

@@ -39,23 +39,23 @@ class PooledDecoder(RecurrentDecoder):
         self.cell.train()
         return self
 
-    def begin(self, annotations: Tensor) -> tuple[Tensors, Tensors]:
+    def initial_state(self, annotations: Tensor) -> tuple[Tensors, Tensors]:
         hidden = self.from_image(annotations.mean(1))  # (B, H)
         has_memory = isinstance(self.cell, nn.LSTM)
         return (), (hidden, hidden.new_zeros(hidden.shape)) if has_memory else (hidden,)
 
-    def advance(self, embedded: Tensor, memory: Tensors, state: Tensors) -> StepOutput:
-        outputs, state = self._run(embedded.unsqueeze(2), state)
+    def step(self, embedded: Tensor, memory: Tensors, state: Tensors) -> StepOutput:
+        outputs, state = self._run_cell(embedded.unsqueeze(2), state)
         return outputs.squeeze(2), state, None
 
-    def read(self, tokens: Tensor, annotations: Tensor, prompt: int) -> DecoderOutput:
+    def unroll(self, tokens: Tensor, annotations: Tensor, prompt: int) -> DecoderOutput:
         if self.training and self.teacher_forcing < 1:
-            return super().read(tokens, annotations, prompt)
-        _, state = self.begin(annotations)
+            return super().unroll(tokens, annotations, prompt)
+        _, state = self.initial_state(annotations)
         state = tuple(part.unsqueeze(1).expand(-1, tokens.size(1), -1) for part in state)
-        return self.dropout(self._run(self.embed(tokens), state)[0]), None
+        return self.dropout(self._run_cell(self.embed(tokens), state)[0]), None
 
-    def _run(self, embedded: Tensor, state: Tensors) -> tuple[Tensor, Tensors]:
+    def _run_cell(self, embedded: Tensor, state: Tensors) -> tuple[Tensor, Tensors]:
         """Run torch's cell over n words. embedded: (B, k, n, E); state: tensors (B, k, H).
 
         Autocast is off. On a CPU it would call oneDNN's LSTM, which fails on CPUs without bfloat16
@@ -88,12 +88,12 @@ class AttentionLSTM(RecurrentDecoder):
         self.hidden_gates = nn.Linear(hidden_dim, 4 * hidden_dim, bias=False)
         self.image_gates = nn.Linear(hidden_dim, 4 * hidden_dim, bias=False)
 
-    def begin(self, annotations: Tensor) -> tuple[Tensors, Tensors]:
+    def initial_state(self, annotations: Tensor) -> tuple[Tensors, Tensors]:
         projected = self.from_image(annotations)  # (B, P, H)
         mean = projected.mean(1)
         return (projected,), (mean, mean)
 
-    def advance(self, embedded: Tensor, memory: Tensors, state: Tensors) -> StepOutput:
+    def step(self, embedded: Tensor, memory: Tensors, state: Tensors) -> StepOutput:
         (projected,), (hidden, cell) = memory, state
         scores = hidden @ projected.transpose(1, 2) / math.sqrt(hidden.size(2))  # (B, k, P)
         attention = scores.softmax(-1)
@@ -140,11 +140,11 @@ class ShowAttendTell(RecurrentDecoder):
             self.from_hidden = nn.Linear(hidden_dim, embed_dim)
             self.from_context = nn.Linear(image_dim, embed_dim)
 
-    def begin(self, annotations: Tensor) -> tuple[Tensors, Tensors]:
+    def initial_state(self, annotations: Tensor) -> tuple[Tensors, Tensors]:
         states = self.first_state(annotations.mean(1))
         return (annotations, self.key(annotations)), states.chunk(2 * len(self.layers), -1)
 
-    def advance(self, embedded: Tensor, memory: Tensors, state: Tensors) -> StepOutput:
+    def step(self, embedded: Tensor, memory: Tensors, state: Tensors) -> StepOutput:
         annotations, keys = memory  # (B, P, D), (B, P, A)
         hidden = state[-2]  # the top layer's h; the state is h, c of each layer
         sums = torch.tanh(keys.unsqueeze(1) + self.query(hidden).unsqueeze(2))  # (B, k, P, A)

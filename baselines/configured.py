@@ -7,7 +7,7 @@ import torch
 from pydantic import BaseModel, Field, model_validator
 
 from baselines.captioner import MODELS, ClassicCaptioner
-from baselines.decoder import SCHEDULES, k_of_middle
+from baselines.decoder import SCHEDULES, inverse_sigmoid_k
 from baselines.image_encoder import ImageEncoder
 from baselines.vocabulary import Vocabulary
 
@@ -117,7 +117,7 @@ def build(config: Any, context: Any) -> ClassicCaptioner:
         arguments["word_vectors"] = None  # the checkpoint's weights replace them
     if config.teacher_forcing_middle is not None:
         middle = config.teacher_forcing_middle * config.max_epoch
-        arguments["teacher_forcing_k"] = k_of_middle(middle)
+        arguments["teacher_forcing_k"] = inverse_sigmoid_k(middle)
     # Every other argument has the name of its configuration key.
     names = signature(ClassicCaptioner).parameters.keys() - arguments
     return ClassicCaptioner(**{name: getattr(config, name) for name in names}, **arguments)

@@ -20,7 +20,7 @@ SCHEDULES = ("always", "never", "linear", "exponential", "inverse_sigmoid")
 class RecurrentDecoder(nn.Module, ABC):
     """A decoder that reads the words of a caption one by one.
 
-    Subclasses define the initial state (`begin`) and a step (`advance`). teacher_forcing: the
+    Subclasses define `initial_state` and `step`. teacher_forcing: the
     probability that an input in training is the caption's word. Otherwise it is the decoder's
     argmax (scheduled sampling, arXiv 1506.03099).
     """
@@ -43,7 +43,7 @@ class RecurrentDecoder(nn.Module, ABC):
         self.register_load_state_dict_pre_hook(_check_tied)
 
     @abstractmethod
-    def begin(self, annotations: Tensor) -> tuple[Tensors, Tensors]:
+    def initial_state(self, annotations: Tensor) -> tuple[Tensors, Tensors]:
         """The memory and the initial state, computed from annotations (B, P, D).
 
         The memory is a tuple of tensors (B, ...) that stay constant while a caption is read. The
@@ -51,7 +51,7 @@ class RecurrentDecoder(nn.Module, ABC):
         """
 
     @abstractmethod
-    def advance(self, embedded: Tensor, memory: Tensors, state: Tensors) -> StepOutput:
+    def step(self, embedded: Tensor, memory: Tensors, state: Tensors) -> StepOutput:
         """Read one word of each row. embedded: (B, k, E); state: tensors (B, k, H).
 
         Returns the head's input (B, k, O) before dropout, the next state, and the attention (B, k,
@@ -68,16 +68,16 @@ class RecurrentDecoder(nn.Module, ABC):
         own words. Returns logits (B, k, n - p + 1, V), the first of which follow the p-th token,
         and the attention (B, k, n - p + 1, P) or None.
         """
-        outputs, attention = self.read(tokens, annotations, prompt)
+        outputs, attention = self.unroll(tokens, annotations, prompt)
         kept = None if attention is None else attention[:, :, prompt - 1 :]
         return self.head(outputs[:, :, prompt - 1 :]), kept
 
-    def read(self, tokens: Tensor, annotations: Tensor, prompt: int) -> DecoderOutput:
-        """The head's inputs (B, k, n, O) and the attention (B, k, n, P) or None.
+    def unroll(self, tokens: Tensor, annotations: Tensor, prompt: int) -> DecoderOutput:
+        """The head's inputs (B, k, n, O) at all tokens, and the attention (B, k, n, P) or None.
 
         Scheduled sampling takes the argmax of the same logits as the loss, with dropout.
         """
-        memory, state = self.begin(annotations)
+        memory, state = self.initial_state(annotations)
         state = tuple(part.unsqueeze(1).expand(-1, tokens.size(1), -1) for part in state)
         embedded = self.embed(tokens)  # (B, k, n, E)
         samples = self.training and self.teacher_forcing < 1
@@ -89,7 +89,7 @@ class RecurrentDecoder(nn.Module, ABC):
                     predicted = self.head(outputs[-1]).argmax(-1)  # (B, k)
                 forced = torch.rand_like(word[..., :1]) < self.teacher_forcing
                 word = torch.where(forced, word, self.embed(predicted))
-            output, state, weights = self.advance(word, memory, state)
+            output, state, weights = self.step(word, memory, state)
             outputs.append(self.dropout(output))
             attention.append(weights)
         return torch.stack(outputs, 2), None if weights is None else torch.stack(attention, 2)
@@ -105,7 +105,7 @@ def _check_tied(_, state: dict[str, Tensor], prefix: str, *__) -> None:
 
 
 class RecurrentStep:
-    """A step function, see `decoding.Step`. All rows of an image share the memory of `begin`.
+    """A step function, see `decoding.Step`. All rows of an image share its memory.
 
     excluded: int64 (u,), ids that are never generated, such as padding and <UNK>.
     """
@@ -113,9 +113,9 @@ class RecurrentStep:
     def __init__(self, decoder: RecurrentDecoder, annotations: Tensor, excluded: Tensor):
         """annotations: (B, P, D)."""
         self.decoder = decoder
-        self.memory, state = decoder.begin(annotations)
+        self.memory, state = decoder.initial_state(annotations)
         self.state = tuple(part.unsqueeze(1) for part in state)  # (B, 1, H) each
-        self.excluded = excluded.to(annotations.device)
+        self.excluded = excluded
 
     def __call__(self, tokens: Tensor, rows: Optional[Tensor]) -> Tensor:
         if rows is not None:
@@ -124,7 +124,7 @@ class RecurrentStep:
                 self.memory = tuple(part[images] for part in self.memory)
             self.state = tuple(part.flatten(0, 1)[rows] for part in self.state)
         for embedded in self.decoder.embed(tokens).unbind(2):
-            output, self.state, _ = self.decoder.advance(embedded, self.memory, self.state)
+            output, self.state, _ = self.decoder.step(embedded, self.memory, self.state)
         return self.decoder.head(output).index_fill(-1, self.excluded, float("-inf"))
 
 
@@ -146,7 +146,7 @@ def teacher_forcing(schedule: str, epoch: int, k: float) -> float:
     return 1 / (1 + math.exp(min(epoch / k, 700)) / k)
 
 
-def k_of_middle(epoch: float) -> float:
+def inverse_sigmoid_k(epoch: float) -> float:
     """The k for which the inverse sigmoid schedule is 0.5 at `epoch`.
 
     Solves k ln k = epoch by Newton's method. The first iterate is above the solution and the

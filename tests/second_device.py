@@ -181,12 +181,12 @@ def _training_step(device: str) -> list[torch.Tensor]:
 
 
 def _captions(device: str, compiled: bool = False, **settings: Any) -> list[torch.Tensor]:
-    from BLIP.kernels.static_step import StaticSteps
+    from BLIP.kernels.static_step import CompiledStepFactory
     from decoding import DecodingSettings
 
     captioner = _captioner(device)
     if compiled:
-        captioner.new_step = StaticSteps()
+        captioner.new_step = CompiledStepFactory()
     chosen = DecodingSettings(**{"max_length": 10, "min_length": 6, **settings})
     found = captioner.generate_details(_photos(device), chosen)
     return [t for t in (found.token_ids, found.scores, found.own_scores) if t is not None]

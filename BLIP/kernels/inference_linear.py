@@ -37,9 +37,7 @@ def _can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     In another layout, oneDNN would reorder every weight in each decoding step, which has few rows.
     torch has the operator for torch.compile, under a private name.
     """
-    operators = torch.ops.mkldnn
-    available = matmul.HAS_ONEDNN and hasattr(operators, "_reorder_linear_weight")
-    if device.type != "cpu" or not available:
+    if device.type != "cpu" or not matmul.HAS_ONEDNN:
         return False
-    bf16 = dtype == torch.bfloat16 and operators._is_mkldnn_bf16_supported()
+    bf16 = dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return bf16 or dtype == torch.float32

@@ -36,7 +36,7 @@ def is_intel(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
     return "GenuineIntel" in vendor
 
 
-HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+HAS_ONEDNN = torch.backends.mkldnn.is_available()
 AMX = torch.cpu._is_amx_tile_supported() and isa_allows("AMX")  # torch uses AMX for bfloat16
 ONEDNN_FP32 = HAS_ONEDNN and torch.backends.cpu.get_cpu_capability() == "AVX512" and not is_intel()
 ONEDNN_BF16 = HAS_ONEDNN and has_bf16()

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from BLIP.cached_step import CachedStep
+from BLIP.cached_step import CachedStep, append_tokens
 from BLIP.med import KeysValues, TextDecoder
 
 
@@ -31,7 +31,7 @@ class StaticCache(NamedTuple):
     image: list[KeysValues]
 
 
-class StaticSteps:
+class CompiledStepFactory:
     """A factory of step functions. It is called like `CachedStep`, and all batches share one cache.
 
     On a GPU, kernel launches take most of the time of a step with few rows. A CUDA graph replays
@@ -45,9 +45,9 @@ class StaticSteps:
         self.cache: Optional[StaticCache] = None
         self._layout: tuple = ()
 
-    def __call__(self, *arguments: Any) -> "StaticStep":
+    def __call__(self, *arguments: Any) -> "CompiledStep":
         """arguments: those of `CachedStep`."""
-        return StaticStep(self, *arguments)
+        return CompiledStep(self, *arguments)
 
     def cache_for(self, past: list[KeysValues], image: list[KeysValues], rows: int, steps: int):
         """The cache, reallocated if it is too small or has another layout.
@@ -77,15 +77,15 @@ class StaticSteps:
         return self.cache
 
 
-class StaticStep(CachedStep):
+class CompiledStep(CachedStep):
     """A step function, see `decoding.Step`.
 
     live: int64 (b,), the indices of unfinished images in the cache.
     """
 
-    def __init__(self, steps: StaticSteps, *arguments: Any):
+    def __init__(self, factory: CompiledStepFactory, *arguments: Any):
         super().__init__(*arguments)
-        self.steps = steps
+        self.factory = factory
         self.live = torch.empty(0, dtype=torch.int64)
 
     def _follow(self, rows: Tensor) -> None:
@@ -98,12 +98,12 @@ class StaticStep(CachedStep):
         if first:  # now k is known
             self._fill_cache(rows.size(1))
         self.live = self.live[rows[:, 0] // rows_before]
-        mask = self.steps.cache.mask
+        mask = self.factory.cache.mask
         mask[self.live] = mask[self.live.unsqueeze(1), rows % rows_before]
 
     def _fill_cache(self, rows: int) -> None:
         """Copy keys and values of prompts and images into the cache."""
-        cache = self.steps.cache_for(self.past, self.image, rows, self.max_length - self.used)
+        cache = self.factory.cache_for(self.past, self.image, rows, self.max_length - self.used)
         images = len(self.past[0][0])
         for layer, prompt in zip(cache.past, self.past):
             for x, values in zip(layer, prompt):
@@ -120,25 +120,19 @@ class StaticStep(CachedStep):
 
     def _append(self, tokens: Tensor) -> Tensor:
         """Append one token to each row: (b, k, 1) -> hidden states (b * k, H)."""
-        cache = self.steps.cache
+        cache = self.factory.cache
         cache.tokens[self.live] = tokens.squeeze(2)
         torch.compiler.cudagraph_mark_step_begin()  # allows reuse of the previous output's memory
-        hidden = self.steps.append(self.decoder, cache)  # (S, k, H)
+        hidden = self.factory.append(self.decoder, cache)  # (S * k, H)
         cache.position.add_(1)
         cache.slots.add_(tokens.size(1))
-        return hidden[self.live].flatten(0, 1)
+        return hidden.unflatten(0, cache.tokens.shape)[self.live].flatten(0, 1)
 
 
 def append_to_static(decoder: TextDecoder, cache: StaticCache) -> Tensor:
-    """Hidden states (S, k, H) of the tokens. Adds their keys, values and mask to the cache."""
+    """Hidden states (S * k, H) of the tokens. Adds their keys, values and mask to the cache."""
     images, rows = cache.tokens.shape
     own_slot = torch.eye(rows, dtype=torch.bool, device=cache.tokens.device)
     cache.mask.index_copy_(2, cache.slots, own_slot.expand(images, -1, -1))
-    mask = cache.mask.unsqueeze(1)  # (S, 1, k, capacity)
-    hidden = decoder.bert["embeddings"](cache.tokens.view(-1, 1), cache.position)
-    for layer, past, image in zip(decoder.layers, cache.past, cache.image):
-        added = layer.attention.keys_values(hidden.view(images, rows, -1))
-        for x, values in zip(past, added):
-            x.index_copy_(2, cache.slots, values.to(x.dtype))
-        hidden = layer.attend(hidden, past, image, mask)
-    return hidden.view(images, rows, -1)
+    tokens = cache.tokens.unsqueeze(2)
+    return append_tokens(decoder, tokens, cache.position, *cache[2:])

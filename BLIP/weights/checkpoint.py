@@ -17,7 +17,7 @@ from BLIP.weights.sharded_checkpoint import is_sharded, read_rest, read_weights
 POSITION_EMBEDDING = "visual_encoder.pos_embed"
 PATCH = "visual_encoder.patch_embed.proj.weight"
 
-NULL_IMAGE = "null_image."  # prefix; a run may start from a checkpoint with another null image
+NULL_IMAGE = "null_image"  # a run may start from a checkpoint with another null image
 # The first parts of keys that are ignored if the model lacks them: BLIP's files also have text
 # encoders, heads, momentum copies and queues.
 FURTHER_TOWERS = {
@@ -163,38 +163,31 @@ def load_weights(
     unexpected. As in BLIP's files, DERIVED keys may be missing and FURTHER_TOWERS are ignored.
     """
     own, state = model.state_dict(), dict(state)
-    missing, unexpected, reshaped = [], [], []
+    missing, reshaped = [], []
     for key, source in DERIVED.items():
         if key in own and key not in state and (source is None or source in state):
             missing.append(key)
             state[key] = own[key] if source is None else state[source]
-    for key in [key for key in own if key.startswith(NULL_IMAGE)]:
-        if key in state and state[key].dim() == 3 and state[key].shape != own[key].shape:
-            reshaped.append(key)
-            size = own[key].shape[1:]
-            image = state[key].float()[None]
-            state[key] = F.interpolate(image, size, mode="bicubic", antialias=True)[0]
-        elif key not in state and new_null:
+    for key in own.keys() - state.keys():
+        if _tower(key) == NULL_IMAGE:
+            if not new_null:
+                raise CheckpointError(
+                    f"{name} has no {key}, which null_image needs; set null_image to its value in "
+                    "training"
+                )
             missing.append(key)
             state[key] = own[key]
-        elif key not in state:
-            raise CheckpointError(
-                f"{name} has no {key}, which null_image needs; set null_image to its value in "
-                "training"
-            )
-    further = FURTHER_TOWERS - {_tower(key) for key in own}
-    left_out = [key for key in state if _tower(key) in further]
-    left_out += [key for key in state if key.startswith(NULL_IMAGE) and key not in own]
-    for key in left_out:
-        unexpected.append(key)
+    ignored = FURTHER_TOWERS - {_tower(key) for key in own} | {NULL_IMAGE}
+    unexpected = [key for key in state if key not in own and _tower(key) in ignored]
+    for key in unexpected:
         del state[key]
-    key = POSITION_EMBEDDING  # only BLIP has one
-    if key in own and key in state and state[key].shape[1:2] != own[key].shape[1:2]:
-        reshaped.append(key)
-        try:
-            state[key] = resize_position_embedding(state[key].float(), own[key].size(1))
-        except (ValueError, IndexError) as error:
-            raise CheckpointError(f"{name}: {key} cannot be resized: {error}") from error
+    for key, resize in RESIZED.items():
+        if key in own and key in state and state[key].shape != own[key].shape:
+            reshaped.append(key)
+            try:
+                state[key] = resize(state[key].float(), own[key].shape)
+            except (ValueError, IndexError, RuntimeError) as error:
+                raise CheckpointError(f"{name}: {key} cannot be resized: {error}") from error
     check_fits(own, state, name)
     check_finite(state, name)
     model.load_state_dict(state)
@@ -239,6 +232,15 @@ def resize_position_embedding(pos_embed: Tensor, tokens: int) -> Tensor:
     grid = grid.reshape(1, before, before, -1).permute(0, 3, 1, 2)
     grid = F.interpolate(grid, size=(after, after), mode="bicubic", align_corners=False)
     return torch.cat([token, grid.permute(0, 2, 3, 1).flatten(1, 2)], dim=1)
+
+
+# What is resized to the model's image size: functions of the file's value and the model's shape.
+RESIZED = {
+    POSITION_EMBEDDING: lambda value, size: resize_position_embedding(value, size[1]),
+    f"{NULL_IMAGE}.image": lambda value, size: F.interpolate(
+        value[None], size[1:], mode="bicubic", antialias=True
+    )[0],
+}
 
 
 def check_finite(state: Mapping[str, Tensor], name: str) -> None:

@@ -25,7 +25,6 @@ from huggingface_hub import (
     hf_hub_url,
     try_to_load_from_cache,
 )
-from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from tqdm import tqdm
 
 from BLIP.weights.safe_load import first_line
@@ -35,12 +34,12 @@ TIMEOUT_S = 60
 HUB_TIMEOUT_S = 10
 STORES = ("s3", "gs", "az")
 LARGEST = 16 << 30  # bytes; a checkpoint of BLIP ViT-L with its optimizer has 5 GB
-HUB_KINDS = {"spaces": "space", "datasets": "dataset", "models": "model"}
 
 # For a URL scheme such as s3, a function from an address to a local path. This package cannot read
 # object stores; programs that can add their functions here.
 FETCHERS: dict[str, Callable[[str], Path]] = {}
 
+_HUB_FILE = re.compile(r"hf://(?:(space|dataset|model)s/)?([^/@]+/[^/@]+)(?:@([^/]+))?/(.+)")
 _HOST = re.compile(r"([^:]*|\[.*\])(:\d*)?")  # a host and an optional port
 
 
@@ -206,15 +205,14 @@ def _sha256(path: Path) -> str:
 
 
 def _fetch_from_hub(source: str) -> Path:
-    parts = source[len("hf://") :].split("/")
-    repo_type = HUB_KINDS[parts.pop(0)] if parts[0] in HUB_KINDS else "model"
-    if len(parts) < 3 or not all(parts) or {".", ".."} & set(re.split("[/@]", source)):
+    found = _HUB_FILE.fullmatch(source)
+    if not found or {"", ".", ".."} & set(re.split("[/@]", source[len("hf://") :])):
         raise DownloadError(
             f"{without_secrets(source)} is not hf://[spaces/]owner/name[@revision]/path/of/the/file"
         )
-    name, _, revision = parts[1].partition("@")
+    kind, repository, revision, filename = found.groups()
     try:
-        return hub_file(f"{parts[0]}/{name}", "/".join(parts[2:]), repo_type, revision or None)
+        return hub_file(repository, filename, kind or "model", revision)
     except Exception as error:  # huggingface_hub also raises errors of its HTTP library
         raise DownloadError(f"cannot download {source}: {first_line(error)}") from error
 
@@ -224,36 +222,21 @@ def hub_file(
 ) -> Path:
     """Return the local path of a file of the hub. A new or changed file is downloaded.
 
-    Without a network, a cached file is returned. repo_type: "model", "space" or "dataset". The
-    file's metadata is requested first: without it, `hf_hub_download` retries for half a minute if
-    there is no network, and it checks no hash. Raises huggingface_hub's errors, and ValueError for
-    a file that is larger than LARGEST or has another hash than the hub states.
+    If the hub does not answer, a cached file is returned. repo_type: "model", "space" or "dataset".
+    The file's metadata is requested first: without a network, `hf_hub_download` retries for half a
+    minute. Raises huggingface_hub's errors, and ValueError for a file that is larger than LARGEST.
     """
     where = {"repo_type": repo_type, "revision": revision}
-    cached = try_to_load_from_cache(repository, filename, **where)
     url = hf_hub_url(repository, filename, **where)
     if not url.startswith("https://"):
         raise ValueError(f"HF_ENDPOINT gives {without_secrets(url)}: only https:// is allowed")
     try:
-        stated = get_hf_file_metadata(url, timeout=HUB_TIMEOUT_S)
-    except Exception as error:
-        missing = isinstance(error, EntryNotFoundError)  # the repository no longer has the file
-        # The subclass LocalEntryNotFoundError means that there is no network.
-        if missing and not isinstance(error, LocalEntryNotFoundError):
-            raise
+        size = get_hf_file_metadata(url, timeout=HUB_TIMEOUT_S).size or 0
+    except Exception:
+        cached = try_to_load_from_cache(repository, filename, **where)
         if isinstance(cached, str):  # otherwise None, or a mark of a missing file
             return Path(cached)
         raise
-    if (stated.size or 0) > LARGEST:
-        raise ValueError(
-            f"{filename} has {stated.size} bytes, which exceeds the limit of {LARGEST} bytes"
-        )
-    path = Path(hf_hub_download(repository, filename, **where))
-    has_sha256 = len(stated.etag or "") == 64  # small files have the SHA-1 of a git blob instead
-    if has_sha256 and str(path) != cached and _sha256(path) != stated.etag:
-        path.resolve().unlink()
-        path.unlink(missing_ok=True)
-        raise ValueError(
-            f"{path.name} does not have the sha256 that the hub states; the file was removed"
-        )
-    return path
+    if size > LARGEST:
+        raise ValueError(f"{filename} has {size} bytes, which exceeds the limit of {LARGEST} bytes")
+    return Path(hf_hub_download(repository, filename, **where))

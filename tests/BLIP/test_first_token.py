@@ -5,7 +5,6 @@ import torch
 
 from BLIP.convert import captioner_of, hf_config, main, save_hf, settings_of
 from BLIP.export import StepGraph
-from BLIP.tokenizer import FirstTokenShift
 from BLIP.weights.checkpoint import CheckpointError
 from decoding import DecodingSettings
 
@@ -65,15 +64,6 @@ def test_a_vocabulary_without_pieces_is_refused(make_captioner, tmp_path, vocabu
         ValueError, match="first_token_shift: no word of the vocabulary has a piece"
     ):
         make_captioner(tokenizer=str(path), first_token_shift=True)
-
-
-def test_what_is_undone_is_what_was(make_captioner, pieces):
-    tokenizer = make_captioner(tokenizer=pieces).tokenizer
-    shift, every = FirstTokenShift(tokenizer), torch.arange(len(tokenizer)).unsqueeze(1)
-    there = shift.apply(every, 0)
-    assert (there != every).sum() == 2  # "##s" is a piece of no word
-    words = [number for number in range(len(tokenizer)) if "##" not in tokenizer.token(number)]
-    assert torch.equal(torch.stack([shift.undo(row, 0) for row in there])[words], every[words])
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from torch import nn
 from BLIP.kernels import int8_linear
 from BLIP.kernels.inference_linear import InferenceLinear
 from BLIP.kernels.int8_linear import FLOAT16, INT8, HalfLinear, Int8Linear, check_int8
-from captioning import caption
 from captioning.train import main
 from decoding import DecodingSettings
 
@@ -143,9 +142,3 @@ def test_programs_refuse_it_in_one_line(scenes_config, tmp_path, capsys, changes
     assert main([*given, "precision=int8", *changes]) == 2
     error = capsys.readouterr().err
     assert message in error and "Traceback" not in error
-
-
-def test_a_run_that_was_trained_compiled_is_captioned_in_int8():
-    given = ["checkpoint.pth", "photo.jpg", "--out", "a.jsonl", "--precision", "int8"]
-    changes = caption.changes_of(caption.parse_arguments(given), torch.device("cpu"))
-    assert (changes["precision"], changes["compile"]) == ("int8", False)

@@ -5,11 +5,10 @@ import pytest
 import torch
 import transformers
 from PIL import Image
-from safetensors.torch import load_file, save_file
 
 from BLIP.convert import hf_config, main, read_hf, settings_of, to_hf_names
 from BLIP.itm import load_itm
-from BLIP.weights.checkpoint import CheckpointError, resize_position_embedding
+from BLIP.weights.checkpoint import CheckpointError
 from captioning.data.image import evaluation_transform
 from captioning.metrics.itm_model import ItmScorer
 from captioning.runtime.errors import UserError
@@ -119,29 +118,6 @@ def test_a_file_with_a_text_decoder_is_converted_as_a_captioner(
     torch.save({"model": state, "config": settings}, path)
     assert main(["to-hf", str(path), str(tmp_path / "hf"), *flags]) == 0
     same(read_hf(tmp_path / "hf")["model"], captioner.state_dict())
-
-
-def test_a_folder_that_is_not_whole_is_one_line(itm_checkpoint, tmp_path, capsys):
-    assert main(["to-hf", str(itm_checkpoint), str(tmp_path / "hf")]) == 0
-    # Copies, because the file that is mapped into memory is written again.
-    state = load_file(tmp_path / "hf" / "model.safetensors")
-    state = {name: value.clone() for name, value in state.items()}
-    for key, message in (
-        ("text_proj.weight", "there is no text_proj.weight"),
-        ("itm_head.bias", "1 keys missing (itm_head.bias)"),
-    ):
-        rest = {name: value for name, value in state.items() if name != key}
-        save_file(rest, tmp_path / "hf" / "model.safetensors")
-        assert main(["from-hf", str(tmp_path / "hf"), str(tmp_path / "again.pth")]) == 2
-        error = capsys.readouterr().err
-        assert message in error and error.count("\n") == 1
-
-
-def test_the_position_embedding_is_resized_as_the_captioners(itm_checkpoint):
-    model, _ = load_itm(str(itm_checkpoint), 96)
-    expected = torch.load(itm_checkpoint)["model"]["visual_encoder.pos_embed"]
-    expected = resize_position_embedding(expected, 1 + 36)
-    assert torch.equal(model.visual_encoder.pos_embed.data, expected)
 
 
 def test_a_score_depends_on_no_other_caption_and_image(model):

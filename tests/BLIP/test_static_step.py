@@ -6,7 +6,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from BLIP.cached_step import CachedStep
 from BLIP.inference import inference_copy
-from BLIP.kernels.static_step import StaticSteps, append_to_static
+from BLIP.kernels.static_step import CompiledStepFactory, append_to_static
 from decoding import DecodingSettings, decode
 
 BEAM = DecodingSettings(num_beams=3, num_return=2, max_length=16, min_length=5)
@@ -26,7 +26,7 @@ def captioner(make_captioner):
 
 @pytest.fixture
 def uncompiled():
-    steps = StaticSteps()
+    steps = CompiledStepFactory()
     steps.append = append_to_static
     return steps
 
@@ -73,7 +73,7 @@ def test_one_compilation_serves_all_batches_and_all_copies(captioner):
     captions = []
     for _ in range(3):
         quick = inference_copy(captioner)
-        quick.new_step = StaticSteps(backend=counter)
+        quick.new_step = CompiledStepFactory(backend=counter)
         for batch in (4, 4, 2):
             images = torch.randn(batch, 3, 48, 48, generator=torch.Generator().manual_seed(3))
             made = quick.generate_details(images, BEAM)
@@ -88,7 +88,7 @@ def test_one_compilation_serves_all_batches_and_all_copies(captioner):
 
 def test_a_compiled_copy_is_asked_for_by_name(captioner):
     quick = inference_copy(captioner, compiled=True)
-    assert isinstance(quick.new_step, StaticSteps)
+    assert isinstance(quick.new_step, CompiledStepFactory)
     assert quick.visual_encoder._compiled_call_impl is not None
     assert captioner.new_step is CachedStep
     assert captioner.visual_encoder._compiled_call_impl is None

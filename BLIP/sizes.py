@@ -1,0 +1,27 @@
+"""Sizes of a model that a configuration may set, validated by pydantic."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+
+class Sizes(BaseModel):
+    """The base of `MedConfig` and `VitSizes`. Unknown keys, NaN and other types are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    @classmethod
+    def read(cls, key: str, values: Mapping[str, Any]) -> "Sizes":
+        """The sizes that configuration key `key` gives. Raises ValueError, one line."""
+        for name in values.keys() - cls.model_fields.keys():
+            known = ", ".join(cls.model_fields)
+            raise ValueError(f"{key}: unknown key {name!r}; known keys are {known}")
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            detail = error.errors()[0]
+            where = ".".join(map(str, (key, *detail["loc"])))
+            message = detail["msg"].removeprefix("Value error, ")
+            found = f"found {detail['input']!r}; " if detail["loc"] else ""
+            raise ValueError(f"{where}: {found}{message}") from error

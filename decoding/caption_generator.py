@@ -1,0 +1,74 @@
+"""The base of captioners whose captions `decoding` generates from a step function."""
+
+from abc import abstractmethod
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, Optional
+
+import torch
+from torch import Tensor, nn
+
+from decoding.decode import generate_captions
+from decoding.guided import encode_noisy, second_stream
+from decoding.interface import DecodingSettings, Generated, Step
+from decoding.null_image import NullImage
+
+
+class CaptionGenerator(nn.Module):
+    """The part of `captioning.captioners.interface.Captioner` that captioners have in common.
+
+    inference_context: the context manager of encoding and generation.
+    """
+
+    null_image: NullImage
+    inference_context: Any = nullcontext
+    min_batch_size, has_unused_parameters = 1, False
+
+    @abstractmethod
+    def step_function(
+        self, encoded: Tensor, settings: DecodingSettings, other: Optional[Tensor]
+    ) -> Step:
+        """other: the encoded images of the second stream, see `decoding.guided`."""
+
+    @abstractmethod
+    def caption_text(self, ids: Tensor) -> str:
+        """The caption of ids (L,), without the prompt."""
+
+    @torch.inference_mode()
+    def generate_details(self, image: Tensor, settings: DecodingSettings) -> Generated:
+        """Captions of images (B, 3, S, S) with their token ids and scores."""
+        encoded = self.encode(image)
+        return self.generate_from(encoded, settings, encode_noisy(self, image, settings))
+
+    @torch.inference_mode()
+    def generate_from(
+        self, encoded: Tensor, settings: DecodingSettings, other: Optional[Tensor] = None
+    ) -> Generated:
+        """Captions of encoded images (B, P, width)."""
+        other = second_stream(self, encoded, settings, other)
+        with self.inference_context():
+            return generate_captions(
+                self.step_function(encoded, settings, other),
+                self.prompt_ids,
+                encoded,
+                self.tokenizer,
+                settings,
+                self.caption_text,
+                partial(self.log_likelihoods, encoded),
+            )
+
+    def generate(self, image: Tensor, settings: DecodingSettings) -> list[str]:
+        """The best caption of each image (B, 3, S, S)."""
+        return [captions[0] for captions in self.generate_details(image, settings).captions]
+
+    def encode_null(self, encoded: Tensor) -> Tensor:
+        return self.null_image.like(self.encode, encoded)
+
+    def parameter_groups(self) -> list[tuple[list[nn.Parameter], Optional[float]]]:
+        return [([p for p in self.parameters() if p.requires_grad], None)]
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Nothing changes between epochs."""
+
+    def saved_beside_weights(self) -> dict[str, Any]:
+        return {}
