@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from adapters.lora import CONFIG, adapter_config, adapter_state, is_adapted, load_adapter_state
-from decoding import DecodingSettings, Generated
+from decoding import DecodingSettings, Generated, SettingsError
+from decoding.null_image import NullImage
 from smile import Objective, ObjectiveOutput
 from smile.hf import last_parts, use_smile
 from smile.hf.families import IGNORED, encoder_decoder, in_step
@@ -20,7 +21,14 @@ from vlm.feature_reuse import FeatureReuse
 from vlm.generation import generate
 from vlm.image_batch import ImageBatch
 from vlm.library import checkpointed_layers
-from vlm.prompt import PROBE_IMAGE, PromptProcessor, forward_arguments
+from vlm.prompt import (
+    GUIDED,
+    NEGATIVE_PROMPT,
+    PROBE_IMAGE,
+    PromptProcessor,
+    check_guidance,
+    forward_arguments,
+)
 from vlm.tokenization import CaptionTokenizer
 
 MAX_POSITIONS_KEYS = ("max_position_embeddings", "n_positions")  # in models' configurations
@@ -32,7 +40,7 @@ class VlmCaptioner(nn.Module):
     Training uses the fused linear loss, which never holds a tensor of all logits.
     """
 
-    prompt, min_batch_size, has_unused_parameters, null_image = "", 1, True, None
+    prompt, min_batch_size, has_unused_parameters = "", 1, True
 
     def __init__(
         self,
@@ -43,6 +51,8 @@ class VlmCaptioner(nn.Module):
     ):
         super().__init__()
         self.prompt_processor, self.max_tokens = prompt_processor, max_tokens
+        # Its null is the prompt without an image, so that the module has no weights.
+        self.null_image = NullImage("zeros", 0, 0) if prompt_processor.kind in GUIDED else None
         self.is_encoder_decoder = encoder_decoder(_base(model))
         self.tokenizer = tokenizer_of(model, prompt_processor)
         self.decoder_prefix = (
@@ -119,17 +129,15 @@ class VlmCaptioner(nn.Module):
         return image
 
     def encode_null(self, encoded: ImageBatch) -> ImageBatch:
-        """Not called: the settings that need it are refused for this model."""
+        """Not called: transformers' `generate` reads the null, the prompt without the image."""
         raise NotImplementedError
 
     def generate_from(
         self, encoded: ImageBatch, settings: DecodingSettings, other: Optional[ImageBatch] = None
     ) -> Generated:
-        if settings.two_streams:
-            raise ValueError(
-                "model vlm has no guidance and no contrast: set guidance_scale to 1 and "
-                "contrastive_alpha to 0"
-            )
+        check_guidance(settings, self.prompt_processor.kind)
+        if settings.contrastive_alpha:
+            raise SettingsError("model vlm has no contrast: set contrastive_alpha to 0")
         tokenizer = self.tokenizer
         inputs = collate_prompts(self._inputs(encoded), tokenizer.library_pad)
         prefix_length = len(self.decoder_prefix)
@@ -139,11 +147,16 @@ class VlmCaptioner(nn.Module):
             inputs["decoder_input_ids"] = start
         else:
             prefix_length = inputs["input_ids"].size(1)
+        if settings.guidance_scale != 1:
+            prompt = encoded.items[0][NEGATIVE_PROMPT]
+            inputs[NEGATIVE_PROMPT] = prompt.expand(len(encoded) * settings.num_return, -1)
         tokens = (tokenizer.ends, tokenizer.library_pad, prefix_length, tokenizer.pad)
-        ids, scores = generate(self.model, inputs, settings, *tokens)
-        ids = ids.unflatten(0, (len(encoded), -1))
+        found = generate(_base(self.model), inputs, settings, *tokens)
+        ids, scores, own_scores = (
+            None if x is None else x.unflatten(0, (len(encoded), -1)) for x in found
+        )
         captions = [[tokenizer.decode(row[row != tokenizer.pad]) for row in rows] for rows in ids]
-        return Generated(captions, ids, scores.unflatten(0, (len(encoded), -1)))
+        return Generated(captions, ids, scores, own_scores)
 
     def score_tokens(self, encoded: ImageBatch, ids: Tensor) -> tuple[Tensor, Optional[Tensor]]:
         batch, labels = self._collate(self._inputs(encoded), [ids.tolist()])
