@@ -74,7 +74,7 @@ def build(config: Any, context: Any):
     four_bit = config.precision if lora and lora.load_in_4bit else None
     model = model_of(config.vlm, content is None or lora is not None, four_bit)
     if lora is not None:
-        model = adapted(model, lora)
+        adapted(model, lora)
     if config.vit_grad_ckpt:
         enable_gradient_checkpointing(model)
     return VlmCaptioner(model, prompt_processor, config.build_objective(), config.max_tokens)

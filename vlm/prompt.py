@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from functools import cached_property, lru_cache
-from inspect import signature
 from typing import Any, NamedTuple, Optional
 
 from PIL import Image
@@ -185,8 +184,3 @@ def check_guidance(settings: Any, family: Optional[str] = None) -> None:
             f"{scale}, which model vlm does not support for {family}, only for "
             f"{', '.join(GUIDED)}: set it to 1"
         )
-
-
-def forward_arguments(model: Any) -> set[str]:
-    """The names of the arguments of a model's forward."""
-    return set(signature(type(model).forward).parameters)

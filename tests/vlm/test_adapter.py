@@ -60,7 +60,7 @@ def logits_of(model, batch):
 def test_the_layers_of_low_rank_learn_and_nothing_else(trained, vlm_folder):
     captioner, _, _ = trained
     before = model_of(vlm_folder(NAME)[0], weights=True).state_dict()
-    for name, value in captioner.model.base_model.model.named_parameters():
+    for name, value in captioner.model.named_parameters():
         plain = name.replace(".base_layer", "")
         assert value.requires_grad == ("lora_" in name)
         assert plain not in before or value.equal(before[plain])
@@ -139,10 +139,12 @@ class TestFourBits:
         captioner.train()(image, CAPTIONS).loss.backward()
         learns = {name for name, p in captioner.named_parameters() if p.grad is not None}
         assert learns and all("lora_" in name for name in learns)
-        plain = captioner.model.unload()  # without the adapter, which has learned nothing yet
-        layers, dequantised = 0, bitsandbytes.functional.dequantize_4bit
+        # Without the adapter, which has learned nothing yet.
+        plain, layers = captioner.model, 0
+        dequantised = bitsandbytes.functional.dequantize_4bit
         for module in list(plain.modules()):
             for name, layer in module.named_children():
+                layer = getattr(layer, "base_layer", layer)
                 if isinstance(layer, bitsandbytes.nn.Linear4bit):
                     weight = dequantised(layer.weight.data, layer.weight.quant_state)
                     made = torch.nn.Linear(*reversed(weight.shape), bias=layer.bias is not None)

@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("transformers", minversion="5.0", reason="model vlm needs transformers 5.0")
 
 from tests.vlm import folders
-from vlm.collate import collate_prompts
+from vlm.collate import collate
 from vlm.image_batch import ImageBatch
 from vlm.library import parts_of
 
@@ -50,7 +50,7 @@ def check_same(found, expected, keys=None):
 def test_questions_of_mixed_sizes_are_the_processors_batch(name, make_vlm, vlm_folder, vlm_photos):
     captioner = make_vlm(name)
     images = ImageBatch([captioner.prompt_processor(photo) for photo in vlm_photos])
-    found = collate_prompts(captioner._inputs(images), folders.PAD)
+    found = collate(captioner._inputs(images).items, folders.PAD, left=True)
     expected = of_the_processor(name, vlm_folder, vlm_photos, "left")
     if name == "GitForCausalLM":  # the processor ends the prompt
         expected = {k: v[:, :-1] if v.dim() == 2 else v for k, v in expected.items()}
