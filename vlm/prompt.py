@@ -60,20 +60,14 @@ class PromptProcessor:
         try:
             return {**self._process(photo), **self._negative_prompt}
         except Exception as error:  # processors raise any exception for an odd photo
-            size = f"{photo.width} x {photo.height} pixels"
             raise ValueError(
-                f"{self.parts.name} cannot process a photo of {size}: {one_line(error)}"
+                f"{self.parts.name} cannot process a photo of {photo.width} x {photo.height} "
+                f"pixels with this prompt: {one_line(error)}"
             ) from error
 
     def check(self) -> None:
         """Raise ValueError if the processor rejects the prompt or writes no image token."""
-        try:
-            made = self._process(PROBE_IMAGE)
-        except Exception as error:
-            raise ValueError(
-                f"vlm is {self.parts.name}, but its processor cannot process a photo with this "
-                f"prompt: {one_line(error)}"
-            ) from error
+        made = self(PROBE_IMAGE)
         token = None if self.kind in (WITHOUT_TEXT, "git") else self.image_token
         if token is not None and not (made["input_ids"] == token).any():
             raise ValueError(

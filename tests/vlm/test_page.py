@@ -13,9 +13,8 @@ from captioning.config import parse_config
 from captioning.models.build import captioner_from
 from captioning.runtime.errors import UserError
 from decoding import DecodingSettings
-from smile import Objective
 from tests.app.captions import caption_of
-from vlm.captioner import VlmCaptioner
+from tests.vlm.test_parity import sharpened
 from vlm.image_batch import ImageBatch
 from vlm.prompt import prompt_processor_of
 
@@ -68,17 +67,15 @@ def test_guidance_is_refused(checkpoint, vlm_photos):
 
 def test_guidance_by_the_visitors_prompt(checkpoint_of, vlm_photos):
     checkpoint = checkpoint_of("SmolVLMForConditionalGeneration")
-    for weight in checkpoint.captioner.model.parameters():
-        weight.data *= 1 + 2 * (weight.dim() > 1)  # so that guidance changes captions
+    sharpened(checkpoint.captioner.model)
     settings = {"num_beams": 1, "max_length": 7, "min_length": 3, "guidance_scale": 3.0}
     service, prompt = CaptionService([checkpoint], Limits()), "image two right of the red block"
     options = read_options({**settings, "prompt": prompt})
     found = caption_of(service, vlm_photos[0], checkpoint, options).details
-    processor = prompt_processor_of(checkpoint.config.vlm, prompt)
+    image = ImageBatch([prompt_processor_of(checkpoint.config.vlm, prompt)(vlm_photos[0])])
     expected, plain = (
-        VlmCaptioner(checkpoint.captioner.model, processor, Objective(), 20).generate_details(
-            ImageBatch([processor(vlm_photos[0])]),
-            DecodingSettings(**{**settings, "guidance_scale": scale}),
+        checkpoint.captioner.generate_details(
+            image, DecodingSettings(**{**settings, "guidance_scale": scale})
         )
         for scale in (3.0, 1.0)
     )

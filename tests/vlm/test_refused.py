@@ -158,7 +158,7 @@ BROKEN = [
     ),
     (
         chat_template(lambda text: text.replace("<image>", "")),
-        "vlm is FOLDER, but its processor cannot process a photo with this prompt: ",
+        "FOLDER cannot process a photo of 64 x 48 pixels with this prompt: ",
     ),
     (
         edited("config.json", lambda content: content.update(image_token_id=4)),
@@ -261,8 +261,8 @@ class TestFolders:
         with pytest.raises(UserError) as error:
             photos[1]
         assert str(error.value) == (
-            f"line.png: {folder} cannot process a photo of 1 x 300 pixels: absolute aspect ratio "
-            "must be smaller than 200, got 300.0"
+            f"line.png: {folder} cannot process a photo of 1 x 300 pixels with this prompt: "
+            "absolute aspect ratio must be smaller than 200, got 300.0"
         )
         passed_over = EvaluationDataset(samples, str(tmp_path), made.evaluation, True)[1]
         assert passed_over["image"] is None and passed_over["unreadable"] == [str(error.value)]
