@@ -7,12 +7,13 @@ file with a text decoder is a captioner.
     python -m BLIP.convert from-hf output/hf output/again.pth
 
 The folder contains model.safetensors, config.json, the tokenizer and the image processor.
-`from_pretrained` loads it. A round trip gives the same state dict bit for bit. transformers is not
-imported, because version 4.15.0 has no BLIP.
+`from_pretrained` loads it. A round trip gives the same state dict bit for bit, but a null image is
+left out. transformers is not imported, because version 4.15.0 has no BLIP.
 """
 
 import argparse
 import json
+import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,6 +33,7 @@ from BLIP.tokenizer import CaptionTokenizer
 from BLIP.vit import VIT_SIZES, ImageEncoder
 from BLIP.weights.checkpoint import (
     DERIVED,
+    NULL_IMAGE,
     TIED,
     WORDS,
     CheckpointError,
@@ -272,7 +274,7 @@ def captioner_of(
     med_config: Union[str, Path, dict, None] = None,
     trust_checkpoint: bool = False,
 ) -> BlipCaptioner:
-    """Build the captioner of a checkpoint. LoRA is merged.
+    """Build the captioner of a checkpoint. LoRA is merged. A null image is left out with a warning.
 
     For arguments that are None, see `settings_in`. The prompt and first_token_shift come from the
     configuration in the checkpoint, if there is one.
@@ -289,7 +291,11 @@ def captioner_of(
         prompt=kept.get("prompt", PROMPT),
         first_token_shift=kept.get("first_token_shift", False),
     )
-    load_weights(captioner, state, source)
+    report = load_weights(captioner, state, source)
+    for key in report.unexpected:
+        if key.startswith(NULL_IMAGE):
+            message = "%s: left out %s, which only guidance and mmi read"
+            logging.getLogger(__name__).warning(message, source, key)
     if CONFIG in content:
         adapted(captioner, Lora(**kept["lora"]), source, TIED)
         load_weights(captioner, content["model"], checkpoint)

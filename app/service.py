@@ -19,7 +19,7 @@ from captioning.models.build import preprocessing_of
 from captioning.models.reranking import Reranker
 from captioning.models.score_tokens import END, ScoredCaption, scored_captions
 from captioning.runtime.errors import UserError
-from decoding import DecodingSettings
+from decoding import DecodingSettings, SettingsError
 
 DECODER_THREADS = 2  # few: decoding a photo of 50 million pixels takes half a gigabyte
 
@@ -127,7 +127,10 @@ class CaptionService:
             reranking = options.reranking()
             images = images.to(checkpoint.device)
             reranker = reranking and Reranker(captioner, reranking, checkpoint.device)
-            scored = scored_captions(captioner, images, settings, reranker)
+            try:
+                scored = scored_captions(captioner, images, settings, reranker)
+            except SettingsError as error:
+                raise UserError(str(error)) from error
             used = {**options.used(), "prompt": captioner.prompt or config.prompt}
         return [Caption(checkpoint, details, used, options.details) for details in scored]
 

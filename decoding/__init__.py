@@ -1,7 +1,14 @@
 """How a decoder generates captions: greedy, beam search, sampling, guided. Needs torch only."""
 
 from decoding.decode import decode, generate_captions
-from decoding.interface import Decoded, DecodingSettings, Generated, Step, until_end
+from decoding.interface import (
+    Decoded,
+    DecodingSettings,
+    Generated,
+    SettingsError,
+    Step,
+    until_end,
+)
 
 draw_captions = generate_captions  # its former name
 
@@ -9,6 +16,7 @@ __all__ = [
     "Decoded",
     "DecodingSettings",
     "Generated",
+    "SettingsError",
     "Step",
     "decode",
     "draw_captions",

@@ -15,6 +15,10 @@ FROM_0_TO = {"min_p": 1, "contrastive_beta": 1, "contrastive_noise": 999}
 ABOVE_0 = {"repetition_penalty": math.inf, "temperature": math.inf, "top_p": 1, "typical_p": 1}
 
 
+class SettingsError(ValueError):
+    """Decoding settings that a captioner does not support, in one line."""
+
+
 @dataclass(frozen=True)
 class DecodingSettings:
     """How captions are generated, under transformers' names. Lengths count the prompt's tokens.

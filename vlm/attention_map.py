@@ -36,13 +36,12 @@ def with_cross_attention(
 @contextmanager
 def _eager_attention(model: nn.Module) -> Iterator[None]:
     """Use eager attention: the other implementations do not return attention weights."""
-    configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
-    before = {key: getattr(c, "_attn_implementation", None) for key, c in configs.items()}
-    known = {key: c for key, c in configs.items() if before[key] is not None}
+    configs = [getattr(module, "config", None) for module in model.modules()]
+    before = [(c, c._attn_implementation) for c in configs if hasattr(c, "_attn_implementation")]
     try:
-        for config in known.values():
+        for config, _ in before:
             config._attn_implementation = "eager"
         yield
     finally:
-        for key, config in known.items():
-            config._attn_implementation = before[key]
+        for config, implementation in before:
+            config._attn_implementation = implementation

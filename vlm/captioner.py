@@ -2,25 +2,33 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from inspect import signature
 from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
 
 from adapters.lora import CONFIG, adapter_config, adapter_state, is_adapted, load_adapter_state
-from decoding import DecodingSettings, Generated
+from decoding import DecodingSettings, Generated, SettingsError
+from decoding.null_image import NullImage
 from smile import Objective, ObjectiveOutput
 from smile.hf import last_parts, use_smile
 from smile.hf.families import IGNORED, encoder_decoder, in_step
 from smile.hf.head import language_head
 from smile.objective import captions_an_image
 from vlm.attention_map import with_cross_attention
-from vlm.collate import collate_decoder_only, collate_encoder_decoder, collate_prompts
+from vlm.collate import collate, collate_decoder_only, collate_encoder_decoder
 from vlm.feature_reuse import FeatureReuse
 from vlm.generation import generate
 from vlm.image_batch import ImageBatch
 from vlm.library import checkpointed_layers
-from vlm.prompt import PROBE_IMAGE, PromptProcessor, forward_arguments
+from vlm.prompt import (
+    GUIDED,
+    NEGATIVE_PROMPT,
+    PROBE_IMAGE,
+    PromptProcessor,
+    check_guidance,
+)
 from vlm.tokenization import CaptionTokenizer
 
 MAX_POSITIONS_KEYS = ("max_position_embeddings", "n_positions")  # in models' configurations
@@ -32,7 +40,7 @@ class VlmCaptioner(nn.Module):
     Training uses the fused linear loss, which never holds a tensor of all logits.
     """
 
-    prompt, min_batch_size, has_unused_parameters, null_image = "", 1, True, None
+    prompt, min_batch_size, has_unused_parameters = "", 1, True
 
     def __init__(
         self,
@@ -43,22 +51,24 @@ class VlmCaptioner(nn.Module):
     ):
         super().__init__()
         self.prompt_processor, self.max_tokens = prompt_processor, max_tokens
-        self.is_encoder_decoder = encoder_decoder(_base(model))
+        # Its null is the prompt without an image, so that the module has no weights.
+        self.null_image = NullImage("zeros", 0, 0) if prompt_processor.kind in GUIDED else None
+        self.is_encoder_decoder = encoder_decoder(model)
         self.tokenizer = tokenizer_of(model, prompt_processor)
-        self.decoder_prefix = (
-            decoder_prefix_of(model, prompt_processor) if self.is_encoder_decoder else []
-        )
+        self.decoder_prefix: list[int] = []
+        if self.is_encoder_decoder:
+            self.decoder_prefix = decoder_prefix_of(model, prompt_processor)
         self.prompt_ids = torch.zeros(0, dtype=torch.int64)
-        self.max_positions = self._max_positions(_base(model))
+        self.max_positions = self._max_positions(model.config.get_text_config(decoder=True))
         # PaliGemma marks a caption as a suffix by token type 1, and attends causally in it.
         self.answer_token_type = int(prompt_processor.kind == "paligemma")
-        self.input_names = forward_arguments(_base(model)) - {"labels"}
+        self.input_names = {*signature(type(model).forward).parameters} - {"labels"}
         tokenizer = self.tokenizer
         pad = None if tokenizer.library_pad in tokenizer.ends else tokenizer.library_pad
         self.objective = objective.with_tokens(pad, tokenizer.end)
         use_smile(model, self.objective, from_hidden=True)
         self.model = model
-        self.feature_reuse = FeatureReuse(_base(model))
+        self.feature_reuse = FeatureReuse(model)
 
     def forward(
         self, image: ImageBatch, captions: list[list[str]], dropped: Optional[Tensor] = None
@@ -70,7 +80,7 @@ class VlmCaptioner(nn.Module):
     def predictions(self, image: ImageBatch, captions: list[list[str]]) -> tuple[Tensor, Tensor]:
         with self._rows_with_shared_features(image, captions) as (batch, labels):
             logits = self.model(**batch).logits
-        logits, labels = in_step(_base(self.model), logits, labels, tokens=batch.get("input_ids"))
+        logits, labels = in_step(self.model, logits, labels, tokens=batch.get("input_ids"))
         first = int((labels != IGNORED).any(0).int().argmax())  # the first labelled position
         return logits[:, first:], labels[:, first:]
 
@@ -119,31 +129,28 @@ class VlmCaptioner(nn.Module):
         return image
 
     def encode_null(self, encoded: ImageBatch) -> ImageBatch:
-        """Not called: the settings that need it are refused for this model."""
+        """Not called: transformers' `generate` reads the null, the prompt without the image."""
         raise NotImplementedError
 
     def generate_from(
         self, encoded: ImageBatch, settings: DecodingSettings, other: Optional[ImageBatch] = None
     ) -> Generated:
-        if settings.two_streams:
-            raise ValueError(
-                "model vlm has no guidance and no contrast: set guidance_scale to 1 and "
-                "contrastive_alpha to 0"
-            )
-        tokenizer = self.tokenizer
-        inputs = collate_prompts(self._inputs(encoded), tokenizer.library_pad)
-        prefix_length = len(self.decoder_prefix)
+        check_guidance(settings, self.prompt_processor.kind)
+        if settings.contrastive_alpha:
+            raise SettingsError("model vlm has no contrast: set contrastive_alpha to 0")
+        tokenizer, images = self.tokenizer, len(encoded)
+        inputs = collate(self._inputs(encoded).items, tokenizer.library_pad, left=True)
         if self.is_encoder_decoder:
             device = next(iter(inputs.values())).device
-            start = torch.tensor(self.decoder_prefix, device=device).expand(len(encoded), -1)
+            start = torch.tensor(self.decoder_prefix, device=device).expand(images, -1)
             inputs["decoder_input_ids"] = start
-        else:
-            prefix_length = inputs["input_ids"].size(1)
-        tokens = (tokenizer.ends, tokenizer.library_pad, prefix_length, tokenizer.pad)
-        ids, scores = generate(self.model, inputs, settings, *tokens)
-        ids = ids.unflatten(0, (len(encoded), -1))
-        captions = [[tokenizer.decode(row[row != tokenizer.pad]) for row in rows] for rows in ids]
-        return Generated(captions, ids, scores.unflatten(0, (len(encoded), -1)))
+        if settings.guidance_scale != 1:
+            prompt = encoded.items[0][NEGATIVE_PROMPT]
+            inputs[NEGATIVE_PROMPT] = prompt.expand(images * settings.num_return, -1)
+        found = generate(self.model, inputs, settings, tokenizer)
+        ids, *scores = (x if x is None else x.unflatten(0, (images, -1)) for x in found)
+        captions = [[tokenizer.decode(row) for row in rows] for rows in ids]
+        return Generated(captions, ids, *scores)
 
     def score_tokens(self, encoded: ImageBatch, ids: Tensor) -> tuple[Tensor, Optional[Tensor]]:
         batch, labels = self._collate(self._inputs(encoded), [ids.tolist()])
@@ -155,7 +162,7 @@ class VlmCaptioner(nn.Module):
         else:
             output = self.model(**batch)
         tokens = batch.get("input_ids")
-        logits, labels = in_step(_base(self.model), output.logits, labels, tokens=tokens)
+        logits, labels = in_step(self.model, output.logits, labels, tokens=tokens)
         scored = labels[0] != IGNORED
         return logits[0, scored], None if attention_map is None else attention_map[scored]
 
@@ -196,36 +203,28 @@ class VlmCaptioner(nn.Module):
             return load_adapter_state(self.model, state_dict)
         return super().load_state_dict(state_dict, *args, **kwargs)
 
-    def _max_positions(self, model: nn.Module) -> Optional[int]:
+    def _max_positions(self, config: Any) -> Optional[int]:
         """The number of positions left for a caption after prompt and image.
 
-        None if the position embeddings are not learnt, so that nothing limits the length.
+        config: the decoder's. None if the position embeddings are not learnt, so that nothing
+        limits the length.
         """
-        config = model.config.get_text_config(decoder=True)
         limit = next((n for k in MAX_POSITIONS_KEYS if (n := getattr(config, k, None))), None)
         if limit is None or getattr(config, "rope_parameters", None) is not None:
             return None
-        before = (
-            self.decoder_prefix
-            if self.is_encoder_decoder
-            else self.prompt_processor(PROBE_IMAGE)["input_ids"][0]
-        )
-        return limit - len(before)
-
-
-def _base(model: nn.Module) -> nn.Module:
-    """The base model, without peft's wrapper."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
+        if self.is_encoder_decoder:
+            return limit - len(self.decoder_prefix)
+        return limit - self.prompt_processor(PROBE_IMAGE)["input_ids"].size(1)
 
 
 def tokenizer_of(model: nn.Module, prompt_processor: PromptProcessor) -> CaptionTokenizer:
     """The tokenizer of captions. Raises ValueError if it has more tokens than the model's head."""
     tokenizer, name = prompt_processor.parts.tokenizer, prompt_processor.parts.name
-    ends = _base(model).generation_config.eos_token_id
+    ends = model.generation_config.eos_token_id
     ends = [] if ends is None else list(ends) if isinstance(ends, (list, tuple)) else [ends]
     image_token = prompt_processor.image_token
     caption_tokenizer = CaptionTokenizer(tokenizer, prompt_processor.turn, ends, image_token)
-    size, rows = len(caption_tokenizer), head_rows(model)
+    size, rows = len(caption_tokenizer), len(language_head(model).weight)
     if size > rows:
         raise ValueError(
             f"vlm is {name}, but its tokenizer has {size} tokens and its model {rows}: they do not "
@@ -234,14 +233,9 @@ def tokenizer_of(model: nn.Module, prompt_processor: PromptProcessor) -> Caption
     return caption_tokenizer
 
 
-def head_rows(model: nn.Module) -> int:
-    """The vocabulary size V of the language head."""
-    return len(language_head(_base(model)).weight)
-
-
 def decoder_prefix_of(model: nn.Module, processor: PromptProcessor) -> list[int]:
     """The tokens before a caption: the start token, and the one that the tokenizer prepends."""
-    model, tokenizer = _base(model), processor.parts.tokenizer
+    tokenizer = processor.parts.tokenizer
     configs = (model.generation_config, model.config, model.config.get_text_config(decoder=True))
     names = ("decoder_start_token_id", "bos_token_id")
     starts = [getattr(config, name, None) for name in names for config in configs]

@@ -8,8 +8,8 @@ from pydantic import BaseModel, Field, model_validator
 
 from adapters.lora import CONFIG, adapted
 from vlm.image_batch import ImageBatch
-from vlm.library import check_library, enable_gradient_checkpointing
-from vlm.prompt import prompt_processor_of
+from vlm.library import check_library, enable_gradient_checkpointing, parts_of
+from vlm.prompt import check_guidance, prompt_processor_of
 
 PROMPT_IS_QUESTION = True
 
@@ -38,7 +38,8 @@ class Keys(BaseModel):
                 f"num_beam_groups is {groups}, but transformers 5 has no group beam search: set it "
                 "to 1"
             )
-        for key in ("guidance_scale", "contrastive_alpha", "drop_image", "null_image", "rerank"):
+        check_guidance(self)
+        for key in ("contrastive_alpha", "drop_image", "null_image", "rerank"):
             value, default = getattr(self, key), type(self).model_fields[key].default
             if value != default:
                 way = "unset it" if default is None else f"set it to {default}"
@@ -63,6 +64,7 @@ def build(config: Any, context: Any):
     from vlm.library import model_of
 
     prompt_processor = prompt_processor_of(config.vlm, config.prompt)
+    check_guidance(config, prompt_processor.kind)
     content, lora = context.content, config.lora
     if lora is not None and content is not None and CONFIG not in content:
         raise ValueError(
@@ -72,7 +74,7 @@ def build(config: Any, context: Any):
     four_bit = config.precision if lora and lora.load_in_4bit else None
     model = model_of(config.vlm, content is None or lora is not None, four_bit)
     if lora is not None:
-        model = adapted(model, lora)
+        adapted(model, lora)
     if config.vit_grad_ckpt:
         enable_gradient_checkpointing(model)
     return VlmCaptioner(model, prompt_processor, config.build_objective(), config.max_tokens)
@@ -90,6 +92,8 @@ def check_device(config: Any, device: torch.device) -> None:
     check_library()
     if config.precision == "int8":
         raise ValueError("precision is int8, which model vlm does not support; try fp32 or bf16")
+    if config.guidance_scale != 1:
+        check_guidance(config, parts_of(config.vlm).config.model_type)
 
 
 def preprocessing(config: Any) -> tuple[Callable, ...]:

@@ -27,15 +27,14 @@ def trained_model(checkpoint: str) -> tuple[nn.Module, Parts, Optional[dict[str,
         content = torch.load(checkpoint, map_location="cpu", weights_only=True)
         config, state = content["config"], content["model"]
         name, lora = config["vlm"], config["lora"]
-    except FileNotFoundError as error:
-        raise ValueError(f"{checkpoint}: there is no such file") from error
     except IsADirectoryError as error:
         raise ValueError(
             f"{checkpoint} is a folder; a sharded checkpoint must be gathered into a file first: "
             f"python -m captioning.gather {checkpoint} whole.pth"
         ) from error
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise ValueError(f"{checkpoint} cannot be read: it is not a checkpoint") from error
+        reason = getattr(error, "strerror", None) or "it is not a checkpoint"
+        raise ValueError(f"{checkpoint} cannot be read: {reason}") from error
     except (KeyError, TypeError, IndexError) as error:
         raise ValueError(f"{checkpoint} is not a checkpoint of model vlm") from error
     if name is None:

@@ -1,13 +1,13 @@
 """Makes model inputs from a photo and the prompt with the model's own processor."""
 
 from collections.abc import Mapping
-from functools import lru_cache
-from inspect import signature
-from typing import Any, NamedTuple
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple, Optional
 
 from PIL import Image
 from torch import Tensor
 
+from decoding import SettingsError
 from vlm.library import Parts, one_line, parts_of
 
 # Stands for a caption while the chat template is examined.
@@ -20,6 +20,12 @@ WITHOUT_CHAT = {
     "git": "{}",
 }
 WITHOUT_TEXT = "vision-encoder-decoder"
+# Families for which guidance by transformers is exact: `generate` reads the prompt without the
+# image in a second stream, causally even in PaliGemma. Qwen's models keep the position offset of
+# one stream only.
+GUIDED = ("gemma3", "git", "idefics3", "internvl", "llava_onevision", "mllama")
+GUIDED += ("paligemma", "smolvlm")
+NEGATIVE_PROMPT = "negative_prompt_ids"  # the argument of `generate` for the second stream
 PROBE_IMAGE = Image.new("RGB", (64, 48), (120, 130, 140))
 
 
@@ -38,7 +44,8 @@ class Turn(NamedTuple):
 class PromptProcessor:
     """Called with an RGB photo, returns the model's inputs by name, as a batch of one.
 
-    The prompt goes into the chat template if the family has one. Raises ValueError.
+    The prompt goes into the chat template if the family has one. GUIDED families also get the
+    NEGATIVE_PROMPT, (1, n): the prompt without the image. Raises ValueError.
     """
 
     def __init__(self, parts: Parts, prompt: str):
@@ -51,22 +58,16 @@ class PromptProcessor:
 
     def __call__(self, photo: Image.Image) -> dict[str, Tensor]:
         try:
-            return self._process(photo)
+            return {**self._process(photo), **self._negative_prompt}
         except Exception as error:  # processors raise any exception for an odd photo
-            size = f"{photo.width} x {photo.height} pixels"
             raise ValueError(
-                f"{self.parts.name} cannot process a photo of {size}: {one_line(error)}"
+                f"{self.parts.name} cannot process a photo of {photo.width} x {photo.height} "
+                f"pixels with this prompt: {one_line(error)}"
             ) from error
 
     def check(self) -> None:
         """Raise ValueError if the processor rejects the prompt or writes no image token."""
-        try:
-            made = self._process(PROBE_IMAGE)
-        except Exception as error:
-            raise ValueError(
-                f"vlm is {self.parts.name}, but its processor cannot process a photo with this "
-                f"prompt: {one_line(error)}"
-            ) from error
+        made = self(PROBE_IMAGE)
         token = None if self.kind in (WITHOUT_TEXT, "git") else self.image_token
         if token is not None and not (made["input_ids"] == token).any():
             raise ValueError(
@@ -82,13 +83,24 @@ class PromptProcessor:
             text = WITHOUT_CHAT[self.kind].format(self.prompt)
             made = parts.processor(text=[text], images=[photo], return_tensors="pt")
             return self._without_end(dict(made))
-        options = {"tokenize": True, "return_dict": True, "return_tensors": "pt"}
-        conversation = [self._user_message({"type": "image", "image": photo})]
-        template = parts.processor.apply_chat_template
-        return dict(template(conversation, add_generation_prompt=True, **options))
+        return self._chat_inputs({"type": "image", "image": photo})
 
-    def _user_message(self, image: Mapping[str, Any]) -> dict[str, Any]:
-        return {"role": "user", "content": [image, {"type": "text", "text": self.prompt}]}
+    def _chat_inputs(self, *images: Mapping[str, Any]) -> dict[str, Tensor]:
+        options = {"tokenize": True, "return_dict": True, "return_tensors": "pt"}
+        template = self.parts.processor.apply_chat_template
+        return dict(template([self._user_message(*images)], add_generation_prompt=True, **options))
+
+    def _user_message(self, *images: Mapping[str, Any]) -> dict[str, Any]:
+        return {"role": "user", "content": [*images, {"type": "text", "text": self.prompt}]}
+
+    @cached_property
+    def _negative_prompt(self) -> dict[str, Tensor]:
+        if self.kind not in GUIDED:
+            return {}
+        if self.kind not in WITHOUT_CHAT:
+            return {NEGATIVE_PROMPT: self._chat_inputs()["input_ids"]}
+        ids = self._process(PROBE_IMAGE)["input_ids"]
+        return {NEGATIVE_PROMPT: ids if self.kind == "git" else ids[ids != self.image_token][None]}
 
     def _without_end(self, made: dict[str, Tensor]) -> dict[str, Tensor]:
         """Remove the end token that GIT's tokenizer adds to the prompt."""
@@ -148,6 +160,21 @@ def prompt_processor_of(name: str, prompt: str) -> PromptProcessor:
     return prompt_processor
 
 
-def forward_arguments(model: Any) -> set[str]:
-    """The names of the arguments of a model's forward."""
-    return set(signature(type(model).forward).parameters)
+def check_guidance(settings: Any, family: Optional[str] = None) -> None:
+    """Raise SettingsError for guidance with beams, or for a family that is not GUIDED.
+
+    settings: a configuration or `DecodingSettings`. family: the model_type, None if not known yet.
+    """
+    scale = f"guidance_scale is {settings.guidance_scale}"
+    if settings.guidance_scale == 1:
+        return
+    if settings.num_beams > 1 and not settings.sample:
+        raise SettingsError(
+            f"{scale} with num_beams {settings.num_beams}, but model vlm has no guided beams: set "
+            "num_beams to 1, or sample to true"
+        )
+    if family not in (None, *GUIDED):
+        raise SettingsError(
+            f"{scale}, which model vlm does not support for {family}, only for "
+            f"{', '.join(GUIDED)}: set it to 1"
+        )

@@ -39,20 +39,28 @@ def write(folder: str, words: Sequence[str], seed: int = 0) -> None:
     ids = {token: n for n, token in enumerate(dict.fromkeys([*SPECIAL, PROMPT, *words]))}
     special = {"pad_token_id": ids[PAD], "bos_token_id": ids[START], "eos_token_id": ids[END]}
     sizes = {
-        **{"hidden_size": WIDTH, "num_attention_heads": HEADS},
-        **{"initializer_range": INITIALIZER_RANGE},
+        "hidden_size": WIDTH,
+        "num_attention_heads": HEADS,
+        "num_hidden_layers": 3,
+        "initializer_range": INITIALIZER_RANGE,
     }
     config = transformers.SmolVLMConfig(
         image_token_id=ids["<image>"],
         scale_factor=1,
         vision_config={
-            **{"image_size": SIDE, "patch_size": PATCH, "num_hidden_layers": 3},
-            **{"intermediate_size": 4 * WIDTH, **sizes},
+            "image_size": SIDE,
+            "patch_size": PATCH,
+            "intermediate_size": 4 * WIDTH,
+            **sizes,
         },
         text_config={
-            **{"model_type": "llama", "vocab_size": len(ids), "num_hidden_layers": 3},
-            **{"intermediate_size": 2 * WIDTH, "num_key_value_heads": HEADS, **sizes, **special},
+            "model_type": "llama",
+            "vocab_size": len(ids),
+            "intermediate_size": 2 * WIDTH,
+            "num_key_value_heads": HEADS,
             "max_position_embeddings": 256,
+            **sizes,
+            **special,
         },
         tie_word_embeddings=False,
         **special,
@@ -70,7 +78,10 @@ def _processor(transformers, ids):
     words_only.add_special_tokens(list(SPECIAL))
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=words_only,
-        **{"pad_token": PAD, "bos_token": START, "eos_token": END, "unk_token": UNKNOWN},
+        pad_token=PAD,
+        bos_token=START,
+        eos_token=END,
+        unk_token=UNKNOWN,
     )
     images = transformers.SmolVLMImageProcessor(
         do_image_splitting=False,

@@ -5,6 +5,7 @@ from typing import Any, Optional
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from vlm.prompt import Turn
 
@@ -62,11 +63,9 @@ class CaptionTokenizer:
         return [*kept[: max_length - 1], self.end]
 
     def encode(self, texts: list[str], max_length: int) -> tuple[Tensor, Tensor]:
-        rows = [self.ids(text, max_length) for text in texts]
-        width = max(map(len, rows))
-        ids = torch.tensor([row + [self.pad] * (width - len(row)) for row in rows])
-        mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
-        return ids, mask
+        rows = [torch.tensor(self.ids(text, max_length)) for text in texts]
+        ids = pad_sequence(rows, True, self.pad)
+        return ids, (ids != self.pad).long()
 
     def encode_prompt(self, prompt: str) -> Tensor:
         """Empty: the prompt belongs to the model's inputs, not to the caption."""

@@ -58,7 +58,8 @@ class Captioner(Protocol):
     both temporarily. max_positions: the maximum number of tokens of a row, None for no limit.
     min_batch_size: of a training step. has_unused_parameters: a step may leave some parameters
     without a gradient. null_image: None for a captioner without one, whose package refuses
-    `drop_image` and settings with two streams.
+    `drop_image` and settings with two streams. `generate_from` raises SettingsError for settings
+    that the captioner does not support.
     """
 
     tokenizer: Tokenizer

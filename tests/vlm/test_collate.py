@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("transformers", minversion="5.0", reason="model vlm needs transformers 5.0")
 
 from tests.vlm import folders
-from vlm.collate import collate_prompts
+from vlm.collate import collate
 from vlm.image_batch import ImageBatch
 from vlm.library import parts_of
 
@@ -22,12 +22,13 @@ def conversation(photo, prompt, caption=None):
     return [{"role": "user", "content": asked}, *(said if caption else [])]
 
 
-def of_the_processor(name, vlm_folder, photos, side, captions=None):
-    """The batch that the library's own processor makes, padded at a side."""
+def library_batch(name, vlm_folder, photos, captions=None):
+    """The batch of the library's own processor: prompts, or with captions prompts and answers."""
     folder, prompt = vlm_folder(name)
     parts = parts_of(folder)
     if name == "VisionEncoderDecoderModel":
         return parts.image_processor(photos, return_tensors="pt")
+    side = "right" if captions else "left"
     how = {"padding": True, "padding_side": side, "return_tensors": "pt"}
     if name in CHATS:
         said = captions or [None] * len(photos)
@@ -38,22 +39,22 @@ def of_the_processor(name, vlm_folder, photos, side, captions=None):
     text = f"<image>{prompt}" if name.startswith("PaliGemma") else prompt
     if captions:
         how["suffix"] = captions
-    return parts.processor(text=[text] * len(photos), images=[[x] for x in photos], **how)
+    made = parts.processor(text=[text] * len(photos), images=[[x] for x in photos], **how)
+    if name == "GitForCausalLM":  # the processor ends the prompt
+        return {k: v[:, :-1] if v.dim() == 2 else v for k, v in made.items()}
+    return made
 
 
-def check_same(found, expected, keys=None):
-    for key in keys or found:
-        torch.testing.assert_close(found[key], expected[key], msg=lambda m, k=key: f"{k}: {m}")
+def check_same(found, expected):
+    torch.testing.assert_close(dict(found), {key: expected[key] for key in found})
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_questions_of_mixed_sizes_are_the_processors_batch(name, make_vlm, vlm_folder, vlm_photos):
     captioner = make_vlm(name)
     images = ImageBatch([captioner.prompt_processor(photo) for photo in vlm_photos])
-    found = collate_prompts(captioner._inputs(images), folders.PAD)
-    expected = of_the_processor(name, vlm_folder, vlm_photos, "left")
-    if name == "GitForCausalLM":  # the processor ends the prompt
-        expected = {k: v[:, :-1] if v.dim() == 2 else v for k, v in expected.items()}
+    found = collate(captioner._inputs(images).items, folders.PAD, left=True)
+    expected = library_batch(name, vlm_folder, vlm_photos)
     assert {"input_ids", "pixel_values"} & found.keys()
     check_same(found, expected)
 
@@ -63,19 +64,14 @@ def test_questions_with_their_answers_are_too(name, make_vlm, vlm_folder, vlm_ph
     captioner = make_vlm(name)
     image = ImageBatch([captioner.prompt_processor(photo) for photo in vlm_photos])
     batch, labels = captioner.rows(image, CAPTIONS)
-    texts = [text for (text,) in CAPTIONS]
-    expected = of_the_processor(name, vlm_folder, vlm_photos, "right", texts)
+    expected = library_batch(name, vlm_folder, vlm_photos, [text for (text,) in CAPTIONS])
+    for seen in (batch, expected):  # the values at padding are never read
+        real = seen["attention_mask"] == 1
+        for key in {"cross_attention_mask", "token_type_ids"} & seen.keys():
+            seen[key] = seen[key][real]
     if name.startswith("PaliGemma"):
-        found = batch["token_type_ids"].where(batch["attention_mask"] == 1, 0)
-        batch["token_type_ids"] = found
-        collate_decoder_only = expected["token_type_ids"] * expected["attention_mask"]
-        expected["token_type_ids"] = collate_decoder_only
-        torch.testing.assert_close(
-            labels, expected["labels"].where(collate_decoder_only == 1, -100)
-        )
-    for seen in (batch, expected):  # what padding would see is never looked at
-        if "cross_attention_mask" in seen:
-            seen["cross_attention_mask"] = seen["cross_attention_mask"][seen["attention_mask"] == 1]
+        answers = torch.zeros_like(labels).masked_scatter(real, expected["token_type_ids"]) == 1
+        torch.testing.assert_close(labels, expected["labels"].where(answers, -100))
     check_same(batch, expected)
 
 

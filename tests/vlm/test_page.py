@@ -14,6 +14,7 @@ from captioning.models.build import captioner_from
 from captioning.runtime.errors import UserError
 from decoding import DecodingSettings
 from tests.app.captions import caption_of
+from tests.vlm.test_parity import sharpened
 from vlm.image_batch import ImageBatch
 from vlm.prompt import prompt_processor_of
 
@@ -21,12 +22,20 @@ NAME = "Qwen2VLForConditionalGeneration"
 
 
 @pytest.fixture
-def checkpoint(vlm_folder):
-    folder, prompt = vlm_folder(NAME)
-    keys = {"model": "vlm", "vlm": folder, "prompt": prompt, "augmentation": "none"}
-    config = parse_config({**keys, "image_root": "", "ann_root": "", "output_dir": "x"})
-    captioner, _ = captioner_from(config, None)
-    return Checkpoint("x.pth", "Qwen", "#000", config, captioner.eval())
+def checkpoint_of(vlm_folder):
+    def checkpoint_of(name):
+        folder, prompt = vlm_folder(name)
+        keys = {"model": "vlm", "vlm": folder, "prompt": prompt, "augmentation": "none"}
+        config = parse_config({**keys, "image_root": "", "ann_root": "", "output_dir": "x"})
+        captioner, _ = captioner_from(config, None)
+        return Checkpoint("x.pth", "Qwen", "#000", config, captioner.eval())
+
+    return checkpoint_of
+
+
+@pytest.fixture
+def checkpoint(checkpoint_of):
+    return checkpoint_of(NAME)
 
 
 def test_a_prompt_is_the_question_of_one_caption(checkpoint, vlm_photos):
@@ -56,13 +65,36 @@ def test_guidance_is_refused(checkpoint, vlm_photos):
         caption_of(service, vlm_photos[0], checkpoint, read_options({"guidance_scale": 2}))
 
 
+def test_guidance_by_the_visitors_prompt(checkpoint_of, vlm_photos):
+    checkpoint = checkpoint_of("SmolVLMForConditionalGeneration")
+    sharpened(checkpoint.captioner.model)
+    settings = {"num_beams": 1, "max_length": 7, "min_length": 3, "guidance_scale": 3.0}
+    service, prompt = CaptionService([checkpoint], Limits()), "image two right of the red block"
+    options = read_options({**settings, "prompt": prompt})
+    found = caption_of(service, vlm_photos[0], checkpoint, options).details
+    image = ImageBatch([prompt_processor_of(checkpoint.config.vlm, prompt)(vlm_photos[0])])
+    expected, plain = (
+        checkpoint.captioner.generate_details(
+            image, DecodingSettings(**{**settings, "guidance_scale": scale})
+        )
+        for scale in (3.0, 1.0)
+    )
+    assert found.caption == expected.captions[0][0] != plain.captions[0][0]
+    assert found.own_score == pytest.approx(expected.own_scores.item(), rel=1e-5)
+    with pytest.raises(
+        UserError, match=r"^guidance_scale is 3\.0 with num_beams 2, but model vlm "
+    ):
+        options = read_options({**settings, "num_beams": 2})
+        caption_of(service, vlm_photos[0], checkpoint, options)
+
+
 def test_the_probability_of_a_word_is_that_among_all_tokens(checkpoint, vlm_photos):
     """Worked out from the logits of the words before it."""
     service, captioner = CaptionService([checkpoint], Limits()), checkpoint.captioner
     options = read_options({"num_beams": 1, "max_length": 5, "min_length": 3})
     found = caption_of(service, vlm_photos[1], checkpoint, options).details
     ids = captioner.tokenizer.tokenizer.convert_tokens_to_ids(found.words[0])
-    inputs = captioner.prompt_processor(vlm_photos[1])
+    (inputs,) = captioner._inputs(ImageBatch([captioner.prompt_processor(vlm_photos[1])])).items
     with torch.no_grad():
         logits = captioner.model(**inputs).logits[0, -1]
     expected = logits.double().softmax(0)[ids]

@@ -1,5 +1,7 @@
 """Loss, gradients and captions beside the library's own of the same weights and photos."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -11,17 +13,39 @@ from smile.hf import undo
 from smile.hf.families import in_step
 from tests.smile.hf_models import in_float64, knows_float64
 from tests.vlm import folders
-from tests.vlm.test_collate import CAPTIONS, CHATS, of_the_processor
+from tests.vlm.test_collate import CAPTIONS, CHATS, library_batch
 from vlm.image_batch import ImageBatch
 from vlm.library import model_of, parts_of
+from vlm.prompt import GUIDED
 
 NAMES = list(folders.PROCESSORS)
+KINDS = {kind.replace("_", "") for kind in GUIDED}
+GUIDED_NAMES = [name for name in NAMES if name.partition("For")[0].lower() in KINDS]
 GREEDY = DecodingSettings(max_length=7, min_length=2, num_beams=1)
-BEAMS = DecodingSettings(max_length=7, min_length=2, num_beams=3, num_return=2, length_penalty=0.5)
+BEAMS = replace(GREEDY, num_beams=3, num_return=2, length_penalty=0.5)
+SCALE = 2.5
+GUIDED_GREEDY = replace(GREEDY, guidance_scale=SCALE)
+SAMPLES = replace(GUIDED_GREEDY, sample=True, num_return=2, top_p=0.95, repetition_penalty=1.2)
+CASES = [(CHATS[0], GREEDY), *((name, BEAMS) for name in NAMES)]
+CASES += [(name, settings) for name in GUIDED_NAMES for settings in (GUIDED_GREEDY, SAMPLES)]
 
 
 def image_of(captioner, photos):
     return ImageBatch([captioner.prompt_processor(photo) for photo in photos])
+
+
+def sharpened(model):
+    """Weights of a larger scale, so that guidance changes captions."""
+    for weight in model.parameters():
+        weight.data *= 3 if weight.dim() > 1 else 1
+    return model
+
+
+def prompt_without_image(name, vlm_folder):
+    folder, prompt = vlm_folder(name)
+    chat = ("user", *prompt.split(), "<end>", "<start>", "assistant")
+    text = ["<start>", *(chat if name in CHATS else prompt.split())]
+    return torch.tensor([parts_of(folder).tokenizer.convert_tokens_to_ids(text)])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -45,26 +69,29 @@ def test_the_objective_is_that_of_the_logits(name, make_vlm, vlm_photos):
     torch.testing.assert_close(dict(output.parts), dict(expected.parts))
 
 
-@pytest.mark.parametrize(
-    ("name", "settings"), [(CHATS[0], GREEDY), *((name, BEAMS) for name in NAMES)]
-)
+@pytest.mark.parametrize(("name", "settings"), CASES)
 def test_captions_are_those_of_generate(name, settings, make_vlm, vlm_folder, vlm_photos):
     captioner = make_vlm(name)
+    sharpened(captioner.model)
+    torch.manual_seed(0)
     found = captioner.generate_details(image_of(captioner, vlm_photos), settings)
-    own = model_of(vlm_folder(name)[0], weights=True)
-    inputs = dict(of_the_processor(name, vlm_folder, vlm_photos, "left"))
-    if name == "GitForCausalLM":
-        inputs = {k: v[:, :-1] if v.dim() == 2 else v for k, v in inputs.items()}
+    own = sharpened(model_of(vlm_folder(name)[0], weights=True))
+    inputs = dict(library_batch(name, vlm_folder, vlm_photos))
+    if settings.guidance_scale != 1:
+        prompt = prompt_without_image(name, vlm_folder)
+        inputs["negative_prompt_ids"] = prompt.expand(3 * settings.num_return, -1)
     if name.startswith("Florence2"):  # a released one is told to begin so
         own.generation_config.forced_bos_token_id = folders.START
+    same = ("guidance_scale", "top_p", "top_k", "repetition_penalty", "length_penalty")
+    torch.manual_seed(0)
     tokens = own.generate(
         **inputs,
-        do_sample=False,
+        do_sample=settings.sample,
         num_beams=settings.num_beams,
         num_return_sequences=settings.num_return,
         min_new_tokens=settings.min_length + len(captioner.decoder_prefix[1:]),
         max_new_tokens=settings.max_length + len(captioner.decoder_prefix[1:]),
-        length_penalty=settings.length_penalty,
+        **{key: getattr(settings, key) for key in same},
     )
     start = len(captioner.decoder_prefix) or inputs["input_ids"].size(1)
     expected = tokens[:, start:]
@@ -74,6 +101,39 @@ def test_captions_are_those_of_generate(name, settings, make_vlm, vlm_folder, vl
     words = parts_of(vlm_folder(name)[0]).tokenizer
     texts = words.batch_decode(expected, skip_special_tokens=True)
     assert [text for texts in found.captions for text in texts] == [text.strip() for text in texts]
+
+
+@pytest.mark.parametrize("name", GUIDED_NAMES)
+@torch.no_grad()
+def test_guided_captions_and_scores_follow_the_formula(name, make_vlm, vlm_folder, vlm_photos):
+    captioner = make_vlm(name)
+    sharpened(captioner.model)
+    image = image_of(captioner, vlm_photos)
+    found = captioner.generate_details(image, GUIDED_GREEDY)
+    for n in range(len(image)):
+        ids, scores, prompt = [], [], prompt_without_image(name, vlm_folder)
+        while len(ids) < GREEDY.max_length and folders.END not in ids:
+            own, _ = captioner.score_tokens(image[n : n + 1], torch.tensor([*ids, 0]))
+            own = own[-1].log_softmax(-1)  # log p(w | c)
+            other = captioner.model(input_ids=prompt).logits[0, -1].log_softmax(-1)  # log p(w | u)
+            guided = (other + SCALE * (own - other)).log_softmax(-1)
+            banned = torch.tensor([folders.END] * (len(ids) < GREEDY.min_length), dtype=torch.int64)
+            ids.append(int(guided.index_fill(0, banned, -torch.inf).argmax()))
+            scores.append([guided[ids[-1]], own[ids[-1]]])
+            prompt = torch.cat([prompt, torch.tensor([ids[-1:]])], 1)
+        assert found.token_ids[n, 0, : len(ids)].tolist() == ids
+        of_photo = torch.stack([found.scores[n, 0], found.own_scores[n, 0]]).float()
+        torch.testing.assert_close(of_photo, torch.tensor(scores).mean(0), rtol=1e-4, atol=1e-5)
+    assert (found.scores - found.own_scores).abs().max() > 1e-3  # guidance has an effect
+
+
+def test_a_scale_of_1_is_plain_whatever_the_model_comes_with(make_vlm, vlm_photos):
+    captioner = make_vlm(CHATS[0])
+    image = image_of(captioner, vlm_photos)
+    expected = captioner.generate_details(image, GREEDY)
+    captioner.model.generation_config.guidance_scale = 3.0
+    found = captioner.generate_details(image, GREEDY)
+    assert found.token_ids.equal(expected.token_ids) and found.scores.equal(expected.scores)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -5,11 +5,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 import vlm.library
 from captioning import train
 from captioning.config import load_config
 from captioning.models.build import captioner_from, preprocessing_of
+from captioning.models.precision import check_precision
 from captioning.runtime.errors import UserError
 
 KEYS = "model: vlm\naugmentation: none\nimage_root: .\nann_root: .\nmax_tokens: 20\n"
@@ -71,7 +73,8 @@ def error_of(write):
         ),
         (
             ["vlm=a/b", "guidance_scale=2"],
-            "guidance_scale is 2.0, which model vlm does not support; set it to 1.0",
+            "guidance_scale is 2.0 with num_beams 3, but model vlm has no guided beams: set "
+            "num_beams to 1, or sample to true",
         ),
         (
             ["vlm=a/b", "drop_image=0.2"],
@@ -155,7 +158,7 @@ BROKEN = [
     ),
     (
         chat_template(lambda text: text.replace("<image>", "")),
-        "vlm is FOLDER, but its processor cannot process a photo with this prompt: ",
+        "FOLDER cannot process a photo of 64 x 48 pixels with this prompt: ",
     ),
     (
         edited("config.json", lambda content: content.update(image_token_id=4)),
@@ -229,6 +232,20 @@ class TestFolders:
         line = f"prompt is 'what', but {folder} has no text input: set prompt to ''"
         assert error_of(vlm=folder, prompt="what") == line
 
+    def test_guidance_of_another_family(self, broken, write):
+        """Before the weights are read."""
+        folder, prompt = broken("Qwen2VLForConditionalGeneration")
+        (folder / "model.safetensors").unlink()
+        config = load_config(write(vlm=str(folder), prompt=prompt, guidance_scale=2, num_beams=1))
+        for check in (check_precision, captioner_from):
+            with pytest.raises(UserError) as error:
+                check(config, torch.device("cpu") if check is check_precision else None)
+            assert str(error.value) == (
+                "guidance_scale is 2.0, which model vlm does not support for qwen2_vl, only for "
+                "gemma3, git, idefics3, internvl, llava_onevision, mllama, paligemma, smolvlm: set "
+                "it to 1"
+            )
+
     def test_a_photo_that_a_processor_cannot_take(self, vlm_folder, write, tmp_path):
         from PIL import Image
 
@@ -244,8 +261,8 @@ class TestFolders:
         with pytest.raises(UserError) as error:
             photos[1]
         assert str(error.value) == (
-            f"line.png: {folder} cannot process a photo of 1 x 300 pixels: absolute aspect ratio "
-            "must be smaller than 200, got 300.0"
+            f"line.png: {folder} cannot process a photo of 1 x 300 pixels with this prompt: "
+            "absolute aspect ratio must be smaller than 200, got 300.0"
         )
         passed_over = EvaluationDataset(samples, str(tmp_path), made.evaluation, True)[1]
         assert passed_over["image"] is None and passed_over["unreadable"] == [str(error.value)]

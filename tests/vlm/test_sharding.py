@@ -13,21 +13,17 @@ import torch.utils.tensorboard
 pytest.importorskip("transformers", minversion="5.0", reason="model vlm needs transformers 5.0")
 pytest.importorskip("peft", reason="peft is in the tests from Python 3.10")
 
-from BLIP import read_checkpoint
 from captioning.files.manifest import verify
 from captioning.models import checkpoints
 from captioning.training.fine_tuning import FineTuning
 from captioning.training.run_state import RunState
-from captioning.training.sharding import FIRST_TORCH
+from tests.captioning.training import test_sharding
+from tests.captioning.training.test_sharding import assert_close, each_step, weights
 from tests.e2e.test_stopped_runs import stop_at
 from tests.smile import tiny_vlm
-from tests.soak.runs import Run, be_quick, kept_runs, last_step, log, write_config
+from tests.soak.runs import Run, be_quick, kept_runs, last_step, write_config
 
-TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(TORCH < FIRST_TORCH, reason="sharding: fsdp needs a later torch"),
-]
+pytestmark = test_sharding.pytestmark
 KEYS = """
 model: vlm
 vlm: {folder}
@@ -58,23 +54,6 @@ def finished(config):
     return lambda *settings: run(*settings, processes=1 if ONE[0] in settings else 2)
 
 
-def weights(folder):
-    return read_checkpoint(str(folder / checkpoints.BEST))["model"]
-
-
-def each_step(folder):
-    steps = [line for line in log(folder) if line["event"] == "step"]
-    return [line[name] for name in ("loss", "grad_norm") for line in steps]
-
-
-def assert_close(first, second):
-    assert each_step(first) == pytest.approx(each_step(second), rel=1e-4)
-    one, two = weights(first), weights(second)
-    assert one.keys() == two.keys()
-    for name in one:
-        torch.testing.assert_close(one[name], two[name], atol=1e-5, rtol=1e-4)
-
-
 def test_it_learns_as_in_one_process(finished):
     """Recomputed, too."""
     divided = finished(*DIVIDED, "vit_grad_ckpt=true")
@@ -96,7 +75,8 @@ def test_lora(finished):
 def test_two_captions_of_a_photo_in_bf16(finished):
     settings = ("captions_per_image=2", "precision=bf16")
     divided, alone = finished(*DIVIDED, *settings), finished(*ONE, *settings)
-    assert each_step(divided) == pytest.approx(each_step(alone), rel=0.02)
+    for name in ("loss", "grad_norm"):
+        assert each_step(divided, name) == pytest.approx(each_step(alone, name), rel=0.02)
     assert all(w.dtype == torch.float32 for w in weights(divided).values())
 
 
@@ -149,7 +129,8 @@ def test_one_rank_cannot_write_and_one_is_killed_and_the_run_ends_as_if_not(
     assert f"resuming from {folder}/checkpoint_00_step00000002.pth" in run.said()
     assert not [path for path in folder.iterdir() if path.name.startswith(".")]
     whole = finished(*settings)
-    assert each_step(folder) == each_step(whole)
+    for name in ("loss", "grad_norm"):
+        assert each_step(folder, name) == each_step(whole, name)
     one, two = weights(folder), weights(whole)
     assert one.keys() == two.keys() and all(one[name].equal(two[name]) for name in one)
 
