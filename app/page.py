@@ -185,8 +185,9 @@ def _controls(service: CaptionService) -> tuple[list[gr.components.Component], C
             least, most, defaults[name], step=step, label=label, min_width=200
         )
 
-    classes = ["smile-controls", *(["sampling"] if defaults["sample"] else [])]
-    with gr.Column(elem_classes=classes):
+    # The style sheet hides controls without effect, since Gradio sometimes loses an event that
+    # follows another event at once.
+    with gr.Column(elem_classes=["smile-controls"]):
         chosen = gr.CheckboxGroup(labels, value=labels, label="Checkpoints")
         default = SAMPLING if defaults["sample"] else BEAM
         method = gr.Radio([BEAM, SAMPLING], value=default, label="Decoding method")
@@ -215,13 +216,20 @@ def _controls(service: CaptionService) -> tuple[list[gr.components.Component], C
                     controls["top_k"] = gr.Number(top_k, label="Top-k (0: all)", precision=0)
                     controls["seed"] = gr.Number(0, label="Seed", precision=0)
             with gr.Row():
-                controls["rerank"] = gr.Dropdown(
-                    [("no", None), ("mutual information", "mmi"), ("minimum Bayes risk", "mbr")],
-                    value=None,
-                    label="Choose among samples by",
+                controls["rerank"] = gr.Radio(
+                    [("none", ""), ("mutual information", "mmi"), ("minimum Bayes risk", "mbr")],
+                    value="",
+                    label="Rerank samples by",
+                    elem_classes=["smile-rerank"],
                 )
                 controls["num_candidates"] = gr.Slider(
-                    2, MOST_CANDIDATES, 20, step=1, label="Samples to choose from", min_width=200
+                    2,
+                    MOST_CANDIDATES,
+                    20,
+                    step=1,
+                    label="Number of samples",
+                    min_width=200,
+                    elem_classes=["smile-candidate-count"],
                 )
             with gr.Row():
                 slider("repetition_penalty", "Repetition penalty", 0.5, 2, 0.05)
@@ -233,7 +241,8 @@ def _controls(service: CaptionService) -> tuple[list[gr.components.Component], C
         labels: Optional[list[str]], method: str, *others: Any
     ) -> tuple[list[str], Options]:
         given = dict(zip(controls, others))
-        given["prompt"] = given["prompt"] or None
+        for name in ("prompt", "rerank"):
+            given[name] = given[name] or None
         return labels or [], read_options({**given, "sample": method == SAMPLING})
 
     return [chosen, method, *controls.values()], read_inputs

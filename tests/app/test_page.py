@@ -103,25 +103,54 @@ def test_upload_caption_and_attention_map(page, files, server, tmp_path):
     assert asked == [] and page.problems == []
 
 
-def test_lengths_and_prompt_are_those_of_the_fields(page, files):
+def open_settings(page):
     page.ask("[...document.querySelectorAll('.label-wrap')].find(e => e.offsetParent).click()")
-    lengths = "document.querySelectorAll('input[type=range]')"
-    page.wait(f"{lengths}[1]?.offsetParent")
+    page.wait("document.querySelectorAll('input[type=range]')[1]?.offsetParent")
+
+
+def choose(page, value):
+    radio = f"[...document.querySelectorAll('[type=radio]')].find(e => e.value == {value!r})"
+    page.ask(f"{radio}.click()")
+    page.wait(f"{radio}.checked")
+
+
+def downloaded(page):
+    page.wait("document.querySelector('.smile-download')")
+    return page.ask(
+        "fetch(document.querySelector('.smile-download').href).then(answer => answer.json())"
+    )
+
+
+def test_only_controls_with_an_effect_are_shown(page, files, tmp_path):
+    open_settings(page)
     shown = (
-        "['beams', 'sampling'].map(e => document.querySelector('.smile-' + e).checkVisibility())"
+        "['beams', 'sampling', 'candidate-count']"
+        ".filter(e => document.querySelector('.smile-' + e).checkVisibility())"
     )
-    assert page.ask(shown) == [True, False]
-    page.ask(
-        "[...document.querySelectorAll('[type=radio]')].find(e => e.value == 'Sampling').click()"
-    )
-    assert page.ask(shown) == [False, True]
+    assert page.ask(shown) == ["beams"]
+    choose(page, "Sampling")
+    assert page.ask(shown) == ["sampling"]
+    for value in ("mbr", "Beam search", "mmi"):
+        choose(page, value)
+        assert page.ask(shown) == ["sampling", "candidate-count"]
+    page.picture(tmp_path / "reranking.png")
+    fill(page, "[document.querySelector('.smile-sampling input[type=range]')]", [0.5])
+    caption(page, files / "photo.jpg")
+    for entry in downloaded(page):
+        settings = entry["settings"]
+        assert (settings["rerank"], settings["top_p"], settings["sample"]) == ("mmi", 0.5, False)
+    choose(page, "")
+    assert page.ask(shown) == ["beams"]
+
+
+def test_lengths_and_prompt_are_those_of_the_fields(page, files):
+    open_settings(page)
+    lengths = "document.querySelectorAll('input[type=range]')"
+    choose(page, "Sampling")
     prompt = "document.querySelector('[placeholder=\"a picture of\"]')"
     fill(page, f"[{lengths}[0], {lengths}[1], {prompt}]", [6, 7, "A large"])
     caption(page, files / "photo.jpg")
-    page.wait("document.querySelector('.smile-download')")
-    for entry in page.ask(
-        "fetch(document.querySelector('.smile-download').href).then(answer => answer.json())"
-    ):
+    for entry in downloaded(page):
         settings = entry["settings"]
         assert (settings["min_length"], settings["max_length"]) == (6, 7)
         assert settings["prompt"] == "a large "
