@@ -5,9 +5,10 @@ from typing import Any, Literal, Optional
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from app.checkpoints import Checkpoint
+from captioning.config.rerankers import reranking_of
 from captioning.runtime.errors import UserError
 from decoding import DecodingSettings
-from decoding.rerank import WEIGHTED, Reranking, reranks
+from decoding.rerank import Reranking
 
 MOST_BEAMS, LONGEST, MOST_CANDIDATES, MOST_GUIDANCE = 10, 120, 50, 5
 SAMPLING = {"top_p", "top_k", "temperature", "min_p", "typical_p", "seed"}
@@ -56,22 +57,15 @@ class Options(BaseModel):
 
     def reranking(self) -> Optional[Reranking]:
         """The settings of reranking; None without reranking or with a weight of 0."""
-        if not reranks(self.rerank, self.rerank_weight):
-            return None
-        return Reranking(
-            self.rerank,
-            self.num_candidates,
-            rerank_weight=self.rerank_weight,
-            num_return=self.num_candidates,
-            seed=self.seed,
-        )
+        return reranking_of(self, self.num_candidates)
 
     def used(self) -> dict[str, Any]:
         """The settings that have an effect, to be recorded with a caption."""
-        reranked = self.reranking() is not None
-        unused = {"num_beams"} if self.sample or reranked else SAMPLING
-        unused |= {"details"} if reranked else {"rerank", *RERANKING}
-        unused |= {"rerank_weight"} if self.rerank not in WEIGHTED else set()
+        reranking = self.reranking()
+        unused = {"num_beams"} if self.sample or reranking else SAMPLING
+        unused |= {"details"} if reranking else {"rerank", *RERANKING}
+        if reranking and reranking.rerank_weight is None:
+            unused.add("rerank_weight")
         off = {name for name in OPTIONAL if getattr(self, name) == getattr(DecodingSettings, name)}
         return self.model_dump(exclude=unused | off)
 

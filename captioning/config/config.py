@@ -1,11 +1,10 @@
 """The configuration of a run, validated: impossible values, alone and in combination, are refused.
 
 `Config` has the keys that all runs share. `config_class` adds those of a captioner's package and
-the options of metrics and rewards, which are imported then.
+the options of metrics, rewards and rerankers, which are imported then.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
 from functools import cache
 from typing import Any, Optional
 
@@ -19,6 +18,7 @@ from pydantic import (
 
 from captioning.captioners.registry import CAPTIONERS, package_of
 from captioning.config.keys import Keys, roles_of
+from captioning.config.rerankers import RERANKERS, reranking_of
 from captioning.data.division import checked_division
 from captioning.files.stores import check_address, check_can_hold, has_folders, without_secrets
 from captioning.files.tars import is_tars
@@ -29,13 +29,9 @@ from captioning.rewards.registry import REWARDS, check_options, check_rewards
 from captioning.runtime.errors import UserError
 from captioning.runtime.registry import load
 from decoding import DecodingSettings
-from decoding.rerank import Reranking, reranks
+from decoding.rerank import Reranking
 from smile import Objective, parse_objective
 from smile.mixture import FIRST_TOKEN_MLE
-
-# The keys that name the models of rerankers.
-WITH_OPTIONS_OF = {"clip": "clipscore", "itm": "itm"}  # rerankers that have a metric's options
-RERANKING_MODELS = {"clip": "clip_model", "itm": "itm_model", "judge": "rerank_judge"}
 
 LAST = "last"  # the epoch that `select` may name instead of metrics
 
@@ -114,11 +110,9 @@ class Config(Keys):
 
     @model_validator(mode="after")
     def _possible_together(self):
-        reranking = self.reranking()
+        settings, reranking = self.decoding_settings(), self.reranking()
         if reranking:
-            self._check_reranking(reranking)
-        else:
-            self.decoding_settings()
+            reranking.settings(settings)
         self._check_null_image()
         if self.reward:
             self._check_reward()
@@ -132,12 +126,6 @@ class Config(Keys):
         if self.min_lr > self.init_lr:
             raise ValueError(f"min_lr is {self.min_lr}, above init_lr, {self.init_lr}")
         return self
-
-    def _check_reranking(self, reranking: Reranking) -> None:
-        reranking.settings(self.decoding_settings())
-        key = RERANKING_MODELS.get(self.rerank)
-        if key and not reranking.model:
-            raise ValueError(f"rerank is {self.rerank}, which needs {key}")
 
     def _check_null_image(self) -> None:
         if self.drop_image and self.reward:
@@ -204,12 +192,7 @@ class Config(Keys):
 
     def reranking(self) -> Optional[Reranking]:
         """How this run reranks captions; None without it, and for a weight of 0."""
-        if not reranks(self.rerank, self.rerank_weight):
-            return None
-        names = {field.name for field in fields(Reranking)} - {"model", "num_return"}
-        key = RERANKING_MODELS.get(self.rerank)
-        model = getattr(self, key) if key else None
-        return Reranking(**{name: getattr(self, name) for name in names}, model=model)
+        return reranking_of(self)
 
     def build_objective(self) -> Objective:
         """The training objective; with a reward alone the captioner gets an MLE that is unused."""
@@ -225,14 +208,16 @@ def config_class(
     model: Optional[str] = None,
     metrics: Iterable[str] = EVALUATORS,
     rewards: Iterable[str] = REWARDS,
+    rerankers: Iterable[str] = RERANKERS,
 ) -> type[Config]:
-    """`Config` with the own keys of a captioner, or of all captioners, and the options of metrics
-    and rewards, by default of all. Imports their modules.
+    """`Config` with the own keys of a captioner, or of all captioners, and the options of metrics,
+    rewards and rerankers, by default of all. Imports their modules.
 
     Raises TypeError for a key that two of them declare.
     """
     packages = dict.fromkeys(CAPTIONERS.values() if model is None else [CAPTIONERS[model]])
     entries = [*(EVALUATORS[name] for name in metrics), *(REWARDS[name] for name in rewards)]
+    entries += filter(None, (RERANKERS[name].options for name in rerankers))
     return _config_with(tuple(packages), tuple(dict.fromkeys(entries)))
 
 
@@ -256,8 +241,8 @@ def keys_of(role: str, keys: type[Keys] = Config) -> list[str]:
 def parse_config(values: Any) -> Config:
     """The configuration of a mapping. Raises pydantic's ValidationError.
 
-    Keys of other captioners than its own are validated, and left out. Options of metrics and
-    rewards that it does not name are kept where it sets them.
+    Keys of other captioners than its own are validated, and left out. Options of metrics,
+    rewards and rerankers that it does not name are kept where it sets them.
     """
     model = values.get("model", "blip") if isinstance(values, dict) else None
     if not isinstance(model, str) or model not in CAPTIONERS:
@@ -272,17 +257,19 @@ def parse_config(values: Any) -> Config:
 def _own_class(model: str, values: Mapping[str, Any]) -> type[Config]:
     """The class with all keys of `values` but those of other captioners.
 
-    Modules of metrics and rewards that are not named are imported only for a key that is not known
-    without them.
+    Modules of metrics, rewards and rerankers that are not named are imported only for a key that is
+    not known without them.
     """
-    metrics, rewards = values.get("metrics", DEFAULT_METRICS), values.get("reward")
-    evaluators = [*_in_registry(EVALUATORS, metrics)]
-    evaluators += [own for name, own in WITH_OPTIONS_OF.items() if values.get("rerank") == name]
-    own = config_class(model, evaluators, _in_registry(REWARDS, rewards))
+    named = (
+        (EVALUATORS, values.get("metrics", DEFAULT_METRICS)),
+        (REWARDS, values.get("reward")),
+        (RERANKERS, [values.get("rerank")]),
+    )
+    own = config_class(model, *(_in_registry(*each) for each in named))
     return own if values.keys() <= own.model_fields.keys() else config_class(model)
 
 
-def _in_registry(registry: Mapping[str, str], given: Any) -> list[str]:
+def _in_registry(registry: Mapping[str, Any], given: Any) -> list[str]:
     """The entries that a value names, which is validated later."""
     names = given if isinstance(given, (list, tuple, dict)) else ()
     return [name for name in registry if name in names]

@@ -6,11 +6,12 @@ import json
 import pytest
 import torch
 
+from captioning import attend
 from captioning.config import load_config
-from captioning.data import read_split
-from captioning.models.build import captioner_from
+from captioning.data import load_image, read_split
+from captioning.models.build import captioner_from, preprocessing_of
 from captioning.models.generation import caption_images
-from captioning.models.reranking import Reranker
+from captioning.models.reranking import Reranker, check_reranking
 from captioning.runtime.errors import UserError
 from decoding import DecodingSettings
 from decoding.rerank import Reranking
@@ -139,25 +140,25 @@ def test_clip_and_itm_by_their_own_scores(built, clip_folder, itm_checkpoint):
 
 
 @pytest.fixture
-def judge(built, scenes_config, tmp_path):
-    """Return a function that writes a checkpoint of another captioner."""
+def saved(scenes_config, tmp_path):
+    """Return a function that writes a checkpoint and returns its path, config and captioner."""
 
     def write(*overrides, model="blip"):
         keys = [*MODELS[model], "image_size=48", "seed=5", *overrides]
         config = load_config(scenes_config, keys, {"output_dir": str(tmp_path)})
         captioner = captioner_from(config, None)[0]
-        path = tmp_path / f"judge_{model}{len(overrides)}.pth"  # judges are kept by their path
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.pth"  # judges are kept by their path
         content = {"model": captioner.state_dict(), "config": config.model_dump()}
         torch.save({**content, **captioner.saved_beside_weights()}, path)
-        return path, captioner.eval()
+        return path, config, captioner.eval()
 
     return write
 
 
-def test_a_judge_scores_with_its_own_likelihoods(built, judge):
+def test_a_judge_scores_with_its_own_likelihoods(built, saved):
     from captioning.models.reranking import resized
 
-    path, other = judge()
+    path, _, other = saved()
     captioner, image = built(), image_of()
     found = generated(captioner, Reranking("judge", 3, rerank_weight=0.4, model=str(path)))
     encoded = other.encode(resized(image, 48))
@@ -170,13 +171,40 @@ def test_a_judge_scores_with_its_own_likelihoods(built, judge):
         assert found.rerank_scores[row].tolist() == pytest.approx(expected, rel=1e-3, abs=1e-3)
 
 
-def test_a_judge_of_another_vocabulary_or_prompt(built, judge):
-    path, _ = judge("prompt='a photo of '")
+def test_a_judge_of_another_vocabulary_or_prompt(built, saved):
+    path, *_ = saved("prompt='a photo of '")
     with pytest.raises(UserError, match="has the prompt 'a photo of ', the captioner 'a picture"):
         Reranker(built(), Reranking("judge", model=str(path)), CPU)
-    path, _ = judge(model="lstm")
+    path, *_ = saved(model="lstm")
     with pytest.raises(UserError, match="has another vocabulary than the captioner"):
         Reranker(built(), Reranking("judge", model=str(path)), CPU)
+
+
+@pytest.mark.parametrize("shifted", ["captioner", "judge"])
+def test_a_judge_of_another_first_token_shift_is_refused_before_loading(saved, scenes, shifted):
+    """The first token id of a caption would be another word for the judge."""
+    same = f"tokenizer={scenes / 'vocab_pieces.txt'}"
+    path, *_ = saved(same, f"first_token_shift={str(shifted == 'judge').lower()}")
+    own = f"first_token_shift={str(shifted == 'captioner').lower()}"
+    keys = [same, "rerank=judge", f"rerank_judge={path}"]
+    _, config, _ = saved(*keys, own)
+    found = f"first_token_shift {shifted == 'judge'}, the captioner {shifted == 'captioner'}"
+    with pytest.raises(UserError, match=f"rerank_judge: {path} has {found}: use a judge"):
+        check_reranking(config)
+    check_reranking(saved(*keys, f"first_token_shift={str(shifted == 'judge').lower()}")[1])
+
+
+def test_attention_maps_are_of_the_reranked_caption(saved, scenes, tmp_path, capsys):
+    keys = ["rerank=mmi", "num_candidates=6", "top_p=1.0", "top_k=0", "rerank_weight=1.0"]
+    path, config, captioner = saved(*keys)
+    photo = next((scenes / "images").iterdir())
+    command = [str(photo), "--device", "cpu", "--output", str(tmp_path / "maps.png")]
+    assert attend.main([*command, "--checkpoint", str(path)]) == 0
+    image = preprocessing_of(config).one(load_image(photo))
+    settings = config.decoding_settings()
+    reranked = Reranker(captioner, config.reranking(), CPU).generate_details(image, settings)
+    assert capsys.readouterr().out.split() == reranked.captions[0][0].split()
+    assert reranked.captions[0] != captioner.generate(image, settings)
 
 
 @pytest.fixture
