@@ -62,12 +62,6 @@ class Reranking:
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
-def mutual_information(logprobs: Tensor, null_logprobs: Tensor, weight: float) -> Tensor:
-    """log p(y | image) - weight * log p(y | null), (B, k) each: the mutual information of caption
-    and image for weight 1 (Li et al. 2016, arXiv 1510.03055)."""
-    return logprobs - weight * null_logprobs
-
-
 def expected_similarity(similarity: Tensor) -> Tensor:
     """The mean similarity of each candidate to the others, (B, k), from similarities (B, k, k).
 

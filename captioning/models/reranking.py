@@ -20,7 +20,7 @@ from captioning.runtime.errors import UserError
 from captioning.runtime.registry import load
 from decoding import DecodingSettings, Generated
 from decoding.guided import caption_lengths, encode_noisy
-from decoding.rerank import Reranking, expected_similarity, mutual_information, reranked
+from decoding.rerank import Reranking, expected_similarity, reranked
 
 MAX_ROWS = 256  # captions whose likelihoods are computed at once
 
@@ -95,7 +95,10 @@ def image_seeds(image: Tensor, seed: int) -> tuple[int, ...]:
 
 
 class MutualInformation(Scorer):
-    """log p(y | image) - weight * log p(y | null), by the captioner that made the candidates."""
+    """log p(y | image) - weight * log p(y | null), by the captioner that made the candidates.
+
+    With weight 1 the mutual information of caption and image (Li et al. 2016, arXiv 1510.03055).
+    """
 
     def __call__(self, image: Tensor, encoded: Any, candidates: Generated) -> Tensor:
         own = None
@@ -123,17 +126,13 @@ class MutualInformation(Scorer):
             piece = slice(start, start + count)
             ids, images = token_ids[piece], encoded[piece]
             if own is None:
-                likelihoods = captioner.log_likelihoods(images, ids).double().sum(-1)
+                with_image = captioner.log_likelihoods(images, ids).double().sum(-1)
             else:
-                likelihoods = own[piece]
+                with_image = own[piece]
             # All captions have the same null, which is encoded once.
             null, rows = captioner.encode_null(images[:1]), ids.flatten(0, 1).unsqueeze(0)
-            without_image = captioner.log_likelihoods(null, rows).double().sum(-1)
-            found.append(
-                mutual_information(
-                    likelihoods, without_image.view_as(likelihoods), self.reranking.rerank_weight
-                )
-            )
+            without = captioner.log_likelihoods(null, rows).double().sum(-1).view_as(with_image)
+            found.append(with_image - self.reranking.rerank_weight * without)
         return torch.cat(found)
 
 

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import math
+from collections import Counter
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from captioning.config import load_config
 from captioning.data import load_image, read_split
 from captioning.models.build import captioner_from, preprocessing_of
 from captioning.models.generation import caption_images
-from captioning.models.reranking import Reranker, check_reranking
+from captioning.models.reranking import Reranker, check_reranking, resized
 from captioning.runtime.errors import UserError
 from decoding import DecodingSettings
 from decoding.rerank import Reranking
@@ -27,20 +29,20 @@ CPU = torch.device("cpu")
 def built(scenes_config, tmp_path):
     """Return a function that makes a captioner whose words differ in probability."""
 
-    def make(model="blip", *overrides, spread=4.0):
+    def make(model="blip"):
         flags = {"output_dir": str(tmp_path)}
-        keys = [*MODELS[model], "image_size=64", *overrides]
-        captioner = captioner_from(load_config(scenes_config, keys, flags), None)[0].eval()
+        config = load_config(scenes_config, [*MODELS[model], "image_size=64"], flags)
+        captioner = captioner_from(config, None)[0].eval()
         with torch.no_grad():
             for parameter in captioner.parameters():
-                parameter.mul_(spread if parameter.dim() > 1 else 1)
+                parameter.mul_(4 if parameter.dim() > 1 else 1)
         return captioner
 
     return make
 
 
-def image_of(size=64, images=2):
-    return torch.randn(images, 3, size, size, generator=torch.Generator().manual_seed(3))
+def image_of(images=2):
+    return torch.randn(images, 3, 64, 64, generator=torch.Generator().manual_seed(3))
 
 
 def log_p(captioner, encoded, ids):
@@ -49,6 +51,16 @@ def log_p(captioner, encoded, ids):
     length = own.tolist().index(end) + 1 if end in own else len(own)
     logits, _ = captioner.score_tokens(encoded, ids)
     return logits.double().log_softmax(-1)[range(length), own[:length]].sum().item()
+
+
+def assert_information(found, captioner, encoded, weight):
+    """The scores are log p(y | image) - weight * log p(y | null) by the captioner."""
+    null = captioner.encode_null(encoded)[:1]
+    for row, (group, scores) in enumerate(zip(found.token_ids, found.rerank_scores.tolist())):
+        own = encoded[row : row + 1]
+        expected = [log_p(captioner, own, x) - weight * log_p(captioner, null, x) for x in group]
+        assert scores == pytest.approx(expected, rel=1e-3, abs=1e-3)
+        assert scores == sorted(scores, reverse=True)
 
 
 def generated(captioner, reranking, image=None):
@@ -62,20 +74,10 @@ def generated(captioner, reranking, image=None):
 def test_mutual_information_against_a_loop(built, model, candidates):
     captioner, image = built(model), image_of()
     found = generated(captioner, Reranking("mmi", 4, candidates, rerank_weight=0.7))
-    encoded = captioner.encode(image)
-    null = captioner.encode_null(encoded)
-    for row in range(2):
-        own = encoded[row : row + 1]
-        expected = [
-            log_p(captioner, own, ids) - 0.7 * log_p(captioner, null[row : row + 1], ids)
-            for ids in found.token_ids[row]
-        ]
-        assert found.rerank_scores[row].tolist() == pytest.approx(expected, rel=1e-3, abs=1e-3)
-        assert expected == sorted(expected, reverse=True)
+    assert_information(found, captioner, captioner.encode(image), 0.7)
     if candidates == "beams":
-        beams = captioner.generate_details(
-            image, dataclasses.replace(WHOLE, num_beams=4, num_return=4)
-        )
+        settings = dataclasses.replace(WHOLE, num_beams=4, num_return=4)
+        beams = captioner.generate_details(image, settings)
         assert [sorted(group) for group in found.captions] == [sorted(c) for c in beams.captions]
 
 
@@ -93,18 +95,13 @@ def test_minimum_bayes_risk_against_a_loop(built):
 def cider_d(words, reference):
     total = 0.0
     for n in range(1, 5):
-        own, other = ({}, {})
-        for counts, text in ((own, words), (other, reference)):
-            for start in range(len(text) - n + 1):
-                gram = tuple(text[start : start + n])
-                counts[gram] = counts.get(gram, 0) + 1
-        norms = [sum(c**2 for c in counts.values()) ** 0.5 for counts in (own, other)]
-        if all(norms):
-            total += sum(min(c, other.get(g, 0)) * other.get(g, 0) for g, c in own.items()) / (
-                norms[0] * norms[1]
-            )
-    gap = len(words) - len(reference)
-    return 10 * total / 4 * 2.718281828459045 ** (-(gap**2) / 72)
+        own, other = (
+            Counter(tuple(text[i : i + n]) for i in range(len(text) - n + 1))
+            for text in (words, reference)
+        )
+        product = sum(min(count, other[gram]) * other[gram] for gram, count in own.items())
+        total += product / max(1, math.hypot(*own.values()) * math.hypot(*other.values()))
+    return 10 * total / 4 * math.exp(-((len(words) - len(reference)) ** 2) / 72)
 
 
 def test_a_caption_depends_on_its_image_and_the_seed(built):
@@ -122,7 +119,6 @@ def test_clip_and_itm_by_their_own_scores(built, clip_folder, itm_checkpoint):
     from captioning.metrics.clip import Clip
     from captioning.metrics.clipscore import PREFIX
     from captioning.metrics.itm_model import ItmScorer
-    from captioning.models.reranking import resized
 
     captioner, image = built(), image_of()
     found = generated(captioner, Reranking("clip", 4, model=str(clip_folder)))
@@ -156,19 +152,9 @@ def saved(scenes_config, tmp_path):
 
 
 def test_a_judge_scores_with_its_own_likelihoods(built, saved):
-    from captioning.models.reranking import resized
-
     path, _, other = saved()
-    captioner, image = built(), image_of()
-    found = generated(captioner, Reranking("judge", 3, rerank_weight=0.4, model=str(path)))
-    encoded = other.encode(resized(image, 48))
-    null = other.encode_null(encoded)
-    for row in range(2):
-        expected = [
-            log_p(other, encoded[row : row + 1], ids) - 0.4 * log_p(other, null[:1], ids)
-            for ids in found.token_ids[row]
-        ]
-        assert found.rerank_scores[row].tolist() == pytest.approx(expected, rel=1e-3, abs=1e-3)
+    found = generated(built(), Reranking("judge", 3, rerank_weight=0.4, model=str(path)))
+    assert_information(found, other, other.encode(resized(image_of(), 48)), 0.4)
 
 
 def test_a_judge_of_another_vocabulary_or_prompt(built, saved):
@@ -180,18 +166,22 @@ def test_a_judge_of_another_vocabulary_or_prompt(built, saved):
         Reranker(built(), Reranking("judge", model=str(path)), CPU)
 
 
-@pytest.mark.parametrize("shifted", ["captioner", "judge"])
-def test_a_judge_of_another_first_token_shift_is_refused_before_loading(saved, scenes, shifted):
+@pytest.mark.parametrize("shifted", [False, True])
+def test_a_judge_of_another_first_token_shift_is_refused_before_loading(
+    saved, scenes, scenes_config, shifted
+):
     """The first token id of a caption would be another word for the judge."""
-    same = f"tokenizer={scenes / 'vocab_pieces.txt'}"
-    path, *_ = saved(same, f"first_token_shift={str(shifted == 'judge').lower()}")
-    own = f"first_token_shift={str(shifted == 'captioner').lower()}"
-    keys = [same, "rerank=judge", f"rerank_judge={path}"]
-    _, config, _ = saved(*keys, own)
-    found = f"first_token_shift {shifted == 'judge'}, the captioner {shifted == 'captioner'}"
-    with pytest.raises(UserError, match=f"rerank_judge: {path} has {found}: use a judge"):
-        check_reranking(config)
-    check_reranking(saved(*keys, f"first_token_shift={str(shifted == 'judge').lower()}")[1])
+    tokenizer = f"tokenizer={scenes / 'vocab_pieces.txt'}"
+    path, *_ = saved(tokenizer, f"first_token_shift={shifted}".lower())
+    keys = [tokenizer, "rerank=judge", f"rerank_judge={path}"]
+    same, other = (
+        load_config(scenes_config, [*keys, f"first_token_shift={own}".lower()])
+        for own in (shifted, not shifted)
+    )
+    check_reranking(same)
+    line = f"rerank_judge: {path} has first_token_shift {shifted}, the captioner {not shifted}: use"
+    with pytest.raises(UserError, match=line):
+        check_reranking(other)
 
 
 def test_attention_maps_are_of_the_reranked_caption(saved, scenes, tmp_path, capsys):
