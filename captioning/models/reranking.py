@@ -4,7 +4,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Callable, Optional, Union
+from typing import Any, Optional, Union
 
 import torch
 from torch import Tensor, nn
@@ -89,8 +89,7 @@ def image_seeds(image: Tensor, seed: int) -> tuple[int, ...]:
     """A seed for each preprocessed image (B, ...), from its values and `seed`."""
     digests = [hashlib.blake2b(each.numpy().tobytes(), digest_size=8) for each in image.cpu()]
     return tuple(
-        derived_seed("candidates", seed, int.from_bytes(digest.digest(), "big"))
-        for digest in digests
+        derived_seed("candidates", seed, int(digest.hexdigest(), 16)) for digest in digests
     )
 
 
@@ -180,8 +179,7 @@ class MinimumBayesRisk(Scorer):
     """The mean CIDEr-D of a candidate and the other candidates, with equal weights of n-grams."""
 
     def __call__(self, image: Tensor, encoded: Any, candidates: Generated) -> Tensor:
-        from captioning.rewards.cider import similarities
-
+        similarities = load("captioning.rewards.cider:similarities")
         found = [similarities(captions) for captions in candidates.captions]
         return expected_similarity(torch.tensor(found, dtype=torch.float64))
 
@@ -194,23 +192,19 @@ class ClipScorer(Scorer):
 
     @classmethod
     def check(cls, model: Optional[str], config: Config) -> None:
-        from captioning.metrics.model_files import find_model
-
-        find_model("clip_model", model)
+        load("captioning.metrics.model_files:find_model")("clip_model", model)
 
     def __init__(self, captioner: nn.Module, reranking: Reranking, device: torch.device):
-        from captioning.metrics.clip import Clip
-
-        self.clip = _loaded(Clip, reranking.model, device)
+        self.clip = _loaded("captioning.metrics.clip:Clip", reranking.model, device)
+        self.prefix = load("captioning.metrics.clipscore:PREFIX")
 
     def __call__(self, image: Tensor, encoded: Any, candidates: Generated) -> Tensor:
-        from captioning.metrics.clipscore import PREFIX
-
-        ids, _ = self.clip.encode([PREFIX + text for each in candidates.captions for text in each])
+        captions = [text for each in candidates.captions for text in each]
+        ids, _ = self.clip.encode([self.prefix + caption for caption in captions])
         with torch.autocast(self.clip.device.type, enabled=False):
             images = self.clip.image_features(resized(image.float(), self.clip.image_size))
-            captions = self.clip.text_features(ids).view(len(image), -1, images.size(1))
-        return (captions * images.unsqueeze(1)).sum(-1)
+            texts = self.clip.text_features(ids).view(len(image), -1, images.size(1))
+        return (texts * images.unsqueeze(1)).sum(-1)
 
 
 class ImageTextMatching(Scorer):
@@ -221,14 +215,10 @@ class ImageTextMatching(Scorer):
 
     @classmethod
     def check(cls, model: Optional[str], config: Config) -> None:
-        from captioning.metrics.itm_model import check_file
-
-        check_file(model)
+        load("captioning.metrics.itm_model:check_file")(model)
 
     def __init__(self, captioner: nn.Module, reranking: Reranking, device: torch.device):
-        from captioning.metrics.itm_model import ItmScorer
-
-        self.itm = _loaded(ItmScorer, reranking.model, device)
+        self.itm = _loaded("captioning.metrics.itm_model:ItmScorer", reranking.model, device)
 
     def __call__(self, image: Tensor, encoded: Any, candidates: Generated) -> Tensor:
         with torch.autocast(self.itm.device.type, enabled=False):
@@ -244,8 +234,8 @@ def resized(image: Tensor, size: int) -> Tensor:
 
 # Models are kept, since a training run makes a `Reranker` for each evaluation.
 @lru_cache(maxsize=1)
-def _loaded(model: Callable[[str, torch.device], Any], source: str, device: torch.device) -> Any:
-    return model(source, device)
+def _loaded(entry: str, source: str, device: torch.device) -> Any:
+    return load(entry)(source, device)
 
 
 @lru_cache(maxsize=1)
