@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import Optional
 
 from app.checkpoints import demos_checkpoints, load_checkpoints
-from app.guard import TOKEN, checked_token
+from app.guard import TOKEN_VARIABLE, checked_token
 from app.photos import Limits
 from app.server import listen, serve
 from app.service import CaptionService
@@ -28,7 +28,15 @@ from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.runtime.program import exit_code
 
-OLDEST = (3, 10)  # the first Python version that Gradio 6 supports
+MIN_PYTHON = (3, 10)  # of Gradio 6
+# The flags of `Limits`, in its order, with their help.
+LIMITS = {
+    "max-mb": "MB per photo",
+    "max-pixels": "pixels per photo",
+    "max-photos": "photos in Batch",
+    "queue": "visitors who may wait",
+    "max-batch": "captioned at once",
+}
 
 
 def command_line() -> argparse.ArgumentParser:
@@ -38,7 +46,6 @@ def command_line() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    limits = Limits()
     parser.add_argument(
         "checkpoints", nargs="*", metavar="CHECKPOINT", help="a file, a run's folder, a URL, hf://"
     )
@@ -49,13 +56,12 @@ def command_line() -> argparse.ArgumentParser:
     )
     parser.add_argument("--host", default="127.0.0.1", help="default: only this machine")
     parser.add_argument("--host-name", action="append", help="a further host name of the page")
-    parser.add_argument("--token", help=f"visitors need it; better: set {TOKEN} in the environment")
+    parser.add_argument(
+        "--token", help=f"visitors need it; better: set {TOKEN_VARIABLE} in the environment"
+    )
     parser.add_argument("--port", type=int, default=7860, help="default: 7860; 0: any free port")
-    parser.add_argument("--max-mb", type=float, default=limits.upload_mb, help="MB per photo")
-    parser.add_argument("--max-pixels", type=int, default=limits.pixels, help="pixels per photo")
-    parser.add_argument("--max-photos", type=int, default=limits.photos, help="photos in Batch")
-    parser.add_argument("--max-batch", type=int, default=limits.batch, help="captioned at once")
-    parser.add_argument("--queue", type=int, default=limits.queue, help="visitors who may wait")
+    for (flag, text), default in zip(LIMITS.items(), Limits()):
+        parser.add_argument(f"--{flag}", type=type(default), default=default, help=text)
     return parser
 
 
@@ -63,11 +69,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the program; return 0, or 2 after a one-line error for the user."""
     parser = command_line()
     arguments = parser.parse_args(argv)
-    names = ("max_mb", "max_pixels", "max_photos", "queue", "max_batch")
-    limits = Limits(*(getattr(arguments, name) for name in names))
+    limits = Limits(*(getattr(arguments, flag.replace("-", "_")) for flag in LIMITS))
     if min(limits) <= 0:
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in names)
-        parser.error(f"{flags} have to be above 0")
+        parser.error(f"--{', --'.join(LIMITS)} have to be above 0")
 
     def program() -> None:
         require_libraries()
@@ -84,7 +88,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 def require_libraries() -> None:
     """Raise UserError if this Python is too old for Gradio, or a library is missing."""
-    if sys.version_info < OLDEST:
+    if sys.version_info < MIN_PYTHON:
         raise UserError(
             "the web page needs Python 3.10 or later, and this is {}.{}: start it with "
             "PYTHON=python3.11 VENV=.venv-app bash scripts/app.sh".format(*sys.version_info)

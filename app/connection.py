@@ -5,12 +5,12 @@ import asyncio
 from h11 import IDLE, SEND_BODY
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-PATIENCE_S = 10.0
-LEAST = 4096  # bytes of a body that have to arrive in PATIENCE_S
+TIMEOUT_S = 10.0
+MIN_BYTES = 4096  # of a body, in TIMEOUT_S
 
 
 class TimedConnection(H11Protocol):
-    """Closes a connection if neither a complete head nor LEAST bytes of body come in PATIENCE_S.
+    """Closes a connection if neither a complete head nor MIN_BYTES of body arrive in TIMEOUT_S.
 
     uvicorn has no such limit. h11 limits the size of a head to 16 KiB.
     """
@@ -28,13 +28,13 @@ class TimedConnection(H11Protocol):
 
     def _schedule_check(self) -> None:
         self._before, self._received = self._state(), 0
-        self.loop.call_later(PATIENCE_S, self._check)
+        self.loop.call_later(TIMEOUT_S, self._check)
 
     def _check(self) -> None:
         if self.transport.is_closing():
             return
         _, state = self._before
-        few = self._received < LEAST and not self.flow.read_paused
+        few = self._received < MIN_BYTES and not self.flow.read_paused
         if self._state() == self._before and (state is IDLE or (state is SEND_BODY and few)):
             self.transport.close()
         else:

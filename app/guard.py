@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 from captioning.runtime.errors import UserError
 
-TOKEN = "APP_TOKEN"  # environment variable; `ps` does not show it
+TOKEN_VARIABLE = "APP_TOKEN"  # of the environment, which `ps` does not show
 # On a 401 with this header, browsers ask for a user name, which is ignored, and a password, which
 # has to be the token.
 CHALLENGE = 'Basic realm="SMILE captions", charset="UTF-8"'
@@ -22,25 +22,20 @@ CHALLENGE = 'Basic realm="SMILE captions", charset="UTF-8"'
 GRADIO = "gradio_api"
 FILE, UPLOAD = f"/{GRADIO}/file=", f"/{GRADIO}/upload"
 EVENTS = (f"/{GRADIO}/queue/join", f"/{GRADIO}/run/predict")
-OTHERS = f"/{GRADIO}/(upload_progress|queue/data|app_id|file=/[^/].*)"
-ROUTES = re.compile("|".join((*EVENTS, UPLOAD, OTHERS)))
+READS = f"/{GRADIO}/(upload_progress|queue/data|app_id|file=/[^/].*)"
+ROUTES = re.compile("|".join((*EVENTS, UPLOAD, READS)))
 
 
 def checked_token(given: Optional[str]) -> Optional[str]:
     """The token of --token (`given`), else of the environment, if any. Raises UserError."""
-    token = os.environ.get(TOKEN) or None if given is None else given
+    token = os.environ.get(TOKEN_VARIABLE) or None if given is None else given
     if token is not None and (
         not token or token != token.strip() or not (token.isascii() and token.isprintable())
     ):
         raise UserError(
-            f"--token (or {TOKEN}) has to be printable ASCII, without a space at either end"
+            f"--token (or {TOKEN_VARIABLE}) has to be printable ASCII, without a space at an end"
         )
     return token
-
-
-def is_local(address: str) -> bool:
-    """Whether a socket bound to an address accepts connections only from this machine."""
-    return ipaddress.ip_address(address).is_loopback
 
 
 def _name_in(host: str) -> str:
@@ -72,22 +67,15 @@ def is_own_origin(url: str, headers) -> bool:
     A proxy in front of this server sets X-Forwarded-Host. Without a port, the default port of the
     URL's scheme counts. A page of another origin cannot make a browser change these headers.
     """
-    ports = {"http": 80, "https": 443}
-
-    def host_and_port(netloc: str, default: int) -> tuple[Optional[str], int]:
-        parts = urlsplit(f"//{netloc}")
-        return parts.hostname, parts.port or default
-
+    own = (headers.get("host", ""), headers.get("x-forwarded-host", "").partition(",")[0])
     try:
-        scheme, netloc = urlsplit(url)[:2]
-        if scheme not in ports:
-            return False
-        default = ports[scheme]
-        own = (headers.get("host", ""), headers.get("x-forwarded-host", "").partition(",")[0])
-        known = (host_and_port(each.strip(), default) for each in own if each.strip())
-        return host_and_port(netloc, default) in known
-    except ValueError:
+        found = urlsplit(url)
+        default = {"http": 80, "https": 443}[found.scheme]
+        known = [urlsplit(f"//{host.strip()}") for host in own if host.strip()]
+        origins = [(parts.hostname, parts.port or default) for parts in (found, *known)]
+    except (KeyError, ValueError):
         return False
+    return origins[0] in origins[1:]
 
 
 def is_from_this_page(scope, headers) -> bool:

@@ -1,23 +1,26 @@
 """The decoding settings that a visitor can choose, in the page and in the API."""
 
-from typing import Any, Literal, Optional
+from typing import Annotated, Any, Literal, Optional
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from app.checkpoints import Checkpoint
+from captioning.config.rerankers import reranking_of
 from captioning.runtime.errors import UserError
 from decoding import DecodingSettings
-from decoding.rerank import WEIGHTED, Reranking, reranks
+from decoding.rerank import Reranking
 
-MOST_BEAMS, LONGEST, MOST_CANDIDATES, MOST_GUIDANCE = 10, 120, 50, 5
+# The limits bound the time of a caption.
+LIMITS = {"num_beams": 10, "max_length": 120, "num_candidates": 50, "guidance_scale": 5}
 SAMPLING = {"top_p", "top_k", "temperature", "min_p", "typical_p", "seed"}
 # Recorded only if they differ from their defaults. The defaults switch them off.
 OPTIONAL = {"no_repeat_ngram_size", "min_p", "typical_p", "guidance_scale"}
-RERANKING = {"num_candidates", "rerank_weight", "details"}
+RERANKING = {"rerank", "num_candidates", "rerank_weight", "details"}
+Length = Annotated[int, Field(ge=0, le=LIMITS["max_length"])]
 
 
 class Options(BaseModel):
-    """Decoding settings with transformers' names. Limits bound the time of a caption.
+    """Decoding settings with transformers' names.
 
     prompt: None for each checkpoint's own prompt. seed: for sampling; the same seed gives the same
     caption. rerank: how the caption is chosen among `num_candidates` samples; None for no
@@ -27,51 +30,45 @@ class Options(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     sample: bool = False
-    num_beams: int = Field(3, ge=1, le=MOST_BEAMS)
-    min_length: int = Field(1, ge=0, le=LONGEST)
-    max_length: int = Field(40, ge=1, le=LONGEST)
+    num_beams: int = Field(3, ge=1, le=LIMITS["num_beams"])
+    min_length: Length = 1
+    max_length: Length = Field(40, ge=1)
     top_p: float = Field(0.9, gt=0, le=1)
     top_k: int = Field(50, ge=0, le=100_000)
     temperature: float = Field(1.0, ge=0.05, le=5)
     repetition_penalty: float = Field(1.0, ge=0.2, le=5)
     length_penalty: float = Field(1.0, ge=-5, le=5)
-    no_repeat_ngram_size: int = Field(0, ge=0, le=LONGEST)
+    no_repeat_ngram_size: Length = 0
     min_p: float = Field(0.0, ge=0, le=1)
     typical_p: float = Field(1.0, gt=0, le=1)
-    guidance_scale: float = Field(1.0, ge=0, le=MOST_GUIDANCE)
+    guidance_scale: float = Field(1.0, ge=0, le=LIMITS["guidance_scale"])
     seed: int = Field(0, ge=0, lt=2**32)
     prompt: Optional[str] = Field(None, max_length=200)
     rerank: Optional[Literal["mmi", "mbr"]] = None
-    num_candidates: int = Field(20, ge=2, le=MOST_CANDIDATES)
+    num_candidates: int = Field(20, ge=2, le=LIMITS["num_candidates"])
     rerank_weight: float = Field(0.5, ge=0, le=1)
     details: bool = False
 
     def decoding_settings(self) -> DecodingSettings:
         """The settings for decoding. Raises UserError if min_length is above max_length."""
-        names = DecodingSettings.__dataclass_fields__.keys() & type(self).model_fields.keys()
         try:
-            return DecodingSettings(**{name: getattr(self, name) for name in names})
+            return DecodingSettings(
+                **self.model_dump(include=set(DecodingSettings.__dataclass_fields__))
+            )
         except ValueError as error:
             raise UserError(str(error)) from error
 
     def reranking(self) -> Optional[Reranking]:
         """The settings of reranking; None without reranking or with a weight of 0."""
-        if not reranks(self.rerank, self.rerank_weight):
-            return None
-        return Reranking(
-            self.rerank,
-            self.num_candidates,
-            rerank_weight=self.rerank_weight,
-            num_return=self.num_candidates,
-            seed=self.seed,
-        )
+        return reranking_of(self, self.num_candidates)
 
     def used(self) -> dict[str, Any]:
         """The settings that have an effect, to be recorded with a caption."""
-        reranked = self.reranking() is not None
-        unused = {"num_beams"} if self.sample or reranked else SAMPLING
-        unused |= {"details"} if reranked else {"rerank", *RERANKING}
-        unused |= {"rerank_weight"} if self.rerank not in WEIGHTED else set()
+        reranking = self.reranking()
+        unused = {"num_beams"} if self.sample or reranking else SAMPLING
+        unused |= {"details"} if reranking else RERANKING
+        if reranking and reranking.rerank_weight is None:
+            unused.add("rerank_weight")
         off = {name for name in OPTIONAL if getattr(self, name) == getattr(DecodingSettings, name)}
         return self.model_dump(exclude=unused | off)
 
@@ -91,12 +88,7 @@ def read_options(values: dict[str, Any]) -> Options:
 
 
 def defaults_of(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The decoding settings of a checkpoint's run. Beams and length are limited as in the page."""
-    settings = checkpoint.config.decoding_settings()
-    values = {
-        name: getattr(settings, name) for name in Options.model_fields if hasattr(settings, name)
-    }
-    values["num_beams"] = min(values["num_beams"], MOST_BEAMS)
-    values["max_length"] = min(values["max_length"], LONGEST)
-    values["guidance_scale"] = min(values["guidance_scale"], MOST_GUIDANCE)
-    return values
+    """The decoding settings of a checkpoint's run, within the limits of the page."""
+    found = vars(checkpoint.config.decoding_settings())
+    values = {name: found[name] for name in Options.model_fields if name in found}
+    return {name: min(value, LIMITS.get(name, value)) for name, value in values.items()}

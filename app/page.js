@@ -51,13 +51,6 @@
     words[next].focus();
   });
 
-  // Show only the settings of the chosen method. This is done here, since Gradio sometimes loses an
-  // event that follows another event at once.
-  document.addEventListener("change", (event) => {
-    if (["Beam search", "Sampling"].includes(event.target.value))
-      event.target.closest(".smile-controls")?.classList.toggle("sampling", event.target.value === "Sampling");
-  });
-
   async function copy(text) {
     try {
       await navigator.clipboard.writeText(text);

@@ -5,16 +5,16 @@ import tempfile
 from abc import ABCMeta
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import gradio as gr
 from gradio import route_utils
 from starlette.formparsers import MultiPartException
 
 from app import view
-from app.options import LONGEST, MOST_BEAMS, MOST_CANDIDATES, Options, defaults_of, read_options
+from app.options import LIMITS, Options, defaults_of, read_options
 from app.service import CaptionService, caption_all
-from app.uploads import KEPT_S, LOOK_S
+from app.uploads import CLEANUP_INTERVAL_S, KEEP_FILES_S
 from captioning.runtime.errors import UserError
 
 HEADER = (
@@ -34,7 +34,7 @@ def _as_uploaded(field: gr.Image, payload: Any) -> Any:
     """The value of an image field as (file, the visitor's file name); None for an empty field.
 
     Gradio's own preprocessing decodes files without limits, and shows no errors. The middleware
-    `app.uploads.Bodies` has already checked that the path is that of an uploaded file.
+    `app.uploads.BodyChecks` has already checked that the path is that of an uploaded file.
     """
     if payload is None or payload.path is None:
         return None
@@ -82,7 +82,7 @@ def build_page(service: CaptionService, examples: Sequence[Path], address: str) 
     with gr.Blocks(
         title="SMILE captions",
         analytics_enabled=False,
-        delete_cache=(LOOK_S, KEPT_S),
+        delete_cache=(CLEANUP_INTERVAL_S, KEEP_FILES_S),
     ) as page:
         _html(HEADER)
         with gr.Tabs():
@@ -157,8 +157,8 @@ def _batch(service: CaptionService) -> None:
             steps = caption_all(service, photos, labels, options)
             progress((0, len(photos)), desc="captioning", unit="photos")
             done = []
-            for captioned in steps:
-                done.append(captioned)
+            for result in steps:
+                done.append(result)
                 progress((len(done), len(photos)), desc="captioning", unit="photos")
         except UserError as error:
             return gr.update(value=None, visible=False), view.error(str(error))
@@ -176,24 +176,28 @@ def _controls(service: CaptionService) -> tuple[list[gr.components.Component], C
     Returns the controls, and the function `read_inputs`. It gets the controls' values in the same
     order, and returns the labels of the chosen checkpoints and the options, or raises UserError.
     """
-    defaults = defaults_of(service.checkpoints[0])
+    defaults = {**Options().model_dump(), **defaults_of(service.checkpoints[0])}
     labels = [checkpoint.label for checkpoint in service.checkpoints]
     controls: dict[str, gr.components.Component] = {}  # by field of `Options`
 
-    def slider(name: str, label: str, least: float, most: float, step: float) -> None:
+    def slider(name: str, label: str, least: float, most: float, step: float, **more) -> None:
         controls[name] = gr.Slider(
-            least, most, defaults[name], step=step, label=label, min_width=200
+            least, most, defaults[name], step=step, label=label, min_width=200, **more
         )
 
-    classes = ["smile-controls", *(["sampling"] if defaults["sample"] else [])]
-    with gr.Column(elem_classes=classes):
+    def number(name: str, label: str) -> None:
+        controls[name] = gr.Number(defaults[name], label=label, precision=0)
+
+    # The style sheet hides controls without effect, since Gradio sometimes loses an event that
+    # follows another event at once.
+    with gr.Column(elem_classes="smile-controls"):
         chosen = gr.CheckboxGroup(labels, value=labels, label="Checkpoints")
         default = SAMPLING if defaults["sample"] else BEAM
         method = gr.Radio([BEAM, SAMPLING], value=default, label="Decoding method")
         with gr.Accordion("Lengths, prompt and more", open=False):
             with gr.Row():
-                slider("min_length", "Shortest caption, tokens", 0, LONGEST, 1)
-                slider("max_length", "Longest caption, tokens", 1, LONGEST, 1)
+                slider("min_length", "Shortest caption, tokens", 0, LIMITS["max_length"], 1)
+                slider("max_length", "Longest caption, tokens", 1, LIMITS["max_length"], 1)
             controls["prompt"] = gr.Textbox(
                 label="Prompt",
                 info="What a caption starts with; empty: the checkpoint's own. Its tokens count "
@@ -201,9 +205,9 @@ def _controls(service: CaptionService) -> tuple[list[gr.components.Component], C
                 placeholder=service.checkpoints[0].config.prompt.strip(),
                 max_lines=1,
             )
-            with gr.Group(elem_classes=["smile-beams"]):
-                slider("num_beams", "Beams", 1, MOST_BEAMS, 1)
-            with gr.Group(elem_classes=["smile-sampling"]):
+            with gr.Group(elem_classes="smile-beams"):
+                slider("num_beams", "Beams", 1, LIMITS["num_beams"], 1)
+            with gr.Group(elem_classes="smile-sampling"):
                 with gr.Row():
                     slider("top_p", "Nucleus (top-p)", 0.05, 1, 0.05)
                     slider("temperature", "Temperature", 0.05, 3, 0.05)
@@ -211,29 +215,26 @@ def _controls(service: CaptionService) -> tuple[list[gr.components.Component], C
                     slider("min_p", "Min-p (0: off)", 0, 1, 0.01)
                     slider("typical_p", "Typical-p (1: off)", 0.05, 1, 0.05)
                 with gr.Row():
-                    top_k = defaults["top_k"]
-                    controls["top_k"] = gr.Number(top_k, label="Top-k (0: all)", precision=0)
-                    controls["seed"] = gr.Number(0, label="Seed", precision=0)
+                    number("top_k", "Top-k (0: all)")
+                    number("seed", "Seed")
             with gr.Row():
-                controls["rerank"] = gr.Dropdown(
-                    [("no", None), ("mutual information", "mmi"), ("minimum Bayes risk", "mbr")],
-                    value=None,
-                    label="Choose among samples by",
+                controls["rerank"] = gr.Radio(
+                    [("none", ""), ("mutual information", "mmi"), ("minimum Bayes risk", "mbr")],
+                    value="",
+                    label="Rerank samples by",
+                    elem_classes="smile-rerank",
                 )
-                controls["num_candidates"] = gr.Slider(
-                    2, MOST_CANDIDATES, 20, step=1, label="Samples to choose from", min_width=200
-                )
+                most, kind = LIMITS["num_candidates"], "smile-candidate-count"
+                slider("num_candidates", "Number of samples", 2, most, 1, elem_classes=kind)
             with gr.Row():
                 slider("repetition_penalty", "Repetition penalty", 0.5, 2, 0.05)
                 never = "Never repeat this many tokens in a row (0: off)"
                 slider("no_repeat_ngram_size", never, 0, 10, 1)
-            slider("guidance_scale", "Guidance by the image (1: none)", 0, 5, 0.25)
+            most = LIMITS["guidance_scale"]
+            slider("guidance_scale", "Guidance by the image (1: none)", 0, most, 0.25)
 
-    def read_inputs(
-        labels: Optional[list[str]], method: str, *others: Any
-    ) -> tuple[list[str], Options]:
-        given = dict(zip(controls, others))
-        given["prompt"] = given["prompt"] or None
-        return labels or [], read_options({**given, "sample": method == SAMPLING})
+    def read_inputs(labels: list[str], method: str, *others: Any) -> tuple[list[str], Options]:
+        given = {name: None if value == "" else value for name, value in zip(controls, others)}
+        return labels, read_options({**given, "sample": method == SAMPLING})
 
     return [chosen, method, *controls.values()], read_inputs

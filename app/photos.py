@@ -9,7 +9,7 @@ from PIL import Image, ImageOps
 from captioning.data.image import decode, open_image
 from captioning.runtime.errors import UserError
 
-WIDEST = 640  # pixels of the longer side of a photo shown in the page, at most
+SHOWN_SIDE = 640  # maximum pixels of the longer side of a photo shown in the page
 
 
 class PhotoError(UserError):

@@ -1,6 +1,7 @@
 """The server: the page and its API on one port. By default it serves only this machine."""
 
 import asyncio
+import ipaddress
 import os
 import random
 import signal
@@ -9,14 +10,13 @@ import tempfile
 import threading
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Optional
+from typing import Optional
 
-from app.dynamic_batcher import Gone
-from app.guard import Guard, is_local
-from app.metrics import Metrics
-from app.options import Options, defaults_of, read_options
+from app.dynamic_batcher import Disconnected
+from app.guard import Guard
+from app.options import defaults_of, read_options
 from app.service import CaptionService
-from app.uploads import FULL, Bodies, Uploads
+from app.uploads import NO_ROOM, BodyChecks, Uploads
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line
 from captioning.scenes.make import draw
@@ -24,10 +24,10 @@ from captioning.scenes.world import random_scene
 
 EXAMPLES, EXAMPLES_SEED = 6, 11
 API = "/api/caption"
-GONE = 499  # the status in the metrics for a caller that has hung up
-NAME = "the photo"  # used in errors of the API, which gets no file name
+CLIENT_CLOSED_REQUEST = 499  # the status in the metrics
+PHOTO = "the photo"  # used in errors of the API, which gets no file name
 # Switches off analytics and update checks. Gradio and huggingface_hub read it when imported.
-SILENCE = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1"}
+NO_TELEMETRY = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1"}
 # Forbids the browser to load fonts, scripts and pictures from other servers.
 POLICY = (
     "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; frame-ancestors 'self'; "
@@ -53,7 +53,7 @@ def serve(
 
     names: host names of the server. token: the token that visitors need, if any.
     """
-    os.environ.update(SILENCE)
+    os.environ.update(NO_TELEMETRY)
     with tempfile.TemporaryDirectory(prefix="smile-app-") as folder:
         os.environ["GRADIO_TEMP_DIR"] = folder
         tempfile.tempdir = folder
@@ -64,6 +64,7 @@ def serve(
         from fastapi import FastAPI
 
         from app.connection import TimedConnection
+        from app.metrics import Metrics
         from app.page import add_page
 
         examples = draw_examples(Path(folder))
@@ -71,7 +72,7 @@ def serve(
         server = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
         add_api(server, service, uploads)
         server.add_middleware(Metrics, service=service, path=API)
-        server.add_middleware(Bodies, uploads=uploads, files=API)
+        server.add_middleware(BodyChecks, uploads=uploads, unchecked=API)
         server.add_middleware(Guard, bound=host, names=names, token=token)
         config = uvicorn.Config(
             add_page(server, service, examples, address),
@@ -83,7 +84,7 @@ def serve(
         )
         # uvicorn shuts down on either signal, then raises it again.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        if token is None and not is_local(host):
+        if token is None and not ipaddress.ip_address(host).is_loopback:
             log_line(
                 f"anyone who reaches {host} can caption here: set a --token, or put a "
                 "proxy with a login before this server"
@@ -117,12 +118,6 @@ def add_api(server, service: CaptionService, uploads: Uploads) -> None:
     def error(message: str, status: int) -> JSONResponse:
         return JSONResponse({"error": message}, status)
 
-    def answer(
-        path: Path, labels: list[str], options: Options, gone: threading.Event
-    ) -> list[dict[str, Any]]:
-        _, captions = service.caption_file(path, NAME, labels, options, gone)
-        return [caption.record() for caption in captions]
-
     @server.post(API)
     async def caption(request: Request) -> JSONResponse:
         with tempfile.NamedTemporaryFile() as file:
@@ -131,38 +126,39 @@ def add_api(server, service: CaptionService, uploads: Uploads) -> None:
                 async for part in request.stream():
                     size += len(part)
                     if size > limits.upload_bytes:
-                        return error(f"{NAME}: above {limits.upload_mb:g} MB", 413)
+                        return error(f"{PHOTO}: above {limits.upload_mb:g} MB", 413)
                     if not uploads.has_room():
-                        return error(FULL, 503)
+                        return error(NO_ROOM, 503)
                     file.write(part)
                 file.flush()
             except ClientDisconnect:
-                return error("gone away", GONE)
+                return error("disconnected", CLIENT_CLOSED_REQUEST)
             # A request takes a place only after its body is read, so that slow uploads take none.
             if not places.acquire(blocking=False):
                 return error("too many callers are waiting: try again in a while", 503)
-            gone = threading.Event()
-            watching = asyncio.create_task(_watch_connection(request, gone))
+            disconnected = threading.Event()
+            watching = asyncio.create_task(_watch_connection(request, disconnected))
             try:
                 given = {**defaults, **request.query_params}
                 given.pop("checkpoint", None)
                 labels = request.query_params.getlist("checkpoint") or known
                 options = read_options(given)
-                work = (answer, Path(file.name), labels, options, gone)
-                return JSONResponse(await run_sync(*work, limiter=threads))
+                work = (service.caption_file, Path(file.name), PHOTO, labels, options, disconnected)
+                _, captions = await run_sync(*work, limiter=threads)
+                return JSONResponse([caption.record() for caption in captions])
             except UserError as refused:
                 return error(str(refused), 400)
-            except Gone:
-                return error("gone away", GONE)
+            except Disconnected:
+                return error("disconnected", CLIENT_CLOSED_REQUEST)
             finally:
                 watching.cancel()
                 places.release()
 
 
-async def _watch_connection(request, gone: threading.Event) -> None:
-    """Set `gone` when the caller hangs up. Call it after the body has been read."""
+async def _watch_connection(request, disconnected: threading.Event) -> None:
+    """Set `disconnected` when the caller hangs up. Call it after the body has been read."""
     if (await request.receive())["type"] == "http.disconnect":
-        gone.set()
+        disconnected.set()
 
 
 def draw_examples(folder: Path) -> list[Path]:

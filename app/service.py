@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 
 from app.checkpoints import Checkpoint
-from app.dynamic_batcher import DynamicBatcher, Gone
+from app.dynamic_batcher import Disconnected, DynamicBatcher
 from app.options import Options
-from app.photos import WIDEST, Limits, PhotoError, read_photo
+from app.photos import SHOWN_SIDE, Limits, PhotoError, read_photo
 from captioning.config import Config
 from captioning.models.build import preprocessing_of
 from captioning.models.reranking import Reranker
@@ -34,21 +34,21 @@ class Caption(NamedTuple):
 
     def record(self) -> dict[str, Any]:
         """The JSON of a caption, for downloads and for answers of the API."""
-        words = zip(self.details.words, self.details.probabilities.tolist())
-        own = self.details.own_score
-        candidates = {"candidates": self.details.candidates} if self.lists_candidates else {}
-        return {
-            "caption": self.details.caption,
-            "score": round(self.details.score, 6),
-            **({} if own is None else {"own_score": round(own, 6)}),
+        details = self.details
+        words = zip(details.words, details.probabilities.tolist())
+        record = {
+            "caption": details.caption,
+            "score": round(details.score, 6),
+            "own_score": details.own_score and round(details.own_score, 6),
             "label": self.checkpoint.label,
             "checkpoint": self.checkpoint.source,
             "settings": self.settings,
             "words": [
                 {"word": word, "probability": round(p, 6)} for word, p in words if word != END
             ],
-            **candidates,
+            "candidates": details.candidates if self.lists_candidates else None,
         }
+        return {name: value for name, value in record.items() if value is not None}
 
 
 class _Item(NamedTuple):
@@ -74,39 +74,36 @@ class CaptionService:
         name: str,
         labels: Sequence[str],
         options: Options,
-        gone: Optional[threading.Event] = None,
+        disconnected: Optional[threading.Event] = None,
     ) -> tuple[Image.Image, list[Caption]]:
         """Caption a visitor's file with the chosen checkpoints; also return the shrunk photo.
 
-        name: see `app.photos.read_photo`. labels: of the checkpoints. gone: set when the visitor
-        stops waiting; then `app.dynamic_batcher.Gone` is raised. A sampled caption is a batch of
-        its own, so that the same seed gives the same caption. Raises PhotoError for the file,
-        UserError for the settings.
+        name: see `app.photos.read_photo`. labels: of the checkpoints. disconnected: set when the
+        visitor stops waiting; then `app.dynamic_batcher.Disconnected` is raised. A sampled caption
+        is a batch of its own, so that the same seed gives the same caption. Raises PhotoError for
+        the file, UserError for the settings.
         """
-        gone = gone or threading.Event()
+        disconnected = disconnected or threading.Event()
         checkpoints = self._chosen(labels)
 
         def read() -> tuple[Image.Image, list[_Item]]:
-            if gone.is_set():
-                raise Gone
+            if disconnected.is_set():
+                raise Disconnected
             photo = read_photo(path, name, self.limits)
-            items = []
-            for checkpoint in checkpoints:
-                image = preprocessing_of(_config(checkpoint, options)).item(photo)
-                items.append(_Item(image, checkpoint, options))
-            photo.thumbnail((WIDEST, WIDEST), Image.Resampling.LANCZOS)
-            return photo, items
+            images = [preprocessing_of(_config(c, options)).item(photo) for c in checkpoints]
+            photo.thumbnail((SHOWN_SIDE, SHOWN_SIDE), Image.Resampling.LANCZOS)
+            return photo, [_Item(*each, options) for each in zip(images, checkpoints)]
 
         photo, items = self._decoders.submit(read).result()
         keys = [None if options.sample else (c.label, options) for c in checkpoints]
-        return photo, [self.batcher.ask(key, item, gone) for key, item in zip(keys, items)]
+        return photo, [self.batcher.submit(*each, disconnected) for each in zip(keys, items)]
 
     def _chosen(self, labels: Sequence[str]) -> list[Checkpoint]:
         """The checkpoints with the given labels, in the page's order. Raises UserError."""
         known = [checkpoint.label for checkpoint in self.checkpoints]
-        for label in labels:
-            if label not in known:
-                raise UserError(f"checkpoint: there is no {label!r}; there are {', '.join(known)}")
+        unknown = [label for label in labels if label not in known]
+        if unknown:
+            raise UserError(f"checkpoint: there is no {unknown[0]!r}; there are {', '.join(known)}")
         if not labels:
             raise UserError("no checkpoint is chosen: tick one or more")
         return [c for c in self.checkpoints if c.label in labels]
@@ -178,12 +175,12 @@ def prompted(
         captioner.prompt, captioner.prompt_ids = before
 
 
-class Captioned(NamedTuple):
+class PhotoResult(NamedTuple):
     """One of several photos: its captions, or an error line if it cannot be read."""
 
     name: str
     captions: list[Caption]
-    reason: str = ""
+    error: str = ""
 
 
 def caption_all(
@@ -191,7 +188,7 @@ def caption_all(
     photos: Sequence[tuple[Path, str]],
     labels: Sequence[str],
     options: Options,
-) -> Iterator[Captioned]:
+) -> Iterator[PhotoResult]:
     """Yield each photo when it is done, including photos that cannot be read.
 
     photos: (file, name). Raises UserError for too many photos, and for settings that a checkpoint
@@ -202,6 +199,6 @@ def caption_all(
         raise UserError(f"{len(photos)} photos; this page takes up to {most} at a time")
     for path, name in photos:
         try:
-            yield Captioned(name, service.caption_file(path, name, labels, options)[1])
+            yield PhotoResult(name, service.caption_file(path, name, labels, options)[1])
         except PhotoError as error:
-            yield Captioned(name, [], str(error))
+            yield PhotoResult(name, [], str(error))

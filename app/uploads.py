@@ -12,10 +12,10 @@ from urllib.parse import unquote, urlsplit
 from app.guard import EVENTS, FILE, UPLOAD, is_own_origin
 from app.photos import Limits
 
-MOST = 1 << 20  # most bytes of a body that is not a file
-KEPT_S = 3600  # how long Gradio keeps a file
-LOOK_S = 600  # how often Gradio looks for files that are older than KEPT_S
-FULL = "this page has no more room for photos: try again in an hour"
+MAX_BODY_BYTES = 1 << 20  # of a body that is not a file
+KEEP_FILES_S = 3600  # how long Gradio keeps a file
+CLEANUP_INTERVAL_S = 600  # how often Gradio removes older files
+NO_ROOM = "this page has no more room for photos: try again in an hour"
 
 
 class Uploads:
@@ -26,7 +26,7 @@ class Uploads:
     """
 
     def __init__(self, folder: Path, limits: Limits, own: Iterable[Path] = ()):
-        self.folder, self.own = folder.resolve(), {str(path.resolve()) for path in own}
+        self.folder, self.own = folder.resolve(), {path.resolve() for path in own}
         self.bytes = 2 * limits.photos * limits.upload_bytes
         self.files = 100 * limits.photos
         self._room, self._next = True, 0.0
@@ -48,13 +48,13 @@ class Uploads:
 
     def _sizes(self) -> Iterable[int]:
         """The sizes of the files. Also removes Gradio's leftovers: failed uploads and folders."""
-        forgotten = time.time() - KEPT_S - 2 * LOOK_S
+        forgotten = time.time() - KEEP_FILES_S - 2 * CLEANUP_INTERVAL_S
         for folder, _, names in os.walk(self.folder, topdown=False):
-            for path in (os.path.join(folder, name) for name in names):
+            for path in (Path(folder, name) for name in names):
                 with suppress(FileNotFoundError):
-                    status = os.stat(path)
+                    status = path.stat()
                     if status.st_ctime < forgotten and path not in self.own:
-                        os.remove(path)
+                        path.unlink()
                     else:
                         yield status.st_size
             with suppress(OSError):  # the folder is not empty
@@ -62,25 +62,26 @@ class Uploads:
                     os.rmdir(folder)
 
 
-class Bodies:
-    """Middleware that checks the bodies of requests, except those to the path `files`.
+class BodyChecks:
+    """Middleware that checks the bodies of requests, except those to `unchecked`.
 
-    files: the path of the API, whose handler reads a photo and checks its size itself.
+    unchecked: the path of the API, whose handler reads a photo and checks its size itself.
     """
 
-    def __init__(self, app, uploads: Uploads, files: str):
-        self.app, self.uploads, self.files = app, uploads, files
+    def __init__(self, app, uploads: Uploads, unchecked: str):
+        self.app, self.uploads, self.unchecked = app, uploads, unchecked
 
     async def __call__(self, scope, receive, send) -> None:
-        if scope["type"] != "http" or scope["path"] == self.files:
+        if scope["type"] != "http" or scope["path"] == self.unchecked:
             await self.app(scope, receive, send)
         elif scope["path"] == UPLOAD:
-            await self.app(scope, self._of_upload(receive), send)
+            await self.app(scope, self._checked(receive), send)
         else:
-            await self._small(scope, receive, send)
+            await self._check_whole(scope, receive, send)
 
-    def _of_upload(self, receive):
-        """Wrap `receive` with checks. After an error Gradio shows the line and removes the file."""
+    def _checked(self, receive):
+        """Wrap the `receive` of an upload. After an error Gradio shows the line and removes the
+        file."""
         from starlette.formparsers import MultiPartException
 
         async def received():
@@ -88,12 +89,12 @@ class Bodies:
             if message["type"] == "http.disconnect":
                 raise MultiPartException("the upload was cut short")
             if not self.uploads.has_room():
-                raise MultiPartException(FULL)
+                raise MultiPartException(NO_ROOM)
             return message
 
         return received
 
-    async def _small(self, scope, receive, send) -> None:
+    async def _check_whole(self, scope, receive, send) -> None:
         """Read and check the whole body before any other code sees it."""
         from starlette.datastructures import Headers
         from starlette.responses import JSONResponse
@@ -104,20 +105,20 @@ class Bodies:
             if message["type"] != "http.request":
                 return
             body, more = body + message.get("body", b""), message.get("more_body", False)
-            if len(body) > MOST:
-                refusal = JSONResponse({"error": f"the body has more than {MOST} bytes"}, 413)
-                await refusal(scope, receive, send)
+            if len(body) > MAX_BODY_BYTES:
+                line = f"the body has more than {MAX_BODY_BYTES} bytes"
+                await JSONResponse({"error": line}, 413)(scope, receive, send)
                 return
+        app = self.app
         if scope["path"] in EVENTS and not self._names_uploads(body, Headers(scope=scope)):
             line = "the file was not uploaded to this page: upload it first"
-            await JSONResponse({"error": line}, 400)(scope, receive, send)
-            return
+            app = JSONResponse({"error": line}, 400)
         unread = [{"type": "http.request", "body": body}]
 
         async def replay():
             return unread.pop() if unread else await receive()
 
-        await self.app(scope, replay, send)
+        await app(scope, replay, send)
 
     def _names_uploads(self, body: bytes, headers) -> bool:
         """Whether every "path" and "url" in the JSON is null or refers to an uploaded file.

@@ -16,8 +16,8 @@ from PIL import Image
 from torch import Tensor
 
 from app.options import Options
-from app.photos import WIDEST
-from app.service import Caption, Captioned, CaptionService
+from app.photos import SHOWN_SIDE
+from app.service import Caption, CaptionService, PhotoResult
 from captioning.files.writing import json_line
 from captioning.models.score_tokens import END, ScoredCaption
 from captioning.report.picture import data_uri, embedded
@@ -40,7 +40,7 @@ def results(name: str, photo: Image.Image, captions: Sequence[Caption]) -> str:
     return templates.get_template("results.html").render(
         name=name,
         stem=Path(name).stem,
-        picture=embedded(photo, WIDEST),
+        picture=embedded(photo, SHOWN_SIDE),
         cards=[(c.checkpoint, c.details, _words(c.details)) for c in captions],
         download=base64.b64encode(json.dumps(records, indent=1).encode()).decode(),
     )
@@ -51,17 +51,15 @@ def error(message: str) -> str:
     return f'<p class="smile-error" role="alert">{escape(message)}</p>'
 
 
-def batch_table(done: Sequence[Captioned]) -> str:
+def batch_table(done: Sequence[PhotoResult]) -> str:
     """A table of the captions, and an error line for each photo without captions."""
-    photos = [photo for photo in done if not photo.reason]
-    template = templates.get_template("batch.html")
-    return template.render(photos=photos, failed=[photo.reason for photo in done if photo.reason])
+    return templates.get_template("batch.html").render(photos=done)
 
 
-def write_zip(done: Sequence[Captioned], path: Path) -> None:
+def write_zip(done: Sequence[PhotoResult], path: Path) -> None:
     """Write captions.jsonl, LABEL/PHOTO.txt and, if photos failed, failed.jsonl."""
     records = [{"image": d.name, **caption.record()} for d in done for caption in d.captions]
-    failed = [{"image": d.name, "reason": d.reason} for d in done if d.reason]
+    failed = [{"image": d.name, "reason": d.error} for d in done if d.error]
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("captions.jsonl", b"".join(map(json_line, records)))
         if failed:

@@ -24,7 +24,8 @@ from PIL import Image
 
 from captioning.data import load_image
 from captioning.files.writing import atomic_write, user_errors
-from captioning.models.build import load_trained, preprocessing_of
+from captioning.models.build import captioner_from, preprocessing_of, trained_config
+from captioning.models.reranking import Reranker, check_reranking
 from captioning.models.score_tokens import END, ScoredCaption, attention_map
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError, visible
@@ -89,9 +90,14 @@ def attend(arguments: argparse.Namespace, output: Path) -> None:
             f"{arguments.image}: {photo.width} x {photo.height} pixels are too long and thin "
             "to draw on: crop it"
         )
-    config, captioner = load_trained(arguments.checkpoint, arguments.config, device)
+    config = trained_config(arguments.checkpoint, arguments.config)
+    check_reranking(config)
+    captioner, _ = captioner_from(config, arguments.checkpoint)
+    captioner = captioner.to(device).eval()
+    reranking = config.reranking()
+    reranker = reranking and Reranker(captioner, reranking, device)
     image = preprocessing_of(config).one(photo).to(device)
-    scored = attention_map(captioner, image, config.decoding_settings())
+    scored = attention_map(captioner, image, config.decoding_settings(), reranker)
     draw(scored, photo, output)
     print(visible(" ".join(word for word in scored.words if word != END)))
     print(f"the picture is {output}", file=sys.stderr)

@@ -36,6 +36,7 @@ from captioning.bulk.ray_engine import RayEngine
 from captioning.bulk.request import Request
 from captioning.bulk.run import BulkCaptioning, Engine
 from captioning.config import Config, keys_of
+from captioning.config.rerankers import RERANKERS
 from captioning.files import stores
 from captioning.files.images import is_image
 from captioning.models import checkpoints
@@ -60,7 +61,7 @@ DECODING = {
     "temperature": "temperature of sampling",
     "min_p": "sample from tokens with at least this fraction of the best one's probability",
     "typical_p": "sample from the typical tokens that together have this probability",
-    "rerank": "choose among candidates by mmi, mbr, clip, itm or judge",
+    "rerank": f"choose among candidates by {', '.join(RERANKERS)}",
     "num_candidates": "candidates per image",
     "candidates": "samples or beams",
     "rerank_weight": "weight of log p(caption without image) in mmi and judge, 0 to 1",
@@ -193,9 +194,9 @@ def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
 def changes_of(arguments: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     """The configuration values that replace the checkpoint's."""
     given = {name: getattr(arguments, name) for name in KEYS}
-    if arguments.rerank in ("clip", "itm"):
-        key = f"{arguments.rerank}_model"
-        given[key] = getattr(arguments, key)
+    reranker = RERANKERS.get(arguments.rerank)
+    if reranker and reranker.model:
+        given[reranker.model] = getattr(arguments, reranker.model)
     given["eval_batch_size"] = arguments.batch_size
     given["sample"] = arguments.do_sample or None
     if arguments.precision is None:

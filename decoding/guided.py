@@ -6,7 +6,7 @@ images, the second B the others.
 """
 
 import math
-from typing import Any, Callable, Optional, Protocol
+from typing import Any, Callable, Optional
 
 import torch
 from torch import Tensor
@@ -54,20 +54,13 @@ def combined(own: Tensor, other: Tensor, settings: DecodingSettings) -> Tensor:
     return logits.masked_fill(own == -math.inf, -math.inf)
 
 
-class Encodes(Protocol):
-    """What is needed of a captioner; see `captioning.captioners.interface.Captioner`."""
-
-    def encode(self, image: Any) -> Any: ...
-
-    def encode_null(self, encoded: Any) -> Any: ...
-
-
 def second_stream(
-    captioner: Encodes, encoded: Any, settings: DecodingSettings, other: Any = None
+    captioner: Any, encoded: Any, settings: DecodingSettings, other: Any = None
 ) -> Any:
     """The encoded images of the second stream, B or one for all; None for plain decoding.
 
-    other: that of `encode_noisy`. Raises ValueError for contrast without it.
+    captioner: has the methods `encode` and `encode_null`. other: that of `encode_noisy`. Raises
+    ValueError for contrast without it.
     """
     if settings.contrastive_alpha and other is None:
         raise ValueError(
@@ -77,7 +70,7 @@ def second_stream(
     return captioner.encode_null(encoded[:1]) if settings.guidance_scale != 1 else other
 
 
-def encode_noisy(captioner: Encodes, image: Tensor, settings: DecodingSettings) -> Any:
+def encode_noisy(captioner: Any, image: Tensor, settings: DecodingSettings) -> Any:
     """The images (B, 3, S, S) encoded with noise for contrast; None for other settings."""
     return captioner.encode(noisy(image, settings)) if settings.contrastive_alpha else None
 

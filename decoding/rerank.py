@@ -11,22 +11,15 @@ from torch import Tensor
 
 from decoding.interface import DecodingSettings, Generated
 
-METHODS = ("mmi", "mbr", "clip", "itm", "judge")
-WEIGHTED = ("mmi", "judge")  # the methods with a weight
-
-
-def reranks(method: Optional[str], weight: float) -> bool:
-    """Whether a caption is chosen among candidates: not for mmi of weight 0. None: no method."""
-    return method is not None and (method, weight) != ("mmi", 0)
-
 
 @dataclasses.dataclass(frozen=True)
 class Reranking:
     """How candidates are generated and scored. The names are those of the configuration keys.
 
-    rerank: mmi, mbr, clip, itm or judge, see docs/settings.md. rerank_weight: of log p(y | null) in
-    mmi and judge. Samples depend on `seed` and the image only. model: of clip, itm and judge, a
-    file, checkpoint or hub id. num_return: captions of an image that are returned.
+    rerank: the name of a reranker. rerank_weight: of log p(y | null); None for a reranker without
+    it. Samples depend on `seed` and the image only. model: the model that scores candidates, a
+    file, checkpoint or hub id; None for a reranker without one. num_return: captions of an image
+    that are returned.
 
     Raises ValueError if there are fewer candidates than that.
     """
@@ -34,7 +27,7 @@ class Reranking:
     rerank: str
     num_candidates: int = 20
     candidates: str = "samples"
-    rerank_weight: float = 0.5
+    rerank_weight: Optional[float] = 0.5
     seed: int = 0
     model: Optional[str] = None
     num_return: int = 1
@@ -65,16 +58,8 @@ class Reranking:
 
     def record(self) -> dict[str, Any]:
         """What is recorded of it beside a caption."""
-        used: dict[str, Any] = {"rerank": self.rerank, "candidates": self.candidates}
-        if self.rerank in WEIGHTED:
-            used["rerank_weight"] = self.rerank_weight
-        return used
-
-
-def mutual_information(logprobs: Tensor, null_logprobs: Tensor, weight: float) -> Tensor:
-    """log p(y | image) - weight * log p(y | null), (B, k) each: the mutual information of caption
-    and image for weight 1 (Li et al. 2016, arXiv 1510.03055)."""
-    return logprobs - weight * null_logprobs
+        names = ("rerank", "candidates", "rerank_weight")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
 def expected_similarity(similarity: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from captioning.files.stores import without_secrets
 from captioning.models.build import captioner_from, preprocessing_of, trained_config
 from captioning.models.generation import scored_lists
 from captioning.models.precision import Precision, check_precision
-from captioning.models.reranking import Reranker, check_model
+from captioning.models.reranking import check_reranking, with_reranking
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line
 from decoding import DecodingSettings, Generated
@@ -63,14 +63,12 @@ class CheckpointModel:
                 self.settings, generated = settings, reranking.settings(settings)
         except ValueError as error:
             raise UserError(str(error)) from error
-        check_model(reranking)
+        check_reranking(self.config)
         captioner, self.report = captioner_from(self.config, checkpoint)
         self.precision = Precision(self.config.precision, device)
         captioner = captioner.to(device)
         self.captioner = captioner.for_inference(self.precision.dtype, self.config.compile)
-        self.generator = self.captioner
-        if reranking is not None:
-            self.generator = Reranker(self.captioner, reranking, device)
+        self.generator = with_reranking(self.captioner, reranking, device)
         self.device = device
         self.batch_size = self.config.eval_batch_size or self.config.batch_size
         self.generated_at_once = self.batch_size  # halved when memory runs out

@@ -1,7 +1,7 @@
 """The configuration of a run, validated: impossible values and combinations raise an error.
 
 `Config` has the keys that all runs share. `config_class` adds the keys of a captioner's package and
-the options of metrics and rewards, and imports their modules.
+the options of metrics, rewards and rerankers, and imports their modules.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,6 +19,7 @@ from pydantic import (
 
 from captioning.captioners.registry import CAPTIONERS, package_of
 from captioning.config.keys import Keys, roles_of
+from captioning.config.rerankers import RERANKERS, reranking_of
 from captioning.data.division import checked_division
 from captioning.files.stores import check_address, check_can_hold, has_folders, without_secrets
 from captioning.files.tars import is_tars
@@ -29,13 +30,9 @@ from captioning.rewards.registry import REWARDS, check_options, check_rewards
 from captioning.runtime.errors import UserError
 from captioning.runtime.registry import load
 from decoding import DecodingSettings
-from decoding.rerank import Reranking, reranks
+from decoding.rerank import Reranking
 from smile import Objective, parse_objective
 from smile.mixture import FIRST_TOKEN_MLE
-
-# The keys that name the models of rerankers.
-WITH_OPTIONS_OF = {"clip": "clipscore", "itm": "itm"}  # rerankers that have a metric's options
-RERANKING_MODELS = {"clip": "clip_model", "itm": "itm_model", "judge": "rerank_judge"}
 
 LAST = "last"  # the epoch that `select` may name instead of metrics
 
@@ -114,11 +111,9 @@ class Config(Keys):
 
     @model_validator(mode="after")
     def _possible_together(self):
-        reranking = self.reranking()
+        settings, reranking = self.decoding_settings(), self.reranking()
         if reranking:
-            self._check_reranking(reranking)
-        else:
-            self.decoding_settings()
+            reranking.settings(settings)
         self._check_null_image()
         if self.reward:
             self._check_reward()
@@ -132,12 +127,6 @@ class Config(Keys):
         if self.min_lr > self.init_lr:
             raise ValueError(f"min_lr is {self.min_lr}, above init_lr, {self.init_lr}")
         return self
-
-    def _check_reranking(self, reranking: Reranking) -> None:
-        reranking.settings(self.decoding_settings())
-        key = RERANKING_MODELS.get(self.rerank)
-        if key and not reranking.model:
-            raise ValueError(f"rerank is {self.rerank}, which needs {key}")
 
     def _check_null_image(self) -> None:
         if self.drop_image and self.reward:
@@ -200,15 +189,11 @@ class Config(Keys):
 
     def reranking(self) -> Optional[Reranking]:
         """How this run reranks captions. None without reranking or with a weight of 0."""
-        if not reranks(self.rerank, self.rerank_weight):
-            return None
-        key = RERANKING_MODELS.get(self.rerank)
-        return Reranking(**self._values_of(Reranking), model=getattr(self, key) if key else None)
+        return reranking_of(self)
 
     def _values_of(self, settings: type) -> dict[str, Any]:
         """The values of the keys that are also fields of a dataclass."""
         names = {field.name for field in fields(settings)} & set(type(self).model_fields)
-        names.discard("model")  # a key of another meaning
         return {name: getattr(self, name) for name in names}
 
     def build_objective(self) -> Objective:
@@ -225,14 +210,16 @@ def config_class(
     model: Optional[str] = None,
     metrics: Iterable[str] = EVALUATORS,
     rewards: Iterable[str] = REWARDS,
+    rerankers: Iterable[str] = RERANKERS,
 ) -> type[Config]:
-    """A class with the keys of a captioner and the options of metrics and rewards.
+    """A class with the keys of a captioner and the options of metrics, rewards and rerankers.
 
     By default, it has those of all captioners, metrics and rewards. Imports their modules. Raises
     TypeError for a key that two of them declare.
     """
     packages = dict.fromkeys(CAPTIONERS.values() if model is None else [CAPTIONERS[model]])
     entries = [*(EVALUATORS[name] for name in metrics), *(REWARDS[name] for name in rewards)]
+    entries += filter(None, (RERANKERS[name].options for name in rerankers))
     return _config_with(tuple(packages), tuple(dict.fromkeys(entries)))
 
 
@@ -256,8 +243,8 @@ def keys_of(role: str, keys: type[Keys] = Config) -> list[str]:
 def parse_config(values: Any) -> Config:
     """Make a configuration of a mapping. Raises pydantic's ValidationError.
 
-    Keys of other captioners are validated and then left out. Options of metrics and rewards that
-    the configuration does not name are kept if they are set.
+    Keys of other captioners are validated and then left out. Options of metrics, rewards and
+    rerankers that the configuration does not name are kept if they are set.
     """
     model = values.get("model", "blip") if isinstance(values, dict) else None
     if not isinstance(model, str) or model not in CAPTIONERS:
@@ -272,16 +259,19 @@ def parse_config(values: Any) -> Config:
 def _class_for(model: str, values: Mapping[str, Any]) -> type[Config]:
     """The class with all keys of `values` except those of other captioners.
 
-    Metrics and rewards that are not named are imported only if a key is unknown without them.
+    Metrics, rewards and rerankers that are not named are imported only if a key is unknown without
+    them.
     """
-    metrics, rewards = values.get("metrics", DEFAULT_METRICS), values.get("reward")
-    evaluators = [*_in_registry(EVALUATORS, metrics)]
-    evaluators += [of for name, of in WITH_OPTIONS_OF.items() if values.get("rerank") == name]
-    named = config_class(model, evaluators, _in_registry(REWARDS, rewards))
-    return named if values.keys() <= named.model_fields.keys() else config_class(model)
+    named = (
+        (EVALUATORS, values.get("metrics", DEFAULT_METRICS)),
+        (REWARDS, values.get("reward")),
+        (RERANKERS, [values.get("rerank")]),
+    )
+    chosen = config_class(model, *(_in_registry(*each) for each in named))
+    return chosen if values.keys() <= chosen.model_fields.keys() else config_class(model)
 
 
-def _in_registry(registry: Mapping[str, str], given: Any) -> list[str]:
+def _in_registry(registry: Mapping[str, Any], given: Any) -> list[str]:
     """The entries that a value names, which is validated later."""
     names = given if isinstance(given, (list, tuple, dict)) else ()
     return [name for name in registry if name in names]

@@ -17,9 +17,9 @@ from pydantic import (
 
 from adapters.lora import Lora
 from captioning.captioners.registry import CAPTIONERS
+from captioning.config.rerankers import RERANKERS
 from captioning.metrics.registry import DEFAULT_METRICS, EVALUATORS
 from decoding.null_image import NULL_IMAGES
-from decoding.rerank import METHODS
 
 ROLES = {
     "run": "changes the results: a run that resumes refuses another value",
@@ -143,7 +143,7 @@ class Keys(BaseModel):
     diversity_penalty: Annotated[float, "generation"] = 0.0
     min_p: Annotated[float, "generation"] = 0.0
     typical_p: Annotated[float, "generation"] = 1.0
-    rerank: Annotated[Optional[Literal[METHODS]], "generation"] = None
+    rerank: Annotated[Optional[Literal[tuple(RERANKERS)]], "generation"] = None
     num_candidates: Annotated[int, "generation"] = Field(20, ge=2, le=1000)
     candidates: Annotated[Literal["samples", "beams"], "generation"] = "samples"
     rerank_weight: Annotated[float, "generation"] = Field(0.5, ge=0, le=1)

@@ -18,7 +18,7 @@ from captioning.data import (
 )
 from captioning.models.build import preprocessing_of
 from captioning.models.precision import Precision
-from captioning.models.reranking import Reranker
+from captioning.models.reranking import with_reranking
 from captioning.runtime.distributed import gather_on_main, rank, until_stop_requested, world_size
 from captioning.runtime.progress import log_line, progress
 from decoding import Generated
@@ -42,12 +42,11 @@ def caption_images(
     loader, batch_size = images_of(samples, config, rank(), world_size())
     precision = Precision(config.precision, device)
     settings = config.decoding_settings()
-    generator = captioner.for_inference(precision.dtype, config.compile)
     reranking = config.reranking()
-    if reranking is not None:
-        if config.save_candidates:
-            reranking = dataclasses.replace(reranking, num_return=reranking.num_candidates)
-        generator = Reranker(generator, reranking, device)
+    if reranking is not None and config.save_candidates:
+        reranking = dataclasses.replace(reranking, num_return=reranking.num_candidates)
+    generator = captioner.for_inference(precision.dtype, config.compile)
+    generator = with_reranking(generator, reranking, device)
     results: list[tuple[int, dict[str, Any]]] = []
     rounds = -(-len(samples) // (batch_size * world_size()))  # rank 0 has the most batches
     with closing(loader), progress(len(samples), description) as bar:

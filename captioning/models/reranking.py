@@ -1,36 +1,51 @@
 """Reranking: generates several candidates per image, scores and sorts them."""
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from captioning.captioners.interface import Images
+from captioning.captioners.interface import Captioner, Images
 from captioning.config import Config
+from captioning.config.rerankers import RERANKERS
 from captioning.data.randomness import derived_seed
+from captioning.files.stores import without_secrets
 from captioning.models.build import load_trained, trained_config
 from captioning.runtime.errors import UserError
 from captioning.runtime.registry import load
 from decoding import DecodingSettings, Generated
 from decoding.guided import caption_lengths, encode_noisy
-from decoding.rerank import Reranking, expected_similarity, mutual_information, reranked
+from decoding.rerank import Reranking, expected_similarity, reranked
 
 MAX_ROWS = 256  # captions whose likelihoods are computed at once
 
 
-class Reranker:
-    """Generates captions with a captioner and a `Reranking`.
-
-    Loads the model that scores the candidates. Raises UserError.
-    """
+class Scorer(ABC):
+    """Scores candidates; a higher score is better. Loads its model. Raises UserError."""
 
     def __init__(self, captioner: nn.Module, reranking: Reranking, device: torch.device):
         self.captioner, self.reranking = captioner, reranking
-        self.scorer = load(SCORERS[reranking.rerank])(captioner, reranking, device)
+
+    @classmethod  # noqa: B027
+    def check(cls, model: Optional[str], config: Config) -> None:
+        """Raise UserError unless `model` suits the captioner of `config`. Loads no weights."""
+
+    @abstractmethod
+    def __call__(self, image: Tensor, encoded: Any, candidates: Generated) -> Tensor:
+        """Scores (B, k) of k candidates for each of B images. encoded: by the captioner."""
+
+
+class Reranker:
+    """Generates captions with a captioner and a `Reranking`. Raises UserError."""
+
+    def __init__(self, captioner: nn.Module, reranking: Reranking, device: torch.device):
+        self.captioner, self.reranking = captioner, reranking
+        self.scorer = load(RERANKERS[reranking.rerank].scorer)(captioner, reranking, device)
 
     def generate_details(self, image: Images, settings: DecodingSettings) -> Generated:
         """The best candidates of each image, with their `rerank_scores`."""
@@ -53,137 +68,161 @@ class Reranker:
         return reranked(candidates, scores.to(candidates.scores.device), self.reranking.num_return)
 
 
-def check_model(reranking: Optional[Reranking]) -> None:
-    """Raise UserError for a model of reranking that is missing or of another kind."""
-    if reranking is None or reranking.model is None:
-        return
-    if reranking.rerank == "clip":
-        load("captioning.metrics.model_files:find_model")("clip_model", reranking.model)
-    elif reranking.rerank == "itm":
-        load("captioning.metrics.itm_model:check_file")(reranking.model)
-    else:
-        try:
-            trained_config(reranking.model, None)
-        except UserError as error:
-            raise UserError(f"rerank_judge: {error}") from error
+def with_reranking(
+    captioner: Captioner, reranking: Optional[Reranking], device: torch.device
+) -> Union[Captioner, Reranker]:
+    """An object whose `generate_details` reranks; the captioner itself without reranking."""
+    return captioner if reranking is None else Reranker(captioner, reranking, device)
+
+
+def check_reranking(config: Config) -> None:
+    """Raise UserError if the model of reranking is missing, or does not suit the captioner.
+
+    Call it before the captioner is loaded.
+    """
+    reranking = config.reranking()
+    if reranking is not None:
+        load(RERANKERS[reranking.rerank].scorer).check(reranking.model, config)
 
 
 def image_seeds(image: Tensor, seed: int) -> tuple[int, ...]:
     """A seed for each preprocessed image (B, ...), from its values and `seed`."""
     digests = [hashlib.blake2b(each.numpy().tobytes(), digest_size=8) for each in image.cpu()]
     return tuple(
-        derived_seed("candidates", seed, int.from_bytes(digest.digest(), "big"))
-        for digest in digests
+        derived_seed("candidates", seed, int(digest.hexdigest(), 16)) for digest in digests
     )
 
 
-class MutualInformation:
-    """log p(y | image) - weight * log p(y | null), by the captioner that made the candidates."""
+class MutualInformation(Scorer):
+    """log p(y | image) - weight * log p(y | null), by the captioner that made the candidates.
 
-    def __init__(self, captioner: nn.Module, reranking: Reranking, device: torch.device):
-        self.scored_by, self.weight = captioner, reranking.rerank_weight
-        self.of_samples = reranking.candidates == "samples"
+    With weight 1 the mutual information of caption and image (Li et al. 2016, arXiv 1510.03055).
+    """
 
-    def __call__(self, image: Images, encoded: Any, candidates: Generated) -> Tensor:
-        count = max(1, MAX_ROWS // candidates.token_ids.size(1))
-        pieces = range(0, len(candidates.token_ids), count)
-        known = self._log_likelihoods(candidates) if self.of_samples else None
-        scores = []
-        for start in pieces:
-            piece = slice(start, start + count)
-            own = None if known is None else known[piece]
-            scores.append(self._scores(encoded[piece], candidates.token_ids[piece], own))
-        return torch.cat(scores)
+    def __call__(self, image: Tensor, encoded: Any, candidates: Generated) -> Tensor:
+        own = None
+        if self.reranking.candidates == "samples":
+            own = self._log_likelihoods_of_samples(candidates)
+        return self.scores(self.captioner, encoded, candidates.token_ids, own)
 
-    def _log_likelihoods(self, candidates: Generated) -> Tensor:
-        """Of samples they are known from sampling: penalties do not change a sample's score."""
-        tokens = (len(self.scored_by.prompt_ids), self.scored_by.tokenizer.end)
+    def _log_likelihoods_of_samples(self, candidates: Generated) -> Tensor:
+        """Known from sampling: penalties do not change a sample's score."""
+        tokens = (len(self.captioner.prompt_ids), self.captioner.tokenizer.end)
         lengths = caption_lengths(candidates.token_ids, *tokens)
         own = candidates.own_scores
         return (candidates.scores if own is None else own) * lengths
 
-    def _scores(self, encoded: Any, ids: Tensor, own: Optional[Tensor]) -> Tensor:
-        captioner, rows = self.scored_by, ids.flatten(0, 1).unsqueeze(0)
-        if own is None:
-            own = captioner.log_likelihoods(encoded, ids).double().sum(-1)
-        # All rows have the same null, which is encoded once.
-        null = captioner.log_likelihoods(captioner.encode_null(encoded[:1]), rows)
-        return mutual_information(own, null.double().sum(-1).view_as(own), self.weight)
+    def scores(
+        self, captioner: nn.Module, encoded: Any, token_ids: Tensor, own: Optional[Tensor] = None
+    ) -> Tensor:
+        """The scores (B, k) of token_ids (B, k, n) by a captioner, a few images at a time.
+
+        own: log p(y | image) (B, k), if known.
+        """
+        count = max(1, MAX_ROWS // token_ids.size(1))
+        found = []
+        for start in range(0, len(token_ids), count):
+            piece = slice(start, start + count)
+            ids, images = token_ids[piece], encoded[piece]
+            if own is None:
+                with_image = captioner.log_likelihoods(images, ids).double().sum(-1)
+            else:
+                with_image = own[piece]
+            # All captions have the same null, which is encoded once.
+            null, rows = captioner.encode_null(images[:1]), ids.flatten(0, 1).unsqueeze(0)
+            without = captioner.log_likelihoods(null, rows).double().sum(-1).view_as(with_image)
+            found.append(with_image - self.reranking.rerank_weight * without)
+        return torch.cat(found)
 
 
 class Judge(MutualInformation):
-    """Like `MutualInformation`, computed by another captioner. Raises UserError.
+    """Like `MutualInformation`, computed by another captioner.
 
-    The judge needs the same vocabulary and prompt as the captioner.
+    Both have the same vocabulary, prompt and first_token_shift, since the judge scores the token
+    ids that the captioner has generated.
     """
+
+    @classmethod
+    def check(cls, model: Optional[str], config: Config) -> None:
+        try:
+            judge = trained_config(model, None)
+        except UserError as error:
+            raise UserError(f"rerank_judge: {error}") from error
+        # The shift changes the first token id of a caption. Only some captioners have this key.
+        own, other = (getattr(each, "first_token_shift", False) for each in (config, judge))
+        if own != other:
+            raise _unsuitable(model, f"first_token_shift {other}, the captioner {own}")
 
     def __init__(self, captioner: nn.Module, reranking: Reranking, device: torch.device):
         super().__init__(captioner, reranking, device)
-        config, self.scored_by = load_judge(reranking.model, device)
-        self.of_samples = False  # they are another captioner's
+        config, self.judge = load_judge(reranking.model, device)
         self.image_size = config.image_size
-        _check_vocabulary(captioner, self.scored_by, reranking.model)
+        if tokens_of(captioner) != tokens_of(self.judge):
+            raise _unsuitable(reranking.model, "another vocabulary than the captioner")
+        if captioner.prompt_ids.tolist() != self.judge.prompt_ids.tolist():
+            prompts = f"the prompt {self.judge.prompt!r}, the captioner {captioner.prompt!r}"
+            raise _unsuitable(reranking.model, prompts)
 
     def __call__(self, image: Tensor, encoded: Any, candidates: Generated) -> Tensor:
-        return super().__call__(
-            image, self.scored_by.encode(resized(image, self.image_size)), candidates
-        )
+        encoded = self.judge.encode(resized(image, self.image_size))
+        return self.scores(self.judge, encoded, candidates.token_ids)
 
 
-class MinimumBayesRisk:
+def _unsuitable(judge: Optional[str], difference: str) -> UserError:
+    return UserError(
+        f"rerank_judge: {without_secrets(judge)} has {difference}: use a judge that was trained "
+        "with the same tokenizer, prompt and first_token_shift"
+    )
+
+
+class MinimumBayesRisk(Scorer):
     """The mean CIDEr-D of a candidate and the other candidates, with equal weights of n-grams."""
 
-    def __init__(self, captioner: nn.Module, reranking: Reranking, device: torch.device):
-        self.similarities = load("captioning.rewards.cider:similarities")
-
-    def __call__(self, image: Images, encoded: Any, candidates: Generated) -> Tensor:
-        found = [self.similarities(captions) for captions in candidates.captions]
+    def __call__(self, image: Tensor, encoded: Any, candidates: Generated) -> Tensor:
+        similarities = load("captioning.rewards.cider:similarities")
+        found = [similarities(captions) for captions in candidates.captions]
         return expected_similarity(torch.tensor(found, dtype=torch.float64))
 
 
-class ClipScorer:
+class ClipScorer(Scorer):
     """The cosine of CLIP's vectors of image and caption. CLIPScore is proportional to it.
 
     CLIP gets the captioner's preprocessed image, resized.
     """
 
+    @classmethod
+    def check(cls, model: Optional[str], config: Config) -> None:
+        load("captioning.metrics.model_files:find_model")("clip_model", model)
+
     def __init__(self, captioner: nn.Module, reranking: Reranking, device: torch.device):
-        self.clip = _clip(reranking.model, device)
+        self.clip = _loaded("captioning.metrics.clip:Clip", reranking.model, device)
         self.prefix = load("captioning.metrics.clipscore:PREFIX")
 
     def __call__(self, image: Tensor, encoded: Any, candidates: Generated) -> Tensor:
-        ids, _ = self.clip.encode(
-            [self.prefix + text for each in candidates.captions for text in each]
-        )
+        captions = [text for each in candidates.captions for text in each]
+        ids, _ = self.clip.encode([self.prefix + caption for caption in captions])
         with torch.autocast(self.clip.device.type, enabled=False):
             images = self.clip.image_features(resized(image.float(), self.clip.image_size))
-            captions = self.clip.text_features(ids).view(len(image), -1, images.size(1))
-        return (captions * images.unsqueeze(1)).sum(-1)
+            texts = self.clip.text_features(ids).view(len(image), -1, images.size(1))
+        return (texts * images.unsqueeze(1)).sum(-1)
 
 
-class ImageTextMatching:
+class ImageTextMatching(Scorer):
     """The probability by BLIP's filter that image and caption match.
 
     The filter gets the captioner's image, resized.
     """
 
+    @classmethod
+    def check(cls, model: Optional[str], config: Config) -> None:
+        load("captioning.metrics.itm_model:check_file")(model)
+
     def __init__(self, captioner: nn.Module, reranking: Reranking, device: torch.device):
-        self.itm = _itm(reranking.model, device)
+        self.itm = _loaded("captioning.metrics.itm_model:ItmScorer", reranking.model, device)
 
     def __call__(self, image: Tensor, encoded: Any, candidates: Generated) -> Tensor:
         with torch.autocast(self.itm.device.type, enabled=False):
             return self.itm.scores(image, candidates.captions)
-
-
-# A scorer is built from the captioner, the `Reranking` and the device. It is called with the
-# images, their encoding and the candidates, and returns scores of the candidates (B, k).
-SCORERS = {
-    "mmi": f"{__name__}:MutualInformation",
-    "mbr": f"{__name__}:MinimumBayesRisk",
-    "clip": f"{__name__}:ClipScorer",
-    "itm": f"{__name__}:ImageTextMatching",
-    "judge": f"{__name__}:Judge",
-}
 
 
 def resized(image: Tensor, size: int) -> Tensor:
@@ -193,33 +232,16 @@ def resized(image: Tensor, size: int) -> Tensor:
     return F.interpolate(image, (size, size), mode="bicubic", antialias=True)
 
 
+# Models are kept, since a training run makes a `Reranker` for each evaluation.
+@lru_cache(maxsize=1)
+def _loaded(entry: str, source: str, device: torch.device) -> Any:
+    return load(entry)(source, device)
+
+
 @lru_cache(maxsize=1)
 def load_judge(checkpoint: str, device: torch.device) -> tuple[Config, nn.Module]:
     config, judge = load_trained(checkpoint, None, device)
     return config, judge.requires_grad_(False)
-
-
-@lru_cache(maxsize=1)
-def _itm(file: str, device: torch.device) -> Any:
-    return load("captioning.metrics.itm_model:ItmScorer")(file, device)
-
-
-@lru_cache(maxsize=1)
-def _clip(source: str, device: torch.device) -> Any:
-    return load("captioning.metrics.clip:Clip")(source, device)
-
-
-def _check_vocabulary(captioner: nn.Module, judge: nn.Module, name: str) -> None:
-    if tokens_of(captioner) != tokens_of(judge):
-        raise UserError(
-            f"rerank_judge: {name} has another vocabulary than the captioner: use a judge that was "
-            "trained with the same tokenizer"
-        )
-    if captioner.prompt_ids.tolist() != judge.prompt_ids.tolist():
-        raise UserError(
-            f"rerank_judge: {name} has the prompt {judge.prompt!r}, the captioner "
-            f"{captioner.prompt!r}: use a judge with the same prompt"
-        )
 
 
 def tokens_of(captioner: nn.Module) -> Sequence[str]:

@@ -101,9 +101,14 @@ def _scored(
     )
 
 
-def attention_map(captioner: nn.Module, image: Images, settings: DecodingSettings) -> ScoredCaption:
+def attention_map(
+    captioner: nn.Module,
+    image: Images,
+    settings: DecodingSettings,
+    reranker: Optional[Reranker] = None,
+) -> ScoredCaption:
     """The scored caption of one image. Raises UserError for a captioner without attention maps."""
-    (scored,) = scored_captions(captioner, image, settings)
+    (scored,) = scored_captions(captioner, image, settings, reranker)
     if scored.attention_map is None:
         raise UserError(
             "this captioner sees the image once, before all words: it has no attention maps"

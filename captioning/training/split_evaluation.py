@@ -17,7 +17,7 @@ from captioning.metrics.evaluator import Evaluator, Settings, build_evaluators, 
 from captioning.metrics.score_table import format_table
 from captioning.metrics.scoring import score, write_scores
 from captioning.models.generation import caption_images
-from captioning.models.reranking import check_model
+from captioning.models.reranking import check_reranking
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line
@@ -34,7 +34,7 @@ class SplitEvaluation:
 
     def __init__(self, config: Config, split: str, folder: Path, device: torch.device):
         self.config, self.split, self.folder, self.device = config, split, folder, device
-        check_model(config.reranking())
+        check_reranking(config)
         with distributed.first_on_each_machine():
             self.samples = read_split(config, split)
             self.references = references(config, split, self.samples)

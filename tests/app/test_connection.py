@@ -29,7 +29,7 @@ def answering():
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": text})
 
-    patience, connection.PATIENCE_S = connection.PATIENCE_S, PATIENCE
+    patience, connection.TIMEOUT_S = connection.TIMEOUT_S, PATIENCE
     with socket.create_server(("127.0.0.1", 0)) as listening:
         config = uvicorn.Config(
             app, http=connection.TimedConnection, lifespan="off", log_level="error"
@@ -41,7 +41,7 @@ def answering():
         yield listening.getsockname()
         server.should_exit = True
         thread.join(30)
-    connection.PATIENCE_S = patience
+    connection.TIMEOUT_S = patience
 
 
 def exchange(address, parts, pause):

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from app.checkpoints import Checkpoint
-from app.dynamic_batcher import DynamicBatcher, Gone
+from app.dynamic_batcher import Disconnected, DynamicBatcher
 from app.options import read_options
 from app.photos import Limits
 from app.service import CaptionService
@@ -42,18 +42,18 @@ class Maker:
 def gather():
     """Return a function that makes the calls (key, item) while a first batch is running."""
 
-    def call(maker, calls, most=8, gone=()):
-        batcher = DynamicBatcher(maker, most)
+    def call(maker, calls, max_batch=8, disconnected=()):
+        batcher = DynamicBatcher(maker, max_batch)
         events = [threading.Event() for _ in calls]
         with ThreadPoolExecutor(len(calls) + 1) as threads:
-            first = threads.submit(batcher.ask, "first", "first", threading.Event())
+            first = threads.submit(batcher.submit, "first", "first", threading.Event())
             assert maker.busy.wait(100)
-            asked = [threads.submit(batcher.ask, *each, gone) for each, gone in zip(calls, events)]
+            asked = [threads.submit(batcher.submit, *c, event) for c, event in zip(calls, events)]
             with batcher._changed:
                 assert batcher._changed.wait_for(
                     lambda: len(batcher._waiting) == len(calls), timeout=20
                 )
-            for index in gone:
+            for index in disconnected:
                 events[index].set()
             maker.may.set()
             assert first.result() == "firstfirst"
@@ -62,22 +62,16 @@ def gather():
     return call
 
 
-def test_waiting_calls_of_one_key_are_one_batch(gather):
+@pytest.mark.parametrize(
+    ("keys", "max_batch", "sizes"),
+    [("abaa", 8, [1, 3]), ("aaaaa", 2, [1, 2, 2]), ([None] * 3, 8, [1, 1, 1])],
+)
+def test_waiting_calls_of_one_key_share_batches(gather, keys, max_batch, sizes):
     maker = Maker()
-    assert gather(maker, [("a", 1), ("b", 2), ("a", 3), ("a", 4)]) == [2, 4, 6, 8]
-    assert sorted(map(sorted, maker.batches[1:])) == [[1, 3, 4], [2]]
-
-
-def test_a_batch_is_not_larger_than_its_limit(gather):
-    maker = Maker()
-    assert gather(maker, [("a", i) for i in range(5)], most=2) == [0, 2, 4, 6, 8]
-    assert sorted(map(len, maker.batches[1:])) == [1, 2, 2]
-
-
-def test_calls_without_a_key_are_not_batched(gather):
-    maker = Maker()
-    assert gather(maker, [(None, i) for i in range(3)]) == [0, 2, 4]
-    assert sorted(maker.batches[1:]) == [[0], [1], [2]]
+    calls = [(key, index) for index, key in enumerate(keys)]
+    assert gather(maker, calls, max_batch) == [2 * index for index in range(len(keys))]
+    assert sorted(map(len, maker.batches[1:])) == sizes
+    assert all(len({keys[index] for index in batch}) == 1 for batch in maker.batches[1:])
 
 
 def test_an_item_that_fails_fails_alone(gather):
@@ -88,10 +82,10 @@ def test_an_item_that_fails_fails_alone(gather):
     assert sorted(map(len, maker.batches[1:])) == [1, 1, 1, 3]
 
 
-def test_items_of_callers_who_have_gone_are_left_out(gather):
+def test_items_of_disconnected_callers_are_left_out(gather):
     maker = Maker()
-    found = gather(maker, [("a", 1), ("a", 2), ("b", 3)], gone=(0, 2))
-    assert found[1] == 4 and all(isinstance(found[i], Gone) for i in (0, 2))
+    found = gather(maker, [("a", 1), ("a", 2), ("b", 3)], disconnected=(0, 2))
+    assert found[1] == 4 and all(isinstance(found[i], Disconnected) for i in (0, 2))
     assert [item for batch in maker.batches[1:] for item in batch] == [2]
 
 
@@ -102,7 +96,7 @@ def test_calls_within_the_window_are_one_batch(monkeypatch):
     batcher, batches = DynamicBatcher(maker, 3), []
     batcher.on_batch = lambda items, seconds: batches.append((items, seconds >= 0))
     with ThreadPoolExecutor(3) as threads:
-        found = threads.map(lambda i: batcher.ask("a", i, threading.Event()), range(3))
+        found = threads.map(lambda i: batcher.submit("a", i, threading.Event()), range(3))
         assert list(found) == [0, 2, 4]  # the third fills it: nobody waits for 20 s
     assert [sorted(batch) for batch in maker.batches] == [[0, 1, 2]] and batches == [(3, True)]
 
@@ -124,7 +118,7 @@ def test_the_memory_of_a_failed_batch_is_freed_before_its_items_are_retried(monk
     monkeypatch.setattr("app.dynamic_batcher.WINDOW_S", 20)
     batcher = DynamicBatcher(make, 2)
     with ThreadPoolExecutor(2) as threads:
-        found = threads.map(lambda i: batcher.ask("a", i, threading.Event()), range(2))
+        found = threads.map(lambda i: batcher.submit("a", i, threading.Event()), range(2))
         assert list(found) == [0, 2] and len(kept) == 3
 
 

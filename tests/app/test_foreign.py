@@ -2,8 +2,6 @@
 
 import json
 import threading
-import urllib.error
-import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import quote
 
@@ -12,6 +10,8 @@ import pytest
 # Gradio fetches from public addresses only; with this the local server counts as one.
 ALL_ARE_PUBLIC = "import safehttpx\nsafehttpx.is_public_ip = lambda ip: True\n"
 EVIL = "http://evil.example"
+
+httpx = pytest.importorskip("httpx", reason="no Gradio, which brings httpx")
 
 
 @pytest.fixture(scope="module")
@@ -49,16 +49,13 @@ def page(serving, tmp_path_factory):
 def ask(url, body=None, method=None, **headers):
     """Return status, headers and body of the answer."""
     headers = {name.replace("_", "-"): value for name, value in headers.items()}
-    request = urllib.request.Request(url, body, headers, method=method)
-    try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return answer.status, answer.headers, answer.read()
-    except urllib.error.HTTPError as error:
-        return error.code, error.headers, error.read()
+    method = method or ("GET" if body is None else "POST")
+    answer = httpx.request(method, url, content=body, headers=headers, timeout=60)
+    return answer.status_code, answer.headers, answer.content
 
 
-def ask_with_json(url, value, **headers):
-    return ask(url, json.dumps(value).encode(), Content_Type="application/json", **headers)
+def ask_with_json(url, value):
+    return ask(url, json.dumps(value).encode(), Content_Type="application/json")
 
 
 @pytest.mark.parametrize(
@@ -85,27 +82,20 @@ def test_no_route_fetches_an_address(page, foreign, route, scheme):
 
 def uploaded(page):
     """Upload a photo; return its path."""
-    body = (
-        b'--b\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\n\r\n'
-        b"photo\r\n--b--\r\n"
-    )
-    url, kind = f"{page}/gradio_api/upload", "multipart/form-data; boundary=b"
-    status, _, answer = ask(url, body, Content_Type=kind)
-    assert status == 200, answer
-    return json.loads(answer)[0]
+    answer = httpx.post(f"{page}/gradio_api/upload", files={"files": ("a.png", b"photo")})
+    return answer.raise_for_status().json()[0]
 
 
 def caption_event(page):
     """Return the event that the browser sends to caption a photo."""
-    config = json.loads(ask(f"{page}/config")[2])
-    kinds = {component["id"]: component["type"] for component in config["components"]}
+    config = httpx.get(f"{page}/config").json()
+    components = {component["id"]: component for component in config["components"]}
     event = next(
-        e for e in config["dependencies"] if e["inputs"] and kinds[e["inputs"][0]] == "image"
+        each
+        for each in config["dependencies"]
+        if each["inputs"] and components[each["inputs"][0]]["type"] == "image"
     )
-    values = {
-        component["id"]: component["props"].get("value") for component in config["components"]
-    }
-    data = [values[number] for number in event["inputs"]]
+    data = [components[number]["props"].get("value") for number in event["inputs"]]
     return {"fn_index": event["id"], "session_hash": "s", "data": data, "event_data": None}
 
 

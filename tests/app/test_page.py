@@ -63,21 +63,15 @@ def text(page, selector):
 def test_upload_caption_and_attention_map(page, files, server, tmp_path):
     caption(page, files / "photo.jpg")
     page.wait("document.querySelectorAll('.smile-card').length == 3")
-    assert page.ask("[...document.querySelectorAll('.smile-card h3')].map(e => e.innerText)") == [
-        "MLE",
-        "SMILE",
-        "MLE+SMILE 0.5:0.5",
-    ]
-    with urllib.request.urlopen(
-        f"{server}/api/caption?checkpoint=SMILE", (files / "photo.jpg").read_bytes()
-    ) as answer:
+    labels = page.ask("[...document.querySelectorAll('.smile-card h3')].map(e => e.innerText)")
+    assert labels == ["MLE", "SMILE", "MLE+SMILE 0.5:0.5"]
+    body = (files / "photo.jpg").read_bytes()
+    with urllib.request.urlopen(f"{server}/api/caption?checkpoint=SMILE", body) as answer:
         (expected,) = json.load(answer)
     words = page.ask(f"[...document.querySelectorAll({WORD!r})].map(e => e.firstChild.innerText)")
     assert words == [entry["word"] for entry in expected["words"]]
 
-    hidden = (
-        f"document.querySelector({WORD!r}).closest('.smile-card').querySelector('.smile-attention')"
-    )
+    hidden = "document.querySelector('.smile-card:nth-child(2) .smile-attention')"
     assert page.ask(f"{hidden}.hidden")
     page.hover(f"{WORD}:nth-child(2)")
     page.wait(f"!{hidden}.hidden && {hidden}.naturalWidth > 0")
@@ -89,10 +83,7 @@ def test_upload_caption_and_attention_map(page, files, server, tmp_path):
     page.hover("h1")
     page.wait(f"{hidden}.hidden")
 
-    downloaded = page.ask(
-        "fetch(document.querySelector('.smile-download').href).then(answer => answer.json())"
-    )
-    assert [entry["caption"] for entry in downloaded][1] == expected["caption"]
+    assert downloaded(page)[1]["caption"] == expected["caption"]
     copy = "document.querySelectorAll('.smile-copy')[1]"
     page.ask("navigator.clipboard.writeText = async (text) => { window.copied = text }, 0")
     page.ask(f"{copy}.click()")
@@ -103,31 +94,59 @@ def test_upload_caption_and_attention_map(page, files, server, tmp_path):
     assert asked == [] and page.problems == []
 
 
-def test_lengths_and_prompt_are_those_of_the_fields(page, files):
+def open_settings(page):
     page.ask("[...document.querySelectorAll('.label-wrap')].find(e => e.offsetParent).click()")
-    lengths = "document.querySelectorAll('input[type=range]')"
-    page.wait(f"{lengths}[1]?.offsetParent")
+    page.wait("document.querySelectorAll('input[type=range]')[1]?.offsetParent")
+
+
+def choose(page, value):
+    radio = f"[...document.querySelectorAll('[type=radio]')].find(e => e.value == {value!r})"
+    page.ask(f"{radio}.click()")
+    page.wait(f"{radio}.checked")
+
+
+def downloaded(page):
+    page.wait("document.querySelector('.smile-download')")
+    return page.ask(
+        "fetch(document.querySelector('.smile-download').href).then(answer => answer.json())"
+    )
+
+
+def test_only_controls_with_an_effect_are_shown(page, files, tmp_path):
+    open_settings(page)
     shown = (
-        "['beams', 'sampling'].map(e => document.querySelector('.smile-' + e).checkVisibility())"
+        "['beams', 'sampling', 'candidate-count']"
+        ".filter(e => document.querySelector('.smile-' + e).checkVisibility())"
     )
-    assert page.ask(shown) == [True, False]
-    page.ask(
-        "[...document.querySelectorAll('[type=radio]')].find(e => e.value == 'Sampling').click()"
-    )
-    assert page.ask(shown) == [False, True]
+    assert page.ask(shown) == ["beams"]
+    choose(page, "Sampling")
+    assert page.ask(shown) == ["sampling"]
+    for value in ("mbr", "Beam search", "mmi"):
+        choose(page, value)
+        assert page.ask(shown) == ["sampling", "candidate-count"]
+    page.picture(tmp_path / "reranking.png")
+    fill(page, "[document.querySelector('.smile-sampling input[type=range]')]", [0.5])
+    caption(page, files / "photo.jpg")
+    for entry in downloaded(page):
+        settings = entry["settings"]
+        assert (settings["rerank"], settings["top_p"], settings["sample"]) == ("mmi", 0.5, False)
+    choose(page, "")
+    assert page.ask(shown) == ["beams"]
+
+
+def test_lengths_and_prompt_are_those_of_the_fields(page, files):
+    open_settings(page)
+    lengths = "document.querySelectorAll('input[type=range]')"
+    choose(page, "Sampling")
     prompt = "document.querySelector('[placeholder=\"a picture of\"]')"
     fill(page, f"[{lengths}[0], {lengths}[1], {prompt}]", [6, 7, "A large"])
     caption(page, files / "photo.jpg")
-    page.wait("document.querySelector('.smile-download')")
-    for entry in page.ask(
-        "fetch(document.querySelector('.smile-download').href).then(answer => answer.json())"
-    ):
+    for entry in downloaded(page):
         settings = entry["settings"]
         assert (settings["min_length"], settings["max_length"]) == (6, 7)
         assert settings["prompt"] == "a large "
-        assert (
-            settings["sample"] and 3 <= len(entry["words"]) <= 4
-        )  # [DEC], a, large and these are 6 to 7 tokens
+        # [DEC], a, large and these are 6 to 7 tokens.
+        assert settings["sample"] and 3 <= len(entry["words"]) <= 4
 
 
 def test_a_photo_that_is_refused_is_one_line_in_the_page(page, files):
@@ -168,10 +187,7 @@ def test_keyboard_alone(page, files):
     go_to(f"{focus}.closest('#caption')")
     page.press("Enter")
     page.wait("document.querySelectorAll('.smile-card').length == 3")
-    settings = page.ask(
-        "fetch(document.querySelector('.smile-download').href).then(answer => answer.json())"
-    )[0]["settings"]
-    assert settings["sample"] is True
+    assert downloaded(page)[0]["settings"]["sample"] is True
     go_to(f"{focus}.closest('.smile-word')")
     page.wait("!document.querySelector('.smile-attention').hidden")
     first = page.ask(f"{focus}.ariaLabel")

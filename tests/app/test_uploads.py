@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.photos import Limits
-from app.uploads import FULL, Uploads
+from app.uploads import NO_ROOM, Uploads
 from tests.app.test_foreign import ask
 
 LIMITS = Limits(upload_mb=1, photos=1)  # room for 2 MB, in 100 files
@@ -17,17 +17,17 @@ LIMITS = Limits(upload_mb=1, photos=1)  # room for 2 MB, in 100 files
 def test_bytes_and_files_are_counted_wherever_they_lie(tmp_path, monkeypatch):
     now = 1000.0
     monkeypatch.setattr("app.uploads.time.monotonic", lambda: now)
-    uploads = Uploads(tmp_path, LIMITS)
+    uploads, photo = Uploads(tmp_path, LIMITS), tmp_path / "a" / "photo.jpg"
+    photo.parent.mkdir()
     assert uploads.has_room()
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "photo.jpg").write_bytes(bytes(2 << 20))
+    photo.write_bytes(bytes(2 << 20))
     assert uploads.has_room()  # as of less than a second ago
     now += 1
     assert not uploads.has_room()
-    (tmp_path / "a" / "photo.jpg").unlink()
+    photo.write_bytes(b"")
     now += 1
     assert uploads.has_room()
-    for number in range(100):
+    for number in range(99):
         (tmp_path / f"{number}.jpg").touch()
     now += 1
     assert not uploads.has_room()
@@ -46,56 +46,54 @@ def test_files_that_gradio_left_behind_are_removed(tmp_path, monkeypatch):
     assert list(tmp_path.rglob("*")) == [own]
 
 
-def part(content, name="files"):
-    return (
-        f'--b\r\nContent-Disposition: form-data; name="{name}"; filename="a.png"\r\n\r\n'.encode()
-        + content
-        + b"\r\n"
-    )
+def part(content):
+    head = b'--b\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\n\r\n'
+    return head + content + b"\r\n"
 
 
-def upload(address, content):
+def upload(address, parts, query=""):
+    """Return status and text of the answer."""
     kind = "multipart/form-data; boundary=b"
-    body = part(content) + b"--b--\r\n"
-    return ask(f"{address}/gradio_api/upload", body, Content_Type=kind)
+    status, _, text = ask(
+        f"{address}/gradio_api/upload{query}", parts + b"--b--\r\n", Content_Type=kind
+    )
+    return status, text.decode()
 
 
 def folder_of(address):
     """Return the server's folder of uploads, which has the drawn examples."""
-    page = json.loads(ask(f"{address}/config")[2])
-    (path, *_) = [
-        component["props"]["samples"][0][0]["path"]
-        for component in page["components"]
-        if component["type"] == "dataset"
-    ]
-    return Path(path).parent
+    components = json.loads(ask(f"{address}/config")[2])["components"]
+    examples = next(each["props"] for each in components if each["type"] == "dataset")
+    return Path(examples["samples"][0][0]["path"]).parent
+
+
+def wait_until(condition):
+    until = time.monotonic() + 100
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert condition()
 
 
 def test_a_full_folder_refuses_uploads_and_api_calls(serving, files):
-    pytest.importorskip("gradio", reason="no Gradio: the web page needs Python 3.10 or later")
     with serving() as (address, _):  # 4 photos of 1 MB a batch: room for 8 MB
         photo, large = (files / "photo.jpg").read_bytes(), 1 << 20
         for number in range(9):
-            assert upload(address, bytes([number]) * large)[0] == 200
+            assert upload(address, part(bytes([number]) * large))[0] == 200
         time.sleep(1.1)
-        status, _, line = upload(address, b"x")
-        assert (status, line.decode()) == (400, FULL)
+        assert upload(address, part(b"x")) == (400, NO_ROOM)
         status, _, answer = ask(f"{address}/api/caption", photo)
-        assert (status, json.loads(answer)) == (503, {"error": FULL})
+        assert (status, json.loads(answer)) == (503, {"error": NO_ROOM})
         for path in folder_of(address).rglob("a.png"):
             path.unlink()
         time.sleep(1.1)
-        assert upload(address, photo)[0] == ask(f"{address}/api/caption", photo)[0] == 200
+        assert upload(address, part(photo))[0] == ask(f"{address}/api/caption", photo)[0] == 200
 
 
 @pytest.mark.parametrize("query", ["", "?upload_id=a"])
 def test_a_field_that_is_no_file_is_refused(server, query):
-    kind = "multipart/form-data; boundary=b"
     field = part(bytes(2 << 20)).replace(b'; filename="a.png"', b"")
-    body = part(b"photo") + field + b"--b--\r\n"
     before = sorted(folder_of(server).rglob("*"))
-    status, _, line = ask(f"{server}/gradio_api/upload{query}", body, Content_Type=kind)
-    assert (status, line) == (400, b"this is not a file")
+    assert upload(server, part(b"photo") + field, query) == (400, "this is not a file")
     assert sorted(folder_of(server).rglob("*")) == before
 
 
@@ -108,11 +106,5 @@ def test_an_upload_that_is_cut_short_leaves_nothing(server):
     )
     with socket.create_connection((host, int(port))) as caller:
         caller.sendall(head.encode() + part(bytes(100_000)))
-        until = time.monotonic() + 100
-        while sorted(folder_of(server).rglob("*")) == before and time.monotonic() < until:
-            time.sleep(0.05)
-        assert sorted(folder_of(server).rglob("*")) != before
-    until = time.monotonic() + 100
-    while sorted(folder_of(server).rglob("*")) != before and time.monotonic() < until:
-        time.sleep(0.05)
-    assert sorted(folder_of(server).rglob("*")) == before
+        wait_until(lambda: sorted(folder_of(server).rglob("*")) != before)
+    wait_until(lambda: sorted(folder_of(server).rglob("*")) == before)

@@ -2,15 +2,18 @@
 
 import dataclasses
 import json
+import math
+from collections import Counter
 
 import pytest
 import torch
 
+from captioning import attend
 from captioning.config import load_config
-from captioning.data import read_split
-from captioning.models.build import captioner_from
+from captioning.data import load_image, read_split
+from captioning.models.build import captioner_from, preprocessing_of
 from captioning.models.generation import caption_images
-from captioning.models.reranking import Reranker
+from captioning.models.reranking import Reranker, check_reranking, resized
 from captioning.runtime.errors import UserError
 from decoding import DecodingSettings
 from decoding.rerank import Reranking
@@ -26,20 +29,20 @@ CPU = torch.device("cpu")
 def built(scenes_config, tmp_path):
     """Return a function that makes a captioner whose words differ in probability."""
 
-    def make(model="blip", *overrides, spread=4.0):
+    def make(model="blip"):
         flags = {"output_dir": str(tmp_path)}
-        keys = [*MODELS[model], "image_size=64", *overrides]
-        captioner = captioner_from(load_config(scenes_config, keys, flags), None)[0].eval()
+        config = load_config(scenes_config, [*MODELS[model], "image_size=64"], flags)
+        captioner = captioner_from(config, None)[0].eval()
         with torch.no_grad():
             for parameter in captioner.parameters():
-                parameter.mul_(spread if parameter.dim() > 1 else 1)
+                parameter.mul_(4 if parameter.dim() > 1 else 1)
         return captioner
 
     return make
 
 
-def image_of(size=64, images=2):
-    return torch.randn(images, 3, size, size, generator=torch.Generator().manual_seed(3))
+def image_of(images=2):
+    return torch.randn(images, 3, 64, 64, generator=torch.Generator().manual_seed(3))
 
 
 def log_p(captioner, encoded, ids):
@@ -48,6 +51,16 @@ def log_p(captioner, encoded, ids):
     length = own.tolist().index(end) + 1 if end in own else len(own)
     logits, _ = captioner.score_tokens(encoded, ids)
     return logits.double().log_softmax(-1)[range(length), own[:length]].sum().item()
+
+
+def assert_information(found, captioner, encoded, weight):
+    """The scores are log p(y | image) - weight * log p(y | null) by the captioner."""
+    null = captioner.encode_null(encoded)[:1]
+    for row, (group, scores) in enumerate(zip(found.token_ids, found.rerank_scores.tolist())):
+        own = encoded[row : row + 1]
+        expected = [log_p(captioner, own, x) - weight * log_p(captioner, null, x) for x in group]
+        assert scores == pytest.approx(expected, rel=1e-3, abs=1e-3)
+        assert scores == sorted(scores, reverse=True)
 
 
 def generated(captioner, reranking, image=None):
@@ -61,20 +74,10 @@ def generated(captioner, reranking, image=None):
 def test_mutual_information_against_a_loop(built, model, candidates):
     captioner, image = built(model), image_of()
     found = generated(captioner, Reranking("mmi", 4, candidates, rerank_weight=0.7))
-    encoded = captioner.encode(image)
-    null = captioner.encode_null(encoded)
-    for row in range(2):
-        own = encoded[row : row + 1]
-        expected = [
-            log_p(captioner, own, ids) - 0.7 * log_p(captioner, null[row : row + 1], ids)
-            for ids in found.token_ids[row]
-        ]
-        assert found.rerank_scores[row].tolist() == pytest.approx(expected, rel=1e-3, abs=1e-3)
-        assert expected == sorted(expected, reverse=True)
+    assert_information(found, captioner, captioner.encode(image), 0.7)
     if candidates == "beams":
-        beams = captioner.generate_details(
-            image, dataclasses.replace(WHOLE, num_beams=4, num_return=4)
-        )
+        settings = dataclasses.replace(WHOLE, num_beams=4, num_return=4)
+        beams = captioner.generate_details(image, settings)
         assert [sorted(group) for group in found.captions] == [sorted(c) for c in beams.captions]
 
 
@@ -92,18 +95,13 @@ def test_minimum_bayes_risk_against_a_loop(built):
 def cider_d(words, reference):
     total = 0.0
     for n in range(1, 5):
-        own, other = ({}, {})
-        for counts, text in ((own, words), (other, reference)):
-            for start in range(len(text) - n + 1):
-                gram = tuple(text[start : start + n])
-                counts[gram] = counts.get(gram, 0) + 1
-        norms = [sum(c**2 for c in counts.values()) ** 0.5 for counts in (own, other)]
-        if all(norms):
-            total += sum(min(c, other.get(g, 0)) * other.get(g, 0) for g, c in own.items()) / (
-                norms[0] * norms[1]
-            )
-    gap = len(words) - len(reference)
-    return 10 * total / 4 * 2.718281828459045 ** (-(gap**2) / 72)
+        own, other = (
+            Counter(tuple(text[i : i + n]) for i in range(len(text) - n + 1))
+            for text in (words, reference)
+        )
+        product = sum(min(count, other[gram]) * other[gram] for gram, count in own.items())
+        total += product / max(1, math.hypot(*own.values()) * math.hypot(*other.values()))
+    return 10 * total / 4 * math.exp(-((len(words) - len(reference)) ** 2) / 72)
 
 
 def test_a_caption_depends_on_its_image_and_the_seed(built):
@@ -121,7 +119,6 @@ def test_clip_and_itm_by_their_own_scores(built, clip_folder, itm_checkpoint):
     from captioning.metrics.clip import Clip
     from captioning.metrics.clipscore import PREFIX
     from captioning.metrics.itm_model import ItmScorer
-    from captioning.models.reranking import resized
 
     captioner, image = built(), image_of()
     found = generated(captioner, Reranking("clip", 4, model=str(clip_folder)))
@@ -139,44 +136,65 @@ def test_clip_and_itm_by_their_own_scores(built, clip_folder, itm_checkpoint):
 
 
 @pytest.fixture
-def judge(built, scenes_config, tmp_path):
-    """Return a function that writes a checkpoint of another captioner."""
+def saved(scenes_config, tmp_path):
+    """Return a function that writes a checkpoint and returns its path, config and captioner."""
 
     def write(*overrides, model="blip"):
         keys = [*MODELS[model], "image_size=48", "seed=5", *overrides]
         config = load_config(scenes_config, keys, {"output_dir": str(tmp_path)})
         captioner = captioner_from(config, None)[0]
-        path = tmp_path / f"judge_{model}{len(overrides)}.pth"  # judges are kept by their path
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.pth"  # judges are kept by their path
         content = {"model": captioner.state_dict(), "config": config.model_dump()}
         torch.save({**content, **captioner.saved_beside_weights()}, path)
-        return path, captioner.eval()
+        return path, config, captioner.eval()
 
     return write
 
 
-def test_a_judge_scores_with_its_own_likelihoods(built, judge):
-    from captioning.models.reranking import resized
-
-    path, other = judge()
-    captioner, image = built(), image_of()
-    found = generated(captioner, Reranking("judge", 3, rerank_weight=0.4, model=str(path)))
-    encoded = other.encode(resized(image, 48))
-    null = other.encode_null(encoded)
-    for row in range(2):
-        expected = [
-            log_p(other, encoded[row : row + 1], ids) - 0.4 * log_p(other, null[:1], ids)
-            for ids in found.token_ids[row]
-        ]
-        assert found.rerank_scores[row].tolist() == pytest.approx(expected, rel=1e-3, abs=1e-3)
+def test_a_judge_scores_with_its_own_likelihoods(built, saved):
+    path, _, other = saved()
+    found = generated(built(), Reranking("judge", 3, rerank_weight=0.4, model=str(path)))
+    assert_information(found, other, other.encode(resized(image_of(), 48)), 0.4)
 
 
-def test_a_judge_of_another_vocabulary_or_prompt(built, judge):
-    path, _ = judge("prompt='a photo of '")
+def test_a_judge_of_another_vocabulary_or_prompt(built, saved):
+    path, *_ = saved("prompt='a photo of '")
     with pytest.raises(UserError, match="has the prompt 'a photo of ', the captioner 'a picture"):
         Reranker(built(), Reranking("judge", model=str(path)), CPU)
-    path, _ = judge(model="lstm")
+    path, *_ = saved(model="lstm")
     with pytest.raises(UserError, match="has another vocabulary than the captioner"):
         Reranker(built(), Reranking("judge", model=str(path)), CPU)
+
+
+@pytest.mark.parametrize("shifted", [False, True])
+def test_a_judge_of_another_first_token_shift_is_refused_before_loading(
+    saved, scenes, scenes_config, shifted
+):
+    """The first token id of a caption would be another word for the judge."""
+    tokenizer = f"tokenizer={scenes / 'vocab_pieces.txt'}"
+    path, *_ = saved(tokenizer, f"first_token_shift={shifted}".lower())
+    keys = [tokenizer, "rerank=judge", f"rerank_judge={path}"]
+    same, other = (
+        load_config(scenes_config, [*keys, f"first_token_shift={own}".lower()])
+        for own in (shifted, not shifted)
+    )
+    check_reranking(same)
+    line = f"rerank_judge: {path} has first_token_shift {shifted}, the captioner {not shifted}: use"
+    with pytest.raises(UserError, match=line):
+        check_reranking(other)
+
+
+def test_attention_maps_are_of_the_reranked_caption(saved, scenes, tmp_path, capsys):
+    keys = ["rerank=mmi", "num_candidates=6", "top_p=1.0", "top_k=0", "rerank_weight=1.0"]
+    path, config, captioner = saved(*keys)
+    photo = next((scenes / "images").iterdir())
+    command = [str(photo), "--device", "cpu", "--output", str(tmp_path / "maps.png")]
+    assert attend.main([*command, "--checkpoint", str(path)]) == 0
+    image = preprocessing_of(config).one(load_image(photo))
+    settings = config.decoding_settings()
+    reranked = Reranker(captioner, config.reranking(), CPU).generate_details(image, settings)
+    assert capsys.readouterr().out.split() == reranked.captions[0][0].split()
+    assert reranked.captions[0] != captioner.generate(image, settings)
 
 
 @pytest.fixture
