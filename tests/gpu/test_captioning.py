@@ -7,7 +7,7 @@ import functools
 import torch
 
 from benchmarks.captioners import our_captioner
-from benchmarks.gpu.card import relative_error
+from benchmarks.checks import relative_error
 from BLIP import inference_copy
 from decoding import DecodingSettings
 

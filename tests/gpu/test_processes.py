@@ -14,8 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.captioners import our_captioner
-from benchmarks.gpu.card import relative_error
-from benchmarks.gpu.packages import REPOSITORY
+from benchmarks.checks import REPOSITORY, relative_error
 from benchmarks.training import captions, images
 
 BEYOND = """

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu.card import relative_error
+from benchmarks.checks import relative_error
 from captioning import train
 from captioning.bulk.model import CheckpointModel
 from captioning.bulk.reading import Batch
