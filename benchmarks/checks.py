@@ -2,7 +2,7 @@
 
 The checks are the functions test_* of tests/gpu/test_PART.py. They are called without pytest, since
 container images of PyTorch do not have it. The topic is benchmarks/PART.py, if there is one. With
---quick everything runs on the CPU in tiny sizes.
+--quick, checks run on the CPU in tiny sizes.
 """
 
 import functools
@@ -73,10 +73,6 @@ def checks_of(part: str, card: Card) -> topic.Cases:
 def main(argv: Optional[Sequence[str]] = None) -> int:
     part, *rest = sys.argv[1:] if argv is None else argv
     options = topic.parse(rest, __doc__, rounds=5)
-    if options.quick:
-        options.device = torch.device("cpu")
-        # On a CPU, compilation would take longer than everything else.
-        torch.compile = functools.partial(torch.compile, disable=True)
     folder = options.output / part
     folder.mkdir(parents=True, exist_ok=True)
     cases = {**checks_of(part, Card(options.quick, folder))}

@@ -69,6 +69,8 @@ def variables(out: Path, rehearsal: bool) -> dict[str, str]:
     """The environment of a part: no network, and caches in `out`."""
     caches = ("HOME", "XDG_CACHE_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
     path = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")]), str(out / "packages")]
+    on_cpu = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    on_cpu["TORCHDYNAMO_DISABLE"] = "1"  # compilation would take longer than everything else
     return {
         **os.environ,
         **dict.fromkeys(caches, str(out / "cache")),
@@ -76,7 +78,7 @@ def variables(out: Path, rehearsal: bool) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(path),
         "PYTHONUNBUFFERED": "1",
         "HF_HUB_OFFLINE": "1",
-        **({"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"} if rehearsal else {}),
+        **(on_cpu if rehearsal else {}),
     }
 
 

@@ -106,12 +106,12 @@ def lines_of(row: Mapping[str, Any]) -> Iterator[str]:
     """A row as text: its name, a line per contender, notes, and what failed."""
     yield f"\n{row['name']}"
     if "contenders" in row:
-        yield f"  {'':20} median, ms  times peer       spread  peak, MB   a second"
+        yield f"  {'':26} median, ms  times peer       spread  peak, MB   a second"
     for name, values in row.get("contenders", {}).items():
         spread = "-".join(f"{ratio:.2f}" for ratio in values["spread"])
         memory = f"{values['peak_bytes'] / 2**20:.1f}" if "peak_bytes" in values else ""
         rate = f"{values['rate']:10.2f} {values['unit']}" if "rate" in values else ""
-        line = f"  {name:20} {values['median'] * 1000:10.1f} {values['ratio']:11.2f} {spread:>12}"
+        line = f"  {name:26} {values['median'] * 1000:10.1f} {values['ratio']:11.2f} {spread:>12}"
         yield f"{line} {memory:>9} {rate}".rstrip()
     yield from (f"  {note}" for note in row.get("notes", ()))
     yield from (f"  {name} FAILED: {why}" for name, why in row.get("failed", {}).items())

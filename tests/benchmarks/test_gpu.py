@@ -81,7 +81,6 @@ def test_a_check_that_fails_is_a_failed_row(monkeypatch, tmp_path):
     monkeypatch.setattr(checks.importlib, "import_module", lambda _: module)
     monkeypatch.setattr(checks.importlib.util, "find_spec", lambda _: None)
     monkeypatch.setitem(sys.modules, "tests", sys.modules.get("tests"))
-    monkeypatch.setattr(checks.torch, "compile", None)
     assert checks.main(["part", "--quick", "--output", str(tmp_path)]) == 1
     rows = json.loads((tmp_path / "part.json").read_text())["rows"]
     assert rows == [
