@@ -66,7 +66,7 @@ def test_a_rehearsal_runs_every_part(needs_peer, repository, tmp_path):
         assert [row["name"] for row in rows[part]] == content["planned"]
         assert rows[part][0]["name"].startswith("check: ")
     assert {"ours", "transformers"} <= set(rows["captioning"][-1]["contenders"])
-    assert "stopped and resumed: 6 of 6 losses to the bit" in rows["runs"][0]["notes"][1]
+    assert rows["runs"][0]["notes"] == ["6 of 6 losses to the bit, weights 0.0e+00 apart"]
 
 
 def test_a_check_that_fails_is_a_failed_row(monkeypatch, tmp_path):
