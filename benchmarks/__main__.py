@@ -1,14 +1,20 @@
 """Run benchmarks, each in its own process: python -m benchmarks [TOPIC ...] [--quick]."""
 
+if __name__ == "__main__":
+    from captioning.runtime.start import tune_process
+
+    tune_process()  # sets the threads of the topics' processes through the environment
+
 import argparse
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import Optional
 
 from benchmarks import TOPICS
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmark.sh", description=__doc__)
     parser.add_argument("topics", nargs="*", metavar="TOPIC", help=", ".join(TOPICS))
     parser.add_argument("--quick", action="store_true", help="tiny sizes, one round")
@@ -16,13 +22,12 @@ def main(argv: Sequence[str]) -> int:
     for topic in arguments.topics:
         if topic not in TOPICS:
             parser.error(f"{topic!r} is no topic; choose from {', '.join(TOPICS)}")
-    quick = ["--quick"] if arguments.quick else []
-    failed = 0
+    failed = False
     for topic in arguments.topics or TOPICS:
-        command = [sys.executable, "-m", f"benchmarks.{topic}", *quick]
+        command = [sys.executable, "-m", f"benchmarks.{topic}", *["--quick"] * arguments.quick]
         failed |= subprocess.run(command).returncode != 0
     return int(failed)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -7,6 +7,7 @@ compared with it. A contender's work is a function without arguments, whose call
 import ctypes
 import multiprocessing
 import statistics
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -15,8 +16,9 @@ from typing import Any, Callable, Optional
 
 import torch
 
+from captioning.runtime.start import keep_memory
+
 Work = Callable[[], Any]
-START = "spawn"  # start method of processes that measure memory; "fork" is faster but less exact
 
 
 def compare(
@@ -24,49 +26,52 @@ def compare(
     peers: Sequence[str],
     rounds: int,
     items: Optional[tuple[float, str]] = None,
-    memory: Optional[Mapping[str, int]] = None,
+    fresh: Sequence[Any] = (),
     outputs: int = 0,
     **facts: Any,
 ) -> dict[str, Any]:
     """Measure `works` in turn and return their row.
 
     The peer is the fastest of `peers` that runs or, if none of them runs, the fastest contender.
-    Each work is called once before the measurements, as a warm-up. If this call fails, the work is
-    left out, and the row says why. Raises RuntimeError if no work runs.
+    Speed-ups are ratios of medians; their spread is the smallest and largest ratio of a round. Each
+    work is called once before the measurements. If this call fails, the work is left out, and the
+    row says why. Raises RuntimeError if no work runs.
 
-    items: what a call produces, such as (2, "captions"). memory: peak bytes of each contender; if
-    None, they are measured here, but only if CUDA is initialised in this process. outputs: bytes of
-    a contender's result, subtracted from its memory. facts: further entries of the row.
+    items: what a call produces, such as (2, "captions").
+    fresh: (build, *arguments), for which `build(contender, *arguments)` returns a contender's work.
+    On a CPU, its peak memory is measured in a new process; on a GPU, memory is always measured.
+    outputs: bytes of a contender's result, subtracted from its memory. facts: further entries.
     """
-    failed, runnable = {}, {}
+    failed, memory, seconds = {}, {}, {}
     for contender, work in works.items():
         try:
             work()
-            runnable[contender] = work
+            if torch.cuda.is_initialized():
+                memory[contender] = _growth_on_gpu(work)
+            elif fresh:
+                memory[contender] = peak_memory(fresh[0], contender, *fresh[1:])
+            seconds[contender] = []
         except Exception as problem:
             failed[contender] = one_line(problem)
-    if not runnable:
+    if not seconds:
         raise RuntimeError(f"no contender ran: {failed}")
-    if memory is None and torch.cuda.is_initialized():
-        memory = {contender: _growth_on_gpu(work) for contender, work in runnable.items()}
-    if memory is not None:
-        memory = {contender: max(0, memory[contender] - outputs) for contender in runnable}
-    seconds = alternate(runnable, rounds)
+    for _ in range(rounds):  # in turn, so that other load affects all contenders alike
+        for contender, times in seconds.items():
+            times.append(timed(works[contender]))
     medians = {contender: statistics.median(times) for contender, times in seconds.items()}
-    peer = min([each for each in peers if each in runnable] or runnable, key=medians.__getitem__)
-    return row(seconds, peer, memory, items, failed=failed, **facts)
-
-
-def alternate(contenders: Mapping[str, Work], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each contender in each round. All contenders are called in turn in every round.
-
-    Because of this order, other load on the machine affects all contenders alike.
-    """
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    for _ in range(rounds):
-        for name, work in contenders.items():
-            seconds[name].append(timed(work))
-    return seconds
+    peer = min([each for each in peers if each in seconds] or seconds, key=medians.__getitem__)
+    contenders = {}
+    for contender, times in seconds.items():
+        paired = [a / b for a, b in zip(seconds[peer], times)]
+        entry: dict[str, Any] = {"median": medians[contender], "times": times}
+        entry["ratio"] = medians[peer] / medians[contender]
+        entry["spread"] = [min(paired), max(paired)]
+        if memory:
+            entry["peak_bytes"] = max(0, memory[contender] - outputs)
+        if items is not None:
+            entry["rate"], entry["unit"] = items[0] / medians[contender], items[1]
+        contenders[contender] = entry
+    return {"peer": peer, "contenders": contenders, "failed": failed, **facts}
 
 
 def timed(work: Work) -> float:
@@ -83,35 +88,6 @@ def _synchronise() -> None:
         torch.cuda.synchronize()
 
 
-def row(
-    seconds: Mapping[str, Sequence[float]],
-    peer: str,
-    memory: Optional[Mapping[str, int]] = None,
-    items: Optional[tuple[float, str]] = None,
-    **facts: Any,
-) -> dict[str, Any]:
-    """A row from the times of `alternate`: medians, and how much faster than `peer`.
-
-    The speed-up is the ratio of medians. Its spread: the smallest and the largest of the rounds'
-    ratios.
-    """
-    contenders = {}
-    reference = statistics.median(seconds[peer])
-    for contender, times in seconds.items():
-        median = statistics.median(times)
-        paired = [a / b for a, b in zip(seconds[peer], times)]
-        entry: dict[str, Any] = {"median": median, "times": list(times)}
-        entry["ratio"], entry["spread"] = reference / median, [min(paired), max(paired)]
-        if memory is not None:
-            entry["peak_bytes"] = memory[contender]
-            entry["memory_ratio"] = memory[contender] / max(memory[peer], 1)
-        if items is not None:
-            entry["rate"] = items[0] / median
-        contenders[contender] = entry
-    unit = {"items": items[0], "item": items[1]} if items else {}
-    return {"peer": peer, **unit, "contenders": contenders, **facts}
-
-
 def one_line(problem: BaseException) -> str:
     return f"{type(problem).__name__}: {' '.join(str(problem).split())[:300]}"
 
@@ -123,11 +99,15 @@ def peak_memory(build: Callable[..., Work], *arguments: Any) -> int:
     then measures one call of the work. `build` has to be a module's function, and the arguments
     picklable. Exceptions of `build` and of the work are raised here.
     """
-    with ProcessPoolExecutor(1, multiprocessing.get_context(START)) as fresh:
-        return fresh.submit(_growth, torch.get_num_threads(), build, arguments).result()
+    # The server of new processes has imported the module, but has computed nothing.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([sys.modules[build.__module__].__spec__.name])
+    with ProcessPoolExecutor(1, context) as new:
+        return new.submit(_growth, torch.get_num_threads(), build, arguments).result()
 
 
 def _growth(threads: int, build: Callable[..., Work], arguments: tuple) -> int:
+    keep_memory()
     torch.set_num_threads(threads)
     work = build(*arguments)
     ctypes.CDLL(None).malloc_trim(0)

@@ -7,10 +7,9 @@ each function measures one row. Its `main` is made by `program`.
 import argparse
 import importlib.metadata
 import platform
-import subprocess
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, Optional
 
@@ -19,6 +18,7 @@ import torch
 from benchmarks.measure import one_line
 from captioning.files.writing import write_json
 from captioning.runtime.job_runner import cores
+from captioning.runtime.start import keep_memory
 
 LIBRARIES = ("torch", "torchvision", "timm", "transformers")
 OUTPUT = Path(__file__).resolve().parent.parent / "output" / "benchmarks"
@@ -58,6 +58,8 @@ def run(topic: str, cases: Cases, options: argparse.Namespace) -> int:
 
     A failed case does not stop other cases. Returns 1 if a case failed.
     """
+    keep_memory()
+    rows: list[dict[str, Any]] = []
     content = {
         "topic": topic,
         "quick": options.quick,
@@ -65,85 +67,53 @@ def run(topic: str, cases: Cases, options: argparse.Namespace) -> int:
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "machine": machine(),
         "planned": list(cases),
-        "rows": [],
+        "rows": rows,
     }
     print(f"{topic}: " + ", ".join(f"{key} {value}" for key, value in content["machine"].items()))
-    options.output.mkdir(parents=True, exist_ok=True)
     path = options.output / f"{topic}.json"
     for name, measure in cases.items():
         try:
-            entry = {"name": name, **measure()}
+            rows.append({"name": name, **measure()})
         except Exception as problem:
             traceback.print_exc()
-            entry = {"name": name, "error": one_line(problem)}
-        content["rows"].append(entry)
-        write_json(content, path)  # atomic, since gpu.sh may kill a part at any time
-        print("\n".join(lines_of(entry)), flush=True)
-    print(path)
-    return int(any("error" in entry for entry in content["rows"]))
+            rows.append({"name": name, "error": one_line(problem)})
+        write_json(content, path)  # after each row, since the program may be killed
+        print("\n".join(lines_of(rows[-1])), flush=True)
+    failed = sum("error" in row for row in rows)
+    print(f"\n{len(rows)} rows, {failed} failed: {path}")
+    return int(failed > 0)
 
 
 def machine() -> dict[str, Any]:
-    """The machine: processor, cores, GPU if any, torch's threads, and versions."""
+    """The machine: processor, cores, torch's threads, GPU if any, and versions."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    gpu = {"gpu": "none"}
-    if torch.cuda.is_available():
-        driver = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        found = subprocess.run(driver, capture_output=True, text=True).stdout.split()
-        gpu = {"gpu": torch.cuda.get_device_name(), "driver": (found or ["unknown"])[0]}
     return {
         "cpu": next(names, platform.machine()),
         "cores": cores(),
         "threads": torch.get_num_threads(),
-        **gpu,
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
         "python": platform.python_version(),
-        **{name: _version(name) for name in LIBRARIES},
+        **{
+            package.metadata["Name"]: package.version
+            for package in importlib.metadata.distributions()
+            if package.metadata["Name"] in LIBRARIES
+        },
     }
 
 
-def _version(library: str) -> str:
-    try:
-        return importlib.metadata.version(library)
-    except importlib.metadata.PackageNotFoundError:
-        return "none"
-
-
-HEADER = ("median, ms", "a second", "times peer", "spread", "peak, MB", "of peer's")
-
-
-def lines_of(entry: Mapping[str, Any]) -> list[str]:
-    """A row as text: its name, a line per contender, notes, and failed contenders."""
-    table = [["", *HEADER]]
-    table += [[name, *_cells(entry, v)] for name, v in entry.get("contenders", {}).items()]
-    failed = {"": entry["error"]} if "error" in entry else entry.get("failed", {})
-    return [
-        "",
-        entry["name"],
-        *(f"  {line}" for line in aligned(table)),
-        *(f"  {note}" for note in entry.get("notes", ())),
-        *(f"  {name:{bool(name) * 20}}FAILED: {why}" for name, why in failed.items()),
-    ]
-
-
-def _cells(entry: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[str, ...]:
-    low, high = values["spread"]
-    memory = "peak_bytes" in values
-    return (
-        f"{values['median'] * 1000:.1f}",
-        f"{values['rate']:.2f} {entry['item']}" if "rate" in values else "",
-        f"{values['ratio']:.2f}",
-        f"{low:.2f}-{high:.2f}",
-        f"{values['peak_bytes'] / 2**20:.1f}" if memory else "",
-        f"{values['memory_ratio']:.3f}" if memory else "",
-    )
-
-
-def aligned(table: Sequence[Sequence[str]]) -> list[str]:
-    """Format a header and rows: first column left-aligned, empty columns left out."""
-    used = [column for column in zip(*table) if any(column[1:])]
-    widths = [max(map(len, column)) for column in used]
-    return [
-        "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip()
-        for line in zip(*used)
-    ]
+def lines_of(row: Mapping[str, Any]) -> Iterator[str]:
+    """A row as text: its name, a line per contender, notes, and what failed."""
+    yield f"\n{row['name']}"
+    if "contenders" in row:
+        yield f"  {'':26} median, ms  times peer       spread  peak, MB   a second"
+    for name, values in row.get("contenders", {}).items():
+        spread = "-".join(f"{ratio:.2f}" for ratio in values["spread"])
+        memory = f"{values['peak_bytes'] / 2**20:.1f}" if "peak_bytes" in values else ""
+        rate = f"{values['rate']:10.2f} {values['unit']}" if "rate" in values else ""
+        line = f"  {name:26} {values['median'] * 1000:10.1f} {values['ratio']:11.2f} {spread:>12}"
+        yield f"{line} {memory:>9} {rate}".rstrip()
+    yield from (f"  {note}" for note in row.get("notes", ()))
+    yield from (f"  {name} FAILED: {why}" for name, why in row.get("failed", {}).items())
+    if "error" in row:
+        yield f"  FAILED: {row['error']}"

@@ -3,9 +3,8 @@
 #
 #   bash scripts/benchmark.sh [TOPIC ...] [--quick]
 #
-# Topics: captioning, int8, training, objective, loader, vlm, one_photo. The default is all of them.
-# Each topic prints a table and writes output/benchmarks/TOPIC.json. --quick uses tiny sizes and one
-# round.
+# Topics: captioning, decoding, training, objective, loader. The default is all of them. Each topic
+# prints a table and writes output/benchmarks/TOPIC.json. --quick uses tiny sizes and one round.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -4,9 +4,10 @@
 #   bash scripts/gpu.sh [--rehearse] [--wheels DIR] [--out DIR] [--only PART ...] [--minutes 8]
 #
 # It uses the Python on the PATH, for example of a PyTorch container image (PYTHON=/path/to/python
-# for another). It installs nothing there and writes only to --out (output/gpu). --rehearse does the
-# same with tiny sizes on the CPU. At the end it prints a table and writes gpu.json. The exit status
-# is 1 if a check has failed. See docs/benchmarks.md.
+# for another). It installs nothing there and writes only to --out (output/gpu), besides temporary
+# files. --rehearse does the same with tiny sizes on the CPU. Each part prints its checks and times
+# and writes PART.json. The exit status is 1 if anything failed or had no time. See
+# docs/benchmarks.md.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -306,86 +306,42 @@ GOOD = {
     "BLIP/__init__.py": "from .model import Captioner",
     "BLIP/model.py": "import timm\nfrom smile import Loss",
     "BLIP/weights/download.py": "from huggingface_hub import hf_hub_download",
-    "BLIP/itm.py": "from BLIP import model",
-    "captioning/metrics/itm.py": "from BLIP.itm import ItmScorer",
-    "captioning/demo/runs.py": '__name__ == "__main__"',
-    "captioning/train.py": (
-        'from BLIP.model import x\nfrom captioning.data import files\nx = "__main__"'
-    ),
     "captioning/runtime/registry.py": "",
     REGISTRY: (
         "from captioning.runtime.registry import load\n"
         '{"blip": "BLIP.model", "rnn": "baselines", "vlm": "vlm.model:Vlm"}'
     ),
-    "vlm/model.py": "from decoding import beam",
-    "baselines/__init__.py": "",
-    "captioning/models/build.py": "from captioning.captioners import registry\nx.model is y.model",
-    "captioning/sweep/run.py": "from captioning import train",
-    "captioning/data/__init__.py": "",
     "captioning/data/files.py": "import numpy\nfrom BLIP.weights.download import fetch",
+    "captioning/models/build.py": "from captioning.captioners import registry\nx.model is y.model",
+    "captioning/train.py": 'from BLIP.model import x\nx = "__main__"',
     "app/page.py": "from captioning import train",
     "benchmarks/speed.py": "from captioning import train\nfrom BLIP.model import BlipCaptioner",
-    "tests/utility.py": "from app import page",
     ".venv/utils.py": "x = 1\n" * 1000,
-    "env/pyvenv.cfg": "",
-    "data/utils.py": "",
 }
+REGISTERED = "from captioning.runtime.registry import load\n'captioning.models.build:x'"
 BAD = [
-    (imports_against_the_layers, "smile/loss.py", "import numpy.linalg"),
     (imports_against_the_layers, "smile/loss.py", "def f():\n    import transformers"),
-    (imports_against_the_layers, "smile/loss.py", "from decoding import beam"),
-    (imports_against_the_layers, "decoding/beam.py", "import timm"),
     (imports_against_the_layers, "BLIP/model.py", "from captioning.config import Config"),
-    (imports_against_the_layers, "BLIP/model.py", "from baselines import lstm"),
-    (imports_against_the_layers, "baselines/lstm.py", "from ..BLIP import model"),
     (imports_against_the_layers, "vlm/model.py", "from importlib import import_module\n'BLIP:x'"),
-    (folders_of_no_package, "another/model.py", "import torch"),
     (imports_against_the_layers, "app/page.py", "import benchmarks"),
-    (
-        imports_of_a_later_subpackage,
-        "captioning/data/files.py",
-        "from captioning.models import build",
-    ),
+    (folders_of_no_package, "another/model.py", "import torch"),
     (imports_of_a_later_subpackage, "captioning/models/x.py", "def f():\n    from .. import train"),
-    (imports_of_a_later_subpackage, "captioning/sweep/x.py", "from captioning.demo.runs import y"),
-    (
-        imports_of_a_later_subpackage,
-        "captioning/metrics/registry.py",
-        "from captioning.runtime.registry import load\n'captioning.models.build:x'",
-    ),
+    (imports_of_a_later_subpackage, "captioning/metrics/registry.py", REGISTERED),
     (circles, "BLIP/model.py", "from BLIP import Captioner"),
     (files_that_are_no_program, "captioning/loading.py", "def main():\n    pass"),
     (checks_of_the_captioner, "captioning/models/x.py", "from BLIP.model import BlipCaptioner"),
-    (checks_of_the_captioner, "app/page.py", "isinstance(x, baselines.ClassicCaptioner)"),
     (checks_of_the_captioner, "captioning/models/x.py", 'config.model == "blip"'),
-    (checks_of_the_captioner, "captioning/train.py", '"__main__"\nconfig["model"] in NAMES'),
     (checks_of_the_captioner, "benchmarks/x.py", "isinstance(x, (str, BLIP.BlipCaptioner))"),
-    (checks_of_the_captioner, "benchmarks/speed.py", '("lstm", 1) != (run.config.model, n)'),
-    (ways_to_a_captioner, "captioning/data/files.py", "from BLIP import model"),
     (ways_to_a_captioner, "captioning/data/files.py", "from captioning.train import x"),
-    (ways_to_a_captioner, "BLIP/weights/download.py", "from .model import Captioner"),
-    (ways_to_a_captioner, "captioning/metrics/clip.py", "from ..train import x"),
-    (files_too_long, "tests/test_long.py", "x = 1\n" * (LONGEST_FILE + 1)),
     (files_too_long, "scripts/long.sh", ":\n" * (LONGEST_FILE + 1)),
     (files_with_vague_names, "captioning/common/seeds.py", ""),
     (packages_not_listed, "smile/losses/__init__.py", ""),
-    (packages_not_listed, "pyproject.toml", 'packages = ["smile", "BLIP"]'),
 ]
 
 
-def write_tree(root, files):
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_rule_accepts_a_good_tree(tmp_path, rule):
-    write_tree(tmp_path, GOOD)
-    assert rule(tmp_path) == []
-
-
-@pytest.mark.parametrize(("rule", "name", "text"), BAD)
-def test_rule_finds_what_is_wrong(tmp_path, rule, name, text):
-    write_tree(tmp_path, {**GOOD, name: text})
+@pytest.mark.parametrize(("rule", "changed", "text"), BAD)
+def test_rule_finds_what_is_wrong(tmp_path, rule, changed, text):
+    for name, content in {**GOOD, changed: text}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
     assert len(rule(tmp_path)) == 1

@@ -39,12 +39,6 @@ def test_every_command_of_every_page(stage, repository):
     assert seen > 20
 
 
-def test_blocks_are_found_in_lists_too(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text("```bash\na\n```\n- x\n  ```sh\n  b \\\n      c\n  ```\n\n```python\nd\n```\n")
-    assert blocks(page) == ["a\n", "b \\\n    c\n"]
-
-
 def test_bash_says_what_a_block_calls(stage):
     block = """
     # a comment
@@ -56,19 +50,13 @@ def test_bash_says_what_a_block_calls(stage):
     NNODES=2 RDZV_ENDPOINT=a:1 NPROC_PER_NODE=4 bash scripts/eval.sh batch_size=8
     """
     first, second, third = stage.commands(block)
-    config = ["--config", "configs/caption_coco.yaml"]
     assert first.words == [
-        *("python", "-m", "captioning.train", *config),
+        *("python", "-m", "captioning.train", "--config", "configs/caption_coco.yaml"),
         *("objective={mle: 0.1, smile: 1}", "output_dir=output/0.1"),
     ]
     assert second.words[-1] == "output_dir=output/0.5" and not second.variables.keys() - {"weight"}
     assert third.words[1:7] == ["-m", "captioning.launch", "--nnodes", "2", "--nproc_per_node", "4"]
-    assert (
-        third.words[-7:]
-        == [*("captioning.train", *config, "--evaluate", "--eval_split", "test", "batch_size=8")][
-            -7:
-        ]
-    )
+    assert third.words[-4:] == ["--evaluate", "--eval_split", "test", "batch_size=8"]
     assert third.variables["NNODES"] == "2"
 
 
@@ -78,27 +66,16 @@ def test_bash_says_what_a_block_calls(stage):
         ("bash scripts/tune.sh", "scripts/tune.sh: No such file"),
         ("bash scripts/train.sh configs/caption_coco.yml", "cannot read|does not exist"),
         ("bash scripts/train.sh batchsize=3", "unknown key 'batchsize'; did you mean"),
-        ("bash scripts/train.sh objective=smil", "objective: found 'smil'"),
-        ("bash scripts/train.sh vit.depth=3", "vit is 'base', which holds no keys"),
-        ("bash scripts/train.sh --outputdir x", "unrecognized arguments: --outputdir"),
         ("bash scripts/eval.sh --eval_split tset", "invalid choice: 'tset'"),
         ("NPROC_PER_NOD=4 bash scripts/train.sh", "no script reads the variable NPROC_PER_NOD"),
-        ("NNODES=2 bash scripts/train.sh", "needs RDZV_ENDPOINT"),
         ("NPROC_PER_NODE=2 bash scripts/train.sh keey=1", "unknown key 'keey'"),
-        ("bash scripts/demo.sh --fast", "unrecognized arguments: --fast"),
-        ("bash scripts/demo.sh bems=1", "unknown key 'bems'"),
-        ("bash scripts/soak.sh --kill x", "invalid int value: 'x'|unrecognized"),
-        ("python -m captioning.sweep configs/caption_coco.yaml --mles 0", "unrecognized"),
-        ("python -m captioning.sweep configs/none.yaml", "configs/none.yaml does not exist"),
         ("python -m captioning.sweep configs/caption_coco.yaml --pretrain x.yaml", "no such file"),
         ("python -m captioning.tune", "no module captioning.tune"),
         ("python -m caption.train", "no module caption.train"),
         ("python -m captioning.files.reading", "does not read its arguments"),
         ("python -m captioning.launch --standalone train.py", "train.py is launched"),
-        ("torchrun --nproc_per_node 2 -m captioning.train --config a.yaml", "no such file"),
         ("torchrun --processes 2 -m captioning.train", "unrecognized arguments|required"),
         ("python -m captioning.train --config configs/caption_coco.yaml | treee", "treee"),
-        ("for x in 1 2; do python -m captioning.report", "syntax error"),
         ("bash scripts/train.sh $undefined", "undefined: unbound variable"),
     ],
 )

@@ -12,6 +12,11 @@ resumed. The folder gets results.json, table.md, plane.svg, report.html, and a f
 with --decodings, which generates captions by other decodings, too, also decodings.md.
 """
 
+if __name__ == "__main__":
+    from captioning.runtime.start import tune_process
+
+    tune_process()  # before torch is imported
+
 import argparse
 import functools
 import sys

@@ -14,12 +14,8 @@ def needs_peer():
 
 
 @pytest.fixture
-def quick_rows(monkeypatch, tmp_path):
-    """Return a function of a topic: its rows with --quick on the CPU, by name.
-
-    Memory is measured in forked processes; a benchmark's fresh ones import torch for each row.
-    """
-    monkeypatch.setattr("benchmarks.measure.START", "fork")
+def quick_rows(tmp_path):
+    """Return a function of a topic: its rows with --quick on the CPU, by name."""
 
     def rows(topic):
         assert topic.main(["--quick", "--device", "cpu", "--output", str(tmp_path)]) == 0

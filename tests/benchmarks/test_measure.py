@@ -6,42 +6,48 @@ import os
 
 import pytest
 
-from benchmarks import TOPICS, __main__
-from benchmarks.measure import alternate, compare, peak_memory, row
+from benchmarks import TOPICS, __main__, measure
+from benchmarks.measure import compare, peak_memory
 from benchmarks.topic import parse, run
 
 
-def test_contenders_take_turns():
+def test_contenders_take_turns_after_a_warm_up():
     calls = []
-    contenders = {name: lambda name=name: calls.append(name) for name in ("ours", "theirs")}
-    seconds = alternate(contenders, rounds=3)
-    assert calls == ["ours", "theirs"] * 3
-    assert {name: len(times) for name, times in seconds.items()} == {"ours": 3, "theirs": 3}
+    works = {name: lambda name=name: calls.append(name) for name in ("ours", "theirs")}
+    row = compare(works, ["theirs"], rounds=3)
+    assert calls == ["ours", "theirs"] * 4
+    assert [len(entry["times"]) for entry in row["contenders"].values()] == [3, 3]
 
 
-def test_a_row_holds_ratios_of_medians_and_of_rounds():
-    seconds = {"ours": [1.0, 2.0, 4.0], "theirs": [3.0, 4.0, 4.0]}
-    entry = row(seconds, "theirs", {"ours": 10, "theirs": 40}, (6, "captions"), size=2)
-    assert (entry["peer"], entry["size"]) == ("theirs", 2)
-    ours, theirs = entry["contenders"]["ours"], entry["contenders"]["theirs"]
+@pytest.fixture
+def seconds(monkeypatch):
+    """Times to measure, by the work."""
+    times = {int: [1.0, 2.0, 4.0], str: [3.0, 4.0, 4.0], list: [9.0, 9.0, 9.0]}
+    queues = {work: iter(of_work) for work, of_work in times.items()}
+    monkeypatch.setattr(measure, "timed", lambda work: next(queues[work]))
+
+
+def test_a_row_holds_ratios_of_medians_and_of_rounds(seconds):
+    row = compare({"ours": int, "theirs": str}, ["theirs"], 3, (6, "captions"), size=2)
+    assert (row["peer"], row["size"]) == ("theirs", 2)
+    ours, theirs = row["contenders"]["ours"], row["contenders"]["theirs"]
     assert (ours["median"], ours["ratio"], ours["spread"]) == (2.0, 2.0, [1.0, 3.0])
-    assert (ours["peak_bytes"], ours["memory_ratio"], ours["rate"]) == (10, 0.25, 3.0)
+    assert (ours["rate"], ours["unit"]) == (3.0, "captions")
     assert (theirs["ratio"], theirs["spread"]) == (1.0, [1.0, 1.0])
     assert theirs["times"] == [3.0, 4.0, 4.0]
 
 
-def test_a_contender_that_fails_costs_itself_alone(monkeypatch):
+def test_a_contender_that_fails_costs_itself_alone(seconds, monkeypatch):
     def fails():
         raise ValueError("no\nmemory")
 
-    seconds = {"ours": [2.0], "slow": [4.0], "fast": [3.0]}
-    monkeypatch.setattr("benchmarks.measure.alternate", lambda works, rounds: seconds)
-    works = {"ours": int, "slow": int, "fast": int, "broken": fails}
-    memory = {"ours": 30, "slow": 10, "fast": 20, "broken": 5}
-    entry = compare(works, ["slow", "broken", "fast"], 1, memory=memory, outputs=15)
-    assert entry["failed"] == {"broken": "ValueError: no memory"}
-    assert entry["peer"] == "fast" and set(entry["contenders"]) == set(seconds)
-    assert [each["peak_bytes"] for each in entry["contenders"].values()] == [15, 0, 5]
+    memory = {"ours": 30, "slow": 10, "fast": 20}
+    monkeypatch.setattr(measure, "peak_memory", lambda build, who, size: memory[who] * size)
+    works = {"ours": int, "broken": fails, "slow": list, "fast": str}
+    row = compare(works, ["slow", "broken", "fast"], 3, fresh=(None, 2), outputs=30)
+    assert row["failed"] == {"broken": "ValueError: no memory"}
+    assert row["peer"] == "fast" and set(row["contenders"]) == set(memory)
+    assert [each["peak_bytes"] for each in row["contenders"].values()] == [30, 0, 10]
     with pytest.raises(RuntimeError, match="no contender ran"):
         compare({"broken": fails}, [], 1)
 
@@ -71,63 +77,55 @@ def die():
 
 @pytest.fixture
 def works(tmp_path, monkeypatch):
-    """Return a module that a fresh process can import."""
+    """Return a module that a new process can import."""
     (tmp_path / "works_to_measure.py").write_text(WORKS)
     monkeypatch.syspath_prepend(tmp_path)
     return importlib.import_module("works_to_measure")
 
 
-@pytest.mark.parametrize(("before", "during"), [(1, 100), (200, 100)])
-def test_peak_memory_is_that_of_the_call(works, before, during):
-    """Not that held or freed before it."""
-    growth = peak_memory(works.allocate, before, during) / 2**20
-    assert during <= growth < during + 40
-
-
-def test_a_child_that_fails_is_an_error(works):
+def test_peak_memory_is_that_of_the_call(works):
+    """Not that held or freed before it. A work that fails is an error."""
+    for before, during in ((1, 100), (200, 100)):
+        growth = peak_memory(works.allocate, before, during) / 2**20
+        assert during <= growth < during + 40
     with pytest.raises(ValueError, match="on purpose"):
         peak_memory(works.fail)
     with pytest.raises(RuntimeError, match="terminated abruptly"):
         peak_memory(works.die)
 
 
-def test_rows_are_printed_and_kept_as_they_are_measured(tmp_path, capsys):
+def test_rows_are_printed_and_kept_as_they_are_measured(seconds, tmp_path, capsys):
+    """A program that is killed while it writes leaves the file with the rows before."""
+
     def fails():
+        os.link(tmp_path / "new" / "topic.json", tmp_path / "kept")
         raise ValueError("on purpose")
 
     def interrupted():
         raise KeyboardInterrupt
 
-    entry = row({"ours": [0.5], "theirs": [1.0]}, "theirs", items=(3, "images"), notes=["so"])
+    row = compare({"ours": int, "theirs": str}, ["theirs"], 3, (3, "images"), notes=["so"])
     options = parse(["--quick", "--output", str(tmp_path / "new")], "test", rounds=7)
-    cases = {"step": lambda: entry, "broken": fails, "stopped": interrupted}
+    cases = {"step": lambda: row, "broken": fails, "stopped": interrupted}
     with pytest.raises(KeyboardInterrupt):
         run("topic", cases, options)
     content = json.loads((tmp_path / "new" / "topic.json").read_text())
     assert content["planned"] == list(cases) and content["quick"] and content["rounds"] == 1
-    assert content["rows"][0] == {"name": "step", **entry} and len(content["rows"]) == 2
-    assert content["rows"][1] == {"name": "broken", "error": "ValueError: on purpose"}
-    assert content["machine"]["torch"] != "none"
+    assert content["rows"] == [
+        {"name": "step", **row},
+        {"name": "broken", "error": "ValueError: on purpose"},
+    ]
+    assert len(json.loads((tmp_path / "kept").read_text())["rows"]) == 1
+    assert content["machine"]["torch"] and content["machine"]["cores"]
     printed = capsys.readouterr().out.splitlines()
     assert printed[2] == "step"
-    assert printed[4].split() == ["ours", "500.0", "6.00", "images", "2.00", "2.00-2.00"]
-    assert printed[5].split() == ["theirs", "1000.0", "3.00", "images", "1.00", "1.00-1.00"]
+    assert printed[4].split() == ["ours", "2000.0", "2.00", "1.00-3.00", "1.50", "images"]
+    assert printed[5].split() == ["theirs", "4000.0", "1.00", "1.00-1.00", "0.75", "images"]
     assert printed[6].strip() == "so"
     assert printed[8:] == ["broken", "  FAILED: ValueError: on purpose"]
-    assert [run("topic", {"a": case}, options) for case in (fails, lambda: entry)] == [1, 0]
-
-
-def test_the_file_of_a_topic_is_replaced_as_a_whole(tmp_path):
-    """A part that is killed while it writes leaves the file of the row before."""
-    options = parse(["--quick", "--output", str(tmp_path)], "test", rounds=1)
-    entry = row({"ours": [0.5]}, "ours")
-
-    def second():
-        os.link(tmp_path / "topic.json", tmp_path / "kept")
-        return entry
-
-    run("topic", {"first": lambda: entry, "second": second}, options)
-    assert len(json.loads((tmp_path / "kept").read_text())["rows"]) == 1
+    assert run("topic", {"step": lambda: row}, options) == 0
+    (tmp_path / "kept").unlink()
+    assert run("topic", {"step": lambda: row, "broken": fails}, options) == 1
 
 
 def test_rounds_are_the_users_where_given():

@@ -9,9 +9,16 @@ from pathlib import Path
 import pytest
 
 from captioning.metrics.diversity import Length
-from captioning.training.fine_tuning import FineTuning
 from tests.soak.launched import Launched
-from tests.soak.runs import Run, be_quick, difference, last_step, saved_step, write_config
+from tests.soak.runs import (
+    Run,
+    be_quick,
+    before_steps,
+    difference,
+    last_step,
+    saved_step,
+    write_config,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -24,14 +31,7 @@ def at_step_5(do):
 
     def hook(rank):
         be_quick(rank)
-        original = FineTuning._optimiser_step
-
-        def faulty(self, batches, step):
-            if rank == 1 and step == 4:
-                do()
-            return original(self, batches, step)
-
-        FineTuning._optimiser_step = faulty
+        before_steps(lambda rank, step, _: do() if (rank, step) == (1, 4) else None)(rank)
 
     return hook
 
@@ -40,39 +40,40 @@ def fail():
     raise RuntimeError("a bug in one process")
 
 
-def test_a_process_that_raises_ends_the_run_with_its_error(config, tmp_path):
-    run = Run(config, tmp_path / "run", *TWO, processes=2, hook=at_step_5(fail))
-    assert run.wait() == [1, 1]
-    assert "RuntimeError: a bug in one process" in run.said()
-    assert saved_step(tmp_path / "run", 8) == 3
-
-
-def test_a_process_that_dies_is_named(config, tmp_path):
-    def die():
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    run = Run(config, tmp_path / "run", *TWO, processes=2, hook=at_step_5(die))
-    assert run.wait() == [1, -9] and saved_step(tmp_path / "run", 8) == 3
-    assert "error: [rank 0] waited in vain for rank 1" in run.said()
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def freeze():
-    os.kill(os.getpid(), signal.SIGSTOP)  # like a process on a lost machine
+    """As a process on a lost machine."""
+    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def hang():
     time.sleep(100)
 
 
-@pytest.mark.parametrize("fault", [hang, freeze])
-def test_a_process_that_hangs_is_named(config, tmp_path, fault):
-    run = Run(config, tmp_path / "run", *TWO, processes=2, hook=at_step_5(fault))
+WAITED = "error: [rank 0] waited in vain for rank 1"
+
+
+@pytest.mark.parametrize(
+    ("do", "code", "line"),
+    [
+        (fail, 1, "RuntimeError: a bug in one process"),
+        (die, -9, WAITED),
+        (freeze, -9, WAITED),
+        (hang, -9, WAITED),
+    ],
+)
+def test_a_process_that_fails_is_named(config, tmp_path, do, code, line):
+    run = Run(config, tmp_path / "run", *TWO, processes=2, hook=at_step_5(do))
     until = time.monotonic() + 60
-    while "waited in vain for rank 1" not in run.said() and time.monotonic() < until:
+    while do in (freeze, hang) and line not in run.said() and time.monotonic() < until:
         time.sleep(0.1)
-    run.send(signal.SIGKILL, [1])  # as the launcher does
-    assert run.wait() == [1, -9]
-    assert "error: [rank 0] waited in vain for rank 1" in run.said()
+    if do in (freeze, hang):
+        run.send(signal.SIGKILL, [1])  # as the launcher does
+    assert run.wait() == [1, code] and line in run.said()
+    assert saved_step(tmp_path / "run", 8) == 3
 
 
 def test_what_rank_0_does_alone_may_take_longer(config, tmp_path):
@@ -83,8 +84,7 @@ def test_what_rank_0_does_alone_may_take_longer(config, tmp_path):
 
         evaluate, Length.evaluate = Length.evaluate, slowly
 
-    settings = ["batch_size=4", "rank_timeout=6", "max_epoch=1"]
-    run = Run(config, tmp_path / "run", *settings, processes=2, hook=hook)
+    run = Run(config, tmp_path / "run", *TWO, "max_epoch=1", processes=2, hook=hook)
     assert run.wait() == [0, 0], run.said()
 
 
@@ -105,18 +105,13 @@ def test_a_rank_without_data_uneven_shards_and_a_last_partial_batch(tmp_path):
 DIES_ONCE = """
 import os, signal, sys
 from captioning import train
-from captioning.metrics.diversity import Length
-from captioning.training.fine_tuning import FineTuning
+from tests.soak.runs import before_steps
 
-original = FineTuning._optimiser_step
+def die(rank, step, batches):
+    if (rank, os.environ["TORCHELASTIC_RESTART_COUNT"], step) == ("1", "0", 4):
+        os.kill(os.getpid(), signal.SIGKILL)
 
-def step(self, batches, number):
-    if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-        if number == 4:
-            os.kill(os.getpid(), signal.SIGKILL)
-    return original(self, batches, number)
-
-FineTuning._optimiser_step = step
+before_steps(die)(os.environ["RANK"])
 sys.exit(train.main(sys.argv[1:]))
 """
 
@@ -126,7 +121,7 @@ def launch(config, tmp_path):
     """Return a function that starts captioning.launch on two processes of a program."""
     started = []
 
-    def start(*program, settings=()):
+    def start(*program, settings=("max_epoch=1000",)):
         given = ["--config", config, "--output_dir", tmp_path / "run", "batch_size=4", *settings]
         started.append(Launched(2, *program, *given, output=tmp_path / "said"))
         return started[-1]
@@ -139,7 +134,7 @@ def launch(config, tmp_path):
 
 def test_a_run_is_started_again_from_its_last_checkpoint(launch, finished, tmp_path):
     (tmp_path / "dies_once.py").write_text(DIES_ONCE)
-    launched = launch("--max-restarts", "1", tmp_path / "dies_once.py")
+    launched = launch("--max-restarts", "1", tmp_path / "dies_once.py", settings=())
     assert launched.wait() == [0], launched.said()
     assert "resuming from" in launched.said()
     assert difference(finished("batch_size=4"), tmp_path / "run") is None
@@ -154,7 +149,7 @@ def wait_for(condition, launched):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_to_the_launcher_saves_and_ends_in_order(launch, tmp_path, number):
-    launched = launch("-m", "captioning.train", settings=["max_epoch=1000"])
+    launched = launch("-m", "captioning.train")
     wait_for(lambda: last_step(tmp_path / "run") > 3, launched)
     launched.send(number)
     assert launched.wait() == [0], launched.said()
@@ -163,30 +158,26 @@ def test_a_signal_to_the_launcher_saves_and_ends_in_order(launch, tmp_path, numb
 
 
 def test_no_process_outlives_its_launcher(launch, tmp_path):
-    launched = launch("-m", "captioning.train", settings=["max_epoch=1000"])
+    launched = launch("-m", "captioning.train")
     wait_for(lambda: last_step(tmp_path / "run") > 3, launched)
     launched.send(signal.SIGKILL)
     wait_for(lambda: "the launcher's death" in launched.said(), launched)
     assert last_step(tmp_path / "run") == saved_step(tmp_path / "run", 8)
 
 
-def is_at_work(process):
-    """Whether it has not ended; a zombie has."""
+def has_ended(process):
+    """Whether a process is gone or a zombie."""
     try:
-        status = Path(f"/proc/{process}/stat").read_text()
+        return "State:\tZ" in Path(f"/proc/{process}/status").read_text()
     except OSError:
-        return False
-    return status.rpartition(")")[2].split()[0] != "Z"
+        return True
 
 
 def test_nor_one_that_was_killed_before_the_group_was_there(launch, tmp_path):
-    launched = launch("-m", "captioning.train", settings=["max_epoch=1000"])
+    launched = launch("-m", "captioning.train")
     wait_for(lambda: len(launched.children()) == 2, launched)
     left = launched.children()
     launched.send(signal.SIGKILL)
-    launched.wait()
-    until = time.monotonic() + 100
-    while any(map(is_at_work, left)) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not any(map(is_at_work, left))
+    assert launched.wait() == [-9]
+    wait_for(lambda: all(map(has_ended, left)), launched)
     assert not (tmp_path / "run" / "log.jsonl").exists()

@@ -7,8 +7,7 @@ import torch
 
 from BLIP import BlipCaptioner
 from captioning.models import checkpoints
-from captioning.training.fine_tuning import FineTuning
-from tests.soak.runs import Run, be_quick, difference
+from tests.soak.runs import Run, be_quick, before_steps, difference
 
 TWO = ("batch_size=4", "rank_timeout=20")
 
@@ -18,21 +17,20 @@ def in_step_5_of_rank_1(fail, images):
 
     def hook(rank):
         be_quick(rank)
-        step_of, forward = FineTuning._optimiser_step, BlipCaptioner.forward
-        failing = []
+        forward, failing = BlipCaptioner.forward, []
 
-        def optimiser_step(self, batches, step):
+        def optimiser_step(rank, step, batches):
             batch = next(batches)
             failing[:] = [rank == 1 and step == 4]
             if failing[0]:
                 images.write_text(json.dumps(batch["image_id"]))
-            return step_of(self, iter([batch]), step)
+            return iter([batch])
 
         def failing_forward(self, *arguments):
             output = forward(self, *arguments)
             return fail(output) if failing[0] else output
 
-        FineTuning._optimiser_step = optimiser_step
+        before_steps(optimiser_step)(rank)
         BlipCaptioner.forward = failing_forward
 
     return hook

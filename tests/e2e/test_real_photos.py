@@ -6,11 +6,6 @@ import subprocess
 import sys
 
 import pytest
-import torch
-
-from BLIP import build_captioner
-from captioning.data import evaluation_transform, load_image, preprocess_caption, read_annotations
-from decoding import DecodingSettings
 
 SMALL = [
     "pretrained=",
@@ -67,23 +62,3 @@ def test_train_go_on_and_evaluate(script, tmp_path, shared_data):
     assert [entry["image_id"] for entry in captions] == [entry["id"] for entry in truth["images"]]
     scores = json.loads((tmp_path / "result" / "test" / "metrics.json").read_text())
     assert scores["metrics"]["Bleu_1"]["n"] == 50
-
-
-@pytest.mark.slow
-def test_the_base_model_learns_and_captions_at_full_size(shared_data):
-    """Two optimiser steps at 384 pixels with 2 photos, then their captions."""
-    samples = read_annotations(shared_data / "annotation" / "coco_karpathy_val.json")[:2]
-    photos = [load_image(shared_data / "photos" / sample.image) for sample in samples]
-    image = torch.stack([evaluation_transform(384)(photo) for photo in photos])
-    captions = [[preprocess_caption(sample.captions[0])] for sample in samples]
-    captioner = build_captioner(str(shared_data / "bert-base-uncased")).eval()
-    optimizer = torch.optim.AdamW(captioner.parameters(), lr=1e-5)
-    losses = []
-    for _ in range(2):
-        losses.append(captioner(image, captions).loss)
-        losses[-1].backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert captioner(image, captions).loss < losses[1] < losses[0]
-    generated = captioner.generate(image, DecodingSettings(max_length=12))
-    assert len(generated) == 2 and all(generated)

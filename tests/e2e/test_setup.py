@@ -76,6 +76,10 @@ def write_program(path, text):
     return path
 
 
+def without_uv(project):
+    write_program(project.root / "bin" / "uv", "exit 127")
+
+
 def fill(root, repository):
     """Make a project that requires tiny-package 1.0, of two versions in a folder of wheels."""
     shutil.copytree(repository / "scripts", root / "scripts")
@@ -200,7 +204,7 @@ def test_the_users_constraints_hold_beside_the_lock(installed, tmp_path):
 def test_active_environment_that_satisfies_is_used(bare, first_call, variable, has_uv):
     active, _ = first_call
     if not has_uv:
-        (bare.root / "bin" / "uv").write_text("#!/bin/sh\nexit 127\n")
+        without_uv(bare)
     result = bare.set_up(**{variable: active.venv})
     assert (result.stdout, result.stderr) == (f"{active.interpreter}\n", "")
     assert not bare.venv.exists()
@@ -213,7 +217,7 @@ def test_active_environment_of_a_pip_before_22_2_is_used(bare, first_call, tmp_p
         f'case "$*" in *--dry-run*) echo "no such option: --dry-run" >&2; exit 2; esac\n'
         f'exec "{real}" "$@"',
     )
-    (bare.root / "bin" / "uv").write_text("#!/bin/sh\nexit 127\n")
+    without_uv(bare)
     result = bare.set_up(VIRTUAL_ENV=tmp_path / "active")
     assert (result.stdout, result.stderr) == (f"{python}\n", "")
 
@@ -224,7 +228,7 @@ def test_active_environment_that_does_not_satisfy_is_named_and_left(bare, first_
     bare.write("requirements", "tiny-package==1.1")
     bare.write("requirements-lock")
     if not has_uv:
-        (bare.root / "bin" / "uv").write_text("#!/bin/sh\nexit 127\n")
+        without_uv(bare)
     result = bare.set_up(VIRTUAL_ENV=active.venv)
     assert f"the active environment {active.venv} lacks tiny-package==1.1: using" in result.stderr
     assert active.versions() == {"tiny_package": "1.0"}
@@ -244,28 +248,24 @@ def test_venv_passes_over_the_active_environment(installed, first_call):
 
 
 @pytest.mark.parametrize(
-    ("program", "words"),
+    ("program", "what", "code", "words"),
     [
-        (None, ["not found"]),
-        ("exit 127", ["does not run"]),
-        ("echo 2.7", ["Python 2.7", "3.9 or later"]),
-        ("echo 3.8", ["Python 3.8", "3.9 or later"]),
-        (AS_OTHER_VERSION.format("3.11", 1), ["python3.11-venv"]),
+        (None, "", 1, ["my-python", "not found"]),
+        ("exit 127", "", 1, ["my-python", "does not run"]),
+        ("echo 3.8", "", 1, ["my-python", "Python 3.8", "3.9 or later"]),
+        (AS_OTHER_VERSION.format("3.11", 1), "", 1, ["my-python", "python3.11-venv"]),
+        (
+            *(AS_OTHER_VERSION.format("3.9", 0), "app", 2),
+            ["the web page needs Python 3.10 or later", "PYTHON=python3.11"],
+        ),
     ],
-    ids=["absent", "broken", "python2", "too-old", "no-venv-module"],
+    ids=["absent", "broken", "too-old", "no-venv-module", "the-page"],
 )
-def test_unusable_python_is_refused(bare, program, words):
+def test_unusable_python_is_refused_before_anything_is_installed(bare, program, what, code, words):
     python = bare.root / "bin" / "my-python"
     if program is not None:
         write_program(python, program)
-    assert_refused(bare.set_up(PYTHON=python), python, *words)
-    assert not bare.venv.exists()
-
-
-def test_the_page_refuses_python_39_before_anything_is_installed(bare):
-    python = write_program(bare.root / "bin" / "my-python", AS_OTHER_VERSION.format("3.9", 0))
-    words = ("the web page needs Python 3.10 or later", "PYTHON=python3.11")
-    assert_refused(bare.set_up("app", PYTHON=python), *words, code=2)
+    assert_refused(bare.set_up(*filter(None, [what]), PYTHON=python), *words, code=code)
     assert not bare.venv.exists()
 
 
@@ -300,17 +300,23 @@ def test_unreachable_index_is_one_line_and_keeps_the_environment(installed):
     assert installed.set_up().stderr == ""
 
 
-@pytest.mark.parametrize("given", [{"PIP_NO_INDEX": "0"}, {"PIP_NO_INDEX": "", "NO_INDEX": "1"}])
-def test_an_index_is_asked_unless_pips_setting_forbids_it(bare, given):
+OWN_INDEX = NOWHERE.replace("simple", "own")
+
+
+@pytest.mark.parametrize(
+    ("given", "index"),
+    [
+        ({"PIP_NO_INDEX": "0"}, NOWHERE),
+        ({"PIP_NO_INDEX": "", "NO_INDEX": "1"}, NOWHERE),
+        ({"PIP_NO_INDEX": "", "UV_DEFAULT_INDEX": OWN_INDEX}, OWN_INDEX),
+        ({"PIP_NO_INDEX": "", "UV_INDEX_URL": OWN_INDEX}, OWN_INDEX),
+    ],
+)
+def test_the_index_that_is_asked(bare, given, index):
+    """uv's own variables come before pip's, whose setting may forbid any index."""
     result = bare.set_up(PIP_INDEX_URL=NOWHERE, **given)
     assert_refused(result, "the package index cannot be reached", bare.log)
-
-
-@pytest.mark.parametrize("name", ["UV_DEFAULT_INDEX", "UV_INDEX_URL"])
-def test_the_index_of_uvs_own_variables_comes_before_pips(bare, name):
-    own = NOWHERE.replace("simple", "own")
-    assert_refused(bare.set_up(PIP_NO_INDEX="", PIP_INDEX_URL=NOWHERE, **{name: own}), bare.log)
-    assert f"{own}/tiny-package/" in bare.log.read_text()
+    assert f"{index}/tiny-package/" in bare.log.read_text()
 
 
 def test_other_failure_shows_the_end_of_the_log(installed):

@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from captioning.metrics.diversity import Length
-from captioning.training.fine_tuning import FineTuning
 from captioning.training.split_evaluation import caption_images
-from tests.soak.runs import Run, be_quick, difference, last_step, log, saved_step
+from tests.soak.runs import Run, be_quick, before_steps, difference, last_step, log, saved_step
 
 pytestmark = pytest.mark.slow
 
@@ -23,18 +22,12 @@ STEPS = 8  # an epoch
 def stop_at(step, number=signal.SIGTERM, rank=0):
     """A hook: the signal comes to that rank in the midst of a step, counted from 1."""
 
-    def hook(own_rank):
-        original = FineTuning._optimiser_step
+    def disturb(own_rank, done, _):
+        disturb_random_generators()
+        if (own_rank, done + 1) == (rank, step):
+            os.kill(os.getpid(), number)
 
-        def with_signal(self, batches, done):
-            disturb_random_generators()
-            if own_rank == rank and done + 1 == step:
-                os.kill(os.getpid(), number)
-            return original(self, batches, done)
-
-        FineTuning._optimiser_step = with_signal
-
-    return hook
+    return before_steps(disturb)
 
 
 def disturb_random_generators():
@@ -99,39 +92,34 @@ def test_two_processes_stopped_by_a_signal_to_either(config, finished, tmp_path)
     assert difference(finished("batch_size=4"), tmp_path / "run") is None, steps
 
 
-def record_images(path, then=None):
+def recorder(found, stop_before=None):
     """A hook: the items of each step go to a file a rank, after those that are there."""
 
-    def hook(rank):
-        if then is not None:
-            then(rank)
-        original = FineTuning._optimiser_step
+    def record(rank, step, batches):
+        if step == stop_before:
+            os.kill(os.getpid(), signal.SIGTERM)
+        batch = next(batches)
+        with open(f"{found}.{rank}", "a") as file:
+            file.write(json.dumps([step, batch["index"]]) + "\n")
+        return iter([batch])
 
-        def recorded(self, batches, step):
-            batch = next(batches)
-            with open(f"{path}.{rank}", "a") as file:
-                file.write(json.dumps([step, batch["index"]]) + "\n")
-            return original(self, iter([batch]), step)
-
-        FineTuning._optimiser_step = recorded
-
-    return hook
+    return before_steps(record)
 
 
-def images(path, ranks):
+def items(path, ranks):
     """The items of each step, those of rank 0 first."""
     found = {}
     for rank in range(ranks):
         for line in Path(f"{path}.{rank}").read_text().splitlines():
-            step, items = json.loads(line)
-            found.setdefault(step, []).extend(items)
+            step, of_step = json.loads(line)
+            found.setdefault(step, []).extend(of_step)
     return found
 
 
 def test_another_number_of_processes_keeps_the_order_of_images(config, finished, tmp_path):
-    run = Run(config, tmp_path / "one", hook=record_images(tmp_path / "all"))
+    run = Run(config, tmp_path / "one", hook=recorder(tmp_path / "all"))
     assert run.wait() == [0], run.said()
-    hook = record_images(tmp_path / "before", stop_at(5))
+    hook = recorder(tmp_path / "before", stop_before=4)
     assert Run(config, tmp_path / "run", hook=hook).wait() == [0]
     run = Run(config, tmp_path / "run", processes=2, hook=be_quick)
     assert run.wait()[0] == 2
@@ -139,11 +127,11 @@ def test_another_number_of_processes_keeps_the_order_of_images(config, finished,
         "stopped with 8 images per step (8 batch_size, 1 processes, 1 "
         "accumulation_steps); a run with 16 (8 batch_size, 2 processes, 1 accumulation_steps)"
     ) in run.said()
-    hook = record_images(tmp_path / "after")
+    hook = recorder(tmp_path / "after")
     run = Run(config, tmp_path / "run", "batch_size=4", processes=2, hook=hook)
     assert run.wait() == [0, 0], run.said()
-    found = {**images(tmp_path / "before", 1), **images(tmp_path / "after", 2)}
-    assert found == images(tmp_path / "all", 1) and len(found) == 24
+    found = {**items(tmp_path / "before", 1), **items(tmp_path / "after", 2)}
+    assert found == items(tmp_path / "all", 1) and len(found) == 24
 
 
 def test_stopped_while_captions_are_made_or_scored(config, finished, tmp_path):

@@ -1,11 +1,11 @@
-"""What the checks on a GPU are given. `benchmarks/gpu/part.py` calls them without pytest, too."""
+"""What the checks on a GPU are given. `benchmarks/checks.py` calls them without pytest, too."""
 
 import os
 
 import pytest
 import torch
 
-from benchmarks.gpu.card import Card
+from benchmarks.checks import Card
 
 REHEARSE = "GPU_REHEARSAL" in os.environ  # at tiny sizes, on the CPU
 
@@ -15,4 +15,4 @@ def card(tmp_path_factory):
     """Return the card; skip the test where there is none and nothing is rehearsed."""
     if not torch.cuda.is_available() and not REHEARSE:
         pytest.skip("there is no GPU; GPU_REHEARSAL=1 rehearses on the CPU")
-    return Card.here(REHEARSE, tmp_path_factory.mktemp("gpu"))
+    return Card(REHEARSE, tmp_path_factory.mktemp("gpu"))

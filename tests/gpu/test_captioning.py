@@ -7,7 +7,7 @@ import functools
 import torch
 
 from benchmarks.captioners import our_captioner
-from benchmarks.gpu.card import relative_error
+from benchmarks.checks import relative_error
 from BLIP import inference_copy
 from decoding import DecodingSettings
 
@@ -118,19 +118,16 @@ def test_beam_search_has_the_tokens_of_the_cpu(card):
 
 def test_compiled_steps_have_the_tokens_of_eager_ones_in_fp32(card):
     """Of a tiny captioner, which is compiled in seconds."""
-    tiny = loud(True).to(card.device)
-    compiled_like_eager(card, tiny, torch.float32, 3, 8)
+    compiled_like_eager(card, loud(True).to(card.device), torch.float32, 3, 8)
 
 
 def test_compiled_steps_have_the_tokens_of_eager_ones_in_bf16(card):
-    """With the sizes of a goal, so that its measuring finds them compiled."""
     batch, length = (3, 8) if card.tiny else (64, 20)
     compiled_like_eager(card, captioners(card)[1], torch.bfloat16, batch, length)
 
 
 def compiled_like_eager(card, captioner, dtype, batch, length):
-    """A CUDA graph is replayed for a second batch and, in a part of its memory, for a smaller one;
-    the encoder, which would be compiled anew for that, sees two batches of one size."""
+    """A CUDA graph is replayed for a second batch and for a smaller one, in part of its memory."""
     torch._dynamo.reset()
     settings = DecodingSettings(num_beams=3, max_length=length)
     image = images(captioner, batch).to(card.device)

@@ -2,7 +2,7 @@
 
 import torch
 
-from benchmarks.gpu.card import relative_error
+from benchmarks.checks import relative_error
 from benchmarks.objective import OBJECTIVES
 from smile import Objective
 
@@ -44,10 +44,12 @@ def defined(objective, inputs, labels, **more):
     return [loss, hidden.grad, weight.grad, bias.grad]
 
 
-def from_hidden(card, objective, inputs, labels, dtype, autocast=None, **more):
-    given = [x.to(card.device, dtype, copy=True).requires_grad_() for x in inputs]
+def from_hidden(card, objective, inputs, labels, dtype, autocast=False, **more):
+    """The same from hidden states: of inputs in `dtype`, or in float32 under its autocast."""
+    of_inputs = torch.float32 if autocast else dtype
+    given = [x.to(card.device, of_inputs, copy=True).requires_grad_() for x in inputs]
     more = {name: value.to(card.device) for name, value in more.items()}
-    with torch.autocast(card.device.type, autocast, enabled=autocast is not None):
+    with torch.autocast(card.device.type, dtype, enabled=autocast):
         loss = objective.from_hidden(*given, labels.to(card.device), **more).loss
     (loss.float() * SCALE).backward()
     return [loss, *(x.grad.double() / SCALE for x in given)]
@@ -57,38 +59,28 @@ def worst(found, expected):
     return max(relative_error(a, b) for a, b in zip(found, expected))
 
 
-def vocabularies(card):
-    return TINY_VOCABULARIES if card.tiny else VOCABULARIES
-
-
 def test_losses_and_gradients_are_those_of_float64(card):
-    for vocabulary in vocabularies(card):
+    for vocabulary in TINY_VOCABULARIES if card.tiny else VOCABULARIES:
         inputs, labels = problem(card, vocabulary)
         for name, spec in OBJECTIVES.items():
             objective = with_words(spec, labels, vocabulary)
             expected = defined(objective, inputs, labels)
-            errors = {
-                dtype: worst(from_hidden(card, objective, inputs, labels, dtype), expected)
-                for dtype in ERRORS
-            }
-            found = ", ".join(f"{str(dtype)[6:]} {error:.1e}" for dtype, error in errors.items())
-            card.note(f"V {vocabulary:,}, {name}: {found}")
-            assert all(errors[dtype] < ERRORS[dtype] for dtype in ERRORS), card.notes[-1]
-
-
-def test_under_autocast_they_are_those_of_its_precision(card):
-    inputs, labels = problem(card, vocabularies(card)[0])
-    for name, spec in OBJECTIVES.items():
-        objective = with_words(spec, labels, len(inputs[1]))
-        expected = defined(objective, inputs, labels)
-        for dtype in (torch.bfloat16, torch.float16):
-            found = from_hidden(card, objective, inputs, labels, torch.float32, autocast=dtype)
-            error = worst(found, expected)
-            assert error < ERRORS[dtype], f"{name} under {dtype}: {error:.1e}"
+            for autocast, dtypes in ((False, ERRORS), (True, (torch.bfloat16, torch.float16))):
+                errors = {
+                    dtype: worst(
+                        from_hidden(card, objective, inputs, labels, dtype, autocast), expected
+                    )
+                    for dtype in dtypes
+                }
+                found = ", ".join(
+                    f"{str(dtype)[6:]} {error:.1e}" for dtype, error in errors.items()
+                )
+                card.note(f"V {vocabulary:,}, {name}{', autocast' * autocast}: {found}")
+                assert all(errors[dtype] < ERRORS[dtype] for dtype in dtypes), card.notes[-1]
 
 
 def test_segments_and_weights_count_as_on_the_cpu(card):
-    inputs, labels = problem(card, vocabularies(card)[0])
+    inputs, labels = problem(card, (TINY_VOCABULARIES if card.tiny else VOCABULARIES)[0])
     segments = (torch.arange(labels.size(1)) // 3).expand(labels.shape).contiguous()
     weights = torch.rand(labels.shape, generator=torch.Generator().manual_seed(1))
     objective = with_words({"mle": 0.5, "smile": 0.5}, labels, len(inputs[1]))

@@ -2,7 +2,7 @@
 
 import torch
 
-from benchmarks.gpu.card import relative_error
+from benchmarks.checks import relative_error
 from benchmarks.training import COMPILED, OURS, Training, captions, images
 
 MEGABYTE = 2**20

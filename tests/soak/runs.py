@@ -11,6 +11,7 @@ from captioning import train
 from captioning.models import checkpoints
 from captioning.runtime import program
 from captioning.scenes.make import make_scenes
+from captioning.training.fine_tuning import FineTuning
 from tests.soak.processes import Processes
 from tests.tiny_run import TINY_RUN
 
@@ -66,6 +67,23 @@ def kept_runs(config: Path) -> Callable[..., Path]:
         return found[(*settings, processes)]
 
     return finished
+
+
+def before_steps(do: Callable) -> Callable[[int], None]:
+    """A hook: call `do(rank, step, batches)` before each optimiser step, counted from 0.
+
+    If it returns batches, the step has them instead.
+    """
+
+    def hook(rank: int) -> None:
+        original = FineTuning._optimiser_step
+
+        def step_of(self, batches, step):
+            return original(self, do(rank, step, batches) or batches, step)
+
+        FineTuning._optimiser_step = step_of
+
+    return hook
 
 
 def be_quick(rank: int) -> None:

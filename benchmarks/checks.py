@@ -1,0 +1,85 @@
+"""Run a part on a GPU: its checks, then its topic: python -m benchmarks.checks PART [--quick].
+
+The checks are the functions test_* of tests/gpu/test_PART.py. They are called without pytest, since
+container images of PyTorch do not have it. The topic is benchmarks/PART.py, if there is one. With
+--quick, checks run on the CPU in tiny sizes.
+"""
+
+import functools
+import importlib
+import importlib.util
+import sys
+import types
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Optional
+
+import torch
+
+from benchmarks import topic
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@dataclass(eq=False)
+class Card:
+    """The argument of a check. tiny: whether it rehearses on the CPU. folder: where it may write.
+
+    notes: lines that a check reports in addition to its success.
+    """
+
+    tiny: bool
+    folder: Path
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu" if self.tiny else "cuda:0")
+
+    @property
+    def on_gpu(self) -> bool:
+        return not self.tiny
+
+    def note(self, line: str) -> None:
+        self.notes.append(line)
+
+
+def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """|found - expected| / |expected|, in float64; NaN stays NaN."""
+    found = found.detach().double()
+    expected = expected.detach().to(found.device, torch.float64)
+    return float((found - expected).norm() / expected.norm())
+
+
+def checks_of(part: str, card: Card) -> topic.Cases:
+    """The checks of a part, by name in words. Calling one returns a row, {"notes": [...]}."""
+    # tests/ has no __init__.py, and an installed package may have the name `tests`.
+    package = sys.modules["tests"] = types.ModuleType("tests")
+    package.__path__ = [str(REPOSITORY / "tests")]
+
+    def run_check(test: Any) -> dict[str, Any]:
+        card.notes.clear()
+        test(card)
+        return {"notes": [*card.notes]}
+
+    return {
+        name.replace("test_", "check: ", 1).replace("_", " "): functools.partial(run_check, test)
+        for name, test in vars(importlib.import_module(f"tests.gpu.test_{part}")).items()
+        if name.startswith("test_")
+    }
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    part, *rest = sys.argv[1:] if argv is None else argv
+    options = topic.parse(rest, __doc__, rounds=5)
+    folder = options.output / part
+    folder.mkdir(parents=True, exist_ok=True)
+    cases = {**checks_of(part, Card(options.quick, folder))}
+    if importlib.util.find_spec(f"benchmarks.{part}"):
+        cases.update(importlib.import_module(f"benchmarks.{part}").cases(options))
+    return topic.run(part, cases, options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

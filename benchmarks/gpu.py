@@ -1,0 +1,100 @@
+"""Check and measure on a GPU, one part after the other. Start it with scripts/gpu.sh; see there."""
+
+if __name__ == "__main__":
+    from captioning.runtime.start import tune_process
+
+    tune_process()  # sets the threads of the parts' processes through the environment
+
+import argparse
+import contextlib
+import importlib.metadata
+import os
+import signal
+import site
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Optional
+
+import torch
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+# `benchmarks.checks` runs them. Each may take an equal share of the time that is left; those that
+# take longest come last.
+PARTS = ("objective", "processes", "loader", "runs", "training", "captioning")
+NO_GPU = "there is no CUDA GPU that torch can use; scripts/gpu.sh --rehearse runs on the CPU\n"
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    parser = argparse.ArgumentParser(prog="gpu.sh", description=__doc__)
+    parser.add_argument("--rehearse", action="store_true", help="tiny sizes, on the CPU")
+    parser.add_argument("--wheels", type=Path, help="a folder with wheels of missing packages")
+    parser.add_argument("--out", type=Path, default=REPOSITORY / "output" / "gpu")
+    parser.add_argument("--only", nargs="+", choices=PARTS, metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("--minutes", type=float, default=8.0, help="for all parts together (8)")
+    arguments = parser.parse_args(argv)
+    ends = time.monotonic() + arguments.minutes * 60
+    if not arguments.rehearse and not torch.cuda.is_available():
+        parser.exit(2, NO_GPU)
+    out = arguments.out.resolve()
+    if arguments.wheels:
+        install(arguments.wheels, out / "packages")
+    environment = variables(out, arguments.rehearse)
+    chosen = [name for name in PARTS if name in (arguments.only or PARTS)]
+    ended = {}
+    for number, name in enumerate(chosen):
+        (out / f"{name}.json").unlink(missing_ok=True)  # from an earlier run
+        command = [sys.executable, "-m", "benchmarks.checks", name, "--output", str(out)]
+        limit = (ends - time.monotonic()) / (len(chosen) - number)
+        ended[name] = run([*command, *["--quick"] * arguments.rehearse], environment, limit)
+    for name, how in ended.items():
+        print(f"{name:12} {how or 'done'}")
+    return int(any(ended.values()))
+
+
+def install(wheels: Path, folder: Path) -> None:
+    """Install the wheels of packages that are missing. Never replaces an installed package."""
+    names = {str(found.metadata["Name"]) for found in importlib.metadata.distributions()}
+    installed = {name.lower().replace("-", "_").replace(".", "_") for name in names}
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
+    # One by one: an incompatible wheel would prevent the installation of all.
+    for wheel in sorted(wheels.glob("*.whl")):
+        if wheel.name.split("-")[0].lower() not in installed:
+            subprocess.run([*pip, "--target", str(folder), str(wheel)])
+
+
+def variables(out: Path, rehearsal: bool) -> dict[str, str]:
+    """The environment of a part: no network, and caches in `out`."""
+    caches = ("HOME", "XDG_CACHE_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+    path = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")]), str(out / "packages")]
+    on_cpu = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    on_cpu["TORCHDYNAMO_DISABLE"] = "1"  # compilation would take longer than everything else
+    return {
+        **os.environ,
+        **dict.fromkeys(caches, str(out / "cache")),
+        "PYTHONUSERBASE": site.getuserbase(),  # otherwise it would move with HOME
+        "PYTHONPATH": os.pathsep.join(path),
+        "PYTHONUNBUFFERED": "1",
+        "HF_HUB_OFFLINE": "1",
+        **(on_cpu if rehearsal else {}),
+    }
+
+
+def run(command: Sequence[str], environment: Mapping[str, str], limit: float) -> str:
+    """Run a process and end its children; return how it failed, "" for success."""
+    process = subprocess.Popen(command, cwd=REPOSITORY, env=environment, start_new_session=True)
+    try:
+        status = process.wait(max(0.0, limit))
+    except subprocess.TimeoutExpired:
+        return f"ended after {limit:.0f} s, its time limit"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    return f"failed with {signal.Signals(-status).name if status < 0 else status}" if status else ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())
