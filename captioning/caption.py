@@ -27,7 +27,7 @@ from typing import Any, Callable, Optional
 
 import torch
 
-from captioning.bulk import filtering, served_options, stored_output
+from captioning.bulk import filtering, served, stored_output
 from captioning.bulk.cluster import Cluster
 from captioning.bulk.filtering import FilteredModel
 from captioning.bulk.local_engine import LocalEngine
@@ -115,7 +115,13 @@ def build_parser() -> argparse.ArgumentParser:
         "--num_return", "--num_return_sequences", type=int, default=1, help="captions per image"
     )
 
-    served_options.add_options(parser)
+    group = parser.add_argument_group("a served model (CHECKPOINT is its name)")
+    group.add_argument("--backend", choices=("checkpoint", "openai"), default="checkpoint")
+    group.add_argument("--url", help="a server with OpenAI's chat interface: http://host:8000/v1")
+    group.add_argument("--prompt", help=f"sent with each image; default: {served.PROMPT!r}")
+    group.add_argument(
+        "--concurrency", type=int, help=f"requests at once; default: {served.CONCURRENCY}"
+    )
 
     group = parser.add_argument_group("which images")
     group.add_argument(
@@ -170,6 +176,7 @@ def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     parser = build_parser()
     arguments = parser.parse_args(argv)
     least = {"batch_size": 1, "num_workers": 0, "num_return": 1, "shard_size": 1, "seed": 0}
+    least["concurrency"] = 1
     for name, smallest in least.items():
         value = getattr(arguments, name)
         if value is not None and value < smallest:
@@ -181,6 +188,8 @@ def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
         )
     if arguments.clip_model and arguments.rerank != "clip":
         parser.error("--clip_model goes with --rerank clip")
+    if arguments.backend == "openai" and arguments.engine == "ray":
+        parser.error("--engine ray is for a checkpoint; --backend openai has --concurrency")
     if arguments.ray_address and arguments.engine != "ray":
         parser.error("--ray-address needs --engine ray")
     extension = arguments.sidecar
@@ -259,12 +268,12 @@ def with_filter(
 @contextlib.contextmanager
 def engine_of(arguments: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Engine]]:
     """The settings that identify the run, and the engine. Raises UserError."""
-    served_options.check(arguments, DECODING)
+    served.check(arguments, DECODING)
     if distributed.announced() > 1:
         raise UserError("torchrun is not supported here; use --engine ray for several processes")
     if arguments.backend == "openai":
         device = distributed.start("auto" if arguments.filter else "cpu")
-        settings, load = with_filter(arguments, served_options.served(arguments), device)
+        settings, load = with_filter(arguments, served.loader(arguments), device)
         yield settings, LocalEngine(load)
         return
     cluster = cluster_of(arguments)

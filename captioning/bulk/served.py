@@ -1,25 +1,30 @@
 """Captions from a model on an OpenAI-compatible server: vLLM, SGLang, llama.cpp."""
 
+import argparse
 import base64
+import contextlib
 import io
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import Any, BinaryIO, Optional
+from typing import Any, BinaryIO, Callable, Optional
 
-from PIL import Image
+from PIL import Image, ImageOps
 
 from captioning.bulk.model import line_of
 from captioning.bulk.reading import Batch
 from captioning.bulk.request import Request
+from captioning.config import Config
 from captioning.data.image import decode, open_image
 from captioning.data.randomness import derived_seed
 from captioning.files.chat import ChatServer, NoAnswer
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError
+from decoding import DecodingSettings
 
 KEY = "CAPTION_API_KEY"  # environment variable
 PROMPT = "Describe this image in one sentence."
@@ -31,7 +36,23 @@ LONGEST_SIDE = 1344  # pixels; larger images are shrunk
 SENT_UNCHANGED = {"JPEG": "jpeg", "PNG": "png", "WEBP": "webp"}
 EIGHT_BITS = {"1", "L", "P", "RGB", "RGBA"}  # modes that all servers decode alike
 QUALITY = 95  # of the JPEGs written here
-ORIENTATION = 0x0112  # EXIF tag
+
+CONCURRENCY = 32
+MAX_TOKENS = 256
+READERS = 2
+# Our flags and the fields of the request. The last three fields are extensions of vLLM and SGLang.
+FIELDS = {
+    "max_length": "max_tokens",
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+}
+SAMPLING = ("temperature", "top_p", "top_k", "min_p")
+OWN_FLAGS = ("url", "prompt", "concurrency")
+# Flags that do not apply to a server, with their defaults.
+MEANINGLESS = {"config": None, "device": "auto", "precision": None}
 
 
 @dataclass(frozen=True)
@@ -213,38 +234,28 @@ def as_data_url(path: str, data: Optional[BinaryIO] = None) -> str:
     """The data URL of an image file, given its path and, if it is not on disk, its content.
 
     A JPEG, PNG or WEBP with one frame, 8 bits per channel and sides up to LONGEST_SIDE is sent
-    unchanged. Other images are sent as a JPEG of at most this size. The EXIF orientation is kept.
-    Raises UserError.
+    unchanged. Other images are sent upright as a JPEG of at most this size. Raises UserError.
     """
     with open_image(path, data) as image:
         kind = SENT_UNCHANGED.get(image.format)
         animated = getattr(image, "is_animated", False)
         small = max(image.size) <= LONGEST_SIDE
         unchanged = kind and small and not animated and image.mode in EIGHT_BITS
-        orientation = None if unchanged else _orientation(image)
         pixels = decode(image, path)
         if unchanged:
             if data is None:
                 return _data_url(kind, Path(path).read_bytes())
             data.seek(0)
             return _data_url(kind, data.read())
+    with contextlib.suppress(Exception):  # an image with damaged EXIF is still captioned
+        pixels = ImageOps.exif_transpose(pixels)
     pixels.thumbnail((LONGEST_SIDE, LONGEST_SIDE), Image.BICUBIC)
-    return _as_jpeg(pixels, orientation)
+    return _as_jpeg(pixels)
 
 
-def _orientation(image: Image.Image) -> Optional[int]:
-    try:
-        return image.getexif().get(ORIENTATION)
-    except Exception:  # an image with damaged EXIF and good pixels is still captioned
-        return None
-
-
-def _as_jpeg(image: Image.Image, orientation: Optional[int]) -> str:
-    exif = Image.Exif()
-    if isinstance(orientation, int):
-        exif[ORIENTATION] = orientation
+def _as_jpeg(image: Image.Image) -> str:
     file = io.BytesIO()
-    image.save(file, "JPEG", quality=QUALITY, exif=exif)
+    image.save(file, "JPEG", quality=QUALITY)
     return _data_url("jpeg", file.getvalue())
 
 
@@ -252,4 +263,58 @@ def _data_url(kind: str, content: bytes) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
-GREY = _as_jpeg(Image.new("RGB", (224, 224), (128, 128, 128)), None)
+GREY = _as_jpeg(Image.new("RGB", (224, 224), (128, 128, 128)))
+
+
+def check(arguments: argparse.Namespace, decoding: Iterable[str]) -> None:
+    """Raise UserError for flags that cannot be combined. decoding: the decoding flags."""
+    if arguments.backend == "checkpoint":
+        for name in OWN_FLAGS:
+            if getattr(arguments, name) is not None:
+                raise UserError(f"--{name} is for --backend openai")
+        return
+    if not arguments.url:
+        raise UserError("--backend openai needs --url, such as http://localhost:8000/v1")
+    unset = {**MEANINGLESS, **{name: None for name in decoding if name not in FIELDS}}
+    for name, value in unset.items():
+        if getattr(arguments, name) != value:
+            raise UserError(f"--{name} does not apply to --backend openai")
+    if not arguments.do_sample:
+        for name in SAMPLING:
+            if getattr(arguments, name) is not None:
+                raise UserError(f"--{name} needs --do_sample")
+        if arguments.num_return > 1:
+            raise UserError(
+                f"--num_return {arguments.num_return} needs --do_sample: without sampling, all "
+                "captions of an image are the same"
+            )
+    server_at(arguments.url)
+
+
+def loader(arguments: argparse.Namespace) -> tuple[dict[str, Any], Callable[[], ServedModel]]:
+    """The settings that identify the run, and a function that builds the captioner.
+
+    The server's address and key do not identify the run: they change no caption. Raises UserError.
+    """
+    values = {name: getattr(arguments, name) for name in FIELDS}
+    values = {name: value for name, value in values.items() if value is not None}
+    try:
+        DecodingSettings(sample=True, min_length=0, **values)
+    except ValueError as error:
+        raise UserError(f"--{error}") from error
+    if values.get("top_k") == 0:
+        del values["top_k"]  # 0 switches top-k off; leaving the field out does the same
+    fields = {"max_tokens": MAX_TOKENS, **{FIELDS[name]: value for name, value in values.items()}}
+    seed = None
+    if arguments.do_sample:
+        seed = Config.model_fields["seed"].default if arguments.seed is None else arguments.seed
+    else:
+        fields["temperature"] = 0
+    text, name = arguments.prompt or PROMPT, arguments.checkpoint
+    settings = {"backend": arguments.backend, "checkpoint": name, "prompt": text, "seed": seed}
+    concurrency = arguments.concurrency or CONCURRENCY
+    readers = READERS if arguments.num_workers is None else arguments.num_workers
+    prompt = ChatPrompt(name, text, fields, arguments.num_return, seed)
+    batch_size = arguments.batch_size or concurrency
+    load = partial(ServedModel, prompt, arguments.url, concurrency, batch_size, readers)
+    return {**settings, **fields}, load

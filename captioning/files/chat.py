@@ -10,7 +10,6 @@ import os
 import time
 import urllib.error
 import urllib.request
-from email.utils import parsedate_to_datetime
 from threading import Event
 from typing import Any, Optional
 from urllib.parse import urlsplit
@@ -91,9 +90,9 @@ class ChatServer:
         except _TemporaryError as error:
             if error.wait is None:
                 raise UserError(f"{self.url}: {error}") from None
-        except urllib.error.HTTPError as error:
+        except NoAnswer as error:
             if error.code in (401, 403):
-                raise self._refused(error) from None
+                raise
         except (ValueError, LookupError, TypeError, RecursionError):
             pass
         return []
@@ -106,8 +105,6 @@ class ChatServer:
         for pause in (*WAITS_S, None):
             try:
                 return _contents(self._fetch("/chat/completions", body))
-            except urllib.error.HTTPError as error:
-                raise self._refused(error) from None
             except _TemporaryError as error:
                 asked_for = min(error.wait or 0.0, LONGEST_WAIT_S)
                 if pause is None or given_up.wait(max(pause, asked_for)):
@@ -116,7 +113,7 @@ class ChatServer:
         raise AssertionError("the last try returns or raises")
 
     def _fetch(self, path: str, body: Optional[dict[str, Any]] = None) -> bytes:
-        """Return the answer's body. Raises _TemporaryError, or HTTPError for other refusals."""
+        """Return the answer's body. Raises _TemporaryError, or NoAnswer for other refusals."""
         headers = {"Content-Type": "application/json"}
         if self.key:
             headers["Authorization"] = f"Bearer {self.key}"
@@ -133,9 +130,10 @@ class ChatServer:
                 return answer
         except urllib.error.HTTPError as error:
             if error.code not in TEMPORARY:
-                raise
-            wait = _seconds(error.headers.get("Retry-After") or "")
-            raise _TemporaryError(f"{error.code} {one_line(error.reason)}", wait) from None
+                raise self._refused(error) from None
+            wait = error.headers.get("Retry-After", "")
+            seconds = float(wait) if wait.isdecimal() else 0.0
+            raise _TemporaryError(f"{error.code} {one_line(error.reason)}", seconds) from None
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise _TemporaryError(one_line(getattr(error, "reason", error))) from None
 
@@ -148,16 +146,6 @@ class ChatServer:
         hint = f" (is {self.key_name} right?)" if error.code in (401, 403) else ""
         reason = f"{self.url}: {error.code} {one_line(text or error.reason)}{hint}"
         return NoAnswer(reason, error.code)
-
-
-def _seconds(wait: str) -> float:
-    """Return the seconds of a Retry-After header, a number or a date (RFC 9110, 10.2.3); else 0."""
-    if wait.isascii() and wait.isdigit():
-        return float(wait)
-    try:
-        return max(0.0, parsedate_to_datetime(wait).timestamp() - time.time())
-    except (ValueError, TypeError, IndexError, OverflowError):
-        return 0.0
 
 
 def _contents(answer: bytes) -> list[Optional[str]]:
