@@ -147,7 +147,7 @@ class BlipCaptioner(CaptionGenerator):
             )
         hidden = self.text_decoder.hidden_states(inputs, torch.ones_like(inputs), encoded)
         losses = LIKELIHOOD.from_hidden(
-            head.transformed(hidden[:, start - 1 :]),
+            head.transform_hidden(hidden[:, start - 1 :]),
             head.decoder.weight,
             head.decoder.bias,
             labels.where(real, LIKELIHOOD.ignore_index),

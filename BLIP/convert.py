@@ -32,8 +32,8 @@ from BLIP.med import MedConfig, TextDecoder, read_med_config
 from BLIP.tokenizer import CaptionTokenizer
 from BLIP.vit import VIT_SIZES, ImageEncoder
 from BLIP.weights.checkpoint import (
-    DERIVED,
     NULL_IMAGE,
+    OPTIONAL_KEYS,
     TIED,
     WORDS,
     CheckpointError,
@@ -75,8 +75,8 @@ VIT_NAMES = {
 
 
 def to_hf_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A model's state dict under transformers' names, without DERIVED keys and position ids."""
-    left_out = {*DERIVED, POSITION_IDS}
+    """A model's state dict under transformers' names, without OPTIONAL_KEYS and position ids."""
+    left_out = {*OPTIONAL_KEYS, POSITION_IDS}
     return {_renamed(k, NAMES.items()): v for k, v in state.items() if k not in left_out}
 
 
@@ -91,7 +91,7 @@ def from_hf_names(state: Mapping[str, Tensor], positions: int) -> dict[str, Tens
     position_ids = torch.arange(positions).unsqueeze(0)
     if HEAD in ours:
         return {**ours, POSITION_IDS: position_ids}
-    derived = {key: ours[source] for key, source in DERIVED.items() if source}
+    derived = {key: ours[source] for key, source in OPTIONAL_KEYS.items() if source}
     return {**ours, **derived, POSITIONS: position_ids}
 
 

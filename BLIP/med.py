@@ -2,8 +2,8 @@
 
 Parameters have the names of the released BLIP checkpoints. Shapes: R rows (captions or beams),
 grouped by image, so that R = B * k; n tokens per row; P image tokens; H width; V vocabulary size.
-Hidden states are (R, n, H). With `unpadding` they are (T, H), where T counts the tokens of all rows
-without padding.
+Hidden states are (R, n, H). With `unpadding` they are (T, H), where T is the
+number of non-padding tokens of all rows, rounded up (see `Unpadding`).
 """
 
 import json
@@ -73,7 +73,7 @@ def read_med_config(source: Union[str, Path, Mapping]) -> MedConfig:
 
 
 class Embeddings(nn.Module):
-    """Tokens (R, n) -> (R, n, H). start: the position of the first token, an int or int64 ()."""
+    """Tokens (R, n) -> (R, n, H). start: the first token's position, an int or 0-d tensor."""
 
     def __init__(self, config: MedConfig, vocab_size: int):
         super().__init__()
@@ -92,7 +92,7 @@ class Embeddings(nn.Module):
 
 
 class AddAndNorm(nn.Module):
-    """LayerNorm(dropout(dense(before(x))) + residual)."""
+    """LayerNorm(dropout(dense(activation(x))) + residual)."""
 
     def __init__(self, config: MedConfig, width: int):
         super().__init__()
@@ -100,8 +100,8 @@ class AddAndNorm(nn.Module):
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
-    def forward(self, x: Tensor, residual: Tensor, before: Optional[Callable] = None) -> Tensor:
-        return self.LayerNorm(self.dropout(recompute_linear(x, self.dense, before)) + residual)
+    def forward(self, x: Tensor, residual: Tensor, activation: Optional[Callable] = None) -> Tensor:
+        return self.LayerNorm(self.dropout(recompute_linear(x, self.dense, activation)) + residual)
 
 
 class Attention(nn.Module):
@@ -165,27 +165,27 @@ class Layer(nn.Module):
         mask: Tensor,
         unpadding: Optional[Unpadding] = None,
     ) -> Tensor:
-        """The whole layer, so that FSDP finds all its parameters used in one forward."""
-        own = self.attention.keys_values(hidden, unpadding)
-        image = None if image_embeds is None else self.crossattention.keys_values(image_embeds)
-        return self.attend(hidden, own, image, mask, unpadding=unpadding)
+        """Compute keys and values, then `attend`; FSDP gathers weights only in `forward`."""
+        self_kv = self.attention.keys_values(hidden, unpadding)
+        image_kv = None if image_embeds is None else self.crossattention.keys_values(image_embeds)
+        return self.attend(hidden, self_kv, image_kv, mask, unpadding=unpadding)
 
     def attend(
         self,
         hidden: Tensor,
-        own: KeysValues,
-        image: Optional[KeysValues],
+        self_kv: KeysValues,
+        image_kv: Optional[KeysValues],
         mask: Optional[Tensor] = None,
         is_causal: bool = False,
         unpadding: Optional[Unpadding] = None,
     ) -> Tensor:
         """The layer with precomputed keys and values of self-attention and cross-attention.
 
-        image: None leaves cross-attention out.
+        image_kv: None leaves cross-attention out.
         """
-        hidden = self.attention(hidden, own, mask, is_causal, unpadding)
-        if image is not None:
-            hidden = self.crossattention(hidden, image, unpadding=unpadding)
+        hidden = self.attention(hidden, self_kv, mask, is_causal, unpadding)
+        if image_kv is not None:
+            hidden = self.crossattention(hidden, image_kv, unpadding=unpadding)
         return self.output(recompute_linear(hidden, self.intermediate["dense"]), hidden, F.gelu)
 
 
@@ -237,12 +237,12 @@ class Predictions(nn.Module):
         self.decoder.weight = word_embeddings.weight
         self.bias = self.decoder.bias
 
-    def transformed(self, hidden: Tensor) -> Tensor:
+    def transform_hidden(self, hidden: Tensor) -> Tensor:
         """The input of `self.decoder`: hidden (..., H) -> (..., H)."""
         return self.transform["LayerNorm"](F.gelu(self.transform["dense"](hidden)))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.decoder(self.transformed(hidden))
+        return self.decoder(self.transform_hidden(hidden))
 
 
 class TextDecoder(nn.Module):
@@ -286,9 +286,9 @@ class TextDecoder(nn.Module):
         labels: Tensor,
         prompt_length: int = 1,
     ) -> ObjectiveOutput:
-        """The objective over labels (R, n) after the first `prompt_length`; see `bert_states`."""
+        """The objective on labels (R, n), without the first `prompt_length` of each row."""
         hidden = self.hidden_states(tokens, attention_mask, image_embeds)
         head = self.cls["predictions"]
-        hidden = head.transformed(hidden[:, prompt_length - 1 : -1])
+        hidden = head.transform_hidden(hidden[:, prompt_length - 1 : -1])
         labels = labels[:, prompt_length:]
         return self.objective.from_hidden(hidden, head.decoder.weight, head.decoder.bias, labels)

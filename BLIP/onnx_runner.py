@@ -18,16 +18,21 @@ import numpy as np
 import onnxruntime
 from PIL import Image
 
-NOT_STARTED = -1e9  # the initial score of all beams but the first, so that they do not repeat it
-# EPS is left out, because Pillow runs a program to read it.
+# All beams start from the same prompt. This initial score excludes all but the first of them.
+NOT_STARTED = -1e9
+# Without EPS, because Pillow runs Ghostscript to read it.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[DEC]", "[ENC]")
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[DEC]", "[ENC]")
 # BERT's tokenizer removes the spaces before these.
-UNSPACED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
+NO_SPACE_BEFORE = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 
 
 class Caption(NamedTuple):
-    """tokens: with the prompt and the end token; score: as in `decoding.Decoded`."""
+    """tokens: with the prompt, and with the end token unless the caption reached max_length.
+
+    score: the sum of log-probabilities divided by length ** length_penalty. The length includes the
+    prompt but not the end token.
+    """
 
     tokens: list[int]
     score: float
@@ -52,7 +57,7 @@ class OnnxCaptioner:
 
     def pixels(self, image: Image.Image) -> np.ndarray:
         """Preprocess an image to float32 (1, 3, S, S)."""
-        if image.mode == "I" or image.mode.startswith("I;16"):  # Pillow would clip 16 bits
+        if image.mode == "I" or image.mode.startswith("I;16"):  # Pillow would clip to 255
             image = Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8))
         side = (self.settings["image_size"],) * 2
         square = np.asarray(image.convert("RGB").resize(side, Image.BICUBIC), dtype=np.float32)
@@ -67,7 +72,7 @@ class OnnxCaptioner:
         min_length: int = 5,
         length_penalty: float = 1.0,
     ) -> Caption:
-        """The best caption of one image (1, 3, S, S); see `DecodingSettings`."""
+        """The best caption of one image (1, 3, S, S); see `decoding.DecodingSettings`."""
         end, prompt = self.settings["end"], self.settings["prompt_ids"]
         if not len(prompt) < max_length <= self.settings["max_length"]:
             limits = f"{len(prompt) + 1} to {self.settings['max_length']}"
@@ -75,35 +80,35 @@ class OnnxCaptioner:
         image_past = self.encoder.run(None, {"image": pixels})[0]
         past = np.zeros(self.settings["empty_past"], dtype=np.float32)
         logits, past = self._step([prompt], past, image_past)
-        logits, past = (np.repeat(x, num_beams, at) for x, at in ((logits, 0), (past, 2)))
+        logits, past = (np.repeat(x, num_beams, axis) for x, axis in ((logits, 0), (past, 2)))
         image_past = np.repeat(image_past, num_beams, 2)
         scores = np.full(num_beams, NOT_STARTED, dtype=np.float32)
         scores[0] = 0
-        rows, ended = [list(prompt)] * num_beams, []
+        sequences, finished = [list(prompt)] * num_beams, []
         for length in range(len(prompt), max_length):
             logprobs = _log_softmax(logits)  # (beams, V)
             if length < min_length:
                 logprobs[:, end] = -np.inf
             total = (logprobs + scores[:, None]).ravel()
             top = np.argpartition(-total, 2 * num_beams - 1)[: 2 * num_beams]
-            top = top[np.lexsort((top, -total[top]))]  # best first; ties in order
+            top = top[np.lexsort((top, -total[top]))]  # by score, ties by index
             normalised = total[top].astype(np.float64) / length**length_penalty
             beam, word = np.divmod(top, logits.shape[1])
             for rank in range(num_beams):
                 if word[rank] == end and np.isfinite(normalised[rank]):
-                    ended.append(Caption([*rows[beam[rank]], end], normalised[rank]))
-            ended = sorted(ended, key=lambda one: -one.score)[:num_beams]
-            if len(ended) == num_beams and ended[-1].score >= normalised[0]:
+                    finished.append(Caption([*sequences[beam[rank]], end], normalised[rank]))
+            finished = sorted(finished, key=lambda one: -one.score)[:num_beams]
+            if len(finished) == num_beams and finished[-1].score >= normalised[0]:
                 break
-            continued = np.argsort(word == end, kind="stable")[:num_beams]
-            beam, word, scores = beam[continued], word[continued], total[top][continued]
-            rows = [[*rows[b], int(w)] for b, w in zip(beam, word)]
+            kept = np.argsort(word == end, kind="stable")[:num_beams]
+            beam, word, scores = beam[kept], word[kept], total[top][kept]
+            sequences = [[*sequences[b], int(w)] for b, w in zip(beam, word)]
             if length + 1 < max_length:
                 logits, past = self._step(word[:, None], past[:, :, beam], image_past)
         else:
             last = scores.astype(np.float64) / max_length**length_penalty
-            ended += [Caption(row, score) for row, score in zip(rows, last)]
-        return max(ended, key=lambda one: one.score)
+            finished += [Caption(row, score) for row, score in zip(sequences, last)]
+        return max(finished, key=lambda one: one.score)
 
     def text(self, tokens: Sequence[int]) -> str:
         """The text of the tokens, without the prompt."""
@@ -112,8 +117,8 @@ class OnnxCaptioner:
 
     def _decode(self, tokens: Sequence[int]) -> str:
         words = [self.words[token] for token in tokens]
-        text = " ".join(word for word in words if word not in SPECIAL).replace(" ##", "")
-        for spaced in UNSPACED:
+        text = " ".join(word for word in words if word not in SPECIAL_TOKENS).replace(" ##", "")
+        for spaced in NO_SPACE_BEFORE:
             text = text.replace(spaced, spaced.strip())
         return text
 
@@ -130,7 +135,7 @@ def _log_softmax(logits: np.ndarray) -> np.ndarray:
 def _session(path: Path, options: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:
     try:
         return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's errors have no other common type
+    except Exception as error:  # the only common base class
         raise ValueError(f"{path} cannot be run: {error}".splitlines()[0]) from error
 
 
@@ -142,16 +147,16 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--num_beams", type=int, default=3)
     parser.add_argument("--max_length", type=int, default=20)
     parser.add_argument("--min_length", type=int, default=5)
-    given = parser.parse_args(argv)
-    if given.num_beams < 1:
-        parser.error(f"--num_beams is {given.num_beams}; it has to be 1 or more")
-    lengths = {"max_length": given.max_length, "min_length": given.min_length}
+    arguments = parser.parse_args(argv)
+    if arguments.num_beams < 1:
+        parser.error(f"--num_beams is {arguments.num_beams}; it has to be 1 or more")
+    lengths = {"max_length": arguments.max_length, "min_length": arguments.min_length}
     try:
-        captioner = OnnxCaptioner(given.folder)
-        for name in given.photos:
+        captioner = OnnxCaptioner(arguments.folder)
+        for name in arguments.photos:
             with Image.open(name, formats=FORMATS) as photo:
                 pixels = captioner.pixels(photo)
-            caption = captioner.generate(pixels, given.num_beams, **lengths)
+            caption = captioner.generate(pixels, arguments.num_beams, **lengths)
             print(f"{name}\t{captioner.text(caption.tokens)}", flush=True)
     except (OSError, ValueError, KeyError, Image.DecompressionBombError) as error:
         print(f"error: {error}", file=sys.stderr)

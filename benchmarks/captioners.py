@@ -11,7 +11,7 @@ from benchmarks.objective import SMOOTHING
 from BLIP import BlipCaptioner, build_captioner
 from BLIP.convert import hf_config, to_hf_names
 from BLIP.tokenizer import SPECIAL_TOKENS
-from BLIP.weights.checkpoint import DERIVED
+from BLIP.weights.checkpoint import OPTIONAL_KEYS
 from smile import Objective
 
 PROMPT = ("a", "picture", "of")
@@ -41,10 +41,10 @@ def our_captioner(tiny: bool, objective: Union[str, dict[str, float]] = "mle") -
         return build_captioner(str(vocabulary), objective=Objective(objective, SMOOTHING), **sizes)
 
 
-def their_captioner(ours: BlipCaptioner, share: bool = False) -> nn.Module:
+def hf_captioner(ours: BlipCaptioner, share: bool = False) -> nn.Module:
     """transformers' BlipForConditionalGeneration with the same sizes, dropout and label smoothing.
 
-    share: use our Parameter objects instead of copies, so that both models can be trained in turn.
+    share: use our Parameter objects instead of copies. A step of one model then updates both.
     Raises ImportError if transformers has no BLIP.
     """
     from transformers import BlipConfig, BlipForConditionalGeneration
@@ -52,8 +52,8 @@ def their_captioner(ours: BlipCaptioner, share: bool = False) -> nn.Module:
     config = BlipConfig(**hf_config(ours, ours.text_decoder.objective.label_smoothing))
     theirs = BlipForConditionalGeneration(config)
     state = to_hf_names(ours.state_dict(keep_vars=share))
-    missing, unknown = theirs.load_state_dict(state, strict=False, assign=share)
-    if unknown or not set(missing) <= set(DERIVED):
-        raise ValueError(f"transformers' BLIP has other names: {unknown or missing}")
-    theirs.tie_weights()  # restores what the state dict omits, see DERIVED
+    missing, unexpected = theirs.load_state_dict(state, strict=False, assign=share)
+    if unexpected or not set(missing) <= set(OPTIONAL_KEYS):
+        raise ValueError(f"keys differ from transformers' BLIP: {unexpected or missing}")
+    theirs.tie_weights()  # sets the head weights, which the state dict omits
     return theirs

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.captioners import our_captioner, their_captioner
+from benchmarks.captioners import hf_captioner, our_captioner
 from benchmarks.measure import compare
 from benchmarks.topic import Cases, program
 from BLIP import inference_copy
@@ -37,7 +37,7 @@ class Captioners:
         self.ours = our_captioner(tiny).eval().to(device)
         with torch.no_grad():
             self.ours.text_decoder.cls["predictions"].bias[self.ours.tokenizer.end] = NEVER_ENDS
-        self.theirs = their_captioner(self.ours).eval().to(device)
+        self.theirs = hf_captioner(self.ours).eval().to(device)
         dtypes = {**DTYPES, **({"int8": torch.int8} if has_int8(device) else {})}
         self.copies = {name: inference_copy(self.ours, dtype) for name, dtype in dtypes.items()}
 

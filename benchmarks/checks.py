@@ -1,7 +1,7 @@
-"""Run a part on a GPU: its checks, then its topic: python -m benchmarks.checks PART [--quick].
+"""Run a part's checks, then its benchmark: python -m benchmarks.checks PART [--quick].
 
 The checks are the functions test_* of tests/gpu/test_PART.py. They are called without pytest, since
-container images of PyTorch do not have it. The topic is benchmarks/PART.py, if there is one. With
+container images of PyTorch do not have it. The benchmark is benchmarks/PART.py, if it exists. With
 --quick, checks run on the CPU in tiny sizes.
 """
 
@@ -23,8 +23,8 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 @dataclass(eq=False)
-class Card:
-    """The argument of a check. tiny: whether it rehearses on the CPU. folder: where it may write.
+class CheckContext:
+    """What a check gets. tiny: tiny sizes, on the CPU. folder: for its files.
 
     notes: lines that a check reports in addition to its success.
     """
@@ -45,15 +45,15 @@ class Card:
         self.notes.append(line)
 
 
-def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """|found - expected| / |expected|, in float64; NaN stays NaN."""
-    found = found.detach().double()
-    expected = expected.detach().to(found.device, torch.float64)
-    return float((found - expected).norm() / expected.norm())
+def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """|actual - expected| / |expected|, in float64; NaN stays NaN."""
+    actual = actual.detach().double()
+    expected = expected.detach().to(actual.device, torch.float64)
+    return float((actual - expected).norm() / expected.norm())
 
 
-def checks_of(part: str, card: Card) -> topic.Cases:
-    """The checks of a part, by name in words. Calling one returns a row, {"notes": [...]}."""
+def load_checks(part: str, card: CheckContext) -> topic.Cases:
+    """Map each check's readable name to a function that returns a row, {"notes": [...]}."""
     # tests/ has no __init__.py, and an installed package may have the name `tests`.
     package = sys.modules["tests"] = types.ModuleType("tests")
     package.__path__ = [str(REPOSITORY / "tests")]
@@ -75,7 +75,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     options = topic.parse(rest, __doc__, rounds=5)
     folder = options.output / part
     folder.mkdir(parents=True, exist_ok=True)
-    cases = {**checks_of(part, Card(options.quick, folder))}
+    cases = {**load_checks(part, CheckContext(options.quick, folder))}
     if importlib.util.find_spec(f"benchmarks.{part}"):
         cases.update(importlib.import_module(f"benchmarks.{part}").cases(options))
     return topic.run(part, cases, options)

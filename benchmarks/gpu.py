@@ -1,9 +1,9 @@
-"""Check and measure on a GPU, one part after the other. Start it with scripts/gpu.sh; see there."""
+"""Run the GPU checks and benchmarks, one part after the other. See scripts/gpu.sh."""
 
 if __name__ == "__main__":
     from captioning.runtime.start import tune_process
 
-    tune_process()  # sets the threads of the parts' processes through the environment
+    tune_process()  # child processes inherit its environment variables
 
 import argparse
 import contextlib
@@ -21,8 +21,8 @@ from typing import Optional
 import torch
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-# `benchmarks.checks` runs them. Each may take an equal share of the time that is left; those that
-# take longest come last.
+# `benchmarks.checks` runs each part in its own process. A part's time limit is the remaining time
+# divided by the number of remaining parts. The slowest parts come last.
 PARTS = ("objective", "processes", "loader", "runs", "training", "captioning")
 NO_GPU = "there is no CUDA GPU that torch can use; scripts/gpu.sh --rehearse runs on the CPU\n"
 
@@ -35,26 +35,26 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--only", nargs="+", choices=PARTS, metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--minutes", type=float, default=8.0, help="for all parts together (8)")
     arguments = parser.parse_args(argv)
-    ends = time.monotonic() + arguments.minutes * 60
+    deadline = time.monotonic() + arguments.minutes * 60
     if not arguments.rehearse and not torch.cuda.is_available():
         parser.exit(2, NO_GPU)
     out = arguments.out.resolve()
     if arguments.wheels:
-        install(arguments.wheels, out / "packages")
-    environment = variables(out, arguments.rehearse)
+        install_missing(arguments.wheels, out / "packages")
+    environment = part_environment(out, arguments.rehearse)
     chosen = [name for name in PARTS if name in (arguments.only or PARTS)]
-    ended = {}
+    failures = {}
     for number, name in enumerate(chosen):
         (out / f"{name}.json").unlink(missing_ok=True)  # from an earlier run
         command = [sys.executable, "-m", "benchmarks.checks", name, "--output", str(out)]
-        limit = (ends - time.monotonic()) / (len(chosen) - number)
-        ended[name] = run([*command, *["--quick"] * arguments.rehearse], environment, limit)
-    for name, how in ended.items():
-        print(f"{name:12} {how or 'done'}")
-    return int(any(ended.values()))
+        limit = (deadline - time.monotonic()) / (len(chosen) - number)
+        failures[name] = run([*command, *["--quick"] * arguments.rehearse], environment, limit)
+    for name, failure in failures.items():
+        print(f"{name:12} {failure or 'done'}")
+    return int(any(failures.values()))
 
 
-def install(wheels: Path, folder: Path) -> None:
+def install_missing(wheels: Path, folder: Path) -> None:
     """Install the wheels of packages that are missing. Never replaces an installed package."""
     names = {str(found.metadata["Name"]) for found in importlib.metadata.distributions()}
     installed = {name.lower().replace("-", "_").replace(".", "_") for name in names}
@@ -65,7 +65,7 @@ def install(wheels: Path, folder: Path) -> None:
             subprocess.run([*pip, "--target", str(folder), str(wheel)])
 
 
-def variables(out: Path, rehearsal: bool) -> dict[str, str]:
+def part_environment(out: Path, rehearsal: bool) -> dict[str, str]:
     """The environment of a part: no network, and caches in `out`."""
     caches = ("HOME", "XDG_CACHE_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
     path = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")]), str(out / "packages")]
@@ -83,7 +83,7 @@ def variables(out: Path, rehearsal: bool) -> dict[str, str]:
 
 
 def run(command: Sequence[str], environment: Mapping[str, str], limit: float) -> str:
-    """Run a process and end its children; return how it failed, "" for success."""
+    """Run a command, then kill its process group. Return the failure, or "" for success."""
     process = subprocess.Popen(command, cwd=REPOSITORY, env=environment, start_new_session=True)
     try:
         status = process.wait(max(0.0, limit))

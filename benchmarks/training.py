@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.captioners import our_captioner, their_captioner
+from benchmarks.captioners import hf_captioner, our_captioner
 from benchmarks.measure import Work, compare
 from benchmarks.objective import MIXTURE, SMOOTHING
 from benchmarks.topic import Cases, program
@@ -54,7 +54,7 @@ class Training:
     def __init__(self, tiny: bool, peer: bool, device: torch.device = CPU):
         self.tiny, self.device = tiny, device
         self.ours = our_captioner(tiny).train().to(device)
-        self.theirs = their_captioner(self.ours, share=True).train().to(device) if peer else None
+        self.theirs = hf_captioner(self.ours, share=True).train().to(device) if peer else None
         # Our runs use the fused AdamW. Users of transformers get torch's default.
         settings = {"lr": 1e-5, "weight_decay": 0.05}
         self.our_optimizer = torch.optim.AdamW(self.ours.parameters(), fused=True, **settings)

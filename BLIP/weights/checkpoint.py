@@ -28,7 +28,7 @@ FURTHER_TOWERS = {
 
 # Keys that a file may lack, each with the key of the same value (None: not a learned value).
 WORDS = "text_decoder.bert.embeddings.word_embeddings.weight"
-DERIVED = {
+OPTIONAL_KEYS = {
     "text_decoder.cls.predictions.decoder.weight": WORDS,
     "text_decoder.cls.predictions.decoder.bias": "text_decoder.cls.predictions.bias",
     "text_decoder.bert.embeddings.position_ids": None,
@@ -160,11 +160,11 @@ def load_weights(
 
     name: the file, for messages. new_null: the file may lack the null image. Raises CheckpointError
     and changes nothing if a value is not finite, a shape differs, or a key is missing or
-    unexpected. As in BLIP's files, DERIVED keys may be missing and FURTHER_TOWERS are ignored.
+    unexpected. As in BLIP's files, OPTIONAL_KEYS may be missing and FURTHER_TOWERS are ignored.
     """
     own, state = model.state_dict(), dict(state)
     missing, reshaped = [], []
-    for key, source in DERIVED.items():
+    for key, source in OPTIONAL_KEYS.items():
         if key in own and key not in state and (source is None or source in state):
             missing.append(key)
             state[key] = own[key] if source is None else state[source]

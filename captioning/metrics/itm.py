@@ -5,7 +5,7 @@ import torch
 
 from BLIP.weights.download import without_secrets
 from captioning.metrics.evaluator import CaptionSet, Evaluator, Scores
-from captioning.metrics.itm_model import ItmOptions, ItmScorer, check_file
+from captioning.metrics.itm_model import ItmOptions, ItmScorer, check_itm_checkpoint
 from captioning.metrics.over_ranks import batches_in_order, map_over_ranks, on_all_ranks
 
 
@@ -22,7 +22,7 @@ class Itm(Evaluator):
     on_every_rank = True
 
     def check(self) -> None:
-        check_file(self.options.itm_model)
+        check_itm_checkpoint(self.options.itm_model)
 
     def evaluate(self, captions: CaptionSet) -> Scores:
         file = self.options.itm_model
@@ -44,6 +44,6 @@ class Itm(Evaluator):
         if found is None:
             return Scores({})
         columns = (100 * found.astype(np.float64)).T.tolist()
-        long = sum(map(scorer.is_long, texts))
+        long = sum(map(scorer.is_truncated, texts))
         settings = {"itm_model": without_secrets(file), "itm_truncated": long}
         return Scores.of_means(dict(zip(self.names, columns)), settings=settings)

@@ -1,4 +1,4 @@
-"""Scores captions with BLIP's image-text matching model, which is the filter of its CapFilt.
+"""Scores captions with BLIP's image-text matching (ITM) model, the filter in CapFilt.
 
 Used by metrics, rewards, filtering and reranking.
 """
@@ -30,13 +30,13 @@ class ItmOptions(Options):
 
 
 class ItmScorer:
-    """BLIP's image-text matching, and its contrastive similarity of images and captions.
+    """Scores image-caption pairs with BLIP's matching head or contrastive (ITC) head.
 
     file: a path, URL or hf:// name of a checkpoint, see `BLIP.itm.load_itm`. image_size: None for
-    the file's image size. dtype: precision of the linear layers, except the heads and others that
-    `BLIP.inference.in_float32` selects. Raises UserError.
+    the file's image size. dtype: of the linear layers, except those that
+    `BLIP.inference.in_float32` keeps in float32. Raises UserError.
 
-    report: what was loaded. preprocess: the function from an RGB image to the model's input
+    report: a load summary. preprocess: the function from an RGB image to the model's input
     (3, S, S). The image is resized to a square (bicubic) and normalised with `MEAN` and `STD` of
     `captioning.data.image`.
     """
@@ -61,15 +61,14 @@ class ItmScorer:
         self.preprocess = evaluation_transform(self.image_size)
 
     def read(self, path: StrPath, data: Optional[BinaryIO] = None) -> Tensor:
-        """Read an image file as (3, S, S). data: its content, if not on disk. Raises UserError."""
+        """Read an image file as (3, S, S). data: replaces the file on disk. Raises UserError."""
         return self.preprocess(load_image(path, data))
 
     def encode(self, images: Union[Sequence[Image.Image], Tensor]) -> Tensor:
         """Encode images as (B, 1 + P, width), the input of `match` and `similarity`.
 
         images: RGB images of any size, or a tensor: uint8 (B, H, W, 3), or float (B, 3, H, W)
-        normalised like the output of `preprocess`. A tensor with another size than S is resized
-        (bicubic).
+        normalised like the output of `preprocess`. A tensor of another size is resized (bicubic).
         """
         if not isinstance(images, Tensor):
             images = torch.stack([self.preprocess(image) for image in images])
@@ -88,21 +87,21 @@ class ItmScorer:
         return self.model.match(encoded, captions)
 
     def similarity(self, encoded: Tensor, captions: Sequence[Sequence[str]]) -> Tensor:
-        """The cosine (B, k) of the vectors of a caption and its image, float32."""
+        """The cosine similarity (B, k) of the embeddings of a caption and its image, float32."""
         return self.model.similarity(encoded, captions)
 
-    def is_long(self, caption: str) -> bool:
-        """Whether a caption has more tokens than `BLIP.itm.MOST_TOKENS`, and is truncated."""
+    def is_truncated(self, caption: str) -> bool:
+        """Whether a caption exceeds `BLIP.itm.MOST_TOKENS`, so that `match` truncates it."""
         return self.model.truncates(caption)
 
     def scores(
         self, images: Union[Sequence[Image.Image], Tensor], captions: Sequence[Sequence[str]]
     ) -> Tensor:
-        """`match` (B, k) of B images, encoded here as by `encode`, with k captions each."""
+        """Encode B images, then `match` each with its k captions: (B, k)."""
         return self.match(self.encode(images), captions)
 
 
-def check_file(file: str) -> None:
+def check_itm_checkpoint(file: str) -> None:
     """Raise UserError unless `file` is a BLIP checkpoint with the matching and contrastive heads.
 
     Downloads it if necessary.

@@ -215,7 +215,7 @@ class ImageTextMatching(Scorer):
 
     @classmethod
     def check(cls, model: Optional[str], config: Config) -> None:
-        load("captioning.metrics.itm_model:check_file")(model)
+        load("captioning.metrics.itm_model:check_itm_checkpoint")(model)
 
     def __init__(self, captioner: nn.Module, reranking: Reranking, device: torch.device):
         self.itm = _loaded("captioning.metrics.itm_model:ItmScorer", reranking.model, device)

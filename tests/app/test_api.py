@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from app.photos import Limits
-from app.server import POLICY
+from app.server import CONTENT_SECURITY_POLICY
 from decoding import DecodingSettings
 
 httpx = pytest.importorskip("httpx", reason="no Gradio, which brings httpx")
@@ -210,6 +210,8 @@ def test_only_uploaded_files_can_be_read(server, repository):
 def test_every_answer_has_the_content_security_policy(server):
     answers = [httpx.get(f"{server}/{path}", timeout=60) for path in ("", "metrics", "no/such")]
     assert [answer.status_code for answer in answers] == [200, 200, 404]
-    assert {answer.headers["content-security-policy"] for answer in answers} == {POLICY}
+    assert {answer.headers["content-security-policy"] for answer in answers} == {
+        CONTENT_SECURITY_POLICY
+    }
     # The policy does not stop preconnect links.
     assert re.findall(r"<(?:link|script)[^>]*https?://[^>]*>", answers[0].text) == []

@@ -152,5 +152,5 @@ def test_wheels_add_what_is_missing_and_nothing_else(tmp_path):
     (tmp_path / "a_package-1.0-cp27-cp27m-win32.whl").touch()  # is for no Python here
     wheel(tmp_path, "made_up_for_a_test")
     wheel(tmp_path, "torch")
-    gpu.install(tmp_path, tmp_path / "packages")
+    gpu.install_missing(tmp_path, tmp_path / "packages")
     assert {path.name for path in (tmp_path / "packages").glob("*.py")} == {"made_up_for_a_test.py"}

@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from benchmarks.checks import Card
+from benchmarks.checks import CheckContext
 
 REHEARSE = "GPU_REHEARSAL" in os.environ  # at tiny sizes, on the CPU
 
@@ -15,4 +15,4 @@ def card(tmp_path_factory):
     """Return the card; skip the test where there is none and nothing is rehearsed."""
     if not torch.cuda.is_available() and not REHEARSE:
         pytest.skip("there is no GPU; GPU_REHEARSAL=1 rehearses on the CPU")
-    return Card(REHEARSE, tmp_path_factory.mktemp("gpu"))
+    return CheckContext(REHEARSE, tmp_path_factory.mktemp("gpu"))
