@@ -68,6 +68,8 @@ def read_med_config(source: Union[str, Path, Mapping]) -> MedConfig:
             values = json.loads(Path(source).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ValueError(f"med_config: cannot read {source}: {error}") from error
+    if not isinstance(values, Mapping):
+        raise ValueError(f"med_config: {source} is not a JSON object")
     sizes = {key: value for key, value in values.items() if key not in IGNORED_KEYS}
     return MedConfig.read("med_config", sizes)
 

@@ -34,6 +34,7 @@ class Captioners:
     """All contenders, on one device."""
 
     def __init__(self, tiny: bool, device: torch.device):
+        self.device = device
         self.ours = our_captioner(tiny).eval().to(device)
         with torch.no_grad():
             self.ours.text_decoder.cls["predictions"].bias[self.ours.tokenizer.end] = NEVER_ENDS
@@ -51,11 +52,10 @@ class Captioners:
     def measure(self, rounds: int, precision: str, batch: int, length: int, compiled: bool) -> dict:
         """One row. Raises RuntimeError if the tokens of our contenders differ in fp32."""
         settings = DecodingSettings(num_beams=3, max_length=length, min_length=5)
-        device = self.ours.prompt_ids.device
         side = self.ours.visual_encoder.patch_embed.img_size[0]
         image = torch.randn(batch, 3, side, side, generator=torch.Generator().manual_seed(1))
-        image = image.to(device)
-        autocast = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
+        image = image.to(self.device)
+        autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=precision == "bf16")
 
         def tokens(captioner: Any) -> Any:
             return lambda: captioner.generate_details(image, settings).token_ids[:, 0]

@@ -84,9 +84,11 @@ def part_environment(out: Path, rehearsal: bool) -> dict[str, str]:
 
 def run(command: Sequence[str], environment: Mapping[str, str], limit: float) -> str:
     """Run a command, then kill its process group. Return the failure, or "" for success."""
+    if limit <= 0:
+        return "had no time left"
     process = subprocess.Popen(command, cwd=REPOSITORY, env=environment, start_new_session=True)
     try:
-        status = process.wait(max(0.0, limit))
+        status = process.wait(limit)
     except subprocess.TimeoutExpired:
         return f"ended after {limit:.0f} s, its time limit"
     finally:

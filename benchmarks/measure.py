@@ -53,6 +53,7 @@ def compare(
             seconds[contender] = []
         except Exception as problem:
             failed[contender] = one_line(problem)
+    ours_failed = not failed.keys() <= set(peers)
     if not seconds:
         raise RuntimeError(f"no contender ran: {failed}")
     for _ in range(rounds):  # in turn, so that other load affects all contenders alike
@@ -71,7 +72,13 @@ def compare(
         if items is not None:
             entry["rate"], entry["unit"] = items[0] / medians[contender], items[1]
         contenders[contender] = entry
-    return {"peer": peer, "contenders": contenders, "failed": failed, **facts}
+    return {
+        "peer": peer,
+        "contenders": contenders,
+        "failed": failed,
+        "ours_failed": ours_failed,
+        **facts,
+    }
 
 
 def timed(work: Work) -> float:

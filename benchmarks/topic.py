@@ -79,7 +79,7 @@ def run(topic: str, cases: Cases, options: argparse.Namespace) -> int:
             rows.append({"name": name, "error": one_line(problem)})
         write_json(content, path)  # after each row, since the program may be killed
         print("\n".join(lines_of(rows[-1])), flush=True)
-    failed = sum("error" in row for row in rows)
+    failed = sum("error" in row or row.get("ours_failed", False) for row in rows)
     print(f"\n{len(rows)} rows, {failed} failed: {path}")
     return int(failed > 0)
 

@@ -76,6 +76,11 @@ def on_one_process(hidden: Tensor, weight: Tensor, bias: Optional[Tensor]):
             x = DTensor.from_local(x, mesh, [Replicate()], run_check=False)
         return x.redistribute(placements=[placement]).to_local()
 
+    if -(-vocabulary // mesh.size()) * (mesh.size() - 1) >= vocabulary:
+        raise ValueError(
+            f"a head of {vocabulary} tokens cannot be sharded over {mesh.size()} processes; use "
+            "fewer processes"
+        )
     group, share = mesh.get_group(), -(-vocabulary // mesh.size())  # the last may have fewer
     shards = Shards(group, dist.get_rank(group) * share, vocabulary)
     return placed(hidden, Replicate()), placed(weight, Shard(0)), placed(bias, Shard(0)), shards

@@ -145,7 +145,12 @@ class VlmCaptioner(nn.Module):
             start = torch.tensor(self.decoder_prefix, device=device).expand(images, -1)
             inputs["decoder_input_ids"] = start
         if settings.guidance_scale != 1:
-            prompt = encoded.items[0][NEGATIVE_PROMPT]
+            prompt = encoded.items[0].get(NEGATIVE_PROMPT)
+            if prompt is None:
+                raise SettingsError(
+                    f"guidance_scale is {settings.guidance_scale}, but the processor of this model "
+                    "cannot write the prompt without an image: set it to 1"
+                )
             inputs[NEGATIVE_PROMPT] = prompt.expand(images * settings.num_return, -1)
         found = generate(self.model, inputs, settings, tokenizer)
         ids, *scores = (x if x is None else x.unflatten(0, (images, -1)) for x in found)

@@ -45,7 +45,8 @@ class PromptProcessor:
     """Called with an RGB photo, returns the model's inputs by name, as a batch of one.
 
     The prompt goes into the chat template if the family has one. GUIDED families also get the
-    NEGATIVE_PROMPT, (1, n): the prompt without the image. Raises ValueError.
+    NEGATIVE_PROMPT, (1, n): the prompt without the image, unless their processor needs an image.
+    Raises ValueError.
     """
 
     def __init__(self, parts: Parts, prompt: str):
@@ -98,7 +99,10 @@ class PromptProcessor:
         if self.kind not in GUIDED:
             return {}
         if self.kind not in WITHOUT_CHAT:
-            return {NEGATIVE_PROMPT: self._chat_inputs()["input_ids"]}
+            try:
+                return {NEGATIVE_PROMPT: self._chat_inputs()["input_ids"]}
+            except Exception:  # a fine-tuned model's chat template may need an image
+                return {}
         ids = self._process(PROBE_IMAGE)["input_ids"]
         return {NEGATIVE_PROMPT: ids if self.kind == "git" else ids[ids != self.image_token][None]}
 

@@ -39,7 +39,9 @@ LARGEST = 16 << 30  # bytes; a checkpoint of BLIP ViT-L with its optimizer has 5
 # object stores; programs that can add their functions here.
 FETCHERS: dict[str, Callable[[str], Path]] = {}
 
-_HUB_FILE = re.compile(r"hf://(?:(space|dataset|model)s/)?([^/@]+/[^/@]+)(?:@([^/]+))?/(.+)")
+_HUB_FILE = re.compile(
+    r"hf://(?!(?:space|dataset|model)s/[^/]+/[^/]+$)(?:(space|dataset|model)s/)?([^/@]+/[^/@]+)(?:@([^/]+))?/(.+)"
+)
 _HOST = re.compile(r"([^:]*|\[.*\])(:\d*)?")  # a host and an optional port
 
 
