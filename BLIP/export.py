@@ -18,7 +18,9 @@ Both pasts have the shape (layers, 2, B, heads, length, head width), where 2 is 
 
 import argparse
 import logging
+import os
 import sys
+import tempfile
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -89,14 +91,22 @@ class StepGraph(nn.Module):
 
 
 def export_onnx(captioner: BlipCaptioner, folder: Union[str, Path], int8: bool = False) -> None:
-    """Write the folder, see the module's docstring.
+    """Write the folder, see the module's docstring. A failed export writes none of the files.
 
-    captioner.json is removed first and written last: a folder without it is not complete. Needs
-    onnxscript, and onnxruntime for `int8`.
+    Needs onnxscript, and onnxruntime for `int8`.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / SETTINGS).unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".", suffix=".staged", dir=folder) as temporary:
+        _write(captioner, Path(temporary), int8)
+        # captioner.json is removed first and written last: without it, no reader can mix old and
+        # new files.
+        (folder / SETTINGS).unlink(missing_ok=True)
+        for path in sorted(Path(temporary).iterdir(), key=lambda path: path.name == SETTINGS):
+            os.replace(path, folder / path.name)
+
+
+def _write(captioner: BlipCaptioner, folder: Path, int8: bool) -> None:
     words = captioner.tokenizer
     captioner = captioner.eval().cpu()
     encoder, decoder = EncoderGraph(captioner), StepGraph(captioner)

@@ -1,7 +1,9 @@
-"""requirements-lock.txt resolves the requirements on every Python."""
+"""requirements-lock.txt resolves the requirements on every Python, and is installed."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
@@ -40,3 +42,17 @@ def test_the_requirements_can_be_had_and_are_locked(repository, python):
     assert found.returncode == 0, found.stderr
     locked = locked_on(repository / "requirements-lock.txt", python)
     assert found.stdout.splitlines() == locked, "make the file anew: its first lines say how"
+
+
+@pytest.mark.skipif(os.environ.get("LATEST") == "1", reason="LATEST=1: no locked versions")
+@pytest.mark.skipif(
+    not Path(sys.prefix, "setup.log").exists(), reason="scripts/setup.sh has not made this Python's"
+)
+def test_what_is_locked_is_installed(repository):
+    uv = [sys.executable, "-m", "uv", "pip", "install", "--python", sys.executable, "--dry-run"]
+    uv += ["--no-config", "--offline", "--no-index", "--no-deps", "-r", "requirements-lock.txt"]
+    found = subprocess.run(uv, cwd=repository, capture_output=True, text=True)
+    assert "Would make no changes" in found.stderr, (
+        f"{found.stderr}: test in an environment that scripts/setup.sh has made (VENV=...), or "
+        "make the file anew: its first lines say how"
+    )

@@ -225,20 +225,31 @@ def hub_file(
     """Return the local path of a file of the hub. A new or changed file is downloaded.
 
     If the hub does not answer, a cached file is returned. repo_type: "model", "space" or "dataset".
-    The file's metadata is requested first: without a network, `hf_hub_download` retries for half a
-    minute. Raises huggingface_hub's errors, and ValueError for a file that is larger than LARGEST.
+    The file's metadata is requested first: without it, `hf_hub_download` retries for half a minute
+    if there is no network, and it checks no hash. Raises huggingface_hub's errors, and ValueError
+    for a file that is larger than LARGEST or has another hash than the hub states.
     """
     where = {"repo_type": repo_type, "revision": revision}
+    cached = try_to_load_from_cache(repository, filename, **where)
     url = hf_hub_url(repository, filename, **where)
     if not url.startswith("https://"):
         raise ValueError(f"HF_ENDPOINT gives {without_secrets(url)}: only https:// is allowed")
     try:
-        size = get_hf_file_metadata(url, timeout=HUB_TIMEOUT_S).size or 0
+        stated = get_hf_file_metadata(url, timeout=HUB_TIMEOUT_S)
     except Exception:
-        cached = try_to_load_from_cache(repository, filename, **where)
         if isinstance(cached, str):  # otherwise None, or a mark of a missing file
             return Path(cached)
         raise
-    if size > LARGEST:
-        raise ValueError(f"{filename} has {size} bytes, which exceeds the limit of {LARGEST} bytes")
-    return Path(hf_hub_download(repository, filename, **where))
+    if (stated.size or 0) > LARGEST:
+        raise ValueError(
+            f"{filename} has {stated.size} bytes, which exceeds the limit of {LARGEST} bytes"
+        )
+    path = Path(hf_hub_download(repository, filename, **where))
+    has_sha256 = len(stated.etag or "") == 64  # small files have the SHA-1 of a git blob instead
+    if has_sha256 and str(path) != cached and _sha256(path) != stated.etag:
+        path.resolve().unlink()
+        path.unlink(missing_ok=True)
+        raise ValueError(
+            f"{path.name} does not have the sha256 that the hub states; the file was removed"
+        )
+    return path

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Optional
 
+from pydantic import BaseModel
+
 from captioning.config import Config
 from captioning.config.config import LAST
 from captioning.config.objectives import trained_by
@@ -20,11 +22,19 @@ from captioning.models import checkpoints
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line
 from captioning.training.split_evaluation import SplitEvaluation
-from captioning.training.validation_history import reason_unavailable, validated
+from captioning.training.validation_history import Validated, reason_unavailable, validated
 
 RECORD = "selected.json"
 BLIPS = "CIDEr + Bleu_4"
 LENGTH = "cap_len"  # shown with the metrics, because CIDEr depends on the length
+
+
+class _Record(BaseModel):
+    """The content of selected.json."""
+
+    select: str
+    epoch: int
+    epochs: list[Validated]
 
 
 def check_select(config: Config, evaluation: SplitEvaluation) -> None:
@@ -86,15 +96,25 @@ def keep_selected(select: str, folder: Path, epochs: int) -> Optional[str]:
 
 
 def best_epoch(folder: Path) -> Optional[int]:
-    """The epoch of checkpoint_best.pth; None if there is none yet."""
-    record = read_record(folder)
-    return record["epoch"] if record and checkpoints.best(folder) else None
+    """The epoch of checkpoint_best.pth; None if it is missing, or unreadable without a record."""
+    best, record = checkpoints.best(folder), read_record(folder)
+    if best is None or record:
+        return record["epoch"] if best else None
+    try:
+        return checkpoints.read(best)["epoch"]
+    except UserError:
+        return None
 
 
 def read_record(folder: Path) -> Optional[dict[str, Any]]:
-    """The content of selected.json; None if there is none yet. Raises UserError."""
-    path = folder / RECORD
-    return read_json(path) if path.exists() else None
+    """The content of selected.json; None if it is missing or damaged: then it is rewritten."""
+    try:
+        record = _Record.model_validate(read_json(folder / RECORD))
+        if record.select != LAST:
+            MetricSum.parse(record.select)
+    except (UserError, ValueError):
+        return None
+    return {**dict(record), "epochs": [epoch._asdict() for epoch in record.epochs]}
 
 
 def shown_metrics(record: Mapping[str, Any]) -> list[str]:

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import itertools
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -38,6 +39,7 @@ class _Settings:
     arguments: list[str]  # names of the arguments of the class's forward, in order
     parts: dict[str, Tensor] = field(default_factory=dict)  # the last step's
     head_is_checked: bool = False
+    number: int = field(default_factory=itertools.count().__next__)
     is_warned: bool = False  # whether the user knows that training uses logits
 
 
@@ -239,7 +241,7 @@ def _from_hidden(model, settings, below, inputs, targets, head) -> tuple[dict, O
     if torch.compiler.is_compiling() or not settings.head_is_checked:
         line = f"{name} changes the logits of its language head; use_smile needs from_hidden=False"
         changed = head.changed(last, call.seen.detach().to(last.device))
-        loss = refuse(changed.unsqueeze(0), [f"{line} for it"], loss)
+        loss = refuse(changed.unsqueeze(0), [f"{line} for it"], loss, settings.number)
         settings.head_is_checked = not torch.compiler.is_compiling()
     return output, ObjectiveOutput(loss, parts, tokens)
 

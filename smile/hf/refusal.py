@@ -5,20 +5,26 @@ reads the values when it runs. On an accelerator this needs a synchronisation.
 """
 
 from collections.abc import Sequence
+from typing import Optional
 
 import torch
 from torch import Tensor
 
+_CHECKED: set[tuple[Optional[int], str]] = set()  # models and lines that have been checked once
 
-def refuse(wrong: Tensor, lines: Sequence[str], through: Tensor) -> Tensor:
+
+def refuse(
+    wrong: Tensor, lines: Sequence[str], through: Tensor, once: Optional[int] = None
+) -> Tensor:
     """Return `through`. Raise ValueError with the first line for which `wrong` is true in a row.
 
     wrong: bool (K, B), the wrong rows for each line. The first wrong row replaces {row} in the
-    line. K may be larger than the number of lines. A compiled program drops the check unless the
-    result is used.
+    line. K may be larger than the number of lines. once: the number of a model. A compiled program
+    then checks only the model's first batch, except on a CPU, where checks are cheap. A compiled
+    program drops the check unless the result is used.
     """
     if torch.compiler.is_compiling():
-        return _operator(through, wrong, "\n".join(lines))
+        return _operator(through, wrong, "\n".join(lines), once)
     _raise_where(wrong, lines)
     return through
 
@@ -30,14 +36,16 @@ def _raise_where(wrong: Tensor, lines: Sequence[str]) -> None:
 
 
 @torch.library.custom_op("smile::refuse", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
-def _operator(through: Tensor, wrong: Tensor, lines: str) -> Tensor:
-    _raise_where(wrong, lines.split("\n"))
+def _operator(through: Tensor, wrong: Tensor, lines: str, once: Optional[int]) -> Tensor:
+    if once is None or wrong.is_cpu or (once, lines) not in _CHECKED:
+        _raise_where(wrong, lines.split("\n"))
+        _CHECKED.add((once, lines))
     return through.clone()
 
 
 @_operator.register_fake
-def _(through, wrong, lines):
+def _(through, wrong, lines, once):
     return torch.empty_like(through)
 
 
-_operator.register_autograd(lambda ctx, gradient: (gradient, None, None))
+_operator.register_autograd(lambda ctx, gradient: (gradient, None, None, None))

@@ -59,6 +59,13 @@ def test_what_the_released_files_lack_or_have_too_much_is_reported(make_captione
     assert head is captioner.text_decoder.bert["embeddings"].word_embeddings.weight
 
 
+def test_half_precision_files_load_into_float32(make_captioner):
+    captioner = make_captioner()
+    state = {k: v.half() if v.is_floating_point() else v for k, v in captioner.state_dict().items()}
+    load_weights(captioner, state, "file")
+    assert {p.dtype for p in captioner.parameters()} == {torch.float32}
+
+
 def test_another_image_size_resizes_the_position_embedding(make_captioner):
     small, large = make_captioner(), make_captioner(image_size=96)
     report = load_weights(large, small.state_dict(), "file")

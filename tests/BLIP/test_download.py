@@ -92,6 +92,12 @@ def test_a_failed_download_leaves_nothing_and_the_next_one_is_whole(
     assert (tmp_path / "file.bin").read_bytes() == bytes(9 * 1024)
 
 
+def test_a_part_that_a_killed_download_left_is_replaced(server, tmp_path):
+    (tmp_path / "file.bin.part").write_bytes(bytes(2_000_000))
+    download(f"{server.url}/file.bin", tmp_path / "file.bin", sha256=SHA256)
+    assert [path.name for path in tmp_path.iterdir()] == ["file.bin"]
+
+
 @pytest.fixture
 def hub_folder(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))

@@ -191,15 +191,30 @@ def test_the_runner_reads_16_bits_and_refuses_damaged_graphs(exported, tmp_path)
         assert "\n" not in str(caught.value)
 
 
-def test_an_export_that_fails_is_not_taken_for_a_whole_one(make_captioner, tmp_path, monkeypatch):
-    (tmp_path / SETTINGS).write_text("before")
+def test_an_export_that_fails_leaves_the_files_before_it(
+    make_captioner, tmp_path, monkeypatch, capsys
+):
+    assert main([str(tmp_path / "none.pth"), str(tmp_path / "onnx")]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+    names = [SETTINGS, "decoder_step.onnx", "encoder.onnx", "vocab.txt"]
+    before = dict.fromkeys([*names, "notes.txt"], "before")
+    for name, content in before.items():
+        (tmp_path / name).write_text(content)
 
-    def full_disk(*_):
-        raise OSError(28, "No space left on device")
+    def export(graph, path, inputs, outputs):
+        path.write_text("half")
+        if path.name in full:
+            raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("BLIP.export._export", full_disk)
-    with pytest.raises(OSError, match="No space left"):
-        export_onnx(make_captioner(), tmp_path)
-    assert not (tmp_path / SETTINGS).exists()
-    with pytest.raises(OSError, match=SETTINGS):
-        OnnxCaptioner(tmp_path)
+    monkeypatch.setattr("BLIP.export._export", export)
+    full = []
+    for name in ("encoder.onnx", "decoder_step.onnx"):
+        full[:] = [name]
+        with pytest.raises(OSError, match="No space left"):
+            export_onnx(make_captioner(), tmp_path)
+        assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before
+    full.clear()
+    export_onnx(make_captioner(), tmp_path)
+    found = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert found.keys() == before.keys()
+    assert [name for name, content in found.items() if content == "before"] == ["notes.txt"]

@@ -1,5 +1,6 @@
 """Files of the Hugging Face hub: new, cached, and refused."""
 
+import hashlib
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +13,8 @@ URL = "https://huggingface.co/spaces/some/model/resolve/v1/a/b.json"
 @pytest.fixture
 def stated(monkeypatch, tmp_path):
     """Return what the hub states about every file, with the `calls`; each file holds b"content"."""
-    stated = SimpleNamespace(size=7, calls=[])
+    hashed = hashlib.sha256(b"content").hexdigest()
+    stated = SimpleNamespace(size=7, etag=hashed, calls=[])
 
     def metadata(url, timeout):
         stated.calls.append(url)
@@ -41,7 +43,9 @@ def write_cache(folder):
     (folder / "refs" / "main").write_text("abc")
 
 
-def test_a_new_file_is_fetched(stated, tmp_path):
+@pytest.mark.parametrize("etag", ["", "0" * 40])  # "": the file's own SHA-256
+def test_a_new_file_is_fetched(stated, tmp_path, etag):
+    stated.etag = etag or stated.etag
     assert hub.hub_file("some/model", "a/b.json", "space", "v1") == tmp_path / "a/b.json"
     where = {"repo_type": "space", "revision": "v1"}
     assert stated.calls == [URL, ("some/model", "a/b.json", where)]
@@ -53,6 +57,13 @@ def test_without_a_network_a_cached_file_is_used_and_nothing_is_retried(stated, 
     with pytest.raises(ConnectionError):
         hub.hub_file("no/model", "absent.json")
     assert len(stated.calls) == 2
+
+
+def test_a_file_with_another_hash_is_refused(stated, tmp_path):
+    stated.etag = "0" * 64
+    with pytest.raises(ValueError, match=r"b\.json does not have the sha256 that the hub states"):
+        hub.hub_file("some/model", "a/b.json")
+    assert not (tmp_path / "a" / "b.json").exists()
 
 
 def test_a_file_above_the_limit_is_not_fetched(stated):

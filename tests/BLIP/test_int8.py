@@ -7,6 +7,7 @@ from torch import nn
 from BLIP.kernels import int8_linear
 from BLIP.kernels.inference_linear import InferenceLinear
 from BLIP.kernels.int8_linear import FLOAT16, INT8, HalfLinear, Int8Linear, check_int8
+from captioning import caption
 from captioning.train import main
 from decoding import DecodingSettings
 
@@ -127,6 +128,12 @@ def test_where_int8_is_refused(monkeypatch, device, compiled, engines, message):
     monkeypatch.setattr(type(torch.backends.quantized), "supported_engines", engines)
     with pytest.raises(ValueError, match=message):
         check_int8(torch.device(device), compiled)
+
+
+def test_a_run_that_was_trained_compiled_is_captioned_in_int8():
+    given = ["checkpoint.pth", "photo.jpg", "--out", "a.jsonl", "--precision", "int8"]
+    changes = caption.changes_of(caption.parse_arguments(given), torch.device("cpu"))
+    assert (changes["precision"], changes["compile"]) == ("int8", False)
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,14 @@ def test_only_the_input_is_kept_beside_the_parameters(linear, name):
     assert [t.data_ptr() for t in kept] == [t.data_ptr() for t in (x, linear.weight, *own)]
 
 
+def test_small_layers_recompute_nothing(linear, monkeypatch):
+    x = torch.randn(3, 24, requires_grad=True)
+    for least, recomputes in ((72 + 240, True), (72 + 240 + 1, False)):
+        monkeypatch.setattr(module, "MIN_ELEMENTS", least)
+        made = recompute_linear(x, linear, F.gelu)
+        assert (getattr(made.grad_fn, "before", None) is F.gelu) is recomputes
+
+
 @pytest.mark.parametrize("learns", [True, False])
 def test_small_layers_and_inference_use_onednn_for_large_products(linear, monkeypatch, learns):
     calls = []

@@ -93,6 +93,11 @@ def test_the_image_is_encoded_once_however_many_captions_it_has():
     assert calls == [3]
 
 
+def test_captions_are_cut_to_max_tokens():
+    _, labels = make("lstm", max_tokens=4).predictions(images(1), [["a dog runs on grass"]])
+    assert labels.tolist() == WORDS.encode(["a dog"], 9)[0][:, 1:].tolist()
+
+
 def test_the_coverage_penalty():
     attention = torch.tensor([[[0.75, 0.25], [0.5, 0.5], [0.9, 0.1]], [[1.0, 0], [0, 1], [1, 0]]])
     labelled = torch.tensor([[True, True, False], [True, True, True]])

@@ -108,6 +108,17 @@ def test_under_autocast_on_any_cpu(kind, dtype):
     assert all(w.grad.isfinite().all() and w.grad.any() for w in decoder.parameters())
 
 
+@pytest.mark.parametrize("kind", ["rnn", "lstm"])
+def test_torchs_cells_run_without_autocast_and_in_the_mode_that_cudnn_differentiates(kind):
+    decoder, (tokens, places) = make(kind).float().eval(), inputs()
+    assert not decoder.training and decoder.cell.training
+    seen = []
+    decoder.cell.register_forward_pre_hook(lambda *_: seen.append(torch.is_autocast_enabled("cpu")))
+    with torch.autocast("cpu"):
+        decoder(tokens, places.float())
+    assert seen == [False]
+
+
 def test_dropout_acts_in_training_alone():
     """Between the layers, too."""
     decoder, (tokens, places) = make("sat, 3 layers"), inputs()

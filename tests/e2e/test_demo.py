@@ -169,11 +169,16 @@ def test_report_fits_the_screen(finished, project, tmp_path, width):
         *(chromium, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"),
         *("--disable-background-networking", "--disable-sync", "--virtual-time-budget=5000"),
         *(f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={max(width, 500)},3000"),
-        *("--dump-dom", f"file://{frame}"),
+        "--hide-scrollbars",
     ]
-    dom = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+    dom = [*command, "--dump-dom", f"file://{frame}"]
+    dom = subprocess.run(dom, capture_output=True, text=True, timeout=120).stdout
     assert 'data-broken="0"' in dom, dom[:500]
     assert int(re.search(r'data-wide="(\d+)"', dom)[1]) <= width
+    picture = tmp_path / "report.png"
+    screenshot = [*command, f"--screenshot={picture}", f"file://{frame}"]
+    subprocess.run(screenshot, capture_output=True, timeout=120)
+    assert picture.stat().st_size > 20_000
 
 
 def run_demo(project, *arguments):

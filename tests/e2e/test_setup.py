@@ -252,6 +252,7 @@ def test_venv_passes_over_the_active_environment(installed, first_call):
     [
         (None, "", 1, ["my-python", "not found"]),
         ("exit 127", "", 1, ["my-python", "does not run"]),
+        ("echo 2.7", "", 1, ["my-python", "Python 2.7", "3.9 or later"]),
         ("echo 3.8", "", 1, ["my-python", "Python 3.8", "3.9 or later"]),
         (AS_OTHER_VERSION.format("3.11", 1), "", 1, ["my-python", "python3.11-venv"]),
         (
@@ -259,7 +260,7 @@ def test_venv_passes_over_the_active_environment(installed, first_call):
             ["the web page needs Python 3.10 or later", "PYTHON=python3.11"],
         ),
     ],
-    ids=["absent", "broken", "too-old", "no-venv-module", "the-page"],
+    ids=["absent", "broken", "python2", "too-old", "no-venv-module", "the-page"],
 )
 def test_unusable_python_is_refused_before_anything_is_installed(bare, program, what, code, words):
     python = bare.root / "bin" / "my-python"

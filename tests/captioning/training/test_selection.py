@@ -182,6 +182,19 @@ def test_an_epoch_whose_weights_are_gone_cannot_be_taken(run, capsys):
     assert best_of(tuning.folder) == 2
 
 
+DAMAGED = ["", "{}", "[]", '{"select": "x", "epoch": 0, "epochs": []}']
+
+
+@pytest.mark.parametrize("text", [*DAMAGED, '{"select": "last", "epoch": 0, "epochs": [[0, "x"]]}'])
+def test_a_damaged_record_is_made_again(run, text):
+    tuning = run("objective=mle")
+    tuning.run()
+    record = (tuning.folder / "selected.json").read_text()
+    (tuning.folder / "selected.json").write_text(text)
+    run("objective=mle").run()
+    assert (tuning.folder / "selected.json").read_text() == record
+
+
 def test_no_epoch_is_done_before_its_weights_are_kept(run, monkeypatch):
     """Else a run that is killed between the two would go on without them."""
     tuning, save = run(ALL), torch.save
