@@ -8,8 +8,7 @@ import json
 import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from functools import cache
-from threading import Event
+from threading import Event, Lock
 from typing import Annotated, Any, NamedTuple, Optional
 
 from pydantic import Field
@@ -96,7 +95,7 @@ class Clair(Evaluator):
     def prepare(self) -> None:
         self.server = ChatServer(self.options.judge_url, "judge_url", KEY)
         self.cache = cache_folder(self.settings.cache_dir) / "judge"
-        self.warn = cache(log_line)  # other threads fail, too; one line is enough
+        self.unwarned = Lock()  # held once a failed write is logged: other threads fail, too
 
     def check(self) -> None:
         self.server.check()
@@ -150,6 +149,7 @@ class Clair(Evaluator):
             if verdict:
                 try:
                     write_json({"model": model, "question": each, "reply": reply}, path)
-                except UserError:
-                    self.warn(f"replies are not kept: {self.cache} cannot be written")
+                except UserError as error:
+                    if self.unwarned.acquire(blocking=False):
+                        log_line(f"replies are not kept: {error}")
         return verdict

@@ -60,11 +60,23 @@ class _Running:
     process: multiprocessing.process.BaseProcess
     reports: connection.Connection
     log_began: int  # size of the log in bytes before this run
+    handles_signals: bool = False  # until then a signal could kill the job
+    asked_to_stop: bool = False
 
     def receive(self, observer: Observer) -> None:
         with contextlib.suppress(EOFError):
             while self.reports.poll():
-                observer.progressed(self.job.name, *self.reports.recv())
+                report = self.reports.recv()
+                if report is None:
+                    self.handles_signals = True
+                else:
+                    observer.progressed(self.job.name, *report)
+
+    def ask_to_stop(self) -> None:
+        """Send SIGTERM once, as soon as the job handles signals."""
+        if self.handles_signals and not self.asked_to_stop:
+            self.process.terminate()  # SIGTERM
+            self.asked_to_stop = True
 
     def reason(self) -> Optional[str]:
         """Why an ended job failed: its error line or its exit code; None if it succeeded."""
@@ -165,8 +177,8 @@ def run_jobs(
                     elif running:
                         log_line(f"{cause}; the others save and stop")
                 if deadline is not None:
-                    for entry in running:  # again and again: a starting job ignores signals
-                        entry.process.terminate()  # SIGTERM
+                    for entry in running:
+                        entry.ask_to_stop()
                     if running and time.monotonic() > deadline:
                         names = ", ".join(dict.fromkeys(entry.job.name for entry in running))
                         log_line(
@@ -222,13 +234,15 @@ def _do(job: Job, reports: connection.Connection) -> None:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
 
-    def report(description: str, share: float) -> None:
+    def send(report: Optional[tuple[str, float]]) -> None:
+        """Send a bar's description and share, or None when the job begins to handle signals."""
         with contextlib.suppress(OSError):  # the program has died, and soon its server ends
-            reports.send((description, share))
+            reports.send(report)
 
     code = 1
     try:
-        with signals.watch(), report_bars_to(report):
+        with signals.watch(), report_bars_to(lambda *report: send(report)):
+            send(None)
             code = job.do() or 0
             code = code or (STOPPED if signals.stop_requested() else 0)
     except BaseException:
