@@ -125,11 +125,6 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", 0))
 
 
-def on_main_machine() -> bool:
-    """Whether rank 0 is on this machine."""
-    return os.environ.get("GROUP_RANK", "0") == "0"
-
-
 def on_several_machines() -> bool:
     """Whether the processes are on more than one machine."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", world_size())) < world_size()

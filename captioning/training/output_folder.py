@@ -9,12 +9,11 @@ Files are uploaded in an order that keeps the run resumable if it is killed at a
 5. old checkpoints are removed.
 """
 
-import os
 import secrets
 import shutil
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
-from typing import Any, Callable, Optional
+from typing import Any, Optional
 
 from BLIP.weights.sharded_checkpoint import REST
 from captioning.files import stores, uploads
@@ -38,10 +37,10 @@ def working_folder(output_dir: str) -> Path:
     return cache_folder() / "runs" / f"{PurePosixPath(address).name}-{cache_key(address, 8)}"
 
 
-def free_name(name: str, exists: Callable[[str], object] = os.path.exists) -> str:
-    """The first of NAME.1, NAME.2, ... that does not exist."""
+def free_name(folder: Path) -> Path:
+    """The first of FOLDER.1, FOLDER.2, ... that does not exist."""
     number = 1
-    while exists(target := f"{name}.{number}"):
+    while (target := folder.with_name(f"{folder.name}.{number}")).exists():
         number += 1
     return target
 
@@ -58,6 +57,8 @@ class OutputFolder:
         self.address = output_dir.rstrip("/") if stores.is_store(output_dir) else None
         self._record = self.folder.with_name(f"{self.folder.name}.stored.json")
         self._uploaded: dict[str, list[int]] = {}
+        self._last_writer: Optional[bytes] = None
+        self._on_main_machine = True
 
     def begin(self) -> None:
         """Download the run from the store. All ranks call this. Raises UserError on all ranks.
@@ -67,6 +68,8 @@ class OutputFolder:
         """
         if self.address:
             distributed.run_on_main(self._begin)
+            token = self._token()  # not the machine's name: several machines may have the same
+            self._on_main_machine = distributed.broadcast_from_main(token) == token
 
     def keep(self) -> None:
         """Upload new and changed files. All ranks call this. Raises UserError on all ranks."""
@@ -84,7 +87,7 @@ class OutputFolder:
         if not self.address or not name.startswith(f"{self.address}/"):
             return name
         path = self.folder / name[len(self.address) + 1 :]
-        return str(path if distributed.on_main_machine() and path.exists() else local_copy(name))
+        return str(path if self._on_main_machine and path.exists() else local_copy(name))
 
     def move_aside(self) -> Optional[str]:
         """Move the run in the store to a free address, and return that address. Only on rank 0.
@@ -97,7 +100,9 @@ class OutputFolder:
             raise UserError(
                 f"output_dir is {self.address}, a whole bucket: set it to a folder in the bucket"
             )
-        stored, target = stores.stamps(self.address), free_name(self.address, stores.stamps)
+        stored, number = stores.stamps(self.address), 1
+        while stores.stamps(target := f"{self.address}.{number}"):
+            number += 1
         for name, stamp in stored.items():
             uploads.copy(f"{self.address}/{name}", f"{target}/{name}", stamp[0])
         for name in _markers_first(stored):
@@ -109,62 +114,68 @@ class OutputFolder:
 
     def _begin(self) -> None:
         stored = stores.stamps(self.address)
+        self._last_writer = self._writer() if WRITER in stored else None
+        token, recorded = self._token(), self._read_record()
+        # If the store is empty and there is no record, no upload of this folder has succeeded yet.
+        wrote_last = token and (self._last_writer == token if stored else not recorded)
         with user_errors(self.folder):
             self.folder.parent.mkdir(parents=True, exist_ok=True)
-            if WRITER in stored and self._writer() == self._token():
-                self._uploaded = {n: s for n, s in self._read_record().items() if n in stored}
-            else:
-                self._download(stored)
+            if not wrote_last:
+                self._download(stored, recorded)
+            self.folder.mkdir(exist_ok=True)
+            self._uploaded = {n: s for n, s in self._read_record().items() if n in stored}
         log_line(f"{self.address} has its working copy in {self.folder}")
         if distributed.announced() > 1:  # other machines may need files whose upload failed before
             self._keep()
 
-    def _download(self, stored: dict[str, Any]) -> None:
-        """Replace the folder by the store's, and claim the run with a new token.
-
-        The folder is moved aside if it has files that the store has not had.
-        """
-        local, recorded = self._files(), self._read_record()
-        outdated = not stored or any(recorded.get(n) != stamp for n, stamp in local.items())
-        if outdated and self._token():  # without a token, it is left from an interrupted download
-            target = free_name(str(self.folder))
+    def _download(self, stored: dict[str, Any], recorded: dict[str, list[int]]) -> None:
+        """Replace the folder by the store's. If only the folder has some files, move it aside."""
+        local = self._files()
+        new = {name for name, stamp in local.items() if recorded.get(name) != stamp}
+        if local and (WRITER not in stored or new - {WRITER}):
+            target = free_name(self.folder)
             self.folder.rename(target)
             log_line(
                 f"{self.address} has changed since {self.folder} was its working copy; moved the "
                 f"working copy to {target}"
             )
-        shutil.rmtree(self.folder, ignore_errors=True)
+        incomplete = self.folder.with_name(f".{self.folder.name}{SUFFIX}")
+        for earlier in (self.folder, incomplete):
+            shutil.rmtree(earlier, ignore_errors=True)
         self._record.unlink(missing_ok=True)
-        self.folder.mkdir()
+        incomplete.mkdir()
         for name, stamp in stored.items():
             folder = name.rpartition("/")[0]
             complete = not folder.endswith(".pth") or f"{folder}/{REST}" in stored
             if complete and name != WRITER:
-                fetch(f"{self.address}/{name}", self.folder / name, stamp)
-        self._uploaded = self._files()
-        self._write_token()
-        self._write(WRITER, self._files()[WRITER])
+                fetch(f"{self.address}/{name}", incomplete / name, stamp)
+        _write_token(incomplete)
+        incomplete.rename(self.folder)
+        self._uploaded = {name: s for name, s in self._files().items() if name != WRITER}
+        self._write_record()
 
     def _keep(self) -> None:
-        if self._token() is None:  # an earlier run has been moved aside
-            self._write_token()
-        local = self._files()
-        if local == self._uploaded:
-            return
         try:
-            if self._writer() in (None, self._token()):
-                with user_errors(self.folder):
+            with user_errors(self.folder):
+                if self._token() is None:
+                    _write_token(self.folder)
+                token, local = self._token(), self._files()
+                if local == self._uploaded:
+                    return
+                overtaken = self._writer() not in (None, self._last_writer, token)
+                if not overtaken:
                     self._upload(local)
-                return
+                    self._last_writer = token
         except UserError as error:
             raise UserError(
                 f"{error}; nothing is lost: the run's files are in {self.folder}, and the same "
                 "command on this machine resumes from them"
             ) from error
-        raise UserError(
-            f"{self.address} is in use: another machine has continued this run; the files that "
-            f"this machine has written since then are in {self.folder}"
-        )
+        if overtaken:
+            raise UserError(
+                f"{self.address}: another machine has continued this run; the files that this "
+                f"machine has written since then are in {self.folder}"
+            )
 
     def _upload(self, local: dict[str, list[int]]) -> None:
         changed = {name for name, stamp in local.items() if self._uploaded.get(name) != stamp}
@@ -211,9 +222,6 @@ class OutputFolder:
                 files[name.as_posix()] = [stat.st_size, stat.st_mtime_ns, stat.st_ino]
         return files
 
-    def _write_token(self) -> None:
-        write_json({"token": secrets.token_hex(8)}, self.folder / WRITER)
-
     def _token(self) -> Optional[bytes]:
         """The token of this working copy."""
         path = self.folder / WRITER
@@ -227,13 +235,20 @@ class OutputFolder:
             return None
 
     def _write_record(self) -> None:
-        write_json({"uploaded": self._uploaded}, self._record)
+        write_json({"address": self.address, "uploaded": self._uploaded}, self._record)
 
     def _read_record(self) -> dict[str, list[int]]:
         try:
-            return read_json(self._record)["uploaded"]
-        except UserError:  # without a record, every file is uploaded again
+            record = read_json(self._record)
+            if "files" in record:  # written by an older version
+                return {name: entry["here"] for name, entry in record["files"].items()}
+            return dict(record["uploaded"])
+        except (UserError, KeyError, TypeError):  # without a record, every file is uploaded again
             return {}
+
+
+def _write_token(folder: Path) -> None:
+    write_json({"token": secrets.token_hex(8)}, folder / WRITER)
 
 
 def _is_marker(name: str) -> bool:

@@ -140,7 +140,7 @@ def _move_aside(output: OutputFolder) -> None:
         return
     if aside := output.move_aside():
         log_line(f"moved the files of {output.address} to {aside}")
-    target = Path(free_name(str(folder)))
+    target = free_name(folder)
     with user_errors(target):
         folder.rename(target)
     log_line(f"moved the files of {folder} to {target}")

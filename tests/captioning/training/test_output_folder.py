@@ -10,8 +10,9 @@ from captioning.files.manifest import manifest_path
 from captioning.files.reading import read_json
 from captioning.files.writing import write_json, write_text
 from captioning.models import checkpoints
+from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
-from captioning.training.output_folder import SELECTED, OutputFolder
+from captioning.training.output_folder import SELECTED, WRITER, OutputFolder
 from captioning.training.selection import RECORD
 
 ADDRESS = "s3://bucket/run"
@@ -95,7 +96,7 @@ def test_a_kill_before_any_write_leaves_a_run_that_goes_on(s3, on, killed_at):
             break
         s3.files.rm("bucket/run", recursive=True) if s3.files.exists("bucket/run") else None
         number += 1
-    assert number == 3 * 6 + 2  # files of an epoch, what is removed
+    assert number == 3 * 6 + 1 + 2  # files of an epoch, the token, what is removed
     names = set(stores.stamps(ADDRESS))
     assert names == {
         *("writer.json", "log.jsonl", "selected.json", "checkpoint_best.pth"),
@@ -184,10 +185,15 @@ def test_another_machine_than_rank_0s_reads_a_copy(s3, on, tmp_path, monkeypatch
     copy = other.here(name)
     assert copy.startswith(str(tmp_path / "two")) and not other.folder.exists()
     assert checkpoints.read(Path(copy))["epoch"] == 0
+    # Machines may have one name, and what an earlier run has left; or one disk.
     other.folder.mkdir(parents=True)
-    (other.folder / "checkpoint_00.pth").write_bytes(b"of an earlier run")
-    monkeypatch.setenv("GROUP_RANK", "1")  # torchrun's number of the machine
-    assert other.here(name) == copy
+    for left in ("checkpoint_00.pth", WRITER):
+        (other.folder / left).write_bytes(b"of an earlier run")
+    token = (output.folder / WRITER).read_bytes()
+    monkeypatch.setattr(distributed, "run_on_main", lambda do: None)
+    monkeypatch.setattr(distributed, "broadcast_from_main", lambda value: token)
+    for machine, found in {"two": copy, "one": path}.items():
+        assert on(machine).here(name) == found
     on_disk = OutputFolder(str(tmp_path))
     assert on_disk.name_of(path) == on_disk.here(path) == path
 
@@ -239,6 +245,26 @@ def test_a_machine_that_was_overtaken_writes_no_more(s3, on):
         first.keep()
     assert str(first.folder) in str(refused.value) and stores.stamps(ADDRESS) == there
     second.keep()
+
+
+def test_a_folder_fetched_up_to_its_name_is_not_the_other_machines(s3, on, monkeypatch):
+    """A kill before anything is written in it: both would be taken for the last that wrote."""
+    first = on("first")
+    save(first.folder, 0)
+    first.keep()
+    with monkeypatch.context() as patch:
+
+        def killed(self):
+            raise Killed
+
+        patch.setattr(OutputFolder, "_write_record", killed)
+        with pytest.raises(Killed):
+            on("second")
+    second = on("second")
+    save(second.folder, 1)
+    second.keep()
+    assert not checkpoints.epoch_path(first.folder, 1).exists()
+    assert checkpoints.epoch_path(on("first").folder, 1).exists()
 
 
 def test_a_folder_of_a_stores_name_is_on_disk(tmp_path, monkeypatch):
