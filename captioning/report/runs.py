@@ -133,7 +133,7 @@ def _read_run(folder: Path, split: str) -> Run:
         scored_with=scored,
         captions=read_predictions(results_file),
         metrics=metrics_of(scores.get("metrics", {}), result / "metrics.json"),
-        skipped=scores.get("skipped", {}),
+        skipped=_validated(scores.get("skipped", {}), dict[str, str], result / "metrics.json"),
         log=[] if foreign else list(read_log(folder / "log.jsonl")),
         training={} if foreign else _json(folder / "run.json"),
         scoring=scoring,

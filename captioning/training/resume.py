@@ -77,7 +77,7 @@ def _check_settings(config: Config, content: dict[str, Any]) -> None:
     now = config.model_dump()
 
     def changes(role: str, more: Sequence[str] = ()) -> str:
-        keys = (*keys_of(role, type(config)), *more)
+        keys = dict.fromkeys((*keys_of(role, type(config)), *more))
         # A run of another captioner has other keys: only the common keys are compared.
         changed = [key for key in keys if key in before and before[key] != now[key]]
         if now["skip_bad_images"] and "skip_bad_images" in changed:

@@ -1,6 +1,7 @@
 """The log of a run: its configuration and command, JSON lines and TensorBoard curves.
 
-To log another value of a step, add it to the parts of the loss or to `StepResult.values`.
+To log another value of a step, add it to the parts of the loss, which are averaged over the tokens
+of all processes and accumulated batches, or to `StepResult.values`, which are logged as they are.
 TensorBoard then shows a curve of it. The report shows a curve of it if CURVES has a line for it.
 """
 
