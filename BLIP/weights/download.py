@@ -25,6 +25,7 @@ from huggingface_hub import (
     hf_hub_url,
     try_to_load_from_cache,
 )
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from tqdm import tqdm
 
 from BLIP.weights.safe_load import first_line
@@ -236,7 +237,11 @@ def hub_file(
         raise ValueError(f"HF_ENDPOINT gives {without_secrets(url)}: only https:// is allowed")
     try:
         stated = get_hf_file_metadata(url, timeout=HUB_TIMEOUT_S)
-    except Exception:
+    except Exception as error:
+        missing = isinstance(error, EntryNotFoundError)  # the repository no longer has the file
+        # The subclass LocalEntryNotFoundError means that there is no network.
+        if missing and not isinstance(error, LocalEntryNotFoundError):
+            raise
         if isinstance(cached, str):  # otherwise None, or a mark of a missing file
             return Path(cached)
         raise

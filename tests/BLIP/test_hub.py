@@ -4,6 +4,7 @@ import hashlib
 from types import SimpleNamespace
 
 import pytest
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
 from BLIP.weights import download as hub
 
@@ -14,10 +15,12 @@ URL = "https://huggingface.co/spaces/some/model/resolve/v1/a/b.json"
 def stated(monkeypatch, tmp_path):
     """Return what the hub states about every file, with the `calls`; each file holds b"content"."""
     hashed = hashlib.sha256(b"content").hexdigest()
-    stated = SimpleNamespace(size=7, etag=hashed, calls=[])
+    stated = SimpleNamespace(size=7, etag=hashed, error=None, calls=[])
 
     def metadata(url, timeout):
         stated.calls.append(url)
+        if stated.error:
+            raise stated.error
         if "/no/" in url:
             raise ConnectionError("no such repository, or no network")
         return stated
@@ -59,6 +62,15 @@ def test_without_a_network_a_cached_file_is_used_and_nothing_is_retried(stated, 
     assert len(stated.calls) == 2
 
 
+def test_a_file_that_was_removed_from_the_hub_is_not_used_from_the_cache(stated, tmp_path):
+    write_cache(tmp_path / "models--some--model")
+    stated.error = EntryNotFoundError("404")
+    with pytest.raises(EntryNotFoundError):
+        hub.hub_file("some/model", "config.json")
+    stated.error = LocalEntryNotFoundError("no network")
+    assert hub.hub_file("some/model", "config.json").read_text() == "{}"
+
+
 def test_a_file_with_another_hash_is_refused(stated, tmp_path):
     stated.etag = "0" * 64
     with pytest.raises(ValueError, match=r"b\.json does not have the sha256 that the hub states"):
@@ -83,3 +95,9 @@ def test_a_hub_without_tls_is_not_asked(stated, monkeypatch):
     with pytest.raises(ValueError, match="HF_ENDPOINT gives http://mirror"):
         hub.hub_file("some/model", "a/b.json")
     assert stated.calls == []
+
+
+def test_a_kind_needs_a_repository_and_a_file():
+    """Without a file, "spaces/owner" would be read as a model's repository."""
+    with pytest.raises(hub.DownloadError, match=r"is not hf://\[spaces/\]owner/name"):
+        hub.fetch("hf://spaces/owner/name")

@@ -33,3 +33,10 @@ def test_invalid_sizes_are_one_line(source, message):
     with pytest.raises(ValueError, match=f"^med_config.*{message}") as error:
         read_med_config(source)
     assert "\n" not in str(error.value)
+
+
+def test_a_file_without_an_object_is_refused(tmp_path):
+    path = tmp_path / "med.json"
+    path.write_text("[]")
+    with pytest.raises(ValueError, match=r"^med_config: .*med\.json is not a JSON object$"):
+        read_med_config(path)
