@@ -135,4 +135,6 @@ def append_to_static(decoder: TextDecoder, cache: StaticCache) -> Tensor:
     own_slot = torch.eye(rows, dtype=torch.bool, device=cache.tokens.device)
     cache.mask.index_copy_(2, cache.slots, own_slot.expand(images, -1, -1))
     tokens = cache.tokens.unsqueeze(2)
-    return append_tokens(decoder, tokens, cache.position, *cache[2:])
+    # torch 2.8's compiler cannot slice a NamedTuple.
+    rest = (cache.slots, cache.mask, cache.past, cache.image)
+    return append_tokens(decoder, tokens, cache.position, *rest)
