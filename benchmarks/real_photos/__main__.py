@@ -85,8 +85,8 @@ def _run(arguments: argparse.Namespace) -> None:
     folder = arguments.output_dir or Path("output/real_photos" + ("-quick" if quick else ""))
     tuning = QUICK_TUNING if quick else FINE_TUNING
     mixtures = plan(read_weights(arguments.mle), ()) if arguments.mle else []
-    named = arguments.objectives or ("" if mixtures else OBJECTIVES)
-    others = of_objectives(read_objectives(named)) if named else []
+    named = arguments.objectives or (None if mixtures else OBJECTIVES)
+    others = of_objectives(read_objectives(named))
     variants = list({v.name: v for v in (*mixtures, *others)}.values())
     decodings = []
     if arguments.decodings:
