@@ -140,8 +140,8 @@ class _Losses:
         known = {"label": head.pick(logits, column)}  # (R, 1)
         if words is not None:
             known["earlier"] = head.pick(logits, words)
-        if self.settings.label_smoothing and "mle" in self.of:
-            known["mean"] = head.mean(logits)
+        smoothing = self.settings.label_smoothing if "mle" in self.of else 0.0
+        mean = head.mean(logits).squeeze(1) if smoothing else None
         if any(loss.reads_logits for loss in self.alternatives.values()):
             known["logits"] = logits.clone()
         if "reverse" in self.of:
@@ -151,7 +151,7 @@ class _Losses:
         for value in known.values():
             value.requires_grad_(head.differentiate)
         with recorded():
-            losses = self._formulas(known, label, is_first, which)
+            losses = self._formulas(known, mean, label, is_first, which)
             total = sum((self.d_losses[name][rows] * each).sum() for name, each in losses.items())
         for name, each in losses.items():
             self.of[name][rows] = each.detach()
@@ -162,8 +162,9 @@ class _Losses:
         d_logits = logits.mul_(d_known["total"])
         if "subset" in known:
             d_logits += subset.mul_(d_known["subset"])
-        if "mean" in known:
-            head.add_mean_(d_logits, d_known["mean"])
+        if smoothing:
+            share = smoothing / head.possible * self.d_losses["mle"][rows].unsqueeze(1)
+            head.subtract_(d_logits, share)
         head.add_(d_logits, column, d_known["label"])
         if words is not None:
             head.add_(d_logits, words, d_known["earlier"])
@@ -171,8 +172,11 @@ class _Losses:
             d_logits += d_known["logits"]
         head.backward(rows, d_logits, slope)
 
-    def _formulas(self, known, label, is_first, which) -> dict[str, Tensor]:
-        """The losses (R,) of each objective that needs all logits."""
+    def _formulas(self, known, mean, label, is_first, which) -> dict[str, Tensor]:
+        """The losses (R,) of each objective that needs all logits.
+
+        mean: (R,), of all logits, for label smoothing. Its gradient is added in `_add_chunk`.
+        """
         target, total = known["label"].squeeze(1), known["total"].squeeze(1)
         mle, losses = total - target, {}
         for name in self.of:
@@ -184,8 +188,10 @@ class _Losses:
             elif name == "truncation":
                 losses[name] = mle
             elif name == "mle":
-                smoothed = (known["mean"].squeeze(1) - target) if "mean" in known else 0
-                losses[name] = mle - self.settings.label_smoothing * smoothed
+                losses[name] = mle
+                if mean is not None:
+                    smoothing = self.settings.label_smoothing
+                    losses[name] = total - (1 - smoothing) * target - smoothing * mean
             elif name == "reverse":
                 losses[name] = known["subset"].squeeze(1) - target
             if name in self.first_by_mle:

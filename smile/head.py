@@ -151,13 +151,12 @@ class Head:
             return self.vocabulary
         return self.vocabulary - self.sum_shards(self.ruled_out.sum()).to(self.wide)
 
-    def add_mean_(self, d_logits: Tensor, d_mean: Tensor) -> None:
-        """Add the gradient of `mean` (R, 1) to `d_logits` (R, V)."""
-        d_mean = d_mean / self.possible
+    def subtract_(self, d_logits: Tensor, values: Tensor) -> None:
+        """Subtract `values` (R, 1) from `d_logits` (R, V), except at tokens that are ruled out."""
         if self.ruled_out is None:
-            d_logits += d_mean
+            d_logits -= values
         else:
-            d_logits.addcmul_(d_mean, (~self.ruled_out).to(d_logits.dtype))
+            d_logits.addcmul_(values, (~self.ruled_out).to(d_logits.dtype), value=-1)
 
     def sum_shards(self, tensor: Tensor) -> Tensor:
         """The sum over the processes that share the head. Here there is only one."""
