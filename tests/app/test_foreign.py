@@ -7,6 +7,8 @@ from urllib.parse import quote
 
 import pytest
 
+from tests.app.client import ask
+
 # Gradio fetches from public addresses only; with this the local server counts as one.
 ALL_ARE_PUBLIC = "import safehttpx\nsafehttpx.is_public_ip = lambda ip: True\n"
 EVIL = "http://evil.example"
@@ -44,14 +46,6 @@ def page(serving, tmp_path_factory):
     (folder / "sitecustomize.py").write_text(ALL_ARE_PUBLIC)
     with serving("--host-name", "page.example", PYTHONPATH=str(folder)) as (address, _):
         yield address
-
-
-def ask(url, body=None, method=None, **headers):
-    """Return status, headers and body of the answer."""
-    headers = {name.replace("_", "-"): value for name, value in headers.items()}
-    method = method or ("GET" if body is None else "POST")
-    answer = httpx.request(method, url, content=body, headers=headers, timeout=60)
-    return answer.status_code, answer.headers, answer.content
 
 
 def ask_with_json(url, value):

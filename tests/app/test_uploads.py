@@ -9,7 +9,7 @@ import pytest
 
 from app.photos import Limits
 from app.uploads import NO_ROOM, Uploads
-from tests.app.test_foreign import ask
+from tests.app.client import ask
 
 LIMITS = Limits(upload_mb=1, photos=1)  # room for 2 MB, in 100 files
 
@@ -76,9 +76,10 @@ def wait_until(condition):
 
 def test_a_full_folder_refuses_uploads_and_api_calls(serving, files):
     with serving() as (address, _):  # 4 photos of 1 MB a batch: room for 8 MB
-        photo, large = (files / "photo.jpg").read_bytes(), 1 << 20
-        for number in range(9):
-            assert upload(address, part(bytes([number]) * large))[0] == 200
+        photo = (files / "photo.jpg").read_bytes()
+        for number in range(4):
+            assert upload(address, part(bytes([number]) * (1 << 20)))[0] == 200
+        (folder_of(address) / "a.png").write_bytes(bytes(4 << 20))
         time.sleep(1.1)
         assert upload(address, part(b"x")) == (400, NO_ROOM)
         status, _, answer = ask(f"{address}/api/caption", photo)
