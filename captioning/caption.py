@@ -231,7 +231,7 @@ def loader(
     arguments: argparse.Namespace, device: torch.device
 ) -> tuple[dict[str, Any], Callable[[], CheckpointModel]]:
     """The settings that identify the run, and a function that loads the captioner."""
-    checkpoint = checkpoints.named(arguments.checkpoint)
+    checkpoint = checkpoints.resolve(arguments.checkpoint)
     changes = changes_of(arguments, device)
     only_speed = keys_of("speed")
     settings = {

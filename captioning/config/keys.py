@@ -45,9 +45,9 @@ def roles_of(keys: type[BaseModel]) -> dict[str, str]:
 
 
 class Keys(BaseModel):
-    """The original's names come first. docs/settings.md describes each key.
+    """The keys of the original, then ours. docs/settings.md describes each key.
 
-    Unknown keys are refused. Types are not converted, except an integer to a float.
+    Unknown keys are errors. Types are not converted, except an integer to a float.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)

@@ -89,7 +89,7 @@ def _leave_group(code: int) -> None:
     """End this process if it belongs to a process group, without `distributed.stop`.
 
     With NCCL, `distributed.stop` waits for the other processes, which may wait in a collective for
-    this one. Only after success or Stopped do all processes call it.
+    this one. It is safe only after success or Stopped, when all processes call it.
     """
     if dist.is_initialized():
         for child in multiprocessing.active_children():  # `leave` would wait for the children
@@ -101,10 +101,10 @@ def _wait_for_first_error() -> None:
     """Let the process that caused an error print its error first.
 
     When a process fails, a collective raises an uninformative error in the other processes. They
-    wait here until the launcher, which has noticed the failed process, ends them.
+    wait here until the launcher notices the failed process and ends them.
     """
-    until = time.monotonic() + HEAD_START_S
-    while distributed.announced() > 1 and time.monotonic() < until:
+    deadline = time.monotonic() + HEAD_START_S
+    while distributed.announced() > 1 and time.monotonic() < deadline:
         if signals.stop_requested():  # the launcher asks for it
             sys.stderr.flush()
             os._exit(1)

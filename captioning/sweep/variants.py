@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Optional, Union
 
 from captioning.config import Config
-from captioning.config.objectives import title_of, trained_by
+from captioning.config.objectives import objective_title, training_terms
 from captioning.runtime.errors import UserError
 from smile import OBJECTIVES, parse_objective
 
@@ -67,7 +67,7 @@ def varied_keys() -> set[str]:
 
 def mle_share(config: Config) -> Optional[float]:
     """MLE's share in a run's objective; None unless it consists of MLE and SMILE."""
-    if not set(trained_by(config)) <= {"mle", "smile"}:
+    if not set(training_terms(config)) <= {"mle", "smile"}:
         return None
     parts = parse_objective(config.objective)
     return parts.get("mle", 0.0) / sum(parts.values())
@@ -91,7 +91,7 @@ def _single_objective(name: str) -> Variant:
     spec = name
     if name in PARAMETERS:
         spec = f"{{{name}: {{{', '.join(f'{k}: {v}' for k, v in PARAMETERS[name].items())}}}}}"
-    return Variant(name, title_of(name), (f"objective={spec}",))
+    return Variant(name, objective_title(name), (f"objective={spec}",))
 
 
 def _random_subset(size: int) -> Variant:

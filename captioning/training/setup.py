@@ -28,10 +28,12 @@ from captioning.runtime.progress import log_line, progress
 from captioning.training import sharding
 
 # Newer versions of torch have renamed the argument and warn about the old name.
-_NAMES = ("forward_sync_buffers", "broadcast_buffers")
-SYNC_BUFFERS = next(n for n in _NAMES if n in signature(DistributedDataParallel).parameters)
+_SYNC_ARGUMENTS = ("forward_sync_buffers", "broadcast_buffers")
+SYNC_BUFFERS = next(
+    n for n in _SYNC_ARGUMENTS if n in signature(DistributedDataParallel).parameters
+)
 
-MEAN_OF = 512  # images
+MEAN_IMAGE_SAMPLES = 512  # images
 
 
 def training_batches(
@@ -83,7 +85,7 @@ def mean_image(
     # If captions_per_image is above 1, dataset indices count images instead of captions.
     config = config.model_copy(update={"captions_per_image": 2})
     dataset = _dataset(config, samples, evaluation)
-    chosen = permutation(len(dataset), derived_seed("mean image"))[:MEAN_OF]
+    chosen = permutation(len(dataset), derived_seed("mean image"))[:MEAN_IMAGE_SAMPLES]
     with progress(len(chosen), "mean image") as bar:
         total = 0.0
         for index in chosen:

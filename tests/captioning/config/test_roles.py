@@ -9,7 +9,7 @@ from captioning.report.runs import NOT_A_SETTING
 from captioning.runtime.errors import UserError
 from captioning.sweep.runs import SWEEP_KEYS
 from captioning.sweep.variants import varied_keys
-from captioning.training.resume import starting_point
+from captioning.training.resume import resume_content
 from tests.tiny_run import leave_an_epoch
 
 
@@ -48,7 +48,7 @@ def begun(scenes_config, tmp_path):
             value = getattr(config, other)
             number = value in (None, True, False) and value != 1
             changed[other] = ANOTHER.get(other, 1 if number else "another")
-        return starting_point(config.model_copy(update=changed))
+        return resume_content(config.model_copy(update=changed))
 
     return resume
 

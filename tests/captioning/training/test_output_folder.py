@@ -13,7 +13,7 @@ from captioning.models import checkpoints
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.training.output_folder import SELECTED, WRITER, OutputFolder
-from captioning.training.selection import RECORD
+from captioning.training.selection import RECORD_FILE
 
 ADDRESS = "s3://bucket/run"
 
@@ -74,12 +74,12 @@ def rounds(output):
         yield epoch, "checkpoint"
         write_json({"of": epoch}, output.folder / f"result/val_epoch{epoch:02d}/metrics.json")
         checkpoints.keep_as_best(output.folder, epoch)
-        write_json({"epoch": epoch}, output.folder / RECORD)
+        write_json({"epoch": epoch}, output.folder / RECORD_FILE)
         yield epoch, "best"
 
 
 def test_a_kill_before_any_write_leaves_a_run_that_goes_on(s3, on, killed_at):
-    assert SELECTED == RECORD
+    assert SELECTED == RECORD_FILE
     number = 0
     while True:
         output, done = on(f"one{number}"), (-1, "")
@@ -122,8 +122,8 @@ def _check_what_is_there(folder, epoch, kept):
     best = checkpoints.best(folder)
     if content["epoch"] > 0:
         assert checkpoints.read(best)["epoch"] in (epoch, epoch - 1)
-    if (folder / RECORD).exists():  # of an epoch that is not yet best it would be believed
-        assert read_json(folder / RECORD)["epoch"] <= checkpoints.read(best)["epoch"]
+    if (folder / RECORD_FILE).exists():  # of an epoch that is not yet best it would be believed
+        assert read_json(folder / RECORD_FILE)["epoch"] <= checkpoints.read(best)["epoch"]
 
 
 def test_a_checkpoint_in_parts_is_known_by_its_last_file(s3, on, killed_at):
@@ -178,11 +178,11 @@ def test_another_machine_than_rank_0s_reads_a_copy(s3, on, tmp_path, monkeypatch
     save(output.folder, 0)
     output.keep()
     path = str(output.folder / "checkpoint_00.pth")
-    name = output.name_of(path)
-    assert name == f"{ADDRESS}/checkpoint_00.pth" and output.here(name) == path
+    name = output.store_name(path)
+    assert name == f"{ADDRESS}/checkpoint_00.pth" and output.local_path(name) == path
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "two"))
     other = OutputFolder(ADDRESS)
-    copy = other.here(name)
+    copy = other.local_path(name)
     assert copy.startswith(str(tmp_path / "two")) and not other.folder.exists()
     assert checkpoints.read(Path(copy))["epoch"] == 0
     # Machines may have one name, and what an earlier run has left; or one disk.
@@ -193,9 +193,9 @@ def test_another_machine_than_rank_0s_reads_a_copy(s3, on, tmp_path, monkeypatch
     monkeypatch.setattr(distributed, "run_on_main", lambda do: None)
     monkeypatch.setattr(distributed, "broadcast_from_main", lambda value: token)
     for machine, found in {"two": copy, "one": path}.items():
-        assert on(machine).here(name) == found
+        assert on(machine).local_path(name) == found
     on_disk = OutputFolder(str(tmp_path))
-    assert on_disk.name_of(path) == on_disk.here(path) == path
+    assert on_disk.store_name(path) == on_disk.local_path(path) == path
 
 
 def test_a_store_that_was_emptied_begins_anew_and_the_copy_stays(s3, on):
@@ -270,4 +270,4 @@ def test_a_folder_fetched_up_to_its_name_is_not_the_other_machines(s3, on, monke
 def test_a_folder_of_a_stores_name_is_on_disk(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("s3", "gs", "https"):
-        assert OutputFolder(name).folder == Path(name) and checkpoints.named(name) == name
+        assert OutputFolder(name).folder == Path(name) and checkpoints.resolve(name) == name
