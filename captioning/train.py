@@ -62,7 +62,7 @@ def evaluate(config: Config, device, split: str, overrides: Sequence[str]) -> No
         remove_scores(folder, split)  # they may be from other weights or settings
         record_run(config, folder / "result" / split, checkpoint=shown)
     evaluation.score(results, split)
-    output.keep()
+    output.upload()
     log_line(f"captions and scores are in {output.store_name(str(folder / 'result'))}")
 
 

@@ -22,12 +22,12 @@ from captioning.metrics.registry import DEFAULT_METRICS, EVALUATORS
 from decoding.null_image import NULL_IMAGES
 
 ROLES = {
-    "run": "changes the results: a run that resumes refuses another value",
-    "batch": "the product of these is the images of a step: a run that resumes refuses another",
-    "length": "how long a run is: refused where it changes the epochs that are done",
+    "run": "changes the results: a resumed run must have the same value",
+    "batch": "their product is the number of images per step: a resumed run must have the same",
+    "length": "the length of a run: may change if finished epochs do not depend on it",
     "speed": "changes speed and memory, but no result",
     "upkeep": "how a run is logged, saved, validated and stopped: may change when it resumes",
-    "data": "where data are, which may have moved",
+    "data": "the paths of data, which may have moved",
     "machine": "where the run is written and on which device it runs",
     "generation": "how captions are generated",
     "scoring": "how captions are scored",

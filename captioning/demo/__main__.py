@@ -23,7 +23,7 @@ from captioning.demo.status import DemoProgress
 from captioning.metrics.meteor import shared_process
 from captioning.runtime.job_runner import prepare
 from captioning.runtime.program import exit_code
-from captioning.runtime.progress import part_of
+from captioning.runtime.progress import bar_prefix
 
 # Imported once for all jobs, since importing takes seconds.
 PRELOADED_MODULES = ("captioning.train", "torch._dynamo", "torch.utils.tensorboard", "transformers")
@@ -40,7 +40,7 @@ def run(demo: Demo) -> int:
         for number, step in enumerate(steps):
             status.begin(number)
             try:
-                with part_of(f"[{number + 1}/{len(steps)}]"):
+                with bar_prefix(f"[{number + 1}/{len(steps)}]"):
                     step.do(status)
             finally:
                 status.end()

@@ -15,7 +15,7 @@ from torch.distributed.rendezvous import rendezvous
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError
 
-# The other ranks wait while rank 0 computes scores: SPICE, limited to an hour, and METEOR.
+# Ranks wait in a collective while rank 0 computes scores: SPICE, limited to an hour, and METEOR.
 TIMEOUT = timedelta(hours=2)
 
 T = TypeVar("T")
@@ -38,9 +38,9 @@ def start(device: str) -> torch.device:
         raise UserError(f"device: {device!r} is no device; try auto, cpu, cuda or cuda:1")
     if chosen.type == "cuda":
         chosen = _select_gpu(chosen)
-    if announced() > 1:
+    if env_world_size() > 1:
         on_gpu = chosen.type == "cuda"
-        with signals.ended_with_launcher():  # else it could wait for hours for a dead launcher
+        with signals.ended_with_launcher():  # a dead launcher would be awaited for hours
             dist.init_process_group(
                 "nccl" if on_gpu else "gloo",
                 timeout=TIMEOUT,
@@ -66,8 +66,8 @@ def _restart_store() -> dict[str, Any]:
 
 def _select_gpu(device: torch.device) -> torch.device:
     """Choose the GPU and make it torch's current device. Raises UserError if it does not exist."""
-    if device.index is not None and announced() > 1:
-        raise UserError(f"device: {device} is one GPU for {announced()} processes; use cuda")
+    if device.index is not None and env_world_size() > 1:
+        raise UserError(f"device: {device} is one GPU for {env_world_size()} processes; use cuda")
     index = local_rank() if device.index is None else device.index
     if index >= torch.cuda.device_count():
         count = torch.cuda.device_count()
@@ -90,7 +90,7 @@ def stop() -> None:
         dist.destroy_process_group()
 
 
-def limit_waits(seconds: float) -> Optional[dist.ProcessGroup]:
+def create_training_group(seconds: float) -> Optional[dist.ProcessGroup]:
     """Create a process group with a timeout of `seconds`, for training steps.
 
     Sums, `any_rank` and `broadcast_buffers` use this group from now on. Other collectives keep the
@@ -115,8 +115,8 @@ def is_main() -> bool:
     return rank() == 0
 
 
-def announced() -> int:
-    """The number of processes that torchrun starts. Known also before `start`."""
+def env_world_size() -> int:
+    """The number of processes that torchrun has started. Known also before `start`."""
     return int(os.environ.get("WORLD_SIZE", 1))
 
 
@@ -136,7 +136,7 @@ def barrier() -> None:
 
 
 def sum_over_ranks(values: Tensor) -> Tensor:
-    """The sum of every rank's tensor, in place."""
+    """Replace each rank's tensor by the sum over all ranks, and return it."""
     if dist.is_initialized():
         dist.all_reduce(values, group=_training_group)
     return values
@@ -145,7 +145,7 @@ def sum_over_ranks(values: Tensor) -> Tensor:
 def any_rank(value: object, wait_long: bool = False) -> bool:
     """Whether the value is true on any rank. A collective: all ranks call it.
 
-    wait_long: use the longer timeout, because the others may wait for rank 0; see `limit_waits`.
+    wait_long: use the longer timeout, because the others may wait for rank 0.
     """
     if not dist.is_initialized():
         return bool(value)

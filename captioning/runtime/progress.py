@@ -33,7 +33,7 @@ _prefixes: list[str] = []  # prefixes of the bars' descriptions, outermost first
 
 
 @contextlib.contextmanager
-def part_of(prefix: str) -> Iterator[None]:
+def bar_prefix(prefix: str) -> Iterator[None]:
     """Within the block, prefix the bars' descriptions with the name of the larger task."""
     _prefixes.append(prefix)
     try:
@@ -43,7 +43,7 @@ def part_of(prefix: str) -> Iterator[None]:
 
 
 class _ReportedBar(tqdm):
-    """A bar that is reported to the listener instead of drawn: description, share from 0 to 1."""
+    """A bar that is not drawn: the listener gets its description and its share from 0 to 1."""
 
     def display(self, msg=None, pos=None) -> None:
         if self.total and _listener is not None:

@@ -118,7 +118,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    if distributed.announced() > 1:
+    if distributed.env_world_size() > 1:
         raise UserError("a sweep starts its runs itself, one per GPU: call it without torchrun")
     if arguments.jobs is not None and arguments.jobs < 1:
         raise UserError(f"--jobs is {arguments.jobs}; it must be 1 or more")

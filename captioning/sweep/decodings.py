@@ -19,7 +19,7 @@ from captioning.models.generation import caption_images
 from captioning.models.reranking import load_judge
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
-from captioning.runtime.progress import log_line, part_of
+from captioning.runtime.progress import bar_prefix, log_line
 from captioning.sweep.variants import Variant
 from captioning.training.run_log import record_run
 from captioning.training.split_evaluation import SplitEvaluation
@@ -137,7 +137,7 @@ def decode_run(config: Config, names: Sequence[str], judge: Optional[str]) -> No
     # Times are comparable only within a process, so this process times the reference, too.
     reference_seconds = make_task(TIME_REFERENCE, "test").caption(captioner).seconds
     for label, task in pending:
-        with part_of(f"{label}:"):
+        with bar_prefix(f"{label}:"):
             task.run(captioner, reference_seconds)
 
 

@@ -90,7 +90,7 @@ class FineTuning:
                     log_line(line)
         finally:
             self.close()
-        self.output.keep()
+        self.output.upload()
 
     def close(self) -> None:
         """Stop the loader's workers, close the log and release the distributed model.
@@ -184,7 +184,7 @@ class FineTuning:
     def _upload(self) -> None:
         """Upload new files, if the output folder is in an object store."""
         self.log.flush()
-        self.output.keep()
+        self.output.upload()
 
     # After an epoch
 
@@ -256,7 +256,7 @@ class FineTuning:
             self.rewards = rewards_of(self.config, self.samples, self.device)
         if not self.finished:
             record_run(self.config, self.folder)
-            self.output.keep()
+            self.output.upload()
             log_line(describe_training(self.config))
         return checkpoint
 

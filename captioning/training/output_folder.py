@@ -46,7 +46,7 @@ def free_path(folder: Path) -> Path:
 
 
 class OutputFolder:
-    """The output folder of a run. For a run in a store, `keep` uploads new and changed files.
+    """The output folder of a run. For a run in a store, `upload` uploads new and changed files.
 
     folder: the folder on this disk. NAME.stored.json beside the folder records the size, time and
     inode of each uploaded file.
@@ -71,7 +71,7 @@ class OutputFolder:
             token = self._token()  # not the machine's name: several machines may have the same
             self._on_main_machine = distributed.broadcast_from_main(token) == token
 
-    def keep(self) -> None:
+    def upload(self) -> None:
         """Upload new and changed files. All ranks call this. Raises UserError on all ranks."""
         if self.address:
             distributed.run_on_main(self._upload_changes)
@@ -125,7 +125,9 @@ class OutputFolder:
             self.folder.mkdir(exist_ok=True)
             self._uploaded = {n: s for n, s in self._read_record().items() if n in stored}
         log_line(f"{self.address} has its working copy in {self.folder}")
-        if distributed.announced() > 1:  # other machines may need files whose upload failed before
+        if (
+            distributed.env_world_size() > 1
+        ):  # other machines may need files whose upload failed before
             self._upload_changes()
 
     def _download(self, stored: dict[str, Any], recorded: dict[str, list[int]]) -> None:

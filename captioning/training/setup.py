@@ -1,4 +1,4 @@
-"""Builds the parts of a run: batches, captioner, and the captioner on all processes."""
+"""Builds the parts of a run: batches, the captioner, and its distribution over processes."""
 
 from collections.abc import Sequence
 from inspect import signature
@@ -76,8 +76,8 @@ def mean_image(
 ) -> Tensor:
     """The mean (3, S, S) of training images after the preprocessing of evaluation.
 
-    It is a mean over the first MEAN_OF images of a fixed permutation, which is the same on all
-    ranks. Raises UserError.
+    Averages the first MEAN_IMAGE_SAMPLES images of a fixed permutation, the same on all ranks.
+    Raises UserError.
     """
     evaluation = preprocessing._replace(
         training=lambda image: preprocessing.evaluation(decode(image)), same=False
@@ -122,7 +122,7 @@ def distribute(
     captioner: the captioner in the learner; without a reward, the learner itself. dtype: the
     precision of a sharded learner.
     """
-    group = distributed.limit_waits(config.rank_timeout)
+    group = distributed.create_training_group(config.rank_timeout)
     if config.sharding == "fsdp":
         return sharding.shard(learner, group, device, dtype)
     learner.to(device)
