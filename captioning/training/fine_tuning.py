@@ -251,9 +251,9 @@ class FineTuning:
         self.finished = self._reason_finished(epochs)
         self.rewards = None
         if self.config.reward and epochs < self.config.max_epoch:
-            from captioning.training.self_critical import rewards_of
+            from captioning.training.self_critical import build_rewards
 
-            self.rewards = rewards_of(self.config, self.samples, self.device)
+            self.rewards = build_rewards(self.config, self.samples, self.device)
         if not self.finished:
             record_run(self.config, self.folder)
             self.output.upload()
@@ -270,10 +270,10 @@ class FineTuning:
             null.image.copy_(mean_image(config, self.samples, self.preprocessing))
         self.learner = self.captioner
         if self.rewards:
-            from captioning.training.self_critical import SelfCritical, start_of
+            from captioning.training.self_critical import SelfCritical, load_start
 
             with distributed.first_on_each_machine():
-                start = start_of(config, self.device)
+                start = load_start(config, self.device)
             self.learner = SelfCritical(self.captioner, config, self.rewards, start)
         dtype = self.precision.dtype
         model = distribute(self.learner, self.captioner, config, self.device, dtype)
