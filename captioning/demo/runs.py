@@ -35,7 +35,7 @@ QUICK_NOTE = (
     "everything runs; its numbers are weaker and less certain than those of the full demo."
 )
 PRETRAINING_RANKS = 2  # processes of pre-training on a CPU
-# For the first captions, copies are fine-tuned on EARLY_IMAGES images after EARLY epochs of
+# For the first captions, copies are fine-tuned on FIRST_IMAGES images after FIRST_EPOCHS epochs of
 # pre-training. The quick demo has none: its captioner has learned too little by then.
 FIRST_EPOCHS, FIRST_IMAGES = 3, 1500
 FIRST_RUNS = ("mle", "smile")

@@ -45,9 +45,8 @@ def likelihood(
         for batch in Prefetcher(loader, device):
             image = batch["image"]
             texts = [preprocess_captions(samples[index], config) for index in batch["index"]]
-            for count in {
-                len(group) for group in texts
-            }:  # images in a batch need the same number of captions
+            # A call of the captioner needs the same number of captions for each image.
+            for count in {len(group) for group in texts}:
                 rows = [n for n, group in enumerate(texts) if len(group) == count]
                 sums += _sum_losses(captioner, image[rows], [texts[n] for n in rows])
             bar.update(len(texts))
