@@ -65,7 +65,7 @@ def load_checkpoints(
     sources: paths, run folders (their best checkpoint), URLs, hf://. config: the YAML file for
     checkpoints outside of run folders. precision: fp32 or int8. Raises UserError.
     """
-    paths = [checkpoints.named(source) for source in sources]
+    paths = [checkpoints.resolve(source) for source in sources]
     shown = [without_secrets(path) for path in paths]
     if len(set(paths)) < len(paths):
         refuse_twice(shown, "checkpoint")

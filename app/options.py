@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Optional
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from app.checkpoints import Checkpoint
-from captioning.config.rerankers import reranking_of
+from captioning.config.rerankers import build_reranking
 from captioning.runtime.errors import UserError
 from decoding import DecodingSettings
 from decoding.rerank import Reranking
@@ -60,7 +60,7 @@ class Options(BaseModel):
 
     def reranking(self) -> Optional[Reranking]:
         """The settings of reranking; None without reranking or with a weight of 0."""
-        return reranking_of(self, self.num_candidates)
+        return build_reranking(self, self.num_candidates)
 
     def used(self) -> dict[str, Any]:
         """The settings that have an effect, to be recorded with a caption."""

@@ -18,7 +18,7 @@ from typing import Optional
 
 from captioning.data import read_split
 from captioning.models.build import load_trained
-from captioning.models.likelihood import PLAIN, likelihood, unigram_nll
+from captioning.models.likelihood import UNSCALED, likelihood, unigram_nll
 from captioning.runtime import distributed
 from captioning.runtime.program import exit_code
 
@@ -43,7 +43,7 @@ def calibrate(arguments: argparse.Namespace) -> None:
     unigram = unigram_nll(captioner, read_split(config, "train"), samples, config)
     temperature, calibrated = result.best
     print(f"{result.tokens} tokens of {len(samples)} images of {arguments.split}, nats per token")
-    print(f"  negative log-likelihood      {result.nll[PLAIN]:.3f}")
+    print(f"  negative log-likelihood      {result.nll[UNSCALED]:.3f}")
     print(f"  of a unigram model           {unigram:.3f}")
     print(f"  SMILE                        {result.smile:.3f}")
     print(f"  with temperature={temperature:.3f}      {calibrated:.3f}")

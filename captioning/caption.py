@@ -231,7 +231,7 @@ def loader(
     arguments: argparse.Namespace, device: torch.device
 ) -> tuple[dict[str, Any], Callable[[], CheckpointModel]]:
     """The settings that identify the run, and a function that loads the captioner."""
-    checkpoint = checkpoints.named(arguments.checkpoint)
+    checkpoint = checkpoints.resolve(arguments.checkpoint)
     changes = changes_of(arguments, device)
     only_speed = keys_of("speed")
     settings = {
@@ -269,7 +269,7 @@ def with_filter(
 def engine_of(arguments: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Engine]]:
     """The settings that identify the run, and the engine. Raises UserError."""
     served.check(arguments, DECODING)
-    if distributed.announced() > 1:
+    if distributed.env_world_size() > 1:
         raise UserError("torchrun is not supported here; use --engine ray for several processes")
     if arguments.backend == "openai":
         device = distributed.start("auto" if arguments.filter else "cpu")

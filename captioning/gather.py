@@ -49,7 +49,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("checkpoint", help="a sharded checkpoint, or the folder of a run")
     parser.add_argument("file", type=Path, help="the file to write")
     arguments = parser.parse_args(argv)
-    return exit_code(lambda: gather(checkpoints.named(arguments.checkpoint), arguments.file))
+    return exit_code(lambda: gather(checkpoints.resolve(arguments.checkpoint), arguments.file))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from captioning.runtime.progress import log_line
 from captioning.training.fine_tuning import FineTuning
 from captioning.training.output_folder import OutputFolder, working_folder
 from captioning.training.run_log import record_run
-from captioning.training.selection import in_words, read_record
+from captioning.training.selection import describe_selection, read_record
 from captioning.training.split_evaluation import SplitEvaluation, remove_scores
 
 
@@ -52,7 +52,7 @@ def evaluate(config: Config, device, split: str, overrides: Sequence[str]) -> No
     output.begin()
     # Rank 0 decides: machines that do not share the folder would choose different weights.
     checkpoint = checkpoint_to_evaluate(config, overrides) if distributed.is_main() else None
-    checkpoint = distributed.broadcast_from_main(checkpoint and output.name_of(checkpoint))
+    checkpoint = distributed.broadcast_from_main(checkpoint and output.store_name(checkpoint))
     with distributed.first_on_each_machine():
         captioner, loaded = captioner_from(config, output.here(checkpoint))
     shown = stores.without_secrets(checkpoint)
@@ -62,8 +62,8 @@ def evaluate(config: Config, device, split: str, overrides: Sequence[str]) -> No
         remove_scores(folder, split)  # they may be from other weights or settings
         record_run(config, folder / "result" / split, checkpoint=shown)
     evaluation.score(results, split)
-    output.keep()
-    log_line(f"captions and scores are in {output.name_of(str(folder / 'result'))}")
+    output.upload()
+    log_line(f"captions and scores are in {output.store_name(str(folder / 'result'))}")
 
 
 def checkpoint_to_evaluate(config: Config, overrides: Sequence[str]) -> str:
@@ -77,7 +77,7 @@ def checkpoint_to_evaluate(config: Config, overrides: Sequence[str]) -> str:
     name = stores.joined(config.output_dir, (best or Path(checkpoints.BEST)).name)
     if best and not (given and config.pretrained):
         if record := read_record(folder):
-            log_line(f"{name} is of {in_words(record)}")
+            log_line(f"{name} is of {describe_selection(record)}")
         return str(best)
     if config.pretrained is None:
         raise UserError(f"nothing to evaluate: {name} does not exist, and pretrained is not set")

@@ -34,9 +34,9 @@ from captioning.runtime.job_runner import Job
 from captioning.runtime.program import exit_code
 from captioning.sweep.__main__ import Sweep
 from captioning.sweep.decodings import JUDGE as JUDGE_DECODING
-from captioning.sweep.decodings import read_decodings, with_dropped
-from captioning.sweep.parallel_runs import run_in_slots, slots
-from captioning.sweep.variants import of_objectives, plan, read_objectives, read_weights
+from captioning.sweep.decodings import read_decodings, with_drop_shares
+from captioning.sweep.parallel_runs import job_slots, run_in_slots
+from captioning.sweep.variants import objective_variants, plan, read_objectives, read_weights
 from captioning.training.validation_history import is_trained
 
 CONFIG = "configs/real_photos.yaml"
@@ -86,13 +86,13 @@ def _run(arguments: argparse.Namespace) -> None:
     tuning = QUICK_TUNING if quick else FINE_TUNING
     mixtures = plan(read_weights(arguments.mle), ()) if arguments.mle else []
     named = arguments.objectives or (None if mixtures else OBJECTIVES)
-    others = of_objectives(read_objectives(named))
+    others = objective_variants(read_objectives(named))
     variants = list({v.name: v for v in (*mixtures, *others)}.values())
     decodings = []
     if arguments.decodings:
         # A judge needs the captioner's vocabulary, and that of each seed is of its own photos.
         decodings = [n for n in read_decodings(arguments.decodings) if n != JUDGE_DECODING]
-        variants = with_dropped(variants, [0.0])
+        variants = with_drop_shares(variants, [0.0])
     variants = [v._replace(overrides=(*v.overrides, *tuning)) for v in variants]
     if quick:
         config = load_config(arguments.config, keys)
@@ -114,7 +114,7 @@ def _run(arguments: argparse.Namespace) -> None:
         own = [key for key in keys if key.partition("=")[0] not in tuned]
         own += [f"train_file={files[START]}", f"seed={number}", f"pretrained={seed / START / BEST}"]
         sweeps.append((seed, own))
-    _check(run_in_slots(jobs, slots("cpu", arguments.jobs)))
+    _check(run_in_slots(jobs, job_slots("cpu", arguments.jobs)))
     sweeps = [Sweep(arguments.config, None, seed, own, variants) for seed, own in sweeps]
     for sweep in sweeps:
         _check(sweep.train(arguments.jobs))

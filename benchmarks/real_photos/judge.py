@@ -15,7 +15,7 @@ from captioning.files.reading import read_json
 from captioning.files.writing import write_json
 from captioning.models.build import load_trained
 from captioning.models.checkpoints import BEST
-from captioning.models.generation import images_of
+from captioning.models.generation import build_image_loader
 from captioning.report.comparison import held_out
 
 CROWD = 100  # photos in a group, including the caption's own photo
@@ -82,7 +82,7 @@ def _loglikelihoods(
     """Log-likelihoods of all captions given all photos: float64 (photos, captions), token sums."""
     at_once = config.model_copy(update={"eval_batch_size": _IMAGES_AT_ONCE})
     rows = []
-    for batch in Prefetcher(images_of(photos, at_once)[0], torch.device("cpu")):
+    for batch in Prefetcher(build_image_loader(photos, at_once)[0], torch.device("cpu")):
         image = batch["image"]
         logits, labels = captioner.predictions(image, [list(texts)] * len(image))  # (R, N, V)
         logprobs = logits.log_softmax(-1).gather(2, labels.clamp(min=0).unsqueeze(2)).squeeze(2)

@@ -20,8 +20,8 @@ from captioning.report.page import write_report
 from captioning.report.runs import metrics_of
 from captioning.runtime.progress import log_line
 from captioning.sweep.decoding_table import write_decodings
-from captioning.sweep.decodings import folder_of
-from captioning.sweep.over_seeds import half_width, over_seeds
+from captioning.sweep.decodings import decoding_folder
+from captioning.sweep.over_seeds import half_width, mean_over_seeds
 from captioning.sweep.runs import Sweep
 from captioning.sweep.variants import Variant
 
@@ -43,7 +43,7 @@ def write_summary(folder: Path, seeds: Sequence[Path], variants: Sequence[Varian
             comparison.Row(label, kind, {}, {**of, FOUND.name: mean(list(by[name].values()))})
             for of, by in zip(metrics, judged)
         ]
-        joined = over_seeds(each, label)
+        joined = mean_over_seeds(each, label)
         of_seeds[label] = {n: [one.metrics[n].value for one in each] for n in joined.metrics}
         return joined
 
@@ -86,7 +86,9 @@ def write_decoding_summary(folder: Path, sweeps: Sequence[Sweep], decodings: Seq
     """Write decodings.md and decodings.svg of all seeds; return the table."""
     judged = {}
     for sweep in sweeps:
-        folders = [folder_of(Path(v.name), name) for v in sweep.variants for name in decodings]
+        folders = [
+            decoding_folder(Path(v.name), name) for v in sweep.variants for name in decodings
+        ]
         for name, hits in found(sweep.folder, [str(each) for each in folders]).items():
             judged[sweep.folder / name] = {FOUND.name: mean(list(hits.values()))}
     return write_decodings(sweeps, decodings, folder, judged, [FOUND])

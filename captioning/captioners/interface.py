@@ -1,7 +1,7 @@
 """The interface of a captioner, and of the package that provides it.
 
-Shapes: B images, k captions of each, R = B * k rows in the images' order; n tokens of a caption, of
-which the first p are the prompt's; V tokens of the vocabulary; G x G positions of attention maps.
+Shapes: B images, k captions per image, R = B * k rows in the images' order, n tokens per caption
+including p tokens of the prompt, V tokens in the vocabulary, attention maps of G x G positions.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,15 +22,15 @@ Images = Any
 
 
 class Tokenizer(Protocol):
-    """Captions to token ids and back. pad, end, unknown: ids of its special tokens. A start token,
-    if it has one, is the first of `encode_prompt`."""
+    """Captions to token ids and back. pad, end, unknown: ids of special tokens. If there is a start
+    token, `encode_prompt` begins with it."""
 
     pad: int
     end: int
     unknown: int
 
     def __len__(self) -> int:
-        """V."""
+        """The size of the vocabulary, V."""
 
     def token(self, token_id: int) -> str:
         """The text of one id; a piece that continues a word begins with ##."""
@@ -39,17 +39,17 @@ class Tokenizer(Protocol):
         """int64 ids and mask (1 real, 0 padding), each (R, n) with n <= max_length."""
 
     def encode_prompt(self, prompt: str) -> Tensor:
-        """int64 (p,): the ids that every caption begins with, without an end."""
+        """int64 (p,): the ids that every caption begins with, without an end token."""
 
     def decode(self, ids: Tensor) -> str:
         """The text of ids (n,), without special tokens."""
 
 
 class Captioner(Protocol):
-    """An `nn.Module` from images to captions. Training, scoring, bulk captioning, the report and
-    the page use this interface only.
+    """An `nn.Module` that captions images. Training, scoring, bulk captioning, the report and the
+    page use only this interface.
 
-    Padding, start and unknown tokens must have probability 0 in generation and scoring, unless a
+    In generation and scoring, padding, start and unknown tokens must have probability 0, unless a
     library generates the captions. Training captions are truncated to `max_tokens`. The objective
     is the configuration's `build_objective().with_tokens(tokenizer.pad, tokenizer.end)`.
 
@@ -75,12 +75,12 @@ class Captioner(Protocol):
     ) -> ObjectiveOutput:
         """The objective on k captions of each image, which is encoded once if possible.
 
-        captions: B lists of k strings, without the prompt. dropped: bool (B,), the images in whose
-        place the decoder sees the null. Raises ValueError if their lengths differ.
+        captions: B lists of k strings, without the prompt. dropped: bool (B,); true replaces the
+        image by the null image. Raises ValueError if the lists' lengths differ.
         """
 
     def predictions(self, image: Images, captions: list[list[str]]) -> tuple[Tensor, Tensor]:
-        """Logits (R, N, V) and their labels (R, N), -100 where there is none."""
+        """Logits (R, N, V) and labels (R, N) at N positions; -100 where there is no label."""
 
     def generate(self, image: Images, settings: DecodingSettings) -> list[str]:
         """The best caption of each image."""
@@ -89,7 +89,7 @@ class Captioner(Protocol):
         """Captions of images, with their token ids and scores."""
 
     def encode(self, image: Images) -> Any:
-        """The encoded images, such as a tensor (B, ...). A slice is of the images of that slice."""
+        """The encoded images, such as a tensor (B, ...). Slicing selects images."""
 
     def encode_null(self, encoded: Any) -> Any:
         """The null image, encoded once, in the shape of encoded images."""
@@ -114,9 +114,9 @@ class Captioner(Protocol):
         """
 
     def for_inference(self, dtype: torch.dtype, compiled: bool) -> nn.Module:
-        """The captioner, or a copy, in evaluation mode, which computes in `dtype` where precision
-        allows and needs no gradient. torch.int8: where `check_device` accepts it. compiled: with
-        torch.compile."""
+        """The captioner or a copy, in evaluation mode, for use without gradients. It computes in
+        `dtype` where precision allows; torch.int8 only where `check_device` accepts it. compiled:
+        use torch.compile."""
 
     def compile_parts(self) -> None:
         """Compile the modules that torch.compile makes faster in training."""
@@ -125,8 +125,8 @@ class Captioner(Protocol):
         """Groups of parameters to train, each with its learning rate or None for the run's."""
 
     def shards(self) -> list[nn.Module]:
-        """The modules whose weights FSDP gathers one at a time. None contains another, and a weight
-        that two modules share is in at most one of them."""
+        """The modules whose weights FSDP gathers one at a time. They are not nested, and a shared
+        weight is in at most one of them."""
 
     def begin_epoch(self, epoch: int) -> None:
         """Called before each epoch of training, from 0 on."""
@@ -139,10 +139,11 @@ class Captioner(Protocol):
 class BuildContext(NamedTuple):
     """What `build` needs besides the configuration.
 
-    content: of the checkpoint whose weights will be loaded, None for random weights; with `lora`
-    the adapter's, or whole weights that `build` loads beside a new adapter. name: of that
-    checkpoint, for messages. captions: returns the preprocessed captions of the training split.
-    word_pieces: returns BERT's tokeniser of a name. mean, std: of the normalisation of images.
+    content: of the checkpoint that the caller loads after `build`, None for random weights. With
+    `lora`, the content is an adapter's, or whole weights that `build` itself loads before it adds a
+    new adapter. name: of that checkpoint, for messages. captions: returns the preprocessed captions
+    of the training split. word_pieces: returns BERT's tokeniser by name. mean, std: for normalising
+    images.
     """
 
     content: Optional[Mapping[str, Any]]
@@ -172,7 +173,7 @@ class CaptionerPackage(Protocol):
         """Where the weights of `build` come from: completes "no checkpoint: "."""
 
     def title(self, config: Any) -> str:
-        """The captioner's name in names of runs, "" for none; it precedes the objective."""
+        """The captioner's part of a run's title, before the objective; may be ""."""
 
     def check_device(self, config: Any, device: torch.device) -> None:
         """Raise ValueError for a precision or option that the device does not support."""

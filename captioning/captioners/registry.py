@@ -1,9 +1,9 @@
-"""The captioners that the key `model` can name. Nothing else knows which there are."""
+"""The captioners that the key `model` can name. Only this file lists them."""
 
 from captioning.captioners.interface import CaptionerPackage
 from captioning.runtime.registry import load
 
-# Each names the module of its CaptionerPackage, which is imported when a configuration uses it.
+# {name: module of the CaptionerPackage}. The module is imported when a configuration names it.
 CAPTIONERS: dict[str, str] = {
     "blip": "BLIP.configured",
     **dict.fromkeys(("rnn", "lstm", "attn", "sat"), "baselines.configured"),

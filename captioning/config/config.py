@@ -19,7 +19,7 @@ from pydantic import (
 
 from captioning.captioners.registry import CAPTIONERS, package_of
 from captioning.config.keys import Keys, roles_of
-from captioning.config.rerankers import RERANKERS, reranking_of
+from captioning.config.rerankers import RERANKERS, build_reranking
 from captioning.data.division import checked_division
 from captioning.files.stores import check_address, check_can_hold, has_folders, without_secrets
 from captioning.files.tars import is_tars
@@ -77,8 +77,10 @@ class Config(Keys):
 
     @field_validator("first_token_mle")
     @classmethod
-    def _as_in_the_original(cls, value: Optional[bool], info: ValidationInfo) -> Optional[bool]:
-        """Default to the original's value for these objectives, or None if their values differ."""
+    def _default_first_token_mle(
+        cls, value: Optional[bool], info: ValidationInfo
+    ) -> Optional[bool]:
+        """Default to the objectives' value in the original; None if their values differ."""
         if value is not None or "objective" not in info.data:
             return value
         weights = parse_objective(info.data["objective"] or "mle")
@@ -110,7 +112,7 @@ class Config(Keys):
         return value
 
     @model_validator(mode="after")
-    def _possible_together(self):
+    def _check_combinations(self):
         settings, reranking = self.decoding_settings(), self.reranking()
         if reranking:
             reranking.settings(settings)
@@ -173,8 +175,8 @@ class Config(Keys):
             )
 
     def __reduce__(self):
-        """Classes made by `config_class` have no module that pickle could import them from."""
-        return _restored, (self.__dict__, self.model_fields_set)
+        """Pickle cannot import the classes that `config_class` makes."""
+        return _unpickle, (self.__dict__, self.model_fields_set)
 
     @property
     def monitors(self) -> Optional[str]:
@@ -189,7 +191,7 @@ class Config(Keys):
 
     def reranking(self) -> Optional[Reranking]:
         """How this run reranks captions. None without reranking or with a weight of 0."""
-        return reranking_of(self)
+        return build_reranking(self)
 
     def _values_of(self, settings: type) -> dict[str, Any]:
         """The values of the keys that are also fields of a dataclass."""
@@ -197,7 +199,7 @@ class Config(Keys):
         return {name: getattr(self, name) for name in names}
 
     def build_objective(self) -> Objective:
-        """The training objective. Without an objective beside the reward, an MLE that is unused."""
+        """The training objective. If a run has only a reward, an MLE objective that is unused."""
         return Objective(
             self.objective or "mle",
             self.label_smoothing,
@@ -225,14 +227,14 @@ def config_class(
 
 @cache
 def _config_with(packages: tuple[str, ...], entries: tuple[str, ...]) -> type[Config]:
-    parts = [*(load(package).Keys for package in packages), *option_classes(entries)]
+    key_classes = [*(load(package).Keys for package in packages), *option_classes(entries)]
     owners = dict.fromkeys(Config.model_fields, Config.__module__)
-    for part in parts:
-        for name in part.model_fields:
+    for key_class in key_classes:
+        for name in key_class.model_fields:
             if name in owners:
-                raise TypeError(f"key {name!r} is of {owners[name]} and of {part.__module__}")
-            owners[name] = part.__module__
-    return create_model("Config", __base__=(*parts, Config))
+                raise TypeError(f"key {name!r} is of {owners[name]} and of {key_class.__module__}")
+            owners[name] = key_class.__module__
+    return create_model("Config", __base__=(*key_classes, Config))
 
 
 def keys_of(role: str, keys: type[Keys] = Config) -> list[str]:
@@ -248,12 +250,12 @@ def parse_config(values: Any) -> Config:
     """
     model = values.get("model", "blip") if isinstance(values, dict) else None
     if not isinstance(model, str) or model not in CAPTIONERS:
-        return config_class().model_validate(values)  # which refuses it
-    chosen = _class_for(model, values)
-    if not values.keys() <= chosen.model_fields.keys():
+        return config_class().model_validate(values)  # raises ValidationError
+    config_type = _class_for(model, values)
+    if not values.keys() <= config_type.model_fields.keys():
         config_class().model_validate(values)
-        values = {key: value for key, value in values.items() if key in chosen.model_fields}
-    return chosen.model_validate(values)
+        values = {key: value for key, value in values.items() if key in config_type.model_fields}
+    return config_type.model_validate(values)
 
 
 def _class_for(model: str, values: Mapping[str, Any]) -> type[Config]:
@@ -267,18 +269,18 @@ def _class_for(model: str, values: Mapping[str, Any]) -> type[Config]:
         (REWARDS, values.get("reward")),
         (RERANKERS, [values.get("rerank")]),
     )
-    chosen = config_class(model, *(_in_registry(*each) for each in named))
-    return chosen if values.keys() <= chosen.model_fields.keys() else config_class(model)
+    config_type = config_class(model, *(_named_entries(*each) for each in named))
+    return config_type if values.keys() <= config_type.model_fields.keys() else config_class(model)
 
 
-def _in_registry(registry: Mapping[str, Any], given: Any) -> list[str]:
-    """The entries that a value names, which is validated later."""
-    names = given if isinstance(given, (list, tuple, dict)) else ()
+def _named_entries(registry: Mapping[str, Any], value: Any) -> list[str]:
+    """The registry's entries that an unvalidated value names."""
+    names = value if isinstance(value, (list, tuple, dict)) else ()
     return [name for name in registry if name in names]
 
 
-def _restored(values: dict[str, Any], given: set[str]) -> Config:
-    return _class_for(values["model"], values).model_construct(given, **values)
+def _unpickle(values: dict[str, Any], fields_set: set[str]) -> Config:
+    return _class_for(values["model"], values).model_construct(fields_set, **values)
 
 
 def every_key(config: Config) -> dict[str, Any]:

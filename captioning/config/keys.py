@@ -22,12 +22,12 @@ from captioning.metrics.registry import DEFAULT_METRICS, EVALUATORS
 from decoding.null_image import NULL_IMAGES
 
 ROLES = {
-    "run": "changes the results: a run that resumes refuses another value",
-    "batch": "the product of these is the images of a step: a run that resumes refuses another",
-    "length": "how long a run is: refused where it changes the epochs that are done",
+    "run": "changes the results: a resumed run must have the same value",
+    "batch": "their product is the number of images per step: a resumed run must have the same",
+    "length": "the length of a run: may change if finished epochs do not depend on it",
     "speed": "changes speed and memory, but no result",
     "upkeep": "how a run is logged, saved, validated and stopped: may change when it resumes",
-    "data": "where data are, which may have moved",
+    "data": "the paths of data, which may have moved",
     "machine": "where the run is written and on which device it runs",
     "generation": "how captions are generated",
     "scoring": "how captions are scored",
@@ -45,9 +45,9 @@ def roles_of(keys: type[BaseModel]) -> dict[str, str]:
 
 
 class Keys(BaseModel):
-    """The original's names come first. docs/settings.md describes each key.
+    """The keys of the original, then ours. docs/settings.md describes each key.
 
-    Unknown keys are refused. Types are not converted, except an integer to a float.
+    Unknown keys are errors. Types are not converted, except an integer to a float.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)

@@ -22,17 +22,17 @@ def load_config(
     """Read a YAML file and apply `key=value` overrides, whose values are YAML.
 
     `vit.depth=2` sets a value in a mapping, `pretrained=` empties a key. flags: parsed values by
-    key. output_dir defaults to output/ and the file's name. Raises UserError: one line that names
+    key. output_dir defaults to output/NAME for NAME.yaml. Raises UserError: one line that names
     each wrong key, the value that was found and the allowed values.
     """
     values = parse_yaml(read_text(path), str(path))
     if not isinstance(values, dict):
-        raise UserError(f"{path}: expected lines of 'key: value', found {_short(values)}")
+        raise UserError(f"{path}: expected lines of 'key: value', found {_shorten(values)}")
     for override in overrides:
         key, equals, value = override.partition("=")
         if not equals or not key:
             raise UserError(f"override {override!r} is not of the form key=value")
-        _set(values, key, parse_yaml(value, f"override {override!r}"))
+        _set_value(values, key, parse_yaml(value, f"override {override!r}"))
     values.update(flags or {})
     values.setdefault("output_dir", f"output/{Path(path).stem}")
     try:
@@ -51,12 +51,12 @@ def write_config(config: Config, path: Path) -> None:
     write_text(buffer.getvalue(), path)
 
 
-def _set(values: dict, key: str, value: Any) -> None:
+def _set_value(values: dict, key: str, value: Any) -> None:
     *outer, last = key.split(".")
     for name in outer:
         values = values.setdefault(name, {})
         if not isinstance(values, dict):
-            raise UserError(f"override {key}: {name} is {_short(values)}, which holds no keys")
+            raise UserError(f"override {key}: {name} is {_shorten(values)}, which holds no keys")
     values[last] = value
 
 
@@ -64,44 +64,44 @@ _DICTIONARY = re.compile("a valid dictionary( or instance of \\w+)?")
 
 
 def explained(error: ValidationError, values: dict) -> str:
-    """All errors in one line. The alternatives that a key accepts are joined by "or"."""
-    kinds_of: dict[str, list[str]] = {}
-    details = [d for d in error.errors() if not _of_other_alternative(d)] or error.errors()
+    """All errors in one line. Types that a key accepts are joined by "or"."""
+    groups: dict[str, list[str]] = {}
+    details = [d for d in error.errors() if not _is_other_alternative(d)] or error.errors()
     for detail in details:
-        start, should, kind = _explain(detail, values).partition("; input should be ")
-        kinds_of.setdefault(start + should, []).append(kind)
-    return "; ".join(start + " or ".join(dict.fromkeys(kinds)) for start, kinds in kinds_of.items())
+        prefix, should, kind = _explain(detail, values).partition("; input should be ")
+        groups.setdefault(prefix + should, []).append(kind)
+    return "; ".join(prefix + " or ".join(dict.fromkeys(kinds)) for prefix, kinds in groups.items())
 
 
 def _explain(detail: dict, values: dict) -> str:
-    """Describe one of pydantic's errors by the keys and values of the file."""
+    """Describe one of pydantic's errors in terms of the file's keys and values."""
     if not detail["loc"]:  # several keys together: the message names them
         return detail["msg"].removeprefix("Value error, ")
     key = str(detail["loc"][0])
-    inner = [str(part) for part in detail["loc"][1:] if str(part) in _names(values.get(key))]
+    inner = [str(part) for part in detail["loc"][1:] if str(part) in _key_names(values.get(key))]
     where = ".".join([key, *inner])
     if detail["type"] == "extra_forbidden":
-        near = [] if inner else difflib.get_close_matches(key, config_class().model_fields, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        close = [] if inner else difflib.get_close_matches(key, config_class().model_fields, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
         return f"unknown key {where!r}{hint}"
     if detail["type"] == "missing":
         return f"{'.'.join(dict.fromkeys([key, str(detail['loc'][-1])]))} is missing"
     message = detail["msg"].removeprefix("Value error, ")
     message = _DICTIONARY.sub("a mapping", message[0].lower() + message[1:])
-    return f"{where}: found {_short(detail['input'])}; {message}"
+    return f"{where}: found {_shorten(detail['input'])}; {message}"
 
 
-def _of_other_alternative(detail: dict) -> bool:
+def _is_other_alternative(detail: dict) -> bool:
     """Whether an error is about another type of a union than the type of the value."""
     if isinstance(detail["input"], dict):
         return detail["type"] in ("literal_error", "string_type")
     return isinstance(detail["input"], str) and detail["type"] in ("dict_type", "model_type")
 
 
-def _names(value: Any) -> set[str]:
+def _key_names(value: Any) -> set[str]:
     return {str(name) for name in value} if isinstance(value, dict) else set()
 
 
-def _short(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

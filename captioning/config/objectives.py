@@ -9,22 +9,22 @@ from smile import OBJECTIVES, Objective, parse_objective
 from smile.alternatives import ALTERNATIVES
 from smile.mixture import scores_first_token
 
-_OWN = {"mle": "MLE", "smile": "SMILE", "random": "random subset", "reverse": "reverse subset"}
+_TITLES = {"mle": "MLE", "smile": "SMILE", "random": "random subset", "reverse": "reverse subset"}
 
 
-def title_of(name: str) -> str:
+def objective_title(name: str) -> str:
     """The name of an objective in tables. Imports the module of an alternative."""
-    return _OWN.get(name) or load(ALTERNATIVES[name]).title
+    return _TITLES.get(name) or load(ALTERNATIVES[name]).title
 
 
-def trained_by(config: Config) -> list[str]:
-    """The names of the run's objectives, after "reward" if the run has rewards."""
+def training_terms(config: Config) -> list[str]:
+    """What the run is trained by: "reward" if it has rewards, then the names of its objectives."""
     objectives = parse_objective(config.objective) if config.objective else []
     return [*(["reward"] if config.reward else []), *objectives]
 
 
 def training_name(config: Config) -> str:
-    """The rewards with their weights, if any, and the objective."""
+    """The run's name in reports: rewards with their weights, if any, and the objective."""
     if not config.reward:
         return objective_name(config.objective)
     if not config.objective:
@@ -45,7 +45,7 @@ def objective_name(spec) -> str:
     """ "MLE", "SMILE", "focal (gamma 1)" or, of a mixture, "MLE+SMILE 0.3:0.7"."""
     weights = parse_objective(spec)
     ordered = [name for name in OBJECTIVES if name in weights]
-    names = "+".join(title_of(name) + _parameters(spec, name) for name in ordered)
+    names = "+".join(objective_title(name) + _parameters(spec, name) for name in ordered)
     if len(ordered) == 1:
         return names
     return f"{names} {':'.join(f'{weights[name]:g}' for name in ordered)}"
@@ -53,37 +53,37 @@ def objective_name(spec) -> str:
 
 def _parameters(spec, name: str) -> str:
     """The parameters of an objective that the configuration sets, as a suffix of its name."""
-    given = {} if isinstance(spec, str) else spec[name]
-    given = given if isinstance(given, dict) else {}
-    shown = [f"{key} {value}" for key, value in given.items() if key != "weight"]
+    parameters = {} if isinstance(spec, str) else spec[name]
+    parameters = parameters if isinstance(parameters, dict) else {}
+    shown = [f"{key} {value}" for key, value in parameters.items() if key != "weight"]
     return f" ({', '.join(shown)})" if shown else ""
 
 
-def minimised(config: Config) -> str:
+def describe_training(config: Config) -> str:
     """The first log line of a run: each reward and objective with its settings."""
     if not config.reward:
-        return _minimised(config)
+        return _describe_objective(config)
     parts = [f"{weight:g} {load(REWARDS[name]).title}" for name, weight in config.reward.items()]
-    how = f"{config.reward_samples} captions an image, baseline {config.reward_baseline}"
+    settings = f"{config.reward_samples} captions an image, baseline {config.reward_baseline}"
     if config.reward_kl:
-        how += f", KL {config.reward_kl:g}"
-    beside = f", {_minimised(config)}" if config.objective else ""
-    return f"maximising {' + '.join(parts)} ({how}){beside}"
+        settings += f", KL {config.reward_kl:g}"
+    objective = f", {_describe_objective(config)}" if config.objective else ""
+    return f"maximising {' + '.join(parts)} ({settings}){objective}"
 
 
-def _minimised(config: Config) -> str:
+def _describe_objective(config: Config) -> str:
     objective = config.build_objective()
     weights = objective.weights
     parts = [
         (f"{weight:g} " if len(weights) > 1 or weight != 1 else "")
-        + _with_settings(name, objective)
+        + _title_with_settings(name, objective)
         for name, weight in weights.items()
     ]
     default = "" if "objective" in config.model_fields_set else ", for no objective is set"
     return f"minimising {' + '.join(parts)}{default}"
 
 
-def _with_settings(name: str, objective: Objective) -> str:
+def _title_with_settings(name: str, objective: Objective) -> str:
     settings = []
     if name == "mle" and objective.label_smoothing:
         settings.append(f"label smoothing {objective.label_smoothing:g}")
@@ -92,7 +92,7 @@ def _with_settings(name: str, objective: Objective) -> str:
     if scores_first_token(name, objective.first_token_mle):
         settings.append("first token over the vocabulary")
     if name in objective.alternatives:
-        given = asdict(objective.alternatives[name])
-        shown = {k: f"{v:g}" if isinstance(v, float) else v for k, v in given.items()}
+        parameters = asdict(objective.alternatives[name])
+        shown = {k: f"{v:g}" if isinstance(v, float) else v for k, v in parameters.items()}
         settings += [f"{key} {value}" for key, value in shown.items() if value is not None]
-    return title_of(name) + (f" ({', '.join(settings)})" if settings else "")
+    return objective_title(name) + (f" ({', '.join(settings)})" if settings else "")

@@ -9,9 +9,9 @@ from decoding.rerank import Reranking
 class RerankerEntry(NamedTuple):
     """A reranker's scorer and keys.
 
-    scorer: a `captioning.models.reranking.Scorer`. model: the key that names its model and has to
-    be set. options: an evaluator or reward whose `Options` declare its further keys. weighted:
-    whether it uses rerank_weight.
+    scorer: "module:class" of a `captioning.models.reranking.Scorer`. model: the required key that
+    names the scorer's model. options: "module:class" of an evaluator whose `Options` declare more
+    keys. weighted: whether the scorer uses rerank_weight.
     """
 
     scorer: str
@@ -34,20 +34,20 @@ RERANKERS: dict[str, RerankerEntry] = {
 }
 
 
-def reranking_of(values: Any, num_return: int = 1) -> Optional[Reranking]:
-    """The reranking that keys set. None if `rerank` is None, and for mmi of weight 0.
+def build_reranking(values: Any, num_return: int = 1) -> Optional[Reranking]:
+    """The reranking that configuration keys set. None if `rerank` is None, or mmi with weight 0.
 
-    values: has keys as attributes; those it lacks have `Reranking`'s defaults. Raises ValueError
-    for a model that is missing.
+    values: has the keys as attributes; missing keys get `Reranking`'s defaults. Raises ValueError
+    if the reranker's model is not set.
     """
     entry = RERANKERS.get(values.rerank)
     if entry is None or (values.rerank, values.rerank_weight) == ("mmi", 0):
         return None
     names = {field.name for field in fields(Reranking)} - {"model", "num_return"}
-    given = {name: getattr(values, name) for name in names if hasattr(values, name)}
+    settings = {name: getattr(values, name) for name in names if hasattr(values, name)}
     if not entry.weighted:
-        given["rerank_weight"] = None
+        settings["rerank_weight"] = None
     model = getattr(values, entry.model) if entry.model else None
     if entry.model and not model:
         raise ValueError(f"rerank is {values.rerank}, which needs {entry.model}")
-    return Reranking(**given, model=model, num_return=num_return)
+    return Reranking(**settings, model=model, num_return=num_return)

@@ -102,7 +102,7 @@ def _errors_naming(path: StrPath) -> Iterator[None]:
             f"{path}: not a readable image (none of {', '.join(FORMATS)}): replace the file"
         ) from None
     except Exception as error:  # decoders raise errors of many types for broken files
-        reason = getattr(error, "strerror", None) or one_line(error, most=None)
+        reason = getattr(error, "strerror", None) or one_line(error, max_length=None)
         raise UserError(f"{path}: not a readable image ({reason}): replace the file") from None
 
 

@@ -23,10 +23,10 @@ from captioning.demo.status import DemoProgress
 from captioning.metrics.meteor import shared_process
 from captioning.runtime.job_runner import prepare
 from captioning.runtime.program import exit_code
-from captioning.runtime.progress import part_of
+from captioning.runtime.progress import bar_prefix
 
 # Imported once for all jobs, since importing takes seconds.
-IMPORTED = ("captioning.train", "torch._dynamo", "torch.utils.tensorboard", "transformers")
+PRELOADED_MODULES = ("captioning.train", "torch._dynamo", "torch.utils.tensorboard", "transformers")
 
 
 def run(demo: Demo) -> int:
@@ -34,13 +34,13 @@ def run(demo: Demo) -> int:
     steps = demo.steps()
     # The captioner is so small that several threads would be slower than one.
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the jobs
-    prepare(IMPORTED)
+    prepare(PRELOADED_MODULES)
     status = DemoProgress(steps)
     with shared_process(start=True) as demo.environment:  # Java starts during the first step
         for number, step in enumerate(steps):
             status.begin(number)
             try:
-                with part_of(f"[{number + 1}/{len(steps)}]"):
+                with bar_prefix(f"[{number + 1}/{len(steps)}]"):
                     step.do(status)
             finally:
                 status.end()

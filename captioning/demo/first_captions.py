@@ -18,7 +18,7 @@ class FirstCaptions:
     def __init__(self) -> None:
         self.shown = False
 
-    def show_if_there(self, configs: Sequence[Config]) -> None:
+    def show_when_ready(self, configs: Sequence[Config]) -> None:
         """Print the captions once. configs: the configurations of the two runs."""
         name = f"{evaluation_name(0)}.json"
         files = [Path(config.output_dir, "result", name) for config in configs]
@@ -29,6 +29,6 @@ class FirstCaptions:
         samples = read_split(configs[0], "val")
         log_line("\nthe first captions of the captioners that are being trained:")
         for sample in samples[:: len(samples) // EXAMPLES][:EXAMPLES]:
-            i = sample.image_id
-            log_line(f"{Path(sample.image)}\n  MLE    {mle[i]}\n  SMILE  {smile[i]}")
+            image_id = sample.image_id
+            log_line(f"{Path(sample.image)}\n  MLE    {mle[image_id]}\n  SMILE  {smile[image_id]}")
         log_line("")

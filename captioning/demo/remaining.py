@@ -7,43 +7,44 @@ from typing import Callable, Optional
 
 from tqdm import tqdm
 
-_ENOUGH = 0.03  # share of all work after which the measured pace replaces the expected pace
+_MIN_SHARE = 0.03  # share of all work after which the measured pace replaces the expected pace
 
 
-class Remaining:
+class TimeEstimate:
     """Estimates the time left from the expected time of each step and the pace so far.
 
-    seconds: rough durations of the steps on an idle machine. After a while only ratios matter.
+    seconds: rough durations of the steps on an idle machine. Once the pace is known, only their
+    ratios matter.
     """
 
     def __init__(self, seconds: Sequence[float], clock: Callable[[], float] = time.monotonic):
         self.seconds, self.clock = list(seconds), clock
         self.step = self.share = 0
-        self.began, self.done = clock(), 0.0  # done: expected seconds of the work since `began`
-        self.stepped = self.began
+        self.start, self.done = clock(), 0.0  # done: expected seconds of the work since `start`
+        self.step_start = self.start
 
-    def at(self, step: int, share: float, first: bool = False) -> None:
+    def record(self, step: int, share: float, first: bool = False) -> None:
         """Record the finished share of a step, from 0 to 1.
 
-        first: this is the step's first report. An earlier call of the program may have done the
-        share, and the time since the step began was set-up. Neither counts for the pace.
+        first: whether it is the step's first report. Then neither the share, which an earlier call
+        of the program may have done, nor the time since the step began counts for the pace.
         """
         if step != self.step:
-            self.step, self.share, self.stepped = step, 0.0, self.clock()
+            self.step, self.share, self.step_start = step, 0.0, self.clock()
         if first:
-            self.began, self.stepped = self.began + self.clock() - self.stepped, self.clock()
+            self.start, self.step_start = self.start + self.clock() - self.step_start, self.clock()
         else:
             self.done += max(0.0, share - self.share) * self.seconds[step]
         self.share = max(share, self.share)
 
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         """The estimated time left, in seconds."""
         expected = self.seconds[self.step] * (1 - self.share) + sum(self.seconds[self.step + 1 :])
-        known = self.done > _ENOUGH * sum(self.seconds)
-        return expected * ((self.clock() - self.began) / self.done if known else 1.0)
+        has_pace = self.done > _MIN_SHARE * sum(self.seconds)
+        return expected * ((self.clock() - self.start) / self.done if has_pace else 1.0)
 
 
-def in_words(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     if seconds < 90:
         return f"{max(10, round(seconds, -1)):.0f} s"
     return f"{seconds / 60:.1f} min"
@@ -54,13 +55,13 @@ class StatusLine:
 
     def __init__(self) -> None:
         self.bar: Optional[tqdm] = None
-        self.next = 0.0
+        self.next_time = 0.0
 
     def show(self, line: str) -> None:
         now, terminal = time.monotonic(), sys.stderr.isatty()
-        if now < self.next:
+        if now < self.next_time:
             return
-        self.next = now + (0.5 if terminal else 30.0)
+        self.next_time = now + (0.5 if terminal else 30.0)
         if not terminal:
             print(line, file=sys.stderr, flush=True)
             return
@@ -71,4 +72,4 @@ class StatusLine:
     def clear(self) -> None:
         if self.bar is not None:
             self.bar.close()
-        self.bar, self.next = None, 0.0
+        self.bar, self.next_time = None, 0.0

@@ -29,21 +29,21 @@ PRETRAIN, FINETUNE = "configs/demo_pretrain.yaml", "configs/demo_finetune.yaml"
 OBJECTIVES = {"mle": "mle", "smile": "smile", "mle_smile": "{mle: 0.5, smile: 0.5}"}
 QUICK_SPLITS = {"train": 1500, "val": 50, "test": 150}
 # The quick demo's epochs are a quarter as long. Small batches give them enough steps.
-QUICK = {PRETRAIN: ["batch_size=32"], FINETUNE: ["max_epoch=2", "eval_every=1"]}
+QUICK_OVERRIDES = {PRETRAIN: ["batch_size=32"], FINETUNE: ["max_epoch=2", "eval_every=1"]}
 QUICK_NOTE = (
     "This is the quick demo: a quarter of the data and a fraction of the training. It shows that "
     "everything runs; its numbers are weaker and less certain than those of the full demo."
 )
-RANKS = 2  # processes of pre-training on a CPU
-# For the first captions, copies are fine-tuned on EARLY_IMAGES images after EARLY epochs of
+PRETRAINING_RANKS = 2  # processes of pre-training on a CPU
+# For the first captions, copies are fine-tuned on FIRST_IMAGES images after FIRST_EPOCHS epochs of
 # pre-training. The quick demo has none: its captioner has learned too little by then.
-EARLY, EARLY_IMAGES = 3, 1500
-FIRST = ("mle", "smile")
-BRIEFLY = ("max_epoch=1", "eval_every=1", "metrics=[length]", "num_beams=1")
-# CIDEr and METEOR would serve to select an epoch, but the last epoch is used here.
-IN_TRAINING = "metrics=[length, facts]"
+FIRST_EPOCHS, FIRST_IMAGES = 3, 1500
+FIRST_RUNS = ("mle", "smile")
+FIRST_OVERRIDES = ("max_epoch=1", "eval_every=1", "metrics=[length]", "num_beams=1")
+# CIDEr and METEOR are not needed, because the last epoch is selected.
+TRAINING_METRICS = "metrics=[length, facts]"
 # Keys that the demo sets. eval_every differs between pre-training and fine-tuning.
-OWN_KEYS = (
+DEMO_KEYS = (
     *("objective", "pretrained", "tokenizer", "train_file", "facts_file", "metrics", "seed"),
     *("output_dir", "eval_every", *keys_of("data", config_class()), *keys_of("length")),
 )
@@ -60,7 +60,7 @@ class Demo:
         self.flags = {"seed": seed, **({"device": device} if device else {})}
         self.overrides = list(overrides)
         for key in (override.partition("=")[0] for override in overrides):
-            if key in OWN_KEYS:
+            if key in DEMO_KEYS:
                 raise UserError(f"{key} is set by the demo itself and cannot be overridden")
         for config in (PRETRAIN, FINETUNE):
             chosen = load_config(REPOSITORY / config, self.overrides, self.flags)
@@ -74,43 +74,45 @@ class Demo:
         pretraining, fine_tuning = [(1.5, 1.6), (1, 1), (1, 0.7)][parallel - 1]
         fine_tuning *= 37 * scale + 5
         return [
-            Step("drawing the world", 7 * scale, self._draw),
+            Step("drawing the world", 7 * scale, self._make_scenes),
             Step("pre-training with MLE", 54 * scale * pretraining, self._pretrain),
             Step("fine-tuning, captioning and scoring", fine_tuning, self._fine_tune),
             Step("report", 2, self._report),
         ]
 
-    def _draw(self, status: DemoProgress) -> None:
+    def _make_scenes(self, status: DemoProgress) -> None:
         make_scenes(self.data, self.seed, QUICK_SPLITS if self.quick else SPLITS)
 
     def _pretrain(self, status: DemoProgress) -> None:
-        """Pre-train. On a CPU with two processes, whatever the cores, so that results are equal."""
+        """Pre-train. On a CPU always in two processes, so that results are equal everywhere."""
         overrides = self._overrides(PRETRAIN, "pretrain")
         batch = load_config(REPOSITORY / PRETRAIN, overrides, self.flags).batch_size
-        ranks = RANKS if batch % RANKS == 0 and not self.on_gpu else 1
+        ranks = PRETRAINING_RANKS if batch % PRETRAINING_RANKS == 0 and not self.on_gpu else 1
         overrides.append(f"batch_size={batch // ranks}")
-        do = partial(self._program, PRETRAIN, "pretrain", [*overrides, IN_TRAINING])
-        jobs = ranks_of(self._job("pretrain", do), ranks)
+        pretrain = partial(self._run_training, PRETRAIN, "pretrain", [*overrides, TRAINING_METRICS])
+        jobs = ranks_of(self._job("pretrain", pretrain), ranks)
         if not self.quick:
             jobs.append(self._job("first", self._fine_tune_briefly))
-        self._run(jobs, len(jobs), [f"first/{name}" for name in FIRST], status)
+        self._run(jobs, len(jobs), [f"first/{name}" for name in FIRST_RUNS], status)
 
     def _fine_tune_briefly(self) -> Optional[int]:
         """Fine-tune copies of the half-trained captioner, for the first captions."""
         folder = self.folder / "pretrain"
-        while checkpoints.of_epochs(folder)[-1:] < [checkpoints.epoch_path(folder, EARLY - 1)]:
+        while checkpoints.epoch_checkpoints(folder)[-1:] < [
+            checkpoints.epoch_path(folder, FIRST_EPOCHS - 1)
+        ]:
             if signals.stop_requested():
                 return None
             time.sleep(0.2)
-        begun = checkpoints.weights_path(folder, EARLY - 1)
-        if not begun.exists():  # an earlier call did not keep this epoch's weights
+        weights = checkpoints.weights_path(folder, FIRST_EPOCHS - 1)
+        if not weights.exists():  # an earlier call did not keep this epoch's weights
             return None
-        annotations = json.loads((self.data / "scenes_train.json").read_text())[:EARLY_IMAGES]
+        annotations = json.loads((self.data / "scenes_train.json").read_text())[:FIRST_IMAGES]
         write_text(json.dumps(annotations), self.data / "scenes_first.json")
-        given = [f"pretrained={begun}", "train_file=scenes_first.json", *BRIEFLY]
-        for name in FIRST:
-            overrides = [*self._overrides(FINETUNE, name), *given]
-            code = self._program(FINETUNE, f"first/{name}", overrides)
+        changes = [f"pretrained={weights}", "train_file=scenes_first.json", *FIRST_OVERRIDES]
+        for name in FIRST_RUNS:
+            overrides = [*self._overrides(FINETUNE, name), *changes]
+            code = self._run_training(FINETUNE, f"first/{name}", overrides)
             if code or signals.stop_requested():
                 return code
         return None
@@ -120,29 +122,29 @@ class Demo:
         # All three at once, even on two cores: with two at a time, the third would leave a core
         # idle.
         parallel = len(jobs) if cores() > 1 and not self.on_gpu else 1
-        self._run(jobs, parallel, FIRST, status)
+        self._run(jobs, parallel, FIRST_RUNS, status)
 
     def _run(
-        self, jobs: Sequence[Job], parallel: int, first: Sequence[str], status: DemoProgress
+        self, jobs: Sequence[Job], parallel: int, first_runs: Sequence[str], status: DemoProgress
     ) -> None:
         """Run jobs. first: the MLE and SMILE runs that make the first captions."""
-        status.first.shown |= all(is_scored(self.scored(name)) for name in FIRST)
-        status.follow(jobs, [self.scored(name) for name in first])
+        status.first.shown |= all(is_scored(self.scoring_config(name)) for name in FIRST_RUNS)
+        status.follow(jobs, [self.scoring_config(name) for name in first_runs])
         run_jobs(jobs, [{}] * parallel, status)
 
-    def _job(self, name: str, do: Callable[[], Optional[int]]) -> Job:
-        return Job(name, do, self.folder / f"{name}.log", self.environment)
+    def _job(self, name: str, program: Callable[[], Optional[int]]) -> Job:
+        return Job(name, program, self.folder / f"{name}.log", self.environment)
 
     def _fine_tune_one(self, name: str) -> Optional[int]:
         """Train a run, then caption and score the test split."""
         overrides = self._overrides(FINETUNE, name)
         pretrained = f"pretrained={self.folder / 'pretrain' / checkpoints.BEST}"
-        code = self._program(FINETUNE, name, [*overrides, pretrained, IN_TRAINING])
-        if code or signals.stop_requested() or is_scored(self.scored(name)):
+        code = self._run_training(FINETUNE, name, [*overrides, pretrained, TRAINING_METRICS])
+        if code or signals.stop_requested() or is_scored(self.scoring_config(name)):
             return code
-        return self._program(FINETUNE, name, overrides, "--evaluate", "--eval_split", "test")
+        return self._run_training(FINETUNE, name, overrides, "--evaluate", "--eval_split", "test")
 
-    def scored(self, name: str) -> Config:
+    def scoring_config(self, name: str) -> Config:
         """The configuration for a run's captions and scores."""
         flags = {"output_dir": str(self.folder / name), **self.flags}
         overrides = self._overrides(FINETUNE, Path(name).name)
@@ -153,13 +155,13 @@ class Demo:
         overrides.append(f"tokenizer={self.data / 'vocab.txt'}")
         if config == FINETUNE:
             overrides.append(f"objective={OBJECTIVES[name]}")
-        return [*overrides, *(QUICK[config] if self.quick else []), *self.overrides]
+        return [*overrides, *(QUICK_OVERRIDES[config] if self.quick else []), *self.overrides]
 
-    def _program(self, config: str, name: str, overrides: list[str], *more: str) -> int:
+    def _run_training(self, config: str, name: str, overrides: list[str], *more: str) -> int:
         """Run captioning.train, as scripts/train.sh and scripts/eval.sh do."""
         flags = {"config": REPOSITORY / config, "output_dir": self.folder / name, **self.flags}
-        given = [text for flag, value in flags.items() for text in (f"--{flag}", str(value))]
-        return train.main([*given, *more, *overrides])
+        arguments = [text for flag, value in flags.items() for text in (f"--{flag}", str(value))]
+        return train.main([*arguments, *more, *overrides])
 
     def _report(self, status: DemoProgress) -> None:
         comparison = compare([self.folder / name for name in OBJECTIVES])

@@ -6,7 +6,7 @@ from typing import Callable, NamedTuple
 
 from captioning.config import Config
 from captioning.demo.first_captions import FirstCaptions
-from captioning.demo.remaining import Remaining, StatusLine, in_words
+from captioning.demo.remaining import StatusLine, TimeEstimate, format_seconds
 from captioning.runtime.job_runner import Job, Observer
 from captioning.runtime.progress import log_line
 
@@ -28,15 +28,15 @@ class DemoProgress(Observer):
 
     def __init__(self, steps: Sequence[Step]):
         self.steps, self.number, self.line = steps, 0, StatusLine()
-        self.remaining = Remaining([step.seconds for step in steps])
+        self.estimate = TimeEstimate([step.seconds for step in steps])
         self.shares: dict[str, float] = {}
         self.first = FirstCaptions()
 
     def begin(self, number: int) -> None:
         self.number, self.shares = number, {}
-        self.remaining.at(number, 0.0)
-        left = in_words(self.remaining.left())
-        log_line(f"\n{self._place()} {self.steps[number].title} (about {left} to go in all)")
+        self.estimate.record(number, 0.0)
+        left = format_seconds(self.estimate.seconds_left())
+        log_line(f"\n{self._label()} {self.steps[number].title} (about {left} to go in all)")
 
     def follow(self, jobs: Sequence[Job], first: Sequence[Config]) -> None:
         """Show the jobs of a step. first: the runs that make the first captions."""
@@ -47,23 +47,25 @@ class DemoProgress(Observer):
         if name not in self.names:
             return
         is_first = name not in self.shares
-        of_run = _share_of_run(PRETRAINING if name == "pretrain" else TRAINING, description, share)
-        self.shares[name] = max(self.shares.get(name, 0.0), of_run)
-        self.remaining.at(self.number, sum(self.shares.values()) / len(self.names), is_first)
+        run_share = _share_of_run(
+            PRETRAINING if name == "pretrain" else TRAINING, description, share
+        )
+        self.shares[name] = max(self.shares.get(name, 0.0), run_share)
+        self.estimate.record(self.number, sum(self.shares.values()) / len(self.names), is_first)
 
     def poll(self) -> None:
         parts = [f"{TITLES[name]} {share:.0%}" for name, share in self.shares.items()]
-        left = in_words(self.remaining.left())
+        left = format_seconds(self.estimate.seconds_left())
         if parts:
-            self.line.show(f"{self._place()} {', '.join(parts)}; about {left} to go in all")
-        self.first.show_if_there(self.first_runs)
+            self.line.show(f"{self._label()} {', '.join(parts)}; about {left} to go in all")
+        self.first.show_when_ready(self.first_runs)
 
     def end(self) -> None:
         # A step without jobs does not count for the pace, since it does not train.
-        self.remaining.at(self.number, 1.0, first=not self.shares)
+        self.estimate.record(self.number, 1.0, first=not self.shares)
         self.line.clear()
 
-    def _place(self) -> str:
+    def _label(self) -> str:
         return f"[{self.number + 1}/{len(self.steps)}]"
 
 

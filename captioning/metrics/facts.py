@@ -16,7 +16,7 @@ from captioning.metrics.bootstrap import percentages, ratio
 from captioning.metrics.evaluator import CaptionSet, Evaluator, Scores
 from captioning.metrics.options import FILE, Options
 from captioning.runtime.errors import UserError
-from captioning.scenes.facts import Statement, most_true, read_caption, true_facts
+from captioning.scenes.facts import Statement, max_true_facts, read_caption, true_facts
 from captioning.scenes.make import read_scenes
 from captioning.scenes.world import Scene
 
@@ -69,6 +69,6 @@ def _rank(statement: Statement, own: int, true: int, scenes: list[Scene]) -> int
     facts = statement.facts()
     others = (scene for i, scene in enumerate(scenes) if i != own)
     return 1 + sum(
-        most_true(facts, scene) >= true and len(true_facts(statement, scene)) >= true
+        max_true_facts(facts, scene) >= true and len(true_facts(statement, scene)) >= true
         for scene in others
     )

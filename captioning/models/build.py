@@ -40,8 +40,9 @@ def captioner_from(
 ) -> tuple[nn.Module, str]:
     """The captioner with the weights of `checkpoint`, if any, and a line that says what was loaded.
 
-    resumed: the content of a checkpoint whose weights the caller will load. Random weights depend
-    only on the seed. trains: the checkpoint may lack the null image. Raises UserError.
+    resumed: the content of a checkpoint whose weights the caller will load. trains: the captioner
+    will be trained, so the checkpoint may lack the null image. Random weights depend only on the
+    seed. Raises UserError.
     """
     package = package_of(config.model)
     torch.manual_seed(config.seed)
@@ -55,11 +56,11 @@ def captioner_from(
         captions = partial(training_captions, config)
         _check_division(config, content, name)
         context = BuildContext(content, name, captions, word_pieces, MEAN, STD)
-        fills_every_weight = checkpoint is not None and config.lora is None
-        with SkipInit() if fills_every_weight else nullcontext():
+        is_filled = checkpoint is not None and config.lora is None
+        with SkipInit() if is_filled else nullcontext():
             captioner = package.build(config, context)
         check_interface(captioner)
-        _check_has_null(config, captioner)
+        _check_null_support(config, captioner)
         _check_lengths(config, captioner)
         if checkpoint is None:
             return captioner, f"no checkpoint: {package.origin(config)}"
@@ -73,8 +74,8 @@ def captioner_from(
     return captioner, f"loaded {name}: {report}"
 
 
-def _check_has_null(config: Config, captioner: Captioner) -> None:
-    """Raise UserError for keys that need a null image where the captioner has none."""
+def _check_null_support(config: Config, captioner: Captioner) -> None:
+    """Raise UserError for keys that need a null image, if the captioner has none."""
     keys = ["drop_image", "null_image", "guidance_scale", "contrastive_alpha"]
     keys += ["rerank"] if config.rerank == "mmi" else []
     for key in keys if captioner.null_image is None else []:
@@ -84,7 +85,7 @@ def _check_has_null(config: Config, captioner: Captioner) -> None:
 
 
 def _check_same_null(config: Config, report: LoadReport, name: str) -> None:
-    """Raise UserError where the null that a setting reads is not the one of training."""
+    """Raise UserError if a setting uses the null image and training used another one."""
     reads = config.guidance_scale != 1 or config.rerank == "mmi"
     if reads and any(key.startswith(NULL_IMAGE) for key in report.unexpected):
         raise UserError(
@@ -99,12 +100,12 @@ def word_pieces(name: str) -> Tokenizer:
 
 
 def _check_division(config: Config, content: Optional[Mapping[str, Any]], name: str) -> None:
-    """Raise UserError if the checkpoint may have been trained on other splits' photos."""
-    before = (content or {}).get("config")
-    same_data = isinstance(before, dict) and before.get("train_file") == config.train_file
-    if same_data and config.split and before.get("split") != config.split:
+    """Raise UserError if the checkpoint may have been trained on photos of val or test."""
+    trained = (content or {}).get("config")
+    same_data = isinstance(trained, dict) and trained.get("train_file") == config.train_file
+    if same_data and config.split and trained.get("split") != config.split:
         raise UserError(
-            f"{name} was trained on train_file with split {before.get('split') or 'unset'}, now "
+            f"{name} was trained on train_file with split {trained.get('split') or 'unset'}, now "
             f"split is {config.split}: it would be tested on photos that it was trained on; use "
             "the same split, or start from another checkpoint"
         )
@@ -131,20 +132,20 @@ def preprocessing_of(config: Config) -> Preprocessing:
             normalise,
             same=config.augmentation == "none",
         )
-    evaluation, training, *others = functions
-    return Preprocessing(evaluation, partial(_decoded, training), *others)
+    evaluation, training, *optional = functions
+    return Preprocessing(evaluation, partial(_decode_and_transform, training), *optional)
 
 
-def _decoded(transform: Callable, image: Image.Image) -> Any:
+def _decode_and_transform(transform: Callable, image: Image.Image) -> Any:
     return transform(decode(image))
 
 
 def check_interface(captioner: nn.Module) -> None:
     """Raise TypeError if a captioner lacks a member of `Captioner`."""
     names = [*vars(Captioner), *Captioner.__annotations__]
-    lacking = [n for n in names if not n.startswith("_") and not hasattr(captioner, n)]
-    if lacking:
-        raise TypeError(f"{type(captioner).__name__} lacks {', '.join(lacking)}: see {Captioner}")
+    missing = [n for n in names if not n.startswith("_") and not hasattr(captioner, n)]
+    if missing:
+        raise TypeError(f"{type(captioner).__name__} lacks {', '.join(missing)}: see {Captioner}")
 
 
 def _check_lengths(config: Config, captioner: Captioner) -> None:
@@ -187,9 +188,9 @@ def trained_config(
     try:
         values = parse_config(content.get("config")).model_dump()
     except ValidationError as error:
-        shown = without_secrets(checkpoint)
+        name = without_secrets(checkpoint)
         raise UserError(
-            f"{shown} does not contain the configuration of a run: give one with --config"
+            f"{name} does not contain the configuration of a run: give one with --config"
         ) from error
     values.update(changes or {})
     try:

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: writes them atomically, verifies, finds and removes them.
+"""Writes the checkpoints of a run atomically, and finds, verifies and removes them.
 
 - checkpoint_04.pth: written at the end of epoch 4
 - checkpoint_04_step00001200.pth: written within epoch 4, after 1200 steps of the run
@@ -36,8 +36,8 @@ from captioning.runtime.errors import UserError, one_line
 
 BEST = "checkpoint_best.pth"
 LEAST = 2  # checkpoints of any kind that are always kept, since one may be damaged
-_NAME = re.compile(r"checkpoint_(\d+)(?:_step(\d+))?")
-_NAMED = re.compile(rf"{_NAME.pattern}|weights_\d+")  # files with a manifest
+_STEM = re.compile(r"checkpoint_(\d+)(?:_step(\d+))?")
+_MANIFEST_STEM = re.compile(rf"{_STEM.pattern}|weights_\d+")  # files with a manifest
 
 
 def save(content: dict[str, Any], path: Path) -> None:
@@ -55,7 +55,7 @@ def save(content: dict[str, Any], path: Path) -> None:
                 problem = hashed.problem or error
                 raise
             write_manifest(hashed, path)
-            _make_way(path)
+            _remove_sharded(path)
     except (OSError, RuntimeError) as error:
         reason = problem or error
         reason = reason.strerror if isinstance(reason, OSError) and reason.strerror else reason
@@ -78,7 +78,7 @@ def step_path(folder: Path, epoch: int, step: int) -> Path:
 def saved(folder: Path) -> list[Path]:
     """All checkpoints, the newest last."""
     paths = folder.glob("checkpoint_*.pth")
-    return sorted((path for path in paths if _NAME.fullmatch(path.stem)), key=_age)
+    return sorted((path for path in paths if _STEM.fullmatch(path.stem)), key=_position)
 
 
 def weights_of(folder: Path, epoch: int) -> Optional[Path]:
@@ -96,13 +96,14 @@ def best(folder: Path) -> Optional[Path]:
 def is_checkpoint(name: str) -> bool:
     """Whether a name in a run's folder belongs to a checkpoint or to a manifest."""
     stem, _, suffix = name.rpartition(".")
-    return name == BEST or (suffix in ("pth", "json") and bool(_NAMED.fullmatch(stem)))
+    return name == BEST or (suffix in ("pth", "json") and bool(_MANIFEST_STEM.fullmatch(stem)))
 
 
-def named(name: str) -> str:
-    """The checkpoint that a user names. For a run's folder: its best, else its newest checkpoint.
+def resolve(name: str) -> str:
+    """The checkpoint that a user's name stands for: in a run's folder, the best, else the newest.
 
-    The folder may be in a store. Raises UserError for a folder without a checkpoint.
+    Other names are returned unchanged. The folder may be in a store. Raises UserError for a folder
+    without a checkpoint.
     """
     if has_folders(name):
         name = name.rstrip("/")
@@ -115,8 +116,8 @@ def named(name: str) -> str:
         if not os.path.isdir(name) or is_sharded(folder):  # Path raises OSError for long addresses
             return name
         names = os.listdir(folder)
-    paths = [Path(n) for n in names if n.endswith(".pth") and _NAME.fullmatch(n[: -len(".pth")])]
-    chosen = BEST if BEST in names else max(paths, key=_age, default=None)
+    paths = [Path(n) for n in names if n.endswith(".pth") and _STEM.fullmatch(n[: -len(".pth")])]
+    chosen = BEST if BEST in names else max(paths, key=_position, default=None)
     if chosen is None:
         raise UserError(f"{name} contains no checkpoint of a run: name a file")
     return f"{name.rstrip('/')}/{chosen}"
@@ -155,13 +156,14 @@ def local_copy(address: str) -> Path:
         return local_folder(address, names)
 
 
-def of_epochs(folder: Path) -> list[Path]:
+def epoch_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints of complete epochs, the newest last."""
-    return [path for path in saved(folder) if _age(path)[1] == math.inf]
+    return [path for path in saved(folder) if _position(path)[1] == math.inf]
 
 
-def _age(path: Path) -> tuple[int, float]:
-    epoch, step = _NAME.fullmatch(path.stem).groups()
+def _position(path: Path) -> tuple[int, float]:
+    """(epoch, step) of a checkpoint, to sort by; the step is infinite at the end of the epoch."""
+    epoch, step = _STEM.fullmatch(path.stem).groups()
     return int(epoch), math.inf if step is None else int(step)
 
 
@@ -170,7 +172,7 @@ def remove_oldest(folder: Path, keep: int) -> None:
 
     Raises UserError.
     """
-    kept = {*of_epochs(folder)[-keep:], *saved(folder)[-LEAST:]}
+    kept = {*epoch_checkpoints(folder)[-keep:], *saved(folder)[-LEAST:]}
     for path in saved(folder):
         if path not in kept:
             for file in (path, manifest_path(path)):
@@ -178,7 +180,7 @@ def remove_oldest(folder: Path, keep: int) -> None:
                     remove(file)
 
 
-def tidy(folder: Path) -> None:
+def remove_leftovers(folder: Path) -> None:
     """Remove leftovers of a killed run: temporary files, and manifests without a checkpoint.
 
     Raises UserError.
@@ -186,7 +188,7 @@ def tidy(folder: Path) -> None:
     orphans = [
         path
         for path in [*folder.glob("checkpoint_*.json"), *folder.glob("weights_*.json")]
-        if _NAMED.fullmatch(path.stem) and not path.with_suffix(".pth").exists()
+        if _MANIFEST_STEM.fullmatch(path.stem) and not path.with_suffix(".pth").exists()
     ]
     for path in [*unfinished_writes(folder), *orphans]:
         with user_errors(path):
@@ -221,7 +223,7 @@ def _link(source: str, path: str) -> None:
             shutil.copyfileobj(file, copy)
 
 
-def _make_way(path: Path) -> None:
+def _remove_sharded(path: Path) -> None:
     """Remove a sharded checkpoint at `path`, since a file cannot replace a folder. OSError."""
     if is_sharded(path):
         remove(path)

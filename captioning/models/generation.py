@@ -23,7 +23,7 @@ from captioning.runtime.distributed import gather_on_main, rank, until_stop_requ
 from captioning.runtime.progress import log_line, progress
 from decoding import Generated
 
-DIGITS = 5  # of a score
+SCORE_DIGITS = 5  # of a score
 
 
 def caption_images(
@@ -39,7 +39,7 @@ def caption_images(
     "candidates". With `skip_bad_images`, unreadable images are left out and counted. Raises Stopped
     on all ranks if one was asked to stop.
     """
-    loader, batch_size = images_of(samples, config, rank(), world_size())
+    loader, batch_size = build_image_loader(samples, config, rank(), world_size())
     precision = Precision(config.precision, device)
     settings = config.decoding_settings()
     reranking = config.reranking()
@@ -54,10 +54,10 @@ def caption_images(
             with precision.autocast():
                 generated = generator.generate_details(batch["image"], settings)
             captions = scored_lists(generated)
-            for index, image_id, of_image in zip(batch["index"], batch["image_id"], captions):
-                result = {"image_id": image_id, "caption": of_image[0]["caption"]}
+            for index, image_id, candidates in zip(batch["index"], batch["image_id"], captions):
+                result = {"image_id": image_id, "caption": candidates[0]["caption"]}
                 if config.save_candidates:
-                    result["candidates"] = of_image
+                    result["candidates"] = candidates
                 results.append((index, result))
             bar.update(min(len(batch["index"]) * world_size(), len(samples) - bar.n))
     gathered = gather_on_main((results, loader.skipped))
@@ -66,20 +66,20 @@ def caption_images(
     skipped = sum(count for _, count in gathered)
     if skipped:
         log_line(f"{skipped} of {len(samples)} images could not be read and have no caption")
-    everything = sorted((pair for part, _ in gathered for pair in part), key=lambda pair: pair[0])
-    return [result for _, result in everything]
+    ordered = sorted((pair for part, _ in gathered for pair in part), key=lambda pair: pair[0])
+    return [result for _, result in ordered]
 
 
 def scored_lists(generated: Generated) -> list[list[dict[str, Any]]]:
     """The captions of each image, the best first, as dicts of "caption" and scores by name."""
     scores = {"score": generated.scores, "own_score": generated.own_scores}
     scores["rerank_score"] = generated.rerank_scores
-    tables = {name: values.tolist() for name, values in scores.items() if values is not None}
+    lists = {name: values.tolist() for name, values in scores.items() if values is not None}
     return [
         [
             {
                 "caption": caption,
-                **{name: round(t[row][place], DIGITS) for name, t in tables.items()},
+                **{name: round(t[row][place], SCORE_DIGITS) for name, t in lists.items()},
             }
             for place, caption in enumerate(captions)
         ]
@@ -87,12 +87,16 @@ def scored_lists(generated: Generated) -> list[list[dict[str, Any]]]:
     ]
 
 
-def images_of(
+def build_image_loader(
     samples: Sequence[Sample], config: Config, rank: int = 0, world_size: int = 1
 ) -> tuple[Loader, int]:
-    """Return a loader of one process's share of the preprocessed images, and the batch size."""
-    made = preprocessing_of(config)
-    dataset = EvaluationDataset(samples, config.image_root, made.evaluation, config.skip_bad_images)
+    """Return a loader of this rank's share of the preprocessed images, and the batch size."""
+    preprocessing = preprocessing_of(config)
+    dataset = EvaluationDataset(
+        samples, config.image_root, preprocessing.evaluation, config.skip_bad_images
+    )
     size = config.eval_batch_size or config.batch_size
-    loader = evaluation_loader(dataset, size, rank, world_size, config.num_workers, made.join)
+    loader = evaluation_loader(
+        dataset, size, rank, world_size, config.num_workers, preprocessing.join
+    )
     return loader, size

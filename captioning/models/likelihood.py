@@ -8,19 +8,20 @@ from torch import Tensor, nn
 
 from captioning.config import Config
 from captioning.data import Prefetcher, Sample, preprocess_caption
-from captioning.models.generation import images_of
+from captioning.models.generation import build_image_loader
 from captioning.runtime.progress import progress
 from smile import mle_loss, smile_loss
 
-# From 1/4 to 4, eight per doubling. A parabola between them finds the minimum to 0.001.
+# From 1/4 to 4, eight per doubling. `find_minimum` interpolates between them, accurate to 0.001.
 TEMPERATURES = [2 ** (n / 8) for n in range(-16, 17)]
-PLAIN = TEMPERATURES.index(1.0)
+UNSCALED = TEMPERATURES.index(1.0)
 
 
 class Likelihood(NamedTuple):
-    """Means over labelled tokens, in nats. nll: at each of TEMPERATURES. smile: the SMILE loss.
+    """Means over labelled tokens, in nats.
 
-    tokens: the number of labelled tokens.
+    tokens: the number of labelled tokens. nll: the negative log-likelihood at each of TEMPERATURES.
+    smile: the SMILE loss.
     """
 
     tokens: int
@@ -30,7 +31,7 @@ class Likelihood(NamedTuple):
     @property
     def best(self) -> tuple[float, float]:
         """The temperature with the lowest negative log-likelihood, and its value."""
-        return lowest(TEMPERATURES, self.nll)
+        return find_minimum(TEMPERATURES, self.nll)
 
 
 @torch.inference_mode()
@@ -38,64 +39,63 @@ def likelihood(
     captioner: nn.Module, samples: Sequence[Sample], config: Config, device: torch.device
 ) -> Likelihood:
     """The likelihood of all captions of `samples`, without label smoothing or first-token MLE."""
-    loader, _ = images_of(samples, config)
+    loader, _ = build_image_loader(samples, config)
     sums = torch.zeros(2 + len(TEMPERATURES), dtype=torch.float64)
     with progress(len(samples), "likelihood of captions") as bar:
         for batch in Prefetcher(loader, device):
             image = batch["image"]
-            texts = [preprocessed(samples[index], config) for index in batch["index"]]
-            for count in {
-                len(group) for group in texts
-            }:  # images in a batch need the same number of captions
-                chosen = [n for n, group in enumerate(texts) if len(group) == count]
-                sums += _sums(captioner, image[chosen], [texts[n] for n in chosen])
+            texts = [preprocess_captions(samples[index], config) for index in batch["index"]]
+            # A call of the captioner needs the same number of captions for each image.
+            for count in {len(group) for group in texts}:
+                rows = [n for n, group in enumerate(texts) if len(group) == count]
+                sums += _sum_losses(captioner, image[rows], [texts[n] for n in rows])
             bar.update(len(texts))
     _, smile, *nll = (sums / sums[0].clamp(min=1)).tolist()
     return Likelihood(int(sums[0]), nll, smile)
 
 
-def _sums(captioner: nn.Module, image: Tensor, texts: list[list[str]]) -> Tensor:
-    """Sums over a batch: tokens, SMILE loss, and negative log-likelihood at each temperature."""
+def _sum_losses(captioner: nn.Module, image: Tensor, texts: list[list[str]]) -> Tensor:
+    """float64 (2 + T,): tokens, SMILE loss, and negative log-likelihood at T temperatures."""
     logits, labels = captioner.predictions(image, texts)
     losses = [smile_loss(logits, labels, reduction="sum")]
     losses += [mle_loss(logits / t, labels, reduction="sum") for t in TEMPERATURES]
     return torch.stack([(labels != -100).sum(), *losses]).double().cpu()
 
 
-def lowest(temperatures: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
+def find_minimum(temperatures: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
     """The minimum (temperature, value), interpolated by a parabola in log T.
 
     The parabola goes through the lowest value and its neighbours. The temperature divides logits
     (Guo et al. 2017, arXiv 1706.04599).
     """
     middle = min(range(1, len(values) - 1), key=lambda n: values[n])
-    before, here, after = values[middle - 1 : middle + 2]
-    bend = before - 2 * here + after
-    shift = max(-1.0, min(1.0, (before - after) / (2 * bend))) if bend > 0 else 0.0
+    before, center, after = values[middle - 1 : middle + 2]
+    curvature = before - 2 * center + after
+    shift = max(-1.0, min(1.0, (before - after) / (2 * curvature))) if curvature > 0 else 0.0
     ratio = temperatures[middle + 1] / temperatures[middle]
-    value = here + shift * (after - before) / 2 + shift**2 * bend / 2
+    value = center + shift * (after - before) / 2 + shift**2 * curvature / 2
     return temperatures[middle] * ratio**shift, value
 
 
 def unigram_nll(
     captioner: nn.Module, training: Sequence[Sample], samples: Sequence[Sample], config: Config
 ) -> float:
-    """The mean negative log-likelihood of `samples` under a unigram model of the training captions.
+    """The mean negative log-likelihood, in nats per token, of `samples` under a unigram model.
 
-    Uses add-one smoothing.
+    training: its training captions. The model has add-one smoothing.
     """
-    logprobs = (1 + _counts(captioner, training, config)).log()
+    logprobs = (1 + _count_tokens(captioner, training, config)).log()
     logprobs -= logprobs.logsumexp(0)
-    counts = _counts(captioner, samples, config)
+    counts = _count_tokens(captioner, samples, config)
     return -(counts * logprobs).sum().item() / counts.sum().item()
 
 
-def _counts(captioner: nn.Module, samples: Iterable[Sample], config: Config) -> Tensor:
+def _count_tokens(captioner: nn.Module, samples: Iterable[Sample], config: Config) -> Tensor:
     """How often each token is a label, float64 (V,)."""
     tokenizer = captioner.tokenizer
     counts = torch.zeros(len(tokenizer), dtype=torch.float64)
     for sample in samples:
-        texts = [captioner.prompt + text for text in preprocessed(sample, config)]
+        texts = [captioner.prompt + text for text in preprocess_captions(sample, config)]
         ids, mask = (
             t[:, len(captioner.prompt_ids) :] for t in tokenizer.encode(texts, config.max_tokens)
         )
@@ -103,5 +103,5 @@ def _counts(captioner: nn.Module, samples: Iterable[Sample], config: Config) -> 
     return counts
 
 
-def preprocessed(sample: Sample, config: Config) -> list[str]:
+def preprocess_captions(sample: Sample, config: Config) -> list[str]:
     return [preprocess_caption(text, config.max_words) for text in sample.captions]

@@ -22,11 +22,11 @@ from decoding import DecodingSettings, Generated
 from decoding.guided import caption_lengths, encode_noisy
 from decoding.rerank import Reranking, expected_similarity, reranked
 
-MAX_ROWS = 256  # captions whose likelihoods are computed at once
+MAX_CAPTIONS = 256  # captions whose likelihoods are computed at once
 
 
 class Scorer(ABC):
-    """Scores candidates; a higher score is better. Loads its model. Raises UserError."""
+    """Scores candidates; a higher score is better. `__init__` loads its model; raises UserError."""
 
     def __init__(self, captioner: nn.Module, reranking: Reranking, device: torch.device):
         self.captioner, self.reranking = captioner, reranking
@@ -41,7 +41,7 @@ class Scorer(ABC):
 
 
 class Reranker:
-    """Generates captions with a captioner and a `Reranking`. Raises UserError."""
+    """Generates candidate captions, scores and sorts them. Raises UserError."""
 
     def __init__(self, captioner: nn.Module, reranking: Reranking, device: torch.device):
         self.captioner, self.reranking = captioner, reranking
@@ -87,7 +87,7 @@ def check_reranking(config: Config) -> None:
 
 def image_seeds(image: Tensor, seed: int) -> tuple[int, ...]:
     """A seed for each preprocessed image (B, ...), from its values and `seed`."""
-    digests = [hashlib.blake2b(each.numpy().tobytes(), digest_size=8) for each in image.cpu()]
+    digests = [hashlib.blake2b(pixels.numpy().tobytes(), digest_size=8) for pixels in image.cpu()]
     return tuple(
         derived_seed("candidates", seed, int(digest.hexdigest(), 16)) for digest in digests
     )
@@ -100,46 +100,46 @@ class MutualInformation(Scorer):
     """
 
     def __call__(self, image: Tensor, encoded: Any, candidates: Generated) -> Tensor:
-        own = None
+        logp = None
         if self.reranking.candidates == "samples":
-            own = self._log_likelihoods_of_samples(candidates)
-        return self.scores(self.captioner, encoded, candidates.token_ids, own)
+            logp = self._log_likelihoods_of_samples(candidates)
+        return self.scores(self.captioner, encoded, candidates.token_ids, logp)
 
     def _log_likelihoods_of_samples(self, candidates: Generated) -> Tensor:
-        """Known from sampling: penalties do not change a sample's score."""
+        """(B, k), from the scores of sampling, which are means over tokens without penalties."""
         tokens = (len(self.captioner.prompt_ids), self.captioner.tokenizer.end)
         lengths = caption_lengths(candidates.token_ids, *tokens)
-        own = candidates.own_scores
-        return (candidates.scores if own is None else own) * lengths
+        own_scores = candidates.own_scores
+        return (candidates.scores if own_scores is None else own_scores) * lengths
 
     def scores(
-        self, captioner: nn.Module, encoded: Any, token_ids: Tensor, own: Optional[Tensor] = None
+        self, captioner: nn.Module, encoded: Any, token_ids: Tensor, logp: Optional[Tensor] = None
     ) -> Tensor:
         """The scores (B, k) of token_ids (B, k, n) by a captioner, a few images at a time.
 
-        own: log p(y | image) (B, k), if known.
+        logp: log p(y | image) (B, k), if known.
         """
-        count = max(1, MAX_ROWS // token_ids.size(1))
-        found = []
+        count = max(1, MAX_CAPTIONS // token_ids.size(1))
+        scores = []
         for start in range(0, len(token_ids), count):
-            piece = slice(start, start + count)
-            ids, images = token_ids[piece], encoded[piece]
-            if own is None:
+            rows = slice(start, start + count)
+            ids, images = token_ids[rows], encoded[rows]
+            if logp is None:
                 with_image = captioner.log_likelihoods(images, ids).double().sum(-1)
             else:
-                with_image = own[piece]
-            # All captions have the same null, which is encoded once.
-            null, rows = captioner.encode_null(images[:1]), ids.flatten(0, 1).unsqueeze(0)
-            without = captioner.log_likelihoods(null, rows).double().sum(-1).view_as(with_image)
-            found.append(with_image - self.reranking.rerank_weight * without)
-        return torch.cat(found)
+                with_image = logp[rows]
+            # The null image is the same for all captions: it is encoded once.
+            null, captions = captioner.encode_null(images[:1]), ids.flatten(0, 1).unsqueeze(0)
+            without = captioner.log_likelihoods(null, captions).double().sum(-1).view_as(with_image)
+            scores.append(with_image - self.reranking.rerank_weight * without)
+        return torch.cat(scores)
 
 
 class Judge(MutualInformation):
     """Like `MutualInformation`, computed by another captioner.
 
-    Both have the same vocabulary, prompt and first_token_shift, since the judge scores the token
-    ids that the captioner has generated.
+    The judge scores the captioner's token ids. Therefore both must have the same vocabulary, prompt
+    and first_token_shift.
     """
 
     @classmethod
@@ -149,15 +149,15 @@ class Judge(MutualInformation):
         except UserError as error:
             raise UserError(f"rerank_judge: {error}") from error
         # The shift changes the first token id of a caption. Only some captioners have this key.
-        own, other = (getattr(each, "first_token_shift", False) for each in (config, judge))
-        if own != other:
-            raise _unsuitable(model, f"first_token_shift {other}, the captioner {own}")
+        shift, judge_shift = (getattr(c, "first_token_shift", False) for c in (config, judge))
+        if shift != judge_shift:
+            raise _unsuitable(model, f"first_token_shift {judge_shift}, the captioner {shift}")
 
     def __init__(self, captioner: nn.Module, reranking: Reranking, device: torch.device):
         super().__init__(captioner, reranking, device)
         config, self.judge = load_judge(reranking.model, device)
         self.image_size = config.image_size
-        if tokens_of(captioner) != tokens_of(self.judge):
+        if vocabulary_of(captioner) != vocabulary_of(self.judge):
             raise _unsuitable(reranking.model, "another vocabulary than the captioner")
         if captioner.prompt_ids.tolist() != self.judge.prompt_ids.tolist():
             prompts = f"the prompt {self.judge.prompt!r}, the captioner {captioner.prompt!r}"
@@ -176,12 +176,12 @@ def _unsuitable(judge: Optional[str], difference: str) -> UserError:
 
 
 class MinimumBayesRisk(Scorer):
-    """The mean CIDEr-D of a candidate and the other candidates, with equal weights of n-grams."""
+    """A candidate's mean CIDEr-D against the other candidates, with equal weights of n-grams."""
 
     def __call__(self, image: Tensor, encoded: Any, candidates: Generated) -> Tensor:
         similarities = load("captioning.rewards.cider:similarities")
-        found = [similarities(captions) for captions in candidates.captions]
-        return expected_similarity(torch.tensor(found, dtype=torch.float64))
+        matrices = [similarities(captions) for captions in candidates.captions]
+        return expected_similarity(torch.tensor(matrices, dtype=torch.float64))
 
 
 class ClipScorer(Scorer):
@@ -195,11 +195,11 @@ class ClipScorer(Scorer):
         load("captioning.metrics.model_files:find_model")("clip_model", model)
 
     def __init__(self, captioner: nn.Module, reranking: Reranking, device: torch.device):
-        self.clip = _loaded("captioning.metrics.clip:Clip", reranking.model, device)
+        self.clip = _load_model("captioning.metrics.clip:Clip", reranking.model, device)
         self.prefix = load("captioning.metrics.clipscore:PREFIX")
 
     def __call__(self, image: Tensor, encoded: Any, candidates: Generated) -> Tensor:
-        captions = [text for each in candidates.captions for text in each]
+        captions = [text for group in candidates.captions for text in group]
         ids, _ = self.clip.encode([self.prefix + caption for caption in captions])
         with torch.autocast(self.clip.device.type, enabled=False):
             images = self.clip.image_features(resized(image.float(), self.clip.image_size))
@@ -208,9 +208,9 @@ class ClipScorer(Scorer):
 
 
 class ImageTextMatching(Scorer):
-    """The probability by BLIP's filter that image and caption match.
+    """The probability that image and caption match, by BLIP's image-text matching model.
 
-    The filter gets the captioner's image, resized.
+    The model gets the captioner's preprocessed image, resized.
     """
 
     @classmethod
@@ -218,7 +218,7 @@ class ImageTextMatching(Scorer):
         load("captioning.metrics.itm_model:check_itm_checkpoint")(model)
 
     def __init__(self, captioner: nn.Module, reranking: Reranking, device: torch.device):
-        self.itm = _loaded("captioning.metrics.itm_model:ItmScorer", reranking.model, device)
+        self.itm = _load_model("captioning.metrics.itm_model:ItmScorer", reranking.model, device)
 
     def __call__(self, image: Tensor, encoded: Any, candidates: Generated) -> Tensor:
         with torch.autocast(self.itm.device.type, enabled=False):
@@ -232,9 +232,9 @@ def resized(image: Tensor, size: int) -> Tensor:
     return F.interpolate(image, (size, size), mode="bicubic", antialias=True)
 
 
-# Models are kept, since a training run makes a `Reranker` for each evaluation.
+# Cached, because a training run makes a `Reranker` for each evaluation.
 @lru_cache(maxsize=1)
-def _loaded(entry: str, source: str, device: torch.device) -> Any:
+def _load_model(entry: str, source: str, device: torch.device) -> Any:
     return load(entry)(source, device)
 
 
@@ -244,6 +244,6 @@ def load_judge(checkpoint: str, device: torch.device) -> tuple[Config, nn.Module
     return config, judge.requires_grad_(False)
 
 
-def tokens_of(captioner: nn.Module) -> Sequence[str]:
+def vocabulary_of(captioner: nn.Module) -> Sequence[str]:
     tokenizer = captioner.tokenizer
-    return [tokenizer.token(number) for number in range(len(tokenizer))]
+    return [tokenizer.token(token_id) for token_id in range(len(tokenizer))]

@@ -60,7 +60,7 @@ def scored_captions(
         generated = reranker.generate_from(images, encoded, settings)
         candidates = scored_lists(generated)
     return [
-        _scored(
+        _score_caption(
             captioner,
             encoded[row : row + 1],
             generated.token_ids[row, 0],
@@ -73,7 +73,7 @@ def scored_captions(
     ]
 
 
-def _scored(
+def _score_caption(
     captioner: nn.Module,
     encoded: Any,
     ids: Tensor,
@@ -84,15 +84,15 @@ def _scored(
 ) -> ScoredCaption:
     """Score one caption. encoded: one encoded image. ids: (n,), the caption's ids with padding."""
     prompt, caption_ids = ids.tensor_split([len(captioner.prompt_ids)])
-    # Drops padding after the end. A [PAD] generated before the end stays. -1 is not a token.
-    real = until_end(caption_ids, captioner.tokenizer.end) & (caption_ids >= 0)
-    caption_ids = caption_ids[real]  # (n - p,)
+    # Drop padding, which is -1 or follows the end. A [PAD] that was generated stays.
+    is_caption = until_end(caption_ids, captioner.tokenizer.end) & (caption_ids >= 0)
+    caption_ids = caption_ids[is_caption]  # (n - p,)
     logits, attention_map = captioner.score_tokens(encoded, torch.cat([prompt, caption_ids]))
     logprobs = logits.double().log_softmax(-1).gather(1, caption_ids.unsqueeze(1)).squeeze(1)
-    words, places = whole_words(captioner.tokenizer, caption_ids)
-    probabilities = torch.stack([logprobs[place].sum() for place in places]).exp()
+    words, positions = join_pieces(captioner.tokenizer, caption_ids)
+    probabilities = torch.stack([logprobs[pieces].sum() for pieces in positions]).exp()
     if attention_map is not None:
-        attention_map = torch.stack([attention_map[place].mean(0) for place in places])
+        attention_map = torch.stack([attention_map[pieces].mean(0) for pieces in positions])
         attention_map = (
             attention_map.unflatten(1, (math.isqrt(attention_map.size(1)), -1)).float().cpu()
         )
@@ -116,22 +116,22 @@ def attention_map(
     return scored
 
 
-def whole_words(tokenizer, ids: Tensor) -> tuple[list[str], list[list[int]]]:
+def join_pieces(tokenizer, ids: Tensor) -> tuple[list[str], list[list[int]]]:
     """The words of ids (n,), and the positions of each word's pieces.
 
-    Pieces (##s) are joined to the previous word. A piece at the beginning is a word of its own, as
-    with first-token shifting.
+    Pieces (##s) are joined to the previous word. A piece at the beginning is a separate word; it
+    occurs with first-token shifting.
     """
     words: list[str] = []
-    places: list[list[int]] = []
-    for place, token_id in enumerate(ids.tolist()):
+    positions: list[list[int]] = []
+    for position, token_id in enumerate(ids.tolist()):
         token = tokenizer.token(token_id)
         if token.startswith("##") and words:
             words[-1] += token[2:]
-            places[-1].append(place)
+            positions[-1].append(position)
             continue
         if token.startswith("##"):
-            token = tokenizer.decode(ids[place : place + 1]).removeprefix("##")
+            token = tokenizer.decode(ids[position : position + 1]).removeprefix("##")
         words.append(END if token_id == tokenizer.end else token)
-        places.append([place])
-    return words, places
+        positions.append([position])
+    return words, positions

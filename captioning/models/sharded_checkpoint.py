@@ -54,15 +54,15 @@ def save_sharded(rest: Mapping[str, Any], tensors: Mapping[str, Tensor], path: P
     except (Exception, dcp.CheckpointException) as error:
         reason = cause(error)
         problem = getattr(reason, "strerror", None) or one_line(reason)
-    written = distributed.gather_on_main((problem, files))
+    rank_results = distributed.gather_on_main((problem, files))
 
     def end() -> None:
-        for problem, of_rank in written:
+        for problem, rank_files in rank_results:
             if problem is not None:
                 with suppress(OSError):  # frees space if the disk is full
                     remove(temporary)
                 raise UserError(f"cannot write {path}: {problem}")
-            files.update(of_rank)
+            files.update(rank_files)
         with user_errors(path):
             for part in temporary.iterdir():
                 if part.name not in files:

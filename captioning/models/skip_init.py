@@ -1,7 +1,8 @@
 """Builds a model without initialising its weights, because a checkpoint fills them.
 
-`torch.nn.utils.skip_init` is not used. It builds a single module, the class must accept a `device`,
-and buffers stay empty, too. Captioners are built by several libraries and compute buffers.
+`torch.nn.utils.skip_init` does not work here: it needs classes that accept a `device`, builds one
+module at a time, and leaves buffers empty. Captioners contain modules of several libraries, and
+their buffers are computed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,11 +11,11 @@ from typing import Any, Callable, Optional
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-_INIT = ("uniform_", "normal_", "trunc_normal_", "orthogonal_", "sparse_")
-_INIT += ("xavier_uniform_", "xavier_normal_", "kaiming_uniform_", "kaiming_normal_")
-RANDOM = {getattr(nn.init, name) for name in _INIT} | {Tensor.uniform_, Tensor.normal_}
+_INIT_NAMES = ("uniform_", "normal_", "trunc_normal_", "orthogonal_", "sparse_")
+_INIT_NAMES += ("xavier_uniform_", "xavier_normal_", "kaiming_uniform_", "kaiming_normal_")
+RANDOM_FILLS = {getattr(nn.init, name) for name in _INIT_NAMES} | {Tensor.uniform_, Tensor.normal_}
 # trunc_normal_ calls these functions on a parameter after sampling it.
-FOLLOWING = {Tensor.erfinv_, Tensor.mul_, Tensor.add_, Tensor.clamp_}
+AFTER_TRUNC_NORMAL = {Tensor.erfinv_, Tensor.mul_, Tensor.add_, Tensor.clamp_}
 
 
 class SkipInit(TorchFunctionMode):
@@ -32,8 +33,8 @@ class SkipInit(TorchFunctionMode):
         kwargs: Optional[Mapping[str, Any]] = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if function in RANDOM:
+        if function in RANDOM_FILLS:
             return args[0] if args else kwargs["tensor"]
-        if function in FOLLOWING and isinstance(args[0], nn.Parameter):
+        if function in AFTER_TRUNC_NORMAL and isinstance(args[0], nn.Parameter):
             return args[0]
         return function(*args, **kwargs)

@@ -5,7 +5,7 @@ from typing import NamedTuple, Optional
 
 from captioning.metrics.registry import metric_of
 from captioning.report.runs import Run
-from captioning.training.selection import in_words, shown_metrics
+from captioning.training.selection import describe_selection, shown_metrics
 
 
 class Selected(NamedTuple):
@@ -34,7 +34,7 @@ def selected_epochs(runs: Iterable[Run]) -> Iterator[Selected]:
         values = [each["value"] for each in epochs]
         if len(names) > 1 and any(value is not None for value in values):
             lines.insert(0, (run.selected["select"], _cells(run, names[0], values)))
-        yield Selected(run, in_words(run.selected), lines)
+        yield Selected(run, describe_selection(run.selected), lines)
 
 
 def _cells(run: Run, like: str, values: Sequence[Optional[float]]) -> list[tuple[int, str, bool]]:

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from captioning.config.objectives import title_of
+from captioning.config.objectives import objective_title
 from captioning.metrics.diversity import words
 from captioning.report.runs import Run
 from captioning.training.run_log import CURVES
@@ -131,7 +131,9 @@ class Curve(NamedTuple):
 
 def curves(runs: Sequence[Run]) -> Iterator[tuple[str, Markup]]:
     """Yield (title, figure) of each objective's loss, of sampled captions, and of validations."""
-    of_steps = {part: (f"{title_of(part)} loss in training", "nats a token") for part in OBJECTIVES}
+    of_steps = {
+        part: (f"{objective_title(part)} loss in training", "nats a token") for part in OBJECTIVES
+    }
     for part, (title, label) in {**of_steps, **CURVES}.items():
         lines = [line for line in _lines(runs, "step", part) if len(line.x) > 1]
         if not lines:

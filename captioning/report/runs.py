@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from captioning.captioners.registry import package_of
 from captioning.config import Config, config_class, every_key, keys_of, load_config
-from captioning.config.objectives import trained_by, training_name
+from captioning.config.objectives import training_name, training_terms
 from captioning.data.caption_files import Captions, read_predictions
 from captioning.files.reading import read_json
 from captioning.metrics.bootstrap import Estimate
@@ -79,7 +79,7 @@ def read_runs(folders: Sequence[Path], split: str) -> list[Run]:
 
 def kind_of(config: Config) -> str:
     """The objective's name, such as "mle", or "mixture" for several objectives."""
-    parts = trained_by(config)
+    parts = training_terms(config)
     return "reward" if "reward" in parts else "mixture" if len(parts) > 1 else parts[0]
 
 

@@ -29,8 +29,8 @@ class CiderD(Reward):
     that end in "with a". Apart from END, the value equals pycocoevalcap's Cider on the training
     set.
 
-    Training captions are tokenised like the captions of metrics. Sampled captions are tokenised by
-    the imitation, because Java would have to be started at each step.
+    Training captions are tokenised like the captions of metrics, in Java if possible. Sampled
+    captions are tokenised in Python, because Java would have to be started at each step.
     """
 
     title = "CIDEr-D"
@@ -38,22 +38,22 @@ class CiderD(Reward):
     def prepare(self, images: TrainingImages) -> None:
         tokens = tokenize(images.captions)[0] if is_main() else None
         self.references = broadcast_from_main(tokens)
-        self.idf = Idf(map(_ended, group) for group in self.references.values())
+        self.idf = Idf(map(_with_end, group) for group in self.references.values())
 
     def __call__(self, image_ids, captions) -> np.ndarray:
-        return np.array([self._of_image(*each) for each in zip(image_ids, captions)])
+        return np.array([self._score_image(*pair) for pair in zip(image_ids, captions)])
 
-    def _of_image(self, image_id: ImageId, captions: Sequence[Sampled]) -> list[float]:
-        others = [self.idf.vectors(_ended(reference)) for reference in self.references[image_id]]
-        found = []
+    def _score_image(self, image_id: ImageId, captions: Sequence[Sampled]) -> list[float]:
+        refs = [self.idf.vectors(_with_end(words)) for words in self.references[image_id]]
+        scores = []
         for text, ended in captions:
             tokens = imitated(text)
-            own = self.idf.vectors(_ended(tokens) if ended else tokens.split())
-            found.append(10.0 * sum(_similarity(own, other) for other in others) / len(others))
-        return found
+            candidate = self.idf.vectors(_with_end(tokens) if ended else tokens.split())
+            scores.append(10.0 * sum(_similarity(candidate, ref) for ref in refs) / len(refs))
+        return scores
 
 
-def _ended(tokens: str) -> list[str]:
+def _with_end(tokens: str) -> list[str]:
     return [*tokens.split(), END]
 
 
@@ -61,24 +61,24 @@ class Idf:
     """The idf of n-grams: log(images / images that have the n-gram).
 
     groups: for each image, the words of its captions. Without groups all weights are 1. Unknown
-    n-grams are treated as if one image had them. Therefore n-grams of a single image, which are
-    most n-grams, need not be stored.
+    n-grams count as n-grams of one image. Therefore n-grams of a single image, the majority, need
+    not be stored.
     """
 
     def __init__(self, groups: Iterable[Iterable[Sequence[str]]]):
-        found: Counter = Counter()
+        counts: Counter = Counter()
         self.images = 0
         for group in groups:
             self.images += 1
-            found.update({ngram for words in group for ngram in _ngrams(words)})
-        self.frequency = {ngram: count for ngram, count in found.items() if count > 1}
+            counts.update({ngram for words in group for ngram in _ngrams(words)})
+        self.frequency = {ngram: count for ngram, count in counts.items() if count > 1}
 
     def vectors(self, words: Sequence[str]) -> tuple[list[dict[Ngram, float]], list[float], int]:
         """Return the tf-idf vector {n-gram: weight} of each order, their norms, and len(words)."""
-        whole = math.log(self.images) if self.images else 1.0
+        log_images = math.log(self.images) if self.images else 1.0
         vectors: list[dict[Ngram, float]] = [{} for _ in range(ORDERS)]
         for ngram, count in Counter(_ngrams(words)).items():
-            weight = whole - math.log(self.frequency.get(ngram, 1))
+            weight = log_images - math.log(self.frequency.get(ngram, 1))
             vectors[len(ngram) - 1][ngram] = count * weight
         norms = [math.sqrt(sum(v * v for v in vector.values())) for vector in vectors]
         return vectors, norms, max(len(words) - 1, 0)
@@ -87,8 +87,8 @@ class Idf:
 def similarities(captions: Sequence[str]) -> list[list[float]]:
     """CIDEr-D (0 to 10) of each pair of captions, with equal weights of all n-grams."""
     idf = Idf(())
-    vectors = [idf.vectors(_ended(imitated(text))) for text in captions]
-    return [[10.0 * _similarity(own, other) for other in vectors] for own in vectors]
+    vectors = [idf.vectors(_with_end(imitated(text))) for text in captions]
+    return [[10.0 * _similarity(a, b) for b in vectors] for a in vectors]
 
 
 def _ngrams(words: Sequence[str]) -> list[Ngram]:
@@ -99,12 +99,12 @@ def _ngrams(words: Sequence[str]) -> list[Ngram]:
     ]
 
 
-def _similarity(own, other) -> float:
+def _similarity(candidate, reference) -> float:
     """The similarity of a caption and a reference, both from `Idf.vectors`: mean over orders."""
-    (vectors, norms, length), (theirs, their_norms, their_length) = own, other
+    (vectors, norms, length), (ref_vectors, ref_norms, ref_length) = candidate, reference
     total = 0.0
-    for mine, yours, norm, your_norm in zip(vectors, theirs, norms, their_norms):
-        if norm and your_norm:
-            product = sum(min(v, yours[g]) * yours[g] for g, v in mine.items() if g in yours)
-            total += product / (norm * your_norm)
-    return total / ORDERS * math.exp(-((length - their_length) ** 2) / (2 * SIGMA**2))
+    for vector, ref, norm, ref_norm in zip(vectors, ref_vectors, norms, ref_norms):
+        if norm and ref_norm:
+            product = sum(min(v, ref[g]) * ref[g] for g, v in vector.items() if g in ref)
+            total += product / (norm * ref_norm)
+    return total / ORDERS * math.exp(-((length - ref_length) ** 2) / (2 * SIGMA**2))

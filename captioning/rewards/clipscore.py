@@ -25,13 +25,15 @@ class ClipScoreReward(Reward):
 
     def __call__(self, image_ids, captions) -> np.ndarray:
         with torch.autocast(torch.device(self.clip.device).type, enabled=False):
-            new = [i for i in dict.fromkeys(image_ids) if i not in self.features]
-            if new:
-                images = read_images(self.clip.read_image, map(self.files.get, new))
-                self.features.update(zip(new, self.clip.image_features(images).cpu().numpy()))
+            new_ids = [
+                image_id for image_id in dict.fromkeys(image_ids) if image_id not in self.features
+            ]
+            if new_ids:
+                images = read_images(self.clip.read_image, map(self.files.get, new_ids))
+                self.features.update(zip(new_ids, self.clip.image_features(images).cpu().numpy()))
             texts = [PREFIX + sampled.text for group in captions for sampled in group]
             ids, _ = self.clip.encode(texts)
-            vectors = self.clip.text_features(ids).cpu().numpy()
+            text_features = self.clip.text_features(ids).cpu().numpy()
         count = len(captions[0])
         images = np.repeat([self.features[image_id] for image_id in image_ids], count, axis=0)
-        return image_score(vectors, images, ClipScore.weight).reshape(-1, count)
+        return image_score(text_features, images, ClipScore.weight).reshape(-1, count)

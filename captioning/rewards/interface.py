@@ -19,7 +19,7 @@ class Sampled(NamedTuple):
 
 
 class TrainingImages(NamedTuple):
-    """The training images: their untokenised captions and their files. Also the run's device."""
+    """The training images, with untokenised captions and files by image id, and the device."""
 
     captions: Mapping[ImageId, Sequence[str]]
     files: Mapping[ImageId, Path]

@@ -24,5 +24,7 @@ class ItmReward(Reward):
         # Encodes each image once.
         encoded = self.scorer.encode(read_images(self.scorer.read, map(self.files.get, rows)))
         texts = [[sampled.text for sampled in group] for group in captions]
-        found = self.scorer.match(encoded[[rows[image_id] for image_id in image_ids]], texts)
-        return found.double().cpu().numpy()
+        probabilities = self.scorer.match(
+            encoded[[rows[image_id] for image_id in image_ids]], texts
+        )
+        return probabilities.double().cpu().numpy()

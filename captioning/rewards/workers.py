@@ -28,18 +28,18 @@ class Rewards:
 
     def __init__(self, rewards: Mapping[str, Reward], processes: int = 0):
         self.rewards, self.processes = rewards, processes
-        without_model = {name: each for name, each in rewards.items() if not each.on_device}
+        without_model = {name: reward for name, reward in rewards.items() if not reward.on_device}
         self.in_workers = list(without_model) if processes else []
         self.pool: Optional[ProcessPoolExecutor] = None
         if self.in_workers:
-            initial = (without_model,)
-            self.pool = ProcessPoolExecutor(processes, initializer=_begin, initargs=initial)
+            arguments = (without_model,)
+            self.pool = ProcessPoolExecutor(processes, initializer=_init_worker, initargs=arguments)
             # Workers are forked now, before this process loads a model and uses a GPU.
-            started = [self._submit(self.in_workers[0], [], []) for _ in range(processes)]
-            with _deaths_reported():
-                [each.result() for each in started]
+            futures = [self._submit(self.in_workers[0], [], []) for _ in range(processes)]
+            with _worker_death_as_user_error():
+                [reward.result() for reward in futures]
 
-    def ask(
+    def submit(
         self, image_ids: Sequence[ImageId], captions: Captions
     ) -> Callable[[], dict[str, np.ndarray]]:
         """Start computing the rewards of k captions for each of B images.
@@ -47,30 +47,30 @@ class Rewards:
         Returns a function that waits for the result, {name: float64 (B, k)}. It may raise
         UserError.
         """
-        parts = [slice(n, None, self.processes) for n in range(self.processes)]
-        running = {
-            name: [self._submit(name, image_ids[part], captions[part]) for part in parts]
+        slices = [slice(n, None, self.processes) for n in range(self.processes)]
+        futures_by_name = {
+            name: [self._submit(name, image_ids[rows], captions[rows]) for rows in slices]
             for name in self.in_workers
         }
 
-        def found() -> dict[str, np.ndarray]:
+        def wait() -> dict[str, np.ndarray]:
             values = {
                 name: reward(image_ids, captions)
                 for name, reward in self.rewards.items()
-                if name not in running
+                if name not in futures_by_name
             }
-            for name, futures in running.items():
-                rows = [None] * len(image_ids)
-                with _deaths_reported():
-                    for part, future in zip(parts, futures):
-                        rows[part] = future.result()
-                values[name] = np.array(rows)
+            for name, futures in futures_by_name.items():
+                rewards = [None] * len(image_ids)
+                with _worker_death_as_user_error():
+                    for rows, future in zip(slices, futures):
+                        rewards[rows] = future.result()
+                values[name] = np.array(rewards)
             return values
 
-        return found
+        return wait
 
     def _submit(self, name: str, image_ids: Sequence[ImageId], captions: Captions) -> Future:
-        with _deaths_reported():
+        with _worker_death_as_user_error():
             return self.pool.submit(_compute, name, image_ids, captions)
 
     def close(self) -> None:
@@ -78,7 +78,7 @@ class Rewards:
             self.pool.shutdown(cancel_futures=True)
 
 
-def _begin(rewards: Mapping[str, Reward]) -> None:
+def _init_worker(rewards: Mapping[str, Reward]) -> None:
     global _rewards
     _rewards = rewards
     signals.leave_to_parent()
@@ -89,7 +89,7 @@ def _compute(name: str, image_ids: Sequence[ImageId], captions: Captions) -> lis
 
 
 @contextmanager
-def _deaths_reported():
+def _worker_death_as_user_error():
     try:
         yield
     except BrokenProcessPool:

@@ -15,12 +15,12 @@ from torch.distributed.rendezvous import rendezvous
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError
 
-# The other ranks wait while rank 0 computes scores: SPICE, limited to an hour, and METEOR.
+# Ranks wait in a collective while rank 0 computes scores: SPICE, limited to an hour, and METEOR.
 TIMEOUT = timedelta(hours=2)
 
 T = TypeVar("T")
 
-_training: Optional[dist.ProcessGroup] = None  # all processes, with a shorter timeout
+_training_group: Optional[dist.ProcessGroup] = None  # all processes, with a shorter timeout
 
 
 def start(device: str) -> torch.device:
@@ -37,20 +37,20 @@ def start(device: str) -> torch.device:
     if chosen is None or chosen.type not in ("cpu", "cuda"):
         raise UserError(f"device: {device!r} is no device; try auto, cpu, cuda or cuda:1")
     if chosen.type == "cuda":
-        chosen = _gpu(chosen)
-    if announced() > 1:
+        chosen = _select_gpu(chosen)
+    if env_world_size() > 1:
         on_gpu = chosen.type == "cuda"
-        with signals.ended_with_launcher():  # else it could wait for hours for a dead launcher
+        with signals.ended_with_launcher():  # a dead launcher would be awaited for hours
             dist.init_process_group(
                 "nccl" if on_gpu else "gloo",
                 timeout=TIMEOUT,
                 device_id=chosen if on_gpu else None,
-                **_store_of_restart(),
+                **_restart_store(),
             )
     return chosen
 
 
-def _store_of_restart() -> dict[str, Any]:
+def _restart_store() -> dict[str, Any]:
     """After a restart by torchrun: the arguments of a store whose keys have a new prefix.
 
     torchrun's store outlives the processes. Without a prefix, gloo would connect to the addresses
@@ -64,10 +64,10 @@ def _store_of_restart() -> dict[str, Any]:
     return {"store": store, "rank": own_rank, "world_size": size}
 
 
-def _gpu(device: torch.device) -> torch.device:
+def _select_gpu(device: torch.device) -> torch.device:
     """Choose the GPU and make it torch's current device. Raises UserError if it does not exist."""
-    if device.index is not None and announced() > 1:
-        raise UserError(f"device: {device} is one GPU for {announced()} processes; use cuda")
+    if device.index is not None and env_world_size() > 1:
+        raise UserError(f"device: {device} is one GPU for {env_world_size()} processes; use cuda")
     index = local_rank() if device.index is None else device.index
     if index >= torch.cuda.device_count():
         count = torch.cuda.device_count()
@@ -83,23 +83,23 @@ def stop() -> None:
     the group while it holds the GIL, and the group's threads may wait for the GIL. This deadlock at
     exit was seen with torch 2.8 and gloo.
     """
-    global _training
-    _training = None
+    global _training_group
+    _training_group = None
     if dist.is_initialized():
         gc.collect()
         dist.destroy_process_group()
 
 
-def limit_waits(seconds: float) -> Optional[dist.ProcessGroup]:
+def create_training_group(seconds: float) -> Optional[dist.ProcessGroup]:
     """Create a process group with a timeout of `seconds`, for training steps.
 
     Sums, `any_rank` and `broadcast_buffers` use this group from now on. Other collectives keep the
     longer timeout, because rank 0 may work while the others wait. None for a single process.
     """
-    global _training
+    global _training_group
     if dist.is_initialized():
-        _training = dist.new_group(timeout=timedelta(seconds=seconds))
-    return _training
+        _training_group = dist.new_group(timeout=timedelta(seconds=seconds))
+    return _training_group
 
 
 def rank() -> int:
@@ -115,8 +115,8 @@ def is_main() -> bool:
     return rank() == 0
 
 
-def announced() -> int:
-    """The number of processes that torchrun starts. Known also before `start`."""
+def env_world_size() -> int:
+    """The number of processes that torchrun has started. Known also before `start`."""
     return int(os.environ.get("WORLD_SIZE", 1))
 
 
@@ -136,22 +136,22 @@ def barrier() -> None:
 
 
 def sum_over_ranks(values: Tensor) -> Tensor:
-    """The sum of every rank's tensor, in place."""
+    """Replace each rank's tensor by the sum over all ranks, and return it."""
     if dist.is_initialized():
-        dist.all_reduce(values, group=_training)
+        dist.all_reduce(values, group=_training_group)
     return values
 
 
 def any_rank(value: object, wait_long: bool = False) -> bool:
     """Whether the value is true on any rank. A collective: all ranks call it.
 
-    wait_long: use the longer timeout, because the others may wait for rank 0; see `limit_waits`.
+    wait_long: use the longer timeout, because the others may wait for rank 0.
     """
     if not dist.is_initialized():
         return bool(value)
     on_gpu = dist.get_backend() == "nccl"
     result = torch.tensor([float(bool(value))], device="cuda" if on_gpu else "cpu")
-    dist.all_reduce(result, dist.ReduceOp.MAX, group=None if wait_long else _training)
+    dist.all_reduce(result, dist.ReduceOp.MAX, group=None if wait_long else _training_group)
     return bool(result.item())
 
 
@@ -194,7 +194,7 @@ def broadcast_buffers(module: nn.Module) -> None:
     """
     if dist.is_initialized():
         for buffer in module.buffers():
-            dist.broadcast(buffer, src=0, group=_training)
+            dist.broadcast(buffer, src=0, group=_training_group)
 
 
 def gather_on_main(value: Any) -> Optional[list[Any]]:
@@ -218,9 +218,9 @@ def broadcast_from_main(value: Any) -> Any:
 @contextmanager
 def first_on_each_machine() -> Iterator[None]:
     """Run the block in each machine's first process first; the others then find its downloads."""
-    first = local_rank() == 0
-    if not first:
+    is_first = local_rank() == 0
+    if not is_first:
         barrier()
     yield
-    if first:
+    if is_first:
         barrier()

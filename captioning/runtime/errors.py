@@ -10,9 +10,9 @@ class UserError(Exception):
     """One line that says what was wrong, where, and what to do. Printed without a traceback."""
 
 
-def one_line(error: object, most: Optional[int] = 100) -> str:
-    """The text of an error on one line, cut to `most` characters; its type if it has no text."""
-    return " ".join(str(error).split())[:most] or type(error).__name__
+def one_line(error: object, max_length: Optional[int] = 100) -> str:
+    """The text of an error on one line, cut to `max_length` characters; its type if it has none."""
+    return " ".join(str(error).split())[:max_length] or type(error).__name__
 
 
 def visible(text: str) -> str:

@@ -29,7 +29,8 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 
 
 class Job(NamedTuple):
-    """A job. do: picklable; returns an exit code, or None for 0. log: output is appended."""
+    """A job. do: picklable function that returns an exit code, or None for 0. log: file to append
+    the output to. environment: added variables."""
 
     name: str
     do: Callable[[], Optional[int]]
@@ -54,13 +55,13 @@ class Observer:
 
 
 @dataclass(eq=False)
-class _Running:
+class _RunningJob:
     job: Job
     slot: Mapping[str, str]
     process: multiprocessing.process.BaseProcess
     reports: connection.Connection
-    log_began: int  # size of the log in bytes before this run
-    handles_signals: bool = False  # until then a signal could kill the job
+    log_offset: int  # size of the log in bytes before this run
+    handles_signals: bool = False  # before it does, a signal would kill the job
     asked_to_stop: bool = False
 
     def receive(self, observer: Observer) -> None:
@@ -85,18 +86,18 @@ class _Running:
             return None
         if code == STOPPED:
             return "it was stopped by another program; the same command continues from here"
-        lines = self.job.log.read_bytes()[self.log_began :].decode(errors="replace").splitlines()
+        lines = self.job.log.read_bytes()[self.log_offset :].decode(errors="replace").splitlines()
         errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
         if errors:
             return errors[-1]
-        how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        return f"it ended with {how}; its last lines are in {self.job.log}"
+        outcome = f"signal {-code}" if code < 0 else f"exit code {code}"
+        return f"it ended with {outcome}; its last lines are in {self.job.log}"
 
 
 def cores() -> int:
     """The number of cores that this process may use."""
-    known = hasattr(os, "sched_getaffinity")
-    return len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
+    has_affinity = hasattr(os, "sched_getaffinity")
+    return len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
 
 
 def prepare(modules: Sequence[str]) -> None:
@@ -106,12 +107,12 @@ def prepare(modules: Sequence[str]) -> None:
 
 
 def _start_server() -> None:
-    """Start the server if it is not running. It ignores signals, and ends with this process."""
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in signals.SIGNALS}
+    """Start the server if needed. The server ignores signals and ends with this process."""
+    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in signals.SIGNALS}
     try:
         forkserver.ensure_running()
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
@@ -119,9 +120,9 @@ def ranks_of(job: Job, count: int) -> list[Job]:
     """`count` copies of the job, as the ranks of one process group on this machine."""
     if count == 1:
         return [job]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(listener.getsockname()[1])}
     if sys.platform == "linux":  # else gloo resolves the machine's host name, which can fail
         group["GLOO_SOCKET_IFNAME"] = "lo"
     group["WORLD_SIZE"] = str(count)
@@ -186,9 +187,9 @@ def run_jobs(
                         )
                         break
         finally:
-            for left in running:  # after a double Ctrl-C, for a hanging job or a bug here
-                left.process.kill()
-                left.process.join()
+            for entry in running:  # after a double Ctrl-C, for a hanging job or a bug here
+                entry.process.kill()
+                entry.process.join()
         if signals.stop_requested():
             raise signals.Stopped
     if cause and not keep_going:
@@ -196,7 +197,7 @@ def run_jobs(
     return failures
 
 
-def _wait(running: Sequence[_Running], observer: Observer) -> list[_Running]:
+def _wait(running: Sequence[_RunningJob], observer: Observer) -> list[_RunningJob]:
     """Pass the jobs' reports to the observer, and return the jobs that have ended."""
     connection.wait([entry.process.sentinel for entry in running], 0.1)
     ended = [entry for entry in running if entry.process.exitcode is not None]
@@ -207,26 +208,26 @@ def _wait(running: Sequence[_Running], observer: Observer) -> list[_Running]:
     return ended
 
 
-def _start(job: Job, slot: Mapping[str, str]) -> _Running:
+def _start(job: Job, slot: Mapping[str, str]) -> _RunningJob:
     job = job._replace(environment={**job.environment, **slot})
     job.log.parent.mkdir(parents=True, exist_ok=True)
     with open(job.log, "ab") as log:
-        began = log.tell()
-    ours, theirs = _CONTEXT.Pipe(duplex=False)
-    process = _CONTEXT.Process(target=_do, args=(job, theirs))
+        log_offset = log.tell()
+    receiver, sender = _CONTEXT.Pipe(duplex=False)
+    process = _CONTEXT.Process(target=_run_job, args=(job, sender))
     process.start()
-    theirs.close()
-    return _Running(job, slot, process, ours, began)
+    sender.close()
+    return _RunningJob(job, slot, process, receiver, log_offset)
 
 
-def _do(job: Job, reports: connection.Connection) -> None:
+def _run_job(job: Job, reports: connection.Connection) -> None:
     """Run a job. Called in the job's process."""
     os.setsid()  # Ctrl-C reaches only the program, which forwards it once
     os.environ.update(job.environment)
     os.environ[signals.PARENT] = str(os.getppid())
     keep_memory()
-    # The server runs while a process holds this descriptor. Jobs close it, so that the server ends
-    # with the program and not with the last job.
+    # The server ends when no process holds this descriptor. Jobs close their copy, so that the
+    # server ends with the program.
     os.close(forkserver._forkserver._forkserver_alive_fd)
     # A job's data loaders use the default start method; otherwise semaphores are left behind.
     multiprocessing.set_start_method(None, force=True)

@@ -40,7 +40,7 @@ def exit_code(program: Callable[[], Optional[int]], interrupted: Optional[str] =
             if interrupted:
                 print(interrupted, file=sys.stderr)
             if isinstance(stop, KeyboardInterrupt):
-                _leave_group(INTERRUPTED)
+                _exit_group(INTERRUPTED)
             if interrupted is not None or isinstance(stop, KeyboardInterrupt):
                 return INTERRUPTED
             reason = signals.stop_requested() or "another process"
@@ -52,10 +52,10 @@ def exit_code(program: Callable[[], Optional[int]], interrupted: Optional[str] =
                 _wait_for_first_error()
                 line = f"[rank {distributed.rank()}] {line}"
             print(line, file=sys.stderr, flush=True)
-            _leave_group(FAILED)
+            _exit_group(FAILED)
             return FAILED
         except Exception:
-            if distributed.announced() > 1:
+            if distributed.env_world_size() > 1:
                 _exit_with_traceback()
             raise
         finally:
@@ -85,11 +85,11 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _leave_group(code: int) -> None:
+def _exit_group(code: int) -> None:
     """End this process if it belongs to a process group, without `distributed.stop`.
 
     With NCCL, `distributed.stop` waits for the other processes, which may wait in a collective for
-    this one. Only after success or Stopped do all processes call it.
+    this one. It is safe only after success or Stopped, when all processes call it.
     """
     if dist.is_initialized():
         for child in multiprocessing.active_children():  # `leave` would wait for the children
@@ -101,10 +101,10 @@ def _wait_for_first_error() -> None:
     """Let the process that caused an error print its error first.
 
     When a process fails, a collective raises an uninformative error in the other processes. They
-    wait here until the launcher, which has noticed the failed process, ends them.
+    wait here until the launcher notices the failed process and ends them.
     """
-    until = time.monotonic() + HEAD_START_S
-    while distributed.announced() > 1 and time.monotonic() < until:
+    deadline = time.monotonic() + HEAD_START_S
+    while distributed.env_world_size() > 1 and time.monotonic() < deadline:
         if signals.stop_requested():  # the launcher asks for it
             sys.stderr.flush()
             os._exit(1)

@@ -11,39 +11,39 @@ from tqdm import tqdm
 from captioning.runtime.distributed import is_main
 from captioning.runtime.errors import visible
 
-_kept: Optional[list[str]] = None
+_collected_lines: Optional[list[str]] = None
 
 
 def collect_lines() -> list[str]:
-    """Collect lines in a list from now on, instead of printing them. Another process prints."""
-    global _kept
-    _kept = []
-    return _kept
+    """Collect lines in the returned list from now on, for another process to print."""
+    global _collected_lines
+    _collected_lines = []
+    return _collected_lines
 
 
 def log_line(line: str) -> None:
     """Print a line for the user, only on rank 0."""
-    if _kept is not None:
-        _kept.append(line)
+    if _collected_lines is not None:
+        _collected_lines.append(line)
     elif is_main():
         tqdm.write(visible(line), file=sys.stderr)
 
 
-_work: list[str] = []  # prefixes of the bars' descriptions, outermost first
+_prefixes: list[str] = []  # prefixes of the bars' descriptions, outermost first
 
 
 @contextlib.contextmanager
-def part_of(work: str) -> Iterator[None]:
-    """Within the block, prefix the bars' descriptions with `work`, the larger task."""
-    _work.append(work)
+def bar_prefix(prefix: str) -> Iterator[None]:
+    """Within the block, prefix the bars' descriptions with the name of the larger task."""
+    _prefixes.append(prefix)
     try:
         yield
     finally:
-        _work.pop()
+        _prefixes.pop()
 
 
 class _ReportedBar(tqdm):
-    """A bar that is reported to the listener instead of drawn: description, share from 0 to 1."""
+    """A bar that is not drawn: the listener gets its description and its share from 0 to 1."""
 
     def display(self, msg=None, pos=None) -> None:
         if self.total and _listener is not None:
@@ -57,11 +57,11 @@ _listener: Optional[Callable[[str, float], None]] = None
 def report_bars_to(listener: Callable[[str, float], None]) -> Iterator[None]:
     """Within the block, report bars to `listener` instead of drawing them."""
     global _listener
-    before, _listener = _listener, listener
+    previous, _listener = _listener, listener
     try:
         yield
     finally:
-        _listener = before
+        _listener = previous
 
 
 def progress(total: Optional[int], description: str, unit: str = "img", initial: int = 0) -> tqdm:
@@ -74,7 +74,7 @@ def progress(total: Optional[int], description: str, unit: str = "img", initial:
     return (_ReportedBar if reported else tqdm)(
         total=total,
         initial=initial,
-        desc=visible(" ".join([*_work, description])),
+        desc=visible(" ".join([*_prefixes, description])),
         unit=unit,
         disable=not is_main(),
         mininterval=0.3 if reported else 0.1 if sys.stderr.isatty() else 30.0,

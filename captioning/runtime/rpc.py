@@ -1,4 +1,4 @@
-"""Calls of a function in another process, for functions that need something slow or large."""
+"""Calls a function in another process, which holds a resource that is slow or large to set up."""
 
 import time
 from collections.abc import Iterator
@@ -25,37 +25,37 @@ def serve(function: Callable[..., Any]) -> Iterator[str]:
     The function runs in threads, several at a time. Its errors become CallFailed in the caller. The
     child processes have to be started by multiprocessing, because they need its key.
     """
-    ended = Event()
+    closing = Event()
     with Listener(authkey=current_process().authkey) as listener, ThreadPoolExecutor() as threads:
-        threads.submit(_accept, listener, threads, function, ended)
+        threads.submit(_accept, listener, threads, function, closing)
         try:
             yield listener.address
         finally:
-            ended.set()
+            closing.set()
             with suppress(*_LOST):
                 # Wakes `_accept`. No key is sent, because no thread may be left to check it.
                 Client(listener.address).close()
 
 
-def call(address: str, seconds: float, *arguments) -> Any:
+def call(address: str, timeout_s: float, *arguments) -> Any:
     """Call the function served at `address`, and return its result.
 
-    Raises CallFailed, also after `seconds` or when this process is asked to stop.
+    Raises CallFailed, also after `timeout_s` or when this process is asked to stop.
     """
-    until = time.monotonic() + seconds
+    deadline = time.monotonic() + timeout_s
     try:
         with Client(address, authkey=current_process().authkey) as connection:
             connection.send(arguments)
             while not connection.poll(0.2):
-                if signals.stop_requested() or time.monotonic() > until:
+                if signals.stop_requested() or time.monotonic() > deadline:
                     raise CallFailed
             return connection.recv()
     except _LOST as error:
         raise CallFailed from error
 
 
-def _accept(listener, threads, function, ended) -> None:
-    while not ended.is_set():
+def _accept(listener, threads, function, closing) -> None:
+    while not closing.is_set():
         with suppress(*_LOST):  # the caller has no key, or has died
             threads.submit(_reply, listener.accept(), function)
 

@@ -35,11 +35,11 @@ def watch() -> Iterator[None]:
     global _request, _launcher
     if signal.getsignal(SIGNALS[0]) is not _set_flag:  # else the block is nested
         _request, _launcher = None, _parent()
-    before = {number: signal.signal(number, _set_flag) for number in SIGNALS}
+    handlers = {number: signal.signal(number, _set_flag) for number in SIGNALS}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
@@ -51,14 +51,14 @@ def _parent() -> Optional[int]:
 
 def _set_flag(number: int, frame) -> None:
     global _request
-    again = _request == "Ctrl-C"
+    repeated = _request == "Ctrl-C"
     _request = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-    if again and number == signal.SIGINT:
+    if repeated and number == signal.SIGINT:
         raise KeyboardInterrupt
 
 
 def stop_requested() -> Optional[str]:
-    """What has asked this process to stop since the outermost `watch` began; None if nothing."""
+    """What asked this process to stop, such as "SIGTERM", since `watch` began. None if nothing."""
     if _launcher is not None and os.getppid() != _launcher:
         return _request or "the launcher's death"
     return _request

@@ -17,7 +17,7 @@ from captioning.scenes.world import COUNTS, GROUNDS, RELATIONS, SHADES, SHAPES, 
 # How detailed the captions of each of the five annotators are, from 0 to 1.
 ANNOTATORS = (0.0, 0.1, 0.2, 0.4, 0.9)
 
-MOST_WORDS = 9  # a longer caption mentions no further thing
+MOST_WORDS = 9  # captions with more words mention no further thing
 
 OBJECT_NOUNS = ("shape", "thing", "object")
 SYNONYMS = {
@@ -51,12 +51,12 @@ def describe(scene: Scene, detail: float, rng: random.Random) -> str:
     if summarise and rng.random() < 0.5:
         text = f"{COUNTS[len(things) - 1]} {rng.choice(OBJECT_NOUNS)}s"
     else:
-        text = _phrase(things[0], True, chance, rng)
-        for before, thing in zip(things, things[1:] if not summarise else ()):
+        text = _noun_phrase(things[0], True, chance, rng)
+        for previous, thing in zip(things, things[1:] if not summarise else ()):
             if len(text.split()) > MOST_WORDS:
                 break
-            relation = _true_relation(before, thing, rng) if chance(0.05, 0.6) else None
-            text += f" {relation or 'and'} {_phrase(thing, relation is None, chance, rng)}"
+            relation = _true_relation(previous, thing, rng) if chance(0.05, 0.6) else None
+            text += f" {relation or 'and'} {_noun_phrase(thing, relation is None, chance, rng)}"
     if chance(0.05, 0.6):
         text += f" on the {_synonym(scene.ground, rng)}"
     return text
@@ -67,7 +67,7 @@ def describe_all(scene: Scene, rng: random.Random) -> list[str]:
     return [describe(scene, detail, rng) for detail in ANNOTATORS]
 
 
-def _phrase(thing: Thing, may_have_place: bool, chance, rng: random.Random) -> str:
+def _noun_phrase(thing: Thing, may_have_place: bool, chance, rng: random.Random) -> str:
     words = [*_properties(thing, chance, rng)]
     words.append(_synonym(thing.shape, rng) if chance(0.5, 0.97) else rng.choice(OBJECT_NOUNS))
     article = "an" if words[0][0] in "aeiou" else "a"
@@ -155,25 +155,25 @@ def read_caption(caption: str) -> Statement:
     """Return the facts stated by each word of a caption."""
     words = caption.split()
     stated: list[tuple[Fact, ...]] = []
-    noun = -1  # number of the last mention; adjectives belong to mention noun + 1
-    open_adjective = False  # whether the last adjective still has no noun
+    mention = -1  # number of the last mention; adjectives belong to the next one
+    pending_adjective = False  # whether the last adjective still has no noun
     for i, word in enumerate(words):
         key, facts = word.strip(".,").lower(), ()
         relation = _relation(key, words[i + 1 : i + 2])
         if key in NOUNS:
-            noun, open_adjective = noun + 1, False
-            facts = (Fact(NOUNS[key], noun),)
+            mention, pending_adjective = mention + 1, False
+            facts = (Fact(NOUNS[key], mention),)
         elif key in ADJECTIVES:
-            open_adjective = True
-            facts = tuple(Fact(what, noun + 1) for what in ADJECTIVES[key])
-        elif relation is not None and noun >= 0:
-            facts = (Fact(relation, noun, noun + 1),)
-        elif key in PLACES and relation is None and noun >= 0:
-            facts = (Fact(PLACES[key], noun),)
+            pending_adjective = True
+            facts = tuple(Fact(what, mention + 1) for what in ADJECTIVES[key])
+        elif relation is not None and mention >= 0:
+            facts = (Fact(relation, mention, mention + 1),)
+        elif key in PLACES and relation is None and mention >= 0:
+            facts = (Fact(PLACES[key], mention),)
         elif key in SCENE_WORDS:
             facts = (Fact(SCENE_WORDS[key], None),)
         stated.append(facts)
-    mentions = noun + 1 + open_adjective
+    mentions = mention + 1 + pending_adjective
     # A relation at the end of a caption lacks its second mention, so it states nothing.
     complete = [
         tuple(fact for fact in facts if fact.other is None or fact.other < mentions)
@@ -195,17 +195,20 @@ def true_facts(statement: Statement, scene: Scene) -> frozenset[Fact]:
     two, one mention is wrong.
     """
     facts = statement.facts()
-    matches = _matches(_distinct_mentions(statement, scene), len(scene.things))
+    matchings = _matchings(_distinct_mentions(statement, scene), len(scene.things))
     return max(
-        (frozenset(fact for fact in facts if _holds(fact, match, scene)) for match in matches),
+        (
+            frozenset(fact for fact in facts if _holds(fact, matching, scene))
+            for matching in matchings
+        ),
         key=len,
     )
 
 
-def most_true(facts: Iterable[Fact], scene: Scene) -> int:
+def max_true_facts(facts: Iterable[Fact], scene: Scene) -> int:
     """Return an upper bound of the number of true facts.
 
-    It is fast, because facts are compared with all things, without a matching.
+    It is fast, because each fact may be true of any thing: mentions are not matched to things.
     """
     possible = _facts_of_things(scene)
     return sum(
@@ -231,18 +234,18 @@ def _distinct_mentions(statement: Statement, scene: Scene) -> list[int]:
             stated[fact.subject].append((fact.what, fact.other))
             if fact.other is not None:
                 stated[fact.other].append((fact.what, fact.subject))
-    with_same_facts: Counter[frozenset] = Counter()
+    counts: Counter[frozenset] = Counter()
     kept = []
     for mention, facts in stated.items():
         key = frozenset(facts)
-        with_same_facts[key] += 1
+        counts[key] += 1
         can_be_true = any(what in possible or other is not None for what, other in key)
-        if can_be_true and with_same_facts[key] <= len(scene.things):
+        if can_be_true and counts[key] <= len(scene.things):
             kept.append(mention)
     return kept
 
 
-def _matches(mentions: list[int], things: int) -> Iterator[dict[int, int]]:
+def _matchings(mentions: list[int], things: int) -> Iterator[dict[int, int]]:
     """Yield all one-to-one matchings of maximal size, as {mention: thing}."""
     if len(mentions) <= things:
         for chosen in permutations(range(things), len(mentions)):
@@ -252,15 +255,17 @@ def _matches(mentions: list[int], things: int) -> Iterator[dict[int, int]]:
             yield dict(zip(chosen, range(things)))
 
 
-def _holds(fact: Fact, match: dict[int, int], scene: Scene) -> bool:
+def _holds(fact: Fact, matching: dict[int, int], scene: Scene) -> bool:
     if fact.subject is None:
         return fact.what in scene.facts()
-    if fact.subject not in match:
+    if fact.subject not in matching:
         return False
-    subject = scene.things[match[fact.subject]]
+    subject = scene.things[matching[fact.subject]]
     if fact.other is None:
         return fact.what in subject.facts()
-    return fact.other in match and RELATIONS[fact.what](subject, scene.things[match[fact.other]])
+    return fact.other in matching and RELATIONS[fact.what](
+        subject, scene.things[matching[fact.other]]
+    )
 
 
 def mark(caption: str, scene: Scene) -> list[tuple[str, Optional[bool]]]:

@@ -28,8 +28,8 @@ PROMPT = "a picture of"
 VERSION = 1  # of the world; other versions make other scenes from the same seed
 
 SIDE = 96  # pixels
-OVERSAMPLED = 2  # images are drawn larger by this factor, then reduced, for smooth edges
-UNIT = SIDE * OVERSAMPLED / 48  # pixels per unit; the world is 48 units wide
+OVERSAMPLING = 2  # images are drawn larger by this factor, then reduced, for smooth edges
+UNIT = SIDE * OVERSAMPLING / 48  # pixels per unit; the world is 48 units wide
 
 SHADES = {
     "crimson": "#a00c2a",
@@ -90,24 +90,24 @@ def _make_all(folder: Path, made_from: dict) -> None:
     shutil.rmtree(temporary, ignore_errors=True)
     (temporary / "images").mkdir(parents=True)
     rng = random.Random(made_from["seed"])
-    words, firsts, scenes = set(PROMPT.split()), set(), {}
+    words, first_words, scenes = set(PROMPT.split()), set(), {}
     with progress(sum(splits.values()), "drawing scenes") as bar:
         for split, count in splits.items():
             entries = []
             for _ in range(count):
-                scene, number = random_scene(rng), len(scenes)
-                name = f"images/scene_{number:06d}.png"
+                scene, image_id = random_scene(rng), len(scenes)
+                name = f"images/scene_{image_id:06d}.png"
                 draw(scene, rng).save(temporary / name, compress_level=1)
                 captions = describe_all(scene, rng)
-                entries.append({"image": name, "caption": captions, "image_id": number})
+                entries.append({"image": name, "caption": captions, "image_id": image_id})
                 words.update(word for caption in captions for word in caption.split())
-                firsts.update(caption.split()[0] for caption in captions)
-                scenes[number] = [scene.ground, *scene.things]
+                first_words.update(caption.split()[0] for caption in captions)
+                scenes[image_id] = [scene.ground, *scene.things]
                 bar.update()
             write_json(entries, temporary / f"scenes_{split}.json")
     vocabulary = [*SPECIAL_TOKENS, *sorted(words)]
     # vocab.txt is not extended by the pieces: that would change the random weights.
-    with_pieces = [*vocabulary, *(f"##{word}" for word in sorted(firsts))]
+    with_pieces = [*vocabulary, *(f"##{word}" for word in sorted(first_words))]
     for name, tokens in {"vocab.txt": vocabulary, "vocab_pieces.txt": with_pieces}.items():
         write_text("".join(f"{token}\n" for token in tokens), temporary / name)
     write_json({"made_from": made_from, "scenes": scenes}, temporary / "scenes.json")
@@ -128,23 +128,23 @@ def read_scenes(path: Path) -> dict[int, Scene]:
 
 
 def _read(path: Path) -> dict:
-    found = read_json(path)
-    return found if isinstance(found, dict) else {}
+    content = read_json(path)
+    return content if isinstance(content, dict) else {}
 
 
 def draw(scene: Scene, rng: random.Random) -> Image.Image:
     """Return an RGB image (SIDE x SIDE). rng: shifts things slightly and places the marks."""
-    side = SIDE * OVERSAMPLED
+    side = SIDE * OVERSAMPLING
     image = Image.new("RGB", (side, side), GROUNDS[scene.ground][0])
     canvas = ImageDraw.Draw(image)
     for _ in range(40):
-        _mark(canvas, scene.ground, rng.uniform(0, 48), rng.uniform(0, 48))
+        _draw_mark(canvas, scene.ground, rng.uniform(0, 48), rng.uniform(0, 48))
     for thing in scene.things:
         _draw_thing(canvas, thing, rng)
     return image.resize((SIDE, SIDE), Image.Resampling.BOX)
 
 
-def _mark(canvas: ImageDraw.ImageDraw, ground: str, x: float, y: float) -> None:
+def _draw_mark(canvas: ImageDraw.ImageDraw, ground: str, x: float, y: float) -> None:
     colour = GROUNDS[ground][1]
     if ground == "grass":
         canvas.line(_scaled([(x, y), (x + 0.6, y - 2)]), colour, width=2)

@@ -32,7 +32,7 @@ COLUMNS = ("left", "middle", "right")
 ROWS = ("top", "middle", "bottom")
 GROUNDS = ("sand", "grass", "water", "snow", "stone")
 COUNTS = ("one", "two", "three")
-MOST_THINGS = len(COUNTS)
+MAX_THINGS = len(COUNTS)
 
 
 class Thing(NamedTuple):
@@ -84,16 +84,16 @@ def random_scene(rng: random.Random) -> Scene:
     """Return a random scene. Its things differ in size and do not overlap."""
     pick = rng.choice
     while True:
-        sizes = rng.sample(list(SIZES), rng.randint(1, MOST_THINGS))
+        sizes = rng.sample(list(SIZES), rng.randint(1, MAX_THINGS))
         sizes.sort(key=lambda size: -RADIUS[size])
         things = tuple(
             Thing(pick(SHAPES), pick(list(SHADES)), size, rng.randrange(3), rng.randrange(3))
             for size in sizes
         )
-        if all(_apart(a, b) for a, b in combinations(things, 2)):
+        if all(_are_apart(a, b) for a, b in combinations(things, 2)):
             return Scene(pick(GROUNDS), things)
 
 
-def _apart(a: Thing, b: Thing) -> bool:
+def _are_apart(a: Thing, b: Thing) -> bool:
     distance = 16 * math.hypot(a.column - b.column, a.row - b.row)
     return distance >= RADIUS[a.size] + RADIUS[b.size]

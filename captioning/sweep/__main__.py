@@ -32,38 +32,38 @@ from captioning.runtime.program import FAILED, exit_code
 from captioning.runtime.progress import log_line
 from captioning.sweep import variants
 from captioning.sweep.decoding_table import write_decodings
-from captioning.sweep.decodings import JUDGE, read_decodings, shares_of, with_dropped
+from captioning.sweep.decodings import JUDGE, drop_shares, read_decodings, with_drop_shares
 from captioning.sweep.frontier import Entry, draw_frontier, markdown_table
-from captioning.sweep.over_seeds import over_seeds
-from captioning.sweep.runs import Sweep, judge_of
+from captioning.sweep.over_seeds import mean_over_seeds
+from captioning.sweep.runs import Sweep, choose_judge
 
 QUICK = ("max_epoch=1", "eval_every=1", "num_beams=1")
-SEVERAL = (
+SEED_NOTE = (
     "Scores are means over up to {} seeds, their intervals over seeds and images. Captions, curves "
     "and lengths are from the first seed."
 )
 
 
-def draw(done: Sequence[variants.Variant], collected: Sequence[Path], folder: Path) -> None:
+def write_files(done: Sequence[variants.Variant], collected: Sequence[Path], folder: Path) -> None:
     """Write frontier.svg, table.md and report.html of the finished runs, and print the table.
 
-    collected: folders of other runs, which get the report's labels. Raises UserError for a folder
-    without a run.
+    done: the sweep's finished variants, whose runs are in `folder`. collected: folders of other
+    runs. Raises UserError for a folder without a run.
     """
     folders = [*(folder / variant.name for variant in done), *collected]
     comparison = compare(folders)
     entries = [Entry(comparison.human, comparison.human.label)] if comparison.human else []
-    of_variant: dict[str, list[Run]] = {}  # one run per seed
+    runs_by_label: dict[str, list[Run]] = {}  # one run per seed
     for variant, run in zip(done, comparison.runs):
-        of_variant.setdefault(variant.label, []).append(run)
+        runs_by_label.setdefault(variant.label, []).append(run)
     weights = {variant.label: variant.weight for variant in done}
-    in_report = []
-    for label, runs in of_variant.items():
-        row = over_seeds(runs, label)
+    averaged_runs = []
+    for label, runs in runs_by_label.items():
+        row = mean_over_seeds(runs, label)
         entries.append(Entry(row, label, weights[label]))
-        in_report.append(replace(runs[0], label=label, metrics=row.metrics))
-    others = comparison.runs[len(done) :]
-    for run in others:
+        averaged_runs.append(replace(runs[0], label=label, metrics=row.metrics))
+    collected_runs = comparison.runs[len(done) :]
+    for run in collected_runs:
         share = variants.mle_share(run.config) if run.trained else None
         entries.append(Entry(run, run.label, share))
     for line in comparison.missing:
@@ -72,9 +72,9 @@ def draw(done: Sequence[variants.Variant], collected: Sequence[Path], folder: Pa
     table = markdown_table(entries)
     write_text(table, folder / "table.md")
     print(table, end="")
-    seeds = max(map(len, of_variant.values()), default=1)
-    comparison = replace(comparison, runs=[*in_report, *others])
-    write_report(comparison, folder / "report.html", SEVERAL.format(seeds) if seeds > 1 else None)
+    seeds = max(map(len, runs_by_label.values()), default=1)
+    comparison = replace(comparison, runs=[*averaged_runs, *collected_runs])
+    write_report(comparison, folder / "report.html", SEED_NOTE.format(seeds) if seeds > 1 else None)
     figure = folder / "frontier.svg"
     if draw_frontier(entries, figure) is None:
         log_line("no figure: fewer than two runs have both metrics of the axes")
@@ -118,7 +118,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    if distributed.announced() > 1:
+    if distributed.env_world_size() > 1:
         raise UserError("a sweep starts its runs itself, one per GPU: call it without torchrun")
     if arguments.jobs is not None and arguments.jobs < 1:
         raise UserError(f"--jobs is {arguments.jobs}; it must be 1 or more")
@@ -131,26 +131,26 @@ def _run(arguments: argparse.Namespace) -> int:
             raise UserError(
                 "--mle, --ablation, --objectives and --decodings need a configuration to train"
             )
-        draw([], arguments.collect, arguments.output_dir or Path("output/sweep"))
+        write_files([], arguments.collect, arguments.output_dir or Path("output/sweep"))
         return 0
     ablations = variants.read_ablations(arguments.ablation)
-    named = variants.read_objectives(arguments.objectives)
+    objectives = variants.read_objectives(arguments.objectives)
     weights = variants.read_weights(arguments.mle) if arguments.mle else ()
     sizes = variants.read_sizes(arguments.subset_sizes)
-    if not (weights or ablations or named):
+    if not (weights or ablations or objectives):
         weights = variants.MLE_WEIGHTS
     folder = arguments.output_dir or Path(f"output/sweep_{Path(arguments.config).stem}")
-    runs = [*variants.plan(weights, ablations, sizes), *variants.of_objectives(named)]
-    runs = list({run.name: run for run in runs}.values())
+    planned = [*variants.plan(weights, ablations, sizes), *variants.objective_variants(objectives)]
+    planned = list({variant.name: variant for variant in planned}.values())
     decodings = read_decodings(arguments.decodings) if arguments.decodings else []
     if decodings:
-        runs = with_dropped(runs, shares_of(decodings))
-    runs = variants.with_seeds(runs, arguments.seeds)
+        planned = with_drop_shares(planned, drop_shares(decodings))
+    planned = variants.with_seeds(planned, arguments.seeds)
     if JUDGE in decodings:
-        for run in runs:
-            judge_of(run, runs)
+        for variant in planned:
+            choose_judge(variant, planned)
     keys = [*arguments.overrides, *(QUICK if arguments.quick else ())]
-    sweep = Sweep(arguments.config, arguments.pretrain, folder, keys, runs)
+    sweep = Sweep(arguments.config, arguments.pretrain, folder, keys, planned)
     failures = sweep.train(arguments.jobs)
     if decodings and not failures:
         failures = sweep.decode(decodings, arguments.jobs)
@@ -159,7 +159,7 @@ def _run(arguments: argparse.Namespace) -> int:
     try:
         done = sweep.done()
         if done or arguments.collect:
-            draw(done, arguments.collect, folder)
+            write_files(done, arguments.collect, folder)
     finally:
         for name, reason in failures.items():
             print(f"error: {name} failed: {reason}", file=sys.stderr)

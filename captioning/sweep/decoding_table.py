@@ -18,27 +18,28 @@ from captioning.report.comparison_table import columns_of, in_markdown, shown_va
 from captioning.report.figures import look, save, styles
 from captioning.report.runs import metrics_of
 from captioning.sweep.decodings import (
-    CHOICES,
     DECODINGS,
-    OF_DROPPED,
-    cost_of,
-    decodings_of,
-    folder_of,
+    DROPPED_SUFFIX,
+    TUNED_KEYS,
+    applicable_decodings,
+    decoding_folder,
+    read_cost,
 )
-from captioning.sweep.frontier import IN_TABLE
-from captioning.sweep.over_seeds import over_seeds
+from captioning.sweep.frontier import TABLE_METRICS
+from captioning.sweep.over_seeds import mean_over_seeds
 from captioning.sweep.runs import Sweep
 
-CHOSEN_BY = ("scene_R@1", "R@1", "CIDEr")  # the first available metric of the validation split
-_CHOSEN = " *"
-STYLE_OF = {"MLE": "mle", "SMILE": "smile"}
+# The first of these metrics that is available on the validation split chooses the weight.
+TUNING_METRICS = ("scene_R@1", "R@1", "CIDEr")
+_CHOSEN_MARK = " *"
+VARIANT_STYLES = {"MLE": "mle", "SMILE": "smile"}
 
 
 class Line(NamedTuple):
     """A decoding of a variant, averaged over seeds.
 
-    tokens: tokens per image that the decoder reads. time: relative to REFERENCE of the same run.
-    chosen: whether its weight is the best of its kind on the validation split.
+    row: its metrics. tokens: decoder tokens per image. time: relative to TIME_REFERENCE of the same
+    run. chosen: whether its weight is the best for its key on the validation split.
     """
 
     variant: str
@@ -50,26 +51,26 @@ class Line(NamedTuple):
 
     @property
     def label(self) -> str:
-        return DECODINGS[self.decoding].label + (_CHOSEN if self.chosen else "")
+        return DECODINGS[self.decoding].label + (_CHOSEN_MARK if self.chosen else "")
 
 
 def write_decodings(
     sweeps: Sequence[Sweep],
     names: Sequence[str],
     folder: Path,
-    more: Optional[Mapping[Path, Mapping[str, Estimate]]] = None,
+    extra_metrics: Optional[Mapping[Path, Mapping[str, Estimate]]] = None,
     columns: Sequence[Metric] = (),
 ) -> str:
     """Write decodings.md and decodings.svg to the folder; return the table.
 
-    Runs of the same label are seeds of one variant. more: {folder of a decoding: metrics of its
-    test captions}, in addition to the metrics that are stored there; `columns` shows them.
+    Runs of the same label are seeds of one variant. extra_metrics: {folder of a decoding: metrics
+    of its test captions}, in addition to the stored metrics. columns: show the extra metrics.
     """
-    lines = list(_lines(sweeps, names, more or {}))
-    shown = [c for c in columns_of(line.row for line in lines) if c.name in IN_TABLE]
-    columns = [*shown, *columns]
+    lines = list(_lines(sweeps, names, extra_metrics or {}))
+    stored_columns = [c for c in columns_of(line.row for line in lines) if c.name in TABLE_METRICS]
+    columns = [*stored_columns, *columns]
     headings = [*(c.heading for c in columns), "decoder tokens", "time"]
-    table = []
+    sections = []
     for variant in dict.fromkeys(line.variant for line in lines):
         rows = [
             [
@@ -81,74 +82,77 @@ def write_decodings(
             for line in lines
             if line.variant == variant
         ]
-        table.append(f"{variant}\n\n{in_markdown(headings, rows)}")
-    text = "\n".join(table)
+        sections.append(f"{variant}\n\n{in_markdown(headings, rows)}")
+    text = "\n".join(sections)
     write_text(text, folder / "decodings.md")
     draw(lines, folder / "decodings.svg")
     return text
 
 
-def _lines(sweeps: Sequence[Sweep], names: Sequence[str], more: Mapping) -> Iterator[Line]:
-    runs_of: dict[str, list[Path]] = {}
-    tried_of: dict[str, list[str]] = {}
+def _lines(sweeps: Sequence[Sweep], names: Sequence[str], extra_metrics: Mapping) -> Iterator[Line]:
+    runs_by_label: dict[str, list[Path]] = {}
+    names_by_label: dict[str, list[str]] = {}
     for sweep in sweeps:
         for variant in sweep.variants:
-            runs_of.setdefault(variant.label, []).append(sweep.folder / variant.name)
-            tried_of[variant.label] = decodings_of(sweep.scored[variant.name], names)
-    for label, runs in runs_of.items():
-        chosen = _chosen(runs, tried_of[label])
-        for name in tried_of[label]:
-            rows = [_row(run, name, "test", more) for run in runs]
-            costs = [cost_of(run, name) for run in runs]
+            runs_by_label.setdefault(variant.label, []).append(sweep.folder / variant.name)
+            names_by_label[variant.label] = applicable_decodings(sweep.scored[variant.name], names)
+    for label, runs in runs_by_label.items():
+        chosen = _chosen_decodings(runs, names_by_label[label])
+        for name in names_by_label[label]:
+            rows = [_row(run, name, "test", extra_metrics) for run in runs]
+            costs = [read_cost(run, name) for run in runs]
             yield Line(
                 label,
                 name,
-                over_seeds(rows, DECODINGS[name].label),
+                mean_over_seeds(rows, DECODINGS[name].label),
                 statistics.mean(cost["tokens"] for cost in costs),
                 statistics.mean(cost["time"] for cost in costs),
                 name in chosen,
             )
 
 
-def _row(run: Path, name: str, split: str, more: Mapping) -> Row:
-    folder = folder_of(run, name)
+def _row(run: Path, name: str, split: str, extra_metrics: Mapping) -> Row:
+    folder = decoding_folder(run, name)
     path = folder / "result" / split / "metrics.json"
     metrics = metrics_of(read_json(path)["metrics"], path)
-    return Row(name, "decoding", {}, {**metrics, **more.get(folder, {})})
+    return Row(name, "decoding", {}, {**metrics, **extra_metrics.get(folder, {})})
 
 
-def _chosen(runs: Sequence[Path], names: Sequence[str]) -> set[str]:
-    """For each key of CHOICES, the best decoding on the validation split."""
-    found = set()
-    for key in CHOICES:
+def _chosen_decodings(runs: Sequence[Path], names: Sequence[str]) -> set[str]:
+    """For each key of TUNED_KEYS, the name of the best decoding on the validation split."""
+    best = set()
+    for key in TUNED_KEYS:
         values = {}
         for name in (name for name in names if key in DECODINGS[name].keys):
             metrics = [_row(run, name, "val", {}).metrics for run in runs]
-            metric = next((metric for metric in CHOSEN_BY if metric in metrics[0]), None)
+            metric = next((metric for metric in TUNING_METRICS if metric in metrics[0]), None)
             if metric is None:
                 return set()
-            values[name] = statistics.mean(each[metric].value for each in metrics)
+            values[name] = statistics.mean(run_metrics[metric].value for run_metrics in metrics)
         if values:
-            found.add(max(values, key=values.get))
-    return found
+            best.add(max(values, key=values.get))
+    return best
 
 
 def draw(lines: Sequence[Line], path: Path) -> None:
-    """The plane of accuracy and descriptiveness, in which a larger marker has cost more tokens.
+    """Draw accuracy against descriptiveness. A larger marker stands for more decoder tokens.
 
-    The square of a marker's area is proportional to the tokens, which differ by two orders of
-    magnitude. Of weights only the chosen ones are shown. Hollow: trained with dropped images.
+    A marker's area grows with the square root of the tokens, which differ by two orders of
+    magnitude. Decodings with a weight are drawn only with the chosen one. Hollow markers:
+    captioners trained with dropped images.
     """
     axes = plane.choose_axes([line.row for line in lines])
     if axes is None:
         return
-    weighted = {name for name in DECODINGS if any(key in DECODINGS[name].keys for key in CHOICES)}
+    tuned = {name for name in DECODINGS if any(key in DECODINGS[name].keys for key in TUNED_KEYS)}
     lines = [line for line in lines if plane.has_both(line.row, axes)]
-    lines = [line for line in lines if line.chosen or line.decoding not in weighted]
-    objectives = list(dict.fromkeys(line.variant.removesuffix(OF_DROPPED) for line in lines))
-    kinds = [STYLE_OF.get(name, "mixture" if "+" in name else "random") for name in objectives]
-    style_of = dict(zip(objectives, styles(kinds)))
-    least = min((line.tokens for line in lines), default=1)
+    lines = [line for line in lines if line.chosen or line.decoding not in tuned]
+    objectives = list(dict.fromkeys(line.variant.removesuffix(DROPPED_SUFFIX) for line in lines))
+    kinds = [
+        VARIANT_STYLES.get(name, "mixture" if "+" in name else "random") for name in objectives
+    ]
+    objective_styles = dict(zip(objectives, styles(kinds)))
+    min_tokens = min((line.tokens for line in lines), default=1)
     with look():
         figure = Figure(figsize=(8.6, 5.6), layout="constrained")
         ax = figure.add_subplot()
@@ -156,15 +160,15 @@ def draw(lines: Sequence[Line], path: Path) -> None:
         for line in sorted(lines, key=lambda line: -line.tokens):
             x, _ = axes.across.of(line.row.metrics[axes.across.metric])
             y, _ = axes.up.of(line.row.metrics[axes.up.metric])
-            colour = style_of[line.variant.removesuffix(OF_DROPPED)].colour
-            hollow = line.variant.endswith(OF_DROPPED)
-            area = 26 * math.sqrt(line.tokens / least)
+            colour = objective_styles[line.variant.removesuffix(DROPPED_SUFFIX)].colour
+            hollow = line.variant.endswith(DROPPED_SUFFIX)
+            area = 26 * math.sqrt(line.tokens / min_tokens)
             ax.scatter(
                 x, y, s=area, edgecolors=colour, facecolors="none" if hollow else colour, alpha=0.75
             )
             if not hollow:
                 points.append(plane.Point(x, y, None, None, line.decoding))
-        for objective, style in style_of.items():
+        for objective, style in objective_styles.items():
             ax.scatter([], [], s=60, color=style.colour, label=objective)
         plane.name_axes(ax, axes)
         plane.name_points(figure, ax, points)

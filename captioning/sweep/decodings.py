@@ -19,78 +19,78 @@ from captioning.models.generation import caption_images
 from captioning.models.reranking import load_judge
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
-from captioning.runtime.progress import log_line, part_of
+from captioning.runtime.progress import bar_prefix, log_line
 from captioning.sweep.variants import Variant
 from captioning.training.run_log import record_run
 from captioning.training.split_evaluation import SplitEvaluation
 
-DROPPED = 0.2  # share of images that are dropped in training for guidance
-REFERENCE = "beam3"  # the decoding whose time is 1
-COST = "cost.json"
-OF_DROPPED = ", images dropped"  # ends the labels of captioners that are trained for guidance
+DROP_SHARE = 0.2  # share of images that are dropped in training for guidance
+TIME_REFERENCE = "beam3"  # the decoding whose time is 1
+COST_FILE = "cost.json"
+DROPPED_SUFFIX = ", images dropped"  # ends the labels of captioners that are trained for guidance
 JUDGE = "judge"
-# The candidates are samples of the whole distribution; all else is searched with three beams.
-SAMPLES = {"top_p": 1.0, "top_k": 0, "num_beams": 3, "sample": False}
-CHOICES = ("rerank_weight", "guidance_scale")  # keys that are chosen on the validation split
+# Rerankers sample candidates from the full distribution. Other methods use a beam search.
+SAMPLING_KEYS = {"top_p": 1.0, "top_k": 0, "num_beams": 3, "sample": False}
+TUNED_KEYS = ("rerank_weight", "guidance_scale")  # keys that are chosen on the validation split
 
 
 class Decoding(NamedTuple):
     """A decoding method.
 
-    keys: the configuration keys that differ from the run's. dropped: it is used with captioners
-    that were trained with these shares of images dropped.
+    keys: configuration values that replace the run's. drop_shares: the values of `drop_image` of
+    the captioners that it is used with.
     """
 
     label: str
     keys: dict
-    dropped: tuple[float, ...] = (0.0,)
+    drop_shares: tuple[float, ...] = (0.0,)
 
 
-_BOTH = (0.0, DROPPED)
+_BOTH_SHARES = (0.0, DROP_SHARE)
 _GUIDANCE = {
-    f"guidance{scale:g}": Decoding(f"guidance {scale:g}", {"guidance_scale": scale}, _BOTH)
+    f"guidance{scale:g}": Decoding(f"guidance {scale:g}", {"guidance_scale": scale}, _BOTH_SHARES)
     for scale in (1.25, 1.5, 2.0, 3.0)
 }
-_INFORMATION = {
+_MMI = {
     f"mmi{weight:g}": Decoding(
         f"20 samples, mutual information {weight:g}",
         {"rerank": "mmi", "rerank_weight": weight},
-        _BOTH,
+        _BOTH_SHARES,
     )
     for weight in (0.25, 0.5, 1.0)
 }
 DECODINGS: dict[str, Decoding] = {
     "greedy": Decoding("greedy", {"num_beams": 1}),
-    REFERENCE: Decoding("beam 3", {"num_beams": 3}, _BOTH),
+    TIME_REFERENCE: Decoding("beam 3", {"num_beams": 3}, _BOTH_SHARES),
     "nucleus": Decoding("nucleus 0.9", {"sample": True, "top_p": 0.9}),
     **_GUIDANCE,
     "contrastive": Decoding("contrastive", {"contrastive_alpha": 1.0}),
-    **_INFORMATION,
+    **_MMI,
     "mbr": Decoding("20 samples, minimum Bayes risk", {"rerank": "mbr"}),
     JUDGE: Decoding("20 samples, judge of another seed", {"rerank": "judge"}),
 }
 
 
 def read_decodings(text: str) -> list[str]:
-    """Parse "greedy,mmi0.5" or "all" to names, and add the reference. Raises UserError."""
+    """Parse "greedy,mmi0.5" or "all" to names, and add TIME_REFERENCE. Raises UserError."""
     names = list(DECODINGS) if text == "all" else text.split(",")
     for name in names:
         if name not in DECODINGS:
             raise UserError(f"{name!r} is no decoding; give some of {', '.join(DECODINGS)}, or all")
-    return list(dict.fromkeys([REFERENCE, *names]))
+    return list(dict.fromkeys([TIME_REFERENCE, *names]))
 
 
-def shares_of(decodings: Sequence[str]) -> list[float]:
-    """The shares of dropped images that captioners for these decodings are trained with."""
-    return sorted({share for name in decodings for share in DECODINGS[name].dropped})
+def drop_shares(decodings: Sequence[str]) -> list[float]:
+    """The values of `drop_image` with which captioners for these decodings are trained."""
+    return sorted({share for name in decodings for share in DECODINGS[name].drop_shares})
 
 
-def with_dropped(variants: Sequence[Variant], shares: Sequence[float]) -> list[Variant]:
-    """Each variant once per share of dropped images, with the mean image as the null."""
+def with_drop_shares(variants: Sequence[Variant], shares: Sequence[float]) -> list[Variant]:
+    """Each variant once per value of `drop_image`, with the mean image as the null image."""
     return [
         variant._replace(
             name=f"{variant.name}_dropped" if share else variant.name,
-            label=f"{variant.label}{OF_DROPPED}" if share else variant.label,
+            label=f"{variant.label}{DROPPED_SUFFIX}" if share else variant.label,
             overrides=(*variant.overrides, "null_image=mean", f"drop_image={share:g}"),
             weight=None if share else variant.weight,
         )
@@ -99,50 +99,53 @@ def with_dropped(variants: Sequence[Variant], shares: Sequence[float]) -> list[V
     ]
 
 
-def decodings_of(config: Config, names: Sequence[str]) -> list[str]:
-    """The decodings that are used with a captioner of this configuration."""
-    return [name for name in names if config.drop_image in DECODINGS[name].dropped]
+def applicable_decodings(config: Config, names: Sequence[str]) -> list[str]:
+    """The decodings that suit a captioner trained with this configuration's `drop_image`."""
+    return [name for name in names if config.drop_image in DECODINGS[name].drop_shares]
 
 
-def folder_of(run: Path, name: str) -> Path:
+def decoding_folder(run: Path, name: str) -> Path:
     """The folder of a run's captions by the decoding `name`."""
     return run / "decodings" / name
 
 
 def decode_run(config: Config, names: Sequence[str], judge: Optional[str]) -> None:
-    """Caption and score the test split of a finished run with each remaining decoding.
+    """Caption and score the test split of a finished run with each decoding that is not done.
 
-    If a decoding's weight is chosen on the validation split, that split is scored, too. judge: the
+    Decodings with a key of TUNED_KEYS also caption and score the validation split. judge: the
     checkpoint of the judge. Raises UserError, Stopped.
     """
     run = Path(config.output_dir)
-    best = checkpoints.best(run)
+    checkpoint = checkpoints.best(run)
 
-    def work_of(name: str, split: str) -> _Work:
+    def make_task(name: str, split: str) -> _Task:
         keys = DECODINGS[name].keys
-        values = {**config.model_dump(), **SAMPLES, **keys, "pretrained": None}
+        merged = {**config.model_dump(), **SAMPLING_KEYS, **keys, "pretrained": None}
         if keys.get("rerank") == JUDGE:
-            values["rerank_judge"] = judge
-        return _Work(parse_config(values), split, folder_of(run, name), best)
+            merged["rerank_judge"] = judge
+        return _Task(parse_config(merged), split, decoding_folder(run, name), checkpoint)
 
-    left = []
-    for name in decodings_of(config, names):
-        chosen = any(key in DECODINGS[name].keys for key in CHOICES)
-        works = [work_of(name, split) for split in (["val", "test"] if chosen else ["test"])]
-        left += [(DECODINGS[name].label, work) for work in works if not work.is_done()]
-    if not left:
+    pending = []
+    for name in applicable_decodings(config, names):
+        is_tuned = any(key in DECODINGS[name].keys for key in TUNED_KEYS)
+        tasks = [make_task(name, split) for split in (["val", "test"] if is_tuned else ["test"])]
+        pending += [(DECODINGS[name].label, task) for task in tasks if not task.is_done()]
+    if not pending:
         return
-    captioner, _ = captioner_from(config, str(best))
+    captioner, _ = captioner_from(config, str(checkpoint))
     captioner = captioner.to(distributed.start(config.device)).eval()
-    # The reference is timed by the process that its time is compared in.
-    seconds = work_of(REFERENCE, "test").caption(captioner).seconds
-    for label, work in left:
-        with part_of(f"{label}:"):
-            work.do(captioner, seconds)
+    # Times are comparable only within a process, so this process times the reference, too.
+    reference_seconds = make_task(TIME_REFERENCE, "test").caption(captioner).seconds
+    for label, task in pending:
+        with bar_prefix(f"{label}:"):
+            task.run(captioner, reference_seconds)
 
 
-class _Captioned(NamedTuple):
-    """Captions of a split, their cost per image, and what scores them."""
+class _TimedCaptions(NamedTuple):
+    """Captions of a split (COCO results), their cost per image, and the object that scores them.
+
+    tokens: decoder tokens per image. seconds: per image.
+    """
 
     results: list[dict]
     tokens: float
@@ -150,60 +153,64 @@ class _Captioned(NamedTuple):
     evaluation: SplitEvaluation
 
 
-class _Work(NamedTuple):
-    """A decoding of a split of a run. best: the checkpoint."""
+class _Task(NamedTuple):
+    """Captioning and scoring one split of a run with one decoding. config: with its keys."""
 
     config: Config
     split: str
     folder: Path
-    best: Path
+    checkpoint: Path
 
     def is_done(self) -> bool:
-        """Whether the captions are of these weights, this judge and this configuration."""
-        path = self.folder / f"{self.split}_{COST}"
-        return path.exists() and read_json(path).get("of") == self._of()
+        """Whether results of this checkpoint, judge and configuration have been written."""
+        path = self.folder / f"{self.split}_{COST_FILE}"
+        return path.exists() and read_json(path).get("of") == self._input_key()
 
-    def do(self, captioner: nn.Module, reference: float) -> None:
-        """Caption and score. reference: seconds per image of REFERENCE."""
-        found = self.caption(captioner)
-        result = self.folder / "result" / self.split
-        record_run(self.config, result, checkpoint=str(self.best))
-        found.evaluation.score(found.results, self.split)
-        cost = {"tokens": found.tokens, "time": found.seconds / reference, "of": self._of()}
-        write_json(cost, self.folder / f"{self.split}_{COST}")  # the last file: the work is done
-        log_line(f"{found.tokens:.0f} decoder tokens per image, {cost['time']:.1f} times beam 3")
+    def run(self, captioner: nn.Module, reference_seconds: float) -> None:
+        """Caption and score. reference_seconds: seconds per image of TIME_REFERENCE."""
+        timed = self.caption(captioner)
+        result_folder = self.folder / "result" / self.split
+        record_run(self.config, result_folder, checkpoint=str(self.checkpoint))
+        timed.evaluation.score(timed.results, self.split)
+        cost = {
+            "tokens": timed.tokens,
+            "time": timed.seconds / reference_seconds,
+            "of": self._input_key(),
+        }
+        write_json(cost, self.folder / f"{self.split}_{COST_FILE}")  # last: the task is done
+        log_line(f"{timed.tokens:.0f} decoder tokens per image, {cost['time']:.1f} times beam 3")
 
-    def caption(self, captioner: nn.Module) -> _Captioned:
-        """The captions and their cost, after a first batch that is not counted."""
+    def caption(self, captioner: nn.Module) -> _TimedCaptions:
+        """Caption the split and measure the cost, after one batch as a warm-up."""
         device = distributed.start(self.config.device)
         evaluation = SplitEvaluation(self.config, self.split, self.folder, device)
-        decoders = [captioner]
+        models = [captioner]
         if self.config.rerank == JUDGE:
-            decoders.append(load_judge(self.config.rerank_judge, device)[1])
-        first = evaluation.samples[: self.config.eval_batch_size or self.config.batch_size]
-        caption_images(captioner, first, self.config, device, "warm-up")
+            models.append(load_judge(self.config.rerank_judge, device)[1])
+        warm_up = evaluation.samples[: self.config.eval_batch_size or self.config.batch_size]
+        caption_images(captioner, warm_up, self.config, device, "warm-up")
         torch.manual_seed(derived_seed("decoding", self.config.seed))
-        counted = DecoderTokens(*decoders)
-        started = time.perf_counter()
+        counter = TokenCounter(*models)
+        start = time.perf_counter()
         results = evaluation.caption(captioner)
-        seconds = time.perf_counter() - started
-        counted.close()
+        seconds = time.perf_counter() - start
+        counter.close()
         images = len(results)
-        return _Captioned(results, counted.tokens / images, seconds / images, evaluation)
+        return _TimedCaptions(results, counter.tokens / images, seconds / images, evaluation)
 
-    def _of(self) -> str:
-        files = [str(self.best), *filter(None, [self.config.rerank_judge])]
-        made_with = self.config.model_dump_json(exclude={"output_dir", "device"})
-        return cache_key(made_with + str([Path(file).stat().st_mtime_ns for file in files]))
-
-
-def cost_of(run: Path, name: str, split: str = "test") -> dict[str, float]:
-    """Decoder tokens per image, and the time relative to REFERENCE."""
-    return read_json(folder_of(run, name) / f"{split}_{COST}")
+    def _input_key(self) -> str:
+        paths = [str(self.checkpoint), *filter(None, [self.config.rerank_judge])]
+        config_json = self.config.model_dump_json(exclude={"output_dir", "device"})
+        return cache_key(config_json + str([Path(file).stat().st_mtime_ns for file in paths]))
 
 
-class DecoderTokens:
-    """Counts the tokens that captioners' decoders read, also in copies of the captioners."""
+def read_cost(run: Path, name: str, split: str = "test") -> dict[str, float]:
+    """Read {"tokens": decoder tokens per image, "time": relative to TIME_REFERENCE}."""
+    return read_json(decoding_folder(run, name) / f"{split}_{COST_FILE}")
+
+
+class TokenCounter:
+    """Counts the input tokens of captioners' decoders. Copies of the captioners are counted too."""
 
     def __init__(self, *captioners: nn.Module):
         self.tokens = 0
@@ -215,11 +222,11 @@ class DecoderTokens:
             and module.num_embeddings == len(captioner.tokenizer)
         ]
 
-        def count(module, arguments) -> None:
-            self.tokens += arguments[0].numel()
+        def count(module, inputs) -> None:
+            self.tokens += inputs[0].numel()
 
-        self.hooks = [module.register_forward_pre_hook(count) for module in embeddings]
+        self.handles = [module.register_forward_pre_hook(count) for module in embeddings]
 
     def close(self) -> None:
-        for hook in self.hooks:
-            hook.remove()
+        for handle in self.handles:
+            handle.remove()

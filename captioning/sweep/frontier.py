@@ -13,17 +13,17 @@ from captioning.report.comparison_table import columns_of, in_markdown, shown_va
 from captioning.report.figures import INK, STYLES, look, save, styles
 
 _WIDE, _NARROW, _HEIGHT = 10.4, 4.6, 3.7  # inches
-_BEHIND = "#9aa5b1"
+_BACKGROUND = "#9aa5b1"
 
-# Columns: length, facts, self-retrieval, and agreement with references.
-IN_TABLE = (
+# Columns of the table.
+TABLE_METRICS = (
     *("cap_len", "true_facts", "wrong_facts", "scene_R@1", "R@1", "lex_div"),
     *("CHAIRi", "CIDEr", "CLIPScore", "PPL", "loops"),
 )
 
 
 class Entry(NamedTuple):
-    """A line of the table and a point of the figure. weight: MLE's share in a mixture."""
+    """A row of the table and a point of the figure. weight: MLE's share in a mixture, or None."""
 
     row: Row
     label: str
@@ -35,16 +35,16 @@ class Entry(NamedTuple):
         return self.weight is not None and 0 < self.weight < 1
 
     @property
-    def short(self) -> str:
+    def short_label(self) -> str:
         """The name in the figure; for a mixture, only the weight."""
         return f"{self.weight:g}" if self.is_mixture else self.label
 
 
 def draw_frontier(entries: Sequence[Entry], path: Path) -> Optional[str]:
-    """Write the figure in the format of the path's suffix; return a description.
+    """Write the figure in the format of the path's suffix; return its description in words.
 
-    Returns None without writing a file if fewer than two entries have the metrics. Points have the
-    95 % intervals of both metrics. A line joins the mixtures. A second panel shows other entries.
+    Returns None without writing a file if fewer than two entries have the metrics of the axes.
+    Points have 95 % intervals. A line joins the mixtures. A second panel shows other entries.
     """
     axes = plane.choose_axes([entry.row for entry in entries])
     if axes is None:
@@ -55,59 +55,59 @@ def draw_frontier(entries: Sequence[Entry], path: Path) -> Optional[str]:
     others = [entry for entry in entries if entry.weight is None and entry not in humans]
     with look():
         figure = Figure(figsize=(_WIDE if others else _NARROW, _HEIGHT), layout="constrained")
-        left, *right = figure.subplots(1, 2 if others else 1, squeeze=False)[0]
-        _join(left, axes, mixtures, STYLES["mixture"].colour)
-        points = _points(left, axes, [*humans, *mixtures])
-        left.set_title("Mixtures, by the weight of MLE")
-        plane.name_axes(left, axes)
-        for ax in right:
-            ends = [entry for entry in mixtures if entry.weight in (0, 1)]
-            _join(ax, axes, mixtures, _BEHIND)
-            best = undominated([*mixtures, *others], axes)
+        mixture_ax, *other_axes = figure.subplots(1, 2 if others else 1, squeeze=False)[0]
+        _join(mixture_ax, axes, mixtures, STYLES["mixture"].colour)
+        points = _draw_points(mixture_ax, axes, [*humans, *mixtures])
+        mixture_ax.set_title("Mixtures, by the weight of MLE")
+        plane.name_axes(mixture_ax, axes)
+        for ax in other_axes:
+            pure = [entry for entry in mixtures if entry.weight in (0, 1)]
+            _join(ax, axes, mixtures, _BACKGROUND)
+            best = pareto_front([*mixtures, *others], axes)
             _join(ax, axes, best, INK, linestyle=":", label="frontier of all")
-            points += _points(ax, axes, [*ends, *others])
+            points += _draw_points(ax, axes, [*pure, *others])
             ax.set_title("Other objectives, the line behind them")
             plane.name_axes(ax, axes)
             handles, names = ax.get_legend_handles_labels()
             figure.legend(handles, names, loc="outside right center")
-        plane.name_points(figure, left, points[: len(humans) + len(mixtures)])
+        plane.name_points(figure, mixture_ax, points[: len(humans) + len(mixtures)])
         save(figure, path)
     return plane.described(axes, points)
 
 
 def markdown_table(entries: Sequence[Entry]) -> str:
     """A Markdown table with a line per entry and 95 % intervals. Empty columns are left out."""
-    columns = [c for c in columns_of(entry.row for entry in entries) if c.name in IN_TABLE]
+    columns = [c for c in columns_of(entry.row for entry in entries) if c.name in TABLE_METRICS]
     lines = [[entry.label, *(shown_value(c, entry.row) for c in columns)] for entry in entries]
     return in_markdown([c.heading for c in columns], lines)
 
 
-def undominated(entries: Sequence[Entry], axes: plane.Pair) -> list[Entry]:
+def pareto_front(entries: Sequence[Entry], axes: plane.Pair) -> list[Entry]:
     """The Pareto-optimal entries, from left to right."""
-    places = {id(entry): _place(entry, axes) for entry in entries}
+    coordinates = {id(entry): _coordinates(entry, axes) for entry in entries}
 
-    def beaten(x: float, y: float) -> bool:
-        return any(a >= x and b >= y and (a, b) != (x, y) for a, b in places.values())
+    def is_dominated(x: float, y: float) -> bool:
+        return any(a >= x and b >= y and (a, b) != (x, y) for a, b in coordinates.values())
 
-    best = [entry for entry in entries if not beaten(*places[id(entry)])]
-    return sorted(best, key=lambda entry: places[id(entry)])
+    best = [entry for entry in entries if not is_dominated(*coordinates[id(entry)])]
+    return sorted(best, key=lambda entry: coordinates[id(entry)])
 
 
-def _place(entry: Entry, axes: plane.Pair) -> tuple[float, float]:
+def _coordinates(entry: Entry, axes: plane.Pair) -> tuple[float, float]:
     x, y = (axis.of(entry.row.metrics[axis.metric])[0] for axis in axes)
     return x, y
 
 
 def _join(ax: Axes, axes: plane.Pair, entries: Sequence[Entry], colour: str, **style: str) -> None:
-    places = [_place(entry, axes) for entry in entries]
-    ax.plot(*zip(*places), color=colour, linewidth=1.2, zorder=1, **style)
+    coordinates = [_coordinates(entry, axes) for entry in entries]
+    ax.plot(*zip(*coordinates), color=colour, linewidth=1.2, zorder=1, **style)
 
 
-def _points(ax: Axes, axes: plane.Pair, entries: Sequence[Entry]) -> list[plane.Point]:
+def _draw_points(ax: Axes, axes: plane.Pair, entries: Sequence[Entry]) -> list[plane.Point]:
     """Draw points in the report's styles. All mixtures have the same style."""
-    others = iter(styles([entry.row.kind for entry in entries if not entry.is_mixture]))
+    other_styles = iter(styles([entry.row.kind for entry in entries if not entry.is_mixture]))
     points = []
     for entry in entries:
-        style = STYLES["mixture"] if entry.is_mixture else next(others)
-        points.append(plane.draw_point(ax, axes, entry.row, style, entry.short))
+        style = STYLES["mixture"] if entry.is_mixture else next(other_styles)
+        points.append(plane.draw_point(ax, axes, entry.row, style, entry.short_label))
     return points

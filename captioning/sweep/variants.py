@@ -1,19 +1,19 @@
-"""The variants of a sweep: mixtures, then the variants of each ablation, without duplicates."""
+"""The variants of a sweep: mixtures of MLE and SMILE, ablations, and other objectives."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Optional, Union
 
 from captioning.config import Config
-from captioning.config.objectives import title_of, trained_by
+from captioning.config.objectives import objective_title, training_terms
 from captioning.runtime.errors import UserError
 from smile import OBJECTIVES, parse_objective
 
 MLE_WEIGHTS = (0.0, 0.01, 0.1, 0.5, 1.0)
-SUBSET_SIZES = (1, 10, 100)
-PUBLISHED_SIZE = 10  # of the random subset
+SUBSET_SIZES = (1, 10, 100)  # of the random subset
+PUBLISHED_SUBSET_SIZE = 10
 # Weights of MLE in the mixtures that are compared with other objectives.
-COMPARED_SHARES = (0.01, 0.1, 0.5)
-# The published window is so long that the demo's fine-tuning would never fill it.
+COMPARED_MLE_WEIGHTS = (0.01, 0.1, 0.5)
+# The default window, the published one, is so long that the demo's fine-tuning never fills it.
 PARAMETERS = {"truncation": {"window": 1000}}
 ABLATIONS = ("objective", "first_token_mle", "first_token_shift", "subset_size")
 
@@ -21,8 +21,8 @@ ABLATIONS = ("objective", "first_token_mle", "first_token_shift", "subset_size")
 class Variant(NamedTuple):
     """A variant of the sweep's configuration.
 
-    name: the name of its folder. label: its name in figures and tables. overrides: key=value.
-    weight: MLE's share in a mixture of MLE and SMILE, else None.
+    name: of the run's folder. label: its name in figures and tables. overrides: key=value. weight:
+    MLE's share in a mixture of MLE and SMILE, else None.
     """
 
     name: str
@@ -36,16 +36,16 @@ def plan(
 ) -> list[Variant]:
     """The mixtures with these weights of MLE (0 to 1), and the ablations, without duplicates."""
     mixtures = [_mixture(weight) for weight in sorted(set(weights))]
-    others = (variant for ablation in ablations for variant in _of_ablation(ablation, sizes))
+    others = (variant for ablation in ablations for variant in _ablation_variants(ablation, sizes))
     return list({variant.name: variant for variant in (*mixtures, *others)}.values())
 
 
-def of_objectives(names: Sequence[str]) -> list[Variant]:
-    """One variant per objective, and mixtures if both MLE and SMILE are given."""
-    shares = [float(name == "mle") for name in ("smile", "mle") if name in names]
-    shares += COMPARED_SHARES if len(shares) == 2 else ()
+def objective_variants(names: Sequence[str]) -> list[Variant]:
+    """One variant per objective; COMPARED_MLE_WEIGHTS, too, if both MLE and SMILE are named."""
+    weights = [float(name == "mle") for name in ("smile", "mle") if name in names]
+    weights += COMPARED_MLE_WEIGHTS if len(weights) == 2 else ()
     others = [name for name in names if name not in ("mle", "smile")]
-    return [*plan(shares, ()), *map(_alone, others)]
+    return [*plan(weights, ()), *map(_single_objective, others)]
 
 
 def with_seeds(variants: Sequence[Variant], seeds: int) -> list[Variant]:
@@ -62,12 +62,12 @@ def with_seeds(variants: Sequence[Variant], seeds: int) -> list[Variant]:
 def varied_keys() -> set[str]:
     """All keys that variants may change."""
     variants = plan(MLE_WEIGHTS, ABLATIONS)
-    return {o.partition("=")[0] for variant in variants for o in variant.overrides}
+    return {override.partition("=")[0] for variant in variants for override in variant.overrides}
 
 
 def mle_share(config: Config) -> Optional[float]:
     """MLE's share in a run's objective; None unless it consists of MLE and SMILE."""
-    if not set(trained_by(config)) <= {"mle", "smile"}:
+    if not set(training_terms(config)) <= {"mle", "smile"}:
         return None
     parts = parse_objective(config.objective)
     return parts.get("mle", 0.0) / sum(parts.values())
@@ -77,83 +77,85 @@ def _mixture(weight: float) -> Variant:
     if weight in (0, 1):
         name = "mle" if weight else "smile"
         return Variant(name, name.upper(), (f"objective={name}",), weight)
-    rest = round(1 - weight, 9)
-    objective = f"objective={{mle: {weight:g}, smile: {rest:g}}}"
-    return Variant(f"mle{weight:g}", f"{weight:g} MLE + {rest:g} SMILE", (objective,), weight)
+    smile = round(1 - weight, 9)
+    objective = f"objective={{mle: {weight:g}, smile: {smile:g}}}"
+    return Variant(f"mle{weight:g}", f"{weight:g} MLE + {smile:g} SMILE", (objective,), weight)
 
 
-def _alone(name: str) -> Variant:
+def _single_objective(name: str) -> Variant:
     """A variant with a single objective, with its default parameters or PARAMETERS."""
     if name == "random":
-        return _random(PUBLISHED_SIZE)
+        return _random_subset(PUBLISHED_SUBSET_SIZE)
     if name == "reverse":
         return Variant("reverse", "reverse subset", ("objective=reverse",))
     spec = name
     if name in PARAMETERS:
         spec = f"{{{name}: {{{', '.join(f'{k}: {v}' for k, v in PARAMETERS[name].items())}}}}}"
-    return Variant(name, title_of(name), (f"objective={spec}",))
+    return Variant(name, objective_title(name), (f"objective={spec}",))
 
 
-def _random(size: int) -> Variant:
+def _random_subset(size: int) -> Variant:
     overrides = ("objective=random", f"random_subset_size={size}")
     return Variant(f"random{size}", f"random subset of {size}", overrides)
 
 
-def _of_ablation(name: str, sizes: Sequence[int]) -> Iterator[Variant]:
+def _ablation_variants(name: str, sizes: Sequence[int]) -> Iterator[Variant]:
     """The variants that an ablation compares, including the paper's settings."""
     if name == "objective":
-        yield from (_mixture(1), _mixture(0), _random(PUBLISHED_SIZE))
-        yield _alone("reverse")
-        half = ("objective={reverse: 0.5, mle: 0.5}",)
-        yield Variant("reverse0.5_mle0.5", "0.5 reverse + 0.5 MLE", half)
+        yield from (_mixture(1), _mixture(0), _random_subset(PUBLISHED_SUBSET_SIZE))
+        yield _single_objective("reverse")
+        half_each = ("objective={reverse: 0.5, mle: 0.5}",)
+        yield Variant("reverse0.5_mle0.5", "0.5 reverse + 0.5 MLE", half_each)
     elif name == "subset_size":
-        yield from map(_random, sizes)
+        yield from map(_random_subset, sizes)
     else:
         yield _mixture(0)
-        without = ("objective=smile", "first_token_mle=false")
+        options = ("objective=smile", "first_token_mle=false")
         if name == "first_token_mle":
-            yield Variant("smile_no_first_token_mle", "SMILE, no first-token MLE", without)
+            yield Variant("smile_no_first_token_mle", "SMILE, no first-token MLE", options)
         else:
-            shifted = (*without, "first_token_shift=true")
+            shifted = (*options, "first_token_shift=true")
             yield Variant("smile_first_token_shift", "SMILE, first token shifted", shifted)
 
 
 def read_weights(text: str) -> list[float]:
     """Parse numbers from 0 to 1, such as "0,0.01,1". Raises UserError."""
-    return _numbers(text, float, lambda weight: 0 <= weight <= 1, "weights from 0 to 1: 0,0.01,1")
+    return _parse_numbers(
+        text, float, lambda weight: 0 <= weight <= 1, "weights from 0 to 1: 0,0.01,1"
+    )
 
 
 def read_sizes(text: str) -> list[int]:
     """Parse positive whole numbers, such as "1,10,100". Raises UserError."""
-    return _numbers(text, int, lambda size: size >= 1, "whole numbers from 1 on: 1,10,100")
+    return _parse_numbers(text, int, lambda size: size >= 1, "whole numbers from 1 on: 1,10,100")
 
 
 def read_ablations(text: Optional[str]) -> list[str]:
     """Parse names such as "objective,subset_size", or "all"; None is none. Raises UserError."""
-    return _names(text, ABLATIONS, "ablation")
+    return _parse_names(text, ABLATIONS, "ablation")
 
 
 def read_objectives(text: Optional[str]) -> list[str]:
     """Parse names such as "mle,focal", or "all"; None is none. Raises UserError."""
-    return _names(text, OBJECTIVES, "objective")
+    return _parse_names(text, OBJECTIVES, "objective")
 
 
-def _names(text: Optional[str], known: Sequence[str], what: str) -> list[str]:
+def _parse_names(text: Optional[str], allowed: Sequence[str], kind: str) -> list[str]:
     if text is None:
         return []
-    names = list(known) if text == "all" else list(dict.fromkeys(text.split(",")))
+    names = list(allowed) if text == "all" else list(dict.fromkeys(text.split(",")))
     for name in names:
-        if name not in known:
-            some = ", ".join(known)
-            raise UserError(f"{name!r} is no {what}; give some of {some}, with commas, or all")
+        if name not in allowed:
+            choices = ", ".join(allowed)
+            raise UserError(f"{name!r} is no {kind}; give some of {choices}, with commas, or all")
     return names
 
 
-def _numbers(text: str, kind, allowed, wanted: str) -> list[Union[float, int]]:
+def _parse_numbers(text: str, number, is_allowed, example: str) -> list[Union[float, int]]:
     try:
-        numbers = [kind(part) for part in text.split(",")]
-        if all(map(allowed, numbers)):
+        numbers = [number(part) for part in text.split(",")]
+        if all(map(is_allowed, numbers)):
             return numbers
     except ValueError:
         pass
-    raise UserError(f"{text!r} are not {wanted}")
+    raise UserError(f"{text!r} are not {example}")

@@ -8,7 +8,7 @@ from typing import Any, Optional
 import torch
 
 from captioning.config import Config
-from captioning.config.objectives import minimised
+from captioning.config.objectives import describe_training
 from captioning.data import (
     Prefetcher,
     described_division,
@@ -27,24 +27,24 @@ from captioning.training import sharding
 from captioning.training.nonfinite_report import NotFiniteError, nonfinite_error
 from captioning.training.optimiser import build_optimizer, scheduled_rate
 from captioning.training.output_folder import OutputFolder
-from captioning.training.resume import starting_point
+from captioning.training.resume import resume_content
 from captioning.training.run_log import RunLog, record_run
 from captioning.training.run_state import Progress, RunState, progress_of
 from captioning.training.selection import (
     best_epoch,
     check_select,
     keep_selected,
+    resolve_select,
     summary,
-    with_select,
 )
 from captioning.training.setup import build_captioner, distribute, mean_image, training_batches
 from captioning.training.split_evaluation import SplitEvaluation, read_scores
 from captioning.training.step import COUNTS, StepResult, TrainingStep
 from captioning.training.validation_history import (
     check_monitor,
+    count_plateaus,
     evaluation_name,
-    history,
-    plateaus,
+    metric_values,
     reason_finished,
 )
 
@@ -52,8 +52,8 @@ from captioning.training.validation_history import (
 class FineTuning:
     """One run of a configuration, on one or several devices.
 
-    Set-up checks all requirements before it loads a model. It writes nothing before it is known
-    whether the run starts or resumes.
+    Set-up checks all requirements before it loads a model. It writes no file before
+    `resume_content` has decided whether the run resumes.
     """
 
     def __init__(self, config: Config, device: torch.device):
@@ -64,33 +64,33 @@ class FineTuning:
         self.folder = self.output.folder
         self.precision = Precision(config.precision, device)
         self._find_data()
-        checkpoint = self._find_start()
+        checkpoint = self._find_checkpoint()
         self._build_model(checkpoint)
         self.log = RunLog(self.folder, self.progress.epoch, self._steps_done())
 
     def run(self) -> None:
         try:
-            if self.after_epoch:
+            if self.resumes_after_epoch:
                 self._validate(self.progress.epoch - 1)  # the run may have stopped before this
             for epoch in range(self.progress.epoch, self.config.max_epoch):
                 if reason := self._reason_finished(epoch):
                     if not self.finished:  # otherwise it is printed already
                         log_line(reason)
                     break
-                values = history(self.folder, epoch, self.config.monitor)
+                values = metric_values(self.folder, epoch, self.config.monitor)
                 self.plateaus = distributed.broadcast_from_main(
-                    plateaus(values, self.config.lr_patience)
+                    count_plateaus(values, self.config.lr_patience)
                 )
                 self._train_epoch(epoch)
                 self.state.save_epoch(self.folder, epoch)
-                self._store()
+                self._upload()
                 self._validate(epoch)
             if not self.finished:
                 for line in summary(self.folder):
                     log_line(line)
         finally:
             self.close()
-        self.output.keep()
+        self.output.upload()
 
     def close(self) -> None:
         """Stop the loader's workers, close the log and release the distributed model.
@@ -104,13 +104,13 @@ class FineTuning:
         self.step.model = self.learner
 
     def _reason_finished(self, epoch: int) -> Optional[str]:
-        """Why the run is finished before `epoch`, the same on all ranks; None if it goes on."""
+        """Why the run ends before `epoch`, on all ranks. None if it continues."""
         return distributed.broadcast_from_main(reason_finished(self.config, self.folder, epoch))
 
     # Training
 
     def _train_epoch(self, epoch: int) -> None:
-        config, first = self.config, epoch * self.steps
+        config, first_step = self.config, epoch * self.steps
         self.captioner.begin_epoch(epoch)
         self.step.model.train()
         if self.progress.epoch != epoch:
@@ -121,26 +121,26 @@ class FineTuning:
         description = f"epoch {epoch + 1}/{config.max_epoch}"
         with progress(self.steps * images, description) as bar:
             bar.update(self.progress.steps * images)
-            for step in range(self._steps_done(), first + self.steps):
+            for step in range(self._steps_done(), first_step + self.steps):
                 rate = self._set_learning_rate(epoch, step)
-                stepped = self._optimiser_step(batches, step)
-                stop = stepped.sums.pop("stop_requested")
-                sums.update(stepped.sums)
-                self.progress = Progress(epoch, step + 1 - first, dict(sums))
-                means = _means(stepped.sums)
-                bar.set_postfix(_rounded(means), refresh=False)
+                result = self._optimiser_step(batches, step)
+                stop = result.sums.pop("stop_requested")
+                sums.update(result.sums)
+                self.progress = Progress(epoch, step + 1 - first_step, dict(sums))
+                means = _token_means(result.sums)
+                bar.set_postfix(_formatted(means), refresh=False)
                 bar.update(images)
                 if (step + 1) % config.log_every == 0:
-                    values = {**means, "learning_rate": rate, **stepped.values}
+                    values = {**means, "learning_rate": rate, **result.values}
                     self.log.write("step", step + 1, values, epoch=epoch)
-                if stop or self._saves_after(step + 1):
+                if stop or self._is_save_due(step + 1):
                     self.state.save_step(self.folder, self.progress, step + 1)
-                    self._store()
+                    self._upload()
                 if stop:
                     raise signals.Stopped
-        means, skipped = _means(sums), int(sums["skipped_images"])
+        means, skipped = _token_means(sums), int(sums["skipped_images"])
         self.log.write("epoch", epoch, means, skipped_images=skipped)
-        parts = ", ".join(f"{name} {value}" for name, value in _rounded(means).items())
+        parts = ", ".join(f"{name} {value}" for name, value in _formatted(means).items())
         log_line(f"{description}: {parts}" + (f", {skipped} unreadable images" if skipped else ""))
 
     def _batches(self) -> Iterator[Batch]:
@@ -156,35 +156,35 @@ class FineTuning:
 
     def _set_learning_rate(self, epoch: int, step: int) -> float:
         rate = scheduled_rate(self.config, epoch, step, self.steps, self.plateaus)
-        for group, share in zip(self.optimizer.param_groups, self.rate_shares):
-            group["lr"] = rate * share
+        for group, factor in zip(self.optimizer.param_groups, self.rate_factors):
+            group["lr"] = rate * factor
         return rate
 
     def _optimiser_step(self, batches: Iterator[Batch], step: int) -> StepResult:
-        """Take a step. If it is not finite, save a checkpoint from before it and end the run."""
+        """Take a step. If it is not finite, save the state before the step and end the run."""
         try:
             return self.step(batches, step)
-        except NotFiniteError as problem:
-            again = " with resume=auto" if self.config.resume == "never" else ""
-            repeat = f"the same command{again} repeats the step"
+        except NotFiniteError as error:
+            resume_hint = " with resume=auto" if self.config.resume == "never" else ""
+            repeat = f"the same command{resume_hint} repeats the step"
             try:
-                if self.progress.steps:  # otherwise the last epoch's checkpoint is from before it
+                if self.progress.steps:  # else the last epoch's checkpoint has this state
                     self.state.save_step(self.folder, self.progress, step)
-                self._store()
+                self._upload()
             except UserError as save_error:
                 repeat = str(save_error)
             batches = self.step.batches
-            raise nonfinite_error(str(problem), step + 1, batches, self.config, repeat) from None
+            raise nonfinite_error(str(error), step + 1, batches, self.config, repeat) from None
 
-    def _saves_after(self, done: int) -> bool:
-        """Whether to save a checkpoint within an epoch after `done` steps of the run."""
+    def _is_save_due(self, steps_done: int) -> bool:
+        """Whether to save a checkpoint within an epoch after `steps_done` steps of the run."""
         every = self.config.checkpoint_every
-        return every is not None and done % every == 0 and done % self.steps != 0
+        return every is not None and steps_done % every == 0 and steps_done % self.steps != 0
 
-    def _store(self) -> None:
+    def _upload(self) -> None:
         """Upload new files, if the output folder is in an object store."""
         self.log.flush()
-        self.output.keep()
+        self.output.upload()
 
     # After an epoch
 
@@ -200,7 +200,7 @@ class FineTuning:
             )
             self.evaluation.run(captioner, name)
         distributed.run_on_main(lambda: self._select(epoch, due))
-        self._store()
+        self._upload()
 
     def _select(self, epoch: int, due: bool) -> None:
         line = keep_selected(self.config.select, self.folder, epoch + 1)
@@ -237,27 +237,27 @@ class FineTuning:
                 f"{len(self.loader)} batches; lower accumulation_steps or batch_size"
             )
 
-    def _find_start(self) -> Optional[dict[str, Any]]:
-        """Find the checkpoint to resume from. Write run.json and config.yaml of a run that goes on.
+    def _find_checkpoint(self) -> Optional[dict[str, Any]]:
+        """Return the content of the checkpoint to resume from, or None for a new run.
 
-        Returns None for a new run. The files of a finished run are not changed.
+        Writes run.json and config.yaml, unless the run has finished.
         """
         self.output.begin()
-        checkpoint = starting_point(self.config, self.output)
-        self.config = with_select(self.config, checkpoint, self.evaluation)
+        checkpoint = resume_content(self.config, self.output)
+        self.config = resolve_select(self.config, checkpoint, self.evaluation)
         self.progress = progress_of(checkpoint) if checkpoint else Progress()
-        self.after_epoch = checkpoint is not None and "within" not in checkpoint
+        self.resumes_after_epoch = checkpoint is not None and "within" not in checkpoint
         epochs = self.progress.epoch
         self.finished = self._reason_finished(epochs)
         self.rewards = None
         if self.config.reward and epochs < self.config.max_epoch:
-            from captioning.training.self_critical import rewards_of
+            from captioning.training.self_critical import build_rewards
 
-            self.rewards = rewards_of(self.config, self.samples, self.device)
+            self.rewards = build_rewards(self.config, self.samples, self.device)
         if not self.finished:
             record_run(self.config, self.folder)
-            self.output.keep()
-            log_line(minimised(self.config))
+            self.output.upload()
+            log_line(describe_training(self.config))
         return checkpoint
 
     def _build_model(self, checkpoint: Optional[dict[str, Any]]) -> None:
@@ -265,19 +265,19 @@ class FineTuning:
         config = self.config
         self.captioner = build_captioner(config, checkpoint)
         null = self.captioner.null_image
-        # A checkpoint that training starts from may have brought its own mean.
+        # The weights of `pretrained` may include a mean image.
         if config.null_image == "mean" and not checkpoint and not null.image.any():
             null.image.copy_(mean_image(config, self.samples, self.preprocessing))
         self.learner = self.captioner
         if self.rewards:
-            from captioning.training.self_critical import SelfCritical, start_of
+            from captioning.training.self_critical import SelfCritical, load_start
 
             with distributed.first_on_each_machine():
-                start = start_of(config, self.device)
+                start = load_start(config, self.device)
             self.learner = SelfCritical(self.captioner, config, self.rewards, start)
         dtype = self.precision.dtype
         model = distribute(self.learner, self.captioner, config, self.device, dtype)
-        self.optimizer, self.rate_shares = build_optimizer(self.captioner, config)
+        self.optimizer, self.rate_factors = build_optimizer(self.captioner, config)
         self.step = TrainingStep(config, model, self.learner, self.optimizer, self.precision)
         self.state = RunState(config, self.captioner, self.optimizer, self.precision)
         if checkpoint:
@@ -285,11 +285,11 @@ class FineTuning:
         self.plateaus = 0  # of `monitor`, in the validations so far
 
 
-def _means(sums: Mapping[str, float]) -> dict[str, float]:
-    """Divide sums over tokens by the number of tokens. COUNTS values are left out."""
+def _token_means(sums: Mapping[str, float]) -> dict[str, float]:
+    """Divide sums over tokens by the number of tokens. Leave out COUNTS."""
     tokens = max(sums["tokens"], 1)
     return {n: total / tokens for n, total in sums.items() if n not in ("tokens", *COUNTS)}
 
 
-def _rounded(values: dict[str, float]) -> dict[str, str]:
+def _formatted(values: dict[str, float]) -> dict[str, str]:
     return {name: f"{value:.3f}" for name, value in values.items()}

@@ -12,7 +12,7 @@ from captioning.runtime.errors import UserError
 
 # The lowest loss scale. A gradient that overflows at this scale is an error.
 LEAST_SCALE = 1.0
-SHOWN = 8  # the most image ids and ranks in a message
+MAX_SHOWN = 8  # the most image ids and ranks in a message
 
 
 class NotFiniteError(Exception):
@@ -34,9 +34,9 @@ def nonfinite_part(
 ) -> Optional[str]:
     """Return which of "reward", "loss" and "gradient" is not finite. None if the step may be taken.
 
-    batches: the sums of each batch over all ranks. norm: the gradient's norm. With float16, a
-    gradient that overflows is an error only at the lowest loss scale: otherwise the scaler skips
-    the step and lowers the scale.
+    batches: the sums of each batch over all ranks. norm: the gradient's norm. With float16, the
+    scaler skips a step whose gradient overflows, and lowers the loss scale. Only at the lowest
+    scale is the overflow an error.
     """
     if not all(math.isfinite(value) for sums in batches for value in sums.values()):
         rewards = [sums.get("reward", 0.0) for sums in batches]
@@ -47,24 +47,25 @@ def nonfinite_part(
 
 
 def nonfinite_error(
-    what: str, step: int, batches: Sequence[BatchReport], config: Config, repeat: str
+    part: str, step: int, batches: Sequence[BatchReport], config: Config, repeat: str
 ) -> UserError:
     """Make the error that ends the run. All ranks call this together and get the same error.
 
-    step: counted from 1. batches: reports of this rank. repeat: how to repeat the step.
+    part: from `nonfinite_part`. step: counted from 1. batches: reports of this rank. repeat: how to
+    repeat the step.
     """
-    reports = [(batch.image_ids[:SHOWN], batch.is_finite()) for batch in batches]
-    images = distributed.broadcast_from_main(_images(distributed.gather_on_main(reports)))
+    reports = [(batch.image_ids[:MAX_SHOWN], batch.is_finite()) for batch in batches]
+    images = distributed.broadcast_from_main(_list_images(distributed.gather_on_main(reports)))
     advice = f"lower init_lr, set clip_grad_norm, or use another precision than {config.precision}"
-    if what == "reward":
+    if part == "reward":
         advice = f"remove a term from the key reward, which is {config.reward}"
-    return UserError(f"the {what} is not finite at step {step} ({images}); {advice}; {repeat}")
+    return UserError(f"the {part} is not finite at step {step} ({images}); {advice}; {repeat}")
 
 
-def _images(ranks: Optional[Sequence[Sequence[tuple[list, bool]]]]) -> Optional[str]:
+def _list_images(ranks: Optional[Sequence[Sequence[tuple[list, bool]]]]) -> Optional[str]:
     """List the images of the batches that are not finite. If all are finite, list all images."""
     if ranks is None:
         return None
     reports = [(rank, *batch) for rank, batches in enumerate(ranks) for batch in batches]
     failed = [report for report in reports if not report[-1]] or reports
-    return "; ".join(f"rank {rank} had images {ids}" for rank, ids, _ in failed[:SHOWN])
+    return "; ".join(f"rank {rank} had images {ids}" for rank, ids, _ in failed[:MAX_SHOWN])

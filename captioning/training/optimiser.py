@@ -17,13 +17,13 @@ def build_optimizer(
     captioner: nn.Module, config: Config
 ) -> tuple[torch.optim.Optimizer, list[float]]:
     """The optimiser, and for each parameter group a factor of the scheduled learning rate."""
-    groups, shares = [], []
+    groups, rate_factors = [], []
     for parameters, own_rate in captioner.parameter_groups():
         groups.append({"params": parameters})
-        shares.append(1.0 if own_rate is None else own_rate / config.init_lr)
+        rate_factors.append(1.0 if own_rate is None else own_rate / config.init_lr)
     optimiser = OPTIMISERS[config.optimizer]
     settings = {"lr": config.init_lr, "weight_decay": config.weight_decay, "fused": True}
-    return optimiser(groups, **settings), shares
+    return optimiser(groups, **settings), rate_factors
 
 
 def clip_gradients(
@@ -54,8 +54,8 @@ def scheduled_rate(config: Config, epoch: int, step: int, steps: int, plateaus: 
     epoch. plateaus: see `validation_history.plateaus`. In the first `warmup_steps`, the rate grows
     linearly from warmup_lr to init_lr. Afterwards:
 
-    - cosine: BLIP's schedule, a half cosine of the epoch, from init_lr to min_lr, which it would
-      reach in epoch max_epoch. Source: the BLIP repository.
+    - cosine: BLIP's schedule, constant within an epoch: a half cosine from init_lr in epoch 0 to
+      min_lr in epoch max_epoch, one after the last. Source: the BLIP repository.
     - cosine_steps: a half cosine over all steps after the warm-up. The last step has min_lr.
     - cosine_restarts: `lr_cycles` half cosines (SGDR, arXiv 1608.03983). Each is `lr_cycle_growth`
       times as long as the previous one, and its last step has min_lr.
@@ -68,15 +68,15 @@ def scheduled_rate(config: Config, epoch: int, step: int, steps: int, plateaus: 
     if c.lr_schedule in ("exponential", "plateau"):
         decays = epoch if c.lr_schedule == "exponential" else plateaus
         return max(c.min_lr, c.init_lr * c.lr_decay**decays)
-    done, last = epoch, c.max_epoch
+    position, last = epoch, c.max_epoch
     if c.lr_schedule != "cosine":
-        done, every = step - c.warmup_steps, c.max_epoch * steps - c.warmup_steps
-        first, last = 0, every - 1
+        position, total = step - c.warmup_steps, c.max_epoch * steps - c.warmup_steps
+        first, last = 0, total - 1
         if c.lr_schedule == "cosine_restarts":
-            first, last = cycle_at(done, every, c.lr_cycles, c.lr_cycle_growth)
-        # A cycle of a single step has min_lr, because the last step of every cycle has min_lr.
-        done, last = (done - first, last - first) if last > first else (1, 1)
-    return c.min_lr + (c.init_lr - c.min_lr) * 0.5 * (1 + math.cos(math.pi * done / last))
+            first, last = cycle_at(position, total, c.lr_cycles, c.lr_cycle_growth)
+        # The last step of a cycle has min_lr, also if it is the only one.
+        position, last = (position - first, last - first) if last > first else (1, 1)
+    return c.min_lr + (c.init_lr - c.min_lr) * 0.5 * (1 + math.cos(math.pi * position / last))
 
 
 def cycle_at(step: int, steps: int, cycles: int, growth: float) -> tuple[int, int]:

@@ -37,7 +37,7 @@ def working_folder(output_dir: str) -> Path:
     return cache_folder() / "runs" / f"{PurePosixPath(address).name}-{cache_key(address, 8)}"
 
 
-def free_name(folder: Path) -> Path:
+def free_path(folder: Path) -> Path:
     """The first of FOLDER.1, FOLDER.2, ... that does not exist."""
     number = 1
     while (target := folder.with_name(f"{folder.name}.{number}")).exists():
@@ -46,7 +46,7 @@ def free_name(folder: Path) -> Path:
 
 
 class OutputFolder:
-    """The output folder of a run. For a run in a store, `keep` uploads new and changed files.
+    """The output folder of a run. For a run in a store, `upload` uploads new and changed files.
 
     folder: the folder on this disk. NAME.stored.json beside the folder records the size, time and
     inode of each uploaded file.
@@ -71,19 +71,19 @@ class OutputFolder:
             token = self._token()  # not the machine's name: several machines may have the same
             self._on_main_machine = distributed.broadcast_from_main(token) == token
 
-    def keep(self) -> None:
+    def upload(self) -> None:
         """Upload new and changed files. All ranks call this. Raises UserError on all ranks."""
         if self.address:
-            distributed.run_on_main(self._keep)
+            distributed.run_on_main(self._upload_changes)
 
-    def name_of(self, name: str) -> str:
+    def store_name(self, name: str) -> str:
         """The store's address of a file in the folder. Other names are returned unchanged."""
         if not self.address or self.folder not in Path(name).parents:
             return name
         return f"{self.address}/{Path(name).relative_to(self.folder).as_posix()}"
 
-    def here(self, name: str) -> str:
-        """The local path of a checkpoint, given `name_of` it. Machines without rank 0 download."""
+    def local_path(self, name: str) -> str:
+        """The local path of a checkpoint's `store_name`. Machines without rank 0 download it."""
         if not self.address or not name.startswith(f"{self.address}/"):
             return name
         path = self.folder / name[len(self.address) + 1 :]
@@ -125,15 +125,17 @@ class OutputFolder:
             self.folder.mkdir(exist_ok=True)
             self._uploaded = {n: s for n, s in self._read_record().items() if n in stored}
         log_line(f"{self.address} has its working copy in {self.folder}")
-        if distributed.announced() > 1:  # other machines may need files whose upload failed before
-            self._keep()
+        if (
+            distributed.env_world_size() > 1
+        ):  # other machines may need files whose upload failed before
+            self._upload_changes()
 
     def _download(self, stored: dict[str, Any], recorded: dict[str, list[int]]) -> None:
         """Replace the folder by the store's. If only the folder has some files, move it aside."""
         local = self._files()
         new = {name for name, stamp in local.items() if recorded.get(name) != stamp}
         if local and (WRITER not in stored or new - {WRITER}):
-            target = free_name(self.folder)
+            target = free_path(self.folder)
             self.folder.rename(target)
             log_line(
                 f"{self.address} has changed since {self.folder} was its working copy; moved the "
@@ -154,7 +156,7 @@ class OutputFolder:
         self._uploaded = {name: s for name, s in self._files().items() if name != WRITER}
         self._write_record()
 
-    def _keep(self) -> None:
+    def _upload_changes(self) -> None:
         try:
             with user_errors(self.folder):
                 if self._token() is None:
@@ -162,8 +164,8 @@ class OutputFolder:
                 token, local = self._token(), self._files()
                 if local == self._uploaded:
                     return
-                overtaken = self._writer() not in (None, self._last_writer, token)
-                if not overtaken:
+                has_other_writer = self._writer() not in (None, self._last_writer, token)
+                if not has_other_writer:
                     self._upload(local)
                     self._last_writer = token
         except UserError as error:
@@ -171,7 +173,7 @@ class OutputFolder:
                 f"{error}; nothing is lost: the run's files are in {self.folder}, and the same "
                 "command on this machine resumes from them"
             ) from error
-        if overtaken:
+        if has_other_writer:
             raise UserError(
                 f"{self.address}: another machine has continued this run; the files that this "
                 f"machine has written since then are in {self.folder}"
@@ -197,9 +199,9 @@ class OutputFolder:
             self._remove(name)
 
     def _write(self, name: str, stamp: list[int]) -> None:
-        # The best checkpoint is a hard link to another one: copy it inside the store.
-        same = (n for n, s in self._uploaded.items() if s == stamp and n != name)
-        source, target = next(same, None), f"{self.address}/{name}"
+        # A hard link, such as the best checkpoint, is copied within the store.
+        duplicates = (n for n, s in self._uploaded.items() if s == stamp and n != name)
+        source, target = next(duplicates, None), f"{self.address}/{name}"
         if source is None:
             uploads.upload(self.folder / name, target)
         else:

@@ -15,33 +15,33 @@ from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line
 from captioning.runtime.registry import load
-from captioning.training.output_folder import OutputFolder, free_name
+from captioning.training.output_folder import OutputFolder, free_path
 from captioning.training.run_state import batch_sizes, progress_of
 from captioning.training.validation_history import reason_finished
 
 # In these schedules, the learning rate of every epoch depends on the total number of epochs.
 LENGTH_DEPENDENT = ("cosine", "cosine_steps", "cosine_restarts")
 
-NEW_RUN = "set another output_dir, or resume=never, which moves that run aside"
+ADVICE = "set another output_dir, or resume=never, which moves that run aside"
 
 # A folder with such files has an earlier run.
 RUN_FILES = ("checkpoint_*.pth", "weights_*.pth", "log.jsonl", "result")
 
 
-def starting_point(
+def resume_content(
     config: Config, output: Optional[OutputFolder] = None
 ) -> Optional[dict[str, Any]]:
-    """Return the content of the checkpoint to resume from. None for a new run.
+    """Return the content of the checkpoint to resume from, see `RunState`. None for a new run.
 
-    output: the run's folder, after a call of `begin`. Rank 0 decides for all ranks. If a new run's
-    folder has an earlier run, that run is moved aside. Raises UserError if the earlier run has
-    other settings.
+    output: the run's folder, after a call of `begin`. Rank 0 decides for all ranks. Moves an
+    earlier run in the folder aside if the new run does not resume it. Raises UserError if the
+    earlier run has other settings.
     """
     output = output or OutputFolder(config.output_dir)
     folder = output.folder
     content = path = None
     if distributed.is_main():
-        checkpoints.tidy(folder)
+        checkpoints.remove_leftovers(folder)
         newest = None if config.resume == "never" else checkpoints.read_newest(folder)
         if newest is None:
             _move_aside(output)
@@ -51,63 +51,66 @@ def starting_point(
             _check_batches(config, content)
             for line in problems:
                 log_line(line)
-    name = distributed.broadcast_from_main(path and output.name_of(str(path)))
+    name = distributed.broadcast_from_main(path and output.store_name(str(path)))
     if name is None:
         return None
-    content = content or checkpoints.read(Path(output.here(name)))
+    content = content or checkpoints.read(Path(output.local_path(name)))
     log_line(reason_finished(config, folder, progress_of(content).epoch) or f"resuming from {name}")
     return content
 
 
-def _keys_of_rewards(config: Config) -> list[str]:
-    """The keys of the rewards' options, which change training. Metrics' options do not."""
+def _reward_option_keys(config: Config) -> list[str]:
+    """The keys of the rewards' options. They change training; metrics' options do not."""
     return [key for name in config.reward or () for key in load(REWARDS[name]).Options.model_fields]
 
 
 def _check_settings(config: Config, content: dict[str, Any]) -> None:
-    """Raise UserError if keys of role "run" changed, or keys of role "length" with a cosine."""
+    """Raise UserError if keys of role "run" have changed, or max_epoch is below the epochs done.
+
+    Keys of role "length" may change only if earlier epochs do not depend on them.
+    """
     try:
         # Keys that a newer version has added get their defaults.
-        before = parse_config(content["config"]).model_dump()
+        saved = parse_config(content["config"]).model_dump()
     except ValidationError as error:
         key = ".".join(map(str, error.errors()[0]["loc"]))
         raise UserError(
-            f"{_named(config)} has a setting that this version does not know, {key!r}; {NEW_RUN}"
+            f"{_label(config)} has a setting that this version does not know, {key!r}; {ADVICE}"
         ) from error
-    now = config.model_dump()
+    current = config.model_dump()
 
-    def changes(role: str, more: Sequence[str] = ()) -> str:
-        keys = dict.fromkeys((*keys_of(role, type(config)), *more))
+    def describe_changes(role: str, more_keys: Sequence[str] = ()) -> str:
+        keys = dict.fromkeys((*keys_of(role, type(config)), *more_keys))
         # A run of another captioner has other keys: only the common keys are compared.
-        changed = [key for key in keys if key in before and before[key] != now[key]]
-        if now["skip_bad_images"] and "skip_bad_images" in changed:
+        changed = [key for key in keys if key in saved and saved[key] != current[key]]
+        if current["skip_bad_images"] and "skip_bad_images" in changed:
             changed.remove("skip_bad_images")  # the run has had no unreadable image so far
-        return "; ".join(f"{key} was {before[key]!r}, is {now[key]!r}" for key in changed)
+        return "; ".join(f"{key} was {saved[key]!r}, is {current[key]!r}" for key in changed)
 
-    others = changes("run", _keys_of_rewards(config))
-    if others:
-        raise UserError(f"{_named(config)} had other settings ({others}); {NEW_RUN}")
+    changes = describe_changes("run", _reward_option_keys(config))
+    if changes:
+        raise UserError(f"{_label(config)} had other settings ({changes}); {ADVICE}")
     progress = progress_of(content)
     started = progress.epoch + (progress.steps > 0)
     if started > config.max_epoch:
         verb = "finished" if started == progress.epoch else "started"
         raise UserError(
-            f"max_epoch is {config.max_epoch}, but {_named(config)} has {verb} {started} epochs; "
-            + NEW_RUN
+            f"max_epoch is {config.max_epoch}, but {_label(config)} has {verb} {started} epochs; "
+            + ADVICE
         )
-    length = changes("length")
+    length = describe_changes("length")
     if not length:
         return
     if config.lr_schedule in LENGTH_DEPENDENT:
         raise UserError(
-            f"{_named(config)} had another length ({length}), and with lr_schedule "
+            f"{_label(config)} had another length ({length}), and with lr_schedule "
             f"{config.lr_schedule} the learning rates of its earlier epochs depend on the length; "
             "set the old value, or set resume=never, which moves that run aside, and lr_schedule "
             "to exponential or plateau, whose rates do not depend on the length"
         )
     if getattr(config, "teacher_forcing_middle", None) is not None:
         raise UserError(
-            f"{_named(config)} had another length ({length}), and with teacher_forcing_middle the "
+            f"{_label(config)} had another length ({length}), and with teacher_forcing_middle the "
             "input words of its earlier epochs depend on the length; set the old value, or set "
             "resume=never, which moves that run aside"
         )
@@ -115,22 +118,24 @@ def _check_settings(config: Config, content: dict[str, Any]) -> None:
 
 def _check_batches(config: Config, content: dict[str, Any]) -> None:
     """Raise UserError if the number of images per step has changed: later batches would differ."""
-    now = batch_sizes(config)
-    before = content.get("batches", now)
-    images, images_now = math.prod(before.values()), math.prod(now.values())
+    sizes_now = batch_sizes(config)
+    sizes_before = content.get("batches", sizes_now)
+    images, images_now = math.prod(sizes_before.values()), math.prod(sizes_now.values())
     # bucket_batches sorts captions by length among the images that are loaded at once.
-    same_load = before["accumulation_steps"] == now["accumulation_steps"]
-    if images == images_now and (same_load or not config.bucket_batches):
+    same_accumulation = sizes_before["accumulation_steps"] == sizes_now["accumulation_steps"]
+    if images == images_now and (same_accumulation or not config.bucket_batches):
         return
-    was, is_now = (", ".join(f"{n} {key}" for key, n in sizes.items()) for sizes in (before, now))
+    was, is_now = (
+        ", ".join(f"{n} {key}" for key, n in sizes.items()) for sizes in (sizes_before, sizes_now)
+    )
     raise UserError(
-        f"{_named(config)} stopped with {images} images per step ({was}); a run with {images_now} "
+        f"{_label(config)} stopped with {images} images per step ({was}); a run with {images_now} "
         f"({is_now}) would continue another run: change them so that their product is {images}, or "
         "set the old values"
     )
 
 
-def _named(config: Config) -> str:
+def _label(config: Config) -> str:
     return f"the run in {config.output_dir}"
 
 
@@ -140,7 +145,7 @@ def _move_aside(output: OutputFolder) -> None:
         return
     if aside := output.move_aside():
         log_line(f"moved the files of {output.address} to {aside}")
-    target = free_name(folder)
+    target = free_path(folder)
     with user_errors(target):
         folder.rename(target)
     log_line(f"moved the files of {folder} to {target}")

@@ -31,8 +31,8 @@ CURVES = {
     "kl": ("KL to the start", "nats per caption"),
 }
 
-# An address in a word. It ends at the closing quote, or if there is none, at the end of a list item
-# or at the next address.
+# An address within an argument. It ends at its closing quote; without quotes, at the end of a list
+# item or at the next address.
 _ADDRESS = re.compile(
     r"""(["'])?\w[\w+.-]*://.*?"""
     r"""(?=(?(1)\1|(?:[\]}]*(?:,\s|$)|[\s,\[\]{}"']+\w[\w+.-]*://))|$)""",
@@ -40,9 +40,11 @@ _ADDRESS = re.compile(
 )
 
 
-def command(words: Sequence[str]) -> str:
-    """A command line for a shell. Secrets are removed from addresses anywhere in a word."""
-    return shlex.join(_ADDRESS.sub(lambda match: without_secrets(match[0]), w) for w in words)
+def command(arguments: Sequence[str]) -> str:
+    """A command line for a shell, without the secrets of addresses in the arguments."""
+    return shlex.join(
+        _ADDRESS.sub(lambda match: without_secrets(match[0]), argument) for argument in arguments
+    )
 
 
 def record_run(config: Config, folder: Path, **more: Any) -> None:
@@ -63,19 +65,18 @@ def record_run(config: Config, folder: Path, **more: Any) -> None:
 class RunLog:
     """Writes log.jsonl and tensorboard/ in a run's folder, on rank 0. Other ranks write nothing.
 
-    The first `write` creates the files. epoch, step: where the run resumes. Later lines by an
-    earlier process are removed, so that the log is the same as without an interruption. Raises
-    UserError if the folder cannot be written.
+    The first `write` creates the files. epoch, step: where the run resumes. Lines after this point,
+    by an interrupted process, are removed. Raises UserError if the folder cannot be written.
     """
 
     def __init__(self, folder: Path, epoch: float = math.inf, step: float = math.inf):
         self.folder, self.path = folder, folder / "log.jsonl"
-        self.file = self.board = None
+        self.file = self.tensorboard = None
         self.step = step
         lines = read_log(self.path) if is_main() else []
         lines = [line for line in lines if {"event", "step"} <= line.keys()]
-        self.kept = [line for line in lines if _is_before(line, epoch, step)]
-        self.written = {(line["event"], line["step"]) for line in self.kept}
+        self.kept_lines = [line for line in lines if _is_before(line, epoch, step)]
+        self.written = {(line["event"], line["step"]) for line in self.kept_lines}
 
     def has(self, event: str, step: int) -> bool:
         """Whether the log has a line of this event and step. False on other ranks than 0."""
@@ -85,12 +86,14 @@ class RunLog:
         from torch.utils.tensorboard import SummaryWriter
 
         if self.path.exists():
-            write_text("".join(json.dumps(line) + "\n" for line in self.kept), self.path)
+            write_text("".join(json.dumps(line) + "\n" for line in self.kept_lines), self.path)
         with user_errors(self.path):
             # Unbuffered, so that a line is one write, which a kill cannot cut in two.
             self.file = open(self.path, "ab", buffering=0)  # noqa: SIM115
-            later = self.step + 1 if math.isfinite(self.step) else None
-            self.board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=later)
+            purge_step = self.step + 1 if math.isfinite(self.step) else None
+            self.tensorboard = SummaryWriter(
+                str(self.folder / "tensorboard"), purge_step=purge_step
+            )
 
     def write(self, event: str, step: int, values: dict[str, float], **more: Any) -> None:
         """Write a line {"event", "step", ..., values}, and a point of the curve of each value.
@@ -109,20 +112,20 @@ class RunLog:
             if self.file.write(text) < len(text):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             for name, value in values.items():
-                self.board.add_scalar(f"{event}/{name}", value, step)
+                self.tensorboard.add_scalar(f"{event}/{name}", value, step)
         self.written.add((event, step))
 
     def flush(self) -> None:
         """Write TensorBoard's buffer to its file."""
         if self.file is not None:
             with contextlib.suppress(OSError):  # as in `close`
-                self.board.flush()
+                self.tensorboard.flush()
 
     def close(self) -> None:
         if self.file is not None:
             self.file.close()
             with contextlib.suppress(OSError):  # a full disk; `write` has raised that error already
-                self.board.close()
+                self.tensorboard.close()
 
 
 def read_log(path: Path) -> Iterator[dict[str, Any]]:

@@ -1,8 +1,7 @@
 """Saves and restores a run: weights, optimiser, loss scale and the progress in an epoch.
 
-A checkpoint has no state of random generators. The generators of order, augmentation, dropout and
-sampled captions are seeded anew, from seed, epoch, index or step, and rank; see
-`data/randomness.py`.
+A checkpoint holds no state of random generators: each generator is seeded from the run's seed, the
+rank, and the epoch, index or step; see `data/randomness.py`.
 """
 
 from pathlib import Path
@@ -87,9 +86,9 @@ class RunState:
     def save_epoch(self, folder: Path, epoch: int) -> None:
         """Write the checkpoint of a complete epoch.
 
-        With `keep_checkpoints: all`, first write a file with only the weights: then a kill leaves
-        no epoch that has a checkpoint but lacks the weights. All ranks call this. Raises UserError
-        on all ranks.
+        With `keep_checkpoints: all`, a file with only the weights is written first, so that every
+        epoch with a checkpoint has one, also after a kill. All ranks call this. Raises UserError on
+        all ranks.
         """
         weights = checkpoints.weights_path(folder, epoch)
         keep_all = self.config.keep_checkpoints == "all"
@@ -117,12 +116,12 @@ class RunState:
             "batches": batch_sizes(self.config),
             "objective": {k: v for o in self._objectives() for k, v in o.state().items()},
         }
-        # Scores that exist already belong to other weights.
+        # Scores of this epoch, if any, are of the weights of an earlier attempt.
         distributed.run_on_main(lambda: remove_scores(path.parent, evaluation_name(epoch)))
         write = self._write_sharded if self.config.checkpoint_format == "sharded" else self._write
         write(content, training, path, weights)
-        least = checkpoints.LEAST if keep == "all" else keep
-        distributed.run_on_main(lambda: checkpoints.remove_oldest(path.parent, least))
+        min_kept = checkpoints.LEAST if keep == "all" else keep
+        distributed.run_on_main(lambda: checkpoints.remove_oldest(path.parent, min_kept))
 
     def _write(self, content, training, path: Path, weights: Optional[Path]) -> None:
         """Write whole files, on rank 0."""

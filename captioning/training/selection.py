@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from captioning.config import Config
 from captioning.config.config import LAST
-from captioning.config.objectives import trained_by
+from captioning.config.objectives import training_terms
 from captioning.files.reading import read_json
 from captioning.files.writing import write_json
 from captioning.metrics.metric_sum import MetricSum
@@ -22,11 +22,11 @@ from captioning.models import checkpoints
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line
 from captioning.training.split_evaluation import SplitEvaluation
-from captioning.training.validation_history import Validated, reason_unavailable, validated
+from captioning.training.validation_history import Validation, read_validations, reason_unavailable
 
-RECORD = "selected.json"
-BLIPS = "CIDEr + Bleu_4"
-LENGTH = "cap_len"  # shown with the metrics, because CIDEr depends on the length
+RECORD_FILE = "selected.json"
+BLIP_METRICS = "CIDEr + Bleu_4"
+LENGTH_METRIC = "cap_len"  # shown with the metrics, because CIDEr depends on the length
 
 
 class _Record(BaseModel):
@@ -34,7 +34,7 @@ class _Record(BaseModel):
 
     select: str
     epoch: int
-    epochs: list[Validated]
+    epochs: list[Validation]
 
 
 def check_select(config: Config, evaluation: SplitEvaluation) -> None:
@@ -45,20 +45,20 @@ def check_select(config: Config, evaluation: SplitEvaluation) -> None:
         raise UserError(f"select is {config.select}, but {reason}; name other metrics, or last")
 
 
-def with_select(
+def resolve_select(
     config: Config, checkpoint: Optional[Mapping[str, Any]], evaluation: SplitEvaluation
 ) -> Config:
     """Return the configuration with a value for `select`.
 
-    A resumed run keeps its value; `checkpoint` is its checkpoint. A new run that trains only with
-    MLE selects by BLIP's rule, and all others select the last epoch: CIDEr and BLEU punish the
-    longer captions of SMILE.
+    checkpoint: of a resumed run, whose value is kept. A new run that trains only with MLE selects
+    by BLIP's rule. All others select the last epoch, because CIDEr and BLEU punish the longer
+    captions of SMILE.
     """
     select = config.select
     if select is None:
-        by_blips_rule = "coco" in config.metrics and trained_by(config) == ["mle"]
-        before = checkpoint["config"].get("select") if checkpoint else None
-        select = before or (BLIPS if by_blips_rule else LAST)
+        by_blips_rule = "coco" in config.metrics and training_terms(config) == ["mle"]
+        saved_select = checkpoint["config"].get("select") if checkpoint else None
+        select = saved_select or (BLIP_METRICS if by_blips_rule else LAST)
         if select != LAST and (reason := reason_unavailable(select, evaluation)):
             log_line(f"the last epoch will be selected, not the best by {select}: {reason}")
             select = LAST
@@ -68,35 +68,35 @@ def with_select(
 def keep_selected(select: str, folder: Path, epochs: int) -> Optional[str]:
     """Make the selected epoch's weights checkpoint_best.pth, and record the epoch. Only on rank 0.
 
-    select: "last" or metrics. The best of the first `epochs` is selected; of equal epochs, or
-    without values, the latest. If its weights have been removed, checkpoint_best.pth does not
-    change. Returns a line for the log, or None if nothing has changed. Raises UserError.
+    select: "last" or metrics. Selects the best of the first `epochs` epochs; of equal epochs, or
+    without values, the latest. If the weights of that epoch have been removed, checkpoint_best.pth
+    does not change. Returns a line for the log, or None if nothing changed. Raises UserError.
     """
-    validations = validated(folder, epochs, None if select == LAST else select)
-    newest, held, line = epochs - 1, best_epoch(folder), None
+    validations = read_validations(folder, epochs, None if select == LAST else select)
+    newest_epoch, previous, message = epochs - 1, best_epoch(folder), None
     values = [(v.value, v.epoch) for v in validations if v.value is not None]
-    _, selected = max(values, default=(None, newest))
-    if selected not in (newest, held) and not checkpoints.weights_of(folder, selected):
-        kept = newest if held is None else held
-        line = (
+    _, selected = max(values, default=(None, newest_epoch))
+    if selected not in (newest_epoch, previous) and not checkpoints.weights_of(folder, selected):
+        kept = newest_epoch if previous is None else previous
+        message = (
             f"epoch {selected + 1} is best by select: {select}, but its weights were not kept "
             f"(keep_checkpoints); {checkpoints.BEST} has the weights of epoch {kept + 1}"
         )
         selected = kept
-    elif selected != held:
-        line = (
+    elif selected != previous:
+        message = (
             f"{checkpoints.BEST} now has the weights of epoch {selected + 1}, by select: {select}"
         )
-    if selected != held or selected == newest:
+    if selected != previous or selected == newest_epoch:
         checkpoints.keep_as_best(folder, selected)
     record = {"select": select, "epoch": selected, "epochs": [v._asdict() for v in validations]}
     if record != read_record(folder):
-        write_json(record, folder / RECORD)
-    return line
+        write_json(record, folder / RECORD_FILE)
+    return message
 
 
 def best_epoch(folder: Path) -> Optional[int]:
-    """The epoch of checkpoint_best.pth; None if it is missing, or unreadable without a record."""
+    """The epoch of checkpoint_best.pth. None without this file, or if nothing tells the epoch."""
     best, record = checkpoints.best(folder), read_record(folder)
     if best is None or record:
         return record["epoch"] if best else None
@@ -107,9 +107,9 @@ def best_epoch(folder: Path) -> Optional[int]:
 
 
 def read_record(folder: Path) -> Optional[dict[str, Any]]:
-    """The content of selected.json; None if it is missing or damaged: then it is rewritten."""
+    """The content of selected.json. None if it is missing or damaged; it will be rewritten."""
     try:
-        record = _Record.model_validate(read_json(folder / RECORD))
+        record = _Record.model_validate(read_json(folder / RECORD_FILE))
         if record.select != LAST:
             MetricSum.parse(record.select)
     except (UserError, ValueError):
@@ -119,15 +119,15 @@ def read_record(folder: Path) -> Optional[dict[str, Any]]:
 
 def shown_metrics(record: Mapping[str, Any]) -> list[str]:
     """The metrics to show: the metrics of `select` (for "last", BLIP's) and the length."""
-    metrics = BLIPS if record["select"] == LAST else record["select"]
-    names = dict.fromkeys([*MetricSum.parse(metrics).signs, LENGTH])
+    metrics = BLIP_METRICS if record["select"] == LAST else record["select"]
+    names = dict.fromkeys([*MetricSum.parse(metrics).signs, LENGTH_METRIC])
     return [n for n in names if any(n in epoch["scores"] for epoch in record["epochs"])]
 
 
-def in_words(record: Mapping[str, Any]) -> str:
+def describe_selection(record: Mapping[str, Any]) -> str:
     """ "epoch 3, the last" or "epoch 3, by CIDEr + Bleu_4"."""
-    by = "the last" if record["select"] == LAST else f"by {record['select']}"
-    return f"epoch {record['epoch'] + 1}, {by}"
+    reason = "the last" if record["select"] == LAST else f"by {record['select']}"
+    return f"epoch {record['epoch'] + 1}, {reason}"
 
 
 def summary(folder: Path) -> Iterator[str]:
@@ -135,7 +135,7 @@ def summary(folder: Path) -> Iterator[str]:
     record = read_record(folder)
     if record is None:
         return
-    yield f"selected: {in_words(record)}, kept as {folder / checkpoints.BEST}"
+    yield f"selected: {describe_selection(record)}, kept as {folder / checkpoints.BEST}"
     for epoch in record["epochs"]:
         cells = [] if epoch["value"] is None else [f"{epoch['value']:.3f}"]
         for name in shown_metrics(record):

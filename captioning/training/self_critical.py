@@ -59,29 +59,29 @@ class SelfCritical(nn.Module):
         """The REINFORCE loss: its expected gradient is the gradient of minus the expected reward.
 
         The reward includes -reward_kl * log(p / p_start), whose expectation is the KL penalty. The
-        loss is a sum over the tokens of a caption and a mean over captions: a mean over tokens
-        would have another gradient. The output's `tokens` is the number of sampled captions.
+        loss is a sum over a caption's tokens, since a mean would change the gradient, and a mean
+        over captions. The output's `tokens` is the number of sampled captions.
         """
         config, captioner = self.config, self.captioner
-        with _evaluating(captioner):
+        with _evaluation_mode(captioner):
             encoded = captioner.encode(image)
             sampled = captioner.generate_from(encoded, self.sampling)
-            pending = self.rewards.ask(image_ids, self._captions(sampled))
+            pending = self.rewards.submit(image_ids, self._captions(sampled))
             pending_greedy = None
             if config.reward_baseline == "greedy":
                 greedy = captioner.generate_from(encoded, self.greedy)
-                pending_greedy = self.rewards.ask(image_ids, self._captions(greedy))
-            # During generation, autocast cached casts of weights without gradient.
+                pending_greedy = self.rewards.submit(image_ids, self._captions(greedy))
+            # Autocast has cached casts of the weights that carry no gradient.
             torch.clear_autocast_cache()
             ids = sampled.token_ids.clone()
             temperature = config.reward_temperature
             logprobs = captioner.log_likelihoods(encoded, ids, temperature).sum(-1)  # (B, k)
-            ratio = logprobs.detach() - self._logprobs_of_start(image, ids, logprobs)
-        likelihood = captioner(image, captions) if config.objective else None
+            log_ratio = logprobs.detach() - self._logprobs_of_start(image, ids, logprobs)
+        objective_output = captioner(image, captions) if config.objective else None
 
-        by_name = pending()
-        rewards = self._weighted(by_name, logprobs)
-        penalised = rewards - config.reward_kl * ratio
+        rewards_by_name = pending()
+        rewards = self._weighted(rewards_by_name, logprobs)
+        penalised = rewards - config.reward_kl * log_ratio
         if pending_greedy:
             baseline = self._weighted(pending_greedy(), logprobs).expand_as(rewards)
         else:
@@ -89,24 +89,24 @@ class SelfCritical(nn.Module):
         loss = -((penalised - baseline) * logprobs).mean()
 
         parts = {"reward": rewards.mean()}
-        if len(by_name) > 1:
+        if len(rewards_by_name) > 1:
             parts.update(
-                {name: logprobs.new_tensor(by_name[name]).mean() for name in config.reward}
+                {name: logprobs.new_tensor(rewards_by_name[name]).mean() for name in config.reward}
             )
         parts["baseline"] = baseline.mean()
         if config.reward_kl:
-            parts["kl"] = ratio.mean()
+            parts["kl"] = log_ratio.mean()
         lengths = [float(words(text)) for group in sampled.captions for text in group]
         parts["length"] = logprobs.new_tensor(lengths).mean()
-        if likelihood is not None:
-            loss = loss + likelihood.loss
-            parts.update(likelihood.parts)
+        if objective_output is not None:
+            loss = loss + objective_output.loss
+            parts.update(objective_output.parts)
         return ObjectiveOutput(loss, parts, torch.tensor(rewards.numel(), device=loss.device))
 
     def _captions(self, generated: Generated) -> list[list[Sampled]]:
         ended = (generated.token_ids == self.captioner.tokenizer.end).any(-1).tolist()
         pairs = zip(generated.captions, ended)
-        return [[Sampled(*one) for one in zip(*image)] for image in pairs]
+        return [[Sampled(*pair) for pair in zip(*image_pairs)] for image_pairs in pairs]
 
     def _logprobs_of_start(self, image: Any, ids: Tensor, logprobs: Tensor) -> Tensor:
         """Log-probabilities (B, k) of the captions under `start`. Without `start`, `logprobs`."""
@@ -121,11 +121,11 @@ class SelfCritical(nn.Module):
         return per_token.sum(-1)
 
     def _weighted(self, rewards: Mapping[str, Any], like: Tensor) -> Tensor:
-        """The weighted sum of rewards (B, k)."""
+        """The weighted sum of rewards (B, k), with the dtype and device of `like`."""
         return like.new_tensor(sum(w * rewards[name] for name, w in self.config.reward.items()))
 
 
-def rewards_of(config: Config, samples: Sequence[Sample], device: torch.device) -> Rewards:
+def build_rewards(config: Config, samples: Sequence[Sample], device: torch.device) -> Rewards:
     """Build the rewards of a configuration, for images of the training split. Raises UserError."""
     images = TrainingImages(
         {sample.image_id: sample.captions for sample in samples},
@@ -140,7 +140,7 @@ def rewards_of(config: Config, samples: Sequence[Sample], device: torch.device) 
     return Rewards(rewards, config.num_workers)
 
 
-def start_of(config: Config, device: torch.device) -> Optional[nn.Module]:
+def load_start(config: Config, device: torch.device) -> Optional[nn.Module]:
     """The captioner at the start of training, for the KL penalty. None without reward_kl."""
     if not (config.reward and config.reward_kl):
         return None
@@ -149,7 +149,7 @@ def start_of(config: Config, device: torch.device) -> Optional[nn.Module]:
 
 
 @contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
+def _evaluation_mode(module: nn.Module) -> Iterator[None]:
     training = module.training
     module.eval()
     try:

@@ -1,4 +1,4 @@
-"""Builds the parts of a run: batches, captioner, and the captioner on all processes."""
+"""Builds the parts of a run: batches, the captioner, and its distribution over processes."""
 
 from collections.abc import Sequence
 from inspect import signature
@@ -28,10 +28,12 @@ from captioning.runtime.progress import log_line, progress
 from captioning.training import sharding
 
 # Newer versions of torch have renamed the argument and warn about the old name.
-_NAMES = ("forward_sync_buffers", "broadcast_buffers")
-SYNC_BUFFERS = next(n for n in _NAMES if n in signature(DistributedDataParallel).parameters)
+_SYNC_ARGUMENTS = ("forward_sync_buffers", "broadcast_buffers")
+SYNC_BUFFERS = next(
+    n for n in _SYNC_ARGUMENTS if n in signature(DistributedDataParallel).parameters
+)
 
-MEAN_OF = 512  # images
+MEAN_IMAGE_SAMPLES = 512  # images
 
 
 def training_batches(
@@ -74,8 +76,8 @@ def mean_image(
 ) -> Tensor:
     """The mean (3, S, S) of training images after the preprocessing of evaluation.
 
-    It is a mean over the first MEAN_OF images of a fixed permutation, which is the same on all
-    ranks. Raises UserError.
+    Averages the first MEAN_IMAGE_SAMPLES images of a fixed permutation, the same on all ranks.
+    Raises UserError.
     """
     evaluation = preprocessing._replace(
         training=lambda image: preprocessing.evaluation(decode(image)), same=False
@@ -83,7 +85,7 @@ def mean_image(
     # If captions_per_image is above 1, dataset indices count images instead of captions.
     config = config.model_copy(update={"captions_per_image": 2})
     dataset = _dataset(config, samples, evaluation)
-    chosen = permutation(len(dataset), derived_seed("mean image"))[:MEAN_OF]
+    chosen = permutation(len(dataset), derived_seed("mean image"))[:MEAN_IMAGE_SAMPLES]
     with progress(len(chosen), "mean image") as bar:
         total = 0.0
         for index in chosen:
@@ -120,7 +122,7 @@ def distribute(
     captioner: the captioner in the learner; without a reward, the learner itself. dtype: the
     precision of a sharded learner.
     """
-    group = distributed.limit_waits(config.rank_timeout)
+    group = distributed.create_training_group(config.rank_timeout)
     if config.sharding == "fsdp":
         return sharding.shard(learner, group, device, dtype)
     learner.to(device)

@@ -1,7 +1,7 @@
 """Shards a captioner over processes with torch's FSDP2, and saves and loads its checkpoints.
 
-Each process has some rows of every weight, gradient and optimiser state. A checkpoint is whole, or
-sharded in a format that any number of processes can read.
+Each process has some rows of every weight, gradient and optimiser state. A checkpoint is whole or
+sharded. Any number of processes can read both.
 
 torch.distributed.checkpoint.state_dict is not used: it finds parameters by their names in the state
 dict, and the state dict of an adapter has other names than its modules.
@@ -24,7 +24,7 @@ from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from smile.head import is_distributed
 
-FIRST_TORCH = (2, 9)
+MIN_TORCH = (2, 9)
 
 
 def check_sharding(config: Config) -> None:
@@ -32,7 +32,7 @@ def check_sharding(config: Config) -> None:
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
     reasons = {
         f"this is torch {torch.__version__}, which computes wrong losses with accumulated batches "
-        "and recomputed blocks; install torch 2.9 or later": version < FIRST_TORCH,
+        "and recomputed blocks; install torch 2.9 or later": version < MIN_TORCH,
         "there is only one process; start several (NPROC_PER_NODE=2)": (
             distributed.world_size() == 1
         ),
@@ -43,11 +43,11 @@ def check_sharding(config: Config) -> None:
             config.precision == "fp16"
         ),
     }
-    for reason, holds in reasons.items():
-        if config.sharding == "fsdp" and holds:
+    for reason, applies in reasons.items():
+        if config.sharding == "fsdp" and applies:
             raise UserError(f"sharding is fsdp, but {reason}, or sharding=none")
-    several = distributed.on_several_machines()
-    if config.checkpoint_format == "sharded" and is_store(config.output_dir) and several:
+    several_machines = distributed.on_several_machines()
+    if config.checkpoint_format == "sharded" and is_store(config.output_dir) and several_machines:
         raise UserError(
             "checkpoint_format is sharded, but output_dir is in a store and the processes are on "
             "several machines, which do not share a disk; set checkpoint_format=whole"
@@ -64,9 +64,9 @@ def shard(
 ) -> nn.Module:
     """Shard the captioner over the group, and return it.
 
-    Only one of the modules in `captioner.shards()` is gathered at a time. dtype: the precision of
-    weights in forward and backward passes. Modules with a batch norm compute in float32, because
-    their running statistics are float32. Stored weights and gradient sums are float32.
+    FSDP gathers the modules of `captioner.shards()` one at a time. dtype: the precision of weights
+    in forward and backward passes. Modules with a batch norm compute in float32, like their running
+    statistics. Stored weights and gradient sums are float32.
     """
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard

@@ -41,7 +41,7 @@ class SplitEvaluation:
             settings = metric_settings(config, self.samples, str(device))
             options = options_of(config.metrics, config)
             self.evaluators = build_evaluators(config.metrics, settings, **options)
-        # The reason for each metric that cannot be computed. Rank 0 computes the metrics.
+        # {metric: why it cannot be computed}. Rank 0 computes the metrics, so only it knows.
         self.unavailable: dict[str, str] = {}
         if distributed.is_main():
             for evaluator in self.evaluators:
@@ -67,11 +67,11 @@ class SplitEvaluation:
         return results
 
     def score(self, results: list[dict[str, Any]], name: str) -> Optional[dict[str, float]]:
-        """`run` of captions that are there already."""
+        """Write and score captions, COCO results. Returns metrics by name, like `run`."""
         is_main = distributed.is_main()
         if is_main:
             write_json(results, self.folder / "result" / f"{name}.json")
-        scores = score(results, self.references, self._in_turn())
+        scores = score(results, self.references, self._stoppable_evaluators())
         if not is_main:
             return None
         captions = {result["image_id"]: result["caption"] for result in results}
@@ -80,7 +80,7 @@ class SplitEvaluation:
         log_line(format_table(scores, len(captions)))
         return {metric: estimate.value for metric, estimate in scores.metrics.items()}
 
-    def _in_turn(self) -> Iterator[Evaluator]:
+    def _stoppable_evaluators(self) -> Iterator[Evaluator]:
         """Yield the evaluators. Before and after each, all ranks check for a stop request."""
         for evaluator in self.evaluators:
             distributed.raise_if_stop_requested(wait_long=True)

@@ -48,52 +48,52 @@ class TrainingStep:
     ):
         self.config, self.model, self.learner = config, model, learner
         self.optimizer, self.precision, self.scaler = optimizer, precision, precision.scaler
-        self.count = config.accumulation_steps
+        self.batch_count = config.accumulation_steps
         self.batches: list[BatchReport] = []
 
     def __call__(self, batches: Iterator[Batch], step: int) -> StepResult:
         """Train on the batches of one step. step: its number in the run, from 0.
 
-        All labelled tokens have the same weight, in whichever batch or process they are. The number
-        of tokens in all batches is known only at the end. Therefore the loss of each batch is
-        weighted by its tokens relative to the first batch with tokens, and the gradient is divided
-        by the missing factor at the end. Raises NotFiniteError on all ranks and leaves weights and
-        buffers unchanged.
+        The loss is a mean over the labelled tokens of all batches and processes. Their number is
+        known only after the last batch. Therefore a batch's loss is weighted by its tokens / tokens
+        of the first batch that has any (`reference`), and `_reduced_gradient` multiplies the
+        gradient by reference / all tokens. Raises NotFiniteError on all ranks and leaves weights
+        and buffers unchanged.
         """
         self.batches = []
         buffers = list(self.learner.buffers())  # of batch norms and objectives
-        before = [buffer.clone() for buffer in buffers]
+        saved_buffers = [buffer.clone() for buffer in buffers]
         if self.model is self.learner:
             distributed.broadcast_buffers(self.learner)  # DistributedDataParallel does it itself
-        totals: list[Tensor] = []  # the sums of each batch over all ranks
+        totals: list[Tensor] = []  # (n,) of each batch: `_sums` over all ranks
         reference = torch.zeros((), dtype=torch.float64, device=self.precision.device)
-        for number in range(self.count):
+        for index in range(self.batch_count):
             batch = next(batches)
-            with self._gradient_sync(number):
-                output = self._forward(batch, step * self.count + number)
+            with self._gradient_sync(index):
+                output = self._forward(batch, step * self.batch_count + index)
                 totals.append(distributed.sum_over_ranks(self._sums(output, batch)))
                 reference = reference.where(reference > 0, totals[-1][0])
                 self._backward(output, reference)
         norm = self._reduced_gradient(totals, reference)
-        # The only synchronisation with the GPU, unless the objective reads the labels. All values
-        # for the log and for decisions are copied at once.
+        # One copy of all values from the GPU: the step's only synchronisation, unless the objective
+        # reads the labels.
         *values, norm = torch.cat([*totals, norm.double()[None]]).tolist()
         names = ["tokens", *self.batches[-1].parts, *COUNTS]
         width = len(names)
         sums = [dict(zip(names, values[i : i + width])) for i in range(0, len(values), width)]
         problem = nonfinite_part(sums, norm, self.scaler)
         if problem:
-            for buffer, value in zip(buffers, before):
+            for buffer, value in zip(buffers, saved_buffers):
                 buffer.copy_(value)
             raise NotFiniteError(problem)
-        self._apply()
+        self._update()
         summed = {name: sum(batch_sums[name] for batch_sums in sums) for name in names}
         return StepResult(summed, {"grad_norm": norm})
 
-    def _gradient_sync(self, number: int):
+    def _gradient_sync(self, index: int):
         """Synchronise gradients between ranks only in the last batch."""
         wrapped = self.model is not self.learner
-        return self.model.no_sync() if wrapped and number < self.count - 1 else nullcontext()
+        return self.model.no_sync() if wrapped and index < self.batch_count - 1 else nullcontext()
 
     def _forward(self, batch: Batch, number: int) -> ObjectiveOutput:
         """Run the model. Dropout and sampling depend only on seed, batch number and rank."""
@@ -111,12 +111,12 @@ class TrainingStep:
         return output
 
     def _sums(self, output: ObjectiveOutput, batch: Batch) -> Tensor:
-        """The sums of the last batch on this rank, float64 (n,): tokens, loss, parts, COUNTS."""
+        """Sums of the latest batch on this rank, float64 (n,): tokens, loss, parts, COUNTS."""
         parts = self.batches[-1].parts
         means = torch.stack([torch.ones_like(parts["loss"]), *parts.values()]).double()
-        counted = torch.tensor([batch["skipped"], bool(signals.stop_requested())]).double()
-        counted = counted.to(self.precision.device, non_blocking=True)
-        return torch.cat([means * output.tokens, counted])
+        counts = torch.tensor([batch["skipped"], bool(signals.stop_requested())]).double()
+        counts = counts.to(self.precision.device, non_blocking=True)
+        return torch.cat([means * output.tokens, counts])
 
     def _backward(self, output: ObjectiveOutput, reference: Tensor) -> None:
         weight = output.tokens * distributed.world_size() / reference.clamp(min=1)
@@ -125,10 +125,10 @@ class TrainingStep:
     def _reduced_gradient(self, totals: list[Tensor], reference: Tensor) -> Tensor:
         """Scale the gradient to a mean over all tokens and clip it. Return its norm before."""
         self.scaler.unscale_(self.optimizer)
-        correction = reference / sum(totals)[0].clamp(min=1) if self.count > 1 else None
+        correction = reference / sum(totals)[0].clamp(min=1) if self.batch_count > 1 else None
         return clip_gradients(self.optimizer, self.config, correction)
 
-    def _apply(self) -> None:
+    def _update(self) -> None:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)

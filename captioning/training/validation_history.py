@@ -17,29 +17,29 @@ def evaluation_name(epoch: int) -> str:
     return f"val_epoch{epoch:02d}"
 
 
-class Validated(NamedTuple):
-    """A validated epoch, counted from 0. value: its sum of metrics; None without a metric of it."""
+class Validation(NamedTuple):
+    """A validation. epoch: from 0. value: a sum of metrics, None if one is missing. scores: all."""
 
     epoch: int
     value: Optional[float]
     scores: dict[str, float]
 
 
-def validated(folder: Path, epochs: int, metrics: Optional[str]) -> list[Validated]:
-    """The validations among the first `epochs`. metrics: a sum, or None for no values."""
-    value = MetricSum.parse(metrics).of if metrics else lambda scores: None
+def read_validations(folder: Path, epochs: int, metrics: Optional[str]) -> list[Validation]:
+    """Read the validations of the first `epochs` epochs. metrics: the sum that `value` holds."""
+    compute_value = MetricSum.parse(metrics).of if metrics else lambda scores: None
     pairs = ((epoch, read_scores(folder, evaluation_name(epoch))) for epoch in range(epochs))
-    return [Validated(epoch, value(scores), scores) for epoch, scores in pairs if scores]
+    return [Validation(epoch, compute_value(scores), scores) for epoch, scores in pairs if scores]
 
 
-def history(folder: Path, epochs: int, metrics: str) -> list[float]:
-    """The values of a sum of metrics in the first `epochs`. Epochs without a value are left out."""
-    values = (validation.value for validation in validated(folder, epochs, metrics))
+def metric_values(folder: Path, epochs: int, metrics: str) -> list[float]:
+    """The sum of metrics in each of the first `epochs` epochs. Epochs without it are left out."""
+    values = (validation.value for validation in read_validations(folder, epochs, metrics))
     return [value for value in values if value is not None]
 
 
-def since_best(values: Sequence[float]) -> int:
-    """The number of values after the highest value, or after the first of several highest."""
+def count_since_best(values: Sequence[float]) -> int:
+    """The number of values after the highest value. Of equal values, the first counts."""
     return len(values) - 1 - values.index(max(values)) if values else 0
 
 
@@ -47,11 +47,11 @@ def reason_finished(config: Config, folder: Path, epochs: int) -> Optional[str]:
     """The reason why a run is over after `epochs` epochs. None if it goes on."""
     if epochs >= config.max_epoch:
         return f"{config.output_dir} has finished all of its {epochs} epochs"
-    waited = since_best(history(folder, epochs, config.monitor))
-    if config.early_stopping is not None and waited >= config.early_stopping:
+    since_best = count_since_best(metric_values(folder, epochs, config.monitor))
+    if config.early_stopping is not None and since_best >= config.early_stopping:
         return (
             f"{config.output_dir} stopped early, after {epochs} epochs: {config.monitor} was best "
-            f"{waited} validations ago, and early_stopping is {config.early_stopping}"
+            f"{since_best} validations ago, and early_stopping is {config.early_stopping}"
         )
     return None
 
@@ -68,7 +68,7 @@ def reason_unavailable(metrics: str, evaluation: SplitEvaluation) -> Optional[st
 
 
 def check_monitor(config: Config, evaluation: SplitEvaluation) -> None:
-    """Raise UserError if the run depends on metrics that will not be computed."""
+    """Raise UserError if a key depends on `monitor` and its metrics cannot be computed."""
     reason = config.monitors and reason_unavailable(config.monitor, evaluation)
     if reason:
         raise UserError(
@@ -77,7 +77,7 @@ def check_monitor(config: Config, evaluation: SplitEvaluation) -> None:
         )
 
 
-def plateaus(values: Sequence[float], patience: int) -> int:
+def count_plateaus(values: Sequence[float], patience: int) -> int:
     """The number of plateaus, as torch's ReduceLROnPlateau counts them.
 
     A plateau is more than `patience` consecutive values that do not exceed the best value so far.
@@ -92,36 +92,35 @@ def plateaus(values: Sequence[float], patience: int) -> int:
     return count
 
 
-def is_done(trained: Config, scored: Config) -> bool:
+def is_done(training_config: Config, scoring_config: Config) -> bool:
     """Whether a run is trained and scored.
 
-    trained: the configuration of training. scored: the configuration of evaluation, in which
-    `pretrained` is the weights to evaluate.
+    scoring_config: the configuration of evaluation. Its `pretrained` names the weights to evaluate.
     """
-    return is_scored(scored) and is_trained(trained)
+    return is_scored(scoring_config) and is_trained(training_config)
 
 
 def is_trained(config: Config) -> bool:
-    """Whether the run is over and was started from the same `pretrained`."""
+    """Whether the run is over and started from the configuration's `pretrained`."""
     folder = working_folder(config.output_dir)
-    epochs, record = checkpoints.of_epochs(folder), folder / "config.yaml"
-    if not epochs or not record.exists():
+    paths, record = checkpoints.epoch_checkpoints(folder), folder / "config.yaml"
+    if not paths or not record.exists():
         return False
-    # The record has no secrets of addresses; `model_dump` has none either.
+    # Both sides are dumped: `model_dump` removes secrets from addresses, as the record did.
     if load_config(record).model_dump()["pretrained"] != config.model_dump()["pretrained"]:
         return False
-    newest = int(epochs[-1].stem.rpartition("_")[2])
+    newest = int(paths[-1].stem.rpartition("_")[2])
     return reason_finished(config, folder, newest + 1) is not None
 
 
 def is_scored(config: Config, split: str = "test") -> bool:
     """Whether the split has been captioned and scored with the current best weights."""
     folder = working_folder(config.output_dir)
-    scored = folder / "result" / split / "metrics.json"
-    settings = scored.with_name("config.yaml")
+    scores_file = folder / "result" / split / "metrics.json"
+    config_file = scores_file.with_name("config.yaml")
     weights = folder / checkpoints.BEST
-    if not all(path.exists() for path in (scored, settings, weights)):
+    if not all(path.exists() for path in (scores_file, config_file, weights)):
         return False
-    if scored.stat().st_mtime < weights.stat().st_mtime:
+    if scores_file.stat().st_mtime < weights.stat().st_mtime:
         return False
-    return every_key(load_config(settings)) == every_key(config)
+    return every_key(load_config(config_file)) == every_key(config)

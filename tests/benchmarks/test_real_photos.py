@@ -66,7 +66,7 @@ def test_places(config, monkeypatch, crowd):
         images = [torch.full((3, 2, 2), float(numbers[photo.image_id])) for photo in photos]
         return [{"image": torch.stack(images)}], 1
 
-    monkeypatch.setattr(judge, "images_of", numbered)
+    monkeypatch.setattr(judge, "build_image_loader", numbered)
     monkeypatch.setattr(judge, "CROWD", crowd)
     stated = {**{n: n for n in range(7)}, 0: 6, 3: 100}
     captions = {str(image_id): f"{stated[n]} of them" for image_id, n in numbers.items()}

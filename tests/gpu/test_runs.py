@@ -49,7 +49,7 @@ def curve(folder):
 
 
 def weights(folder):
-    content = torch.load(checkpoints.of_epochs(folder)[-1], map_location="cpu")
+    content = torch.load(checkpoints.epoch_checkpoints(folder)[-1], map_location="cpu")
     return torch.cat([x.flatten().float() for x in content["model"].values()])
 
 

@@ -47,8 +47,8 @@ MUTATIONS = [
     Mutation(
         "the manifest comes after the checkpoint",
         "captioning/models/checkpoints.py",
-        "            write_manifest(hashed, path)\n            _make_way(path)\n",
-        "            _make_way(path)\n        write_manifest(hashed, path)\n",
+        "            write_manifest(hashed, path)\n            _remove_sharded(path)\n",
+        "            _remove_sharded(path)\n        write_manifest(hashed, path)\n",
         f"{CHECKPOINTS} -k killed_before",
     ),
     Mutation(
@@ -91,7 +91,7 @@ MUTATIONS = [
     Mutation(
         "SMILE is selected by CIDEr",
         "captioning/training/selection.py",
-        'by_blips_rule = "coco" in config.metrics and trained_by(config) == ["mle"]',
+        'by_blips_rule = "coco" in config.metrics and training_terms(config) == ["mle"]',
         'by_blips_rule = "coco" in config.metrics',
         SELECTION,
     ),

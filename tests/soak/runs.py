@@ -116,7 +116,7 @@ def saved_step(folder: Path, steps: int) -> int:
 
 def difference(first: Path, second: Path) -> Optional[str]:
     """The first of weights, optimiser, log, captions and best that differs in any bit, or None."""
-    last = checkpoints.of_epochs(first)[-1].name
+    last = checkpoints.epoch_checkpoints(first)[-1].name
     for name in (last, checkpoints.BEST):
         one, two = (torch.load(folder / name, weights_only=True) for folder in (first, second))
         for part in ("model", "optimizer", "scaler", "epoch"):

@@ -10,7 +10,7 @@ pytest.importorskip("transformers", minversion="5.0", reason="model vlm needs tr
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from captioning.models.score_tokens import END, whole_words
+from captioning.models.score_tokens import END, join_pieces
 from tests.smile import tiny_vlm
 from vlm.prompt import PromptProcessor, Turn
 from vlm.tokenization import CaptionTokenizer
@@ -76,7 +76,7 @@ def test_a_question_does_not_lend_its_last_letter_to_the_caption():
 def test_pieces_are_joined_to_words(tokenizer):
     words = CaptionTokenizer(tokenizer(), Turn("", "", ""), [1])
     ids = torch.tensor(words.ids("rings a red", 20))
-    found, places = whole_words(words, ids)
+    found, places = join_pieces(words, ids)
     assert found == ["rings", "a", "red", END]
     assert [place for of_word in places for place in of_word] == list(range(len(ids)))
     assert words.decode(ids) == "rings a red"

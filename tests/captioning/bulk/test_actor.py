@@ -17,7 +17,7 @@ from captioning.runtime import progress
 @pytest.fixture
 def actor(checkpoint, photos, tmp_path, monkeypatch):
     """Return an actor with its captioner loaded; relative paths are those of the photos."""
-    monkeypatch.setattr(progress, "_kept", None)
+    monkeypatch.setattr(progress, "_collected_lines", None)
     monkeypatch.chdir(tmp_path)
     actor = CaptioningActor(str(photos))
     changes = {"eval_batch_size": 2, "num_workers": 0, "precision": "fp32"}
@@ -71,7 +71,7 @@ def test_messages_are_sent(actor, entries, monkeypatch):
 def test_an_actor_keeps_freed_memory(tmp_path, monkeypatch):
     calls = []
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(progress, "_kept", None)
+    monkeypatch.setattr(progress, "_collected_lines", None)
     monkeypatch.setattr(actors, "keep_memory", lambda: calls.append(1))
     CaptioningActor(str(tmp_path))
     assert calls == [1]

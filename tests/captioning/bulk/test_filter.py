@@ -223,7 +223,7 @@ def test_an_actor_filters_as_the_process_does(
 ):
     above = truth[2]
     kept, _ = run(photos, *flags(above))
-    monkeypatch.setattr(progress, "_kept", None)
+    monkeypatch.setattr(progress, "_collected_lines", None)
     changes = {"eval_batch_size": 4, "num_workers": 0, "precision": "fp32"}
     cpu, text = torch.device("cpu"), f"itm>{above:g}"
     load = partial(CheckpointModel, str(checkpoint), None, changes, 1, cpu)

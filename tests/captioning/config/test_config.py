@@ -8,7 +8,7 @@ from dataclasses import asdict
 import pytest
 
 from captioning.config import config_class, every_key, load_config, parse_config, write_config
-from captioning.config.objectives import title_of, training_name
+from captioning.config.objectives import objective_title, training_name
 from captioning.runtime.errors import UserError
 from captioning.runtime.registry import load
 from smile import OBJECTIVES
@@ -101,7 +101,7 @@ def test_every_objective_alone_and_in_a_mixture_with_its_parameters(name, blips,
         config = load_config(blips, [f"objective={spec}"])
         objective = config.build_objective()
         assert objective.weights == weights
-        assert all(title_of(part) in training_name(config) for part in weights)
+        assert all(objective_title(part) in training_name(config) for part in weights)
         write_config(config, tmp_path / "config.yaml")
         assert load_config(tmp_path / "config.yaml") == config
     if name in ALTERNATIVES:

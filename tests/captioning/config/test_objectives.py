@@ -3,7 +3,12 @@
 import pytest
 
 from captioning.config import load_config, write_config
-from captioning.config.objectives import minimised, objective_name, trained_by, training_name
+from captioning.config.objectives import (
+    describe_training,
+    objective_name,
+    training_name,
+    training_terms,
+)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +56,7 @@ def test_objective_name(objective, name):
 )
 def test_what_is_minimised(tmp_path, overrides, line):
     (tmp_path / "least.yaml").write_text("image_root: a\nann_root: b\n")
-    assert minimised(load_config(tmp_path / "least.yaml", overrides)) == line
+    assert describe_training(load_config(tmp_path / "least.yaml", overrides)) == line
 
 
 @pytest.mark.parametrize(
@@ -70,6 +75,6 @@ def test_what_is_minimised(tmp_path, overrides, line):
 def test_what_trains_a_run(tmp_path, overrides, parts, name):
     (tmp_path / "least.yaml").write_text("image_root: a\nann_root: b\n")
     config = load_config(tmp_path / "least.yaml", overrides)
-    assert (trained_by(config), training_name(config)) == (parts, name)
+    assert (training_terms(config), training_name(config)) == (parts, name)
     write_config(config, tmp_path / "config.yaml")
     assert load_config(tmp_path / "config.yaml") == config

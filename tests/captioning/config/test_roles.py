@@ -7,9 +7,9 @@ from captioning.config import Config, config_class, keys_of, load_config
 from captioning.config.keys import ROLES, Keys, roles_of
 from captioning.report.runs import NOT_A_SETTING
 from captioning.runtime.errors import UserError
-from captioning.sweep.runs import OWN_KEYS
+from captioning.sweep.runs import SWEEP_KEYS
 from captioning.sweep.variants import varied_keys
-from captioning.training.resume import starting_point
+from captioning.training.resume import resume_content
 from tests.tiny_run import leave_an_epoch
 
 
@@ -48,7 +48,7 @@ def begun(scenes_config, tmp_path):
             value = getattr(config, other)
             number = value in (None, True, False) and value != 1
             changed[other] = ANOTHER.get(other, 1 if number else "another")
-        return starting_point(config.model_copy(update=changed))
+        return resume_content(config.model_copy(update=changed))
 
     return resume
 
@@ -99,7 +99,7 @@ def test_only_the_images_of_a_step_must_stay(begun):
 def test_lists_that_follow_from_the_roles():
     assert set(caption.DECODING) == set(keys_of("generation")) - {"sample"}
     assert set(NOT_A_SETTING) == {"output_dir", "device"}
-    assert {*OWN_KEYS, *varied_keys()} == {
+    assert {*SWEEP_KEYS, *varied_keys()} == {
         *("objective", "first_token_mle", "first_token_shift", "random_subset_size"),
         *("output_dir", "resume"),
     }

@@ -72,7 +72,7 @@ def test_those_of_steps_lie_between_those_of_epochs(tmp_path):
     assert [path.stem.removeprefix("checkpoint_") for path in checkpoints.saved(tmp_path)] == [
         *("00_step00000040", "00", "01_step00000090", "01_step00000100", "01", "02_step00001000")
     ]
-    assert [path.stem for path in checkpoints.of_epochs(tmp_path)] == [
+    assert [path.stem for path in checkpoints.epoch_checkpoints(tmp_path)] == [
         *("checkpoint_00", "checkpoint_01")
     ]
 
@@ -146,7 +146,7 @@ def killed_at_each_operation(tmp_path, act, least):
             act(folder)
             os._exit(0)
         killed = os.waitpid(child, 0)[1] == signal.SIGKILL
-        checkpoints.tidy(folder)
+        checkpoints.remove_leftovers(folder)
         yield folder
         if not killed:
             break

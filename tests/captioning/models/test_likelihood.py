@@ -12,7 +12,7 @@ from baselines import ClassicCaptioner, ImageEncoder, Vocabulary
 from captioning.config import load_config
 from captioning.data.annotations import Sample
 from captioning.data.image import evaluation_transform, load_image
-from captioning.models.likelihood import PLAIN, TEMPERATURES, likelihood, unigram_nll
+from captioning.models.likelihood import TEMPERATURES, UNSCALED, likelihood, unigram_nll
 from smile import smile_loss
 
 CPU = torch.device("cpu")
@@ -54,7 +54,7 @@ def test_means_over_all_tokens_and_the_best_temperature(world):
     logits, labels = torch.cat(logits), torch.cat(labels)
     assert found.tokens == len(labels) == 18
     assert found.smile == pytest.approx(smile / 18, rel=1e-5)
-    assert found.nll[PLAIN] == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-5)
+    assert found.nll[UNSCALED] == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-5)
     # The minimum by a search of its own.
     log_t = torch.zeros(1, dtype=torch.float64, requires_grad=True)
     search = torch.optim.LBFGS([log_t], max_iter=100, line_search_fn="strong_wolfe")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from baselines import ClassicCaptioner, ImageEncoder, Vocabulary
-from captioning.models.score_tokens import END, scored_captions, whole_words
+from captioning.models.score_tokens import END, join_pieces, scored_captions
 from decoding import DecodingSettings
 
 BEAM = DecodingSettings(max_length=9, min_length=6, num_beams=2)
@@ -53,7 +53,7 @@ def test_probabilities_of_a_classic_captioner_make_up_its_score(model):
 def test_pieces_of_a_word_are_one(make_captioner):
     tokenizer = make_captioner().tokenizer
     ids = [*map(tokenizer.bert.token_to_id, ("dog", "##s", "on")), tokenizer.end]
-    assert whole_words(tokenizer, torch.tensor(ids)) == (["dogs", "on", END], [[0, 1], [2], [3]])
+    assert join_pieces(tokenizer, torch.tensor(ids)) == (["dogs", "on", END], [[0, 1], [2], [3]])
 
 
 def test_a_word_of_two_pieces_has_their_product_and_the_mean_of_their_gaze(make_captioner):

@@ -40,7 +40,7 @@ def test_it_is_read_as_a_file_is(save, tmp_path):
     assert content["config"] == {"seed": 3} and content["epoch"] == 4
     assert content["model"].keys() == {"a.w", "n"} and content["model"]["n"].item() == 7
     assert content["model"]["a.w"].equal(torch.full((3, 2), 4.0, dtype=torch.bfloat16))
-    assert checkpoints.named(str(tmp_path)) == checkpoints.named(
+    assert checkpoints.resolve(str(tmp_path)) == checkpoints.resolve(
         str(tmp_path / "checkpoint_04.pth")
     )
 

@@ -42,10 +42,10 @@ def test_a_file_a_run_and_its_newest(s3, trained, scenes_config):
     for name in ("checkpoint_02.pth", "checkpoint_10_step00000099.pth", "checkpoint_10.pth"):
         s3.files.pipe_file(f"{RUN}/{name}", b"no checkpoint")
     s3.files.pipe_file(f"{RUN}/result/val.json", b"[]")
-    assert checkpoints.named(f"{RUN}/") == f"{RUN}/checkpoint_10.pth"
+    assert checkpoints.resolve(f"{RUN}/") == f"{RUN}/checkpoint_10.pth"
     s3.files.put_file(str(path), f"{RUN}/checkpoint_best.pth")
-    best = checkpoints.named(RUN)
-    assert best == f"{RUN}/checkpoint_best.pth" == checkpoints.named(best)
+    best = checkpoints.resolve(RUN)
+    assert best == f"{RUN}/checkpoint_best.pth" == checkpoints.resolve(best)
     config, captioner = load_trained(best, None, CPU)
     assert same(captioner.state_dict(), weights) and config == load_config(scenes_config)
     resumed = load_config(scenes_config, [f"pretrained={best}"])
@@ -71,7 +71,7 @@ def test_one_in_parts_becomes_a_file(s3, tmp_path):
     )
     for path in (tmp_path / "checkpoint_04.pth").iterdir():
         s3.files.put_file(str(path), f"{RUN}/checkpoint_04.pth/{path.name}")
-    assert checkpoints.named(RUN) == checkpoints.named(f"{RUN}/checkpoint_04.pth")
+    assert checkpoints.resolve(RUN) == checkpoints.resolve(f"{RUN}/checkpoint_04.pth")
     assert checkpoints.version_of(f"{RUN}/checkpoint_04.pth")
     assert gather.main([RUN, str(tmp_path / "whole.pth")]) == 0
     assert same(read_checkpoint(str(tmp_path / "whole.pth"))["model"], weights)
@@ -87,11 +87,11 @@ def test_what_is_not_there_is_one_line(s3):
     }
     for name, line in lines.items():
         with pytest.raises(UserError, match=re.escape(line)) as error:
-            load_trained(checkpoints.named(name), None, CPU)
+            load_trained(checkpoints.resolve(name), None, CPU)
         assert "S3CR3T" not in str(error.value)
     s3.faults += ["refused"] * 100
     with pytest.raises(UserError, match=r"none\.pth: not allowed: give credentials"):
-        checkpoints.named("s3://bucket/none.pth")
+        checkpoints.resolve("s3://bucket/none.pth")
 
 
 def test_annotations_of_a_store_are_those_of_the_disk(s3, scenes, scenes_config, tmp_path):

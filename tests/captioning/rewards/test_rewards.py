@@ -93,7 +93,7 @@ class OfTheProcess:
 def test_processes_share_the_images_of_a_batch(processes, tmp_path):
     rewards = Rewards({"own": OfTheProcess(tmp_path / "asked")}, processes)
     captions = [[Sampled("a" * i, True), Sampled("", False)] for i in range(7)]
-    found = rewards.ask(list(range(7)), captions)()["own"]
+    found = rewards.submit(list(range(7)), captions)()["own"]
     rewards.close()
     assert found.tolist() == [[2.0 * i, 0.0] for i in range(7)]
     asked = (tmp_path / "asked").read_text().split()
@@ -106,7 +106,7 @@ def test_processes_do_not_outlive_a_run_that_is_killed(tmp_path):
     run = os.fork()
     if run == 0:
         rewards = Rewards({"own": OfTheProcess(path)}, 1)
-        rewards.ask([0], [[Sampled("a", True)]])()
+        rewards.submit([0], [[Sampled("a", True)]])()
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(run, 0)
     worker = int(path.read_text())

@@ -8,7 +8,7 @@ import pytest
 
 from captioning.runtime.errors import UserError, one_line
 from captioning.runtime.program import exit_code, show_warnings
-from captioning.runtime.progress import log_line, part_of, progress
+from captioning.runtime.progress import bar_prefix, log_line, progress
 from captioning.runtime.signals import Stopped
 
 
@@ -47,7 +47,7 @@ def test_control_characters_are_written_out_on_a_terminal(capsys, monkeypatch):
         "and\ta table",
         f"WARNING: skipped {SHOWN}",
     ]
-    with part_of(HOSTILE), progress(1, "captions") as bar:
+    with bar_prefix(HOSTILE), progress(1, "captions") as bar:
         bar.update()
     assert SHOWN in capsys.readouterr().err and bar.desc == f"{SHOWN} captions"
 

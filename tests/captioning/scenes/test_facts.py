@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from captioning.scenes.facts import mark, most_true, read_caption, true_facts
+from captioning.scenes.facts import mark, max_true_facts, read_caption, true_facts
 from captioning.scenes.world import Scene, Thing, random_scene
 
 RED = Thing("circle", "crimson", "huge", column=0, row=0)
@@ -16,7 +16,7 @@ def counts(caption, scene=SCENE):
     """(true, stated)"""
     statement = read_caption(caption)
     true = len(true_facts(statement, scene))
-    assert true <= most_true(statement.facts(), scene) <= len(statement.facts())
+    assert true <= max_true_facts(statement.facts(), scene) <= len(statement.facts())
     return true, len(statement.facts())
 
 
@@ -74,7 +74,7 @@ def test_facts_of_a_caption(caption, true, stated):
     ],
 )
 def test_what_can_be_true_at_most(caption, most):
-    assert most_true(read_caption(caption).facts(), SCENE) == most
+    assert max_true_facts(read_caption(caption).facts(), SCENE) == most
 
 
 def test_the_middle_is_one_cell():

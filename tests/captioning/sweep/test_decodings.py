@@ -13,14 +13,14 @@ from captioning.sweep.__main__ import main
 from captioning.sweep.decoding_table import write_decodings
 from captioning.sweep.decodings import (
     DECODINGS,
-    DecoderTokens,
-    decodings_of,
-    folder_of,
+    TokenCounter,
+    applicable_decodings,
+    decoding_folder,
+    drop_shares,
     read_decodings,
-    shares_of,
-    with_dropped,
+    with_drop_shares,
 )
-from captioning.sweep.runs import judge_of
+from captioning.sweep.runs import choose_judge
 from captioning.sweep.variants import plan, with_seeds
 from decoding import DecodingSettings
 
@@ -40,32 +40,32 @@ def test_names():
 
 
 def test_captioners_trained_for_guidance():
-    assert shares_of(["beam3", "guidance2", "greedy"]) == [0.0, 0.2]
-    variants = with_dropped(plan([1.0], ()), [0.0, 0.2])
+    assert drop_shares(["beam3", "guidance2", "greedy"]) == [0.0, 0.2]
+    variants = with_drop_shares(plan([1.0], ()), [0.0, 0.2])
     assert [variant.name for variant in variants] == ["mle", "mle_dropped"]
     assert [v.overrides[-1] for v in variants] == ["drop_image=0", "drop_image=0.2"]
-    assert shares_of(["greedy"]) == [0.0]
+    assert drop_shares(["greedy"]) == [0.0]
     names = list(DECODINGS)
     whole, dropped = (
-        decodings_of(SimpleNamespace(drop_image=share), names) for share in (0.0, 0.2)
+        applicable_decodings(SimpleNamespace(drop_image=share), names) for share in (0.0, 0.2)
     )
     assert whole == names and {"beam3", "guidance3", "mmi1"} < set(dropped) < set(whole)
 
 
 def test_the_judge_is_mle_of_another_seed():
-    variants = with_seeds(with_dropped(plan([0.0, 1.0], ()), [0.0]), 3)
+    variants = with_seeds(with_drop_shares(plan([0.0, 1.0], ()), [0.0]), 3)
     by_name = {variant.name: variant for variant in variants}
-    judges = [judge_of(by_name[f"smile_seed{seed}"], variants) for seed in range(3)]
+    judges = [choose_judge(by_name[f"smile_seed{seed}"], variants) for seed in range(3)]
     assert judges == ["mle_seed1", "mle_seed2", "mle_seed0"]
     with pytest.raises(UserError, match="needs runs of MLE with two seeds or more"):
-        judge_of(by_name["smile_seed0"], [by_name["smile_seed0"], by_name["mle_seed0"]])
+        choose_judge(by_name["smile_seed0"], [by_name["smile_seed0"], by_name["mle_seed0"]])
 
 
 def test_decoder_tokens(make_captioner):
     """Greedily the prompt and each word are read once, whatever the copy of the captioner."""
     captioner = make_captioner()
     settings = DecodingSettings(num_beams=1, max_length=9, min_length=9)
-    counted = DecoderTokens(captioner)
+    counted = TokenCounter(captioner)
     captioner.for_inference(torch.float32).generate_details(torch.randn(2, 3, 48, 48), settings)
     counted.close()
     assert counted.tokens == 2 * (9 - 1)  # the last word is not read
@@ -92,8 +92,8 @@ def test_a_sweep_decodes_each_run_once(tiny_config, in_process, tmp_path, capsys
     costs = list(folder.rglob("*_cost.json"))
     # Weights are chosen on the validation split, which beam search does not caption.
     assert len(costs) == 2 * (1 + 2 * 3)
-    reranked = json.loads((folder_of(folder / "mle", "mmi1") / "test_cost.json").read_text())
-    plain = json.loads((folder_of(folder / "mle", "beam3") / "test_cost.json").read_text())
+    reranked = json.loads((decoding_folder(folder / "mle", "mmi1") / "test_cost.json").read_text())
+    plain = json.loads((decoding_folder(folder / "mle", "beam3") / "test_cost.json").read_text())
     assert reranked["tokens"] > 4 * plain["tokens"] > 0
     times = [path.stat().st_mtime_ns for path in costs]
     costs[0].unlink()
@@ -118,7 +118,7 @@ def test_weights_are_chosen_by_validation_scores(tiny_config, tmp_path):
     for name in names:
         for split in ("val", "test"):
             value = found.get(name, {}).get(split, 0)
-            folder = folder_of(tmp_path / "mle", name) / "result" / split
+            folder = decoding_folder(tmp_path / "mle", name) / "result" / split
             folder.mkdir(parents=True)
             scores = {"scene_R@1": {"value": value, "low": value, "high": value, "n": 5}}
             (folder / "metrics.json").write_text(json.dumps({"metrics": scores}))

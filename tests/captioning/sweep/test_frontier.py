@@ -7,7 +7,7 @@ import pytest
 from captioning.metrics.bootstrap import Estimate
 from captioning.report.comparison import Row
 from captioning.report.plane import choose_axes
-from captioning.sweep.frontier import Entry, draw_frontier, markdown_table, undominated
+from captioning.sweep.frontier import Entry, draw_frontier, markdown_table, pareto_front
 
 
 def entry(label, kind, facts, wrong, weight=None):
@@ -55,12 +55,12 @@ def test_mixtures_are_joined_in_the_order_of_their_weights(tmp_path):
 
 
 def test_the_frontier_of_all_is_what_no_other_beats():
-    found = undominated([*MIXTURES[1:], *OTHERS], choose_axes([e.row for e in MIXTURES]))
+    found = pareto_front([*MIXTURES[1:], *OTHERS], choose_axes([e.row for e in MIXTURES]))
     assert [e.label for e in found] == [
         *("MLE", "random subset of 10", "0.01 MLE + 0.99 SMILE", "SMILE")
     ]
     same = [entry("one", "a", 1, 5), entry("as good", "b", 1, 5), entry("worse", "c", 1, 6)]
-    assert undominated(same, choose_axes([e.row for e in same])) == same[:2]
+    assert pareto_front(same, choose_axes([e.row for e in same])) == same[:2]
 
 
 def test_ablations_have_a_panel_of_their_own_with_the_line_behind_them(tmp_path):

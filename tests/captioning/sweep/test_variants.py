@@ -7,7 +7,7 @@ from captioning.runtime.errors import UserError
 from captioning.sweep.variants import (
     ABLATIONS,
     mle_share,
-    of_objectives,
+    objective_variants,
     plan,
     read_ablations,
     read_objectives,
@@ -88,7 +88,7 @@ def test_what_cannot_be_read_is_named(read, text):
 
 
 def test_every_objective_is_compared_once_alone_and_some_mixtures_are(settings_of):
-    variants = of_objectives(read_objectives("all"))
+    variants = objective_variants(read_objectives("all"))
     found = [settings_of(variant).build_objective().weights for variant in variants]
     assert [w for w in found if len(w) == 1] == [
         {name: 1.0} for name in ("smile", "mle", *OBJECTIVES[2:])
@@ -98,13 +98,16 @@ def test_every_objective_is_compared_once_alone_and_some_mixtures_are(settings_o
     assert len({variant.name for variant in variants}) == len(variants)
     window = next(v for v in variants if v.name == "truncation")
     assert settings_of(window).build_objective().alternatives["truncation"].window == 1000
-    assert [v.name for v in of_objectives(read_objectives("focal,mle,focal"))] == ["mle", "focal"]
+    assert [v.name for v in objective_variants(read_objectives("focal,mle,focal"))] == [
+        "mle",
+        "focal",
+    ]
     with pytest.raises(UserError, match="'focl' is no objective; give some of mle, smile"):
         read_objectives("mle,focl")
 
 
 def test_seeds_are_runs_of_their_own(settings_of):
-    variants = of_objectives(["mle", "gem"])
+    variants = objective_variants(["mle", "gem"])
     assert with_seeds(variants, 1) == variants
     seeded = with_seeds(variants, 3)
     assert [v.name for v in seeded][:3] == ["mle_seed0", "gem_seed0", "mle_seed1"]

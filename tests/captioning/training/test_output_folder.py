@@ -13,7 +13,7 @@ from captioning.models import checkpoints
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.training.output_folder import SELECTED, WRITER, OutputFolder
-from captioning.training.selection import RECORD
+from captioning.training.selection import RECORD_FILE
 
 ADDRESS = "s3://bucket/run"
 
@@ -74,19 +74,19 @@ def rounds(output):
         yield epoch, "checkpoint"
         write_json({"of": epoch}, output.folder / f"result/val_epoch{epoch:02d}/metrics.json")
         checkpoints.keep_as_best(output.folder, epoch)
-        write_json({"epoch": epoch}, output.folder / RECORD)
+        write_json({"epoch": epoch}, output.folder / RECORD_FILE)
         yield epoch, "best"
 
 
 def test_a_kill_before_any_write_leaves_a_run_that_goes_on(s3, on, killed_at):
-    assert SELECTED == RECORD
+    assert SELECTED == RECORD_FILE
     number = 0
     while True:
         output, done = on(f"one{number}"), (-1, "")
         killed_at(number)
         try:
             for done in rounds(output):  # noqa: B007
-                output.keep()
+                output.upload()
             finished = True
         except Killed:
             finished = False
@@ -122,8 +122,8 @@ def _check_what_is_there(folder, epoch, kept):
     best = checkpoints.best(folder)
     if content["epoch"] > 0:
         assert checkpoints.read(best)["epoch"] in (epoch, epoch - 1)
-    if (folder / RECORD).exists():  # of an epoch that is not yet best it would be believed
-        assert read_json(folder / RECORD)["epoch"] <= checkpoints.read(best)["epoch"]
+    if (folder / RECORD_FILE).exists():  # of an epoch that is not yet best it would be believed
+        assert read_json(folder / RECORD_FILE)["epoch"] <= checkpoints.read(best)["epoch"]
 
 
 def test_a_checkpoint_in_parts_is_known_by_its_last_file(s3, on, killed_at):
@@ -135,11 +135,11 @@ def test_a_checkpoint_in_parts_is_known_by_its_last_file(s3, on, killed_at):
     for number in range(9):
         output = on(f"parts{number}")
         write(output.folder / checkpoints.BEST, "first")
-        output.keep()
+        output.upload()
         write(output.folder / checkpoints.BEST, "second")
         killed_at(number)
         try:
-            output.keep()
+            output.upload()
             finished = True
         except Killed:
             finished = False
@@ -158,15 +158,15 @@ def test_what_was_not_written_stays_where_it_is(s3, on):
     save(output.folder, 0)
     s3.refused = "checkpoint_00.pth"
     with pytest.raises(UserError, match=r"not allowed.*nothing is lost.*the same command"):
-        output.keep()
+        output.upload()
     s3.refused = None
     assert "checkpoint_00.pth" not in stores.stamps(ADDRESS)
     again = on("one")  # nobody else has written
     assert checkpoints.read_newest(again.folder)[1]["epoch"] == 0
-    again.keep()
+    again.upload()
     elsewhere = on("two")
     save(elsewhere.folder, 1)
-    elsewhere.keep()
+    elsewhere.upload()
     save(again.folder, 7)  # of a machine that has not noticed
     assert checkpoints.read_newest(on("one").folder)[1]["epoch"] == 1
     aside = again.folder.with_name(f"{again.folder.name}.1")
@@ -176,13 +176,13 @@ def test_what_was_not_written_stays_where_it_is(s3, on):
 def test_another_machine_than_rank_0s_reads_a_copy(s3, on, tmp_path, monkeypatch):
     output = on("one")
     save(output.folder, 0)
-    output.keep()
+    output.upload()
     path = str(output.folder / "checkpoint_00.pth")
-    name = output.name_of(path)
-    assert name == f"{ADDRESS}/checkpoint_00.pth" and output.here(name) == path
+    name = output.store_name(path)
+    assert name == f"{ADDRESS}/checkpoint_00.pth" and output.local_path(name) == path
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "two"))
     other = OutputFolder(ADDRESS)
-    copy = other.here(name)
+    copy = other.local_path(name)
     assert copy.startswith(str(tmp_path / "two")) and not other.folder.exists()
     assert checkpoints.read(Path(copy))["epoch"] == 0
     # Machines may have one name, and what an earlier run has left; or one disk.
@@ -193,15 +193,15 @@ def test_another_machine_than_rank_0s_reads_a_copy(s3, on, tmp_path, monkeypatch
     monkeypatch.setattr(distributed, "run_on_main", lambda do: None)
     monkeypatch.setattr(distributed, "broadcast_from_main", lambda value: token)
     for machine, found in {"two": copy, "one": path}.items():
-        assert on(machine).here(name) == found
+        assert on(machine).local_path(name) == found
     on_disk = OutputFolder(str(tmp_path))
-    assert on_disk.name_of(path) == on_disk.here(path) == path
+    assert on_disk.store_name(path) == on_disk.local_path(path) == path
 
 
 def test_a_store_that_was_emptied_begins_anew_and_the_copy_stays(s3, on):
     output = on("one")
     save(output.folder, 0)
-    output.keep()
+    output.upload()
     s3.files.rm("bucket/run", recursive=True)
     assert checkpoints.read_newest(on("one").folder) is None
     aside = output.folder.with_name(f"{output.folder.name}.1")
@@ -211,13 +211,13 @@ def test_a_store_that_was_emptied_begins_anew_and_the_copy_stays(s3, on):
 def test_a_second_name_is_copied_by_the_store(s3, on):
     output = on("one")
     save(output.folder, 0)
-    output.keep()
+    output.upload()
     checkpoints.keep_as_best(output.folder, 0)
     calls = []
     original = uploads.copy
     try:
         uploads.copy = lambda *given: calls.append(given) or original(*given)
-        output.keep()
+        output.upload()
     finally:
         uploads.copy = original
     assert [given[:2] for given in calls] == [
@@ -228,30 +228,30 @@ def test_a_second_name_is_copied_by_the_store(s3, on):
         == (output.folder / "checkpoint_00.pth").read_bytes()
     )
     s3.requests.clear()
-    output.keep()
+    output.upload()
     assert not s3.requests
 
 
 def test_a_machine_that_was_overtaken_writes_no_more(s3, on):
     first = on("first")
     save(first.folder, 0)
-    first.keep()
+    first.upload()
     second = on("second")
     save(second.folder, 1)
-    second.keep()
+    second.upload()
     there = stores.stamps(ADDRESS)
     save(first.folder, 2)
     with pytest.raises(UserError, match="another machine has continued this run") as refused:
-        first.keep()
+        first.upload()
     assert str(first.folder) in str(refused.value) and stores.stamps(ADDRESS) == there
-    second.keep()
+    second.upload()
 
 
 def test_a_folder_fetched_up_to_its_name_is_not_the_other_machines(s3, on, monkeypatch):
     """A kill before anything is written in it: both would be taken for the last that wrote."""
     first = on("first")
     save(first.folder, 0)
-    first.keep()
+    first.upload()
     with monkeypatch.context() as patch:
 
         def killed(self):
@@ -262,7 +262,7 @@ def test_a_folder_fetched_up_to_its_name_is_not_the_other_machines(s3, on, monke
             on("second")
     second = on("second")
     save(second.folder, 1)
-    second.keep()
+    second.upload()
     assert not checkpoints.epoch_path(first.folder, 1).exists()
     assert checkpoints.epoch_path(on("first").folder, 1).exists()
 
@@ -270,4 +270,4 @@ def test_a_folder_fetched_up_to_its_name_is_not_the_other_machines(s3, on, monke
 def test_a_folder_of_a_stores_name_is_on_disk(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("s3", "gs", "https"):
-        assert OutputFolder(name).folder == Path(name) and checkpoints.named(name) == name
+        assert OutputFolder(name).folder == Path(name) and checkpoints.resolve(name) == name

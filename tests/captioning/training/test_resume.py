@@ -8,7 +8,7 @@ import torch
 from captioning import train
 from captioning.config import load_config
 from captioning.runtime.errors import UserError
-from captioning.training.resume import starting_point
+from captioning.training.resume import resume_content
 from tests.soak.processes import Processes
 from tests.tiny_run import leave_an_epoch
 
@@ -16,7 +16,7 @@ from tests.tiny_run import leave_an_epoch
 def test_an_empty_folder_is_a_new_run(scenes_config, tmp_path):
     for resume in ("auto", "never"):
         flags = {"output_dir": str(tmp_path / "absent")}
-        assert starting_point(load_config(scenes_config, [f"resume={resume}"], flags)) is None
+        assert resume_content(load_config(scenes_config, [f"resume={resume}"], flags)) is None
     assert list(tmp_path.iterdir()) == []
 
 
@@ -29,7 +29,7 @@ def test_a_folder_that_cannot_be_moved_is_one_line(scenes_config, tmp_path, monk
     monkeypatch.setattr("pathlib.Path.rename", refuse)
     config = load_config(scenes_config, [], {"output_dir": str(tmp_path / "run")})
     with pytest.raises(UserError, match=r"cannot write .*run.1: Permission denied"):
-        starting_point(config)
+        resume_content(config)
 
 
 def test_rank_0_decides_where_all_begin(scenes_config, tmp_path):
@@ -52,19 +52,19 @@ def test_a_run_of_before_a_key_existed_goes_on(scenes_config, tmp_path):
     before = {key: value for key, value in config.model_dump().items() if key != "augmentation"}
     content = {"model": {}, "optimizer": {}, "epoch": 0, "config": before}
     torch.save(content, tmp_path / "checkpoint_00.pth")
-    assert starting_point(config)["epoch"] == 0
+    assert resume_content(config)["epoch"] == 0
     other = load_config(scenes_config, ["augmentation=none"], {"output_dir": str(tmp_path)})
     with pytest.raises(UserError, match="augmentation was 'blip', is 'none'"):
-        starting_point(other)
+        resume_content(other)
 
 
 def test_a_run_that_has_run_more_epochs_than_asked_is_refused(scenes_config, tmp_path):
     config = load_config(scenes_config, [], {"output_dir": str(tmp_path)})
     content = {"model": {}, "optimizer": {}, "epoch": 2, "config": config.model_dump()}
     torch.save(content, tmp_path / "checkpoint_02.pth")
-    assert starting_point(config)["epoch"] == 2
+    assert resume_content(config)["epoch"] == 2
     with pytest.raises(UserError, match=r"max_epoch is 2, but the run in .* has finished 3 epochs"):
-        starting_point(load_config(scenes_config, ["max_epoch=2"], {"output_dir": str(tmp_path)}))
+        resume_content(load_config(scenes_config, ["max_epoch=2"], {"output_dir": str(tmp_path)}))
 
 
 def test_what_a_reward_is_made_of_is_the_runs(scenes_config, tmp_path):
@@ -76,9 +76,9 @@ def test_what_a_reward_is_made_of_is_the_runs(scenes_config, tmp_path):
         other = load_config(scenes_config, [*reward, "clip_model=another"], flags)
         if refused:
             with pytest.raises(UserError, match=r"other settings \(clip_model was .*'another'\)"):
-                starting_point(other)
+                resume_content(other)
         else:
-            assert starting_point(other)["epoch"] == 0
+            assert resume_content(other)["epoch"] == 0
 
 
 def test_a_run_goes_on_with_another_signature_of_an_address(scenes_config, tmp_path):
@@ -89,10 +89,10 @@ def test_a_run_goes_on_with_another_signature_of_an_address(scenes_config, tmp_p
     assert "FIRST" not in str(content)
     torch.save(content, tmp_path / "checkpoint_00.pth")
     now = load_config(scenes_config, [address.format("SECOND")], flags)
-    assert starting_point(now)["epoch"] == 0
+    assert resume_content(now)["epoch"] == 0
     other = load_config(scenes_config, ["pretrained=https://me:SECOND@host/b.pth?SECOND"], flags)
     with pytest.raises(UserError, match=r"pretrained was 'https://host/a\.pth'") as error:
-        starting_point(other)
+        resume_content(other)
     assert "FIRST" not in str(error.value) and "SECOND" not in str(error.value)
 
 
@@ -124,8 +124,8 @@ def test_a_setting_that_would_make_it_another_run_is_refused_in_one_line(
     run = tmp_path / "run"
     config = load_config(scenes_config, had, {"output_dir": str(run)})
     leave_an_epoch(config)
-    assert starting_point(config)["epoch"] == 0
+    assert resume_content(config)["epoch"] == 0
     with pytest.raises(UserError, match=f"^the run in {run} ") as error:
-        starting_point(load_config(scenes_config, [*had, given], {"output_dir": str(run)}))
+        resume_content(load_config(scenes_config, [*had, given], {"output_dir": str(run)}))
     assert all(part in str(error.value) for part in parts) and "\n" not in str(error.value)
     assert (run / "checkpoint_00.pth").exists()  # nothing is lost

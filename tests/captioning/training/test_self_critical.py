@@ -14,7 +14,7 @@ from captioning.rewards.cider import CiderD
 from captioning.rewards.workers import Rewards
 from captioning.runtime.errors import UserError
 from captioning.training import self_critical, setup
-from captioning.training.self_critical import SelfCritical, start_of
+from captioning.training.self_critical import SelfCritical, load_start
 from decoding import Generated
 from smile import ObjectiveOutput
 from tests.tiny_run import log_of
@@ -129,7 +129,7 @@ def test_the_loss_of_the_objective_is_added_to_that_of_the_reward():
 @pytest.mark.parametrize("reward, kl", [({"facts": 1.0}, 0.0), (None, 0.5)])
 def test_a_run_without_a_kl_loads_no_second_captioner(reward, kl):
     config = SimpleNamespace(reward=reward, reward_kl=kl)
-    assert start_of(config, torch.device("cpu")) is None
+    assert load_start(config, torch.device("cpu")) is None
 
 
 @pytest.mark.parametrize("baseline", ["others", "greedy"])
@@ -189,7 +189,7 @@ def test_a_run_learns_what_is_rewarded(run):
 
 def test_a_run_that_is_over_needs_no_rewards(run, monkeypatch):
     run().run()
-    monkeypatch.setattr(self_critical, "rewards_of", lambda *_: 1 / 0)
+    monkeypatch.setattr(self_critical, "build_rewards", lambda *_: 1 / 0)
     run().run()
 
 

@@ -12,14 +12,14 @@ from captioning.models.build import captioner_from
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.training.fine_tuning import FineTuning
-from captioning.training.sharding import FIRST_TORCH, check_sharding
+from captioning.training.sharding import MIN_TORCH, check_sharding
 from tests.e2e.test_stopped_runs import stop_at
 from tests.soak.runs import Run, difference, kept_runs, last_step, log, write_config
 
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(TORCH < FIRST_TORCH, reason="sharding: fsdp needs a later torch"),
+    pytest.mark.skipif(TORCH < MIN_TORCH, reason="sharding: fsdp needs a later torch"),
 ]
 BLIP = ("batch_size=4", "max_epoch=1", "vit.depth=2", "med_config.num_hidden_layers=2")
 CLASSIC = (

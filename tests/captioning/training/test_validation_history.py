@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from captioning.training.validation_history import history, plateaus, since_best
+from captioning.training.validation_history import count_plateaus, count_since_best, metric_values
 
 
 @given(st.lists(st.integers(0, 5), max_size=30), st.integers(0, 4))
@@ -18,11 +18,17 @@ def test_plateaus_are_those_of_torch(values, patience):
     )
     for value in values:
         schedule.step(value)
-    assert 0.5 ** plateaus(values, patience) == optimiser.param_groups[0]["lr"]
+    assert 0.5 ** count_plateaus(values, patience) == optimiser.param_groups[0]["lr"]
 
 
 def test_since_the_best():
-    assert [since_best(v) for v in ([], [1], [1, 2], [2, 1, 2], [0, 3, 1, 1])] == [0, 0, 0, 2, 2]
+    assert [count_since_best(v) for v in ([], [1], [1, 2], [2, 1, 2], [0, 3, 1, 1])] == [
+        0,
+        0,
+        0,
+        2,
+        2,
+    ]
 
 
 @pytest.fixture
@@ -39,7 +45,7 @@ def folder(tmp_path):
 
 
 def test_what_is_monitored_of_the_epochs_that_have_it(folder):
-    assert history(folder, 0, "Bleu_4") == []
-    assert history(folder, 3, "Bleu_4") == [0.2, 0.3]
-    assert history(folder, 9, "Bleu_4") == [0.2, 0.3, 0.1]
-    assert history(folder, 9, "Bleu_4 - CIDEr") == pytest.approx([-0.3, 0.2, -0.5])
+    assert metric_values(folder, 0, "Bleu_4") == []
+    assert metric_values(folder, 3, "Bleu_4") == [0.2, 0.3]
+    assert metric_values(folder, 9, "Bleu_4") == [0.2, 0.3, 0.1]
+    assert metric_values(folder, 9, "Bleu_4 - CIDEr") == pytest.approx([-0.3, 0.2, -0.5])
