@@ -19,7 +19,7 @@ from decoding import DecodingSettings, Step, until_end
 from decoding.caption_generator import CaptionGenerator
 from decoding.null_image import NullImage
 from smile import Objective, ObjectiveOutput
-from smile.objective import captions_an_image
+from smile.objective import captions_per_image
 
 MED_CONFIG = "configs/med_config.json"
 PROMPT = "a picture of "
@@ -84,7 +84,7 @@ class BlipCaptioner(CaptionGenerator):
 
     def _encode(self, image: Tensor, captions: list[list[str]]) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens, attention mask and labels, int64 (R, n) each, on the device of the images."""
-        captions_an_image(captions, len(image))
+        captions_per_image(captions, len(image))
         texts = [self.prompt + caption for group in captions for caption in group]
         tokens, attention_mask = self.tokenizer.encode(texts, self.max_tokens)
         if self.shift:

@@ -20,7 +20,7 @@ from BLIP.weights.checkpoint import (
     settings_in,
 )
 from BLIP.weights.download import fetch, without_secrets
-from smile.objective import captions_an_image
+from smile.objective import captions_per_image
 
 MOST_TOKENS = 35  # as BLIP was trained for retrieval
 HEAD = "itm_head.weight"
@@ -80,7 +80,7 @@ class BlipItm(nn.Module):
         self, first: str, captions: list[list[str]], encoded: Tensor, attends: bool
     ) -> Tensor:
         """The last hidden state (R, H) at the first token; attends: to the image."""
-        captions_an_image(captions, len(encoded))
+        captions_per_image(captions, len(encoded))
         texts = [caption for group in captions for caption in group]
         tokens, mask = self.tokenizer.encode(texts, MOST_TOKENS)
         tokens[:, 0] = self.tokenizer.bert.token_to_id(first)

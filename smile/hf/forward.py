@@ -12,19 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from smile.hf.auxiliary import auxiliary
-from smile.hf.families import IGNORED, generative, give_decoder_inputs, give_labels
+from smile.hf.families import IGNORED, add_decoder_inputs, add_labels, unwrap_generative
 from smile.hf.head import linear_head
 from smile.hf.misuse_checks import (
     REMEDY,
     Call,
     is_running,
-    logits_of,
+    output_logits,
     refuse_other_losses,
     unwatch,
     watch,
     watch_parts,
 )
-from smile.hf.packed import OF_A_BATCH, Targets
+from smile.hf.packed import BATCH_KEYS, Targets
 from smile.hf.refusal import refuse
 from smile.loading import load
 from smile.objective import Objective, ObjectiveOutput
@@ -68,7 +68,7 @@ def use_smile(
     be packed but has none of these, and if texts of a packed row would see each other. In training
     also raises ValueError for a call or a gradient of another loss.
     """
-    wrapped, model = model, model_inside(model)
+    wrapped, model = model, unwrap_model(model)
     undo(model)
     objective, original = checked(objective), type(model)
     watch_parts(model)
@@ -99,7 +99,7 @@ def _with_objective(original: type, level: int) -> type:
 
     # Trainer removes data set columns that are not in the signature.
     signature, only = inspect.signature(original.forward), inspect.Parameter.KEYWORD_ONLY
-    added = {name: inspect.Parameter(name, only, default=None) for name in OF_A_BATCH}
+    added = {name: inspect.Parameter(name, only, default=None) for name in BATCH_KEYS}
     parameters = {**added, **signature.parameters}
     ordered = sorted(parameters.values(), key=lambda x: x.kind)  # **kwargs stay last
     forward.__signature__ = signature.replace(parameters=ordered)
@@ -112,7 +112,7 @@ def _with_objective(original: type, level: int) -> type:
 
 def undo(model: nn.Module) -> nn.Module:
     """Undo `use_smile`, if it was called on the model. Returns the model."""
-    wrapped, model = model, model_inside(model)
+    wrapped, model = model, unwrap_model(model)
     original = type(model).__dict__.get("_without_smile")  # None if FSDP has added a class on top
     if model.__dict__.pop("_smile", None) is not None:
         unwatch(model)
@@ -131,7 +131,7 @@ def last_parts(model: nn.Module) -> dict[str, Tensor]:
     Values are detached means over tokens, without weights. Auxiliary losses of the model are
     included, such as `aux_loss`.
     """
-    settings = getattr(model_inside(model), "_smile", None)
+    settings = getattr(unwrap_model(model), "_smile", None)
     if settings is None:
         raise ValueError(f"{type(model).__name__} has no objective; call use_smile on it")
     return settings.parts
@@ -180,15 +180,15 @@ def _forward(model, settings: _Settings, below: Callable, args: tuple, kwargs: d
     packed = targets.texts is not None and "kwargs" in settings.arguments
     if packed or "use_cache" in settings.arguments:
         inputs["use_cache"] = False  # with a cache, texts of a row see each other in some models
-    give_decoder_inputs(model, labels, inputs)
+    add_decoder_inputs(model, labels, inputs)
     # Other models get no labels, so that they do not compute their own loss.
-    give_labels(model, labels, inputs)
+    add_labels(model, labels, inputs)
     several = targets.texts is not None and objective.weights.keys() != {"mle"}
     if several and not torch.compiler.is_compiling():  # compiled, there are no values
         load("smile.hf.packing_check:refuse_leaks")(model, inputs, targets.texts)
     if head is None:
         output = Call(model).run(below, inputs)
-        result = objective(*targets.of(logits_of(model, output)))
+        result = objective(*targets.align(output_logits(model, output)))
     else:
         output, result = _from_hidden(model, settings, below, inputs, targets, head)
     added, raw = auxiliary(model, output)
@@ -222,13 +222,13 @@ def _from_hidden(model, settings, below, inputs, targets, head) -> tuple[dict, O
 
     def take(states: Tensor) -> Tensor:
         states = states.to(head.module.weight.device)  # accelerate does this in the head's forward
-        results.append(head.objective(settings.objective, *targets.of(states)))
+        results.append(head.objective(settings.objective, *targets.align(states)))
         return states[:, -1:].detach()
 
     watch(head.module)
     call = Call(model, head.module, take)
     output = call.run(below, inputs)
-    last, name = logits_of(model, output).detach(), type(model).__name__
+    last, name = output_logits(model, output).detach(), type(model).__name__
     if not results:
         raise ValueError(
             f"{name}: a forward that was set on the model does not call its language head; "
@@ -256,9 +256,9 @@ def total_loss(result: ObjectiveOutput, num_items_in_batch, added: Optional[Tens
     return loss if added is None else loss + added.to(loss.device)
 
 
-def model_inside(model: nn.Module) -> nn.Module:
+def unwrap_model(model: nn.Module) -> nn.Module:
     """The transformers model without wrappers. Raises ValueError if there is none."""
-    return generative(model._modules.get("_orig_mod", model))
+    return unwrap_generative(model._modules.get("_orig_mod", model))
 
 
 def checked(objective: ObjectiveLike) -> Objective:

@@ -6,7 +6,7 @@ from typing import Optional
 from torch import Tensor, nn
 
 from smile.hf.auxiliary import auxiliary
-from smile.hf.forward import checked, model_inside, total_loss
+from smile.hf.forward import checked, total_loss, unwrap_model
 from smile.hf.head_table import masks_by_labels
 from smile.hf.packed import Targets
 from smile.objective import Objective
@@ -20,7 +20,7 @@ def compute_loss_func(model: nn.Module, objective: Optional[Objective] = None) -
     function gets only the labels of a batch. Packed rows need `use_smile`; here they raise
     ValueError if the labels show that rows are packed.
     """
-    model, objective = model_inside(model), checked(objective)
+    model, objective = unwrap_model(model), checked(objective)
     if masks_by_labels(model):
         line = "before transformers 5.0 masks text by its labels; call use_smile for it"
         raise ValueError(f"{type(model).__name__} {line}")
@@ -30,6 +30,6 @@ def compute_loss_func(model: nn.Module, objective: Optional[Objective] = None) -
         targets = Targets(model, objective, labels).check()
         fields = {**outputs, "loss": None} if isinstance(outputs, dict) else {}
         added, _ = auxiliary(model, fields)
-        return total_loss(objective(*targets.of(logits)), num_items_in_batch, added)
+        return total_loss(objective(*targets.align(logits)), num_items_in_batch, added)
 
     return compute_loss

@@ -113,7 +113,7 @@ def _decoder_of(model: nn.Module) -> Optional[nn.Module]:
     return None if decoder is model else decoder
 
 
-def logits_of(model: nn.Module, output: Any) -> Tensor:
+def output_logits(model: nn.Module, output: Any) -> Tensor:
     """The logits of an output. Raises ValueError if a forward set on the model returns none."""
     logits = output.get("logits") if isinstance(output, dict) else None
     if not isinstance(logits, Tensor) or logits.dim() != 3:

@@ -16,8 +16,8 @@ from smile.hf.conflicts import conflicts, losses, other_losses, reads_logits
 from smile.hf.families import IGNORED
 from smile.hf.forward import ObjectiveLike, last_parts, use_smile
 from smile.hf.interval import Interval
-from smile.hf.packed import OF_A_BATCH, Targets
-from smile.labels import count, weigh
+from smile.hf.packed import BATCH_KEYS, Targets
+from smile.labels import count, prepare_weights
 from smile.objective import Objective
 
 
@@ -60,7 +60,7 @@ class SmileLossMixin:
         self._steps, self._tokens = 1, 0  # accumulated batches; trained tokens
         arguments = inspect.signature(super().__init__).bind_partial(*args, **kwargs).arguments
         columns = _columns_of(arguments.get("train_dataset"))
-        self._columns = [name for name in OF_A_BATCH if name in columns]
+        self._columns = [name for name in BATCH_KEYS if name in columns]
         super().__init__(*args, **kwargs)
         self._refuse(conflicts(self))
         self._with_objective(self.model)
@@ -110,7 +110,7 @@ class SmileLossMixin:
 
     def _set_signature_columns_if_needed(self):
         super()._set_signature_columns_if_needed()
-        self._signature_columns = list(dict.fromkeys([*self._signature_columns, *OF_A_BATCH]))
+        self._signature_columns = list(dict.fromkeys([*self._signature_columns, *BATCH_KEYS]))
 
     def get_batch_samples(self, *args, **kwargs):
         """The batches to accumulate, and the divisor of their summed losses."""
@@ -152,11 +152,11 @@ class SmileLossMixin:
         """The labels of a batch, with IGNORED where they are not scored, and their weights."""
         shifted = batch.get("shift_labels") is not None
         labels = batch["shift_labels" if shifted else "labels"]
-        inputs = {key: value for key, value in batch.items() if key not in OF_A_BATCH}
-        extra = (batch.get(name) for name in OF_A_BATCH)
+        inputs = {key: value for key, value in batch.items() if key not in BATCH_KEYS}
+        extra = (batch.get(name) for name in BATCH_KEYS)
         targets = Targets(self._inner, self.smile_objective, labels, shifted, *extra, inputs)
-        _, labels, _, weights = targets.of(labels.unsqueeze(2))
-        return weigh(labels, weights, IGNORED)
+        _, labels, _, weights = targets.align(labels.unsqueeze(2))
+        return prepare_weights(labels, weights, IGNORED)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """The loss of the model's forward, scaled as transformers' trainer expects.
