@@ -10,7 +10,7 @@ import transformers
 from smile import Objective
 from smile.head import Transform
 from smile.hf import compute_loss_func, last_parts, use_smile
-from smile.hf.auxiliary import auxiliary
+from smile.hf.auxiliary import auxiliary_losses
 from smile.hf.families import align_labels
 from smile.hf.head import linear_head
 from smile.hf.head_table import masks_by_labels
@@ -256,14 +256,14 @@ def test_images_that_take_more_places_than_they_have_tokens():
 def test_the_parts_of_routers_are_reported_and_may_not_be_missing():
     family = hf_models.make("MixtralForCausalLM")
     output = {**family.model(**family.batch), "loss": None}
-    added, parts = auxiliary(family.model, output)
+    added, parts = auxiliary_losses(family.model, output)
     torch.testing.assert_close(parts, {"aux_loss": output["aux_loss"].detach()})
     torch.testing.assert_close(added, family.model.router_aux_loss_coef * output["aux_loss"])
     del output["aux_loss"]
     with pytest.raises(ValueError, match="MixtralForCausalLM computes its router losses only"):
-        auxiliary(family.model, output)
+        auxiliary_losses(family.model, output)
     del output["router_logits"]
-    assert auxiliary(family.model, output) == (None, {})
+    assert auxiliary_losses(family.model, output) == (None, {})
 
 
 @pytest.mark.skipif(not hasattr(transformers, "Llama4ForCausalLM"), reason="no Llama 4")
