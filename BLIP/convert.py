@@ -320,7 +320,7 @@ def captioner_of(
 
 
 def model_of(checkpoint: str, **sizes: Any) -> Union[BlipCaptioner, BlipItm]:
-    """Load BLIP's filter if the checkpoint has no text decoder, otherwise the captioner.
+    """Load BLIP's filter if the checkpoint has its head and no text decoder, else the captioner.
 
     sizes: see `captioner_of`.
     """

@@ -13,7 +13,7 @@ class Sizes(BaseModel):
 
     @classmethod
     def read(cls, key: str, values: Mapping[str, Any]) -> "Sizes":
-        """Build the sizes that configuration key `key` has. Raises a one-line ValueError."""
+        """Build sizes from the values of the key `key`. Raises a one-line ValueError."""
         for name in values.keys() - cls.model_fields.keys():
             known = ", ".join(cls.model_fields)
             raise ValueError(f"{key}: unknown key {name!r}; known keys are {known}")

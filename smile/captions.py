@@ -10,9 +10,15 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from smile.labels import at_least_float32, check_labels, check_shapes, prepare_weights, reduce
+from smile.labels import (
+    at_least_float32,
+    check_labels,
+    check_shapes,
+    prepare_weights,
+    reduce_losses,
+)
 
-# Rows of at least this length are reduced to their labelled positions: SMILE's cost is quadratic.
+# Rows from this length on may be reduced to labelled positions: SMILE's cost is quadratic.
 LONG_ROW = 128
 
 
@@ -174,7 +180,7 @@ def reduce_by_caption(
         losses = loss_fn(*inputs, labels)
     else:
         losses = _losses_by_caption(loss_fn, inputs, labels, segments, ignore_index)
-    return reduce(losses, labels, ignore_index, reduction, weights)
+    return reduce_losses(losses, labels, ignore_index, reduction, weights)
 
 
 def _losses_by_caption(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from smile.captions import blocks
 from smile.head import CHUNK_POSITIONS, Head, Transform, enable_autograd, slices
-from smile.labels import caption_types, count, earlier_tokens, first_labelled, reduce
+from smile.labels import caption_types, count_labels, earlier_tokens, first_labelled, reduce_losses
 from smile.loading import load
 from smile.mixture import LossInputs, build_alternatives, scores_first_token
 from smile.smile import smile_loss
@@ -51,11 +51,11 @@ def fused_loss(
         head = load("smile.sharded:ShardedHead")(shards, *head)
     reduce_args = (labels, settings.ignore_index, settings.reduction, weights)
     with torch.autocast(hidden.device.type, enabled=False):
-        d_losses = torch.ones(labels.shape, dtype=head.wide, device=labels.device)
+        d_losses = torch.ones(labels.shape, dtype=head.wide_dtype, device=labels.device)
         if weights is not None:
-            d_losses = weights.to(head.wide)
+            d_losses = weights.to(head.wide_dtype)
         if settings.reduction == "mean":
-            divisor = count(labels, weights, settings.ignore_index)
+            divisor = count_labels(labels, weights, settings.ignore_index)
             d_losses = d_losses / divisor.masked_fill(divisor == 0, 1)
         accumulator = _LossAccumulator(head, inputs, d_losses * d_loss)
         # Reverse subsetting needs whole rows: it checks whether a row is padded at its end.
@@ -71,7 +71,7 @@ def fused_loss(
     }
     if factors is not None:
         losses_by_name["truncation"] = losses_by_name["truncation"] * factors
-    parts = torch.stack([reduce(loss, *reduce_args) for loss in losses_by_name.values()])
+    parts = torch.stack([reduce_losses(loss, *reduce_args) for loss in losses_by_name.values()])
     loss = sum(weight * part for weight, part in zip(settings.weights.values(), parts))
     d_hidden = head.d_hidden
     if d_hidden is not None:
@@ -98,7 +98,7 @@ class _LossAccumulator:
         }
         self.looks_back = any(loss.looks_back for loss in self.alternatives.values())
         self.factors = inputs.factors
-        self.pad_token_id = self.settings.pad_token_id if inputs.segments is None else None
+        self.row_padding = self.settings.pad_token_id if inputs.segments is None else None
         self.d_losses = {name: weight * d_losses.flatten() for name, weight in weights.items()}
         if inputs.factors is not None:
             self.d_losses["truncation"] *= inputs.factors.flatten()
@@ -119,7 +119,7 @@ class _LossAccumulator:
             selected = selected & (self.factors.flatten()[positions] != 0)
         selected = selected.flatten().nonzero().squeeze(1)  # (M,)
         caption = selected.div(labels.size(1), rounding_mode="floor")
-        excluded = reverse_excluded_tokens(labels, ignore, self.pad_token_id)
+        excluded = reverse_excluded_tokens(labels, ignore, self.row_padding)
         earlier = earlier_tokens(labels, ignore) if self.looks_back else ()
         for chunk in slices(len(selected), CHUNK_POSITIONS["cpu" if labels.is_cpu else "cuda"]):
             indices, caption_indices = selected[chunk], caption[chunk]

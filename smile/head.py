@@ -80,21 +80,21 @@ class Head:
         self.dtype = dtype
         self.hidden, self.weight = hidden.to(self.dtype), weight
         self.bias = None if bias is None else bias.to(self.dtype)
-        self.wide = torch.promote_types(self.dtype, torch.float32)
+        self.wide_dtype = torch.promote_types(self.dtype, torch.float32)
         self.vocabulary = len(weight)
         self.has_grads = any(needs_grad)
         self.chunk_elements = CHUNK_ELEMENTS["cpu" if hidden.is_cpu else "cuda"]
         self.d_hidden, self.d_weight, self.d_bias = (
-            x.new_zeros(x.shape, dtype=self.wide) if want else None
+            x.new_zeros(x.shape, dtype=self.wide_dtype) if want else None
             for x, want in zip((hidden, weight, bias), needs_grad)
         )
 
     def logits(self, positions: Tensor) -> tuple[Tensor, Slope]:
         """Logits (R, V) of `positions` (R,), float32 or wider, and their slope."""
         hidden = self.hidden[positions]
-        if self.dtype == self.wide:
+        if self.dtype == self.wide_dtype:
             return self.transform(F.linear(hidden, self._weight_rows(slice(None)), self.bias))
-        logits = hidden.new_empty(len(positions), len(self.weight), dtype=self.wide)
+        logits = hidden.new_empty(len(positions), len(self.weight), dtype=self.wide_dtype)
         for tokens in self._slices():
             bias = None if self.bias is None else self.bias[tokens]
             logits[:, tokens] = F.linear(hidden, self._weight_rows(tokens), bias)
@@ -106,7 +106,7 @@ class Head:
         if self.d_bias is not None:
             self.d_bias += d_logits.sum(0)
         hidden = self.hidden[positions]
-        d_hidden = torch.zeros_like(hidden, dtype=self.wide)
+        d_hidden = torch.zeros_like(hidden, dtype=self.wide_dtype)
         for tokens in self._slices():
             d_words = d_logits[:, tokens].to(self.dtype)
             if self.d_hidden is not None:
@@ -149,7 +149,7 @@ class Head:
         """The number of tokens that are not masked. Label smoothing is over these tokens."""
         if self.masked_tokens is None:
             return self.vocabulary
-        return self.vocabulary - self.sum_shards(self.masked_tokens.sum()).to(self.wide)
+        return self.vocabulary - self.sum_shards(self.masked_tokens.sum()).to(self.wide_dtype)
 
     def subtract_unmasked_(self, d_logits: Tensor, values: Tensor) -> None:
         """Subtract `values` (R, 1) from `d_logits` (R, V), except at masked tokens."""
@@ -174,7 +174,7 @@ class Head:
 
     def _slices(self) -> Iterator[slice]:
         """Slices of the vocabulary, so that half precision is not converted all at once."""
-        if self.dtype == self.wide:
+        if self.dtype == self.wide_dtype:
             return slices(len(self.weight), len(self.weight))
         return slices(len(self.weight), self.chunk_elements // self.weight.size(1))
 
@@ -201,10 +201,12 @@ class Head:
             self.d_bias.index_add_(0, tokens.flatten(), d_logits.sum(1).flatten())
         d_logits = d_logits.to(self.dtype)
         if self.d_hidden is not None:
-            d_hidden = torch.bmm(d_logits, self._weight_rows(tokens)).to(self.wide)
+            d_hidden = torch.bmm(d_logits, self._weight_rows(tokens)).to(self.wide_dtype)
             self.d_hidden.index_add_(0, positions.flatten(), d_hidden.flatten(0, 1))
         if self.d_weight is not None:
-            d_weight = torch.bmm(d_logits.transpose(1, 2), self.hidden[positions]).to(self.wide)
+            d_weight = torch.bmm(d_logits.transpose(1, 2), self.hidden[positions]).to(
+                self.wide_dtype
+            )
             self.d_weight.index_add_(0, tokens.flatten(), d_weight.flatten(0, 1))
 
 

@@ -113,12 +113,12 @@ def check_weights(weights: Optional[Tensor]) -> None:
         raise ValueError(f"a weight is {weight}; weights are finite numbers, at least 0")
 
 
-def count(labels: Tensor, weights: Optional[Tensor], ignore_index: int) -> Tensor:
-    """The divisor of a mean, a scalar: the number of labels, or the sum of their weights."""
+def count_labels(labels: Tensor, weights: Optional[Tensor], ignore_index: int) -> Tensor:
+    """Return the number of labels, or the sum of their weights: a scalar, the divisor of a mean."""
     return (labels != ignore_index).sum() if weights is None else weights.sum()
 
 
-def reduce(
+def reduce_losses(
     losses: Tensor,
     labels: Tensor,
     ignore_index: int,
@@ -139,7 +139,7 @@ def reduce(
     if reduction == "sum":
         return losses.sum()
     check_reduction(reduction)
-    divisor = count(labels, weights, ignore_index)
+    divisor = count_labels(labels, weights, ignore_index)
     return losses.sum() / divisor.masked_fill(divisor == 0, 1)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from smile.alternatives import ALTERNATIVES
 from smile.captions import check_segments, reduce_by_caption
 from smile.head import compute_dtype, is_distributed, unwrap_replicated
-from smile.labels import check_labels, check_reduction, count, prepare_weights, reduce
+from smile.labels import check_labels, check_reduction, count_labels, prepare_weights, reduce_losses
 from smile.loading import load
 from smile.mixture import LossInputs, Settings, scores_first_token
 from smile.mle import check_smoothing, mle_loss
@@ -143,7 +143,9 @@ class Objective(nn.Module):
         batch = (logits, labels, sampled, segments, reduction, weights)
         parts = {name: self._compute_part(name, *batch) for name in self.weights}
         loss = sum(weight * parts[name] for name, weight in self.weights.items())
-        tokens = count(*prepare_weights(labels, weights, self.ignore_index), self.ignore_index)
+        tokens = count_labels(
+            *prepare_weights(labels, weights, self.ignore_index), self.ignore_index
+        )
         return ObjectiveOutput(loss, {k: v.detach() for k, v in parts.items()}, tokens)
 
     def from_hidden(
@@ -217,7 +219,7 @@ class Objective(nn.Module):
         )
         loss, parts = mixture_from_hidden(*inputs, LossInputs(*loss_inputs))
         parts = dict(zip(self.weights, parts.unbind()))
-        return ObjectiveOutput(loss, parts, count(labels, weights, self.ignore_index))
+        return ObjectiveOutput(loss, parts, count_labels(labels, weights, self.ignore_index))
 
     def with_tokens(self, pad_token_id: int, eos_token_id: int) -> "Objective":
         """Return a copy with the tokenizer's padding token, and its end token if none is set."""
@@ -260,7 +262,7 @@ class Objective(nn.Module):
             labels, weights = prepare_weights(labels, weights, ignore)
             losses = mle_loss(logits, labels, ignore, reduction="none")
             losses = losses * self._truncation_factors(losses, labels, segments, weights)
-            return reduce(losses, labels, ignore, reduction, weights)
+            return reduce_losses(losses, labels, ignore, reduction, weights)
         if name in self.alternatives:
             loss_fn = functools.partial(self.alternatives[name].caption_losses, ignore_index=ignore)
             args = (ignore, reduction, segments, weights)

@@ -58,8 +58,10 @@ class _MixtureFromHidden(torch.autograd.Function):
             for gradient in gradients:
                 if gradient is not None:
                     gradient.mul_(d_loss)
-        typed = (None if g is None else g.to(x.dtype) for x, g in zip(ctx.saved_tensors, gradients))
-        return (*typed, None)
+        cast_gradients = (
+            None if g is None else g.to(x.dtype) for x, g in zip(ctx.saved_tensors, gradients)
+        )
+        return (*cast_gradients, None)
 
 
 def _build_inputs(tensors, text, dtype, needs_grad) -> LossInputs:
@@ -68,7 +70,7 @@ def _build_inputs(tensors, text, dtype, needs_grad) -> LossInputs:
 
 @torch.library.custom_op(
     "smile::mixture",
-    schema="(Tensor hidden, Tensor weight, Tensor? bias, Tensor labels, Tensor? words, "
+    schema="(Tensor hidden, Tensor weight, Tensor? bias, Tensor labels, Tensor? sampled, "
     "Tensor? segments, Tensor? weights, Tensor? factors, Tensor? d_loss, str settings, "
     "ScalarType dtype, bool[] needs_grad) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     mutates_args=(),
@@ -94,14 +96,14 @@ def _(hidden, weight, bias, *rest):
     *tensors, d_loss, text, dtype, needs_grad = rest
     inputs = _build_inputs(tensors, text, dtype, needs_grad)
     labels, has_gradients = inputs.labels, d_loss is not None or not inputs.defer_grad
-    wide = torch.promote_types(dtype, torch.float32)
+    wide_dtype = torch.promote_types(dtype, torch.float32)
     shape = labels.shape if inputs.settings.reduction == "none" else ()
     sizes = [
         x.shape if has_gradients and needed else 0
         for x, needed in zip((hidden, weight, bias), needs_grad)
     ]
     sizes = [shape, (len(inputs.settings.weights), *shape), *sizes]
-    return tuple(labels.new_empty(size, dtype=wide) for size in sizes)
+    return tuple(labels.new_empty(size, dtype=wide_dtype) for size in sizes)
 
 
 def _save_context(ctx, inputs, output):
@@ -119,10 +121,10 @@ def _backward(ctx, d_loss, *_):
     else:
         gradients = [gradient * d_loss for gradient in gradients]
     needs_grad = ctx.static_args[-1]
-    typed = (
+    cast_gradients = (
         g.to(x.dtype) if needed else None for x, g, needed in zip(inputs, gradients, needs_grad)
     )
-    return (*typed, *[None] * 9)
+    return (*cast_gradients, *[None] * 9)
 
 
 _operator.register_autograd(_backward, setup_context=_save_context)

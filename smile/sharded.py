@@ -141,7 +141,7 @@ class ShardedHead(Head):
 
     def _product_grouped(self, positions: Tensor, tokens: Tensor) -> Tensor:
         local_ids, is_remote = self._local_ids(tokens)
-        product = super()._product_grouped(positions, local_ids).to(self.wide)
+        product = super()._product_grouped(positions, local_ids).to(self.wide_dtype)
         return self.sum_shards(product.masked_fill(is_remote.unsqueeze(1), 0))
 
     def backward_grouped(

@@ -169,7 +169,7 @@ def _check_tls(url: str) -> None:
 
 
 def are_private(url: str, proxies: bool = True) -> list[bool]:
-    """Return whether each IP address of the URL's host is in a private network.
+    """For each IP address of the URL's host, return whether it is in a private network.
 
     A host that cannot be resolved counts as public. So does a host behind a proxy, because the
     proxy resolves the name. proxies: whether the environment's proxies are used.

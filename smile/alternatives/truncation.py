@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from smile.alternatives.interface import TokenLoss
 from smile.captions import number_captions
-from smile.labels import count
+from smile.labels import count_labels
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,9 @@ class Truncation(TokenLoss):
             is_kept = has_labels & (batch_means.float() < means.threshold(self.drop))
             means.add(batch_means, has_labels)
         caption_factors = is_kept / (caption_weights * has_labels.sum()).where(has_labels, 1)
-        return caption_factors[caption_index].view_as(losses) * count(labels, weights, ignore_index)
+        return caption_factors[caption_index].view_as(losses) * count_labels(
+            labels, weights, ignore_index
+        )
 
     def new_window(self) -> "LastMeans":
         return LastMeans(self.window)

@@ -228,7 +228,7 @@ def text_numbers(inputs: dict, labels: Tensor) -> Optional[Tensor]:
 
 
 def refuse_separating_mask(mask) -> None:
-    """Raise ValueError for an attention mask that is not (B, N): it may separate texts of a row."""
+    """Raise ValueError for an attention mask that is not (B, N) and may separate texts of a row."""
     if isinstance(mask, Tensor) and mask.dim() > 2:
         raise ValueError(packed_mask_error(f"is {tuple(mask.shape)}"))
     if mask is not None and not isinstance(mask, Tensor):
@@ -236,7 +236,6 @@ def refuse_separating_mask(mask) -> None:
 
 
 def packed_mask_error(description: str) -> str:
-    """Return the error for an attention mask that suggests packed rows."""
     error = (
         f"attention_mask {description}, so a row may have several captions, but it is unknown where"
     )
@@ -269,7 +268,6 @@ def find_repeated_ends(end_tokens: list[int], labels: Tensor, captions: Tensor) 
 
 
 def repeated_end_error(end_tokens: list[int]) -> str:
-    """Return the error for a caption that ends more than once."""
     names = " or ".join(map(str, end_tokens))
     return (
         f"row {{row}} of the labels has the end token {names} more than once, so it seems to "

@@ -17,7 +17,7 @@ from smile.hf.families import IGNORED
 from smile.hf.forward import ObjectiveLike, last_parts, use_smile
 from smile.hf.packed import BATCH_KEYS, Targets
 from smile.hf.running_means import RunningMeans
-from smile.labels import count, prepare_weights
+from smile.labels import count_labels, prepare_weights
 from smile.objective import Objective
 
 
@@ -137,7 +137,7 @@ class SmileLossMixin:
         labelled = all({"labels", "shift_labels"} & batch.keys() for batch in batches)
         if not (self.model_accepts_loss_kwargs and batches and labelled):
             return None
-        items = sum(count(*self._scored_labels(batch), IGNORED) for batch in batches)
+        items = sum(count_labels(*self._scored_labels(batch), IGNORED) for batch in batches)
         if self._processes() > 1:
             items = self.accelerator.gather(items.to(self.args.device)).sum()
             items = _divide(items, self._size("tp") * self._size("cp") * self._size("sp"))
@@ -211,7 +211,7 @@ class SmileLossMixin:
         if len(self.smile_objective.weights) > 1:
             share = 1.0
             if items is not None:
-                tokens = count(*self._scored_labels(inputs), IGNORED)
+                tokens = count_labels(*self._scored_labels(inputs), IGNORED)
                 share = tokens * steps * self._processes() / items
                 share = share.to(next(iter(parts.values())).device)  # the head's device
             values.update(
