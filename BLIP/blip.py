@@ -19,12 +19,12 @@ from decoding import DecodingSettings, Step, until_end
 from decoding.caption_generator import CaptionGenerator
 from decoding.null_image import NullImage
 from smile import Objective, ObjectiveOutput
-from smile.objective import captions_an_image
+from smile.objective import captions_per_image
 
 MED_CONFIG = "configs/med_config.json"
 PROMPT = "a picture of "
 LIKELIHOOD = Objective("mle")
-POSITIONS = 1024  # whose logits an inference copy computes at once
+CHUNK_POSITIONS = 1024  # positions whose logits an inference copy computes at once
 
 
 class BlipCaptioner(CaptionGenerator):
@@ -32,10 +32,10 @@ class BlipCaptioner(CaptionGenerator):
 
     Its methods are those of `captioning.captioners.interface.Captioner`, documented there.
 
-    prompt: the beginning of every caption, not scored in training and cut off in generation.
+    prompt: the beginning of every caption. It is not scored in training and cut off in generation.
     max_tokens: training captions are truncated to this length, with [DEC] and [SEP].
     shift: turns the first word of a caption into a word piece, in training and generation.
-    null_image: of NULL_IMAGES.
+    null_image: a name in `decoding.null_image.NULL_IMAGES`.
     """
 
     def __init__(
@@ -58,17 +58,17 @@ class BlipCaptioner(CaptionGenerator):
         self.prompt_ids = tokenizer.encode_prompt(prompt)  # (n,)
         self.max_tokens = max_tokens
         self.shift = shift
-        self.new_step = CachedStep  # an inference copy may have another step function
+        self.step_factory = CachedStep  # an inference copy may have another step function
         self.max_positions = text_decoder.config.max_position_embeddings
 
     def forward(
         self, image: Tensor, captions: list[list[str]], dropped: Optional[Tensor] = None
     ) -> ObjectiveOutput:
-        """The objective on k captions of each image; an image is encoded once.
+        """Compute the objective on k captions of each image. An image is encoded once.
 
         image: (B, 3, S, S), normalised; captions: B lists of k strings, without the prompt;
-        dropped: bool (B,), the images that become the null. Raises ValueError if their numbers
-        differ.
+        dropped: bool (B,), the images that are replaced by the null image. Raises ValueError if
+        images differ in their number of captions.
         """
         tokens, attention_mask, labels = self._encode(image, captions)
         embeds = self.null_image.encode(self.visual_encoder, image, dropped)
@@ -84,7 +84,7 @@ class BlipCaptioner(CaptionGenerator):
 
     def _encode(self, image: Tensor, captions: list[list[str]]) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens, attention mask and labels, int64 (R, n) each, on the device of the images."""
-        captions_an_image(captions, len(image))
+        captions_per_image(captions, len(image))
         texts = [self.prompt + caption for group in captions for caption in group]
         tokens, attention_mask = self.tokenizer.encode(texts, self.max_tokens)
         if self.shift:
@@ -97,7 +97,7 @@ class BlipCaptioner(CaptionGenerator):
     def step_function(
         self, encoded: Tensor, settings: DecodingSettings, other: Optional[Tensor]
     ) -> Step:
-        return self.new_step(self.text_decoder, encoded, settings.max_length, other)
+        return self.step_factory(self.text_decoder, encoded, settings.max_length, other)
 
     def encode(self, image: Tensor) -> Tensor:
         """Images (B, 3, S, S) -> (B, 1 + P, width), P patches after [CLS]."""
@@ -111,14 +111,14 @@ class BlipCaptioner(CaptionGenerator):
         encoded: of one image, (1, 1 + P, width). The attention map is the mean cross-attention over
         heads and layers, normalised over the patches without [CLS].
         """
-        start, tokens, maps = len(self.prompt_ids) - 1, ids[None, :-1], []
+        start, tokens, attention_maps = len(self.prompt_ids) - 1, ids[None, :-1], []
 
         def record(attention, arguments):
             hidden, (key, _) = arguments[:2]  # (1, n, H); (1, heads, 1 + P, H / heads)
             query = attention.self["query"](hidden)
             query = query.unflatten(2, (key.size(1), -1)).transpose(1, 2)
             scores = query @ key.to(query.dtype).transpose(2, 3) / math.sqrt(query.size(3))
-            maps.append(scores.softmax(-1).mean(1)[0])  # (n, 1 + P)
+            attention_maps.append(scores.softmax(-1).mean(1)[0])  # (n, 1 + P)
 
         layers = self.text_decoder.layers
         hooks = [layer.crossattention.register_forward_pre_hook(record) for layer in layers]
@@ -128,49 +128,53 @@ class BlipCaptioner(CaptionGenerator):
         finally:
             for hook in hooks:
                 hook.remove()
-        patches = torch.stack(maps).mean(0)[start:, 1:]
-        return logits[0], patches / patches.sum(1, keepdim=True)
+        patch_attention = torch.stack(attention_maps).mean(0)[start:, 1:]
+        return logits[0], patch_attention / patch_attention.sum(1, keepdim=True)
 
     def log_likelihoods(self, encoded: Tensor, ids: Tensor, temperature: float = 1.0) -> Tensor:
-        """float32 (B, k, n - p) of captions (B, k, n), with gradient, 0 after the end.
+        """Log-likelihoods, float32 (B, k, n - p), of captions (B, k, n). They are 0 after the end.
 
-        They are computed from hidden states and the head: the logits of all tokens never exist at
-        once. An inference copy gives no gradient.
+        They have a gradient, except those of an inference copy. The fused linear loss computes
+        them without a tensor of all logits.
         """
         rows, start = ids.flatten(0, 1), len(self.prompt_ids)
         inputs, labels = rows[:, :-1], rows[:, start:]
-        real = until_end(labels, self.tokenizer.end)
+        is_scored = until_end(labels, self.tokenizer.end)
         head = self.text_decoder.cls["predictions"]
         if not isinstance(head.decoder, nn.Linear):
-            return self._inferred(inputs, labels, real, encoded, temperature).view(
-                *ids.shape[:2], -1
-            )
+            return self._inference_log_likelihoods(
+                inputs, labels, is_scored, encoded, temperature
+            ).view(*ids.shape[:2], -1)
         hidden = self.text_decoder.hidden_states(inputs, torch.ones_like(inputs), encoded)
         losses = LIKELIHOOD.from_hidden(
             head.transform_hidden(hidden[:, start - 1 :]),
             head.decoder.weight,
             head.decoder.bias,
-            labels.where(real, LIKELIHOOD.ignore_index),
+            labels.where(is_scored, LIKELIHOOD.ignore_index),
             reduction="none",
             scale=1 / temperature,
         ).loss
         return -losses.float().unflatten(0, ids.shape[:2])
 
     @torch.inference_mode()
-    def _inferred(self, inputs, labels, real, encoded, temperature: float) -> Tensor:
-        """Log-probabilities (R, n - p) by the layers of an inference copy; real: bool, scored."""
+    def _inference_log_likelihoods(
+        self, inputs, labels, is_scored, encoded, temperature: float
+    ) -> Tensor:
+        """Log-likelihoods (R, n - p) by an inference copy. is_scored: bool (R, n - p)."""
         with self.inference_context():
             hidden = self.text_decoder.hidden_states(inputs, torch.ones_like(inputs), encoded)
             hidden = hidden[:, len(self.prompt_ids) - 1 :]
-            parts = zip(hidden[real].split(POSITIONS), labels[real].split(POSITIONS))
+            chunks = zip(
+                hidden[is_scored].split(CHUNK_POSITIONS), labels[is_scored].split(CHUNK_POSITIONS)
+            )
             head = self.text_decoder.cls["predictions"]
-            logprobs = [
-                (head(part).float() / temperature).log_softmax(1).gather(1, words.unsqueeze(1))
-                for part, words in parts
+            log_probs = [
+                (head(chunk).float() / temperature).log_softmax(1).gather(1, targets.unsqueeze(1))
+                for chunk, targets in chunks
             ]
-        found = torch.zeros_like(labels, dtype=torch.float32)
-        found[real] = torch.cat(logprobs).squeeze(1)
-        return found
+        log_likelihoods = torch.zeros_like(labels, dtype=torch.float32)
+        log_likelihoods[is_scored] = torch.cat(log_probs).squeeze(1)
+        return log_likelihoods
 
     def for_inference(
         self, dtype: torch.dtype = torch.float32, compiled: bool = False
@@ -182,11 +186,11 @@ class BlipCaptioner(CaptionGenerator):
             part.compile()
 
     def shards(self) -> list[nn.Module]:
-        """Blocks and layers. Word embedding and head share a weight and are in none."""
+        """Return blocks and layers, without word embedding and head, which share a weight."""
         return [*self.visual_encoder.blocks, *self.text_decoder.layers]
 
     def saved_beside_weights(self) -> dict[str, Any]:
-        """peft's configuration of an adapter; the state dict holds only its weights."""
+        """Return peft's configuration of an adapter. The state dict has only its weights."""
         return {CONFIG: adapter_config(self)} if is_adapted(self) else {}
 
     def state_dict(self, *args, **kwargs) -> dict[str, Tensor]:
@@ -206,7 +210,7 @@ class BlipCaptioner(CaptionGenerator):
 
     @cached_property
     def _prompt_length(self) -> int:
-        """Characters of the prompt as the tokeniser decodes it, with a space."""
+        """The number of characters of the decoded prompt and the space after it."""
         decoded = self.tokenizer.decode(self.prompt_ids)
         return len(decoded) + bool(decoded)
 
@@ -228,10 +232,12 @@ def build_captioner(
 
     The default objective is SMILE. Raises TokenizerError, and ValueError for impossible sizes.
     """
-    words = CaptionTokenizer(tokenizer)
+    caption_tokenizer = CaptionTokenizer(tokenizer)
     sizes = read_med_config(med_config)
-    objective = (objective or Objective("smile")).with_tokens(words.pad, words.end)
+    objective = (objective or Objective("smile")).with_tokens(
+        caption_tokenizer.pad, caption_tokenizer.end
+    )
     encoder = ImageEncoder(vit, image_size, vit_grad_ckpt, vit_ckpt_layer)
-    decoder = TextDecoder(sizes, len(words), encoder.embed_dim, objective)
-    shift = FirstTokenShift(words) if first_token_shift else None
-    return BlipCaptioner(encoder, decoder, words, prompt, max_tokens, shift, null_image)
+    decoder = TextDecoder(sizes, len(caption_tokenizer), encoder.embed_dim, objective)
+    shift = FirstTokenShift(caption_tokenizer) if first_token_shift else None
+    return BlipCaptioner(encoder, decoder, caption_tokenizer, prompt, max_tokens, shift, null_image)

@@ -26,63 +26,63 @@ class CachedStep:
     ):
         """image_embeds: (B, P, width); max_length: tokens of the longest row.
 
-        other: of the second stream, (B or 1, P, width), see `decoding.guided`.
+        other: image_embeds of the second stream, (B or 1, P, width), see `decoding.guided`.
         """
         self.decoder = decoder
         self.max_length = max_length
-        self.image = [
+        self.image_kv = [
             _image_keys_values(layer.crossattention, image_embeds, other)
             for layer in decoder.layers
         ]
-        self.past: list[KeysValues] = []  # each (b, heads, capacity, d)
+        self.past: list[KeysValues] = []  # self-attention, each (b, heads, capacity, d)
         self.length = 0  # tokens of a row so far
-        self.used = 0  # slots in use, per image
+        self.used_slots = 0  # slots in use, per image
         self.mask = torch.empty(0)  # bool (b, k, capacity)
 
     def __call__(self, tokens: Tensor, rows: Optional[Tensor]) -> Tensor:
         if rows is None:
             hidden = self._prompt(tokens.flatten(0, 1))
         else:
-            self._follow(rows)
+            self._reorder(rows)
             hidden = self._append(tokens)
         return self.decoder.cls["predictions"](hidden).unflatten(0, tokens.shape[:2])
 
     def _prompt(self, tokens: Tensor) -> Tensor:
         """The first call: tokens (B, n), one row per image -> hidden states (B, H) of the last."""
         hidden = self.decoder.bert["embeddings"](tokens)
-        for layer, image in zip(self.decoder.layers, self.image):
-            past = layer.attention.keys_values(hidden)
-            self.past.append(past)
-            hidden = layer.attend(hidden, past, image, is_causal=True)
-        self.length = self.used = tokens.size(1)
+        for layer, image_kv in zip(self.decoder.layers, self.image_kv):
+            self_kv = layer.attention.keys_values(hidden)
+            self.past.append(self_kv)
+            hidden = layer.attend(hidden, self_kv, image_kv, is_causal=True)
+        self.length = self.used_slots = tokens.size(1)
         self.mask = torch.ones_like(tokens, dtype=torch.bool).unsqueeze(1)  # (B, 1, n)
         return hidden[:, -1]
 
     def _append(self, tokens: Tensor) -> Tensor:
         """Append one token to each row: (b, k, 1) -> hidden states (b * k, H)."""
         rows = tokens.size(1)
-        new = slice(self.used, self.used + rows)
+        new = slice(self.used_slots, self.used_slots + rows)
         self.mask[:, :, new] = torch.eye(rows, dtype=torch.bool, device=tokens.device)
         past = [tuple(x[:, :, : new.stop] for x in pair) for pair in self.past]
         mask = self.mask[:, :, : new.stop]
-        hidden = append_tokens(self.decoder, tokens, self.length, new, mask, past, self.image)
+        hidden = append_tokens(self.decoder, tokens, self.length, new, mask, past, self.image_kv)
         self.length += 1
-        self.used = new.stop
+        self.used_slots = new.stop
         return hidden
 
-    def _follow(self, rows: Tensor) -> None:
+    def _reorder(self, rows: Tensor) -> None:
         """Reorder the cache: new row i continues old row rows[i]. rows: (b, k).
 
-        Images without rows are dropped.
+        An image without rows is dropped.
         """
         rows_before = self.mask.size(1)
         if rows.size(0) < self.mask.size(0):
             images = rows[:, 0] // rows_before
-            self.image = [(key[images], value[images]) for key, value in self.image]
+            self.image_kv = [(key[images], value[images]) for key, value in self.image_kv]
             self.past = [(key[images], value[images]) for key, value in self.past]
         self.mask = self.mask.flatten(0, 1)[rows]
-        if self.mask.size(2) == self.used:  # only the prompt is cached; now k is known
-            free = rows.size(1) * (self.max_length - self.used)
+        if self.mask.size(2) == self.used_slots:  # only the prompt is cached; now k is known
+            free = rows.size(1) * (self.max_length - self.used_slots)
             self.past = [
                 (F.pad(key, (0, 0, 0, free)), F.pad(value, (0, 0, 0, free)))
                 for key, value in self.past
@@ -97,30 +97,30 @@ def append_tokens(
     slots: Union[slice, Tensor],
     mask: Tensor,
     past: list[KeysValues],
-    image: list[KeysValues],
+    image_kv: list[KeysValues],
 ) -> Tensor:
-    """Hidden states (b * k, H) of one token per row, (b, k, 1). Writes their keys and values.
+    """Return hidden states (b * k, H) of one token per row, (b, k, 1).
 
-    slots: where in `past`, each (b, heads, capacity, d), the keys and values of the k rows go.
-    mask: bool (b, k, capacity), the slots that each row attends to. image: as `past`, a pair for
-    each layer.
+    past, image_kv: a pair (b, heads, capacity, d) for each layer. The keys and values of the k rows
+    are written to `slots` of `past`. mask: bool (b, k, capacity), the slots that each row attends
+    to.
     """
     images, rows, _ = tokens.shape
     hidden = decoder.bert["embeddings"](tokens.flatten(0, 1), position)
-    for layer, own, of_image in zip(decoder.layers, past, image):
-        added = layer.attention.keys_values(hidden.view(images, rows, -1))
-        for cache, values in zip(own, added):
+    for layer, layer_past, layer_image_kv in zip(decoder.layers, past, image_kv):
+        new_kv = layer.attention.keys_values(hidden.view(images, rows, -1))
+        for cache, values in zip(layer_past, new_kv):
             cache[:, :, slots] = values.to(cache.dtype)
-        hidden = layer.attend(hidden, own, of_image, mask.unsqueeze(1))
+        hidden = layer.attend(hidden, layer_past, layer_image_kv, mask.unsqueeze(1))
     return hidden[:, 0]
 
 
 def _image_keys_values(
     attention: Attention, image_embeds: Tensor, other: Optional[Tensor]
 ) -> KeysValues:
-    """Of both streams, contiguous, because every step reads all of it."""
-    images = attention.keys_values(image_embeds)
+    """The image keys and values of both streams, contiguous, because every step reads them."""
+    image_kv = attention.keys_values(image_embeds)
     if other is None:
-        return tuple(x.contiguous() for x in images)
-    others = attention.keys_values(other)
-    return tuple(torch.cat([x, y.expand_as(x)]) for x, y in zip(images, others))
+        return tuple(x.contiguous() for x in image_kv)
+    other_kv = attention.keys_values(other)
+    return tuple(torch.cat([x, y.expand_as(x)]) for x, y in zip(image_kv, other_kv))

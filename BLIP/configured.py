@@ -27,7 +27,7 @@ class Keys(BaseModel):
     first_token_shift: Annotated[bool, "run"] = False
 
     @model_validator(mode="after")
-    def _suit_blip(self):
+    def _check_blip(self):
         if self.first_token_shift and self.model != "blip":
             raise ValueError(f"first_token_shift is for model blip; this one is {self.model}")
         if self.model == "blip" and self.lora and self.lora.load_in_4bit:
@@ -47,8 +47,8 @@ def build(config: Any, context: Any) -> BlipCaptioner:
     """See `captioning.captioners.interface`, which also describes the functions below."""
     # Every other argument has the name of its configuration key.
     names = signature(build_captioner).parameters.keys() - {"objective"}
-    values = {name: getattr(config, name) for name in names}
-    captioner = build_captioner(objective=config.build_objective(), **values)
+    arguments = {name: getattr(config, name) for name in names}
+    captioner = build_captioner(objective=config.build_objective(), **arguments)
     if config.lora is None:
         return captioner
     if context.content is None:

@@ -1,14 +1,14 @@
 """Converts a captioner to a folder of transformers' BlipForConditionalGeneration, and back.
 
-Or BLIP's filter, a retrieval checkpoint, to one of BlipForImageTextRetrieval. The keys decide: a
-file with a text decoder is a captioner.
+A retrieval checkpoint, BLIP's filter, becomes a folder of BlipForImageTextRetrieval. A file with a
+text decoder is a captioner.
 
     python -m BLIP.convert to-hf checkpoints/blip_mle_smile_base.pth output/hf
     python -m BLIP.convert from-hf output/hf output/again.pth
 
 The folder contains model.safetensors, config.json, the tokenizer and the image processor.
-`from_pretrained` loads it. A round trip gives the same state dict bit for bit, but a null image is
-left out. transformers is not imported, because version 4.15.0 has no BLIP.
+`from_pretrained` loads it. A round trip gives the same state dict bit for bit, without a null
+image. transformers is not imported, because version 4.15.0 has no BLIP.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from BLIP.weights.checkpoint import (
     NULL_IMAGE,
     OPTIONAL_KEYS,
     TIED,
-    WORDS,
+    WORD_EMBEDDING,
     CheckpointError,
     base_weights,
     check_fits,
@@ -47,7 +47,7 @@ from BLIP.weights.download import without_secrets
 from BLIP.weights.safe_load import first_line
 from smile import Objective
 
-ADDED = ("[DEC]", "[ENC]")
+ADDED_TOKENS = ("[DEC]", "[ENC]")
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 # Parts of parameter names of the image encoder, ours and transformers'. The parameters of the text
 # encoder and decoder have the same names in both.
@@ -63,7 +63,7 @@ NAMES = {
     ".norm2.": ".layer_norm2.",
 }
 POSITIONS = "text_decoder.bert.embeddings.position_ids"
-ITM_WORDS = "text_encoder.embeddings.word_embeddings.weight"
+ITM_WORD_EMBEDDING = "text_encoder.embeddings.word_embeddings.weight"
 # Names of the image encoder's sizes, in `build_captioner` and in transformers' config.json.
 VIT_NAMES = {
     "embed_dim": "hidden_size",
@@ -77,25 +77,25 @@ VIT_NAMES = {
 def to_hf_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A model's state dict under transformers' names, without OPTIONAL_KEYS and position ids."""
     left_out = {*OPTIONAL_KEYS, POSITION_IDS}
-    return {_renamed(k, NAMES.items()): v for k, v in state.items() if k not in left_out}
+    return {_rename(k, NAMES.items()): v for k, v in state.items() if k not in left_out}
 
 
 def from_hf_names(state: Mapping[str, Tensor], positions: int) -> dict[str, Tensor]:
     """The inverse of `to_hf_names`. positions: the number of positions of the text decoder.
 
-    A captioner's tied head is filled in from the word embedding, even if it is there. Raises
-    KeyError if the word embedding or the head's bias is missing.
+    A captioner's tied head is always copied from the word embedding. Raises KeyError if the word
+    embedding or the head's bias is missing.
     """
-    names = [(theirs, ours) for ours, theirs in NAMES.items()]
-    ours = {_renamed(key, names): value for key, value in state.items()}
+    names = [(theirs, renamed) for renamed, theirs in NAMES.items()]
+    renamed = {_rename(key, names): value for key, value in state.items()}
     position_ids = torch.arange(positions).unsqueeze(0)
-    if HEAD in ours:
-        return {**ours, POSITION_IDS: position_ids}
-    derived = {key: ours[source] for key, source in OPTIONAL_KEYS.items() if source}
-    return {**ours, **derived, POSITIONS: position_ids}
+    if HEAD in renamed:
+        return {**renamed, POSITION_IDS: position_ids}
+    derived = {key: renamed[source] for key, source in OPTIONAL_KEYS.items() if source}
+    return {**renamed, **derived, POSITIONS: position_ids}
 
 
-def _renamed(key: str, names: Iterable[tuple[str, str]]) -> str:
+def _rename(key: str, names: Iterable[tuple[str, str]]) -> str:
     for old, new in names:
         key = key.replace(old, new)
     return key
@@ -103,21 +103,21 @@ def _renamed(key: str, names: Iterable[tuple[str, str]]) -> str:
 
 def hf_config(model: Union[BlipCaptioner, BlipItm], label_smoothing: float = 0.1) -> dict:
     """`config.json` of a model. label_smoothing: BLIP's by default; transformers' is 0."""
-    words, vit = model.tokenizer, model.visual_encoder
+    tokenizer, vit = model.tokenizer, model.visual_encoder
     if isinstance(model, BlipItm):
         architecture, config = "BlipForImageTextRetrieval", model.config
-        further = {"image_text_hidden_size": model.text_proj.out_features}
+        architecture_config = {"image_text_hidden_size": model.text_proj.out_features}
     else:
         architecture, config = "BlipForConditionalGeneration", model.text_decoder.config
-        further = {"label_smoothing": label_smoothing, "tie_word_embeddings": True}
-    ids = {"bos": words.start, "eos": words.end, "sep": words.end, "pad": words.pad}
+        architecture_config = {"label_smoothing": label_smoothing, "tie_word_embeddings": True}
+    ids = {"bos": tokenizer.start, "eos": tokenizer.end, "sep": tokenizer.end, "pad": tokenizer.pad}
     return {
         "architectures": [architecture],
         "model_type": "blip",
-        **further,
+        **architecture_config,
         "text_config": {
             "model_type": "blip_text_model",
-            "vocab_size": len(words),
+            "vocab_size": len(tokenizer),
             "encoder_hidden_size": vit.embed_dim,
             **config.model_dump(exclude={"initializer_range"}),
             "label_smoothing": label_smoothing,
@@ -137,10 +137,16 @@ def settings_of(config: Mapping) -> dict:
 
     Raises CheckpointError for another model and for sizes that `build_captioner` does not support.
     """
-    kind = config.get("model_type") if isinstance(config, Mapping) else None
-    parts = [config.get(f"{part}_config") for part in ("text", "vision")] if kind == "blip" else []
+    model_type = config.get("model_type") if isinstance(config, Mapping) else None
+    parts = (
+        [config.get(f"{part}_config") for part in ("text", "vision")]
+        if model_type == "blip"
+        else []
+    )
     if not parts or not all(isinstance(part, Mapping) for part in parts):
-        raise CheckpointError(f"its model_type is {kind!r}, or it is incomplete; expected 'blip'")
+        raise CheckpointError(
+            f"its model_type is {model_type!r}, or it is incomplete; expected 'blip'"
+        )
     # Missing keys have the defaults of transformers. Most of these are the sizes of bert-base.
     sizes = MedConfig().model_dump()
     no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -151,9 +157,9 @@ def settings_of(config: Mapping) -> dict:
         raise CheckpointError("its hidden_act is not 'gelu'; only 'gelu' is supported")
     vit = {ours: vision[theirs] for ours, theirs in VIT_NAMES.items()}
     vit["mlp_ratio"] = vision["intermediate_size"] / vision["hidden_size"]
-    named = (k for k, v in VIT_SIZES.items() if vit == v.model_dump(include=vit.keys()))
+    names = (k for k, v in VIT_SIZES.items() if vit == v.model_dump(include=vit.keys()))
     return {
-        "vit": next(named, vit),  # a named size also sets the drop path rate
+        "vit": next(names, vit),  # a named size also sets the drop path rate
         "image_size": vision["image_size"],
         "med_config": {name: text[name] for name in MedConfig.model_fields},
     }
@@ -170,22 +176,24 @@ def save_hf(model: Union[BlipCaptioner, BlipItm], folder: Union[str, Path]) -> N
             "the captioner was trained with first_token_shift, which transformers does not "
             "support; python -m BLIP.export does"
         )
-    folder, words = Path(folder), model.tokenizer
+    folder, tokenizer = Path(folder), model.tokenizer
     folder.mkdir(parents=True, exist_ok=True)
-    write_vocabulary(words, folder)
+    write_vocabulary(tokenizer, folder)
     state = {k: v.contiguous() for k, v in to_hf_names(model.state_dict()).items()}
     with atomic_write(folder / "model.safetensors") as file:
         save_file(state, file, metadata={"format": "pt"})
     config = hf_config(model)
     size = config["vision_config"]["image_size"]
-    added = {token: words.bert.token_to_id(token) for token in ADDED}
+    added_ids = {token: tokenizer.bert.token_to_id(token) for token in ADDED_TOKENS}
     flags = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
-    ends = {key: id_ for key, id_ in config["text_config"].items() if key.endswith("_token_id")}
+    special_ids = {
+        key: id_ for key, id_ in config["text_config"].items() if key.endswith("_token_id")
+    }
     write_json(config, folder / "config.json")
     if isinstance(model, BlipCaptioner):
-        write_json(ends, folder / "generation_config.json")
-    write_json(added, folder / "added_tokens.json")
-    tokenizer = {
+        write_json(special_ids, folder / "generation_config.json")
+    write_json(added_ids, folder / "added_tokens.json")
+    tokenizer_config = {
         "tokenizer_class": "BertTokenizer",
         "do_lower_case": True,
         "clean_up_tokenization_spaces": True,
@@ -193,11 +201,12 @@ def save_hf(model: Union[BlipCaptioner, BlipItm], folder: Union[str, Path]) -> N
         "bos_token": "[DEC]",
         "additional_special_tokens": ["[ENC]"],
         "added_tokens_decoder": {
-            str(id_): {"content": token, "special": True, **flags} for token, id_ in added.items()
+            str(id_): {"content": token, "special": True, **flags}
+            for token, id_ in added_ids.items()
         },
     }
-    write_json(tokenizer, folder / "tokenizer_config.json")
-    processor = {
+    write_json(tokenizer_config, folder / "tokenizer_config.json")
+    processor_config = {
         "image_processor_type": "BlipImageProcessor",
         "processor_class": "BlipProcessor",
         "do_resize": True,
@@ -210,7 +219,7 @@ def save_hf(model: Union[BlipCaptioner, BlipItm], folder: Union[str, Path]) -> N
         "image_std": STD,
         "do_convert_rgb": True,
     }
-    write_json(processor, folder / "preprocessor_config.json")
+    write_json(processor_config, folder / "preprocessor_config.json")
 
 
 def read_hf(folder: Union[str, Path]) -> dict:
@@ -233,11 +242,16 @@ def read_hf(folder: Union[str, Path]) -> dict:
         state = from_hf_names(state, sizes.max_position_embeddings)
         with torch.device("meta"):
             encoder = ImageEncoder(settings["vit"], settings["image_size"])
-            if HEAD in state:  # of the vocabulary only the length counts
-                words, width = range(len(state[ITM_WORDS])), len(state["text_proj.weight"])
-                model = BlipItm(encoder, sizes, words, width)
+            if HEAD in state:  # only the length of the vocabulary is used
+                vocabulary, width = (
+                    range(len(state[ITM_WORD_EMBEDDING])),
+                    len(state["text_proj.weight"]),
+                )
+                model = BlipItm(encoder, sizes, vocabulary, width)
             else:
-                decoder = TextDecoder(sizes, len(state[WORDS]), encoder.embed_dim, Objective())
+                decoder = TextDecoder(
+                    sizes, len(state[WORD_EMBEDDING]), encoder.embed_dim, Objective()
+                )
                 model = nn.ModuleDict({"visual_encoder": encoder, "text_decoder": decoder})
     except KeyError as error:
         raise CheckpointError(f"{path}: there is no {error.args[0]}") from error
@@ -260,9 +274,11 @@ def atomic_write(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def write_vocabulary(words: CaptionTokenizer, folder: Path) -> None:
-    """Write BERT's `vocab.txt`, without BLIP's two added tokens: its readers append these."""
-    ids = {token: id_ for token, id_ in words.bert.get_vocab().items() if token not in ADDED}
+def write_vocabulary(tokenizer: CaptionTokenizer, folder: Path) -> None:
+    """Write BERT's `vocab.txt` without BLIP's two added tokens, which its readers append."""
+    ids = {
+        token: id_ for token, id_ in tokenizer.bert.get_vocab().items() if token not in ADDED_TOKENS
+    }
     lines = "\n".join(sorted(ids, key=ids.get))
     (folder / "vocab.txt").write_text(lines + "\n", encoding="utf-8")
 
@@ -282,14 +298,14 @@ def captioner_of(
     content = read_checkpoint(checkpoint, trust_checkpoint)
     checkpoint = without_secrets(checkpoint)
     state, source = base_weights(content, checkpoint, trust_checkpoint)
-    found = settings_in(content, state, checkpoint)
-    given = {"tokenizer": tokenizer, "vit": vit, "med_config": med_config}
-    kept = content.get("config")
-    kept = kept if isinstance(kept, dict) else {}
+    settings = settings_in(content, state, checkpoint)
+    arguments = {"tokenizer": tokenizer, "vit": vit, "med_config": med_config}
+    run_config = content.get("config")
+    run_config = run_config if isinstance(run_config, dict) else {}
     captioner = build_captioner(
-        **{**found, **{name: value for name, value in given.items() if value}},
-        prompt=kept.get("prompt", PROMPT),
-        first_token_shift=kept.get("first_token_shift", False),
+        **{**settings, **{name: value for name, value in arguments.items() if value}},
+        prompt=run_config.get("prompt", PROMPT),
+        first_token_shift=run_config.get("first_token_shift", False),
     )
     report = load_weights(captioner, state, source)
     for key in report.unexpected:
@@ -297,19 +313,19 @@ def captioner_of(
             message = "%s: left out %s, which only guidance and mmi read"
             logging.getLogger(__name__).warning(message, source, key)
     if CONFIG in content:
-        adapted(captioner, Lora(**kept["lora"]), source, TIED)
+        adapted(captioner, Lora(**run_config["lora"]), source, TIED)
         load_weights(captioner, content["model"], checkpoint)
         merge(captioner)
     return captioner.eval()
 
 
 def model_of(checkpoint: str, **sizes: Any) -> Union[BlipCaptioner, BlipItm]:
-    """BLIP's filter if the checkpoint has its head and no text decoder, otherwise the captioner.
+    """Load BLIP's filter if the checkpoint has its head and no text decoder, else the captioner.
 
     sizes: see `captioner_of`.
     """
     state = read_checkpoint(checkpoint, sizes["trust_checkpoint"], mapped=True)["model"]
-    if HEAD in state and WORDS not in state:
+    if HEAD in state and WORD_EMBEDDING not in state:
         return load_itm(checkpoint, **sizes)[0]
     return captioner_of(checkpoint, **sizes)
 
@@ -353,17 +369,17 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     from_hf = commands.add_parser("from-hf", help="convert a folder of transformers back")
     from_hf.add_argument("folder")
     from_hf.add_argument("checkpoint", help="the .pth file to write")
-    given = vars(parser.parse_args(argv))
-    folder = given.pop("folder")
+    arguments = vars(parser.parse_args(argv))
+    folder = arguments.pop("folder")
 
     def program() -> str:
-        if given.pop("command") == "to-hf":
-            save_hf(model_of(**given), folder)
+        if arguments.pop("command") == "to-hf":
+            save_hf(model_of(**arguments), folder)
             return f"wrote {folder}"
         content = read_hf(folder)
-        with atomic_write(Path(given["checkpoint"])) as file:
+        with atomic_write(Path(arguments["checkpoint"])) as file:
             torch.save(content, file)
-        return f"wrote {given['checkpoint']}"
+        return f"wrote {arguments['checkpoint']}"
 
     return exit_code(program)
 

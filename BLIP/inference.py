@@ -17,13 +17,13 @@ HEADS = (".itm_head", ".vision_proj", ".text_proj")  # of BlipItm
 def inference_copy(
     captioner: nn.Module, dtype: torch.dtype = torch.float32, compiled: bool = False
 ) -> nn.Module:
-    """A copy of a `BlipCaptioner` or `BlipItm` in evaluation mode, which computes faster.
+    """Return a faster copy of a `BlipCaptioner` or `BlipItm`, in evaluation mode.
 
-    Linear layers compute in `dtype`, except those that `in_float32` selects. All else is float32.
-    Autocast is off inside the copy, because it would cast every layer. For torch.int8 see
-    `int8_linear`. The copy does not follow later training: it has its own linear weights and shares
-    the other parameters. compiled: compile the encoder and the decoding step; on a GPU the step is
-    a CUDA graph. A `BlipItm` supports neither int8 nor `compiled`.
+    Linear layers compute in `dtype`, except those of `keeps_float32`. All else is float32. Autocast
+    is off inside the copy, because it would cast every layer. For torch.int8 see `int8_linear`. The
+    copy does not follow later training: it has its own linear weights and shares the other
+    parameters. compiled: compile the encoder and the decoding step; on a GPU the step is a CUDA
+    graph. A `BlipItm` supports neither int8 nor `compiled`.
     """
     shared = (*captioner.parameters(), *captioner.buffers(), captioner.tokenizer)
     inference = copy.deepcopy(captioner, {id(part): part for part in shared})
@@ -34,8 +34,8 @@ def inference_copy(
         module.__dict__.pop("forward", None)
         for name, child in module.named_children():
             if isinstance(child, nn.Linear):
-                new = _inference_linear(child, f"{prefix}.{name}", dtype, pack=not compiled)
-                setattr(module, name, new)
+                replacement = _inference_linear(child, f"{prefix}.{name}", dtype, pack=not compiled)
+                setattr(module, name, replacement)
     if dtype == torch.int8:
         embeddings = inference.text_decoder.bert["embeddings"]
         embeddings.word_embeddings = HalfEmbedding(embeddings.word_embeddings)
@@ -43,7 +43,7 @@ def inference_copy(
     inference.inference_context = partial(torch.autocast, device, enabled=False)
     if compiled:
         inference.visual_encoder.compile()
-        inference.new_step = CompiledStepFactory(mode="reduce-overhead")
+        inference.step_factory = CompiledStepFactory(mode="reduce-overhead")
     return inference.eval()
 
 
@@ -51,15 +51,15 @@ def _inference_linear(linear: nn.Linear, name: str, dtype: torch.dtype, pack: bo
     """The inference layer that replaces the layer `name`."""
     if dtype == torch.int8:
         return int8_linear(linear, name)
-    return InferenceLinear(linear, torch.float32 if in_float32(name) else dtype, pack)
+    return InferenceLinear(linear, torch.float32 if keeps_float32(name) else dtype, pack)
 
 
-def in_float32(layer: str) -> bool:
+def keeps_float32(layer: str) -> bool:
     """Return whether the linear layer with this name always computes in float32.
 
-    In bfloat16 the logits of the best words round to equal values, so that the choice of beams is
-    arbitrary. The head, and the query and output projections of cross-attention, therefore stay in
-    float32; they are a sixth of the weights. docs/benchmarks.md says how many captions still
+    In bfloat16 the logits of the best words round to equal values, and the choice of beams would be
+    arbitrary. Therefore the head, and the query and output projections of cross-attention, stay in
+    float32. They are a sixth of the weights. docs/benchmarks.md says how many captions still
     differ.
     """
     head = "cls.predictions" in layer or layer.endswith(HEADS)

@@ -1,4 +1,4 @@
-"""BLIP's filter: how well captions match an image, by a text encoder with two heads."""
+"""BLIP's filter: a text encoder with two heads scores how well captions match an image."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -20,9 +20,9 @@ from BLIP.weights.checkpoint import (
     settings_in,
 )
 from BLIP.weights.download import fetch, without_secrets
-from smile.objective import captions_an_image
+from smile.objective import captions_per_image
 
-MOST_TOKENS = 35  # as BLIP was trained for retrieval
+MAX_TOKENS = 35  # as in BLIP's training for retrieval
 HEAD = "itm_head.weight"
 POSITION_IDS = "text_encoder.embeddings.position_ids"
 
@@ -30,8 +30,9 @@ POSITION_IDS = "text_encoder.embeddings.position_ids"
 class BlipItm(nn.Module):
     """BLIP's image-text matching (ITM) and contrastive similarity (ITC), arXiv 2201.12086.
 
-    Both share a ViT and a bidirectional text encoder; ITM lets it attend to the image. Parameter
-    names are those of the released retrieval checkpoints. width: of the vectors that ITC compares.
+    Both share a ViT and a bidirectional text encoder, which attends to the image only for ITM.
+    Parameter names are those of the released retrieval checkpoints. width: that of the vectors
+    which ITC compares.
     """
 
     def __init__(
@@ -64,36 +65,38 @@ class BlipItm(nn.Module):
         numbers differ.
         """
         with self.inference_context():
-            logits = self.itm_head(self._text("[ENC]", captions, encoded, True))  # (R, 2)
+            logits = self.itm_head(self._text_states("[ENC]", captions, encoded, True))  # (R, 2)
             return logits.float().softmax(-1)[:, 1].unflatten(0, (len(encoded), -1))
 
     @torch.inference_mode()
     def similarity(self, encoded: Tensor, captions: list[list[str]]) -> Tensor:
-        """The cosine (B, k) of a caption's and its image's vector; see `match`."""
+        """The cosine similarity (B, k) of captions and their images; arguments as in `match`."""
         with self.inference_context():
-            texts = self.text_proj(self._text("[CLS]", captions, encoded, False))  # (R, width)
+            texts = self.text_proj(
+                self._text_states("[CLS]", captions, encoded, False)
+            )  # (R, width)
             texts = F.normalize(texts, dim=-1)
             images = F.normalize(self.vision_proj(encoded[:, 0]), dim=-1)
             return (texts.unflatten(0, (len(encoded), -1)) * images[:, None]).sum(-1)
 
-    def _text(
-        self, first: str, captions: list[list[str]], encoded: Tensor, attends: bool
+    def _text_states(
+        self, first: str, captions: list[list[str]], encoded: Tensor, attend_image: bool
     ) -> Tensor:
-        """The last hidden state (R, H) at the first token; attends: to the image."""
-        captions_an_image(captions, len(encoded))
+        """Return the last hidden state (R, H) at the first token, which is replaced by `first`."""
+        captions_per_image(captions, len(encoded))
         texts = [caption for group in captions for caption in group]
-        tokens, mask = self.tokenizer.encode(texts, MOST_TOKENS)
+        tokens, mask = self.tokenizer.encode(texts, MAX_TOKENS)
         tokens[:, 0] = self.tokenizer.bert.token_to_id(first)
         tokens, mask = tokens.to(encoded.device), mask.to(encoded.device)
-        image = encoded if attends else None
-        return bert_states(self.text_encoder, tokens, mask, image, is_causal=False)[:, 0]
+        image_embeds = encoded if attend_image else None
+        return bert_states(self.text_encoder, tokens, mask, image_embeds, is_causal=False)[:, 0]
 
     def truncates(self, caption: str) -> bool:
-        """Whether a caption has more than MOST_TOKENS, with its first token and [SEP]."""
-        return len(self.tokenizer.ids(caption)) > MOST_TOKENS - 2
+        """Whether a caption has more than MAX_TOKENS, with its first token and [SEP]."""
+        return len(self.tokenizer.ids(caption)) > MAX_TOKENS - 2
 
     def for_inference(self, dtype: torch.dtype) -> "BlipItm":
-        """A copy that computes faster, in `dtype` where precision allows."""
+        """Return a faster copy, in `dtype` where precision allows; see `inference_copy`."""
         return inference_copy(self, dtype)
 
 
@@ -107,28 +110,30 @@ def load_itm(
 ) -> tuple[BlipItm, LoadReport]:
     """The model of a released retrieval or pre-training checkpoint, in evaluation mode.
 
-    image_size: None for that of the file's position embedding, which is resized to any other.
-    Further arguments that are None: see `settings_in`; a vocab.txt beside the file is preferred to
-    bert-base-uncased. Raises CheckpointError, DownloadError and ValueError.
+    image_size: None for that of the file's position embedding, which is resized to any other size.
+    For other arguments that are None, see `settings_in`; a vocab.txt beside the file is preferred
+    to bert-base-uncased. Raises CheckpointError, DownloadError and ValueError.
     """
     path, name = fetch(checkpoint), without_secrets(checkpoint)
     content = read_checkpoint(str(path), trust_checkpoint)
     state = content["model"]
     check_itm(state, name)
-    found = settings_in(content, state, name)
-    config = read_med_config(med_config or found["med_config"])
-    beside = path.with_name("vocab.txt")
-    words = CaptionTokenizer(tokenizer or str(beside if beside.is_file() else found["tokenizer"]))
+    settings = settings_in(content, state, name)
+    config = read_med_config(med_config or settings["med_config"])
+    vocabulary_file = path.with_name("vocab.txt")
+    caption_tokenizer = CaptionTokenizer(
+        tokenizer or str(vocabulary_file if vocabulary_file.is_file() else settings["tokenizer"])
+    )
     with torch.device("meta"):  # initialising would take longer than reading the file
-        encoder = ImageEncoder(vit or found["vit"], image_size or found["image_size"])
-        model = BlipItm(encoder, config, words, len(state["text_proj.weight"]))
+        encoder = ImageEncoder(vit or settings["vit"], image_size or settings["image_size"])
+        model = BlipItm(encoder, config, caption_tokenizer, len(state["text_proj.weight"]))
     positions = torch.arange(config.max_position_embeddings).unsqueeze(0)
     state = {POSITION_IDS: positions, **state}
     return model.eval(), load_weights(model.to_empty(device="cpu"), state, name)
 
 
 def check_itm(state: dict[str, Tensor], name: str) -> None:
-    """Raise CheckpointError for a file without the heads of retrieval. name: of the file."""
+    """Raise CheckpointError for a state dict without the heads of retrieval. name: its file."""
     if not {HEAD, "text_proj.weight"} <= state.keys():
         raise CheckpointError(
             f"{name} has no image-text matching head: give a checkpoint of BLIP's retrieval, "

@@ -2,8 +2,8 @@
 
 Parameters have the names of the released BLIP checkpoints. Shapes: R rows (captions or beams),
 grouped by image, so that R = B * k; n tokens per row; P image tokens; H width; V vocabulary size.
-Hidden states are (R, n, H). With `unpadding` they are (T, H), where T is the
-number of non-padding tokens of all rows, rounded up (see `Unpadding`).
+Hidden states are (R, n, H). With `unpadding` they are (T, H), where T is the number of non-padding
+tokens of all rows, rounded up (see `Unpadding`).
 """
 
 import json
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from BLIP.kernels.attention import attention
 from BLIP.kernels.recompute_linear import recompute_linear
-from BLIP.kernels.unpadding import Unpadding, unpadding_of
+from BLIP.kernels.unpadding import Unpadding, build_unpadding
 from BLIP.sizes import Sizes
 from smile import Objective, ObjectiveOutput
 
@@ -119,15 +119,15 @@ class Attention(nn.Module):
         )
         self.output = AddAndNorm(config, config.hidden_size)
 
-    def _split(self, x: Tensor) -> Tensor:
+    def _split_heads(self, x: Tensor) -> Tensor:
         return x.unflatten(2, (self.heads, -1)).transpose(1, 2)  # (., heads, n, H / heads)
 
     def keys_values(self, source: Tensor, unpadding: Optional[Unpadding] = None) -> KeysValues:
-        """source: (rows or images, tokens, width), or (T, width) with `unpadding`."""
+        """Project source (rows or images, tokens, width), or (T, width) with `unpadding`."""
         key, value = (recompute_linear(source, self.self[name]) for name in ("key", "value"))
         if unpadding:
             key, value = unpadding.pad(key), unpadding.pad(value)
-        return self._split(key), self._split(value)
+        return self._split_heads(key), self._split_heads(value)
 
     def forward(
         self,
@@ -140,7 +140,7 @@ class Attention(nn.Module):
         query = recompute_linear(hidden, self.self["query"])
         query = unpadding.pad(query) if unpadding else query
         # The k rows of an image form one long query, so that the image's keys are not copied.
-        query = self._split(query.reshape(keys_values[0].size(0), -1, hidden.size(-1)))
+        query = self._split_heads(query.reshape(keys_values[0].size(0), -1, hidden.size(-1)))
         dropout = self.dropout if self.training else 0.0
         context = attention(query, *keys_values, mask, is_causal, dropout)
         context = context.transpose(1, 2).flatten(2)
@@ -149,7 +149,7 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """Self-attention, cross-attention and feed-forward; a LayerNorm follows each residual."""
+    """Self-attention, cross-attention and feed-forward, each with residual and LayerNorm."""
 
     def __init__(self, config: MedConfig, encoder_width: int):
         super().__init__()
@@ -208,8 +208,8 @@ def bert_states(
 ) -> Tensor:
     """The last layer's output, (R, n, H).
 
-    tokens, attention_mask (1 real, 0 padding): int64 (R, n); image_embeds: (B, P, width), or None
-    without cross-attention; is_causal: whether a token attends only to itself and those before it.
+    tokens, attention_mask (1 token, 0 padding): int64 (R, n). image_embeds: (B, P, width), or None
+    without cross-attention. is_causal: whether a token attends only to itself and earlier tokens.
     """
     mask = attention_mask.bool()[:, None, None, :]  # (R, 1, 1, n)
     if is_causal:
@@ -217,7 +217,7 @@ def bert_states(
         causal = torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril()
         mask = causal & mask  # (R, 1, n, n)
     hidden = bert["embeddings"](tokens)
-    unpadding = unpadding_of(attention_mask)
+    unpadding = build_unpadding(attention_mask)
     hidden = unpadding.unpad(hidden) if unpadding else hidden
     for layer in bert["encoder"]["layer"]:
         hidden = layer(hidden, image_embeds, mask, unpadding)
@@ -288,7 +288,7 @@ class TextDecoder(nn.Module):
         labels: Tensor,
         prompt_length: int = 1,
     ) -> ObjectiveOutput:
-        """The objective on labels (R, n), without the first `prompt_length` of each row."""
+        """Compute the objective on labels (R, n) without each row's first `prompt_length`."""
         hidden = self.hidden_states(tokens, attention_mask, image_embeds)
         head = self.cls["predictions"]
         hidden = head.transform_hidden(hidden[:, prompt_length - 1 : -1])

@@ -54,8 +54,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("checkpoint", help="a checkpoint of a run of model blip with lora")
     parser.add_argument("target", type=Path, help="the .pth file to write, or the folder")
     parser.add_argument("--adapter", action="store_true", help="write only the LoRA adapter")
-    given = parser.parse_args(argv)
-    return exit_code(lambda: merge_checkpoint(given.checkpoint, given.target, given.adapter))
+    arguments = parser.parse_args(argv)
+    return exit_code(
+        lambda: merge_checkpoint(arguments.checkpoint, arguments.target, arguments.adapter)
+    )
 
 
 if __name__ == "__main__":

@@ -28,8 +28,8 @@ class CaptionTokenizer:
     def __init__(self, source: str):
         self.bert = _load_bert(_find_vocabulary(source))
         self.bert.add_special_tokens(["[DEC]", "[ENC]"])
-        named = map(self.bert.token_to_id, ("[DEC]", "[SEP]", "[PAD]", "[UNK]"))
-        self.start, self.end, self.pad, self.unknown = named
+        ids = map(self.bert.token_to_id, ("[DEC]", "[SEP]", "[PAD]", "[UNK]"))
+        self.start, self.end, self.pad, self.unknown = ids
 
     def __len__(self) -> int:
         return self.bert.get_vocab_size()
@@ -38,11 +38,11 @@ class CaptionTokenizer:
         return self.bert.id_to_token(token_id)
 
     def ids(self, text: str) -> list[int]:
-        """The ids of a text, without special tokens."""
+        """The token ids of a text, without special tokens."""
         return self.bert.encode(_unicode(text), add_special_tokens=False).ids
 
     def encode(self, texts: list[str], max_length: int) -> tuple[Tensor, Tensor]:
-        """Ids and mask (1 token, 0 padding), int64 (R, n) with n <= max_length.
+        """Return ids and mask (1 token, 0 padding), int64 (R, n) with n <= max_length.
 
         A row begins with [DEC] and ends with [SEP], even if the text is truncated.
         """
@@ -63,7 +63,7 @@ class CaptionTokenizer:
 
 
 def _unicode(text: str) -> str:
-    """Drop lone surrogates, which JSON may contain, like transformers 4.15.0. Version 5 fails."""
+    """Drop lone surrogates, which JSON may contain. transformers 4.15.0 drops them; 5.x fails."""
     return text.encode("utf-8", "ignore").decode("utf-8")
 
 
@@ -112,15 +112,15 @@ class FirstTokenShift:
     """
 
     def __init__(self, tokenizer: CaptionTokenizer):
-        ids = {tokenizer.token(number): number for number in range(len(tokenizer))}
-        self.piece = torch.arange(len(tokenizer))  # (V,): the id of each word's piece
-        for word, number in ids.items():
-            self.piece[number] = ids.get(f"##{word}", number)
-        shifted = self.piece != torch.arange(len(self.piece))
-        if not shifted.any():
+        ids = {tokenizer.token(token_id): token_id for token_id in range(len(tokenizer))}
+        self.piece = torch.arange(len(tokenizer))  # (V,), the id of each word's piece
+        for word, token_id in ids.items():
+            self.piece[token_id] = ids.get(f"##{word}", token_id)
+        has_piece = self.piece != torch.arange(len(self.piece))
+        if not has_piece.any():
             raise ValueError("first_token_shift: no word of the vocabulary has a piece ##word")
-        self.word = torch.arange(len(tokenizer))
-        self.word[self.piece[shifted]] = shifted.nonzero().squeeze(1)
+        self.word = torch.arange(len(tokenizer))  # (V,), the id of each piece's word
+        self.word[self.piece[has_piece]] = has_piece.nonzero().squeeze(1)
 
     def apply(self, tokens: Tensor, start: int) -> Tensor:
         """Shift the first caption token of each row of tokens (R, N). start: its position."""
@@ -139,5 +139,5 @@ class FirstTokenShift:
 
         A word gets the higher logit of `word` and `##word`. A piece gets -inf.
         """
-        pieces = self.word != torch.arange(len(self.word))  # (V,)
-        return logits.maximum(logits[:, self.piece]).masked_fill(pieces, float("-inf"))
+        is_piece = self.word != torch.arange(len(self.word))  # (V,)
+        return logits.maximum(logits[:, self.piece]).masked_fill(is_piece, float("-inf"))

@@ -22,7 +22,7 @@ class VitSizes(Sizes):
 
     initializer_range: the standard deviation of initial weights in the blocks; 0.02 if None. Narrow
     encoders learn faster with about embed_dim**-0.5. If it is set, the initial position embedding
-    has a standard deviation of 1, as the patch embeddings have.
+    has the standard deviation of the patch embeddings, 1.
     """
 
     embed_dim: int = Field(gt=0, le=65_536)

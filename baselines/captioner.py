@@ -13,7 +13,7 @@ from decoding import DecodingSettings, Step, until_end
 from decoding.caption_generator import CaptionGenerator
 from decoding.null_image import NullImage
 from smile import Objective, ObjectiveOutput
-from smile.objective import captions_an_image
+from smile.objective import captions_per_image
 
 MODELS = ("rnn", "lstm", "attn", "sat")
 
@@ -126,7 +126,7 @@ class ClassicCaptioner(CaptionGenerator):
     def _predict(
         self, image: Tensor, captions: list[list[str]], dropped: Optional[Tensor] = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        rows = (len(image), captions_an_image(captions, len(image)))
+        rows = (len(image), captions_per_image(captions, len(image)))
         texts = [self.prompt + caption for group in captions for caption in group]
         tokens, mask = (t.to(image.device) for t in self.tokenizer.encode(texts, self.max_tokens))
         prompt = len(self.prompt_ids)

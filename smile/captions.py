@@ -10,28 +10,33 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from smile.labels import at_least_float32, check_labels, check_shapes, reduce, weigh
+from smile.labels import (
+    at_least_float32,
+    check_labels,
+    check_shapes,
+    prepare_weights,
+    reduce_losses,
+)
 
-# From this row length on, unlabelled positions are left out: SMILE's cost grows with the square.
-LONG = 128
+# Rows from this length on may be reduced to labelled positions: SMILE's cost is quadratic.
+LONG_ROW = 128
 
 
 def segments_from_position_ids(position_ids: Tensor) -> Tensor:
     """Segments, int64 (B, N): the number changes wherever positions restart.
 
-    position_ids: (B, N) or (N,). Models with positions of time, height and width have (3, B, N), in
-    which all tokens of an image have the same time, or (4, B, N), in which text positions come
-    first.
+    position_ids: (B, N) or (N,). Models with positions of time, height and width have (3, B, N);
+    all tokens of an image then have the same time. (4, B, N) has text positions first.
     """
-    whole_numbers(position_ids, "position_ids")
-    grid = position_ids.dim() == 3 and len(position_ids) != 4
+    check_integers(position_ids, "position_ids")
+    is_grid = position_ids.dim() == 3 and len(position_ids) != 4
     positions = position_ids[0] if position_ids.dim() == 3 else position_ids
     if positions.dim() == 1:
         positions = positions.unsqueeze(0)
-    if positions.dim() != 2 or (grid and len(position_ids) != 3):
+    if positions.dim() != 2 or (is_grid and len(position_ids) != 3):
         raise ValueError(f"position_ids is {tuple(position_ids.shape)}; give (batch, tokens)")
     step = positions.diff(dim=1)
-    restarts = step < 0 if grid else step <= 0
+    restarts = step < 0 if is_grid else step <= 0
     return torch.nn.functional.pad(restarts, (1, 0)).cumsum(1)
 
 
@@ -41,7 +46,7 @@ def segments_from_cu_seq_lens(cu_seq_lens: Tensor, length: int) -> Tensor:
     cu_seq_lens: (S + 1,) boundaries from 0 to `length`, as in FlashAttention. Raises ValueError for
     other boundaries; their values are checked only on a CPU.
     """
-    whole_numbers(cu_seq_lens, "cu_seq_lens")
+    check_integers(cu_seq_lens, "cu_seq_lens")
     if cu_seq_lens.dim() != 1 or len(cu_seq_lens) < 2:
         raise ValueError(f"cu_seq_lens is {tuple(cu_seq_lens.shape)}; give boundaries (S + 1,)")
     if cu_seq_lens.device.type == "cpu" and not torch.compiler.is_compiling():
@@ -62,18 +67,18 @@ def captions_of_turns(
 
     labels: (B, N). A run may be an assistant's turn. It also ends where `segments` change.
     """
-    labelled = labels != ignore_index
-    begins = labelled.clone()
-    begins[:, 1:] &= ~labelled[:, :-1]
+    is_labelled = labels != ignore_index
+    is_start = is_labelled.clone()
+    is_start[:, 1:] &= ~is_labelled[:, :-1]
     if segments is not None:
         check_segments(segments, labels)
-        begins[:, 1:] |= segments[:, 1:] != segments[:, :-1]
-    return begins.cumsum(1)
+        is_start[:, 1:] |= segments[:, 1:] != segments[:, :-1]
+    return is_start.cumsum(1)
 
 
 def check_segments(segments: Tensor, labels: Tensor) -> None:
     """Raise ValueError unless segments are integers of the labels' shape."""
-    whole_numbers(segments, "segments")
+    check_integers(segments, "segments")
     if segments.shape != labels.shape:
         raise ValueError(
             f"segments is {tuple(segments.shape)}, but labels is {tuple(labels.shape)}; "
@@ -81,7 +86,7 @@ def check_segments(segments: Tensor, labels: Tensor) -> None:
         )
 
 
-def whole_numbers(numbers: Tensor, name: str) -> None:
+def check_integers(numbers: Tensor, name: str) -> None:
     """Raise ValueError unless `numbers` is a tensor of integers."""
     if not isinstance(numbers, Tensor):
         raise ValueError(f"{name} is a {type(numbers).__name__}; give a tensor of whole numbers")
@@ -94,67 +99,67 @@ def blocks(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield blocks of captions of similar length, one caption per row.
 
-    labels, segments: (B, N). A block is a pair: `rows`, int64 (C, L), positions in
+    labels, segments: (B, N). A block is a pair: `positions`, int64 (C, L), positions in
     `labels.flatten()`, and the labels at these positions, (C, L), padded with `ignore_index`.
-    Without segments all rows are one block. Long rows with few labels, such as an answer after an
-    image, are then reduced to labelled positions, unless `whole_rows`. With segments, the longest
+    Without segments, all rows are one block, and long rows with few labels, such as an answer after
+    an image, are reduced to labelled positions, unless `whole_rows`. With segments, the longest
     caption of a block is at most twice as long as the shortest.
     """
     if labels.numel() == 0:
         return
     if segments is None:
-        rows = torch.arange(labels.numel(), device=labels.device).view_as(labels)
-        if labels.size(1) >= LONG and not whole_rows:  # synchronises with a GPU
+        positions = torch.arange(labels.numel(), device=labels.device).view_as(labels)
+        if labels.size(1) >= LONG_ROW and not whole_rows:  # synchronises with a GPU
             is_labelled = labels != ignore_index
-            most = int(is_labelled.sum(1).max())
-            if 2 * most < labels.size(1):
+            max_labels = int(is_labelled.sum(1).max())
+            if 2 * max_labels < labels.size(1):
                 labelled_first = is_labelled.int().sort(dim=1, descending=True, stable=True).indices
-                kept = labelled_first[:, : max(most, 1)]
-                rows, labels = rows.gather(1, kept), labels.gather(1, kept)
-        yield rows, labels
+                columns = labelled_first[:, : max(max_labels, 1)]
+                positions, labels = positions.gather(1, columns), labels.gather(1, columns)
+        yield positions, labels
         return
     labelled = (labels != ignore_index).flatten().nonzero().squeeze(1)  # (M,)
     if len(labelled) == 0:
         return
-    key = _keys(labels, segments).flatten()[labelled]
-    _, caption, lengths = key.unique(return_inverse=True, return_counts=True)
+    segment_ids = _segment_ids(labels, segments).flatten()[labelled]
+    _, caption, lengths = segment_ids.unique(return_inverse=True, return_counts=True)
     order = caption.argsort(stable=True)
     start = lengths.cumsum(0) - lengths
     column = torch.arange(len(order), device=order.device) - start[caption[order]]
     # The exponent of the next power of 2, in integers because MPS has no float64.
-    size = torch.bucketize(lengths, 1 << torch.arange(63, device=lengths.device))
-    for in_block in (size == each for each in size.unique()):  # bool, by caption
+    exponents = torch.bucketize(lengths, 1 << torch.arange(63, device=lengths.device))
+    for in_block in (exponents == exponent for exponent in exponents.unique()):  # bool, by caption
         longest = lengths[in_block].max()
-        number = in_block.cumsum(0) - 1  # of a caption in the block
-        chosen = in_block[caption[order]]
-        at = (number[caption[order]][chosen], column[chosen])
-        rows = labelled.new_zeros(int(in_block.sum()), int(longest))
-        rows[at] = labelled[order][chosen]
-        block_labels = torch.full_like(rows, ignore_index)
-        block_labels[at] = labels.flatten()[rows[at]]
-        yield rows, block_labels
+        block_row = in_block.cumsum(0) - 1  # the row of each caption in the block
+        is_selected = in_block[caption[order]]
+        cell = (block_row[caption[order]][is_selected], column[is_selected])
+        positions = labelled.new_zeros(int(in_block.sum()), int(longest))
+        positions[cell] = labelled[order][is_selected]
+        block_labels = torch.full_like(positions, ignore_index)
+        block_labels[cell] = labels.flatten()[positions[cell]]
+        yield positions, block_labels
 
 
-def numbered(labels: Tensor, segments: Optional[Tensor]) -> tuple[Tensor, int]:
-    """The number of each position's caption, int64 (B, N), and the number of captions."""
+def number_captions(labels: Tensor, segments: Optional[Tensor]) -> tuple[Tensor, int]:
+    """Return each position's caption as a number, int64 (B, N), and the count of captions."""
     if segments is None or labels.numel() == 0:
         rows = torch.arange(len(labels), device=labels.device).unsqueeze(1)
         return rows.expand_as(labels), len(labels)
-    found, numbers = _keys(labels, segments).unique(return_inverse=True)
-    return numbers, len(found)
+    captions, numbers = _segment_ids(labels, segments).unique(return_inverse=True)
+    return numbers, len(captions)
 
 
-def _keys(labels: Tensor, segments: Tensor) -> Tensor:
-    """int64 (B, N), a different number for each segment of each row."""
+def _segment_ids(labels: Tensor, segments: Tensor) -> Tensor:
+    """int64 (B, N), a different id for each segment of each row."""
     segments = segments.to(labels.device, torch.int64)
-    least = segments.min()
-    spread = segments.max() - least + 1
-    of_row = torch.arange(len(labels), device=labels.device).unsqueeze(1) * spread
-    return of_row + segments - least
+    minimum = segments.min()
+    spread = segments.max() - minimum + 1
+    offset = torch.arange(len(labels), device=labels.device).unsqueeze(1) * spread
+    return offset + segments - minimum
 
 
-def reduced_by_caption(
-    losses_of: Callable,
+def reduce_by_caption(
+    loss_fn: Callable,
     inputs: tuple[Tensor, ...],
     labels: Tensor,
     ignore_index: int,
@@ -164,28 +169,34 @@ def reduced_by_caption(
 ) -> Tensor:
     """Compute losses by caption, and reduce them. A caption in a packed row counts as a row.
 
-    inputs: (B, N, ...) each, of which the first is logits. losses_of: maps inputs (C, L, ...) and
-    labels (C, L), one caption per row, to losses (C, L). Other arguments are as in `smile_loss`.
+    inputs: (B, N, ...) each; the first is logits. loss_fn: maps inputs (C, L, ...) and labels
+    (C, L), one caption per row, to losses (C, L). Other arguments are as in `smile_loss`.
     """
     logits = inputs[0]
     check_shapes(logits, labels)
-    labels, weights = weigh(labels, weights, ignore_index)
+    labels, weights = prepare_weights(labels, weights, ignore_index)
     check_labels(labels, logits.size(2), ignore_index)
     if segments is None:
-        losses = losses_of(*inputs, labels)
+        losses = loss_fn(*inputs, labels)
     else:
-        losses = _by_caption(losses_of, inputs, labels, segments, ignore_index)
-    return reduce(losses, labels, ignore_index, reduction, weights)
+        losses = _losses_by_caption(loss_fn, inputs, labels, segments, ignore_index)
+    return reduce_losses(losses, labels, ignore_index, reduction, weights)
 
 
-def _by_caption(
-    losses_of: Callable, inputs: tuple[Tensor, ...], labels: Tensor, segments: Tensor, ignore: int
+def _losses_by_caption(
+    loss_fn: Callable,
+    inputs: tuple[Tensor, ...],
+    labels: Tensor,
+    segments: Tensor,
+    ignore_index: int,
 ) -> Tensor:
     check_segments(segments, labels)
-    nothing = at_least_float32(inputs[0].flatten()[:0].sum())  # has a gradient
-    losses = nothing.expand(labels.numel())
-    for rows, block_labels in blocks(labels, segments, ignore):
-        block_losses = losses_of(*(x.flatten(0, 1)[rows] for x in inputs), block_labels)
-        labelled = block_labels != ignore
-        losses = losses.index_put((rows[labelled],), block_losses[labelled])
+    zero = at_least_float32(
+        inputs[0].flatten()[:0].sum()
+    )  # 0 with a gradient, for a batch without labels
+    losses = zero.expand(labels.numel())
+    for positions, block_labels in blocks(labels, segments, ignore_index):
+        block_losses = loss_fn(*(x.flatten(0, 1)[positions] for x in inputs), block_labels)
+        is_labelled = block_labels != ignore_index
+        losses = losses.index_put((positions[is_labelled],), block_losses[is_labelled])
     return losses.view_as(labels)

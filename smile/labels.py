@@ -5,16 +5,15 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-# A logit at or below this is a mask (-inf or float16's minimum), not a prediction.
-RULED_OUT = torch.finfo(torch.float16).min / 2
+# A logit at or below this value is a mask (-inf or float16's minimum), not a prediction.
+MAX_MASKED_LOGIT = torch.finfo(torch.float16).min / 2
 
 
 def caption_types(labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
-    """The token types of each caption.
+    """Return the token types of each caption as (types, distinct).
 
-    labels: int64 (B, N). Returns `types`, int64 (B, N), which contains every label of the caption
-    and no other id (only 0 if there are no labels), and `distinct`, bool (B, N), which is true once
-    for each type.
+    labels: int64 (B, N). types: int64 (B, N), contains every label of the caption and no other id
+    (only 0 if there are no labels). distinct: bool (B, N), true once for each type.
     """
     labelled = labels != ignore_index
     if labels.size(1) == 0:
@@ -27,11 +26,12 @@ def caption_types(labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
     return types, distinct
 
 
-def earlier_words(labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The tokens of each caption, (C, L), and two masks (C, L, L) by position and token.
+def earlier_tokens(labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (types, is_earlier, is_label) for labels (C, L), one caption per row.
 
-    The first mask is true once for each token that is a label before the position. The second mask
-    is true for tokens that are the position's label.
+    types: (C, L), see `caption_types`. The masks are (C, L, L), by position and type. is_earlier:
+    true once for each type that is a label before the position. is_label: true for types that are
+    the position's label.
     """
     types, distinct = caption_types(labels, ignore_index)
     is_label = types.unsqueeze(1) == labels.unsqueeze(2)
@@ -57,12 +57,12 @@ def check_labels(labels: Tensor, vocabulary: int, ignore_index: int) -> None:
     """
     if labels.device.type != "cpu" or torch.compiler.is_compiling():
         return
-    wrong = (labels != ignore_index) & ((labels < 0) | (labels >= vocabulary))
-    if wrong.any():
-        caption, position = wrong.nonzero()[0].tolist()
-        found = labels[caption, position].item()
+    is_invalid = (labels != ignore_index) & ((labels < 0) | (labels >= vocabulary))
+    if is_invalid.any():
+        caption, position = is_invalid.nonzero()[0].tolist()
+        label = labels[caption, position].item()
         raise ValueError(
-            f"the label at caption {caption}, position {position} is {found}, but the vocabulary "
+            f"the label at caption {caption}, position {position} is {label}, but the vocabulary "
             f"has {vocabulary} tokens (from 0) and ignore_index is {ignore_index}"
         )
 
@@ -78,10 +78,10 @@ def at_least_float32(logits: Tensor) -> Tensor:
     return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
 
 
-def weigh(
+def prepare_weights(
     labels: Tensor, weights: Optional[Tensor], ignore_index: int
 ) -> tuple[Tensor, Optional[Tensor]]:
-    """Ignore labels of weight 0, and expand the weights to (B, N). Without weights, None.
+    """Return labels that ignore tokens of weight 0, and weights expanded to (B, N), or None.
 
     labels: (B, N). weights: floats >= 0, (B, N) for tokens or (B,) for rows. Raises ValueError for
     another shape and, on a CPU, for a weight that is negative or not finite.
@@ -107,18 +107,18 @@ def check_weights(weights: Optional[Tensor]) -> None:
     """Raise ValueError for a negative or non-finite weight. Like `check_labels`, only on a CPU."""
     if weights is None or weights.device.type != "cpu" or torch.compiler.is_compiling():
         return
-    unfit = ~(weights.isfinite() & (weights >= 0))
-    if unfit.any():
-        found = weights[unfit][0].item()
-        raise ValueError(f"a weight is {found}; weights are finite numbers, at least 0")
+    is_invalid = ~(weights.isfinite() & (weights >= 0))
+    if is_invalid.any():
+        weight = weights[is_invalid][0].item()
+        raise ValueError(f"a weight is {weight}; weights are finite numbers, at least 0")
 
 
-def count(labels: Tensor, weights: Optional[Tensor], ignore_index: int) -> Tensor:
-    """The divisor of a mean, a scalar: the number of labels, or the sum of their weights."""
+def count_labels(labels: Tensor, weights: Optional[Tensor], ignore_index: int) -> Tensor:
+    """Return the number of labels, or the sum of their weights: a scalar, the divisor of a mean."""
     return (labels != ignore_index).sum() if weights is None else weights.sum()
 
 
-def reduce(
+def reduce_losses(
     losses: Tensor,
     labels: Tensor,
     ignore_index: int,
@@ -127,8 +127,8 @@ def reduce(
 ) -> Tensor:
     """Reduce losses (B, N) by "mean" over labelled tokens, by "sum", or not at all by "none".
 
-    Losses are multiplied by `weights`, see `weigh`, and the mean divides by the sum of weights. The
-    losses of ignored positions are 0. The mean over no tokens is 0.
+    Losses are multiplied by `weights`, see `prepare_weights`, and the mean divides by the sum of
+    weights. The losses of ignored positions are 0. The mean over no tokens is 0.
     """
     losses = losses.masked_fill(labels == ignore_index, 0)
     if weights is not None:
@@ -139,7 +139,7 @@ def reduce(
     if reduction == "sum":
         return losses.sum()
     check_reduction(reduction)
-    divisor = count(labels, weights, ignore_index)
+    divisor = count_labels(labels, weights, ignore_index)
     return losses.sum() / divisor.masked_fill(divisor == 0, 1)
 
 

@@ -14,18 +14,18 @@ from smile.loading import load
 FIRST_TOKEN_MLE = {"smile": True, "random": False, "reverse": True}
 
 
-def scores_first_token(name: str, given: Optional[bool] = None) -> bool:
+def scores_first_token(name: str, first_token_mle: Optional[bool] = None) -> bool:
     """Whether the objective `name` scores first tokens over the whole vocabulary.
 
-    given: the setting `first_token_mle`; None for the original's choice.
+    first_token_mle: the setting; None for the choice of the original code.
     """
-    original = FIRST_TOKEN_MLE.get(name)
-    return bool(original if given is None else given and original is not None)
+    default = FIRST_TOKEN_MLE.get(name)
+    return bool(default if first_token_mle is None else first_token_mle and default is not None)
 
 
 @lru_cache(maxsize=64)
 def build_alternatives(parameters: str) -> dict[str, Any]:
-    """Each alternative, a `TokenLoss`, by name. parameters: a Python literal of them by name."""
+    """Return the `TokenLoss` of each alternative by name. parameters: a Python literal by name."""
     by_name = ast.literal_eval(parameters)
     return {name: load(ALTERNATIVES[name])(**options) for name, options in by_name.items()}
 
@@ -48,7 +48,7 @@ class Settings(NamedTuple):
     softcap: Optional[float]
 
     def text(self) -> str:
-        """The settings as a string, which a custom operator takes. Dynamo can trace this method."""
+        """The settings as a string, for a custom operator. Dynamo can trace this method."""
         weights = ", ".join(f"{name!r}: {weight!r}" for name, weight in self.weights.items())
         return (
             f"{{{weights}}}, {self.label_smoothing!r}, {self.first_token_mle!r}, "
@@ -60,20 +60,20 @@ class Settings(NamedTuple):
 class LossInputs(NamedTuple):
     """The inputs of the fused linear loss that have no gradient.
 
-    labels: (B, N). words: (B, N, R), sampled for random subsetting, or None. segments, weights:
+    labels: (B, N). sampled: (B, N, R), the tokens of random subsetting, or None. segments, weights:
     (B, N) or None. factors: (B, N), those of truncation, or None. dtype: the dtype of logits.
-    wanted: whether hidden states, weight and bias need a gradient. shards: the
+    needs_grad: whether hidden states, weight and bias need a gradient. shards: the
     `smile.sharded.Shards` with which processes share the head, or None.
     """
 
     labels: Tensor
-    words: Optional[Tensor]
+    sampled: Optional[Tensor]
     segments: Optional[Tensor]
     weights: Optional[Tensor]
     factors: Optional[Tensor]
     settings: Settings
     dtype: torch.dtype
-    wanted: list[bool]
+    needs_grad: list[bool]
     shards: Any = None
 
     @property

@@ -5,8 +5,8 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from smile.captions import reduced_by_caption
-from smile.labels import RULED_OUT, at_least_float32
+from smile.captions import reduce_by_caption
+from smile.labels import MAX_MASKED_LOGIT, at_least_float32
 
 
 def mle_loss(
@@ -22,24 +22,26 @@ def mle_loss(
     logits: (B, N, V), any float type; labels: int64 (B, N), `logits[b, n]` predicts `labels[b, n]`.
     weights: floats, (B, N) for tokens or (B,) for rows. Returns a scalar, or (B, N) with reduction
     "none". This differs from `F.cross_entropy` in two ways: the mean over no labels is 0, and label
-    smoothing is only over tokens whose logits are not masked. BLIP's label smoothing is 0.1.
+    smoothing excludes tokens whose logits are masked. BLIP's label smoothing is 0.1.
     """
     check_smoothing(label_smoothing)
 
-    def losses_of(logits: Tensor, labels: Tensor) -> Tensor:
+    def token_losses(logits: Tensor, labels: Tensor) -> Tensor:
         logits = at_least_float32(logits)
         # Not F.cross_entropy: Liger replaces it by a kernel that overwrites its input.
         losses = torch.ops.aten.cross_entropy_loss(
             logits.flatten(0, 1), labels.flatten(), reduction=0, ignore_index=ignore_index
         ).view_as(labels)
         if label_smoothing > 0:
-            possible = logits > RULED_OUT
-            mean = logits.where(possible, 0).sum(2) / possible.sum(2).clamp(min=1)
-            smoothed = logits.logsumexp(2) - mean
+            unmasked = logits > MAX_MASKED_LOGIT
+            mean_logit = logits.where(unmasked, 0).sum(2) / unmasked.sum(2).clamp(min=1)
+            smoothed = logits.logsumexp(2) - mean_logit
             losses = (1 - label_smoothing) * losses + label_smoothing * smoothed
         return losses
 
-    return reduced_by_caption(losses_of, (logits,), labels, ignore_index, reduction, None, weights)
+    return reduce_by_caption(
+        token_losses, (logits,), labels, ignore_index, reduction, None, weights
+    )
 
 
 def check_smoothing(label_smoothing: float) -> None:

@@ -17,15 +17,15 @@ NO_SECOND = "the fused linear loss has no second derivative; compute the objecti
 
 
 def mixture_from_hidden(hidden, weight, bias, inputs: LossInputs) -> tuple[Tensor, Tensor]:
-    """The loss, and its detached parts in the order of the weights; see `Objective.from_hidden`.
+    """Return the loss, and its detached parts in the order of the weights.
 
-    A sharded head causes a graph break in a compiled program.
+    See `Objective.from_hidden`. A sharded head causes a graph break in a compiled program.
     """
     if not torch.compiler.is_compiling() or inputs.shards is not None:
         return _eager(hidden, weight, bias, inputs)
-    *tensors, settings, dtype, wanted, _ = inputs
-    others = (settings.text(), dtype, wanted)
-    return _operator(hidden, weight, bias, *tensors, None, *others)[:2]
+    *tensors, settings, dtype, needs_grad, _ = inputs
+    static_args = (settings.text(), dtype, needs_grad)
+    return _operator(hidden, weight, bias, *tensors, None, *static_args)[:2]
 
 
 @torch.compiler.disable
@@ -58,30 +58,33 @@ class _MixtureFromHidden(torch.autograd.Function):
             for gradient in gradients:
                 if gradient is not None:
                     gradient.mul_(d_loss)
-        typed = (None if g is None else g.to(x.dtype) for x, g in zip(ctx.saved_tensors, gradients))
-        return (*typed, None)
+        cast_gradients = (
+            None if g is None else g.to(x.dtype) for x, g in zip(ctx.saved_tensors, gradients)
+        )
+        return (*cast_gradients, None)
 
 
-def _inputs(tensors, text, dtype, wanted) -> LossInputs:
-    return LossInputs(*tensors, Settings(*ast.literal_eval(text)), dtype, wanted)
+def _build_inputs(tensors, text, dtype, needs_grad) -> LossInputs:
+    return LossInputs(*tensors, Settings(*ast.literal_eval(text)), dtype, needs_grad)
 
 
 @torch.library.custom_op(
     "smile::mixture",
-    schema="(Tensor hidden, Tensor weight, Tensor? bias, Tensor labels, Tensor? words, "
+    schema="(Tensor hidden, Tensor weight, Tensor? bias, Tensor labels, Tensor? sampled, "
     "Tensor? segments, Tensor? weights, Tensor? factors, Tensor? d_loss, str settings, "
-    "ScalarType dtype, bool[] wanted) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "ScalarType dtype, bool[] needs_grad) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     mutates_args=(),
     # It synchronises to read the number of labels, which a CUDA graph does not support.
     tags=(torch.Tag.cudagraph_unsafe,),
 )
-def _operator(hidden, weight, bias, *others):
-    """The loss, its parts, and the gradients of hidden, weight and bias (empty if not wanted).
+def _operator(hidden, weight, bias, *rest):
+    """The loss, its parts, and the gradients of hidden, weight and bias (empty if not needed).
 
-    Labels and weights are checked here, because they have no values during compilation.
+    rest: the other arguments of the schema. Labels and weights are checked here, because they have
+    no values during compilation.
     """
-    *tensors, d_loss, text, dtype, wanted = others
-    inputs = _inputs(tensors, text, dtype, wanted)
+    *tensors, d_loss, text, dtype, needs_grad = rest
+    inputs = _build_inputs(tensors, text, dtype, needs_grad)
     check_labels(inputs.labels, len(weight), inputs.settings.ignore_index)
     check_weights(inputs.weights)
     loss, parts, gradients = fused_loss(hidden, weight, bias, inputs, d_loss)
@@ -89,19 +92,22 @@ def _operator(hidden, weight, bias, *others):
 
 
 @_operator.register_fake
-def _(hidden, weight, bias, *others):
-    *tensors, d_loss, text, dtype, wanted = others
-    inputs = _inputs(tensors, text, dtype, wanted)
-    labels, made = inputs.labels, d_loss is not None or not inputs.defer_grad
-    wide = torch.promote_types(dtype, torch.float32)
+def _(hidden, weight, bias, *rest):
+    *tensors, d_loss, text, dtype, needs_grad = rest
+    inputs = _build_inputs(tensors, text, dtype, needs_grad)
+    labels, has_gradients = inputs.labels, d_loss is not None or not inputs.defer_grad
+    wide_dtype = torch.promote_types(dtype, torch.float32)
     shape = labels.shape if inputs.settings.reduction == "none" else ()
-    sizes = [x.shape if made and want else 0 for x, want in zip((hidden, weight, bias), wanted)]
+    sizes = [
+        x.shape if has_gradients and needed else 0
+        for x, needed in zip((hidden, weight, bias), needs_grad)
+    ]
     sizes = [shape, (len(inputs.settings.weights), *shape), *sizes]
-    return tuple(labels.new_empty(size, dtype=wide) for size in sizes)
+    return tuple(labels.new_empty(size, dtype=wide_dtype) for size in sizes)
 
 
-def _save(ctx, inputs, output):
-    ctx.how = inputs[9:]
+def _save_context(ctx, inputs, output):
+    ctx.static_args = inputs[9:]  # settings, dtype and needs_grad; inputs[8] is d_loss
     ctx.save_for_backward(*inputs[:8], *output[2:])
     ctx.mark_non_differentiable(*output[1:])
 
@@ -110,13 +116,15 @@ def _backward(ctx, d_loss, *_):
     if torch.is_grad_enabled():  # create_graph=True
         raise RuntimeError(NO_SECOND)
     inputs, gradients = ctx.saved_tensors[:8], ctx.saved_tensors[8:]
-    if _inputs(inputs[3:], *ctx.how).defer_grad:
-        gradients = _operator(*inputs, d_loss, *ctx.how)[2:]
+    if _build_inputs(inputs[3:], *ctx.static_args).defer_grad:
+        gradients = _operator(*inputs, d_loss, *ctx.static_args)[2:]
     else:
         gradients = [gradient * d_loss for gradient in gradients]
-    wanted = ctx.how[-1]
-    typed = (g.to(x.dtype) if want else None for x, g, want in zip(inputs, gradients, wanted))
-    return (*typed, *[None] * 9)
+    needs_grad = ctx.static_args[-1]
+    cast_gradients = (
+        g.to(x.dtype) if needed else None for x, g, needed in zip(inputs, gradients, needs_grad)
+    )
+    return (*cast_gradients, *[None] * 9)
 
 
-_operator.register_autograd(_backward, setup_context=_save)
+_operator.register_autograd(_backward, setup_context=_save_context)

@@ -18,49 +18,50 @@ from smile.head import Head, Slope, is_distributed
 class Shards(NamedTuple):
     """The processes that compute one loss together.
 
-    first: the index of this process's first row of the head. vocabulary: the number of rows of the
-    whole head.
+    first_row: the index in the whole head of this process's first row. vocabulary: the number of
+    rows of the whole head.
     """
 
     group: "dist.ProcessGroup"
-    first: int
+    first_row: int
     vocabulary: int
 
-    def agree(self, labels: Tensor, words: Optional[Tensor]) -> Optional[Tensor]:
-        """Let all processes of the group use the words (B, N, R) that the first one has sampled.
+    def sync_samples(self, labels: Tensor, sampled: Optional[Tensor]) -> Optional[Tensor]:
+        """Return the tokens (B, N, R) that the group's first process has sampled.
 
-        words: for random subsetting, or None. Raises ValueError on all processes if their labels
-        differ. They differ if FSDP has sharded the weight: then each process has a part of a batch.
+        sampled: this process's tokens for random subsetting, or None. Raises ValueError on all
+        processes if their labels differ, as when FSDP shards the weight and each process has
+        another part of the batch.
         """
         order = torch.arange(1, labels.numel() + 1, device=labels.device)
         sizes = order.new_tensor(labels.shape)
-        found = torch.cat([sizes, (order * labels.flatten()).sum().unsqueeze(0)])
-        both = torch.stack([found, -found])
-        dist.all_reduce(both, dist.ReduceOp.MAX, group=self.group)
-        if (both[0] != -both[1]).any():
+        checksums = torch.cat([sizes, (order * labels.flatten()).sum().unsqueeze(0)])
+        bounds = torch.stack([checksums, -checksums])
+        dist.all_reduce(bounds, dist.ReduceOp.MAX, group=self.group)
+        if (bounds[0] != -bounds[1]).any():
             raise ValueError(
                 "the processes that shard the head have different labels; give all of them the "
                 "same batch, or, if FSDP shards the head, call the objective in the forward of the "
                 "module that FSDP wraps"
             )
-        if words is not None:
-            words = words.clone()
-            dist.broadcast(words, dist.get_global_rank(self.group, 0), group=self.group)
-        return words
+        if sampled is not None:
+            sampled = sampled.clone()
+            dist.broadcast(sampled, dist.get_global_rank(self.group, 0), group=self.group)
+        return sampled
 
 
-def on_one_process(hidden: Tensor, weight: Tensor, bias: Optional[Tensor]):
+def to_local_tensors(hidden: Tensor, weight: Tensor, bias: Optional[Tensor]):
     """Convert hidden states and this process's rows of the head to plain tensors.
 
-    Returns hidden states, weight and bias with their `Shards`. weight: (V, D). Each argument is
-    plain or a DTensor of any placement on one mesh of one dimension, and is redistributed. A weight
-    with Shard(0) needs no communication. Gradients have the placements of the arguments. Raises
+    Returns (hidden, weight, bias, `Shards`). weight: (V, D). Each argument is a plain tensor or a
+    DTensor of any placement on one mesh of one dimension, and is redistributed. A weight with
+    Shard(0) needs no communication. Gradients have the placements of the arguments. Raises
     ValueError for another mesh.
     """
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
-    given = {"hidden": hidden, "weight": weight, "bias": bias}
-    meshes = {name: x.device_mesh for name, x in given.items() if is_distributed(x)}
+    arguments = {"hidden": hidden, "weight": weight, "bias": bias}
+    meshes = {name: x.device_mesh for name, x in arguments.items() if is_distributed(x)}
     mesh, vocabulary = next(iter(meshes.values())), len(weight)
     for name, other in meshes.items():
         if other.ndim != 1 or other != mesh:
@@ -69,7 +70,7 @@ def on_one_process(hidden: Tensor, weight: Tensor, bias: Optional[Tensor]):
                 "that of tensor parallelism, after FSDP has gathered its shards"
             )
 
-    def placed(x: Optional[Tensor], placement) -> Optional[Tensor]:
+    def to_local(x: Optional[Tensor], placement) -> Optional[Tensor]:
         if x is None:
             return None
         if not is_distributed(x):
@@ -81,9 +82,15 @@ def on_one_process(hidden: Tensor, weight: Tensor, bias: Optional[Tensor]):
             f"a head of {vocabulary} tokens cannot be sharded over {mesh.size()} processes; use "
             "fewer processes"
         )
-    group, share = mesh.get_group(), -(-vocabulary // mesh.size())  # the last may have fewer
-    shards = Shards(group, dist.get_rank(group) * share, vocabulary)
-    return placed(hidden, Replicate()), placed(weight, Shard(0)), placed(bias, Shard(0)), shards
+    # The last process may have fewer rows.
+    group, rows_per_process = mesh.get_group(), -(-vocabulary // mesh.size())
+    shards = Shards(group, dist.get_rank(group) * rows_per_process, vocabulary)
+    return (
+        to_local(hidden, Replicate()),
+        to_local(weight, Shard(0)),
+        to_local(bias, Shard(0)),
+        shards,
+    )
 
 
 class ShardedHead(Head):
@@ -94,30 +101,32 @@ class ShardedHead(Head):
 
     def __init__(self, shards: Shards, *args):
         super().__init__(*args)
-        self.group, self.first, self.vocabulary = shards
+        self.group, self.first_row, self.vocabulary = shards
 
     def sum_shards(self, tensor: Tensor) -> Tensor:
         """Sum over the group, in place."""
         dist.all_reduce(tensor, group=self.group)
         return tensor
 
-    def _own(self, words: Tensor) -> tuple[Tensor, Tensor]:
-        """This process's rows of `words`, and a mask of words that other processes have.
+    def _local_ids(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the rows of `tokens` in this process's head, and a mask of tokens without a row.
 
-        The rows of masked words are 0.
+        The row of a masked token is 0.
         """
-        rows = words - self.first
-        others = (rows < 0) | (rows >= len(self.weight))
-        return rows.masked_fill(others, 0), others
+        local_ids = tokens - self.first_row
+        is_remote = (local_ids < 0) | (local_ids >= len(self.weight))
+        return local_ids.masked_fill(is_remote, 0), is_remote
 
-    def pick(self, logits: Tensor, words: Tensor) -> Tensor:
-        own, others = self._own(words)
-        return self.sum_shards(logits.gather(1, own).masked_fill(others, 0))
+    def gather_logits(self, logits: Tensor, tokens: Tensor) -> Tensor:
+        local_ids, is_remote = self._local_ids(tokens)
+        return self.sum_shards(logits.gather(1, local_ids).masked_fill(is_remote, 0))
 
-    def without(self, logits: Tensor, excluded: Tensor, label: Tensor, target: Tensor) -> Tensor:
-        own, others = self._own(excluded)
-        change = torch.full(own.shape, float("-inf"), dtype=logits.dtype, device=logits.device)
-        return logits.scatter_add(1, own, change.masked_fill(others | (excluded == label), 0))
+    def exclude(self, logits: Tensor, excluded: Tensor, label: Tensor, target: Tensor) -> Tensor:
+        local_ids, is_remote = self._local_ids(excluded)
+        mask = torch.full(local_ids.shape, float("-inf"), dtype=logits.dtype, device=logits.device)
+        return logits.scatter_add(
+            1, local_ids, mask.masked_fill(is_remote | (excluded == label), 0)
+        )
 
     def softmax_(self, logits: Tensor) -> Tensor:
         largest = logits.amax(1, keepdim=True)
@@ -126,15 +135,19 @@ class ShardedHead(Head):
         logits.div_(total)
         return largest + total.log()
 
-    def add_(self, d_logits: Tensor, words: Tensor, values: Tensor) -> None:
-        own, others = self._own(words)
-        super().add_(d_logits, own, values.masked_fill(others, 0))
+    def scatter_add_(self, d_logits: Tensor, tokens: Tensor, values: Tensor) -> None:
+        local_ids, is_remote = self._local_ids(tokens)
+        super().scatter_add_(d_logits, local_ids, values.masked_fill(is_remote, 0))
 
-    def _product_of(self, rows: Tensor, words: Tensor) -> Tensor:
-        own, others = self._own(words)
-        product = super()._product_of(rows, own).to(self.wide)
-        return self.sum_shards(product.masked_fill(others.unsqueeze(1), 0))
+    def _product_grouped(self, positions: Tensor, tokens: Tensor) -> Tensor:
+        local_ids, is_remote = self._local_ids(tokens)
+        product = super()._product_grouped(positions, local_ids).to(self.wide_dtype)
+        return self.sum_shards(product.masked_fill(is_remote.unsqueeze(1), 0))
 
-    def backward_of(self, rows: Tensor, words: Tensor, d_logits: Tensor, slope: Slope) -> None:
-        own, others = self._own(words)
-        super().backward_of(rows, own, d_logits.masked_fill(others.unsqueeze(1), 0), slope)
+    def backward_grouped(
+        self, positions: Tensor, tokens: Tensor, d_logits: Tensor, slope: Slope
+    ) -> None:
+        local_ids, is_remote = self._local_ids(tokens)
+        super().backward_grouped(
+            positions, local_ids, d_logits.masked_fill(is_remote.unsqueeze(1), 0), slope
+        )

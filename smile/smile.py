@@ -6,7 +6,7 @@ from typing import Optional
 import torch
 from torch import Tensor, nn
 
-from smile.captions import reduced_by_caption
+from smile.captions import reduce_by_caption
 from smile.labels import at_least_float32, caption_types, first_labelled
 
 
@@ -24,19 +24,19 @@ def smile_loss(
     logits: (B, N, V), any float type; labels: int64 (B, N), `logits[b, n]` predicts `labels[b, n]`.
     With `first_token_mle` the first labelled token of each caption is scored over the whole
     vocabulary. A row is one caption, unless `segments`, integers (B, N), divide it; see
-    `smile.captions`. weights: floats, (B, N) for tokens or (B,) for rows; a weight of 0 is like no
-    label, and 2 counts a token twice. Returns a scalar, or (B, N) with reduction "none". A caption
+    `smile.captions`. weights: floats, (B, N) for tokens or (B,) for rows; a weight of 0 ignores a
+    token, and 2 counts it twice. Returns a scalar, or (B, N) with reduction "none". A caption
     without labels has a loss of 0. The additional memory is O(B N N), because only logits of the
     caption's tokens are gathered. With segments the labelled logits are also copied.
 
     Source: SMILE (arXiv 2306.13460), the subset V_D of section 3; first-token MLE as in the
     authors' training code.
     """
-    losses_of = functools.partial(
+    loss_fn = functools.partial(
         smile_losses, ignore_index=ignore_index, first_token_mle=first_token_mle
     )
     options = (ignore_index, reduction, segments, weights)
-    return reduced_by_caption(losses_of, (logits,), labels, *options)
+    return reduce_by_caption(loss_fn, (logits,), labels, *options)
 
 
 def smile_losses(
@@ -60,13 +60,13 @@ def with_first_token_mle(
     """Replace each caption's first loss by cross-entropy over the whole vocabulary."""
     if labels.size(1) == 0:
         return losses
-    first = first_labelled(labels, ignore_index)
-    position = first.int().argmax(dim=1)  # (B,)
-    captions = torch.arange(labels.size(0), device=labels.device)
-    row = at_least_float32(logits[captions, position])  # (B, V)
-    label = labels[captions, position].masked_fill(~first.any(dim=1), 0)
-    mle = row.logsumexp(1) - row.gather(1, label.unsqueeze(1)).squeeze(1)
-    return torch.where(first, mle.unsqueeze(1), losses)
+    is_first = first_labelled(labels, ignore_index)
+    position = is_first.int().argmax(dim=1)  # (B,)
+    rows = torch.arange(labels.size(0), device=labels.device)
+    first_logits = at_least_float32(logits[rows, position])  # (B, V)
+    label = labels[rows, position].masked_fill(~is_first.any(dim=1), 0)
+    mle = first_logits.logsumexp(1) - first_logits.gather(1, label.unsqueeze(1)).squeeze(1)
+    return torch.where(is_first, mle.unsqueeze(1), losses)
 
 
 class SmileLoss(nn.Module):

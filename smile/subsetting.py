@@ -5,7 +5,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from smile.captions import reduced_by_caption
+from smile.captions import reduce_by_caption
 from smile.labels import at_least_float32, caption_types
 from smile.smile import with_first_token_mle
 
@@ -29,7 +29,7 @@ def random_subset_loss(
     the ablation "random subsetting".
     """
 
-    def losses_of(logits: Tensor, words: Tensor, labels: Tensor) -> Tensor:
+    def loss_fn(logits: Tensor, words: Tensor, labels: Tensor) -> Tensor:
         label = labels.masked_fill(labels == ignore_index, 0).unsqueeze(2)
         if pad_token_id is not None:
             words = words.where(words != pad_token_id, label)
@@ -42,7 +42,7 @@ def random_subset_loss(
         return losses
 
     options = (ignore_index, reduction, segments, weights)
-    return reduced_by_caption(losses_of, (logits, words), labels, *options)
+    return reduce_by_caption(loss_fn, (logits, words), labels, *options)
 
 
 def reverse_subset_loss(
@@ -66,8 +66,8 @@ def reverse_subset_loss(
 
     padding = pad_token_id if segments is None else None
 
-    def losses_of(logits: Tensor, labels: Tensor) -> Tensor:
-        types = reverse_subset_excludes(labels, ignore_index, padding)
+    def loss_fn(logits: Tensor, labels: Tensor) -> Tensor:
+        types = reverse_excluded_tokens(labels, ignore_index, padding)
         columns = types.unsqueeze(1).expand(-1, labels.size(1), -1)  # (B, N, N or N + 1)
         label = labels.masked_fill(labels == ignore_index, 0).unsqueeze(2)
         logits = at_least_float32(logits)
@@ -79,13 +79,13 @@ def reverse_subset_loss(
         return losses
 
     options = (ignore_index, reduction, segments, weights)
-    return reduced_by_caption(losses_of, (logits,), labels, *options)
+    return reduce_by_caption(loss_fn, (logits,), labels, *options)
 
 
-def reverse_subset_excludes(
+def reverse_excluded_tokens(
     labels: Tensor, ignore_index: int, pad_token_id: Optional[int]
 ) -> Tensor:
-    """int64 (B, N or N + 1): the types of each caption, with padding if it is padded at its end."""
+    """int64 (B, N or N + 1): a caption's types, and `pad_token_id` if the row ends in padding."""
     types, _ = caption_types(labels, ignore_index)
     if pad_token_id is None:
         return types

@@ -186,7 +186,7 @@ def _captions(device: str, compiled: bool = False, **settings: Any) -> list[torc
 
     captioner = _captioner(device)
     if compiled:
-        captioner.new_step = CompiledStepFactory()
+        captioner.step_factory = CompiledStepFactory()
     chosen = DecodingSettings(**{"max_length": 10, "min_length": 6, **settings})
     found = captioner.generate_details(_photos(device), chosen)
     return [t for t in (found.token_ids, found.scores, found.own_scores) if t is not None]

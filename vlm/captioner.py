@@ -13,9 +13,9 @@ from decoding import DecodingSettings, Generated, SettingsError
 from decoding.null_image import NullImage
 from smile import Objective, ObjectiveOutput
 from smile.hf import last_parts, use_smile
-from smile.hf.families import IGNORED, encoder_decoder, in_step
+from smile.hf.families import IGNORED, align_labels, is_encoder_decoder
 from smile.hf.head import language_head
-from smile.objective import captions_an_image
+from smile.objective import captions_per_image
 from vlm.attention_map import with_cross_attention
 from vlm.collate import collate, collate_decoder_only, collate_encoder_decoder
 from vlm.feature_reuse import FeatureReuse
@@ -53,7 +53,7 @@ class VlmCaptioner(nn.Module):
         self.prompt_processor, self.max_tokens = prompt_processor, max_tokens
         # Its null is the prompt without an image, so that the module has no weights.
         self.null_image = NullImage("zeros", 0, 0) if prompt_processor.kind in GUIDED else None
-        self.is_encoder_decoder = encoder_decoder(model)
+        self.is_encoder_decoder = is_encoder_decoder(model)
         self.tokenizer = tokenizer_of(model, prompt_processor)
         self.decoder_prefix: list[int] = []
         if self.is_encoder_decoder:
@@ -80,7 +80,7 @@ class VlmCaptioner(nn.Module):
     def predictions(self, image: ImageBatch, captions: list[list[str]]) -> tuple[Tensor, Tensor]:
         with self._rows_with_shared_features(image, captions) as (batch, labels):
             logits = self.model(**batch).logits
-        logits, labels = in_step(self.model, logits, labels, tokens=batch.get("input_ids"))
+        logits, labels = align_labels(self.model, logits, labels, tokens=batch.get("input_ids"))
         first = int((labels != IGNORED).any(0).int().argmax())  # the first labelled position
         return logits[:, first:], labels[:, first:]
 
@@ -88,7 +88,7 @@ class VlmCaptioner(nn.Module):
         self, image: ImageBatch, captions: list[list[str]]
     ) -> tuple[dict[str, Tensor], Tensor]:
         """Inputs of a row per caption, and labels: -100 except at the caption and its end token."""
-        count = captions_an_image(captions, len(image))
+        count = captions_per_image(captions, len(image))
         return self._collate(self._inputs(image).repeated(count), self._caption_ids(captions))
 
     @contextmanager
@@ -96,7 +96,7 @@ class VlmCaptioner(nn.Module):
         self, image: ImageBatch, captions: list[list[str]]
     ) -> Iterator[tuple]:
         """Like `rows`, but each image is encoded once. Call the model inside the context."""
-        count = captions_an_image(captions, len(image))
+        count = captions_per_image(captions, len(image))
         with self.feature_reuse(self._inputs(image), count) as (images, features):
             batch, labels = self._collate(images, self._caption_ids(captions))
             yield {**batch, **features}, labels
@@ -167,7 +167,7 @@ class VlmCaptioner(nn.Module):
         else:
             output = self.model(**batch)
         tokens = batch.get("input_ids")
-        logits, labels = in_step(self.model, output.logits, labels, tokens=tokens)
+        logits, labels = align_labels(self.model, output.logits, labels, tokens=tokens)
         scored = labels[0] != IGNORED
         return logits[0, scored], None if attention_map is None else attention_map[scored]
 

@@ -13,7 +13,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from smile.hf.families import encoder_decoder
+from smile.hf.families import is_encoder_decoder
 from vlm.collate import collate
 from vlm.image_batch import ImageBatch
 
@@ -37,11 +37,11 @@ class FeatureReuse:
         self.model = model
         self.takes_features = ENCODED in signature(type(model).forward).parameters
         self.encoders: list[nn.Module] = []
-        if encoder_decoder(model) or not hasattr(model, "get_image_features"):
+        if is_encoder_decoder(model) or not hasattr(model, "get_image_features"):
             named = model.named_modules()
             self.encoders = [m for name, m in named if name.rpartition(".")[2] in TOWERS]
             self.takes_features = False
-        if encoder_decoder(model):
+        if is_encoder_decoder(model):
             self.encoders.append(model.get_encoder())
 
     @contextmanager

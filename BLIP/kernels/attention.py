@@ -34,18 +34,18 @@ def attention(
     if query.device.type == "cpu" and not is_causal and not torch.compiler.is_compiling():
         # torch's fused CPU kernel has no dropout and is slow for few queries. In 16 bits it also
         # copies keys and values in every call, and its backward pass is slow.
-        half = query.dtype in (torch.bfloat16, torch.float16)
-        learns = torch.is_grad_enabled()
-        few = not learns and query.size(2) <= FEW_QUERIES
-        slow = half and not few and (learns or not _fused_is_fast(query))
-        if mask is None and (dropout > 0 or slow or _one_head_per_block(query)):
+        is_16_bit = query.dtype in (torch.bfloat16, torch.float16)
+        has_grad = torch.is_grad_enabled()
+        few_queries = not has_grad and query.size(2) <= FEW_QUERIES
+        fused_is_slow = is_16_bit and not few_queries and (has_grad or not _fused_is_fast(query))
+        if mask is None and (dropout > 0 or fused_is_slow or _one_head_per_block(query)):
             return _BlockAttention.apply(query, key, value, dropout)
-        if few or (slow and not learns):
+        if few_queries or (fused_is_slow and not has_grad):
             scores = _scaled(query) @ key.mT
             if mask is not None:
                 scores = scores.masked_fill(~mask, float("-inf"))
-            wide = torch.promote_types(scores.dtype, torch.float32)
-            return scores.softmax(-1, dtype=wide).to(value.dtype) @ value
+            softmax_dtype = torch.promote_types(scores.dtype, torch.float32)
+            return scores.softmax(-1, dtype=softmax_dtype).to(value.dtype) @ value
     return F.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=is_causal
     )
@@ -66,11 +66,11 @@ class _BlockAttention(torch.autograd.Function):
             context = F.scaled_dot_product_attention(query, key, value)
         else:
             context = _empty_head_minor(query, value.size(3))
-            for at, query_, key_, value_ in _blocks(query, key, value):
+            for block, query_, key_, value_ in _blocks(query, key, value):
                 probabilities = _probabilities(_scaled(query_), key_)
                 if keep_mask is not None:
-                    probabilities.mul_(keep_mask[at]).div_(1 - dropout)
-                context[at] = matmul.matmul(probabilities, value_)
+                    probabilities.mul_(keep_mask[block]).div_(1 - dropout)
+                context[block] = matmul.matmul(probabilities, value_)
         ctx.save_for_backward(query, key, value, keep_mask)
         ctx.dropout = dropout
         return context
@@ -81,20 +81,20 @@ class _BlockAttention(torch.autograd.Function):
         query, key, value, keep_mask = ctx.saved_tensors
         grads = [_empty_head_minor(x, x.size(3)) for x in (query, key, value)]
         query_grad, key_grad, value_grad = grads
-        for at, query_, key_, value_, gradient_ in _blocks(query, key, value, gradient):
+        for block, query_, key_, value_, gradient_ in _blocks(query, key, value, gradient):
             scaled = _scaled(query_)
             probabilities = dropped = _probabilities(scaled, key_)
             score_grad = matmul.matmul(gradient_, value_.mT)
             if keep_mask is not None:
-                scale = (keep_mask[at] / (1 - ctx.dropout)).to(query.dtype)
+                scale = (keep_mask[block] / (1 - ctx.dropout)).to(query.dtype)
                 dropped = probabilities * scale
                 score_grad.mul_(scale)
-            value_grad[at] = matmul.matmul(dropped.mT, gradient_)
+            value_grad[block] = matmul.matmul(dropped.mT, gradient_)
             torch.ops.aten._softmax_backward_data.out(
                 score_grad, probabilities, -1, score_grad.dtype, grad_input=score_grad
             )
-            query_grad[at] = _scaled(matmul.matmul(score_grad, key_))
-            key_grad[at] = matmul.matmul(score_grad.mT, scaled)
+            query_grad[block] = _scaled(matmul.matmul(score_grad, key_))
+            key_grad[block] = matmul.matmul(score_grad.mT, scaled)
         return query_grad, key_grad, value_grad, None
 
 
@@ -129,8 +129,8 @@ def _blocks(*inputs: Tensor) -> Iterator[tuple]:
     for image in range(len(query)):
         parts = [x[image].contiguous() for x in inputs]  # once per image, not in every matmul
         for first in range(0, query.size(1), heads):
-            block = first if by_head else slice(first, first + heads)
-            yield ((image, block), *(x[block] for x in parts))
+            heads_index = first if by_head else slice(first, first + heads)
+            yield ((image, heads_index), *(x[heads_index] for x in parts))
 
 
 def _empty_head_minor(rows: Tensor, width: int) -> Tensor:

@@ -34,8 +34,8 @@ class InferenceLinear(nn.Module):
 def _can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether a weight can be stored in oneDNN's layout.
 
-    In another layout, oneDNN would reorder every weight in each decoding step, which has few rows.
-    torch has the operator for torch.compile, under a private name.
+    From another layout, oneDNN would reorder every weight in each decoding step, which has few
+    rows. torch exposes the operator for torch.compile under a private name.
     """
     if device.type != "cpu" or not matmul.HAS_ONEDNN:
         return False

@@ -12,7 +12,7 @@ from BLIP.kernels.matmul import AMX, has_bf16
 INT8, FLOAT16 = "onednn", "fbgemm"
 MAX_WEIGHT = 127  # -128 is unused, so that the range is symmetric
 GELU_MIN = -0.17  # the minimum of the GELU function
-GRAIN_SIZE = 2**15  # torch uses one thread for each so many elements
+GRAIN_SIZE = 2**15  # elements per thread in torch's operators
 
 
 def has_int8(device: torch.device) -> bool:
@@ -44,7 +44,7 @@ def int8_linear(linear: nn.Linear, name: str) -> nn.Module:
     if name.startswith("visual_encoder"):
         bf16_out = AMX and name.endswith("attn.qkv")  # attention in bf16 takes half the time
         dtype = torch.bfloat16 if bf16_out else torch.float32
-        return Int8Linear(linear, of_gelu=name.endswith("mlp.fc2"), dtype=dtype)
+        return Int8Linear(linear, after_gelu=name.endswith("mlp.fc2"), dtype=dtype)
     bf16 = has_bf16()
     if bf16 and name.endswith(("crossattention.self.key", "crossattention.self.value")):
         return InferenceLinear(linear, torch.bfloat16)  # half the time and half the cache size
@@ -54,13 +54,13 @@ def int8_linear(linear: nn.Linear, name: str) -> nn.Module:
 class Int8Linear(nn.Module):
     """An int8 linear layer without gradients: x of any floating type (..., in) -> (..., out).
 
-    Each row of the weight has a scale. Each vector of x gets a scale of its own in every call, so
-    that a caption does not depend on the other images of its batch. of_gelu: x is the output of a
-    GELU. Its minimum is -0.17, so an asymmetric range is more accurate. dtype: of the output.
+    Each row of the weight has a scale. Each vector of x gets its own scale in every call, so that a
+    caption does not depend on the other images of its batch. after_gelu: x is the output of a GELU.
+    Its minimum is -0.17, so an asymmetric range is more accurate. dtype: that of the output.
     """
 
     def __init__(
-        self, linear: nn.Linear, of_gelu: bool = False, dtype: torch.dtype = torch.float32
+        self, linear: nn.Linear, after_gelu: bool = False, dtype: torch.dtype = torch.float32
     ):
         super().__init__()
         weight = linear.weight.detach().float()
@@ -70,25 +70,25 @@ class Int8Linear(nn.Module):
         self.zeros = torch.zeros_like(self.scales, dtype=torch.int64)
         self.bias = _bias(linear)
         # Without VNNI, sums of two products have 16 bits. They saturate if x uses more than 7 bits.
-        largest = 255 if torch.cpu._is_vnni_supported() else 127
-        self.of_gelu, self.dtype = of_gelu, dtype
-        self.zero_point = largest // 8 if of_gelu else largest // 2 + 1
-        self.positive = largest - self.zero_point
-        self.min_scale = -GELU_MIN / self.zero_point if of_gelu else 1e-12
-        # A vector, although all its values are equal: addcmul takes half the time with it.
+        max_code = 255 if torch.cpu._is_vnni_supported() else 127
+        self.after_gelu, self.dtype = after_gelu, dtype
+        self.zero_point = max_code // 8 if after_gelu else max_code // 2 + 1
+        self.positive = max_code - self.zero_point
+        self.min_scale = -GELU_MIN / self.zero_point if after_gelu else 1e-12
+        # A vector with equal values: addcmul takes half the time with a vector as with a scalar.
         self.offset = weight.new_full(weight.shape[1:], self.zero_point + 0.5, dtype=torch.float32)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.detach().float()  # `out=` does not accept tensors that require a gradient
         scales = x.amax(-1, keepdim=True)
-        if not self.of_gelu:
+        if not self.after_gelu:
             scales = torch.maximum(scales, -x.amin(-1, keepdim=True))
         scales = scales.div_(self.positive).clamp_(min=self.min_scale)
-        quantised = torch.addcmul(self.offset, x, scales.reciprocal()).to(torch.uint8)
+        codes = torch.addcmul(self.offset, x, scales.reciprocal()).to(torch.uint8)
         weight = self.packed, self.scales, self.zeros
-        to_float = 1.0, 0, torch.float32, "none", [], ""
+        output_args = 1.0, 0, torch.float32, "none", [], ""
         product = torch.ops.onednn.qlinear_pointwise(
-            quantised, 1.0, self.zero_point, *weight, None, *to_float
+            codes, 1.0, self.zero_point, *weight, None, *output_args
         )
         return torch.addcmul(self.bias, product, scales, out=product).to(self.dtype)
 
@@ -96,8 +96,8 @@ class Int8Linear(nn.Module):
 class HalfLinear(nn.Module):
     """A linear layer with float16 weights: x float32 (..., in) -> float32 (..., out).
 
-    Sums are float32. before_mkl: whether MKL computes a large matmul next. Directly after FBGEMM
-    that matmul takes twice as long, unless another torch operator runs on all threads in between.
+    Sums are float32. before_mkl: whether MKL computes a large matmul next. That matmul takes twice
+    as long directly after FBGEMM, unless another torch operator runs on all threads in between.
     """
 
     def __init__(self, linear: nn.Linear, before_mkl: bool = False):

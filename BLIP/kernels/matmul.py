@@ -15,10 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def isa_allows(*kinds: str) -> bool:
+def isa_allows(*instruction_sets: str) -> bool:
     """Return whether the environment allows oneDNN to use any of these instruction sets."""
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper()
-    return limit in ("ALL", "DEFAULT") or any(kind in limit for kind in kinds)
+    return limit in ("ALL", "DEFAULT") or any(
+        instruction_set in limit for instruction_set in instruction_sets
+    )
 
 
 def has_bf16() -> bool:

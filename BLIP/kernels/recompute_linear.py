@@ -8,48 +8,49 @@ from torch.autograd.function import once_differentiable
 
 from BLIP.kernels import matmul
 
-# Recompute only if x and the weight have this many elements: in small layers it saves too little.
+# Recompute only if x and the weight together have this many elements. Smaller layers save too
+# little memory.
 MIN_ELEMENTS = 2**19
 # Call oneDNN only for this many multiplications: a call costs more than it gains for fewer.
 MIN_PRODUCTS = 2**21
 
 
 def recompute_linear(
-    x: Tensor, linear: nn.Linear, before: Optional[Callable[[Tensor], Tensor]] = None
+    x: Tensor, linear: nn.Linear, input_fn: Optional[Callable[[Tensor], Tensor]] = None
 ) -> Tensor:
-    """linear(before(x)): x (..., in) -> (..., out). Under autocast, in its precision.
+    """linear(input_fn(x)): x (..., in) -> (..., out). Under autocast, in its precision.
 
-    before: a function such as GELU, or a LayerNorm. Autograd would save the input and output of
-    `before` and, under autocast, a 16-bit copy of the weight. This function saves only x, and the
-    backward pass recomputes the rest, except in small layers. In float32 on a CPU,
+    input_fn: a function such as GELU, or a LayerNorm. Autograd would save its input and output and,
+    under autocast, a 16-bit copy of the weight. This function saves only x, and the backward pass
+    recomputes the rest, except in small layers. In float32 on a CPU,
     `BLIP.kernels.matmul` computes the products. Subclasses of nn.Linear, such as adapters, are
     called unchanged.
     """
     device = x.device.type
     if type(linear) is not nn.Linear or linear.bias is None or torch.compiler.is_compiling():
-        return linear(x if before is None else before(x))
+        return linear(x if input_fn is None else input_fn(x))
     autocast = torch.is_autocast_enabled(device)
     dtype = torch.get_autocast_dtype(device) if autocast else x.dtype
-    trains = torch.is_grad_enabled() and x.requires_grad and linear.weight.requires_grad
-    large = x.numel() + linear.weight.numel() >= MIN_ELEMENTS
-    recompute = trains and large and (autocast or before is not None)
+    needs_grad = torch.is_grad_enabled() and x.requires_grad and linear.weight.requires_grad
+    is_large = x.numel() + linear.weight.numel() >= MIN_ELEMENTS
+    recompute = needs_grad and is_large and (autocast or input_fn is not None)
     if not recompute:
-        x, before = (x if before is None else before(x)), None
-        onednn = matmul.uses_onednn(x.device, dtype) and not autocast
-        if not onednn or x.numel() * linear.out_features < MIN_PRODUCTS:
+        x, input_fn = (x if input_fn is None else input_fn(x)), None
+        use_onednn = matmul.uses_onednn(x.device, dtype) and not autocast
+        if not use_onednn or x.numel() * linear.out_features < MIN_PRODUCTS:
             return linear(x)
-    parameters = before.parameters() if isinstance(before, nn.Module) else ()
+    parameters = input_fn.parameters() if isinstance(input_fn, nn.Module) else ()
     with torch.autocast(device, enabled=False):
-        return _RecomputeLinear.apply(x, before, dtype, linear.weight, linear.bias, *parameters)
+        return _RecomputeLinear.apply(x, input_fn, dtype, linear.weight, linear.bias, *parameters)
 
 
 class _RecomputeLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: Tensor, before, dtype: torch.dtype, weight: Tensor, bias: Tensor, *extra):
-        """extra: the parameters of `before`."""
+    def forward(ctx, x: Tensor, input_fn, dtype: torch.dtype, weight: Tensor, bias: Tensor, *extra):
+        """extra: the parameters of `input_fn`."""
         ctx.save_for_backward(x, weight, *extra)
-        ctx.before, ctx.dtype = before, dtype
-        inputs = x if before is None else before(x)
+        ctx.input_fn, ctx.dtype = input_fn, dtype
+        inputs = x if input_fn is None else input_fn(x)
         return matmul.linear(inputs.to(dtype), weight.to(dtype), bias.to(dtype))
 
     @staticmethod
@@ -58,7 +59,7 @@ class _RecomputeLinear(torch.autograd.Function):
         x, weight, *extra = ctx.saved_tensors
         x = x.detach().requires_grad_()
         with torch.enable_grad():
-            inputs = x if ctx.before is None else ctx.before(x)
+            inputs = x if ctx.input_fn is None else ctx.input_fn(x)
         rows = gradient.flatten(0, -2)
         input_grad = matmul.matmul(rows, weight.to(ctx.dtype)).unflatten(0, gradient.shape[:-1])
         weight_grad = bias_grad = None

@@ -20,7 +20,7 @@ class StaticCache(NamedTuple):
     slots: int64 (k,), the columns of `past` that get the keys and values of the tokens.
     mask: bool (S, k, capacity), the columns that each row attends to.
     past: keys and values of self-attention, (S, heads, capacity, d), a pair for each layer.
-    image: keys and values of cross-attention, (S, heads, P, d), a pair for each layer.
+    image_kv: keys and values of cross-attention, (S, heads, P, d), a pair for each layer.
     """
 
     tokens: Tensor
@@ -28,11 +28,11 @@ class StaticCache(NamedTuple):
     slots: Tensor
     mask: Tensor
     past: list[KeysValues]
-    image: list[KeysValues]
+    image_kv: list[KeysValues]
 
 
 class CompiledStepFactory:
-    """A factory of step functions. It is called like `CachedStep`, and all batches share one cache.
+    """Makes step functions. It is called like `CachedStep`, and all batches share one cache.
 
     On a GPU, kernel launches take most of the time of a step with few rows. A CUDA graph replays
     all kernels in one launch, but needs fixed shapes and addresses. Therefore finished images keep
@@ -49,28 +49,36 @@ class CompiledStepFactory:
         """arguments: those of `CachedStep`."""
         return CompiledStep(self, *arguments)
 
-    def cache_for(self, past: list[KeysValues], image: list[KeysValues], rows: int, steps: int):
-        """The cache, reallocated if it is too small or has another layout.
+    def cache_for(self, past: list[KeysValues], image_kv: list[KeysValues], rows: int, steps: int):
+        """Return the cache, reallocated if it is too small or has another layout.
 
-        past, image: keys and values of the prompts and the images.
+        past, image_kv: keys and values of the prompts and the images.
         """
         images, heads, prompt, d = past[0][0].shape
-        key, capacity = image[0][0], prompt + steps * rows
-        layout = (heads, capacity, rows, key.shape[1:], past[0][0].dtype, key.dtype, key.device)
+        image_key, capacity = image_kv[0][0], prompt + steps * rows
+        layout = (
+            heads,
+            capacity,
+            rows,
+            image_key.shape[1:],
+            past[0][0].dtype,
+            image_key.dtype,
+            image_key.device,
+        )
         if self.cache is None or layout != self._layout or len(self.cache.tokens) < images:
-            new = key.new_zeros
+            new_zeros = image_key.new_zeros
             self.cache, self._layout = None, layout  # free the old cache before allocating
             self.cache = StaticCache(
-                new(images, rows, dtype=torch.int64),
-                new((), dtype=torch.int64),
-                new(rows, dtype=torch.int64),
-                new(images, rows, capacity, dtype=torch.bool),
+                new_zeros(images, rows, dtype=torch.int64),
+                new_zeros((), dtype=torch.int64),
+                new_zeros(rows, dtype=torch.int64),
+                new_zeros(images, rows, capacity, dtype=torch.bool),
                 [tuple(x.new_zeros(images, heads, capacity, d) for x in pair) for pair in past],
-                [tuple(torch.zeros_like(x) for x in pair) for pair in image],
+                [tuple(torch.zeros_like(x) for x in pair) for pair in image_kv],
             )
             # The first four fields are tensors. The others have a pair of tensors for each layer.
-            pairs = [x for pair in (*self.cache.past, *self.cache.image) for x in pair]
-            for tensor in (*self.cache[:4], *pairs):
+            pair_tensors = [x for pair in (*self.cache.past, *self.cache.image_kv) for x in pair]
+            for tensor in (*self.cache[:4], *pair_tensors):
                 # The CUDA graph uses the tensor at its own address, without a copy. With
                 # guard=False a cache at another address is recorded again, but not recompiled.
                 torch._dynamo.mark_static_address(tensor, guard=False)
@@ -80,61 +88,63 @@ class CompiledStepFactory:
 class CompiledStep(CachedStep):
     """A step function, see `decoding.Step`.
 
-    live: int64 (b,), the indices of unfinished images in the cache.
+    active: int64 (b,), the indices of unfinished images in the cache.
     """
 
     def __init__(self, factory: CompiledStepFactory, *arguments: Any):
         super().__init__(*arguments)
         self.factory = factory
-        self.live = torch.empty(0, dtype=torch.int64)
+        self.active = torch.empty(0, dtype=torch.int64)
 
-    def _follow(self, rows: Tensor) -> None:
+    def _reorder(self, rows: Tensor) -> None:
         """Reorder the mask: new row i continues old row rows[i]. rows: (b, k), see `CachedStep`.
 
-        Images without rows are finished: they leave `live`, but keep their part of the cache.
+        An image without rows is finished: it leaves `active`, but keeps its part of the cache.
         """
-        first = not len(self.live)
-        rows_before = 1 if first else rows.size(1)
-        if first:  # now k is known
+        is_first = not len(self.active)
+        rows_before = 1 if is_first else rows.size(1)
+        if is_first:  # now k is known
             self._fill_cache(rows.size(1))
-        self.live = self.live[rows[:, 0] // rows_before]
+        self.active = self.active[rows[:, 0] // rows_before]
         mask = self.factory.cache.mask
-        mask[self.live] = mask[self.live.unsqueeze(1), rows % rows_before]
+        mask[self.active] = mask[self.active.unsqueeze(1), rows % rows_before]
 
     def _fill_cache(self, rows: int) -> None:
         """Copy keys and values of prompts and images into the cache."""
-        cache = self.factory.cache_for(self.past, self.image, rows, self.max_length - self.used)
+        cache = self.factory.cache_for(
+            self.past, self.image_kv, rows, self.max_length - self.used_slots
+        )
         images = len(self.past[0][0])
-        for layer, prompt in zip(cache.past, self.past):
-            for x, values in zip(layer, prompt):
-                x[:images, :, : self.used] = values
-        for layer, image in zip(cache.image, self.image):
-            for x, values in zip(layer, image):
+        for layer_kv, prompt_kv in zip(cache.past, self.past):
+            for x, values in zip(layer_kv, prompt_kv):
+                x[:images, :, : self.used_slots] = values
+        for layer_kv, image_pair in zip(cache.image_kv, self.image_kv):
+            for x, values in zip(layer_kv, image_pair):
                 x[:images] = values
         cache.mask.zero_()
-        cache.mask[..., : self.used] = True
+        cache.mask[..., : self.used_slots] = True
         cache.position.fill_(self.length)
-        cache.slots.copy_(torch.arange(self.used, self.used + rows))
-        self.live = torch.arange(images, device=cache.tokens.device)
-        self.past, self.image = [], []
+        cache.slots.copy_(torch.arange(self.used_slots, self.used_slots + rows))
+        self.active = torch.arange(images, device=cache.tokens.device)
+        self.past, self.image_kv = [], []
 
     def _append(self, tokens: Tensor) -> Tensor:
         """Append one token to each row: (b, k, 1) -> hidden states (b * k, H)."""
         cache = self.factory.cache
-        cache.tokens[self.live] = tokens.squeeze(2)
+        cache.tokens[self.active] = tokens.squeeze(2)
         torch.compiler.cudagraph_mark_step_begin()  # allows reuse of the previous output's memory
         hidden = self.factory.append(self.decoder, cache)  # (S * k, H)
         cache.position.add_(1)
         cache.slots.add_(tokens.size(1))
-        return hidden.unflatten(0, cache.tokens.shape)[self.live].flatten(0, 1)
+        return hidden.unflatten(0, cache.tokens.shape)[self.active].flatten(0, 1)
 
 
 def append_to_static(decoder: TextDecoder, cache: StaticCache) -> Tensor:
     """Hidden states (S * k, H) of the tokens. Adds their keys, values and mask to the cache."""
     images, rows = cache.tokens.shape
-    own_slot = torch.eye(rows, dtype=torch.bool, device=cache.tokens.device)
-    cache.mask.index_copy_(2, cache.slots, own_slot.expand(images, -1, -1))
+    own_slots = torch.eye(rows, dtype=torch.bool, device=cache.tokens.device)
+    cache.mask.index_copy_(2, cache.slots, own_slots.expand(images, -1, -1))
     tokens = cache.tokens.unsqueeze(2)
     # torch 2.8's compiler cannot slice a NamedTuple.
-    rest = (cache.slots, cache.mask, cache.past, cache.image)
-    return append_tokens(decoder, tokens, cache.position, *rest)
+    cache_fields = (cache.slots, cache.mask, cache.past, cache.image_kv)
+    return append_tokens(decoder, tokens, cache.position, *cache_fields)

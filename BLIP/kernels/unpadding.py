@@ -27,7 +27,7 @@ class Unpadding:
         self.inverse = is_token.cumsum(0) - 1
 
     def unpad(self, x: Tensor) -> Tensor:
-        """x (R, n, H), or with the same R * n rows in other dimensions -> (T, H)."""
+        """x (R, n, H), or of another shape with R * n rows (..., H) -> (T, H)."""
         return x.reshape(-1, x.size(-1)).index_select(0, self.indices)
 
     def pad(self, x: Tensor) -> Tensor:
@@ -35,13 +35,13 @@ class Unpadding:
         return x.index_select(0, self.inverse).unflatten(0, self.shape)
 
 
-def unpadding_of(attention_mask: Tensor) -> Optional[Unpadding]:
+def build_unpadding(attention_mask: Tensor) -> Optional[Unpadding]:
     """Return the unpadding of a batch, or None if the batch keeps its padding or has none.
 
-    A batch on a GPU keeps its padding, because the host would have to wait for T. So does a batch
-    without gradients, so that hooks see whole rows, and a batch of a compiled model.
+    A batch on a GPU keeps its padding, because the host would have to wait for T. A batch without
+    gradients keeps it, so that hooks see whole rows. A batch of a compiled model keeps it, too.
     """
-    device, compiles = attention_mask.device.type, torch.compiler.is_compiling()
-    if device != "cpu" or compiles or not torch.is_grad_enabled() or attention_mask.all():
+    device, is_compiling = attention_mask.device.type, torch.compiler.is_compiling()
+    if device != "cpu" or is_compiling or not torch.is_grad_enabled() or attention_mask.all():
         return None
     return Unpadding(attention_mask)

@@ -15,7 +15,7 @@ from BLIP.weights.safe_load import HoldsObjectsError, PickledError, first_line, 
 from BLIP.weights.sharded_checkpoint import is_sharded, read_rest, read_weights
 
 POSITION_EMBEDDING = "visual_encoder.pos_embed"
-PATCH = "visual_encoder.patch_embed.proj.weight"
+PATCH_WEIGHT = "visual_encoder.patch_embed.proj.weight"
 
 NULL_IMAGE = "null_image"  # a run may start from a checkpoint with another null image
 # The first parts of keys that are ignored if the model lacks them: BLIP's files also have text
@@ -26,10 +26,10 @@ FURTHER_TOWERS = {
     *("image_queue", "text_queue", "queue_ptr", "ptr_queue", "idx_queue"),
 }
 
-# Keys that a file may lack, each with the key of the same value (None: not a learned value).
-WORDS = "text_decoder.bert.embeddings.word_embeddings.weight"
+# Keys that a file may lack, each with the key that has the same value (None: it is not learned).
+WORD_EMBEDDING = "text_decoder.bert.embeddings.word_embeddings.weight"
 OPTIONAL_KEYS = {
-    "text_decoder.cls.predictions.decoder.weight": WORDS,
+    "text_decoder.cls.predictions.decoder.weight": WORD_EMBEDDING,
     "text_decoder.cls.predictions.decoder.bias": "text_decoder.cls.predictions.bias",
     "text_decoder.bert.embeddings.position_ids": None,
 }
@@ -45,10 +45,10 @@ class CheckpointError(ValueError):
 
 
 class LoadReport(NamedTuple):
-    """The keys that were not simply copied.
+    """The keys whose values were not copied unchanged.
 
     missing: keys of the model that the file lacks; they got the value of another key or kept their
-    own. unexpected: keys of the file that were not used. reshaped: keys with a resized value.
+    value. unexpected: keys of the file that were not used. reshaped: keys with a resized value.
     """
 
     missing: list[str]
@@ -56,8 +56,12 @@ class LoadReport(NamedTuple):
     reshaped: list[str]
 
     def __str__(self) -> str:
-        found = [f"{n}: {len(keys)} ({_some(keys)})" for n, keys in self._asdict().items() if keys]
-        return "; ".join(found) or "every key matched"
+        groups = [
+            f"{name}: {len(keys)} ({_shorten(keys)})"
+            for name, keys in self._asdict().items()
+            if keys
+        ]
+        return "; ".join(groups) or "every key matched"
 
 
 def read_checkpoint(source: str, trust_checkpoint: bool = False, mapped: bool = False) -> dict:
@@ -72,9 +76,9 @@ def read_checkpoint(source: str, trust_checkpoint: bool = False, mapped: bool = 
     path = fetch(source)
     sharded = is_sharded(path)
     if not (path.is_file() or sharded):
-        is_folder = "is a folder, not a checkpoint: name a file in it"
+        problem = "is a folder, not a checkpoint: name a file in it"
         raise CheckpointError(
-            f"checkpoint {source} {is_folder if path.is_dir() else 'does not exist'}"
+            f"checkpoint {source} {problem if path.is_dir() else 'does not exist'}"
         )
     try:
         if path.suffix == ".safetensors":
@@ -103,24 +107,28 @@ def read_checkpoint(source: str, trust_checkpoint: bool = False, mapped: bool = 
 def settings_in(content: Mapping[str, Any], state: Mapping[str, Tensor], name: str) -> dict:
     """Return `tokenizer`, `vit`, `image_size` and `med_config` for `build_captioner`.
 
-    They come from the configuration in the checkpoint. Without one they are BLIP's:
+    They come from the configuration in the checkpoint. Without a configuration they are BLIP's:
     bert-base-uncased and its sizes, ViT-B or ViT-L by the width of the weights, and the image size
     of the position embedding. state: the weights of the checkpoint or of its base. name: the file,
     for the message. Raises CheckpointError.
     """
-    kept = content.get("config")
-    kept = kept if isinstance(kept, dict) else {}
-    if not {PATCH, POSITION_EMBEDDING} <= set(state):
+    run_config = content.get("config")
+    run_config = run_config if isinstance(run_config, dict) else {}
+    if not {PATCH_WEIGHT, POSITION_EMBEDDING} <= set(state):
         raise CheckpointError(f"{name} has no image encoder of BLIP")
-    if CONFIG in content and not {"image_size", "lora"} <= kept.keys():
+    if CONFIG in content and not {"image_size", "lora"} <= run_config.keys():
         raise CheckpointError(f"{name} has an adapter, but not its run's configuration")
-    width, patches = state[PATCH].size(0), state[POSITION_EMBEDDING].size(1) - 1
-    size = kept["image_size"] if CONFIG in content else state[PATCH].size(2) * round(patches**0.5)
+    width, patches = state[PATCH_WEIGHT].size(0), state[POSITION_EMBEDDING].size(1) - 1
+    image_size = (
+        run_config["image_size"]
+        if CONFIG in content
+        else state[PATCH_WEIGHT].size(2) * round(patches**0.5)
+    )
     return {
-        "tokenizer": kept.get("tokenizer", "bert-base-uncased"),
-        "vit": kept.get("vit") or ("large" if width == 1024 else "base"),
-        "image_size": size,
-        "med_config": kept.get("med_config", {}),
+        "tokenizer": run_config.get("tokenizer", "bert-base-uncased"),
+        "vit": run_config.get("vit") or ("large" if width == 1024 else "base"),
+        "image_size": image_size,
+        "med_config": run_config.get("med_config", {}),
     }
 
 
@@ -156,19 +164,19 @@ def base_weights(
 def load_weights(
     model: nn.Module, state: dict[str, Tensor], name: str, new_null: bool = False
 ) -> LoadReport:
-    """Copy a state dict into a model; the position embedding is resized to its image size.
+    """Copy a state dict into a model. The position embedding is resized to the model's image size.
 
     name: the file, for messages. new_null: the file may lack the null image. Raises CheckpointError
     and changes nothing if a value is not finite, a shape differs, or a key is missing or
     unexpected. As in BLIP's files, OPTIONAL_KEYS may be missing and FURTHER_TOWERS are ignored.
     """
-    own, state = model.state_dict(), dict(state)
+    model_state, state = model.state_dict(), dict(state)
     missing, reshaped = [], []
     for key, source in OPTIONAL_KEYS.items():
-        if key in own and key not in state and (source is None or source in state):
+        if key in model_state and key not in state and (source is None or source in state):
             missing.append(key)
-            state[key] = own[key] if source is None else state[source]
-    for key in own.keys() - state.keys():
+            state[key] = model_state[key] if source is None else state[source]
+    for key in model_state.keys() - state.keys():
         if _tower(key) == NULL_IMAGE:
             if not new_null:
                 raise CheckpointError(
@@ -176,19 +184,19 @@ def load_weights(
                     "training"
                 )
             missing.append(key)
-            state[key] = own[key]
-    ignored = FURTHER_TOWERS - {_tower(key) for key in own} | {NULL_IMAGE}
-    unexpected = [key for key in state if key not in own and _tower(key) in ignored]
+            state[key] = model_state[key]
+    ignored = FURTHER_TOWERS - {_tower(key) for key in model_state} | {NULL_IMAGE}
+    unexpected = [key for key in state if key not in model_state and _tower(key) in ignored]
     for key in unexpected:
         del state[key]
     for key, resize in RESIZED.items():
-        if key in own and key in state and state[key].shape != own[key].shape:
+        if key in model_state and key in state and state[key].shape != model_state[key].shape:
             reshaped.append(key)
             try:
-                state[key] = resize(state[key].float(), own[key].shape)
+                state[key] = resize(state[key].float(), model_state[key].shape)
             except (ValueError, IndexError, RuntimeError) as error:
                 raise CheckpointError(f"{name}: {key} cannot be resized: {error}") from error
-    check_fits(own, state, name)
+    check_fits(model_state, state, name)
     check_finite(state, name)
     model.load_state_dict(state)
     return LoadReport(missing, unexpected, reshaped)
@@ -198,22 +206,24 @@ def _tower(key: str) -> str:
     return key.partition(".")[0]
 
 
-def check_fits(own: Mapping[str, Tensor], state: Mapping[str, Tensor], name: str) -> None:
-    """Raise CheckpointError if keys or shapes of a file's `state` differ from the model's `own`.
+def check_fits(target: Mapping[str, Tensor], state: Mapping[str, Tensor], name: str) -> None:
+    """Raise CheckpointError if keys or shapes of a file's `state` differ from the model's `target`.
 
     name: the file, for the message.
     """
-    missing, unexpected = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
+    missing, unexpected = sorted(target.keys() - state.keys()), sorted(state.keys() - target.keys())
     if missing or unexpected:
         raise CheckpointError(
-            f"{name} does not fit this model: {len(missing)} keys missing ({_some(missing)}), "
-            f"{len(unexpected)} unexpected ({_some(unexpected)}); check model, vit and med_config"
+            f"{name} does not fit this model: {len(missing)} keys missing ({_shorten(missing)}), "
+            f"{len(unexpected)} unexpected ({_shorten(unexpected)}); check model, vit and "
+            "med_config"
         )
     for key, value in state.items():
-        if value.shape != own[key].shape:
+        if value.shape != target[key].shape:
             raise CheckpointError(
                 f"{name} does not fit this model: {key} is {tuple(value.shape)} in the file and "
-                f"{tuple(own[key].shape)} in the model; check model, vit, med_config and tokenizer"
+                f"{tuple(target[key].shape)} in the model; check model, vit, med_config "
+                "and tokenizer"
             )
 
 
@@ -234,7 +244,7 @@ def resize_position_embedding(pos_embed: Tensor, tokens: int) -> Tensor:
     return torch.cat([token, grid.permute(0, 2, 3, 1).flatten(1, 2)], dim=1)
 
 
-# What is resized to the model's image size: functions of the file's value and the model's shape.
+# Values that are resized to the model's image size: functions (value, model's shape) -> value.
 RESIZED = {
     POSITION_EMBEDDING: lambda value, size: resize_position_embedding(value, size[1]),
     f"{NULL_IMAGE}.image": lambda value, size: F.interpolate(
@@ -262,5 +272,5 @@ def holds_tensors(state: dict) -> bool:
     )
 
 
-def _some(keys: list[str]) -> str:
+def _shorten(keys: list[str]) -> str:
     return ", ".join(keys[:3]) + (", ..." if len(keys) > 3 else "") if keys else "none"

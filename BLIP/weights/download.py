@@ -52,10 +52,10 @@ class DownloadError(ValueError):
 
 def without_secrets(address: str) -> str:
     """Return an address without user, query and fragment. A path is returned unchanged."""
-    found = re.match(r"([^/?#]*://)([^/?#]*@)?([^/?#@]*)([^?#]*)", address)
-    if not found:
+    match = re.match(r"([^/?#]*://)([^/?#]*@)?([^/?#@]*)([^?#]*)", address)
+    if not match:
         return address
-    scheme, _, host, path = found.groups()
+    scheme, _, host, path = match.groups()
     # With an invalid password that contains a slash, `host` would be a part of the password.
     return f"{scheme}{host}{path}" if _HOST.fullmatch(host) else f"{scheme}..."
 
@@ -75,18 +75,18 @@ def fetch(source: str) -> Path:
         return _fetch_from_hub(source)
     if scheme in FETCHERS:
         return FETCHERS[scheme](source)
-    shown = without_secrets(source)
+    safe_url = without_secrets(source)
     if scheme in STORES:
         raise DownloadError(
-            f"{shown} is in an object store: copy it to a file first, with python -m "
-            f"captioning.gather {shown} FILE"
+            f"{safe_url} is in an object store: copy it to a file first, with python -m "
+            f"captioning.gather {safe_url} FILE"
         )
     _check_tls(source)
     name = Path(unquote(urlsplit(source).path)).name
     if not name:
-        raise DownloadError(f"{shown} does not name a file")
-    address = hashlib.sha256(source.encode()).hexdigest()[:8]
-    destination = Path(torch.hub.get_dir()) / "checkpoints" / f"{address}-{name}"
+        raise DownloadError(f"{safe_url} does not name a file")
+    url_hash = hashlib.sha256(source.encode()).hexdigest()[:8]
+    destination = Path(torch.hub.get_dir()) / "checkpoints" / f"{url_hash}-{name}"
     if not destination.exists():
         download(source, destination)
     return destination
@@ -100,7 +100,7 @@ def download(
     If several processes call this, one downloads the file and the others wait. url: may contain
     `user:password@`. largest: the size limit in bytes. Shows a progress bar. Raises DownloadError.
     """
-    destination, shown = Path(destination), without_secrets(url)
+    destination, safe_url = Path(destination), without_secrets(url)
     part = destination.with_name(destination.name + ".part")
     _check_tls(url)
     try:
@@ -109,8 +109,8 @@ def download(
             try:
                 if not destination.exists():
                     _receive(url, part, largest)
-                    if sha256 is not None and (found := _sha256(part)) != sha256:
-                        raise DownloadError(f"{shown} has sha256 {found}, expected {sha256}")
+                    if sha256 is not None and (digest := _sha256(part)) != sha256:
+                        raise DownloadError(f"{safe_url} has sha256 {digest}, expected {sha256}")
                     os.replace(part, destination)
             finally:
                 part.unlink(missing_ok=True)
@@ -118,22 +118,22 @@ def download(
     except DownloadError:
         raise
     except http.client.InvalidURL:  # the error's text contains the whole address
-        raise DownloadError(f"cannot download {shown}: the address is not valid") from None
+        raise DownloadError(f"cannot download {safe_url}: the address is not valid") from None
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or first_line(error)
-        raise DownloadError(f"cannot download {shown} to {destination}: {reason}") from error
+        raise DownloadError(f"cannot download {safe_url} to {destination}: {reason}") from error
 
 
 def _receive(url: str, part: Path, largest: int) -> None:
     """Write the body of the response to `part`."""
-    shown, received = without_secrets(url), 0
+    safe_url, received = without_secrets(url), 0
     opener = urllib.request.build_opener(_TlsRedirects)
     with opener.open(_request(url), timeout=TIMEOUT_S) as response:
         total = response.length
         if total is None and not response.chunked:
             raise DownloadError(
-                f"{shown}: the server does not send the file's length; download the file yourself "
-                "and give its path"
+                f"{safe_url}: the server does not send the file's length; download the file "
+                "yourself and give its path"
             )
         with (
             open(part, "wb") as file,
@@ -142,11 +142,11 @@ def _receive(url: str, part: Path, largest: int) -> None:
             while chunk := response.read(CHUNK):
                 received += len(chunk)
                 if max(received, total or 0) > largest:
-                    raise DownloadError(f"{shown} exceeds the limit of {largest} bytes")
+                    raise DownloadError(f"{safe_url} exceeds the limit of {largest} bytes")
                 file.write(chunk)
                 bar.update(len(chunk))
     if total not in (None, received):
-        raise DownloadError(f"{shown} ended after {received} of {total} bytes; try again")
+        raise DownloadError(f"{safe_url} ended after {received} of {total} bytes; try again")
 
 
 def _request(url: str) -> urllib.request.Request:
@@ -168,22 +168,24 @@ def _check_tls(url: str) -> None:
         )
 
 
-def private(url: str, proxies: bool = True) -> list[bool]:
+def are_private(url: str, proxies: bool = True) -> list[bool]:
     """For each IP address of the URL's host, return whether it is in a private network.
 
     A host that cannot be resolved counts as public. So does a host behind a proxy, because the
     proxy resolves the name. proxies: whether the environment's proxies are used.
     """
     parts = urlsplit(url)
-    proxied = proxies and parts.scheme in urllib.request.getproxies()
-    if proxied and not urllib.request.proxy_bypass(parts.netloc.rpartition("@")[2]):
+    uses_proxy = proxies and parts.scheme in urllib.request.getproxies()
+    if uses_proxy and not urllib.request.proxy_bypass(parts.netloc.rpartition("@")[2]):
         return [False]
     try:
         resolved = socket.getaddrinfo(parts.hostname, None)
     except socket.gaierror:
         return [False]
-    addresses = [ipaddress.ip_address(each[4][0]) for each in resolved]
-    return [not (getattr(a, "ipv4_mapped", None) or a).is_global for a in addresses]
+    addresses = [ipaddress.ip_address(info[4][0]) for info in resolved]
+    return [
+        not (getattr(address, "ipv4_mapped", None) or address).is_global for address in addresses
+    ]
 
 
 class _TlsRedirects(urllib.request.HTTPRedirectHandler):
@@ -191,7 +193,7 @@ class _TlsRedirects(urllib.request.HTTPRedirectHandler):
 
     def redirect_request(self, req, fp, code, msg, headers, newurl):
         _check_tls(newurl)
-        if any(private(newurl)) and not all(private(req.full_url)):
+        if any(are_private(newurl)) and not all(are_private(req.full_url)):
             raise DownloadError(
                 f"{without_secrets(req.full_url)} redirects to {urlsplit(newurl).hostname}, which "
                 "is in a private network: download the file yourself and give its path"
@@ -208,12 +210,12 @@ def _sha256(path: Path) -> str:
 
 
 def _fetch_from_hub(source: str) -> Path:
-    found = _HUB_FILE.fullmatch(source)
-    if not found or {"", ".", ".."} & set(re.split("[/@]", source[len("hf://") :])):
+    match = _HUB_FILE.fullmatch(source)
+    if not match or {"", ".", ".."} & set(re.split("[/@]", source[len("hf://") :])):
         raise DownloadError(
             f"{without_secrets(source)} is not hf://[spaces/]owner/name[@revision]/path/of/the/file"
         )
-    kind, repository, revision, filename = found.groups()
+    kind, repository, revision, filename = match.groups()
     try:
         return hub_file(repository, filename, kind or "model", revision)
     except Exception as error:  # huggingface_hub also raises errors of its HTTP library
@@ -226,32 +228,32 @@ def hub_file(
     """Return the local path of a file of the hub. A new or changed file is downloaded.
 
     If the hub does not answer, a cached file is returned. repo_type: "model", "space" or "dataset".
-    The file's metadata is requested first: without it, `hf_hub_download` retries for half a minute
-    if there is no network, and it checks no hash. Raises huggingface_hub's errors, and ValueError
-    for a file that is larger than LARGEST or has another hash than the hub states.
+    The file's metadata is requested first, because `hf_hub_download` alone retries for half a
+    minute if there is no network, and checks no hash. Raises huggingface_hub's errors, and
+    ValueError for a file that is larger than LARGEST or has another hash than the hub states.
     """
-    where = {"repo_type": repo_type, "revision": revision}
-    cached = try_to_load_from_cache(repository, filename, **where)
-    url = hf_hub_url(repository, filename, **where)
+    location = {"repo_type": repo_type, "revision": revision}
+    cached = try_to_load_from_cache(repository, filename, **location)
+    url = hf_hub_url(repository, filename, **location)
     if not url.startswith("https://"):
         raise ValueError(f"HF_ENDPOINT gives {without_secrets(url)}: only https:// is allowed")
     try:
-        stated = get_hf_file_metadata(url, timeout=HUB_TIMEOUT_S)
+        metadata = get_hf_file_metadata(url, timeout=HUB_TIMEOUT_S)
     except Exception as error:
-        missing = isinstance(error, EntryNotFoundError)  # the repository no longer has the file
+        is_missing = isinstance(error, EntryNotFoundError)  # the repository no longer has the file
         # The subclass LocalEntryNotFoundError means that there is no network.
-        if missing and not isinstance(error, LocalEntryNotFoundError):
+        if is_missing and not isinstance(error, LocalEntryNotFoundError):
             raise
         if isinstance(cached, str):  # otherwise None, or a mark of a missing file
             return Path(cached)
         raise
-    if (stated.size or 0) > LARGEST:
+    if (metadata.size or 0) > LARGEST:
         raise ValueError(
-            f"{filename} has {stated.size} bytes, which exceeds the limit of {LARGEST} bytes"
+            f"{filename} has {metadata.size} bytes, which exceeds the limit of {LARGEST} bytes"
         )
-    path = Path(hf_hub_download(repository, filename, **where))
-    has_sha256 = len(stated.etag or "") == 64  # small files have the SHA-1 of a git blob instead
-    if has_sha256 and str(path) != cached and _sha256(path) != stated.etag:
+    path = Path(hf_hub_download(repository, filename, **location))
+    has_sha256 = len(metadata.etag or "") == 64  # small files have the SHA-1 of a git blob instead
+    if has_sha256 and str(path) != cached and _sha256(path) != metadata.etag:
         path.resolve().unlink()
         path.unlink(missing_ok=True)
         raise ValueError(

@@ -18,7 +18,7 @@ class HoldsObjectsError(PickledError):
     """An undamaged file contains objects of other types than tensors."""
 
 
-class LeftOut:
+class OmittedObject:
     """A placeholder for an object of a file. Its methods, which the file may call, do nothing."""
 
     def __new__(cls, *_, **__):
@@ -34,22 +34,27 @@ def read_pickled(path: Path, leave_out_objects: bool = False, mapped: bool = Fal
     """Return the tensors, numbers, text, lists and dicts of a file, on the CPU.
 
     torch's restricted unpickler reads the file. Objects of other types raise HoldsObjectsError.
-    With `leave_out_objects` each of them becomes a LeftOut. mapped: memory-map the tensors; their
-    checksums are not verified. Raises PickledError for a file that is damaged or whose content is
-    larger than the file.
+    With `leave_out_objects` each of them becomes an OmittedObject. mapped: memory-map the tensors;
+    their checksums are not verified. Raises PickledError for a file that is damaged or whose
+    content is larger than the file.
     """
-    objects = []
+    object_types = []
     try:
-        archive = zipfile.is_zipfile(path)  # torch before 1.6 wrote another format
-        if archive:
+        is_archive = zipfile.is_zipfile(path)  # torch before 1.6 wrote another format
+        if is_archive:
             _check_members(path)
-            objects = sorted(get_unsafe_globals_in_checkpoint(str(path)))
-            if objects and not leave_out_objects:
-                raise HoldsObjectsError(f"has objects that could run code ({', '.join(objects)})")
-        with safe_globals([(LeftOut, name) for name in objects]), warnings.catch_warnings():
+            object_types = sorted(get_unsafe_globals_in_checkpoint(str(path)))
+            if object_types and not leave_out_objects:
+                raise HoldsObjectsError(
+                    f"has objects that could run code ({', '.join(object_types)})"
+                )
+        with (
+            safe_globals([(OmittedObject, name) for name in object_types]),
+            warnings.catch_warnings(),
+        ):
             warnings.simplefilter("ignore")  # torch warns of pickles by other programs
             content = torch.load(
-                path, map_location="cpu", weights_only=True, mmap=mapped and archive
+                path, map_location="cpu", weights_only=True, mmap=mapped and is_archive
             )
         if _tensor_bytes(content) > path.stat().st_size:  # torch 2.8 reads past the end of the file
             raise PickledError("is damaged: it states larger tensors than fit in the file")
@@ -64,7 +69,7 @@ def read_pickled(path: Path, leave_out_objects: bool = False, mapped: bool = Fal
 
 
 def _check_members(path: Path) -> None:
-    """Refuse archives that are larger when unpacked. torch.save does not compress."""
+    """Raise PickledError for an archive that is larger unpacked. torch.save does not compress."""
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
     compressed = any(member.compress_type != zipfile.ZIP_STORED for member in members)
@@ -73,20 +78,23 @@ def _check_members(path: Path) -> None:
 
 
 def _tensor_bytes(content: Any) -> int:
-    sizes, seen, waiting = {}, set(), [content]
-    while waiting:
-        part = waiting.pop()
-        if id(part) in seen:  # a pickle can contain a list twice, or a list that contains itself
+    """Return the total size of the storages of all dense tensors in nested dicts and lists."""
+    storage_sizes, seen_ids, stack = {}, set(), [content]
+    while stack:
+        item = stack.pop()
+        if (
+            id(item) in seen_ids
+        ):  # a pickle can contain a list twice, or a list that contains itself
             continue
-        seen.add(id(part))
-        if isinstance(part, dict):
-            waiting.extend(part.values())
-        elif isinstance(part, (list, tuple)):
-            waiting.extend(part)
-        elif isinstance(part, Tensor) and part.layout is torch.strided and not part.is_meta:
-            storage = part.untyped_storage()
-            sizes[storage.data_ptr()] = storage.nbytes()
-    return sum(sizes.values())
+        seen_ids.add(id(item))
+        if isinstance(item, dict):
+            stack.extend(item.values())
+        elif isinstance(item, (list, tuple)):
+            stack.extend(item)
+        elif isinstance(item, Tensor) and item.layout is torch.strided and not item.is_meta:
+            storage = item.untyped_storage()
+            storage_sizes[storage.data_ptr()] = storage.nbytes()
+    return sum(storage_sizes.values())
 
 
 def first_line(error: Exception) -> str:

@@ -2,7 +2,7 @@
 
 A folder has the tensors model.KEY and optimizer.NUMBER.KEY, sharded as they were in the processes.
 Everything else is in REST, a file of torch.save. torch reads the shards. The index of the shards is
-a pickle, which torch would read without restrictions. Here only classes in KNOWN are allowed.
+a pickle, which torch would read without restrictions. Here only ALLOWED_CLASSES are read.
 """
 
 import math
@@ -19,8 +19,8 @@ from BLIP.weights.safe_load import PickledError, first_line, read_pickled
 
 REST, INDEX = "rest.pth", ".metadata"
 MODEL, OPTIMIZER = "model.", "optimizer."  # prefixes of tensor names
-# The classes in torch's index, besides dtypes. They only store values.
-KNOWN = {
+# The classes in torch's index, besides dtypes, by module. They only store values.
+ALLOWED_CLASSES = {
     "torch": {"Size"},
     "torch.serialization": {"_get_layout"},
     "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
@@ -45,11 +45,14 @@ def read_rest(path: Path) -> dict[str, Any]:
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Return the model's whole state dict, on the CPU. Raises PickledError."""
-    wanted = {name: found for name, found in sizes(path).items() if name.startswith(MODEL)}
-    on_disk = sum(file.stat().st_size for file in path.iterdir())
-    if sum(math.prod(size) * dtype.itemsize for size, dtype in wanted.values()) > on_disk:
+    tensor_sizes = {name: entry for name, entry in sizes(path).items() if name.startswith(MODEL)}
+    bytes_on_disk = sum(file.stat().st_size for file in path.iterdir())
+    if (
+        sum(math.prod(size) * dtype.itemsize for size, dtype in tensor_sizes.values())
+        > bytes_on_disk
+    ):
         raise PickledError("is damaged: it states larger tensors than fit in its files")
-    state = {name: torch.empty(size, dtype=dtype) for name, (size, dtype) in wanted.items()}
+    state = {name: torch.empty(size, dtype=dtype) for name, (size, dtype) in tensor_sizes.items()}
     fill(path, state, alone=True)
     return {name[len(MODEL) :]: tensor for name, tensor in state.items()}
 
@@ -85,7 +88,7 @@ def fill(path: Path, tensors: Mapping[str, Tensor], alone: bool) -> None:
 
 
 def cause(error: BaseException) -> BaseException:
-    """Return the error of the first failed process, if torch has collected errors of several."""
+    """Return the first failed process's error, if torch has collected errors of processes."""
     failures = getattr(error, "failures", None)
     return next(iter(failures.values()))[0] if failures else error
 
@@ -99,9 +102,11 @@ def _reader(path: Path):
             with open(path / INDEX, "rb") as file:
                 index = _Unpickler(file).load()
             # torch would unpickle entries of other types, and read files outside the folder.
-            entries, places = index.state_dict_metadata.values(), index.storage_data.values()
-            tensors = all(isinstance(e, metadata.TensorStorageMetadata) for e in entries)
-            if not tensors or any(Path(p.relative_path).name != p.relative_path for p in places):
+            entries, shards = index.state_dict_metadata.values(), index.storage_data.values()
+            only_tensors = all(isinstance(e, metadata.TensorStorageMetadata) for e in entries)
+            if not only_tensors or any(
+                Path(p.relative_path).name != p.relative_path for p in shards
+            ):
                 raise PickledError("is damaged: it has more than tensors")
             index.storage_meta = metadata.StorageMeta(load_id=self.load_id)
             return index
@@ -111,7 +116,9 @@ def _reader(path: Path):
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        known = name in KNOWN.get(module, ())
-        if known or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
+        is_allowed = name in ALLOWED_CLASSES.get(module, ())
+        if is_allowed or (
+            module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        ):
             return super().find_class(module, name)
         raise PickledError(f"has objects that could run code ({module}.{name})")

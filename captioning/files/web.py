@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import aiohttp
 from yarl import URL
 
-from BLIP.weights.download import private
+from BLIP.weights.download import are_private
 
 CONNECT_S, SILENCE_S, WHOLE_S = 10, 30, 300  # to connect, between bytes, for the whole answer
 LARGEST = 1 << 30  # most bytes of a body
@@ -58,7 +58,10 @@ async def _check_redirect(session: Any, context: Any, about: Any) -> None:
     headers = about.response.headers
     target = about.url.join(URL(headers.get("Location") or headers.get("URI") or ""))
     inside, begin = await asyncio.gather(
-        *(asyncio.to_thread(private, str(url), session.trust_env) for url in (target, about.url))
+        *(
+            asyncio.to_thread(are_private, str(url), session.trust_env)
+            for url in (target, about.url)
+        )
     )
     if any(inside) and not all(begin):
         raise Refused(f"its server redirects to {target.host}, which is in a private network")

@@ -34,7 +34,7 @@ class ItmScorer:
 
     file: a path, URL or hf:// name of a checkpoint, see `BLIP.itm.load_itm`. image_size: None for
     the file's image size. dtype: of the linear layers, except those that
-    `BLIP.inference.in_float32` keeps in float32. Raises UserError.
+    `BLIP.inference.keeps_float32` keeps in float32. Raises UserError.
 
     report: a load summary. preprocess: the function from an RGB image to the model's input
     (3, S, S). The image is resized to a square (bicubic) and normalised with `MEAN` and `STD` of
@@ -91,7 +91,7 @@ class ItmScorer:
         return self.model.similarity(encoded, captions)
 
     def is_truncated(self, caption: str) -> bool:
-        """Whether a caption exceeds `BLIP.itm.MOST_TOKENS`, so that `match` truncates it."""
+        """Whether a caption exceeds `BLIP.itm.MAX_TOKENS`, so that `match` truncates it."""
         return self.model.truncates(caption)
 
     def scores(

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from smile.alternatives.interface import Weighed
+from smile.alternatives.interface import WeightedMle
 
 
 @dataclass(frozen=True)
-class Dft(Weighed):
+class Dft(WeightedMle):
     """-p log p, where p is the label's probability and the weight p is detached.
 
     Source: arXiv 2508.05629, yongliang-wu/DFT.

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from smile.alternatives.interface import Weighed
+from smile.alternatives.interface import WeightedMle
 
 
 @dataclass(frozen=True)
-class Focal(Weighed):
+class Focal(WeightedMle):
     """-(1 - p)^gamma log p, where p is the label's probability and the weight is detached.
 
     gamma 0 is MLE. Source: arXiv 1708.02002. vyraun/long-tailed detaches the weight for text.

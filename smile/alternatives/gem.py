@@ -5,14 +5,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from smile.alternatives.interface import OfLogits
+from smile.alternatives.interface import LogitLoss
 
 KINDS = ("linear", "logsigmoid")
 STEEPNESS = 0.01
 
 
 @dataclass(frozen=True)
-class Gem(OfLogits):
+class Gem(LogitLoss):
     """-sum over v of q_v h_v (log p_y - log p_v) for a label y, with q = softmax(z / beta).
 
     h: "linear" (h_v is 1) or "logsigmoid" (h_v is sigmoid(0.01 (z_v - z_y))). q and h_v are
@@ -28,11 +28,11 @@ class Gem(OfLogits):
         self.require(self.h in KINDS, "h", f"one of {', '.join(KINDS)}")
 
     def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
-        label = logits.gather(1, labels.unsqueeze(1))  # (R, 1)
+        label_logit = logits.gather(1, labels.unsqueeze(1))  # (R, 1)
         # log p_y - log p_v is z_y - z_v.
         with torch.no_grad():
-            share = (logits / self.beta).softmax(1)
+            token_weights = (logits / self.beta).softmax(1)
             if self.h == "logsigmoid":
-                share *= torch.sigmoid(STEEPNESS * (logits - label))
-        # A masked token has a share of 0 and a logit of -inf, whose product would be NaN.
-        return (share * (logits - label).masked_fill(share == 0, 0)).sum(1)
+                token_weights *= torch.sigmoid(STEEPNESS * (logits - label_logit))
+        # A masked token has a weight of 0 and a logit of -inf, whose product would be NaN.
+        return (token_weights * (logits - label_logit).masked_fill(token_weights == 0, 0)).sum(1)

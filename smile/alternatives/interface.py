@@ -1,8 +1,7 @@
 """The interface of an alternative to SMILE: a loss of single tokens, with its parameters.
 
-There are two kinds. A loss of likelihoods is cheap in the fused linear loss, because it shares
-MLE's softmax. A loss of logits needs a copy of the logits. The method `of_captions` is the
-definition of a loss.
+There are two kinds. A `LikelihoodLoss` is cheap in the fused linear loss, because it shares MLE's
+softmax. A `LogitLoss` needs a copy of the logits. The method `caption_losses` defines a loss.
 """
 
 import math
@@ -12,16 +11,16 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from smile.labels import at_least_float32, earlier_words
+from smile.labels import at_least_float32, earlier_tokens
 
 
 class Likelihoods(NamedTuple):
     """The likelihoods of R positions.
 
     total: (R,), the logsumexp of all logits. label: (R,), the label's logit. earlier: (R, L), the
-    logits of the tokens in the caption. is_earlier: (R, L), true once for each of these tokens that
-    comes before the position. is_label: (R, L), whether the token is the position's label. The last
-    three are None for a loss that does not look back.
+    logits of the caption's token types. is_earlier: (R, L), true once for each type that comes
+    before the position. is_label: (R, L), whether the type is the position's label. The last three
+    are None for a loss that does not look back.
     """
 
     total: Tensor
@@ -36,7 +35,7 @@ class Likelihoods(NamedTuple):
         return self.label - self.total
 
     @property
-    def p_of_earlier(self) -> Tensor:
+    def earlier_probabilities(self) -> Tensor:
         """The probabilities (R, L) of earlier tokens; 0 for other tokens."""
         log_p = (self.earlier - self.total.unsqueeze(1)).masked_fill(~self.is_earlier, -math.inf)
         return log_p.exp()
@@ -57,65 +56,67 @@ class TokenLoss:
 
     def __post_init__(self):
         for field in fields(self):
-            name, kind, value = field.name, type(field.default), getattr(self, field.name)
-            if kind in (int, float):
-                number = isinstance(value, (int, float)) and not isinstance(value, bool)
-                number = number and math.isfinite(value) and value == kind(value)
-                self.require(number, name, "a number" if kind is float else "a whole number")
-                object.__setattr__(self, name, kind(value))  # in YAML, 1e4 is a float
+            name, field_type, value = field.name, type(field.default), getattr(self, field.name)
+            if field_type in (int, float):
+                is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+                is_number = is_number and math.isfinite(value) and value == field_type(value)
+                self.require(
+                    is_number, name, "a number" if field_type is float else "a whole number"
+                )
+                object.__setattr__(self, name, field_type(value))  # in YAML, 1e4 is a float
         self.check()
 
-    def require(self, holds: bool, name: str, allowed: str) -> None:
-        """Raise ValueError unless `holds`. allowed: the allowed values, for the message."""
-        if not holds:
+    def require(self, condition: bool, name: str, allowed: str) -> None:
+        """Raise ValueError unless `condition`. allowed: the allowed values, for the message."""
+        if not condition:
             raise ValueError(f"{name} is {getattr(self, name)!r}; it must be {allowed}")
 
     def check(self) -> None:
         """Check the ranges of parameters by calling `require`."""
 
 
-class OfLikelihoods(TokenLoss):
-    """A loss of `Likelihoods`."""
+class LikelihoodLoss(TokenLoss):
+    """A loss that is a function of `Likelihoods`."""
 
-    def losses(self, words: Likelihoods) -> Tensor:
+    def losses(self, likelihoods: Likelihoods) -> Tensor:
         """The losses (R,)."""
         raise NotImplementedError
 
-    def of_known(self, *known: Optional[Tensor]) -> Tensor:
-        """The losses (R,). known: the fields of `Likelihoods`."""
-        return self.losses(Likelihoods(*known))
+    def losses_from_fields(self, *values: Optional[Tensor]) -> Tensor:
+        """The losses (R,). values: the fields of `Likelihoods`."""
+        return self.losses(Likelihoods(*values))
 
-    def of_captions(self, logits: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
+    def caption_losses(self, logits: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
         """The losses (C, L) of logits (C, L, V) and labels (C, L), one caption per row.
 
         Losses of unlabelled positions are arbitrary.
         """
         logits = at_least_float32(logits)
         label = labels.masked_fill(labels == ignore_index, 0).unsqueeze(2)
-        known = [logits.logsumexp(2).flatten(), logits.gather(2, label).flatten()]
+        values = [logits.logsumexp(2).flatten(), logits.gather(2, label).flatten()]
         if self.looks_back:
-            types, *which = earlier_words(labels, ignore_index)
+            types, *masks = earlier_tokens(labels, ignore_index)
             columns = types.unsqueeze(1).expand(-1, labels.size(1), -1)  # (C, L, L)
-            known += [x.flatten(0, 1) for x in (logits.gather(2, columns), *which)]
-        return self.of_known(*known).view_as(labels)
+            values += [x.flatten(0, 1) for x in (logits.gather(2, columns), *masks)]
+        return self.losses_from_fields(*values).view_as(labels)
 
 
-class Weighed(OfLikelihoods):
+class WeightedMle(LikelihoodLoss):
     """MLE's loss of each token, times a detached weight that depends on its probability."""
 
-    def losses(self, words: Likelihoods) -> Tensor:
+    def losses(self, likelihoods: Likelihoods) -> Tensor:
         with torch.no_grad():
             # Rounding can make a probability larger than 1.
-            weight = self.weight(words.log_p.clamp(max=0))
-        return -weight * words.log_p
+            weight = self.weight(likelihoods.log_p.clamp(max=0))
+        return -weight * likelihoods.log_p
 
     def weight(self, log_p: Tensor) -> Tensor:
         """The weights (R,). log_p: the labels' log-probabilities (R,)."""
         raise NotImplementedError
 
 
-class OfLogits(TokenLoss):
-    """A loss of all logits of a position."""
+class LogitLoss(TokenLoss):
+    """A loss that is a function of all logits of a position."""
 
     reads_logits = True
 
@@ -123,9 +124,9 @@ class OfLogits(TokenLoss):
         """The losses (R,) of logits (R, V), float32 or wider, and labels (R,)."""
         raise NotImplementedError
 
-    def of_captions(self, logits: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
-        """The losses (C, L); see `OfLikelihoods.of_captions`."""
-        labelled = labels != ignore_index
+    def caption_losses(self, logits: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
+        """The losses (C, L); see `LikelihoodLoss.caption_losses`."""
+        is_labelled = labels != ignore_index
         logits = at_least_float32(logits)
-        losses = self.losses(logits[labelled], labels[labelled])
-        return torch.zeros_like(logits[..., 0]).masked_scatter(labelled, losses)
+        losses = self.losses(logits[is_labelled], labels[is_labelled])
+        return torch.zeros_like(logits[..., 0]).masked_scatter(is_labelled, losses)

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from smile.alternatives.interface import Weighed
+from smile.alternatives.interface import WeightedMle
 
 
 @dataclass(frozen=True)
-class MixCe(Weighed):
+class MixCe(WeightedMle):
     """-(eta + (1 - eta) p) log p, where p is the label's probability and the weight is detached.
 
     eta 1 is MLE, and eta 0 is DFT. Source: arXiv 2305.16958, with the approximation in

@@ -5,18 +5,19 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from smile.alternatives.interface import Likelihoods, OfLikelihoods
+from smile.alternatives.interface import LikelihoodLoss, Likelihoods
 
-LEAST = 1e-8  # added to a probability
+EPSILON = 1e-8  # added to a probability
 
 
 @dataclass(frozen=True)
-class ScaleGrad(OfLikelihoods):
+class ScaleGrad(LikelihoodLoss):
     """-log p' of the label. gamma 1 is MLE.
 
-    p' is p with the probabilities of all tokens that are new to the caption multiplied by gamma,
-    and then normalised. The normaliser is gamma + (1 - gamma) * sum of p over the caption's earlier
-    tokens. Source: Lin, Han and Joty, "Straight to the Gradient", ICML 2021, shawnlimn/ScaleGrad.
+    p' is p after the probabilities of all tokens that are new to the caption are multiplied by
+    gamma and p is normalised. The normaliser is gamma + (1 - gamma) * sum of p over the caption's
+    earlier tokens. Source: Lin, Han and Joty, "Straight to the Gradient", ICML 2021,
+    shawnlimn/ScaleGrad.
     """
 
     title = "ScaleGrad"
@@ -26,8 +27,8 @@ class ScaleGrad(OfLikelihoods):
     def check(self) -> None:
         self.require(0 < self.gamma <= 1, "gamma", "above 0, at most 1")
 
-    def losses(self, words: Likelihoods) -> Tensor:
-        total = self.gamma + (1 - self.gamma) * words.p_of_earlier.sum(1)
-        new = ~(words.is_label & words.is_earlier).any(1)
-        log_p = words.log_p + math.log(self.gamma) * new.to(total.dtype) - total.log()
-        return -(log_p.exp() + LEAST).log()
+    def losses(self, likelihoods: Likelihoods) -> Tensor:
+        total = self.gamma + (1 - self.gamma) * likelihoods.earlier_probabilities.sum(1)
+        is_new = ~(likelihoods.is_label & likelihoods.is_earlier).any(1)
+        log_p = likelihoods.log_p + math.log(self.gamma) * is_new.to(total.dtype) - total.log()
+        return -(log_p.exp() + EPSILON).log()

@@ -1,4 +1,4 @@
-"""Selective EOS supervision: EOS is not trained down at positions where a caption goes on."""
+"""Selective EOS supervision: EOS gets no gradient at positions where a caption goes on."""
 
 import math
 from dataclasses import dataclass
@@ -7,14 +7,14 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from smile.alternatives.interface import OfLogits
+from smile.alternatives.interface import LogitLoss
 
 
 @dataclass(frozen=True)
-class SelectiveEos(OfLogits):
+class SelectiveEos(LogitLoss):
     """MLE with a softmax that includes EOS only where EOS is the label.
 
-    eos_token_id: our captioners set it to their tokenizer's. Source: arXiv 2402.14545,
+    eos_token_id: captioners set it to their tokenizer's end token. Source: arXiv 2402.14545,
     yuezih/less-is-more.
     """
 
@@ -23,8 +23,8 @@ class SelectiveEos(OfLogits):
 
     def check(self) -> None:
         eos = self.eos_token_id
-        known = eos is None or (isinstance(eos, int) and not isinstance(eos, bool) and eos >= 0)
-        self.require(known, "eos_token_id", "an id, a whole number from 0")
+        is_valid = eos is None or (isinstance(eos, int) and not isinstance(eos, bool) and eos >= 0)
+        self.require(is_valid, "eos_token_id", "an id, a whole number from 0")
 
     def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
         if self.eos_token_id is None or self.eos_token_id >= logits.size(1):
@@ -32,8 +32,8 @@ class SelectiveEos(OfLogits):
                 f"selective_eos: eos_token_id is {self.eos_token_id}; give the id of the end token,"
                 f" below {logits.size(1)}"
             )
-        end = logits[:, self.eos_token_id].where(labels == self.eos_token_id, -math.inf)
+        eos_logit = logits[:, self.eos_token_id].where(labels == self.eos_token_id, -math.inf)
         column = labels.new_tensor([self.eos_token_id])
-        logits = logits.index_copy(1, column, end.unsqueeze(1))
+        logits = logits.index_copy(1, column, eos_logit.unsqueeze(1))
         # Not F.cross_entropy: Liger replaces it by a kernel that overwrites its input.
         return torch.ops.aten.cross_entropy_loss(logits, labels, reduction=0)

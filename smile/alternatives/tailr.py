@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from smile.alternatives.interface import Weighed
+from smile.alternatives.interface import WeightedMle
 
 
 @dataclass(frozen=True)
-class TaiLr(Weighed):
+class TaiLr(WeightedMle):
     """-w log p, where w = p / (gamma + (1 - gamma) p) is detached and at least `min_weight`.
 
     gamma 0 is MLE. gamma 1 with min_weight 0 is DFT. Source: arXiv 2302.13344, thu-coai/TaiLr.

@@ -8,17 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from smile.alternatives.interface import TokenLoss
-from smile.captions import numbered
-from smile.labels import count
+from smile.captions import number_captions
+from smile.labels import count_labels
 
 
 @dataclass(frozen=True)
 class Truncation(TokenLoss):
     """MLE's mean over the tokens of a caption, averaged over captions. A dropped caption counts 0.
 
-    Training drops a caption if its mean is at or above the quantile 1 - `drop` of the means of the
-    last `window` captions. Nothing is dropped until the window is full. Tokens are weighted so that
-    the mean over tokens equals this mean over captions. Source: arXiv 2004.14589,
+    Training drops a caption if its mean loss is at or above the quantile 1 - `drop` of the means of
+    the last `window` captions. Nothing is dropped until the window is full. Tokens are weighted so
+    that the mean over tokens equals this mean over captions. Source: arXiv 2004.14589,
     ddkang/loss_dropper.
     """
 
@@ -41,29 +41,31 @@ class Truncation(TokenLoss):
     ) -> Tensor:
         """The factor of each token's loss, (B, N).
 
-        losses: MLE's, (B, N). labels, segments, weights: (B, N). means: the means of earlier
-        captions, to which this method adds the batch's; None outside of training.
+        losses: MLE's, (B, N). labels, segments, weights: (B, N). means: the mean losses of earlier
+        captions, to which this method adds those of the batch; None outside of training.
         """
-        caption, number = numbered(labels, segments)
-        caption, losses = caption.flatten(), losses.detach()
+        caption_index, caption_count = number_captions(labels, segments)
+        caption_index, losses = caption_index.flatten(), losses.detach()
         token_weights = (labels != ignore_index) if weights is None else weights
         token_weights = token_weights.to(losses.dtype)
 
-        def by_caption(values: Tensor) -> Tensor:
-            return losses.new_zeros(number).index_add(0, caption, values.flatten())
+        def sum_by_caption(values: Tensor) -> Tensor:
+            return losses.new_zeros(caption_count).index_add(0, caption_index, values.flatten())
 
-        tokens = by_caption(token_weights)
-        kept = has_labels = tokens > 0
-        batch_means = by_caption(losses * token_weights) / tokens.where(has_labels, 1)
+        caption_weights = sum_by_caption(token_weights)
+        is_kept = has_labels = caption_weights > 0
+        batch_means = sum_by_caption(losses * token_weights) / caption_weights.where(has_labels, 1)
         if means is not None:
             if means.seen.device != losses.device:
                 means.to(losses.device)  # the objective is not part of a model
-            kept = has_labels & (batch_means.float() < means.limit(self.drop))
+            is_kept = has_labels & (batch_means.float() < means.threshold(self.drop))
             means.add(batch_means, has_labels)
-        share = kept / (tokens * has_labels.sum()).where(has_labels, 1)
-        return share[caption].view_as(losses) * count(labels, weights, ignore_index)
+        caption_factors = is_kept / (caption_weights * has_labels.sum()).where(has_labels, 1)
+        return caption_factors[caption_index].view_as(losses) * count_labels(
+            labels, weights, ignore_index
+        )
 
-    def last_means(self) -> "LastMeans":
+    def new_window(self) -> "LastMeans":
         return LastMeans(self.window)
 
 
@@ -80,21 +82,21 @@ class LastMeans(nn.Module):
         self.register_buffer("means", torch.zeros(size + 1), persistent=False)
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64), persistent=False)
 
-    def limit(self, drop: float) -> Tensor:
+    def threshold(self, drop: float) -> Tensor:
         """The quantile 1 - `drop` of the means. Infinite until the buffer is full."""
         position = (1 - drop) * (self.size - 1)
-        below = int(position)  # torch.quantile would round the position to float32
+        lower = int(position)  # torch.quantile would round the position to float32
         means = self.means[:-1].sort().values
-        quantile = means[below].lerp(means[min(below + 1, self.size - 1)], position - below)
+        quantile = means[lower].lerp(means[min(lower + 1, self.size - 1)], position - lower)
         return quantile.where(self.seen >= self.size, math.inf)
 
     def add(self, means: Tensor, has_labels: Tensor) -> None:
         """Add a batch's means (C,), except of captions without labels. has_labels: bool (C,)."""
-        # If there are more than `size` of them, only the last ones.
-        added = has_labels & (has_labels.flip(0).cumsum(0).flip(0) <= self.size)
-        position = (self.seen + added.cumsum(0) - 1) % self.size
-        self.means[position.where(added, self.size)] = means.to(self.means.dtype)
-        self.seen += added.sum()
+        # Of more than `size` captions, only the last `size` are added.
+        is_added = has_labels & (has_labels.flip(0).cumsum(0).flip(0) <= self.size)
+        position = (self.seen + is_added.cumsum(0) - 1) % self.size
+        self.means[position.where(is_added, self.size)] = means.to(self.means.dtype)
+        self.seen += is_added.sum()
 
     def state(self) -> dict[str, Any]:
         """The state for a checkpoint."""

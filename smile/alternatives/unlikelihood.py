@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from smile.alternatives.interface import Likelihoods, OfLikelihoods
+from smile.alternatives.interface import LikelihoodLoss, Likelihoods
 
-LEAST = 1e-5  # the lower bound of 1 - p in the penalty
+MIN_COMPLEMENT = 1e-5  # the lower bound of 1 - p in the penalty
 
 
 @dataclass(frozen=True)
-class Unlikelihood(OfLikelihoods):
+class Unlikelihood(LikelihoodLoss):
     """-log p - alpha * sum of log max(1 - p(c), 1e-5) over the caption's earlier tokens c.
 
     The earlier tokens are a set, without the label. Tokens of other captions are not in it. Source:
@@ -24,7 +24,7 @@ class Unlikelihood(OfLikelihoods):
     def check(self) -> None:
         self.require(self.alpha >= 0, "alpha", "0 or more")
 
-    def losses(self, words: Likelihoods) -> Tensor:
-        penalties = -(1 - words.p_of_earlier).clamp(min=LEAST).log()
-        penalty = penalties.masked_fill(words.is_label, 0).sum(1)
-        return self.alpha * penalty - words.log_p
+    def losses(self, likelihoods: Likelihoods) -> Tensor:
+        penalties = -(1 - likelihoods.earlier_probabilities).clamp(min=MIN_COMPLEMENT).log()
+        penalty = penalties.masked_fill(likelihoods.is_label, 0).sum(1)
+        return self.alpha * penalty - likelihoods.log_p

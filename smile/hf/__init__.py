@@ -20,14 +20,14 @@ from smile.loading import load
 
 __all__ = ["SmileLossMixin", "compute_loss_func", "last_parts", "undo", "use_smile"]
 
-# For trainers, and imported when they are asked for.
-_LATER = {
+# Names for trainers, which are imported at first use.
+_LAZY_NAMES = {
     "SmileLossMixin": "smile.hf.trainer:SmileLossMixin",
     "compute_loss_func": "smile.hf.loss_function:compute_loss_func",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
+    if name not in _LAZY_NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return load(_LATER[name])
+    return load(_LAZY_NAMES[name])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from smile.hf.head_table import class_of, masks_by_labels, value_of, z_loss_weight
 
-# Names of losses in outputs, each with possible names of its weight.
+# Names of losses in outputs, each with possible configuration keys of its weight.
 ROUTERS = {
     "aux_loss": ("router_aux_loss_coef", "aux_loss_coef"),
     "encoder_aux_loss": ("router_aux_loss_coef",),
@@ -23,10 +23,12 @@ NO_ROUTER_LOSS = ("Llama4ForCausalLM",)  # has a router_aux_loss_coef, but no su
 ROUTER_LOGITS = ("router_logits", "encoder_router_logits", "decoder_router_logits")
 
 
-def auxiliary(model: nn.Module, output: Mapping) -> tuple[Optional[Tensor], dict[str, Tensor]]:
-    """The sum of auxiliary losses (None if there are none), and its parts by name.
+def auxiliary_losses(
+    model: nn.Module, output: Mapping
+) -> tuple[Optional[Tensor], dict[str, Tensor]]:
+    """Return the sum of auxiliary losses (None if there are none), and its parts by name.
 
-    output: of the model without labels, so that a loss in it is an auxiliary loss. Parts are
+    output: that of the model without labels; its "loss" is then an auxiliary loss. Parts are
     detached scalars without their weights. Raises ValueError for a model that computes its router
     losses only with labels.
     """
@@ -43,9 +45,9 @@ def auxiliary(model: nn.Module, output: Mapping) -> tuple[Optional[Tensor], dict
         values = [value for value in values if value is not None]
         if values and output.get(name) is not None:
             add(name, values[0], output[name])
-    routed = any(output.get(name) is not None for name in ROUTER_LOGITS)
+    has_router = any(output.get(name) is not None for name in ROUTER_LOGITS)
     has_loss = class_of(model).__name__ not in NO_ROUTER_LOSS
-    if routed and not parts and has_loss and value_of(model, "router_aux_loss_coef"):
+    if has_router and not parts and has_loss and value_of(model, "router_aux_loss_coef"):
         raise ValueError(
             f"{type(model).__name__} computes its router losses only with labels; use_smile needs "
             "output_router_logits=False for it"
@@ -57,4 +59,4 @@ def auxiliary(model: nn.Module, output: Mapping) -> tuple[Optional[Tensor], dict
     if not weighted:
         return None, parts
     device = weighted[0].device
-    return torch.stack([each.to(device).flatten()[0] for each in weighted]).sum(), parts
+    return torch.stack([loss.to(device).flatten()[0] for loss in weighted]).sum(), parts

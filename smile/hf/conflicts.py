@@ -1,4 +1,4 @@
-"""Finds trainers and settings that exclude an objective. Each of them is one line."""
+"""Finds trainers and settings that exclude an objective, and describes each in one line."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,15 +8,17 @@ LIBRARIES = ("transformers", "trl")
 KNOWN = ("Trainer", "Seq2SeqTrainer", "SFTTrainer", "BaseTrainer", "_BaseTrainer")
 
 
-def losses(trainer: type, mixin: type) -> list[type]:
-    """The classes after `mixin` in the MRO that define compute_loss, without SFTTrainer."""
-    after = trainer.__mro__[trainer.__mro__.index(mixin) + 1 :]
-    return [x for x in after if "compute_loss" in vars(x) and x.__name__ != "SFTTrainer"]
+def loss_classes(trainer: type, mixin: type) -> list[type]:
+    """The classes after `mixin` in the MRO that define compute_loss, except SFTTrainer."""
+    classes = trainer.__mro__[trainer.__mro__.index(mixin) + 1 :]
+    return [
+        base for base in classes if "compute_loss" in vars(base) and base.__name__ != "SFTTrainer"
+    ]
 
 
-def other_losses(trainer: type, mixin: type) -> Iterator[str]:
-    """A line for each trainer of LIBRARIES that has another loss than its model's."""
-    for base in losses(trainer, mixin):
+def find_other_losses(trainer: type, mixin: type) -> Iterator[str]:
+    """Yield a line for each trainer of LIBRARIES that does not use its model's loss."""
+    for base in loss_classes(trainer, mixin):
         if not reads_logits(base) and base.__name__ not in KNOWN:
             yield f"{base.__name__} has another loss; leave SmileLossMixin out"
 
@@ -26,8 +28,8 @@ def reads_logits(base: type) -> bool:
     return base.__module__.split(".")[0] not in LIBRARIES
 
 
-def conflicts(trainer: Any) -> Iterator[str]:
-    """A line for each setting of a trainer that excludes the objective."""
+def find_conflicts(trainer: Any) -> Iterator[str]:
+    """Yield a line for each setting of a trainer that excludes the objective."""
     args = trainer.args
     if args.label_smoothing_factor:
         factor = args.label_smoothing_factor

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from smile.hf.head_table import masks_by_labels, value_of
 
 IGNORED = -100
-# Names in configurations of the tokens that stand for images, videos or sounds.
+# Configuration keys of the tokens that stand for images, videos or sounds.
 MEDIA_TOKENS = tuple(
     f"{medium}_token_{kind}" for medium in ("image", "video", "audio") for kind in ("id", "index")
 )
-# Names of tokens with which an encoder-decoder model's labels can begin, besides bos_token_id.
+# Configuration keys of tokens with which an encoder-decoder model's labels can begin, besides
+# bos_token_id.
 OPENING_TOKENS = (
     *("decoder_start_token_id", "forced_bos_token_id", "forced_decoder_ids"),
     *("lang_to_id", "task_to_id", "no_timestamps_token_id", "text_decoder_lang_to_code_id"),
@@ -34,14 +35,14 @@ REFUSED = {
 }
 
 
-def generative(model: nn.Module) -> nn.Module:
-    """The model without PEFT's wrapper. Raises ValueError unless it generates text."""
+def unwrap_generative(model: nn.Module) -> nn.Module:
+    """Return the model without PEFT's wrapper. Raises ValueError unless it generates text."""
     model = model.get_base_model() if hasattr(model, "get_base_model") else model
-    name, takes = type(model).__name__, inspect.signature(type(model).forward).parameters
+    name, parameters = type(model).__name__, inspect.signature(type(model).forward).parameters
     for pattern, reason in REFUSED.items():
         if re.search(pattern, name):
             raise ValueError(f"{name} {reason}; give a model that generates text")
-    if not hasattr(model, "config") or "labels" not in takes:
+    if not hasattr(model, "config") or "labels" not in parameters:
         raise ValueError(
             f"{name} does not accept labels; give a generative model of transformers, before you "
             "wrap it by DDP, FSDP or torch.compile"
@@ -49,10 +50,10 @@ def generative(model: nn.Module) -> nn.Module:
     return model
 
 
-def give_labels(model: nn.Module, labels: Tensor, inputs: dict) -> None:
+def add_labels(model: nn.Module, labels: Tensor, inputs: dict) -> None:
     """Add labels to `inputs` if the model's attention mask depends on labels.
 
-    Raises ValueError if there are no token types: words would see later words even with labels.
+    Raises ValueError if the batch has no token types: words would see later words.
     """
     if not masks_by_labels(model):
         return
@@ -64,7 +65,7 @@ def give_labels(model: nn.Module, labels: Tensor, inputs: dict) -> None:
     inputs["labels"] = labels
 
 
-def encoder_decoder(model: nn.Module) -> bool:
+def is_encoder_decoder(model: nn.Module) -> bool:
     """Whether the model is an encoder-decoder, whose logits are aligned with its labels."""
     configs = (model.config, getattr(model.config, "text_config", None))
     return any(getattr(config, "is_encoder_decoder", False) for config in configs)
@@ -77,14 +78,14 @@ def check_tokens(labels: Tensor) -> None:
         raise ValueError(f"{found}; give captions x tokens, as integers")
 
 
-def without_media(model: nn.Module, labels: Tensor) -> Tensor:
+def ignore_media(model: nn.Module, labels: Tensor) -> Tensor:
     """Labels with IGNORED at tokens that stand for an image, a video or a sound."""
-    return labels.masked_fill(media_of(model, labels), IGNORED)
+    return labels.masked_fill(is_media(model, labels), IGNORED)
 
 
-def media_of(model: nn.Module, tokens: Tensor) -> Tensor:
+def is_media(model: nn.Module, tokens: Tensor) -> Tensor:
     """bool (B, N): tokens that stand for an image, a video or a sound."""
-    return is_one_of(tokens, configured(model, *MEDIA_TOKENS))
+    return is_one_of(tokens, configured_ids(model, *MEDIA_TOKENS))
 
 
 def opening_tokens(model: nn.Module) -> set[int]:
@@ -92,18 +93,18 @@ def opening_tokens(model: nn.Module) -> set[int]:
 
     Raises ValueError if one is a language's token that only the tokenizer knows.
     """
-    opening = configured(model, *OPENING_TOKENS)
+    opening = configured_ids(model, *OPENING_TOKENS)
     multilingual = model.config.model_type in MULTILINGUAL
-    if multilingual and opening <= configured(model, "eos_token_id"):
+    if multilingual and opening <= configured_ids(model, "eos_token_id"):
         raise ValueError(
             f"{type(model).__name__}: labels begin with a language's token, which the model's "
             "configuration does not have; set model.generation_config.forced_bos_token_id, or for "
             "several languages model.generation_config.lang_to_id = {code: id}, or give segments"
         )
-    return opening | configured(model, "bos_token_id")
+    return opening | configured_ids(model, "bos_token_id")
 
 
-def configured(model: nn.Module, *names: str) -> set[int]:
+def configured_ids(model: nn.Module, *names: str) -> set[int]:
     """The token ids with these names in the model's configurations."""
     config, ids = model.config, set()
     for source in (
@@ -113,9 +114,9 @@ def configured(model: nn.Module, *names: str) -> set[int]:
     ):
         for value in (getattr(source, name, None) for name in names):
             value = [*value.values()] if isinstance(value, dict) else value
-            for each in value if isinstance(value, (list, tuple)) else [value]:
+            for token in value if isinstance(value, (list, tuple)) else [value]:
                 # forced_decoder_ids has pairs of a position and a token.
-                ids.add(each[-1] if isinstance(each, (list, tuple)) else each)
+                ids.add(token[-1] if isinstance(token, (list, tuple)) else token)
     return ids - {None}
 
 
@@ -125,21 +126,22 @@ def is_one_of(tokens: Tensor, ids: Iterable[int]) -> Tensor:
     return (tokens.unsqueeze(-1) == candidates).any(-1)
 
 
-def in_step(
+def align_labels(
     model: nn.Module,
     predictions: Tensor,
     labels: Tensor,
     shifted: bool = False,
     tokens: Optional[Tensor] = None,
 ) -> tuple[Tensor, Tensor]:
-    """Align predictions, logits or hidden states (B, M, X), with labels (B, N), where M >= N.
+    """Return predictions and labels of equal length: predictions[:, n] predicts labels[:, n].
 
-    Positions of an image before the text have no labels and are left out. shifted: whether labels
-    are shifted already. tokens: the model's input (B, N), if known.
+    predictions: logits or hidden states (B, M, X); labels: (B, N), M >= N. Positions of an image
+    before the text have no labels and are left out. shifted: whether labels are shifted already.
+    tokens: the model's input (B, N), if known.
     """
-    labels = without_media(model, labels.to(predictions.device))
-    before = predictions.size(1) - labels.size(1)
-    if before < 0:
+    labels = ignore_media(model, labels.to(predictions.device))
+    extra = predictions.size(1) - labels.size(1)
+    if extra < 0:
         raise ValueError(
             f"{labels.size(1)} labels for {predictions.size(1)} predictions; give one each"
         )
@@ -147,36 +149,38 @@ def in_step(
         raise ValueError(
             f"labels of {len(labels)} rows for predictions of {len(predictions)}; give one each"
         )
-    if encoder_decoder(model):
-        return predictions[:, before:], labels
+    if is_encoder_decoder(model):
+        return predictions[:, extra:], labels
     if tokens is not None and tokens.shape != labels.shape:
         raise ValueError(f"{labels.size(1)} labels for {tokens.size(1)} input_ids; give one each")
-    if before > 0 and tokens is not None:
-        _check_before(model, tokens, labels)
+    if extra > 0 and tokens is not None:
+        _check_media_positions(model, tokens, labels)
     if shifted:
-        return predictions[:, before:], labels
-    return predictions[:, before:-1], labels[:, 1:]
+        return predictions[:, extra:], labels
+    return predictions[:, extra:-1], labels[:, 1:]
 
 
-def _check_before(model: nn.Module, tokens: Tensor, labels: Tensor) -> None:
-    """Raise ValueError if an image has more positions than tokens between scored tokens.
+def _check_media_positions(model: nn.Module, tokens: Tensor, labels: Tensor) -> None:
+    """Raise ValueError if the model expands media tokens and labels cannot be aligned.
 
-    LLaVA's images did before transformers 4.45. It is allowed if it moves all scored tokens of all
-    rows by the same number of positions.
+    LLaVA expanded an image token to several positions before transformers 4.45. This is allowed if
+    it moves all scored tokens of all rows by the same number of positions.
     """
-    media = media_of(model, tokens)
-    before_media = media.flip(1).cumsum(1).flip(1) > 0  # (B, N), true at media tokens, too
-    if (before_media & (labels != IGNORED)).any() or media.sum(1).unique().numel() > 1:
+    is_media_token = is_media(model, tokens)
+    precedes_media = (
+        is_media_token.flip(1).cumsum(1).flip(1) > 0
+    )  # (B, N), true at media tokens, too
+    if (precedes_media & (labels != IGNORED)).any() or is_media_token.sum(1).unique().numel() > 1:
         raise ValueError(
             f"{type(model).__name__} expands an image token to several positions between scored "
             "words; let the processor repeat the image's token for each position"
         )
 
 
-def give_decoder_inputs(model: nn.Module, labels: Tensor, inputs: dict) -> None:
-    """Add the decoder's input to `inputs`, which an encoder-decoder model derives from labels."""
-    given = (inputs.get("decoder_input_ids"), inputs.get("decoder_inputs_embeds"))
-    if not encoder_decoder(model) or any(value is not None for value in given):
+def add_decoder_inputs(model: nn.Module, labels: Tensor, inputs: dict) -> None:
+    """Add the decoder's input to `inputs`, as an encoder-decoder model would from its labels."""
+    decoder_inputs = (inputs.get("decoder_input_ids"), inputs.get("decoder_inputs_embeds"))
+    if not is_encoder_decoder(model) or any(value is not None for value in decoder_inputs):
         return
     if hasattr(model, "prepare_decoder_input_ids_from_labels"):
         inputs["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels=labels)

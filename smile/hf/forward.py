@@ -11,20 +11,20 @@ from typing import Any, Optional, Union
 import torch
 from torch import Tensor, nn
 
-from smile.hf.auxiliary import auxiliary
-from smile.hf.families import IGNORED, generative, give_decoder_inputs, give_labels
+from smile.hf.auxiliary import auxiliary_losses
+from smile.hf.families import IGNORED, add_decoder_inputs, add_labels, unwrap_generative
 from smile.hf.head import linear_head
 from smile.hf.misuse_checks import (
     REMEDY,
     Call,
     is_running,
-    logits_of,
+    output_logits,
     refuse_other_losses,
     unwatch,
     watch,
     watch_parts,
 )
-from smile.hf.packed import OF_A_BATCH, Targets
+from smile.hf.packed import BATCH_KEYS, Targets
 from smile.hf.refusal import refuse
 from smile.loading import load
 from smile.objective import Objective, ObjectiveOutput
@@ -39,8 +39,8 @@ class _Settings:
     arguments: list[str]  # names of the arguments of the class's forward, in order
     parts: dict[str, Tensor] = field(default_factory=dict)  # the last step's
     head_is_checked: bool = False
-    number: int = field(default_factory=itertools.count().__next__)
-    is_warned: bool = False  # whether the user knows that training uses logits
+    model_number: int = field(default_factory=itertools.count().__next__)
+    is_warned: bool = False  # whether the user was warned that training uses logits
 
 
 def use_smile(
@@ -68,56 +68,64 @@ def use_smile(
     be packed but has none of these, and if texts of a packed row would see each other. In training
     also raises ValueError for a call or a gradient of another loss.
     """
-    wrapped, model = model, model_inside(model)
+    wrapped, model = model, unwrap_model(model)
     undo(model)
-    objective, original = checked(objective), type(model)
+    objective, original_class = to_objective(objective), type(model)
     watch_parts(model)
-    arguments = list(inspect.signature(original.forward).parameters)[1:]
+    arguments = list(inspect.signature(original_class.forward).parameters)[1:]
     model._smile = _Settings(objective, from_hidden, arguments)
     if from_hidden and linear_head(model) is None:
         _warn_of_logits(model, model._smile)
-    # The objective calls forwards that were set on the model before. Later ones call the objective.
+    # The objective calls a forward that was set on the model earlier. One that is set later calls
+    # the objective.
     model._smile_below = (*getattr(model, "_smile_below", ()), model.__dict__.pop("forward", None))
-    model.__class__ = _with_objective(original, len(model._smile_below) - 1)
+    model.__class__ = _add_objective(original_class, len(model._smile_below) - 1)
     return wrapped
 
 
-def _with_objective(original: type, level: int) -> type:
+def _add_objective(original_class: type, level: int) -> type:
     """Make a subclass whose forward returns the objective's loss. level: index in `_smile_below`.
 
-    A forward that is set on the instance would be shared by copies and replicas of the model. The
-    subclass has the original's name, which checkpoints and Trainer read.
+    A forward set on the instance would be shared by copies and replicas of the model. The subclass
+    has the original's name, because checkpoints and Trainer read it.
     """
 
     def forward(self, *args, **kwargs):
         set_forward = self._smile_below[level]
-        below = functools.partial(original.forward, self) if set_forward is None else set_forward
+        inner_forward = (
+            functools.partial(original_class.forward, self) if set_forward is None else set_forward
+        )
         settings = getattr(self, "_smile", None)
         if settings is None or is_running(self):
-            return below(*args, **kwargs)
-        return _forward(self, settings, below, args, kwargs)
+            return inner_forward(*args, **kwargs)
+        return _forward(self, settings, inner_forward, args, kwargs)
 
     # Trainer removes data set columns that are not in the signature.
-    signature, only = inspect.signature(original.forward), inspect.Parameter.KEYWORD_ONLY
-    added = {name: inspect.Parameter(name, only, default=None) for name in OF_A_BATCH}
+    signature, keyword_only = (
+        inspect.signature(original_class.forward),
+        inspect.Parameter.KEYWORD_ONLY,
+    )
+    added = {name: inspect.Parameter(name, keyword_only, default=None) for name in BATCH_KEYS}
     parameters = {**added, **signature.parameters}
     ordered = sorted(parameters.values(), key=lambda x: x.kind)  # **kwargs stay last
     forward.__signature__ = signature.replace(parameters=ordered)
-    names = ("__module__", "__doc__", "__qualname__")
-    content = {name: getattr(original, name) for name in names}
+    copied_names = ("__module__", "__doc__", "__qualname__")
+    attributes = {name: getattr(original_class, name) for name in copied_names}
     # accepts_loss_kwargs makes Trainer pass num_items_in_batch.
-    content.update(forward=forward, accepts_loss_kwargs=True, _without_smile=original)
-    return type(original.__name__, (original,), content)
+    attributes.update(forward=forward, accepts_loss_kwargs=True, _without_smile=original_class)
+    return type(original_class.__name__, (original_class,), attributes)
 
 
 def undo(model: nn.Module) -> nn.Module:
     """Undo `use_smile`, if it was called on the model. Returns the model."""
-    wrapped, model = model, model_inside(model)
-    original = type(model).__dict__.get("_without_smile")  # None if FSDP has added a class on top
+    wrapped, model = model, unwrap_model(model)
+    original_class = type(model).__dict__.get(
+        "_without_smile"
+    )  # None if FSDP has added a class on top
     if model.__dict__.pop("_smile", None) is not None:
         unwatch(model)
-    if original is not None:
-        model.__class__ = original
+    if original_class is not None:
+        model.__class__ = original_class
         if "forward" not in vars(model):  # otherwise a later forward calls the earlier ones
             *model._smile_below, set_forward = model._smile_below
             if set_forward is not None:
@@ -126,23 +134,25 @@ def undo(model: nn.Module) -> nn.Module:
 
 
 def last_parts(model: nn.Module) -> dict[str, Tensor]:
-    """The value of each objective in the last step, by name. Empty before the first step.
+    """Return each objective's unweighted value in the last step. Empty before the first step.
 
-    Values are detached means over tokens, without weights. Auxiliary losses of the model are
-    included, such as `aux_loss`.
+    Values are detached means over tokens. Auxiliary losses of the model, such as `aux_loss`, are
+    included.
     """
-    settings = getattr(model_inside(model), "_smile", None)
+    settings = getattr(unwrap_model(model), "_smile", None)
     if settings is None:
         raise ValueError(f"{type(model).__name__} has no objective; call use_smile on it")
     return settings.parts
 
 
-def _forward(model, settings: _Settings, below: Callable, args: tuple, kwargs: dict) -> Any:
-    """The model's forward with the objective. below: the forward without the objective."""
-    named = dict(zip(settings.arguments, args))
-    if twice := named.keys() & kwargs.keys():
-        raise TypeError(f"forward() got multiple values for {', '.join(sorted(twice))}; give one")
-    inputs = {**named, **kwargs}
+def _forward(model, settings: _Settings, inner_forward: Callable, args: tuple, kwargs: dict) -> Any:
+    """The model's forward with the objective. inner_forward: the forward without it."""
+    positional = dict(zip(settings.arguments, args))
+    if repeated := positional.keys() & kwargs.keys():
+        raise TypeError(
+            f"forward() got multiple values for {', '.join(sorted(repeated))}; give one"
+        )
+    inputs = {**positional, **kwargs}
     if inputs.get("fused_lm_head"):
         raise ValueError(
             f"{type(model).__name__}: SFTTrainer of TRL uses its own loss (fused_lm_head), {REMEDY}"
@@ -157,7 +167,7 @@ def _forward(model, settings: _Settings, below: Callable, args: tuple, kwargs: d
                 f"{type(model).__name__} is trained without labels, and another loss is computed "
                 f"from its output (label smoothing, compute_loss_func), {REMEDY}"
             )
-        return Call(model).run(below, inputs)
+        return Call(model).run(inner_forward, inputs)
     from_hidden = settings.from_hidden and model.training
     from_hidden = from_hidden if keep_logits is None else not keep_logits
     head = linear_head(model) if from_hidden else None
@@ -180,20 +190,20 @@ def _forward(model, settings: _Settings, below: Callable, args: tuple, kwargs: d
     packed = targets.texts is not None and "kwargs" in settings.arguments
     if packed or "use_cache" in settings.arguments:
         inputs["use_cache"] = False  # with a cache, texts of a row see each other in some models
-    give_decoder_inputs(model, labels, inputs)
+    add_decoder_inputs(model, labels, inputs)
     # Other models get no labels, so that they do not compute their own loss.
-    give_labels(model, labels, inputs)
-    several = targets.texts is not None and objective.weights.keys() != {"mle"}
-    if several and not torch.compiler.is_compiling():  # compiled, there are no values
+    add_labels(model, labels, inputs)
+    needs_separation = targets.texts is not None and objective.weights.keys() != {"mle"}
+    if needs_separation and not torch.compiler.is_compiling():  # compiled, there are no values
         load("smile.hf.packing_check:refuse_leaks")(model, inputs, targets.texts)
     if head is None:
-        output = Call(model).run(below, inputs)
-        result = objective(*targets.of(logits_of(model, output)))
+        output = Call(model).run(inner_forward, inputs)
+        result = objective(*targets.align(output_logits(model, output)))
     else:
-        output, result = _from_hidden(model, settings, below, inputs, targets, head)
-    added, raw = auxiliary(model, output)
-    loss = total_loss(result, num_items_in_batch, added)
-    settings.parts = {**result.parts, **raw}
+        output, result = _from_hidden(model, settings, inner_forward, inputs, targets, head)
+    auxiliary_loss, auxiliary_parts = auxiliary_losses(model, output)
+    loss = total_loss(result, num_items_in_batch, auxiliary_loss)
+    settings.parts = {**result.parts, **auxiliary_parts}
     fields = {**output, "loss": loss}
     if head is not None:
         del fields["logits"]
@@ -212,23 +222,25 @@ def _warn_of_logits(model: nn.Module, settings: _Settings) -> None:
     settings.is_warned = True
 
 
-def _from_hidden(model, settings, below, inputs, targets, head) -> tuple[dict, ObjectiveOutput]:
-    """The model's output with only the last position's logits, and the objective.
+def _from_hidden(
+    model, settings, inner_forward, inputs, targets, head
+) -> tuple[dict, ObjectiveOutput]:
+    """Return the model's output with only the last position's logits, and the objective.
 
-    The objective is computed from hidden states in the call of the head, when FSDP has gathered the
-    head's weights.
+    The objective is computed from hidden states when the model calls its head, because FSDP has
+    then gathered the head's weights.
     """
     results = []
 
-    def take(states: Tensor) -> Tensor:
+    def replace_input(states: Tensor) -> Tensor:
         states = states.to(head.module.weight.device)  # accelerate does this in the head's forward
-        results.append(head.objective(settings.objective, *targets.of(states)))
+        results.append(head.compute_objective(settings.objective, *targets.align(states)))
         return states[:, -1:].detach()
 
     watch(head.module)
-    call = Call(model, head.module, take)
-    output = call.run(below, inputs)
-    last, name = logits_of(model, output).detach(), type(model).__name__
+    call = Call(model, head.module, replace_input)
+    output = call.run(inner_forward, inputs)
+    last_logits, name = output_logits(model, output).detach(), type(model).__name__
     if not results:
         raise ValueError(
             f"{name}: a forward that was set on the model does not call its language head; "
@@ -236,32 +248,35 @@ def _from_hidden(model, settings, below, inputs, targets, head) -> tuple[dict, O
         )
     loss, parts, tokens = results[-1]
     # accelerate moves the output of a model on several devices to the input's device.
-    loss, tokens = loss.to(last.device), tokens.to(last.device)
-    parts = {key: part.to(last.device) for key, part in parts.items()}
+    loss, tokens = loss.to(last_logits.device), tokens.to(last_logits.device)
+    parts = {key: part.to(last_logits.device) for key, part in parts.items()}
     if torch.compiler.is_compiling() or not settings.head_is_checked:
-        line = f"{name} changes the logits of its language head; use_smile needs from_hidden=False"
-        changed = head.changed(last, call.seen.detach().to(last.device))
-        loss = refuse(changed.unsqueeze(0), [f"{line} for it"], loss, settings.number)
+        error = f"{name} changes the logits of its language head; use_smile needs from_hidden=False"
+        changed = head.changed_rows(last_logits, call.head_output.detach().to(last_logits.device))
+        loss = refuse(changed.unsqueeze(0), [f"{error} for it"], loss, settings.model_number)
         settings.head_is_checked = not torch.compiler.is_compiling()
     return output, ObjectiveOutput(loss, parts, tokens)
 
 
-def total_loss(result: ObjectiveOutput, num_items_in_batch, added: Optional[Tensor]) -> Tensor:
-    """The objective's loss plus the auxiliary losses `added`."""
+def total_loss(
+    result: ObjectiveOutput, num_items_in_batch, auxiliary_loss: Optional[Tensor]
+) -> Tensor:
+    """The objective's loss plus the auxiliary losses `auxiliary_loss`."""
     loss = result.loss
     if num_items_in_batch is not None:
         if isinstance(num_items_in_batch, Tensor):  # it is on the model's first device
             num_items_in_batch = num_items_in_batch.to(loss.device)
         loss = loss * result.tokens / num_items_in_batch
-    return loss if added is None else loss + added.to(loss.device)
+    return loss if auxiliary_loss is None else loss + auxiliary_loss.to(loss.device)
 
 
-def model_inside(model: nn.Module) -> nn.Module:
+def unwrap_model(model: nn.Module) -> nn.Module:
     """The transformers model without wrappers. Raises ValueError if there is none."""
-    return generative(model._modules.get("_orig_mod", model))
+    return unwrap_generative(model._modules.get("_orig_mod", model))
 
 
-def checked(objective: ObjectiveLike) -> Objective:
+def to_objective(objective: ObjectiveLike) -> Objective:
+    """Build the objective of a spec. Raises ValueError for another ignore_index than IGNORED."""
     if not isinstance(objective, Objective):
         objective = Objective() if objective is None else Objective(objective)
     if objective.ignore_index != IGNORED:

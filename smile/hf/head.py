@@ -14,11 +14,10 @@ from smile.objective import Objective, ObjectiveOutput
 
 
 class LinearHead(NamedTuple):
-    """A linear head, and what the model does to the head's logits.
+    """A linear head, and how the model changes the head's logits.
 
-    module: a linear layer. transform: scale and soft cap of logits.
-    bias: (V,), added to the module's logits, or None. vocabulary: the number of logits that the
-    model keeps; None for all.
+    module: a linear layer. transform: scale and soft cap of logits. bias: (V,), added to the
+    module's logits, or None. vocabulary: the number of logits that the model keeps; None for all.
     """
 
     module: nn.Module
@@ -26,27 +25,31 @@ class LinearHead(NamedTuple):
     bias: Optional[Tensor]
     vocabulary: Optional[int]
 
-    def changed(self, theirs: Tensor, logits: Tensor) -> Tensor:
+    def changed_rows(self, model_logits: Tensor, head_logits: Tensor) -> Tensor:
         """bool (B,): rows in which the model changes logits in another way than the table says.
 
-        theirs: the model's logits; logits: its head's. Without a transform both must be equal bit
-        for bit, unless the program is compiled. Otherwise they may differ by the rounding of a few
+        model_logits, head_logits: (B, N, V). Without a transform both must be equal bit for bit,
+        unless the program is compiled. Otherwise they may differ by the rounding of a few
         operations.
         """
-        expected = logits.to(theirs.dtype, copy=True)
+        expected = head_logits.to(model_logits.dtype, copy=True)
         if self.bias is not None:
             expected += self.bias.to(expected)
         # Dynamo of torch 2.8 cannot trace the call of a named tuple.
         expected = Transform.__call__(self.transform, expected)[0][..., : self.vocabulary]
-        if expected.shape != theirs.shape:
-            return torch.ones(len(theirs), dtype=torch.bool, device=theirs.device)
-        plain = self.transform == Transform() and self.bias is None
-        exact = plain and not torch.compiler.is_compiling()
-        rounding = 0 if exact else 4 * max(torch.finfo(x.dtype).eps for x in (theirs, logits))
-        same = torch.isclose(theirs, expected, rtol=rounding, atol=rounding, equal_nan=True)
+        if expected.shape != model_logits.shape:
+            return torch.ones(len(model_logits), dtype=torch.bool, device=model_logits.device)
+        is_identity = self.transform == Transform() and self.bias is None
+        is_exact = is_identity and not torch.compiler.is_compiling()
+        rounding = (
+            0
+            if is_exact
+            else 4 * max(torch.finfo(x.dtype).eps for x in (model_logits, head_logits))
+        )
+        same = torch.isclose(model_logits, expected, rtol=rounding, atol=rounding, equal_nan=True)
         return ~same.flatten(1).all(1)
 
-    def objective(
+    def compute_objective(
         self,
         objective: Objective,
         hidden: Tensor,
@@ -54,11 +57,11 @@ class LinearHead(NamedTuple):
         segments: Optional[Tensor] = None,
         weights: Optional[Tensor] = None,
     ) -> ObjectiveOutput:
-        """The objective of the head's input (B, N, D). Other arguments are as in `Objective`."""
+        """Compute the objective from the head's input (B, N, D); see `Objective.from_hidden`."""
         weight, bias = self.module.weight, self.module.bias
         if self.bias is not None:
-            added = self.bias.to(weight)
-            bias = added if bias is None else bias + added
+            extra_bias = self.bias.to(weight)
+            bias = extra_bias if bias is None else bias + extra_bias
         if self.vocabulary is not None:
             weight, bias = (x if x is None else x[: self.vocabulary] for x in (weight, bias))
         scale, softcap = self.transform
@@ -68,7 +71,7 @@ class LinearHead(NamedTuple):
 
 
 def linear_head(model: nn.Module) -> Optional[LinearHead]:
-    """The head, if the objective can be computed from its input. None if it needs logits.
+    """Return the head, or None if the objective has to be computed from logits.
 
     Logits are needed for a class that is not in the table or has a loss on its logits, and for a
     head that is not linear, was changed, has an adapter or is partitioned by DeepSpeed ZeRO-3.
@@ -94,16 +97,16 @@ def language_head(model: nn.Module) -> nn.Module:
 
 
 def _output_layer(model: nn.Module) -> tuple[Optional[nn.Module], Optional[nn.Module]]:
-    """The language head, preceded by the module that calls it: the model or a part of it."""
+    """Return (module, head): the model or a part of it, and the language head that it calls."""
     for part in (*model.children(), model):
         head = part.get_output_embeddings() if hasattr(part, "get_output_embeddings") else None
         if head is not None:
-            return part, _trained_copy(head)
+            return part, _active_head(head)
     return None, None
 
 
-def _trained_copy(head: nn.Module) -> nn.Module:
-    """The head that is in use, if PEFT's `modules_to_save` has copies of it."""
+def _active_head(head: nn.Module) -> nn.Module:
+    """Return the copy of the head that is in use, if PEFT's `modules_to_save` has copied it."""
     if not (hasattr(head, "modules_to_save") and hasattr(head, "original_module")):
         return head
     if head.disable_adapters or not head.active_adapters:
@@ -123,6 +126,8 @@ def _is_linear(head: Optional[nn.Module]) -> bool:
         return True
     hooks = (*head._forward_pre_hooks.values(), *head._forward_hooks.values())
     modules = [getattr(getattr(x, "func", x), "__module__", None) or "" for x in hooks]
-    moved = type(getattr(head, "_hf_hook", None)).__name__ == "AlignDevicesHook"  # accelerate's
-    known = all(x.startswith(("torch.distributed", "smile.hf")) for x in modules)
-    return known and ("forward" not in vars(head) or moved)
+    moved_by_accelerate = (
+        type(getattr(head, "_hf_hook", None)).__name__ == "AlignDevicesHook"
+    )  # accelerate's
+    all_known = all(x.startswith(("torch.distributed", "smile.hf")) for x in modules)
+    return all_known and ("forward" not in vars(head) or moved_by_accelerate)

@@ -24,7 +24,7 @@ DECODERS = """
     Roberta RobertaPreLayerNorm Rwkv SeedOss SmolLM3 SolarOpen StableLm Starcoder2 TrOCR Whisper
     XGLM XLMRoberta XLMRobertaXL Xmod Youtu Zamba2 Zamba Zaya
 """
-READERS = """
+CONDITIONAL_GENERATION = """
     Aria AudioFlamingo3 AyaVision Blip2 Blip Canary Cohere2Vision CohereAsr DeepseekOcr2
     DeepseekVL DeepseekVLHybrid Dots3Note Ernie4_5_VLMoe Ernie4_5_VL_Moe Exaone4_5_ FastVlm
     Florence2 FunAsrNano Gemma3 Glm46V Glm4v Glm4vMoe Glm5Next GlmAsr GlmOcr GotOcr2
@@ -43,8 +43,8 @@ READERS = """
 class HeadRow(NamedTuple):
     """A model's logits are softcap * tanh(z / softcap), with z = (head's logits + bias) * scale.
 
-    Each field is the name of a value in the model or its configuration, or None. divisor: the scale
-    is divided by it. vocabulary: the number of tokens in use, if the head is padded.
+    Each field is the name of a value in the model or its configuration, or None. divisor: divides
+    the scale. vocabulary: the number of tokens in use, if the head is padded.
     """
 
     scale: Optional[str] = None
@@ -58,39 +58,45 @@ def _rows(row: HeadRow, suffix: str, names: str) -> dict[str, HeadRow]:
     return {f"{name}{suffix}": row for name in names.split()}
 
 
-TEXT, ANY = "ForCausalLM", "ForConditionalGeneration"
+CAUSAL, CONDITIONAL = "ForCausalLM", "ForConditionalGeneration"
 _SCALED, _DIVIDED = HeadRow(scale="logit_scale"), HeadRow(divisor="logits_scaling")
 _CAPPED = HeadRow(softcap="final_logit_softcapping")
 _BIASED, _PADDED = HeadRow(bias="final_logits_bias"), HeadRow(vocabulary="unpadded_vocab_size")
 _MUSE = HeadRow(scale="output_multiplier", softcap="final_logit_softcapping")
 HEADS: dict[str, HeadRow] = {
-    **_rows(HeadRow(), TEXT, DECODERS),
-    **_rows(HeadRow(), ANY, READERS),
+    **_rows(HeadRow(), CAUSAL, DECODERS),
+    **_rows(HeadRow(), CONDITIONAL, CONDITIONAL_GENERATION),
     **_rows(HeadRow(), "LMHeadModel", "Bert BlipText CTRL GPT2 OpenAIGPT"),
     **_rows(HeadRow(), "EncoderDecoderModel", "Speech Vision"),
     "EncoderDecoderModel": HeadRow(),
     "Pix2StructTextModel": HeadRow(),  # computes the logits of Pix2Struct
-    **_rows(_SCALED, TEXT, "Cohere Cohere2 Cohere2Moe CohereCompass"),
-    **_rows(_SCALED, ANY, "CohereCompass"),
-    **_rows(HeadRow(scale="logits_scaling"), TEXT, "HyperCLOVAX"),
-    **_rows(HeadRow(scale="logits_scaling"), ANY, "HyperCLOVAXVisionV2"),
-    **_rows(HeadRow(scale="lm_head_multiplier"), TEXT, "FalconH1"),
-    **_rows(_DIVIDED, TEXT, "Granite GraniteMoe GraniteMoeHybrid GraniteMoeShared"),
-    **_rows(_DIVIDED, TEXT, "GraniteMoeSWA GraniteSWA MiniCPM3"),
-    **_rows(_DIVIDED, ANY, "Granite4Vision GraniteDocling"),
-    **_rows(_CAPPED, TEXT, "Beam Gemma2 Gemma3 Gemma3n Gemma4 Gemma4Unified NanoChat VaultGemma"),
-    **_rows(_CAPPED, ANY, "Gemma3n Gemma4 Gemma4Unified MistralLarge4 PaliGemma T5Gemma T5Gemma2"),
-    **_rows(HeadRow(softcap="logits_soft_cap"), TEXT, "RecurrentGemma"),
-    **_rows(HeadRow(softcap="output_logit_soft_cap"), TEXT, "xLSTM"),
-    **_rows(_MUSE, ANY, "MuseGlimmer MuseSpark"),
-    **_rows(_BIASED, ANY, "Bart BigBirdPegasus Blenderbot BlenderbotSmall LED MBart Mvp Pegasus"),
-    **_rows(_BIASED, ANY, "PLBart"),
+    **_rows(_SCALED, CAUSAL, "Cohere Cohere2 Cohere2Moe CohereCompass"),
+    **_rows(_SCALED, CONDITIONAL, "CohereCompass"),
+    **_rows(HeadRow(scale="logits_scaling"), CAUSAL, "HyperCLOVAX"),
+    **_rows(HeadRow(scale="logits_scaling"), CONDITIONAL, "HyperCLOVAXVisionV2"),
+    **_rows(HeadRow(scale="lm_head_multiplier"), CAUSAL, "FalconH1"),
+    **_rows(_DIVIDED, CAUSAL, "Granite GraniteMoe GraniteMoeHybrid GraniteMoeShared"),
+    **_rows(_DIVIDED, CAUSAL, "GraniteMoeSWA GraniteSWA MiniCPM3"),
+    **_rows(_DIVIDED, CONDITIONAL, "Granite4Vision GraniteDocling"),
+    **_rows(_CAPPED, CAUSAL, "Beam Gemma2 Gemma3 Gemma3n Gemma4 Gemma4Unified NanoChat VaultGemma"),
+    **_rows(
+        _CAPPED,
+        CONDITIONAL,
+        "Gemma3n Gemma4 Gemma4Unified MistralLarge4 PaliGemma T5Gemma T5Gemma2",
+    ),
+    **_rows(HeadRow(softcap="logits_soft_cap"), CAUSAL, "RecurrentGemma"),
+    **_rows(HeadRow(softcap="output_logit_soft_cap"), CAUSAL, "xLSTM"),
+    **_rows(_MUSE, CONDITIONAL, "MuseGlimmer MuseSpark"),
+    **_rows(
+        _BIASED, CONDITIONAL, "Bart BigBirdPegasus Blenderbot BlenderbotSmall LED MBart Mvp Pegasus"
+    ),
+    **_rows(_BIASED, CONDITIONAL, "PLBart"),
     "MarianMTModel": _BIASED,
-    **_rows(_PADDED, TEXT, "Inkling Inkling2"),
-    **_rows(_PADDED, ANY, "Inkling Inkling2"),
+    **_rows(_PADDED, CAUSAL, "Inkling Inkling2"),
+    **_rows(_PADDED, CONDITIONAL, "Inkling Inkling2"),
 }
 # Classes with a z-loss, the mean square of the logsumexp of logits, and the name of its weight.
-# Their subclasses have it, too.
+# Their subclasses also have a z-loss.
 Z_LOSSES = {"BambaForCausalLM": "z_loss_coefficient"}
 
 
@@ -107,10 +113,14 @@ def class_of(model: nn.Module) -> type:
     return next(kind for kind in classes_of(model) if not kind.__module__.startswith("torch."))
 
 
-def head_row(part: nn.Module) -> Optional[HeadRow]:
-    """The row of a model's class. None for classes outside of transformers, also subclasses."""
-    kind = class_of(part)
-    return HEADS.get(kind.__name__) if kind.__module__.startswith("transformers.") else None
+def head_row(model: nn.Module) -> Optional[HeadRow]:
+    """The row of a model's class. None for a class that is not in the table or is a user's."""
+    model_class = class_of(model)
+    return (
+        HEADS.get(model_class.__name__)
+        if model_class.__module__.startswith("transformers.")
+        else None
+    )
 
 
 def z_loss_weight(model: nn.Module) -> Optional[float]:
@@ -141,7 +151,7 @@ def version_of(model: nn.Module) -> tuple[int, int]:
 def masks_by_labels(model: nn.Module) -> bool:
     """Whether the attention mask is causal only if the model gets labels.
 
-    It is so in PaliGemma and its subclasses before transformers 5.0.
+    True for PaliGemma and its subclasses before transformers 5.0.
     """
-    named = any(kind.__name__.startswith("PaliGemma") for kind in classes_of(model))
-    return named and version_of(model) < (5, 0)
+    is_paligemma = any(kind.__name__.startswith("PaliGemma") for kind in classes_of(model))
+    return is_paligemma and version_of(model) < (5, 0)

@@ -5,8 +5,8 @@ from typing import Optional
 
 from torch import Tensor, nn
 
-from smile.hf.auxiliary import auxiliary
-from smile.hf.forward import checked, model_inside, total_loss
+from smile.hf.auxiliary import auxiliary_losses
+from smile.hf.forward import to_objective, total_loss, unwrap_model
 from smile.hf.head_table import masks_by_labels
 from smile.hf.packed import Targets
 from smile.objective import Objective
@@ -20,16 +20,16 @@ def compute_loss_func(model: nn.Module, objective: Optional[Objective] = None) -
     function gets only the labels of a batch. Packed rows need `use_smile`; here they raise
     ValueError if the labels show that rows are packed.
     """
-    model, objective = model_inside(model), checked(objective)
+    model, objective = unwrap_model(model), to_objective(objective)
     if masks_by_labels(model):
-        line = "before transformers 5.0 masks text by its labels; call use_smile for it"
-        raise ValueError(f"{type(model).__name__} {line}")
+        reason = "before transformers 5.0 masks text by its labels; call use_smile for it"
+        raise ValueError(f"{type(model).__name__} {reason}")
 
     def compute_loss(outputs, labels: Tensor, num_items_in_batch=None) -> Tensor:
         logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
         targets = Targets(model, objective, labels).check()
         fields = {**outputs, "loss": None} if isinstance(outputs, dict) else {}
-        added, _ = auxiliary(model, fields)
-        return total_loss(objective(*targets.of(logits)), num_items_in_batch, added)
+        auxiliary_loss, _ = auxiliary_losses(model, fields)
+        return total_loss(objective(*targets.align(logits)), num_items_in_batch, auxiliary_loss)
 
     return compute_loss

@@ -1,7 +1,7 @@
-"""Raises an error if a model of `use_smile` is about to be trained with another loss.
+"""Raises ValueError if a model of `use_smile` is about to be trained with another loss.
 
-Hooks on decoder and head raise it if these run in training outside of the model's forward. If
-another loss is computed from the forward's output, its gradient raises it in the backward pass.
+Hooks on decoder and head raise it if these modules run in training outside of the model's forward.
+Hooks on the forward's output raise it in the backward pass of another loss.
 """
 
 import threading
@@ -26,25 +26,25 @@ STATES = ("logits", "hidden_states", "decoder_hidden_states", "last_hidden_state
 class Call:
     """A forward that is running.
 
-    head: the language head whose input is wanted, or None. take: called with that input; the head
-    gets the returned tensor instead. seen: the head's output.
+    head: the language head whose input is replaced, or None. replace_input: maps the head's input
+    to the tensor that the head gets instead. head_output: the head's last output.
     """
 
     model: nn.Module
     head: Optional[nn.Module] = None
-    take: Optional[Callable[[Tensor], Tensor]] = None
-    seen: Optional[Tensor] = None
+    replace_input: Optional[Callable[[Tensor], Tensor]] = None
+    head_output: Optional[Tensor] = None
 
-    def run(self, below: Callable, inputs: dict) -> Any:
+    def run(self, inner_forward: Callable, inputs: dict) -> Any:
         _CALLS.stack.append(self)
         try:
-            return below(**inputs)
+            return inner_forward(**inputs)
         finally:
             _CALLS.stack.pop()
 
 
 class _Calls(threading.local):
-    """The forwards that are running in this thread. The innermost is last."""
+    """The forwards that are running in this thread. The innermost one is last."""
 
     def __init__(self):
         self.stack: list[Call] = []
@@ -59,11 +59,11 @@ def is_running(model: nn.Module) -> bool:
     return any(call.model is model for call in _CALLS.stack)
 
 
-def _before(part: nn.Module, args: tuple) -> Optional[tuple]:
+def _pre_forward_hook(part: nn.Module, args: tuple) -> Optional[tuple]:
     """The pre-forward hook of decoder and head."""
     for call in _CALLS.stack:
         if call.head is part:
-            return (call.take(args[0]), *args[1:])
+            return (call.replace_input(args[0]), *args[1:])
     in_training = part.training and torch.is_grad_enabled()
     # Activation checkpointing runs decoder and head again in the objective's backward pass.
     outside = in_training and not _CALLS.stack
@@ -72,14 +72,14 @@ def _before(part: nn.Module, args: tuple) -> Optional[tuple]:
     return None
 
 
-def _after(head: nn.Module, _, logits: Tensor) -> None:
+def _forward_hook(head: nn.Module, _, logits: Tensor) -> None:
     for call in _CALLS.stack:
         if call.head is head:
-            call.seen = logits
+            call.head_output = logits
 
 
 def watch_parts(model: nn.Module) -> None:
-    """Let decoder and head raise an error if another loss is trained. Either may be frozen."""
+    """Make decoder and head raise an error if another loss is trained. Either may be frozen."""
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     for part in (_decoder_of(model), head):
         if isinstance(part, nn.Module):
@@ -87,15 +87,19 @@ def watch_parts(model: nn.Module) -> None:
 
 
 def watch(part: nn.Module) -> None:
-    if _before not in [*part._forward_pre_hooks.values()]:  # Dynamo of torch 2.8 needs a list
-        part.register_forward_pre_hook(_before)
-        part.register_forward_hook(_after)
+    if _pre_forward_hook not in [
+        *part._forward_pre_hooks.values()
+    ]:  # Dynamo of torch 2.8 needs a list
+        part.register_forward_pre_hook(_pre_forward_hook)
+        part.register_forward_hook(_forward_hook)
 
 
 def unwatch(model: nn.Module) -> None:
     for module in model.modules():
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
-            for key in [key for key, hook in hooks.items() if hook in (_before, _after)]:
+            for key in [
+                key for key, hook in hooks.items() if hook in (_pre_forward_hook, _forward_hook)
+            ]:
                 del hooks[key]
 
 
@@ -113,7 +117,7 @@ def _decoder_of(model: nn.Module) -> Optional[nn.Module]:
     return None if decoder is model else decoder
 
 
-def logits_of(model: nn.Module, output: Any) -> Tensor:
+def output_logits(model: nn.Module, output: Any) -> Tensor:
     """The logits of an output. Raises ValueError if a forward set on the model returns none."""
     logits = output.get("logits") if isinstance(output, dict) else None
     if not isinstance(logits, Tensor) or logits.dim() != 3:
@@ -125,38 +129,38 @@ def logits_of(model: nn.Module, output: Any) -> Tensor:
 
 
 def refuse_other_losses(model: nn.Module, fields: dict, loss: Tensor) -> dict:
-    """Add `loss` to the fields of a training output, and watch the gradients of its other fields.
+    """Return the fields of a training output with `loss`, and watch gradients of the other fields.
 
     If logits or hidden states get a gradient but `loss` does not, another loss is trained, and
     ValueError is raised. Adding a term to `loss` is allowed. Autograd runs in the reverse order of
     the forward pass. `loss` is created last, so that its gradient comes first. In a compiled
     program, logits and hidden states are detached, because its backward pass runs for all outputs.
     """
-    compiling, name, with_loss = torch.compiler.is_compiling(), type(model).__name__, []
+    compiling, name, loss_gradients = torch.compiler.is_compiling(), type(model).__name__, []
 
-    def has_gradient(gradient: Tensor) -> None:
-        with_loss.append(gradient)
+    def record_loss_gradient(gradient: Tensor) -> None:
+        loss_gradients.append(gradient)
         _BACKWARDS.append(torch._C._current_graph_task_id())
 
-    def check(_: Tensor) -> None:
-        if not with_loss:
+    def check_loss_gradient(_: Tensor) -> None:
+        if not loss_gradients:
             raise ValueError(
                 f"{name}: another loss was computed from its logits or hidden states, {REMEDY}"
             )
 
-    def watched(state: Any) -> Any:
+    def watch_state(state: Any) -> Any:
         if isinstance(state, (tuple, list)):
-            return type(state)([watched(each) for each in state])
+            return type(state)([watch_state(item) for item in state])
         if not (isinstance(state, Tensor) and state.requires_grad):
             return state
         if compiling:
             return state.detach()
         state = state.view_as(state)
-        state.register_hook(check)
+        state.register_hook(check_loss_gradient)
         return state
 
-    states = {key: watched(fields[key]) for key in STATES if fields.get(key) is not None}
+    states = {key: watch_state(fields[key]) for key in STATES if fields.get(key) is not None}
     if loss.requires_grad and not compiling:
         loss = loss.clone()
-        loss.register_hook(has_gradient)
+        loss.register_hook(record_loss_gradient)
     return {**fields, **states, "loss": loss}

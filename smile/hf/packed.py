@@ -13,30 +13,30 @@ from smile.captions import (
 )
 from smile.hf.families import (
     IGNORED,
+    align_labels,
     check_tokens,
-    configured,
-    encoder_decoder,
-    in_step,
+    configured_ids,
+    ignore_media,
+    is_encoder_decoder,
+    is_media,
     is_one_of,
-    media_of,
     opening_tokens,
-    without_media,
 )
 from smile.hf.refusal import refuse
-from smile.labels import weigh
+from smile.labels import prepare_weights
 from smile.mixture import scores_first_token
 from smile.objective import Objective
 
-OF_A_BATCH = ("segments", "weights")  # keys of a batch that the objective uses besides labels
+BATCH_KEYS = ("segments", "weights")  # keys of a batch that the objective uses besides labels
 REMEDY = (
     "give the batch position_ids that restart with each caption, seq_idx or cu_seq_lens_q, or "
     "segments, in which all positions of a caption have the same number"
 )
-LEAKS = (
+LEAK_ERROR = (
     "the batch has an attention_mask, with which captions of a packed row see each other; leave it "
     "out, or give a mask of 4 dimensions that separates them"
 )
-PROMPT = (
+PROMPT_ERROR = (
     "row {row} of the labels scores text next to an image, video or sound as if it were a caption; "
     "set all labels but the caption's to -100, also at media tokens (in TRL, "
     "completion_only_loss=True or assistant_only_loss=True), or give segments"
@@ -47,8 +47,8 @@ class Targets:
     """The labels of a batch that are scored, and their captions.
 
     - labels: int64 (B, N), the token at each position; with `shifted`, the next token.
-    - segments: (B, N), the captions, or None.
-    - weights: (B, N), (B,) or None.
+    - segments: (B, N), the number of each position's caption, or None.
+    - weights: floats, (B, N), (B,) or None.
     - inputs: the batch. seq_idx, cu_seq_lens_q or position_ids determine where texts begin.
 
     Raises ValueError for shapes that do not match.
@@ -57,11 +57,11 @@ class Targets:
     predict it. Each contiguous run of labels in a text, such as an assistant's turn, is a caption.
     Weights do not change captions.
 
-    Labels of an encoder-decoder model may begin with special tokens (`<s>`, a language). Each of
-    them is a caption of one token. First-token MLE scores them, and the first word after them, over
-    the whole vocabulary, because `generate` has to predict those that are not forced. They are left
-    out by truncation, which drops whole captions, and by SMILE without first-token MLE, in which
-    their loss would be 0.
+    Labels of an encoder-decoder model may begin with special tokens (`<s>`, a language). Each such
+    token is a caption of one token. First-token MLE scores it, and the first word after it, over
+    the whole vocabulary, because `generate` may have to predict it. Truncation leaves these tokens
+    out, because it drops whole captions. SMILE without first-token MLE also leaves them out,
+    because their loss would be 0.
     """
 
     def __init__(
@@ -75,14 +75,14 @@ class Targets:
         inputs: Optional[dict] = None,
     ):
         check_tokens(labels)
-        weigh(labels, weights, IGNORED)  # checks the weights
+        prepare_weights(labels, weights, IGNORED)  # checks the weights
         if segments is not None:
             check_segments(segments, labels)
             segments = segments.to(labels.device)
         self.model, self.shifted, self.weights = model, shifted, weights
-        self.inputs, self.given = inputs or {}, labels
-        self.labels, self.segments = without_media(model, labels), segments
-        self.is_encoder_decoder, self.texts = encoder_decoder(model), None
+        self.inputs, self.original_labels = inputs or {}, labels
+        self.labels, self.segments = ignore_media(model, labels), segments
+        self.is_encoder_decoder, self.texts = is_encoder_decoder(model), None
         if self.is_encoder_decoder:
             if shifted:
                 raise ValueError(
@@ -94,30 +94,33 @@ class Targets:
         if segments is None and objective.weights.keys() != {"mle"}:
             only_smile = objective.weights.keys() == {"smile"}
             unscored = only_smile and not scores_first_token("smile", objective.first_token_mle)
-            self.captions = self._captions(unscored or "truncation" in objective.weights)
+            self.captions = self._number_captions(unscored or "truncation" in objective.weights)
 
     def _ignore_first_labels(self) -> None:
-        labels, self.texts = self.labels, texts(self.inputs, self.labels)
+        labels, self.texts = self.labels, text_numbers(self.inputs, self.labels)
         if self.texts is not None:
-            begins = self.texts[:, 1:] != self.texts[:, :-1]  # (B, N - 1), for tokens 1 to N - 1
-            begins = nn.functional.pad(begins, (0, 1) if self.shifted else (1, 0))
-            self.labels = self.labels.masked_fill(begins, IGNORED)
+            is_first = self.texts[:, 1:] != self.texts[:, :-1]  # (B, N - 1), for tokens 1 to N - 1
+            is_first = nn.functional.pad(is_first, (0, 1) if self.shifted else (1, 0))
+            self.labels = self.labels.masked_fill(is_first, IGNORED)
         if self.segments is not None:
             # A prompt may have another number than its caption, although both are one text.
-            begins = self.segments[:, 1:] != self.segments[:, :-1]
-            begins = nn.functional.pad(begins & (labels[:, :-1] != IGNORED), (1, 0))
-            self.labels = self.labels.masked_fill(begins, IGNORED)
+            is_first = self.segments[:, 1:] != self.segments[:, :-1]
+            is_first = nn.functional.pad(is_first & (labels[:, :-1] != IGNORED), (1, 0))
+            self.labels = self.labels.masked_fill(is_first, IGNORED)
 
-    def _captions(self, without_openings: bool) -> Tensor:
-        """int64 (B, N), the number of each label's caption."""
+    def _number_captions(self, without_openings: bool) -> Tensor:
+        """Return int64 (B, N), the number of each label's caption.
+
+        without_openings: ignore the special tokens with which labels begin.
+        """
         if not self.is_encoder_decoder:
             return captions_of_turns(self.labels, self.texts)
-        special = is_one_of(self.labels, opening_tokens(self.model))
-        words = (self.labels != IGNORED) & ~special
-        opening = special & (words.cumsum(1) == 0)
+        is_special = is_one_of(self.labels, opening_tokens(self.model))
+        is_word = (self.labels != IGNORED) & ~is_special
+        is_opening = is_special & (is_word.cumsum(1) == 0)
         if without_openings:
-            self.labels = self.labels.masked_fill(opening, IGNORED)
-        number = opening.cumsum(1)
+            self.labels = self.labels.masked_fill(is_opening, IGNORED)
+        number = is_opening.cumsum(1)
         return captions_of_turns(self.labels, number + nn.functional.pad(number, (1, -1)))
 
     def check(self) -> "Targets":
@@ -126,64 +129,75 @@ class Targets:
         Raises ValueError for packed rows in which captions could see each other or whose captions
         are unknown, and for labelled prompts. Synchronises with the device once.
         """
-        wrong = {}
+        rows_by_error = {}
         if not self.is_encoder_decoder:
-            wrong[LEAKS] = leaks(self.inputs.get("attention_mask"), self.texts)
+            rows_by_error[LEAK_ERROR] = find_leaks(self.inputs.get("attention_mask"), self.texts)
         if self.captions is not None:
-            wrong.update(self._signs())
-        wrong = {line: rows for line, rows in wrong.items() if rows is not None}
-        found = [rows.to(self.labels.device) for rows in wrong.values()]
+            rows_by_error.update(self._find_wrong_rows())
+        rows_by_error = {error: rows for error, rows in rows_by_error.items() if rows is not None}
+        flags = [rows.to(self.labels.device) for rows in rows_by_error.values()]
         if torch.compiler.is_compiling():
             self.segments = self.segments if self.captions is None else self.captions
         elif self.captions is not None:
             # Segments are set only if necessary: rows of one caption are faster without them.
-            found = [torch.stack([*found, self.captions.amax(1) > 1]).cpu()]
-            self.segments = self.captions if found[0][-1].any() else None
-            found = [*found[0]]
-        if wrong:
-            self.labels = refuse(torch.stack(found), [*wrong], self.labels)
+            flags = [torch.stack([*flags, self.captions.amax(1) > 1]).cpu()]
+            self.segments = self.captions if flags[0][-1].any() else None
+            flags = [*flags[0]]
+        if rows_by_error:
+            self.labels = refuse(torch.stack(flags), [*rows_by_error], self.labels)
         return self
 
-    def _signs(self) -> dict[str, Optional[Tensor]]:
-        """Error lines, each with the rows (B,) that it applies to."""
-        found = {}
+    def _find_wrong_rows(self) -> dict[str, Optional[Tensor]]:
+        """Return error lines, each with bool (B,): the rows to which it applies. None: no row."""
+        rows_by_error = {}
         mask = self.inputs.get("attention_mask")
         if self.texts is None and not self.is_encoder_decoder:
-            refuse_masks(mask)
+            refuse_separating_mask(mask)
             if mask is not None and len(mask) == len(self.labels):
-                found[packs("has numbers above 1")] = (mask > 1).any(1)
-        if ends := sorted(configured(self.model, "eos_token_id")):
-            found[goes_on_after(ends)] = end_again(ends, self.labels, self.captions)
+                rows_by_error[packed_mask_error("has numbers above 1")] = (mask > 1).any(1)
+        if ends := sorted(configured_ids(self.model, "eos_token_id")):
+            rows_by_error[repeated_end_error(ends)] = find_repeated_ends(
+                ends, self.labels, self.captions
+            )
         if not self.is_encoder_decoder:
-            found[PROMPT] = self._prompts()
-        return found
+            rows_by_error[PROMPT_ERROR] = self._find_prompts()
+        return rows_by_error
 
-    def _prompts(self) -> Optional[Tensor]:
-        """bool (B,): rows with labels next to media tokens that are of no caption: before them, or
-        after them where they have labels too or a text begins with a special token."""
-        labels, tokens = self.given, self.inputs.get("input_ids")
+    def _find_prompts(self) -> Optional[Tensor]:
+        """Return bool (B,): rows in which a prompt next to media tokens is labelled, or None.
+
+        A label directly before a media token belongs to a prompt. So does a label directly after a
+        media token, if that token is labelled or the label is a text's beginning token. None if
+        input_ids and labels have different shapes.
+        """
+        labels, tokens = self.original_labels, self.inputs.get("input_ids")
         tokens = labels if tokens is None else tokens.to(labels.device)
         if self.shifted:
             labels = nn.functional.pad(labels, (1, -1), value=IGNORED)  # undo the shift
         if tokens.shape != labels.shape:
             return None
-        media, labelled = media_of(self.model, tokens), labels != IGNORED
-        begins = is_one_of(labels, configured(self.model, "bos_token_id"))
-        rows = torch.zeros_like(labels) if self.texts is None else self.texts
-        same = rows[:, 1:] == rows[:, :-1]
-        scored = labelled & nn.functional.pad(same, (1, 0))  # a text's first token is not scored
-        before = scored[:, :-1] & ~media[:, :-1] & media[:, 1:]
-        after = labelled[:, 1:] & ~media[:, 1:] & media[:, :-1]
-        adjacent = before | (after & (labelled[:, :-1] | begins[:, 1:]))
-        return (adjacent & same).any(1)
+        is_media_token, is_labelled = is_media(self.model, tokens), labels != IGNORED
+        is_start = is_one_of(labels, configured_ids(self.model, "bos_token_id"))
+        texts = torch.zeros_like(labels) if self.texts is None else self.texts
+        same_text = texts[:, 1:] == texts[:, :-1]
+        # A text's first token is not scored.
+        is_scored = is_labelled & nn.functional.pad(same_text, (1, 0))
+        before = is_scored[:, :-1] & ~is_media_token[:, :-1] & is_media_token[:, 1:]
+        after = is_labelled[:, 1:] & ~is_media_token[:, 1:] & is_media_token[:, :-1]
+        adjacent = before | (after & (is_labelled[:, :-1] | is_start[:, 1:]))
+        return (adjacent & same_text).any(1)
 
-    def of(self, predictions: Tensor) -> tuple[Tensor, Tensor, Optional[Tensor], Optional[Tensor]]:
-        """The arguments of an objective: predictions, labels, segments and weights, aligned.
+    def align(
+        self, predictions: Tensor
+    ) -> tuple[Tensor, Tensor, Optional[Tensor], Optional[Tensor]]:
+        """Return aligned predictions, labels, segments and weights, the arguments of an objective.
 
         predictions: logits or hidden states (B, M, X), M >= N.
         """
         tokens = self.inputs.get("input_ids")
-        predictions, labels = in_step(self.model, predictions, self.labels, self.shifted, tokens)
+        predictions, labels = align_labels(
+            self.model, predictions, self.labels, self.shifted, tokens
+        )
         segments, weights = self.segments, self.weights
         if segments is not None:
             segments = segments[:, -labels.size(1) :].to(labels.device)
@@ -192,67 +206,71 @@ class Targets:
         return predictions, labels, segments, weights
 
 
-def texts(inputs: dict, labels: Tensor) -> Optional[Tensor]:
-    """int64 (B, N), the number of each token's text in its row. None if the batch lacks it."""
+def text_numbers(inputs: dict, labels: Tensor) -> Optional[Tensor]:
+    """int64 (B, N), the number of each token's text in its row, or None if it is unknown."""
     if inputs.get("seq_idx") is not None:
-        name, found = "seq_idx", inputs["seq_idx"]
+        name, numbers = "seq_idx", inputs["seq_idx"]
     elif inputs.get("cu_seq_lens_q") is not None:
         name = "cu_seq_lens_q"
-        found = segments_from_cu_seq_lens(inputs[name], labels.size(1))
+        numbers = segments_from_cu_seq_lens(inputs[name], labels.size(1))
     elif inputs.get("position_ids") is not None:
-        name, found = "position_ids", segments_from_position_ids(inputs["position_ids"])
-        if len(found) == 1:
-            found = found.expand(len(labels), -1)
+        name, numbers = "position_ids", segments_from_position_ids(inputs["position_ids"])
+        if len(numbers) == 1:
+            numbers = numbers.expand(len(labels), -1)
     else:
         return None
-    if found.shape != labels.shape:
+    if numbers.shape != labels.shape:
         raise ValueError(
-            f"{name} is for {tuple(found.shape)} tokens, but labels is {tuple(labels.shape)}; give "
-            "one for each label"
+            f"{name} is for {tuple(numbers.shape)} tokens, but labels is {tuple(labels.shape)}; "
+            "give one for each label"
         )
-    return found.to(labels.device)
+    return numbers.to(labels.device)
 
 
-def refuse_masks(mask) -> None:
-    """Raise ValueError for an attention mask that may separate the texts of a row."""
+def refuse_separating_mask(mask) -> None:
+    """Raise ValueError for an attention mask that is not (B, N) and may separate texts of a row."""
     if isinstance(mask, Tensor) and mask.dim() > 2:
-        raise ValueError(packs(f"is {tuple(mask.shape)}"))
+        raise ValueError(packed_mask_error(f"is {tuple(mask.shape)}"))
     if mask is not None and not isinstance(mask, Tensor):
-        raise ValueError(packs(f"is a {type(mask).__name__}"))
+        raise ValueError(packed_mask_error(f"is a {type(mask).__name__}"))
 
 
-def packs(found: str) -> str:
-    line = f"attention_mask {found}, so a row may have several captions, but it is unknown where"
-    return f"{line}; {REMEDY}"
+def packed_mask_error(description: str) -> str:
+    error = (
+        f"attention_mask {description}, so a row may have several captions, but it is unknown where"
+    )
+    return f"{error}; {REMEDY}"
 
 
-def leaks(mask, texts: Optional[Tensor]) -> Optional[Tensor]:
-    """bool (B,): whether an attention mask (B, N) lets one text of a row see another."""
+def find_leaks(mask, texts: Optional[Tensor]) -> Optional[Tensor]:
+    """bool (B,): rows in which an attention mask (B, N) lets one text see another, or None."""
     if texts is None or not isinstance(mask, Tensor) or mask.shape != texts.shape:
         return None
-    attends = (mask[:, 1:] > 0) & (mask[:, :-1] > 0)
-    return (attends & (texts[:, 1:] != texts[:, :-1]).to(mask.device)).any(1)
+    attends_both = (mask[:, 1:] > 0) & (mask[:, :-1] > 0)
+    return (attends_both & (texts[:, 1:] != texts[:, :-1]).to(mask.device)).any(1)
 
 
-def end_again(ends: list[int], labels: Tensor, captions: Tensor) -> Tensor:
-    """bool (B,): whether a caption of the row ends more than once.
+def find_repeated_ends(end_tokens: list[int], labels: Tensor, captions: Tensor) -> Tensor:
+    """bool (B,): rows in which a caption ends more than once.
 
-    ends: the end tokens. captions: (B, N), numbers from 0 to N. Consecutive end tokens, such as
-    labelled padding, count once. A first token does not count, because some models begin a text
-    with the end token.
+    captions: (B, N), numbers from 0 to N. Consecutive end tokens, such as labelled padding, count
+    once. A caption's first token does not count, because some models begin a text with the end
+    token.
     """
-    labelled = labels != IGNORED
-    is_end = is_one_of(labels, ends)
-    word_before = (labelled & ~is_end)[:, :-1] & (captions[:, 1:] == captions[:, :-1])
-    found = (is_end[:, 1:] & word_before).long()
-    times = found.new_zeros(len(labels), labels.size(1) + 1).scatter_add(1, captions[:, 1:], found)
-    return (times > 1).any(1)
+    is_labelled = labels != IGNORED
+    is_end = is_one_of(labels, end_tokens)
+    word_before = (is_labelled & ~is_end)[:, :-1] & (captions[:, 1:] == captions[:, :-1])
+    is_caption_end = (is_end[:, 1:] & word_before).long()
+    end_count = is_caption_end.new_zeros(len(labels), labels.size(1) + 1).scatter_add(
+        1, captions[:, 1:], is_caption_end
+    )
+    return (end_count > 1).any(1)
 
 
-def goes_on_after(ends: list[int]) -> str:
-    tokens = " or ".join(map(str, ends))
+def repeated_end_error(end_tokens: list[int]) -> str:
+    names = " or ".join(map(str, end_tokens))
     return (
-        f"row {{row}} of the labels has the end token {tokens} more than once, so it seems to "
+        f"row {{row}} of the labels has the end token {names} more than once, so it seems to "
         "have several captions; in a chat, label only the assistant's turns (TRL: "
         f"SFTConfig(assistant_only_loss=True)); for a packed row, {REMEDY}"
     )

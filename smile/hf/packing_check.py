@@ -1,4 +1,4 @@
-"""Checks that a model separates the texts of a packed row. Not every attention or state does."""
+"""Checks that a model separates the texts of a packed row, which not every attention does."""
 
 from torch import Tensor, nn
 
@@ -12,14 +12,14 @@ DECODERS = """
     Ministral3 Mistral Mixtral Nemotron Olmo Olmo2 Olmo3 Olmoe Phi Phi3 Phimoe Qwen2 Qwen2Moe
     Qwen3 Qwen3Moe SeedOss SmolLM3 StableLm Starcoder2
 """
-READERS = """
+CONDITIONAL_GENERATION = """
     Gemma3 Idefics3 InternVL Llava LlavaNext LlavaOnevision Mistral3 Qwen2VL Qwen2_5_VL Qwen3VL
     Qwen3VLMoe SmolVLM
 """
 MASKED = {
     "GPT2LMHeadModel",
     *(f"{name}ForCausalLM" for name in DECODERS.split()),
-    *(f"{name}ForConditionalGeneration" for name in READERS.split()),
+    *(f"{name}ForConditionalGeneration" for name in CONDITIONAL_GENERATION.split()),
 }
 # transformers masks these from 5.0 on, and the others from 4.53 on.
 SINCE_5 = (
@@ -27,7 +27,7 @@ SINCE_5 = (
     *("Qwen2_5_VL", "StableLm"),
 )
 THREE_AXES = ("Qwen2VL", "Qwen2_5_VL")  # text positions must precede their three axes
-LINE = (
+LEAK_ERROR = (
     "lets captions of a packed row see each other, with this version of transformers or this "
     "attn_implementation; leave packing and padding_free out"
 )
@@ -37,27 +37,29 @@ def refuse_leaks(model: nn.Module, inputs: dict, texts: Tensor) -> None:
     """Raise ValueError if a row has several texts and the model is not known to separate them.
 
     texts: (B, N), the number of each token's text. If there is an attention mask, the caller has
-    separated them.
+    checked that it separates them.
     """
-    if inputs.get("attention_mask") is not None or _keeps_apart(model, inputs, len(texts)):
+    if inputs.get("attention_mask") is not None or _separates_texts(model, inputs, len(texts)):
         return
     if (texts != texts[:, :1]).any():
-        raise ValueError(f"{type(model).__name__} {LINE}")
+        raise ValueError(f"{type(model).__name__} {LEAK_ERROR}")
 
 
-def _keeps_apart(model: nn.Module, inputs: dict, rows: int) -> bool:
-    kind, positions = class_of(model), inputs.get("position_ids")
-    name = kind.__name__
-    if name not in MASKED or not kind.__module__.startswith("transformers."):
+def _separates_texts(model: nn.Module, inputs: dict, rows: int) -> bool:
+    model_class, positions = class_of(model), inputs.get("position_ids")
+    name = model_class.__name__
+    if name not in MASKED or not model_class.__module__.startswith("transformers."):
         return False
-    since = (5, 0) if name.startswith(SINCE_5) else (4, 53)
-    if version_of(model) < since:
+    min_version = (5, 0) if name.startswith(SINCE_5) else (4, 53)
+    if version_of(model) < min_version:
         return False
     config = getattr(model.config, "text_config", model.config)
     attention = getattr(config, "_attn_implementation", None) or "eager"
-    if "flash" in attention:  # also reads boundaries; finds texts only in a batch of one row
+    if "flash" in attention:  # also reads cu_seq_lens; finds texts only in a batch of one row
         return rows == 1 and (positions is not None or inputs.get("cu_seq_lens_q") is not None)
     if positions is None:
         return False
-    has_text = len(positions) == 4 if positions.dim() == 3 else not name.startswith(THREE_AXES)
-    return has_text and attention in ("eager", "sdpa", "flex_attention")
+    has_text_positions = (
+        len(positions) == 4 if positions.dim() == 3 else not name.startswith(THREE_AXES)
+    )
+    return has_text_positions and attention in ("eager", "sdpa", "flex_attention")

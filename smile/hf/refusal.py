@@ -14,38 +14,40 @@ _CHECKED: set[tuple[Optional[int], str]] = set()  # models and lines that have b
 
 
 def refuse(
-    wrong: Tensor, lines: Sequence[str], through: Tensor, once: Optional[int] = None
+    invalid: Tensor, lines: Sequence[str], passthrough: Tensor, model_number: Optional[int] = None
 ) -> Tensor:
-    """Return `through`. Raise ValueError with the first line for which `wrong` is true in a row.
+    """Return `passthrough`. Raise ValueError with the first line that has an invalid row.
 
-    wrong: bool (K, B), the wrong rows for each line. The first wrong row replaces {row} in the
-    line. K may be larger than the number of lines. once: the number of a model. A compiled program
-    then checks only the model's first batch, except on a CPU, where checks are cheap. A compiled
-    program drops the check unless the result is used.
+    invalid: bool (K, B), the invalid rows for each line. The first one replaces {row} in the line.
+    K may be larger than the number of lines. model_number: if given, a compiled program checks only
+    this model's first batch, except on a CPU, where checks are cheap. A compiled program drops the
+    check unless the result is used.
     """
     if torch.compiler.is_compiling():
-        return _operator(through, wrong, "\n".join(lines), once)
-    _raise_where(wrong, lines)
-    return through
+        return _operator(passthrough, invalid, "\n".join(lines), model_number)
+    _raise_where(invalid, lines)
+    return passthrough
 
 
-def _raise_where(wrong: Tensor, lines: Sequence[str]) -> None:
-    for rows, line in zip(wrong.cpu(), lines):
+def _raise_where(invalid: Tensor, lines: Sequence[str]) -> None:
+    for rows, line in zip(invalid.cpu(), lines):
         if rows.any():
             raise ValueError(line.replace("{row}", str(rows.nonzero()[0].item())))
 
 
 @torch.library.custom_op("smile::refuse", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
-def _operator(through: Tensor, wrong: Tensor, lines: str, once: Optional[int]) -> Tensor:
-    if once is None or wrong.is_cpu or (once, lines) not in _CHECKED:
-        _raise_where(wrong, lines.split("\n"))
-        _CHECKED.add((once, lines))
-    return through.clone()
+def _operator(
+    passthrough: Tensor, invalid: Tensor, lines: str, model_number: Optional[int]
+) -> Tensor:
+    if model_number is None or invalid.is_cpu or (model_number, lines) not in _CHECKED:
+        _raise_where(invalid, lines.split("\n"))
+        _CHECKED.add((model_number, lines))
+    return passthrough.clone()
 
 
 @_operator.register_fake
-def _(through, wrong, lines, once):
-    return torch.empty_like(through)
+def _(passthrough, invalid, lines, model_number):
+    return torch.empty_like(passthrough)
 
 
 _operator.register_autograd(lambda ctx, gradient: (gradient, None, None, None))

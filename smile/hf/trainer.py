@@ -12,12 +12,12 @@ from typing import Any, Optional, Union
 import torch
 from torch import Tensor, nn
 
-from smile.hf.conflicts import conflicts, losses, other_losses, reads_logits
+from smile.hf.conflicts import find_conflicts, find_other_losses, loss_classes, reads_logits
 from smile.hf.families import IGNORED
 from smile.hf.forward import ObjectiveLike, last_parts, use_smile
-from smile.hf.interval import Interval
-from smile.hf.packed import OF_A_BATCH, Targets
-from smile.labels import count, weigh
+from smile.hf.packed import BATCH_KEYS, Targets
+from smile.hf.running_means import RunningMeans
+from smile.labels import count_labels, prepare_weights
 from smile.objective import Objective
 
 
@@ -29,7 +29,7 @@ class SmileLossMixin:
 
     - objective: an Objective or its spec, such as {"mle": 0.01, "smile": 0.99}. The default is
       SMILE with first-token MLE.
-    - from_hidden: see `use_smile`. A user's trainer with its own compute_loss gets logits anyway.
+    - from_hidden: see `use_smile`. A user's trainer with its own compute_loss always gets logits.
 
     A batch may have `segments` and `weights`, see `use_smile`. Raises ValueError for settings that
     use another loss or cut captions into pieces.
@@ -52,18 +52,25 @@ class SmileLossMixin:
         from_hidden: bool = True,
         **kwargs,
     ):
-        self._refuse(other_losses(type(self), SmileLossMixin))
+        self._refuse(find_other_losses(type(self), SmileLossMixin))
         if not isinstance(objective, Objective):
             objective = Objective() if objective is None else Objective(objective)
         self.smile_objective, self._from_hidden = objective, from_hidden
-        self._logits_wanted, self._trained, self._evaluated = True, Interval(), Interval()
-        self._steps, self._tokens = 1, 0  # accumulated batches; trained tokens
+        self._wants_logits, self._train_means, self._eval_means = (
+            True,
+            RunningMeans(),
+            RunningMeans(),
+        )
+        self._accumulated_batches, self._trained_tokens = (
+            1,
+            0,
+        )  # accumulated batches; trained tokens
         arguments = inspect.signature(super().__init__).bind_partial(*args, **kwargs).arguments
-        columns = _columns_of(arguments.get("train_dataset"))
-        self._columns = [name for name in OF_A_BATCH if name in columns]
+        columns = _column_names(arguments.get("train_dataset"))
+        self._batch_columns = [name for name in BATCH_KEYS if name in columns]
         super().__init__(*args, **kwargs)
-        self._refuse(conflicts(self))
-        self._with_objective(self.model)
+        self._refuse(find_conflicts(self))
+        self._add_objective(self.model)
         # Makes the trainer count tokens. With sequence parallelism it counts them later.
         parallel = getattr(getattr(self, "accelerator", None), "parallelism_config", None)
         self.model_accepts_loss_kwargs = not getattr(parallel, "sp_enabled", False)
@@ -72,8 +79,8 @@ class SmileLossMixin:
         for problem in problems:
             raise ValueError(f"{type(self).__name__}: {problem}")
 
-    def _with_objective(self, model: nn.Module) -> nn.Module:
-        self._inner = use_smile(model, self.smile_objective, self._from_hidden)
+    def _add_objective(self, model: nn.Module) -> nn.Module:
+        self._objective_model = use_smile(model, self.smile_objective, self._from_hidden)
         # TRL changes the coefficient in the configuration, but models read it when they are built.
         if hasattr(self, "aux_loss_enabled"):
             config = getattr(model.config, "text_config", model.config)
@@ -84,7 +91,7 @@ class SmileLossMixin:
 
     def call_model_init(self, *args, **kwargs):
         """Return the model of `model_init` with the objective. `train` calls this again."""
-        return self._with_objective(super().call_model_init(*args, **kwargs))
+        return self._add_objective(super().call_model_init(*args, **kwargs))
 
     def _save_optimizer_and_scheduler(self, output_dir):
         """Also saves the objective's state, one file per process."""
@@ -100,8 +107,8 @@ class SmileLossMixin:
         try:
             state = torch.load(self._state_path(checkpoint), map_location="cpu", weights_only=True)
         except FileNotFoundError as error:
-            line = f"truncation drops no captions until its window is full again: {error}"
-            warnings.warn(line, stacklevel=2)
+            message = f"truncation drops no captions until its window is full again: {error}"
+            warnings.warn(message, stacklevel=2)
         else:
             self.smile_objective.restore(state)
 
@@ -110,19 +117,19 @@ class SmileLossMixin:
 
     def _set_signature_columns_if_needed(self):
         super()._set_signature_columns_if_needed()
-        self._signature_columns = list(dict.fromkeys([*self._signature_columns, *OF_A_BATCH]))
+        self._signature_columns = list(dict.fromkeys([*self._signature_columns, *BATCH_KEYS]))
 
     def get_batch_samples(self, *args, **kwargs):
-        """The batches to accumulate, and the divisor of their summed losses."""
+        """Return the batches to accumulate, and the divisor of their summed losses."""
         batches, _ = super().get_batch_samples(*args, **kwargs)
-        self._steps = len(batches)
-        return batches, self._items(batches)
+        self._accumulated_batches = len(batches)
+        return batches, self._count_items(batches)
 
     def _get_num_items_in_batch(self, batches, *_):
         """The divisor in evaluation. In training, `get_batch_samples` computes it once per step."""
-        return None if self.model.training else self._items(batches)
+        return None if self.model.training else self._count_items(batches)
 
-    def _items(self, batches: Sequence[Mapping[str, Tensor]]) -> Optional[Tensor]:
+    def _count_items(self, batches: Sequence[Mapping[str, Tensor]]) -> Optional[Tensor]:
         """The number of scored labels in all processes, or the sum of their weights.
 
         None if the trainer counts them itself, or if there are no labels.
@@ -130,10 +137,10 @@ class SmileLossMixin:
         labelled = all({"labels", "shift_labels"} & batch.keys() for batch in batches)
         if not (self.model_accepts_loss_kwargs and batches and labelled):
             return None
-        items = sum(count(*self._scored(batch), IGNORED) for batch in batches)
+        items = sum(count_labels(*self._scored_labels(batch), IGNORED) for batch in batches)
         if self._processes() > 1:
             items = self.accelerator.gather(items.to(self.args.device)).sum()
-            items = _divided(items, self._size("tp") * self._size("cp") * self._size("sp"))
+            items = _divide(items, self._size("tp") * self._size("cp") * self._size("sp"))
         return items.masked_fill(items == 0, 1)
 
     def _processes(self) -> int:
@@ -148,15 +155,17 @@ class SmileLossMixin:
         config = getattr(self.accelerator, "parallelism_config", None)
         return size() if size else getattr(config, f"{kind}_size", 1)
 
-    def _scored(self, batch: Mapping[str, Tensor]):
-        """The labels of a batch, with IGNORED where they are not scored, and their weights."""
+    def _scored_labels(self, batch: Mapping[str, Tensor]):
+        """Return a batch's labels (B, N), IGNORED where they are not scored, and their weights."""
         shifted = batch.get("shift_labels") is not None
         labels = batch["shift_labels" if shifted else "labels"]
-        inputs = {key: value for key, value in batch.items() if key not in OF_A_BATCH}
-        extra = (batch.get(name) for name in OF_A_BATCH)
-        targets = Targets(self._inner, self.smile_objective, labels, shifted, *extra, inputs)
-        _, labels, _, weights = targets.of(labels.unsqueeze(2))
-        return weigh(labels, weights, IGNORED)
+        inputs = {key: value for key, value in batch.items() if key not in BATCH_KEYS}
+        extra = (batch.get(name) for name in BATCH_KEYS)
+        targets = Targets(
+            self._objective_model, self.smile_objective, labels, shifted, *extra, inputs
+        )
+        _, labels, _, weights = targets.align(labels.unsqueeze(2))
+        return prepare_weights(labels, weights, IGNORED)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """The loss of the model's forward, scaled as transformers' trainer expects.
@@ -165,7 +174,7 @@ class SmileLossMixin:
         """
         inputs, training = dict(inputs), self.model.training
         inputs.pop("_prediction_loss_only", None)  # TRL passes this to itself
-        for name in self._columns if training else ():
+        for name in self._batch_columns if training else ():
             if name not in inputs:
                 raise ValueError(
                     f"{type(self).__name__}: the data set has a column {name}, but batches do not; "
@@ -173,19 +182,18 @@ class SmileLossMixin:
                 )
         if getattr(self, "aux_loss_enabled", False):  # TRL's setting
             inputs["output_router_logits"] = True  # some models read it only from the batch
-        base = losses(type(self), SmileLossMixin)[0]
-        wanted = (self._logits_wanted and not training) or reads_logits(base)
-        inputs["keep_logits"] = wanted or not self._from_hidden
-        steps, items = self._steps if training else 1, num_items_in_batch
+        loss_class = loss_classes(type(self), SmileLossMixin)[0]
+        wants_logits = (self._wants_logits and not training) or reads_logits(loss_class)
+        inputs["keep_logits"] = wants_logits or not self._from_hidden
+        steps, items = self._accumulated_batches if training else 1, num_items_in_batch
         if items is not None:
-            # Given in the batch, so that no trainer scales the loss by its own count. The sum over
-            # tokens is divided by the count of all batches and processes. Auxiliary losses are
-            # averaged.
-            inputs["num_items_in_batch"] = _divided(items, steps * self._processes())
-        before = last_parts(self._inner)
-        loss, outputs = base.compute_loss(self, model, inputs, return_outputs=True)
-        parts = last_parts(self._inner)
-        if parts is before or not self.smile_objective.weights.keys() <= parts.keys():
+            # Passed in the batch, so that no trainer scales the loss by its own count. The sum over
+            # tokens is divided by the count of all batches and processes.
+            inputs["num_items_in_batch"] = _divide(items, steps * self._processes())
+        parts_before = last_parts(self._objective_model)
+        loss, outputs = loss_class.compute_loss(self, model, inputs, return_outputs=True)
+        parts = last_parts(self._objective_model)
+        if parts is parts_before or not self.smile_objective.weights.keys() <= parts.keys():
             raise ValueError(
                 f"{type(self).__name__}: the trained model does not have the trainer's objective, "
                 "because the model or its loss was changed later; create the trainer with this "
@@ -193,70 +201,74 @@ class SmileLossMixin:
             )
         if items is not None:
             loss = loss / steps
-        self._keep(inputs, steps, items)
+        self._record_parts(inputs, steps, items)
         return (loss, outputs) if return_outputs else loss
 
-    def _keep(self, inputs, steps: int, items) -> None:
-        """Add a batch's parts to the logs, scaled like the logged loss."""
-        parts = last_parts(self._inner)
+    def _record_parts(self, inputs, steps: int, items) -> None:
+        """Add a batch's parts to the logged means, scaled like the logged loss."""
+        parts = last_parts(self._objective_model)
         values = {name: parts[name] for name in parts.keys() - self.smile_objective.weights.keys()}
         if len(self.smile_objective.weights) > 1:
             share = 1.0
             if items is not None:
-                tokens = count(*self._scored(inputs), IGNORED)
+                tokens = count_labels(*self._scored_labels(inputs), IGNORED)
                 share = tokens * steps * self._processes() / items
                 share = share.to(next(iter(parts.values())).device)  # the head's device
             values.update(
                 {f"loss_{name}": parts[name] * share for name in self.smile_objective.weights}
             )
         if self.model.training:
-            self._trained.add(values, 1 / steps)
+            self._train_means.add(values, 1 / steps)
         else:
             labels = inputs.get("labels", inputs.get("shift_labels"))
-            self._evaluated.add(values, len(labels))
+            self._eval_means.add(values, len(labels))
         if hasattr(self, "_metrics"):
             self._count_tokens(inputs)
 
     def _count_tokens(self, inputs: Mapping[str, Tensor]) -> None:
         """Count tokens without padding. TRL logs num_tokens from `_metrics`."""
         if self.model.training:
-            seen = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).sum()
-            self._tokens += self.accelerator.gather(seen).sum().item() // self._size("tp")
-        self._metrics["train" if self.model.training else "eval"]["num_tokens"] = [self._tokens]
+            token_count = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).sum()
+            self._trained_tokens += self.accelerator.gather(token_count).sum().item() // self._size(
+                "tp"
+            )
+        self._metrics["train" if self.model.training else "eval"]["num_tokens"] = [
+            self._trained_tokens
+        ]
 
     def train(self, *args, **kwargs):
-        self._trained = Interval()
+        self._train_means = RunningMeans()
         return super().train(*args, **kwargs)
 
     def log(self, logs, *args, **kwargs):
         if "loss" in logs:
-            logs.update(self._trained.means())
+            logs.update(self._train_means.means())
         return super().log(logs, *args, **kwargs)
 
     def prediction_step(self, model, inputs, prediction_loss_only, *args, **kwargs):
-        self._logits_wanted = not prediction_loss_only
+        self._wants_logits = not prediction_loss_only
         try:
             return super().prediction_step(model, inputs, prediction_loss_only, *args, **kwargs)
         finally:
-            self._logits_wanted = True
+            self._wants_logits = True
 
     def evaluation_loop(self, *args, metric_key_prefix="eval", **kwargs):
-        self._evaluated = Interval()
+        self._eval_means = RunningMeans()
         kwargs["metric_key_prefix"] = metric_key_prefix
         result = super().evaluation_loop(*args, **kwargs)
-        for name, value in self._evaluated.means().items():
+        for name, value in self._eval_means.means().items():
             result.metrics[f"{metric_key_prefix}_{name}"] = value
         return result
 
 
-def _columns_of(rows: Any) -> Iterable[str]:
+def _column_names(rows: Any) -> Iterable[str]:
     """The column names of a data set. For a stream without names, the keys of its first row."""
     columns = getattr(rows, "column_names", ())
     return next(iter(rows), ()) if columns is None else columns
 
 
-def _divided(items: Union[Tensor, int], by: int) -> Union[Tensor, int, float]:
+def _divide(items: Union[Tensor, int], divisor: int) -> Union[Tensor, int, float]:
     """items / by, in float64 if the device supports it."""
-    if by == 1 or not isinstance(items, Tensor):
-        return items / by if by > 1 else items
-    return (items if items.device.type == "mps" else items.double()) / by
+    if divisor == 1 or not isinstance(items, Tensor):
+        return items / divisor if divisor > 1 else items
+    return (items if items.device.type == "mps" else items.double()) / divisor

@@ -32,7 +32,7 @@ def test_loss_and_gradients_are_those_of_padded_rows_repeated_images_and_all_log
     captions = [captioner.prompt + caption for group in CAPTIONS for caption in group]
     tokens, mask = captioner.tokenizer.encode(captions, 40)
     labels, start = tokens.masked_fill(mask == 0, -100), len(captioner.prompt_ids)
-    monkeypatch.setattr(med, "unpadding_of", lambda mask: None)
+    monkeypatch.setattr(med, "build_unpadding", lambda mask: None)
 
     def reference():
         embeds = captioner.visual_encoder(image.repeat_interleave(2, dim=0))

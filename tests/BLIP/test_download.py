@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 import torch
 
-from BLIP.weights.download import DownloadError, download, fetch, private, without_secrets
+from BLIP.weights.download import DownloadError, are_private, download, fetch, without_secrets
 from captioning.files import stores
 from tests.soak.processes import Processes
 
@@ -122,7 +122,9 @@ def test_a_redirect_from_a_public_host_into_a_private_network_is_refused(
 ):
     """Only /inside counts as private here."""
     path = "/inside/file.bin"
-    monkeypatch.setattr("BLIP.weights.download.private", lambda url: [urlsplit(url).path == path])
+    monkeypatch.setattr(
+        "BLIP.weights.download.are_private", lambda url: [urlsplit(url).path == path]
+    )
     line = r"redirects to 127\.0\.0\.1, which is in a private network"
     with pytest.raises(DownloadError, match=line):
         download(f"{server.url}/to/{server.url}{path}", tmp_path / "file.bin")
@@ -142,7 +144,7 @@ def test_a_redirect_from_a_public_host_into_a_private_network_is_refused(
 )
 def test_private_hosts(inside, hosts):
     for host in hosts.split():
-        assert set(private(f"https://{host}/a.pth")) == {inside}, host
+        assert set(are_private(f"https://{host}/a.pth")) == {inside}, host
 
 
 def test_a_proxy_resolves_hosts_itself_except_those_asked_without_it(monkeypatch):
@@ -150,9 +152,11 @@ def test_a_proxy_resolves_hosts_itself_except_those_asked_without_it(monkeypatch
     monkeypatch.setenv("no_proxy", "inside")
     found = [(socket.AF_INET, None, None, "", ("10.0.0.1", 0))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, port: found)
-    assert private("https://elsewhere/a.pth") == [False]
+    assert are_private("https://elsewhere/a.pth") == [False]
     assert (
-        private("https://elsewhere/a.pth", proxies=False) == private("https://inside/a") == [True]
+        are_private("https://elsewhere/a.pth", proxies=False)
+        == are_private("https://inside/a")
+        == [True]
     )
 
 

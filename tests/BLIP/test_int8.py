@@ -57,10 +57,12 @@ def test_a_gelu_has_nearly_all_numbers_above_0(vnni):
     linear.weight[:, 0] = 1.0
     x = nn.functional.gelu(torch.randn(2, 40, 256))
     expected = linear(x)
-    errors = [(Int8Linear(linear, of_gelu)(x) - expected).abs().mean() for of_gelu in (True, False)]
+    errors = [
+        (Int8Linear(linear, after_gelu)(x) - expected).abs().mean() for after_gelu in (True, False)
+    ]
     assert 0 < 1.6 * errors[0] < errors[1]
     least = nn.functional.gelu(torch.full((1, 256), -0.75))  # GELU's least is near
-    error = (Int8Linear(linear, of_gelu=True)(least) - linear(least)).abs().mean()
+    error = (Int8Linear(linear, after_gelu=True)(least) - linear(least)).abs().mean()
     assert error < 0.05 * linear(least).abs().mean()
 
 
@@ -96,7 +98,7 @@ def test_the_copy(make_captioner, monkeypatch, bf16, kind, amx):
     assert sum(isinstance(layer, Int8Linear) for layer in layers.values()) == 2 * 4
     for block in quick.visual_encoder.blocks:
         linear = block.attn.qkv, block.attn.proj, block.mlp.fc1, block.mlp.fc2
-        assert [layer.of_gelu for layer in linear] == [False, False, False, True]
+        assert [layer.after_gelu for layer in linear] == [False, False, False, True]
         half = [layer.dtype == torch.bfloat16 for layer in linear]
         assert half == [amx, False, False, False]
     for layer in quick.text_decoder.layers:

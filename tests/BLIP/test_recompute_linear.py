@@ -84,7 +84,7 @@ def test_small_layers_recompute_nothing(linear, monkeypatch):
     for least, recomputes in ((72 + 240, True), (72 + 240 + 1, False)):
         monkeypatch.setattr(module, "MIN_ELEMENTS", least)
         made = recompute_linear(x, linear, F.gelu)
-        assert (getattr(made.grad_fn, "before", None) is F.gelu) is recomputes
+        assert (getattr(made.grad_fn, "input_fn", None) is F.gelu) is recomputes
 
 
 @pytest.mark.parametrize("learns", [True, False])

@@ -40,9 +40,9 @@ def test_tokens_and_scores_are_those_of_the_growing_cache(captioner, uncompiled,
     for seed, batch in enumerate([5, images, 4]):
         embeds = torch.randn(batch, 10, 32, generator=torch.Generator().manual_seed(seed))
         decoded = []
-        for new_step in (CachedStep, uncompiled):
+        for step_factory in (CachedStep, uncompiled):
             torch.manual_seed(7)
-            step = new_step(captioner.text_decoder, embeds, settings.max_length)
+            step = step_factory(captioner.text_decoder, embeds, settings.max_length)
             prompts = prompt.expand(batch, -1)
             decoded.append(decode(step, prompts, words.end, words.pad, settings))
         assert decoded[1].token_ids.tolist() == decoded[0].token_ids.tolist()
@@ -73,7 +73,7 @@ def test_one_compilation_serves_all_batches_and_all_copies(captioner):
     captions = []
     for _ in range(3):
         quick = inference_copy(captioner)
-        quick.new_step = CompiledStepFactory(backend=counter)
+        quick.step_factory = CompiledStepFactory(backend=counter)
         for batch in (4, 4, 2):
             images = torch.randn(batch, 3, 48, 48, generator=torch.Generator().manual_seed(3))
             made = quick.generate_details(images, BEAM)
@@ -88,7 +88,7 @@ def test_one_compilation_serves_all_batches_and_all_copies(captioner):
 
 def test_a_compiled_copy_is_asked_for_by_name(captioner):
     quick = inference_copy(captioner, compiled=True)
-    assert isinstance(quick.new_step, CompiledStepFactory)
+    assert isinstance(quick.step_factory, CompiledStepFactory)
     assert quick.visual_encoder._compiled_call_impl is not None
-    assert captioner.new_step is CachedStep
+    assert captioner.step_factory is CachedStep
     assert captioner.visual_encoder._compiled_call_impl is None

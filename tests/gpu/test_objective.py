@@ -32,7 +32,7 @@ def with_words(spec, labels, vocabulary):
     """The objective, its random words the same wherever it is asked."""
     objective = Objective(spec, 0.1, pad_token_id=0)
     sampled = torch.randint(vocabulary, (*labels.shape, 10), generator=torch.Generator())
-    objective._sample = lambda labels, _: sampled.to(labels.device)
+    objective._sample_tokens = lambda labels, _: sampled.to(labels.device)
     return objective
 
 

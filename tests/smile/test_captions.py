@@ -28,7 +28,7 @@ class SampledBefore(Objective):
 
     words = None
 
-    def _sample(self, labels, vocabulary):
+    def _sample_tokens(self, labels, vocabulary):
         return self.words if "random" in self.weights else None
 
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from smile import Objective, head
-from smile.captions import LONG, blocks
+from smile.captions import LONG_ROW, blocks
 from tests.smile.hidden_states import (
     CAPPED,
     HOW,
@@ -36,10 +36,10 @@ def test_each_way_that_it_can_be_asked_for(spec, how):
 @pytest.mark.parametrize("spec", [*SPECS, "unlikelihood", "gem"], ids=str)
 def test_behind_a_long_question_the_labels_alone_are_looked_at(spec):
     inputs, few = example()
-    long = torch.randn(5, 2 * LONG, 6, dtype=torch.float64)
-    long[:, LONG : LONG + 7] = inputs[0].detach()
+    long = torch.randn(5, 2 * LONG_ROW, 6, dtype=torch.float64)
+    long[:, LONG_ROW : LONG_ROW + 7] = inputs[0].detach()
     labels = torch.full(long.shape[:2], IGNORE)
-    labels[:, LONG : LONG + 7] = few
+    labels[:, LONG_ROW : LONG_ROW + 7] = few
     ((_, own),) = blocks(labels, None, IGNORE)
     assert own.shape == (5, 7)
     inputs[0] = long.requires_grad_()
@@ -79,8 +79,8 @@ def test_a_soft_cap_leaves_no_word_ruled_out():
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_pieces_change_nothing(spec, monkeypatch):
-    monkeypatch.setitem(head.POSITIONS, "cpu", 2)
-    monkeypatch.setitem(head.ELEMENTS, "cpu", 50)
+    monkeypatch.setitem(head.CHUNK_POSITIONS, "cpu", 2)
+    monkeypatch.setitem(head.CHUNK_ELEMENTS, "cpu", 50)
     compare(Objective(spec, 0.1), *example())
     inputs, labels = example(dtype=torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -186,7 +186,7 @@ def test_the_same_gradients_on_every_run():
 )
 def test_nothing_of_the_size_of_all_logits_is_made(spec, first, largest, monkeypatch):
     """Besides the one gradient of the weight; all logits would be 8 * 20 * 5000."""
-    monkeypatch.setitem(head.POSITIONS, "cpu", 16)
+    monkeypatch.setitem(head.CHUNK_POSITIONS, "cpu", 16)
     inputs, labels = example(8, 20, 5000, 4, torch.float32)
     with LargestMade(besides=[(5000, 4), (4, 5000)]) as made:
         loss = Objective(spec, 0.1, first_token_mle=first).from_hidden(*inputs, labels).loss

@@ -10,8 +10,8 @@ import transformers
 from smile import Objective
 from smile.head import Transform
 from smile.hf import compute_loss_func, last_parts, use_smile
-from smile.hf.auxiliary import auxiliary
-from smile.hf.families import in_step
+from smile.hf.auxiliary import auxiliary_losses
+from smile.hf.families import align_labels
 from smile.hf.head import linear_head
 from smile.hf.head_table import masks_by_labels
 from tests.smile import hf_models
@@ -239,7 +239,7 @@ def test_images_that_take_more_places_than_they_have_tokens():
     # One image's token in a row, which takes four places.
     tokens = torch.tensor([[5, 39, 6, 7, 8], [5, 39, 6, 7, 0]])
     labels = torch.tensor([[-100, -100, 6, 7, 8], [-100, -100, 6, 7, -100]])
-    found, aligned = in_step(model, logits, labels, tokens=tokens)
+    found, aligned = align_labels(model, logits, labels, tokens=tokens)
     torch.testing.assert_close(found, logits[:, 3:-1])
     torch.testing.assert_close(aligned, labels[:, 1:])
     early = labels.clone()
@@ -248,22 +248,22 @@ def test_images_that_take_more_places_than_they_have_tokens():
     uneven[1, 0] = 39
     for wrong, given in ((early, tokens), (labels, uneven)):
         with pytest.raises(ValueError, match="let the processor repeat the image's token"):
-            in_step(model, logits, wrong, tokens=given)
-        in_step(model, logits[:, 3:], wrong, tokens=given)  # each place has its token
+            align_labels(model, logits, wrong, tokens=given)
+        align_labels(model, logits[:, 3:], wrong, tokens=given)  # each place has its token
 
 
 @pytest.mark.skipif("MixtralForCausalLM" not in hf_models.HERE, reason="no Mixtral")
 def test_the_parts_of_routers_are_reported_and_may_not_be_missing():
     family = hf_models.make("MixtralForCausalLM")
     output = {**family.model(**family.batch), "loss": None}
-    added, parts = auxiliary(family.model, output)
+    added, parts = auxiliary_losses(family.model, output)
     torch.testing.assert_close(parts, {"aux_loss": output["aux_loss"].detach()})
     torch.testing.assert_close(added, family.model.router_aux_loss_coef * output["aux_loss"])
     del output["aux_loss"]
     with pytest.raises(ValueError, match="MixtralForCausalLM computes its router losses only"):
-        auxiliary(family.model, output)
+        auxiliary_losses(family.model, output)
     del output["router_logits"]
-    assert auxiliary(family.model, output) == (None, {})
+    assert auxiliary_losses(family.model, output) == (None, {})
 
 
 @pytest.mark.skipif(not hasattr(transformers, "Llama4ForCausalLM"), reason="no Llama 4")

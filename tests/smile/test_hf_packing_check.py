@@ -8,7 +8,7 @@ import transformers
 
 from smile import Objective
 from smile.hf import use_smile
-from smile.hf.packing_check import LINE, MASKED, SINCE_5, refuse_leaks
+from smile.hf.packing_check import LEAK_ERROR, MASKED, SINCE_5, refuse_leaks
 from tests.smile import hf_models
 from tests.smile.hf_steps import GPT2, LLAMA, made
 
@@ -96,7 +96,7 @@ def test_attention_and_version_decide(attention, version, rows, places, refused,
     inputs = {"position_ids": POSITIONS, "cu_seq_lens_q": BOUNDS}
     inputs = {name: inputs[name] for name in places}
     if refused:
-        with pytest.raises(ValueError, match=LINE):
+        with pytest.raises(ValueError, match=LEAK_ERROR):
             refuse_leaks(model, inputs, NUMBER.expand(rows, -1))
     else:
         refuse_leaks(model, inputs, NUMBER.expand(rows, -1))

@@ -6,7 +6,7 @@ import pytest
 import transformers
 
 from smile.hf import SmileLossMixin, use_smile
-from smile.hf.conflicts import conflicts
+from smile.hf.conflicts import find_conflicts
 from tests.smile.trainer_parts import SmileSFTTrainer, SmileTrainer, llama, make, rows, trl
 
 PACKED = {"packing": True, "max_length": 20}
@@ -47,14 +47,14 @@ def test_captions_divided_between_processes_are_refused(tmp_path):
             trainer = make(SmileTrainer, tmp_path, objective=objective)
             parallel = SimpleNamespace(**{f"{kind}_enabled": True})
             trainer.accelerator = SimpleNamespace(parallelism_config=parallel)
-            found = list(conflicts(trainer))
+            found = list(find_conflicts(trainer))
             assert len(found) == lines and all(f"{kind}_size" in line for line in found)
 
 
 def test_nn_data_parallel_is_refused(tmp_path):
     trainer = make(SmileTrainer, tmp_path)
     trainer.args._n_gpu = 2
-    (line,) = conflicts(trainer)
+    (line,) = find_conflicts(trainer)
     assert "torchrun" in line
 
 

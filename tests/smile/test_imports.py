@@ -36,7 +36,7 @@ def test_what_is_not_named_is_not_imported():
             *("hf.misuse_checks", "hf.packed", "hf.refusal"),
         ],
         [
-            *("alternatives.focal", "alternatives.interface", "hf.conflicts", "hf.interval"),
+            *("alternatives.focal", "alternatives.interface", "hf.conflicts", "hf.running_means"),
             "hf.trainer",
         ],
         [],

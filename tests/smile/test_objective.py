@@ -17,7 +17,7 @@ from smile import (
     reverse_subset_loss,
     smile_loss,
 )
-from smile.objective import captions_an_image
+from smile.objective import captions_per_image
 
 
 def example():
@@ -107,7 +107,7 @@ def test_a_wrong_objective_is_one_clear_line(spec, message):
 
 
 def test_every_image_has_as_many_captions():
-    assert captions_an_image([["a", "b"], ["c", "d"], ["e", "f"]], 3) == 2
+    assert captions_per_image([["a", "b"], ["c", "d"], ["e", "f"]], 3) == 2
     for wrong, images in (
         ([], 0),
         ([["a"], []], 2),
@@ -116,7 +116,7 @@ def test_every_image_has_as_many_captions():
         ([["a"], "bc"], 2),
     ):
         with pytest.raises(ValueError, match=f"captions for {images} images; each needs as many"):
-            captions_an_image(wrong, images)
+            captions_per_image(wrong, images)
 
 
 MIXTURE = {"mle": 0.2, "focal": {"weight": 0.3, "gamma": 1.5}, "truncation": 0.5}

@@ -10,7 +10,7 @@ pytest.importorskip("transformers", minversion="5.0", reason="model vlm needs tr
 from decoding import DecodingSettings
 from smile import Objective
 from smile.hf import undo
-from smile.hf.families import in_step
+from smile.hf.families import align_labels
 from tests.smile.hf_models import in_float64, knows_float64
 from tests.vlm import folders
 from tests.vlm.test_collate import CAPTIONS, CHATS, library_batch
@@ -63,7 +63,7 @@ def test_the_objective_is_that_of_the_logits(name, make_vlm, vlm_photos):
         batch, labels = captioner.rows(image, CAPTIONS)
         model = undo(captioner.model)
         logits = model(**batch).logits
-        expected = objective(*in_step(model, logits, labels, tokens=batch.get("input_ids")))
+        expected = objective(*align_labels(model, logits, labels, tokens=batch.get("input_ids")))
     torch.testing.assert_close(output.loss, expected.loss)
     assert output.tokens == expected.tokens == 4 + 7 + 3
     torch.testing.assert_close(dict(output.parts), dict(expected.parts))

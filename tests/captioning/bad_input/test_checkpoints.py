@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from BLIP import load_weights, read_checkpoint
-from BLIP.weights.safe_load import LeftOut
+from BLIP.weights.safe_load import OmittedObject
 from captioning.models import checkpoints
 from captioning.runtime.errors import UserError
 
@@ -153,7 +153,9 @@ def test_an_attack_does_not_run_even_where_the_file_is_trusted(tmp_path, name, t
     except ValueError as error:
         assert "\n" not in str(error) and name in str(error)
     else:
-        assert trust and isinstance(content["x"], LeftOut) and content["model"].keys() == {"w"}
+        assert (
+            trust and isinstance(content["x"], OmittedObject) and content["model"].keys() == {"w"}
+        )
 
 
 def test_objects_are_named_and_on_demand_left_out():

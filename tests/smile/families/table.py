@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from smile.head import Transform
-from smile.hf.auxiliary import auxiliary
+from smile.hf.auxiliary import auxiliary_losses
 from smile.hf.head import linear_head
 from tests.smile import hf_models
 
@@ -35,7 +35,7 @@ def kept(family):
         inputs = {key: value for key, value in family.batch.items() if key != "labels"}
         if not family.shift:
             inputs["decoder_input_ids"] = family.batch["labels"].clamp(min=0)
-        _, parts = auxiliary(family.model, family.model(**inputs))
+        _, parts = auxiliary_losses(family.model, family.model(**inputs))
     for end, word in OF_ROUTERS.items():
         found[word] = any(name.endswith(end) for name in parts)
     return ", ".join(word for word, there in found.items() if there) or "-"

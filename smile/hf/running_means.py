@@ -1,4 +1,4 @@
-"""Averages logged values over the batches between two log lines, and over processes."""
+"""Averages logged values over batches and processes."""
 
 from collections.abc import Mapping
 
@@ -7,8 +7,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-class Interval:
-    """Sums of weighted values and of weights. They stay on their devices until they are logged."""
+class RunningMeans:
+    """Weighted means since the last log line. Sums stay on their devices until they are logged."""
 
     def __init__(self):
         self.sums: dict[str, Tensor] = {}
@@ -26,7 +26,7 @@ class Interval:
         if not sums:
             return {}
         first = next(iter(sums.values()))  # values of router and head may be on different devices
-        numbers = [each.to(first.device) for each in sums.values()]
+        numbers = [value_sum.to(first.device) for value_sum in sums.values()]
         numbers = torch.stack([*numbers, first.new_tensor(total)])
         if dist.is_available() and dist.is_initialized():
             dist.all_reduce(numbers)
