@@ -1,4 +1,4 @@
-"""The base of captioners whose captions `decoding` generates from a step function."""
+"""The base class of captioners that generate captions from a step function with `decoding`."""
 
 from abc import abstractmethod
 from contextlib import nullcontext
@@ -15,7 +15,7 @@ from decoding.null_image import NullImage
 
 
 class CaptionGenerator(nn.Module):
-    """The part of `captioning.captioners.interface.Captioner` that captioners have in common.
+    """The methods of `captioning.captioners.interface.Captioner` that captioners have in common.
 
     inference_context: the context manager of encoding and generation.
     """
@@ -28,11 +28,14 @@ class CaptionGenerator(nn.Module):
     def step_function(
         self, encoded: Tensor, settings: DecodingSettings, other: Optional[Tensor]
     ) -> Step:
-        """other: the encoded images of the second stream, see `decoding.guided`."""
+        """Return the step function for encoded images (B, P, width).
+
+        other: the encoded images of the second stream, see `decoding.guided`.
+        """
 
     @abstractmethod
     def caption_text(self, ids: Tensor) -> str:
-        """The caption of ids (L,), without the prompt."""
+        """The caption of ids (L,) as text, without the prompt."""
 
     @torch.inference_mode()
     def generate_details(self, image: Tensor, settings: DecodingSettings) -> Generated:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Callable, Optional
 import torch
 from pydantic import BaseModel, Field, model_validator
 
-from adapters.lora import CONFIG, adapted
+from adapters.lora import CONFIG, add_lora
 from vlm.image_batch import ImageBatch
 from vlm.library import check_library, enable_gradient_checkpointing, parts_of
 from vlm.prompt import check_guidance, prompt_processor_of
@@ -74,7 +74,7 @@ def build(config: Any, context: Any):
     four_bit = config.precision if lora and lora.load_in_4bit else None
     model = model_of(config.vlm, content is None or lora is not None, four_bit)
     if lora is not None:
-        adapted(model, lora)
+        add_lora(model, lora)
     if config.vit_grad_ckpt:
         enable_gradient_checkpointing(model)
     return VlmCaptioner(model, prompt_processor, config.build_objective(), config.max_tokens)

@@ -17,7 +17,7 @@ from typing import Any, Optional
 import torch
 from torch import nn
 
-from adapters.lora import Lora, adapted, load_adapter_state
+from adapters.lora import Lora, add_lora, load_adapter_state
 from vlm.library import Parts, exit_code, model_of, one_line, parts_of
 
 
@@ -46,7 +46,7 @@ def trained_model(checkpoint: str) -> tuple[nn.Module, Parts, Optional[dict[str,
         if lora is None:
             model.load_state_dict({k.removeprefix("model."): v for k, v in state.items()})
         else:
-            model = adapted(model, Lora(**lora))
+            model = add_lora(model, Lora(**lora))
             load_adapter_state(model, state)
     except RuntimeError as error:
         raise ValueError(f"{checkpoint} does not fit {name}: {one_line(error)}") from error

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from decoding import DecodingSettings
-from decoding.guided import combined
+from decoding.guided import combine_streams
 from vlm.tokenization import CaptionTokenizer
 
 SAME_NAMES = ("length_penalty", "repetition_penalty", "no_repeat_ngram_size", "guidance_scale")
@@ -69,7 +69,7 @@ def generate(
         return padded, score(torch.stack(output.logits, 1)), None
     # `generate` calls the model with and without the image in turn.
     own, other = (torch.stack(calls[start::2], 1) for start in (0, 1))  # (rows, L, V)
-    return padded, score(combined(own, other, settings)), score(own)
+    return padded, score(combine_streams(own, other, settings)), score(own)
 
 
 @contextmanager
