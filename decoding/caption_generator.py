@@ -28,10 +28,7 @@ class CaptionGenerator(nn.Module):
     def step_function(
         self, encoded: Tensor, settings: DecodingSettings, other: Optional[Tensor]
     ) -> Step:
-        """Return the step function for encoded images (B, P, width).
-
-        other: the encoded images of the second stream, see `decoding.guided`.
-        """
+        """encoded: (B, P, width). other: the second stream's, see `decoding.guided`."""
 
     @abstractmethod
     def caption_text(self, ids: Tensor) -> str:
@@ -65,7 +62,7 @@ class CaptionGenerator(nn.Module):
         return [captions[0] for captions in self.generate_details(image, settings).captions]
 
     def encode_null(self, encoded: Tensor) -> Tensor:
-        return self.null_image.like(self.encode, encoded)
+        return self.null_image.encode_like(self.encode, encoded)
 
     def parameter_groups(self) -> list[tuple[list[nn.Parameter], Optional[float]]]:
         return [([p for p in self.parameters() if p.requires_grad], None)]

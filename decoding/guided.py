@@ -1,8 +1,8 @@
 """Decoding with two streams of one captioner: the image, and another image to move away from.
 
-The other image is the null image in classifier-free guidance (arXiv 2307.16686), and the image with
-noise in visual contrastive decoding (arXiv 2311.16922). In a step, the first B prompts see the
-images and the second B prompts see the other images.
+Classifier-free guidance (arXiv 2307.16686) uses the null image, visual contrastive decoding (arXiv
+2311.16922) the image with noise. In a step, the first B prompts see the images, the second B
+prompts the other images.
 """
 
 import math
@@ -26,7 +26,7 @@ class GuidedStep:
 
     def __init__(self, step: Step, settings: DecodingSettings):
         self.step, self.settings = step, settings
-        self.previous_rows = 0  # the number of rows of one stream at the previous call
+        self.previous_rows = 0  # rows of one stream at the previous call
 
     def __call__(self, tokens: Tensor, rows: Optional[Tensor]) -> Tensor:
         if rows is not None:
@@ -101,8 +101,8 @@ def own_scores(
 ) -> Tensor:
     """The captioner's scores of captions (B, k, n) without the second stream: float64 (B, k).
 
-    They are defined like `Decoded.scores`. log_likelihoods: maps ids to the log-likelihoods of the
-    tokens after the prompt, (B, k, n - prompt). prompt: its number of tokens.
+    They are defined as in `Decoded`. prompt: its number of tokens. log_likelihoods: returns those
+    of the tokens after the prompt, (B, k, n - prompt).
     """
     total = log_likelihoods(ids).double().sum(-1)
     return total / caption_lengths(ids, prompt, end) ** settings.length_penalty

@@ -28,10 +28,7 @@ class NullImage(nn.Module):
     def encode(
         self, encoder: Callable[[Tensor], Tensor], image: Tensor, dropped: Optional[Tensor]
     ) -> Tensor:
-        """Encode images (B, 3, S, S) to (B, P, width). The null image replaces `dropped` images.
-
-        dropped: bool (B,), or None if no image is dropped.
-        """
+        """Encoded images (B, P, width). The null image replaces those `dropped`, bool (B,)."""
         if dropped is None:
             return encoder(image)
         if self.kind == "mean":
@@ -39,7 +36,7 @@ class NullImage(nn.Module):
         encoded = encoder(image)
         return self._vector(encoded).where(dropped[:, None, None], encoded)
 
-    def like(self, encoder: Callable[[Tensor], Tensor], encoded: Tensor) -> Tensor:
+    def encode_like(self, encoder: Callable[[Tensor], Tensor], encoded: Tensor) -> Tensor:
         """The encoded null image, expanded to the shape of `encoded`, (B, P, width)."""
         null = encoder(self.image[None]) if self.kind == "mean" else self._vector(encoded)
         return null.expand_as(encoded)
