@@ -64,7 +64,7 @@ def draw(done: Sequence[variants.Variant], collected: Sequence[Path], folder: Pa
         in_report.append(replace(runs[0], label=label, metrics=row.metrics))
     others = comparison.runs[len(done) :]
     for run in others:
-        share = variants.mle_share(run.config) if run.trained else None
+        share = variants.mle_share(run.config) if run.is_trained else None
         entries.append(Entry(run, run.label, share))
     for line in comparison.missing:
         log_line(line)

@@ -14,9 +14,9 @@ from captioning.metrics.bootstrap import Estimate
 from captioning.metrics.registry import Metric
 from captioning.report import plane
 from captioning.report.comparison import Row
-from captioning.report.comparison_table import columns_of, in_markdown, shown_value
-from captioning.report.figures import look, save, styles
-from captioning.report.runs import metrics_of
+from captioning.report.comparison_table import format_value, select_columns, to_markdown
+from captioning.report.figures import assign_styles, figure_context, save_figure
+from captioning.report.runs import parse_metrics
 from captioning.sweep.decodings import (
     CHOICES,
     DECODINGS,
@@ -66,7 +66,7 @@ def write_decodings(
     test captions}, in addition to the metrics that are stored there; `columns` shows them.
     """
     lines = list(_lines(sweeps, names, more or {}))
-    shown = [c for c in columns_of(line.row for line in lines) if c.name in IN_TABLE]
+    shown = [c for c in select_columns(line.row for line in lines) if c.name in IN_TABLE]
     columns = [*shown, *columns]
     headings = [*(c.heading for c in columns), "decoder tokens", "time"]
     table = []
@@ -74,14 +74,14 @@ def write_decodings(
         rows = [
             [
                 line.label,
-                *(shown_value(column, line.row) for column in columns),
+                *(format_value(column, line.row) for column in columns),
                 f"{line.tokens:.0f}",
                 f"{line.time:.1f}",
             ]
             for line in lines
             if line.variant == variant
         ]
-        table.append(f"{variant}\n\n{in_markdown(headings, rows)}")
+        table.append(f"{variant}\n\n{to_markdown(headings, rows)}")
     text = "\n".join(table)
     write_text(text, folder / "decodings.md")
     draw(lines, folder / "decodings.svg")
@@ -113,7 +113,7 @@ def _lines(sweeps: Sequence[Sweep], names: Sequence[str], more: Mapping) -> Iter
 def _row(run: Path, name: str, split: str, more: Mapping) -> Row:
     folder = folder_of(run, name)
     path = folder / "result" / split / "metrics.json"
-    metrics = metrics_of(read_json(path)["metrics"], path)
+    metrics = parse_metrics(read_json(path)["metrics"], path)
     return Row(name, "decoding", {}, {**metrics, **more.get(folder, {})})
 
 
@@ -147,15 +147,15 @@ def draw(lines: Sequence[Line], path: Path) -> None:
     lines = [line for line in lines if line.chosen or line.decoding not in weighted]
     objectives = list(dict.fromkeys(line.variant.removesuffix(OF_DROPPED) for line in lines))
     kinds = [STYLE_OF.get(name, "mixture" if "+" in name else "random") for name in objectives]
-    style_of = dict(zip(objectives, styles(kinds)))
+    style_of = dict(zip(objectives, assign_styles(kinds)))
     least = min((line.tokens for line in lines), default=1)
-    with look():
+    with figure_context():
         figure = Figure(figsize=(8.6, 5.6), layout="constrained")
         ax = figure.add_subplot()
         points = []
         for line in sorted(lines, key=lambda line: -line.tokens):
-            x, _ = axes.across.of(line.row.metrics[axes.across.metric])
-            y, _ = axes.up.of(line.row.metrics[axes.up.metric])
+            x, _ = axes.horizontal.convert(line.row.metrics[axes.horizontal.metric])
+            y, _ = axes.vertical.convert(line.row.metrics[axes.vertical.metric])
             colour = style_of[line.variant.removesuffix(OF_DROPPED)].colour
             hollow = line.variant.endswith(OF_DROPPED)
             area = 26 * math.sqrt(line.tokens / least)
@@ -166,7 +166,7 @@ def draw(lines: Sequence[Line], path: Path) -> None:
                 points.append(plane.Point(x, y, None, None, line.decoding))
         for objective, style in style_of.items():
             ax.scatter([], [], s=60, color=style.colour, label=objective)
-        plane.name_axes(ax, axes)
-        plane.name_points(figure, ax, points)
+        plane.label_axes(ax, axes)
+        plane.label_points(figure, ax, points)
         figure.legend(loc="outside lower center", ncols=len(objectives))
-        save(figure, path)
+        save_figure(figure, path)

@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 
 from captioning.report import plane
 from captioning.report.comparison import Row
-from captioning.report.comparison_table import columns_of, in_markdown, shown_value
-from captioning.report.figures import INK, STYLES, look, save, styles
+from captioning.report.comparison_table import format_value, select_columns, to_markdown
+from captioning.report.figures import INK, STYLES, assign_styles, figure_context, save_figure
 
 _WIDE, _NARROW, _HEIGHT = 10.4, 4.6, 3.7  # inches
 _BEHIND = "#9aa5b1"
@@ -53,13 +53,13 @@ def draw_frontier(entries: Sequence[Entry], path: Path) -> Optional[str]:
     mixtures = sorted((e for e in entries if e.weight is not None), key=lambda e: e.weight)
     humans = [entry for entry in entries if entry.row.kind == "humans"]
     others = [entry for entry in entries if entry.weight is None and entry not in humans]
-    with look():
+    with figure_context():
         figure = Figure(figsize=(_WIDE if others else _NARROW, _HEIGHT), layout="constrained")
         left, *right = figure.subplots(1, 2 if others else 1, squeeze=False)[0]
         _join(left, axes, mixtures, STYLES["mixture"].colour)
         points = _points(left, axes, [*humans, *mixtures])
         left.set_title("Mixtures, by the weight of MLE")
-        plane.name_axes(left, axes)
+        plane.label_axes(left, axes)
         for ax in right:
             ends = [entry for entry in mixtures if entry.weight in (0, 1)]
             _join(ax, axes, mixtures, _BEHIND)
@@ -67,22 +67,22 @@ def draw_frontier(entries: Sequence[Entry], path: Path) -> Optional[str]:
             _join(ax, axes, best, INK, linestyle=":", label="frontier of all")
             points += _points(ax, axes, [*ends, *others])
             ax.set_title("Other objectives, the line behind them")
-            plane.name_axes(ax, axes)
+            plane.label_axes(ax, axes)
             handles, names = ax.get_legend_handles_labels()
             figure.legend(handles, names, loc="outside right center")
-        plane.name_points(figure, left, points[: len(humans) + len(mixtures)])
-        save(figure, path)
-    return plane.described(axes, points)
+        plane.label_points(figure, left, points[: len(humans) + len(mixtures)])
+        save_figure(figure, path)
+    return plane.describe(axes, points)
 
 
 def markdown_table(entries: Sequence[Entry]) -> str:
     """A Markdown table with a line per entry and 95 % intervals. Empty columns are left out."""
-    columns = [c for c in columns_of(entry.row for entry in entries) if c.name in IN_TABLE]
-    lines = [[entry.label, *(shown_value(c, entry.row) for c in columns)] for entry in entries]
-    return in_markdown([c.heading for c in columns], lines)
+    columns = [c for c in select_columns(entry.row for entry in entries) if c.name in IN_TABLE]
+    lines = [[entry.label, *(format_value(c, entry.row) for c in columns)] for entry in entries]
+    return to_markdown([c.heading for c in columns], lines)
 
 
-def undominated(entries: Sequence[Entry], axes: plane.Pair) -> list[Entry]:
+def undominated(entries: Sequence[Entry], axes: plane.AxisPair) -> list[Entry]:
     """The Pareto-optimal entries, from left to right."""
     places = {id(entry): _place(entry, axes) for entry in entries}
 
@@ -93,19 +93,21 @@ def undominated(entries: Sequence[Entry], axes: plane.Pair) -> list[Entry]:
     return sorted(best, key=lambda entry: places[id(entry)])
 
 
-def _place(entry: Entry, axes: plane.Pair) -> tuple[float, float]:
-    x, y = (axis.of(entry.row.metrics[axis.metric])[0] for axis in axes)
+def _place(entry: Entry, axes: plane.AxisPair) -> tuple[float, float]:
+    x, y = (axis.convert(entry.row.metrics[axis.metric])[0] for axis in axes)
     return x, y
 
 
-def _join(ax: Axes, axes: plane.Pair, entries: Sequence[Entry], colour: str, **style: str) -> None:
+def _join(
+    ax: Axes, axes: plane.AxisPair, entries: Sequence[Entry], colour: str, **style: str
+) -> None:
     places = [_place(entry, axes) for entry in entries]
     ax.plot(*zip(*places), color=colour, linewidth=1.2, zorder=1, **style)
 
 
-def _points(ax: Axes, axes: plane.Pair, entries: Sequence[Entry]) -> list[plane.Point]:
+def _points(ax: Axes, axes: plane.AxisPair, entries: Sequence[Entry]) -> list[plane.Point]:
     """Draw points in the report's styles. All mixtures have the same style."""
-    others = iter(styles([entry.row.kind for entry in entries if not entry.is_mixture]))
+    others = iter(assign_styles([entry.row.kind for entry in entries if not entry.is_mixture]))
     points = []
     for entry in entries:
         style = STYLES["mixture"] if entry.is_mixture else next(others)
