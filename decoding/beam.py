@@ -64,8 +64,8 @@ def beam_search(
     for length in range(start, max_length):
         done = torch.zeros_like(active, dtype=torch.bool)
         group_choices: list[tuple[Tensor, ...]] = []  # by group: scores, beams, tokens (b, k')
-        for first_beam in range(0, num_beams, group_size):
-            group = slice(first_beam, first_beam + group_size)
+        for offset in range(0, num_beams, group_size):
+            group = slice(offset, offset + group_size)
             logprobs = logits[:, group].float().log_softmax(-1)
             if group_choices and settings.diversity_penalty:
                 earlier_tokens = torch.cat([token for *_, token in group_choices], dim=1)
@@ -76,7 +76,7 @@ def beam_search(
             sums = (logprobs + scores[:, group].unsqueeze(2)).flatten(1)
             top_sums, top_index = sums.topk(2 * group_size, dim=1)
             beam, token = (
-                first_beam + top_index // logits.size(2),
+                offset + top_index // logits.size(2),
                 top_index % logits.size(2),
             )  # (b, 2k')
             normalised = top_sums.double() / length**settings.length_penalty
@@ -99,14 +99,9 @@ def beam_search(
         tokens = take(tokens, beam)
         tokens[..., length] = token
         # Indexing with a mask would synchronise with a GPU at every use.
-        unfinished = (~done).nonzero().squeeze(1)
-        rows = rows.gather(1, beam)[unfinished]
-        active, tokens, scores, token = (
-            active[unfinished],
-            tokens[unfinished],
-            scores[unfinished],
-            token[unfinished],
-        )
+        kept = (~done).nonzero().squeeze(1)
+        rows = rows.gather(1, beam)[kept]
+        active, tokens, scores, token = active[kept], tokens[kept], scores[kept], token[kept]
         if len(active) == 0:
             break
         if length + 1 < max_length:

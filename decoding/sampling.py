@@ -44,8 +44,8 @@ def sample(step: Step, prompt: Tensor, end: int, pad: int, settings: DecodingSet
             has_ended | (next_tokens != end), torch.tensor(length).to(next_tokens)
         )
 
-        unfinished = (lengths[active] == max_length).any(1).nonzero().squeeze(1)
-        active, rows, next_tokens = active[unfinished], rows[unfinished], next_tokens[unfinished]
+        kept = (lengths[active] == max_length).any(1).nonzero().squeeze(1)
+        active, rows, next_tokens = active[kept], rows[kept], next_tokens[kept]
         if len(active) == 0:
             break
         if length + 1 < max_length:
