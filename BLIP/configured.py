@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Union
 import torch
 from pydantic import BaseModel, Field, model_validator
 
-from adapters.lora import CONFIG, adapted
+from adapters.lora import CONFIG, add_lora
 from BLIP.blip import MED_CONFIG, BlipCaptioner, build_captioner
 from BLIP.kernels.int8_linear import check_int8
 from BLIP.vit import VitSizes
@@ -61,7 +61,7 @@ def build(config: Any, context: Any) -> BlipCaptioner:
         )
     state, base = base_weights(context.content, context.name, config.trust_checkpoint)
     load_weights(captioner, state, base)
-    adapted(captioner, config.lora, base, TIED)
+    add_lora(captioner, config.lora, base, TIED)
     return captioner
 
 

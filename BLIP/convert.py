@@ -25,7 +25,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from adapters.lora import CONFIG, Lora, adapted, merge
+from adapters.lora import CONFIG, Lora, add_lora, merge
 from BLIP.blip import PROMPT, BlipCaptioner, build_captioner
 from BLIP.itm import HEAD, POSITION_IDS, BlipItm, load_itm
 from BLIP.med import MedConfig, TextDecoder, read_med_config
@@ -313,7 +313,7 @@ def captioner_of(
             message = "%s: left out %s, which only guidance and mmi read"
             logging.getLogger(__name__).warning(message, source, key)
     if CONFIG in content:
-        adapted(captioner, Lora(**run_config["lora"]), source, TIED)
+        add_lora(captioner, Lora(**run_config["lora"]), source, TIED)
         load_weights(captioner, content["model"], checkpoint)
         merge(captioner)
     return captioner.eval()

@@ -32,12 +32,12 @@ class Lora(BaseModel):
     load_in_4bit: bool = False
 
 
-def adapted(
-    model: nn.Module, lora: Lora, base: Optional[str] = None, whole: Sequence[str] = ()
+def add_lora(
+    model: nn.Module, lora: Lora, base_file: Optional[str] = None, excluded: Sequence[str] = ()
 ) -> nn.Module:
     """Freeze a model and add low-rank layers in place (arXiv 2106.09685); return its `PeftModel`.
 
-    base: the file of the frozen weights. whole: names of layers that get no adapter. Raises
+    base_file: the file of the frozen weights. excluded: names of layers that get no adapter. Raises
     ValueError.
     """
     try:
@@ -49,13 +49,13 @@ def adapted(
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
         target_modules=lora.target_modules,
-        exclude_modules=list(whole) or None,
+        exclude_modules=list(excluded) or None,
     )
     try:
         adapted_model = get_peft_model(model, config)
     except (ValueError, re.error) as error:  # peft reads a string as a regular expression
         raise ValueError(f"lora: target_modules {lora.target_modules!r}: {error}") from error
-    config.base_model_name_or_path = base or config.base_model_name_or_path
+    config.base_model_name_or_path = base_file or config.base_model_name_or_path
     return adapted_model
 
 
@@ -64,29 +64,29 @@ def is_adapted(model: nn.Module) -> bool:
 
 
 def adapter_state(model: nn.Module, **options) -> dict[str, Tensor]:
-    """The adapter's state dict, with peft's names. options: see `nn.Module.state_dict`."""
+    """The adapter's state dict, with peft's names. options: those of `nn.Module.state_dict`."""
     return _adapter_entries(model, nn.Module.state_dict(model, **options))
 
 
 def load_adapter_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Load the adapter's weights. Raises RuntimeError, like torch, if other names are expected."""
-    names = _adapter_entries(model, {name: name for name in nn.Module.state_dict(model)})
-    different = sorted(names.keys() ^ state.keys())
-    if different:
+    """Load the adapter's weights. Raises RuntimeError, like torch, if the names differ."""
+    model_names = _adapter_entries(model, {name: name for name in nn.Module.state_dict(model)})
+    mismatched = sorted(model_names.keys() ^ state.keys())
+    if mismatched:
         raise RuntimeError(
-            f"the adapter belongs to another model: {len(different)} keys differ, such as "
-            f"{different[0]}"
+            f"the adapter belongs to another model: {len(mismatched)} keys differ, such as "
+            f"{mismatched[0]}"
         )
-    weights = {names[name]: tensor for name, tensor in state.items()}
+    weights = {model_names[name]: tensor for name, tensor in state.items()}
     nn.Module.load_state_dict(model, weights, strict=False)
 
 
-def _adapter_entries(model: nn.Module, whole: Mapping[str, Any]) -> dict[str, Any]:
-    """Select the adapter's entries of a whole state dict, and give them peft's names."""
+def _adapter_entries(model: nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Select the adapter's entries of a model's state dict, under peft's names."""
     from peft import get_peft_model_state_dict
 
-    found = get_peft_model_state_dict(model, state_dict=whole, save_embedding_layers=False)
-    return {PREFIX + name.removeprefix(PREFIX): value for name, value in found.items()}
+    entries = get_peft_model_state_dict(model, state_dict=state, save_embedding_layers=False)
+    return {PREFIX + name.removeprefix(PREFIX): value for name, value in entries.items()}
 
 
 def adapter_config(model: nn.Module) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def merge(model: nn.Module) -> None:
     for module in list(model.modules()):
         for name, layer in module.named_children():
             if hasattr(layer, "get_delta_weight"):
-                plain = copy.deepcopy(layer.get_base_layer())
-                plain.weight.data += layer.get_delta_weight(NAME)
-                setattr(module, name, plain)
+                merged_layer = copy.deepcopy(layer.get_base_layer())
+                merged_layer.weight.data += layer.get_delta_weight(NAME)
+                setattr(module, name, merged_layer)
     del model.peft_config

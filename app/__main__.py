@@ -19,8 +19,8 @@ import sys
 from collections.abc import Sequence
 from typing import Optional
 
-from app.checkpoints import demos_checkpoints, load_checkpoints
-from app.guard import TOKEN_VARIABLE, checked_token
+from app.checkpoints import find_demo_checkpoints, load_checkpoints
+from app.guard import TOKEN_VARIABLE, read_token
 from app.photos import Limits
 from app.server import listen, serve
 from app.service import CaptionService
@@ -40,7 +40,7 @@ LIMITS = {
 
 
 def command_line() -> argparse.ArgumentParser:
-    """The parser of the command line. docs/app.md describes the flags."""
+    """Build the parser of the command line. docs/app.md describes the flags."""
     parser = argparse.ArgumentParser(
         prog="bash scripts/app.sh",
         description=__doc__,
@@ -60,8 +60,8 @@ def command_line() -> argparse.ArgumentParser:
         "--token", help=f"visitors need it; better: set {TOKEN_VARIABLE} in the environment"
     )
     parser.add_argument("--port", type=int, default=7860, help="default: 7860; 0: any free port")
-    for (flag, text), default in zip(LIMITS.items(), Limits()):
-        parser.add_argument(f"--{flag}", type=type(default), default=default, help=text)
+    for (flag, help_text), default in zip(LIMITS.items(), Limits()):
+        parser.add_argument(f"--{flag}", type=type(default), default=default, help=help_text)
     return parser
 
 
@@ -75,13 +75,13 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
     def program() -> None:
         require_libraries()
-        token = checked_token(arguments.token)
-        sources = arguments.checkpoints or demos_checkpoints()
-        with listen(arguments.host, arguments.port) as listening:
+        token = read_token(arguments.token)
+        sources = arguments.checkpoints or find_demo_checkpoints()
+        with listen(arguments.host, arguments.port) as server_socket:
             device = distributed.start(arguments.device)
             checkpoints = load_checkpoints(sources, arguments.config, device, arguments.precision)
             names = [arguments.host, *(arguments.host_name or [])]
-            serve(CaptionService(checkpoints, limits), listening, names, token)
+            serve(CaptionService(checkpoints, limits), server_socket, names, token)
 
     return exit_code(program, interrupted="")
 

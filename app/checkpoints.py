@@ -13,8 +13,8 @@ from captioning.files.stores import without_secrets
 from captioning.models import checkpoints
 from captioning.models.build import load_trained
 from captioning.models.precision import DTYPES, check_precision
-from captioning.report.figures import styles
-from captioning.report.runs import distinct, kind_of, refuse_twice, trained_name
+from captioning.report.figures import assign_styles
+from captioning.report.runs import check_unique, make_unique, objective_kind, training_title
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line
 
@@ -42,12 +42,12 @@ class Checkpoint:
         return next(self.captioner.parameters()).device
 
 
-def demos_checkpoints() -> list[str]:
-    """The demo's checkpoints in the working folder. Raises UserError if there are none."""
+def find_demo_checkpoints() -> list[str]:
+    """Find the demo's checkpoints in the working folder. Raises UserError if there are none."""
     for folder in DEMOS:
-        found = [best for run in DEMO_RUNS if (best := checkpoints.best(folder / run))]
-        if found:
-            return [str(path) for path in found]
+        best_checkpoints = [best for run in DEMO_RUNS if (best := checkpoints.best(folder / run))]
+        if best_checkpoints:
+            return [str(path) for path in best_checkpoints]
     raise UserError(
         "no checkpoint was given, and the demo has left none: run bash scripts/demo.sh, or give a "
         "checkpoint: bash scripts/app.sh CHECKPOINT"
@@ -60,28 +60,32 @@ def load_checkpoints(
     device: torch.device,
     precision: str = "fp32",
 ) -> list[Checkpoint]:
-    """Load checkpoints, and print a line for each.
+    """Load checkpoints, and log a line for each.
 
-    sources: paths, run folders (their best checkpoint), URLs, hf://. config: the YAML file for
-    checkpoints outside of run folders. precision: fp32 or int8. Raises UserError.
+    sources: paths, run folders (for their best checkpoint), URLs or hf:// addresses. config: the
+    YAML file for checkpoints outside of run folders. precision: fp32 or int8. Raises UserError.
     """
     paths = [checkpoints.resolve(source) for source in sources]
-    shown = [without_secrets(path) for path in paths]
+    display_names = [without_secrets(path) for path in paths]
     if len(set(paths)) < len(paths):
-        refuse_twice(shown, "checkpoint")
+        check_unique(display_names, "checkpoint")
     configs, captioners, labels, kinds = [], [], [], []
-    changes = {"precision": precision, "compile": False}
-    for path, name in zip(paths, shown):
-        of_run = Path(name).with_name("config.yaml").exists()
-        settings, captioner = load_trained(path, None if of_run else config, device)
-        configs.append(settings)
-        check_precision(settings.model_copy(update=changes), device)
+    page_settings = {"precision": precision, "compile": False}
+    for path, name in zip(paths, display_names):
+        is_in_run_folder = Path(name).with_name("config.yaml").exists()
+        run_config, captioner = load_trained(path, None if is_in_run_folder else config, device)
+        configs.append(run_config)
+        check_precision(run_config.model_copy(update=page_settings), device)
         captioners.append(captioner.for_inference(DTYPES[precision], compiled=False))
-        trained = of_run or config is None
-        labels.append(trained_name(settings) if trained else Path(name).stem)
-        kinds.append(kind_of(settings) if trained else "weights")
+        has_own_config = is_in_run_folder or config is None
+        labels.append(training_title(run_config) if has_own_config else Path(name).stem)
+        kinds.append(objective_kind(run_config) if has_own_config else "weights")
         log_line(f"loaded {name}: {labels[-1]}")
     numbers = [str(number) for number in range(1, len(paths) + 1)]
-    labels = distinct(labels, [Path(name).parent.name for name in shown], shown, numbers)
-    colours = [style.colour for style in styles(kinds)]
-    return [Checkpoint(*each) for each in zip(shown, labels, colours, configs, captioners)]
+    labels = make_unique(
+        labels, [Path(name).parent.name for name in display_names], display_names, numbers
+    )
+    colours = [style.colour for style in assign_styles(kinds)]
+    return [
+        Checkpoint(*fields) for fields in zip(display_names, labels, colours, configs, captioners)
+    ]

@@ -6,7 +6,7 @@ from h11 import IDLE, SEND_BODY
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 TIMEOUT_S = 10.0
-MIN_BYTES = 4096  # of a body, in TIMEOUT_S
+MIN_BYTES = 4096  # of a body, within TIMEOUT_S
 
 
 class TimedConnection(H11Protocol):
@@ -27,15 +27,17 @@ class TimedConnection(H11Protocol):
         return self.cycle, self.conn.their_state
 
     def _schedule_check(self) -> None:
-        self._before, self._received = self._state(), 0
+        self._previous_state, self._received = self._state(), 0
         self.loop.call_later(TIMEOUT_S, self._check)
 
     def _check(self) -> None:
         if self.transport.is_closing():
             return
-        _, state = self._before
-        few = self._received < MIN_BYTES and not self.flow.read_paused
-        if self._state() == self._before and (state is IDLE or (state is SEND_BODY and few)):
+        _, state = self._previous_state
+        is_slow = self._received < MIN_BYTES and not self.flow.read_paused
+        if self._state() == self._previous_state and (
+            state is IDLE or (state is SEND_BODY and is_slow)
+        ):
             self.transport.close()
         else:
             self._schedule_check()

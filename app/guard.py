@@ -14,8 +14,8 @@ from urllib.parse import unquote, urlsplit
 from captioning.runtime.errors import UserError
 
 TOKEN_VARIABLE = "APP_TOKEN"  # of the environment, which `ps` does not show
-# On a 401 with this header, browsers ask for a user name, which is ignored, and a password, which
-# has to be the token.
+# On a 401 with this header, browsers ask for a user name and a password. The user name is ignored;
+# the password must be the token.
 CHALLENGE = 'Basic realm="SMILE captions", charset="UTF-8"'
 # The routes under /gradio_api that the page needs. Some of Gradio's seventy other routes make the
 # server fetch a URL of the client's choice.
@@ -26,9 +26,12 @@ READS = f"/{GRADIO}/(upload_progress|queue/data|app_id|file=/[^/].*)"
 ROUTES = re.compile("|".join((*EVENTS, UPLOAD, READS)))
 
 
-def checked_token(given: Optional[str]) -> Optional[str]:
-    """The token of --token (`given`), else of the environment, if any. Raises UserError."""
-    token = os.environ.get(TOKEN_VARIABLE) or None if given is None else given
+def read_token(flag_value: Optional[str]) -> Optional[str]:
+    """Return the token of --token (`flag_value`) or the environment; None if unset.
+
+    Raises UserError for an invalid token.
+    """
+    token = os.environ.get(TOKEN_VARIABLE) or None if flag_value is None else flag_value
     if token is not None and (
         not token or token != token.strip() or not (token.isascii() and token.isprintable())
     ):
@@ -38,7 +41,7 @@ def checked_token(given: Optional[str]) -> Optional[str]:
     return token
 
 
-def _name_in(host: str) -> str:
+def _parse_host_name(host: str) -> str:
     """The host name in a Host header, in lower case, without the port; empty if invalid."""
     try:
         return urlsplit(f"//{host}").hostname or ""
@@ -49,48 +52,50 @@ def _name_in(host: str) -> str:
 def is_allowed(path: str) -> bool:
     """Whether a path may be requested.
 
-    Of the paths with "gradio_api", only those in ROUTES are allowed, and only without a URL in
-    them. All other paths are allowed, also Gradio's: the page needs some, such as /assets, and the
-    others, such as /config, /login and /monitoring/summary, fetch no URL and change nothing.
+    A path with "gradio_api" is allowed only if it matches ROUTES and contains no URL. All other
+    paths are allowed, also Gradio's: the page needs some, such as /assets, and the others, such as
+    /config, /login and /monitoring/summary, fetch no URL and change nothing.
     """
-    plain = path
-    while (decoded := unquote(plain)) != plain:  # the path may be encoded several times
-        plain = decoded
-    if GRADIO not in plain.lower():
+    decoded = path
+    while (once_more := unquote(decoded)) != decoded:  # the path may be encoded several times
+        decoded = once_more
+    if GRADIO not in decoded.lower():
         return True
-    return ROUTES.fullmatch(path) is not None and "://" not in plain
+    return ROUTES.fullmatch(path) is not None and "://" not in decoded
 
 
 def is_own_origin(url: str, headers) -> bool:
     """Whether a URL has the host and port of the header Host or X-Forwarded-Host.
 
-    A proxy in front of this server sets X-Forwarded-Host. Without a port, the default port of the
-    URL's scheme counts. A page of another origin cannot make a browser change these headers.
+    A proxy in front of this server sets X-Forwarded-Host. A missing port is the default port of the
+    URL's scheme. A page of another origin cannot make a browser change these headers.
     """
-    own = (headers.get("host", ""), headers.get("x-forwarded-host", "").partition(",")[0])
+    own_hosts = (headers.get("host", ""), headers.get("x-forwarded-host", "").partition(",")[0])
     try:
-        found = urlsplit(url)
-        default = {"http": 80, "https": 443}[found.scheme]
-        known = [urlsplit(f"//{host.strip()}") for host in own if host.strip()]
-        origins = [(parts.hostname, parts.port or default) for parts in (found, *known)]
+        parsed_url = urlsplit(url)
+        default_port = {"http": 80, "https": 443}[parsed_url.scheme]
+        own_addresses = [urlsplit(f"//{host.strip()}") for host in own_hosts if host.strip()]
+        addresses = [
+            (parts.hostname, parts.port or default_port) for parts in (parsed_url, *own_addresses)
+        ]
     except (KeyError, ValueError):
         return False
-    return origins[0] in origins[1:]
+    return addresses[0] in addresses[1:]
 
 
 def is_from_this_page(scope, headers) -> bool:
     """Whether the request comes from this page or from a program, or follows a link to this page.
 
-    Any other request by a page of another origin is refused. A page cannot set Sec-Fetch-Site.
-    Browsers send it only over TLS and to localhost; without it, Origin decides. A request with
-    neither header, such as a program's, is accepted.
+    Browsers set Sec-Fetch-Site, and a page cannot change it. They send it only over TLS and to
+    localhost; without it, Origin decides. A request with neither header, such as a program's, is
+    accepted.
     """
     site = headers.get("sec-fetch-site", "none")
     if site == "same-origin":
         return True
     if site != "none":
-        visits = scope.get("method") == "GET" and headers.get("sec-fetch-mode") == "navigate"
-        if not visits or GRADIO in scope["path"]:
+        is_navigation = scope.get("method") == "GET" and headers.get("sec-fetch-mode") == "navigate"
+        if not is_navigation or GRADIO in scope["path"]:
             return False
     origin = headers.get("origin")
     return origin is None or is_own_origin(origin, headers)
@@ -99,20 +104,20 @@ def is_from_this_page(scope, headers) -> bool:
 class Guard:
     """Middleware that answers the requests which it refuses; others reach `app`.
 
-    bound: the IP address of the socket. names: further host names of this page. token: None if
+    address: the IP address of the socket. names: further host names of this page. token: None if
     visitors need no token.
 
-    An attacker can point a host name at this machine (DNS rebinding) and read the answers. Such a
-    request still has the attacker's name in its Host header, and is refused. IP addresses cannot be
-    rebound. If the socket is bound to all addresses, any IP address is accepted in the Host header,
+    An attacker can point a host name at this machine and read the answers (DNS rebinding). Such a
+    request has the attacker's name in its Host header, and is refused. IP addresses cannot be
+    rebound. If the socket listens on all addresses, any IP address is accepted in the Host header,
     since a router may map further addresses to this machine.
     """
 
-    def __init__(self, app, bound: str, names: Iterable[str], token: Optional[str]):
+    def __init__(self, app, address: str, names: Iterable[str], token: Optional[str]):
         self.app, self.token = app, token
-        self.bound = ipaddress.ip_address(bound)
-        given = {_name_in(name) or name for name in names}
-        self.names = {"localhost", socket.gethostname().lower(), *map(str.lower, given)}
+        self.address = ipaddress.ip_address(address)
+        parsed_names = {_parse_host_name(name) or name for name in names}
+        self.names = {"localhost", socket.gethostname().lower(), *map(str.lower, parsed_names)}
 
     async def __call__(self, scope, receive, send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -124,29 +129,29 @@ class Guard:
         headers = Headers(scope=scope)
         app = self.app
         if not self.is_own_host(headers.get("host", "")):
-            line = "the request's Host is not a name of this page; --host-name adds a name"
-            app = JSONResponse({"error": line}, 400)
+            error_line = "the request's Host is not a name of this page; --host-name adds a name"
+            app = JSONResponse({"error": error_line}, 400)
         elif not is_from_this_page(scope, headers):
-            line = "the request comes from a page of another origin: open this page itself"
-            app = JSONResponse({"error": line}, 403)
+            error_line = "the request comes from a page of another origin: open this page itself"
+            app = JSONResponse({"error": error_line}, 403)
         elif not self.has_token(headers.get("authorization", "")):
-            line = "a token is required: send the header Authorization: Bearer TOKEN"
-            app = JSONResponse({"error": line}, 401, {"www-authenticate": CHALLENGE})
+            error_line = "a token is required: send the header Authorization: Bearer TOKEN"
+            app = JSONResponse({"error": error_line}, 401, {"www-authenticate": CHALLENGE})
         elif not is_allowed(scope["path"]):
-            line = "there is no such path; the API for programs is /api/caption"
-            app = JSONResponse({"error": line}, 404)
+            error_line = "there is no such path; the API for programs is /api/caption"
+            app = JSONResponse({"error": error_line}, 404)
         await app(scope, receive, send)
 
     def is_own_host(self, host: str) -> bool:
         """Whether a Host header has a name or IP address of this page. Its port is ignored."""
-        name = _name_in(host)
+        name = _parse_host_name(host)
         if name in self.names:
             return True
         try:
             address = ipaddress.ip_address(name)
         except ValueError:
             return False
-        return self.bound.is_unspecified or address.is_loopback or address == self.bound
+        return self.address.is_unspecified or address.is_loopback or address == self.address
 
     def has_token(self, authorization: str) -> bool:
         """Whether an Authorization header has the token, as Bearer or as the password of Basic.
@@ -155,8 +160,8 @@ class Guard:
         """
         if self.token is None:
             return True
-        scheme, _, given = authorization.partition(" ")
-        secret = given.strip().encode()
+        scheme, _, credentials = authorization.partition(" ")
+        secret = credentials.strip().encode()
         if scheme.lower() == "basic":
             try:
                 secret = base64.b64decode(secret, validate=True).partition(b":")[2]

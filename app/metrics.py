@@ -26,26 +26,26 @@ def count_batch(photos: int, seconds: float) -> None:
 
 
 class Metrics:
-    """Middleware that answers GET /metrics, and counts the requests to `path`."""
+    """Middleware that answers GET /metrics, and counts and times the requests to `path`."""
 
     def __init__(self, app, service: CaptionService, path: str):
-        self.app, self.path, self.page = app, path, make_asgi_app()
+        self.app, self.path, self.metrics_page = app, path, make_asgi_app()
         service.batcher.on_batch = count_batch
 
     async def __call__(self, scope, receive, send) -> None:
         path = scope["path"] if scope["type"] == "http" else None
         if path != self.path:
-            await (self.page if path == "/metrics" else self.app)(scope, receive, send)
+            await (self.metrics_page if path == "/metrics" else self.app)(scope, receive, send)
             return
         started, status = time.monotonic(), 500
 
-        async def sent(message) -> None:
+        async def send_and_keep_status(message) -> None:
             nonlocal status
             status = message.get("status", status)
             await send(message)
 
         try:
-            await self.app(scope, receive, sent)
+            await self.app(scope, receive, send_and_keep_status)
         finally:
             requests.labels(str(status)).inc()
             request_seconds.observe(time.monotonic() - started)

@@ -10,10 +10,10 @@ from captioning.runtime.errors import UserError
 from decoding import DecodingSettings
 from decoding.rerank import Reranking
 
-# The limits bound the time of a caption.
+# Upper limits, which bound the time of a caption.
 LIMITS = {"num_beams": 10, "max_length": 120, "num_candidates": 50, "guidance_scale": 5}
 SAMPLING = {"top_p", "top_k", "temperature", "min_p", "typical_p", "seed"}
-# Recorded only if they differ from their defaults. The defaults switch them off.
+# Recorded only if they differ from their defaults, which disable them.
 OPTIONAL = {"no_repeat_ngram_size", "min_p", "typical_p", "guidance_scale"}
 RERANKING = {"rerank", "num_candidates", "rerank_weight", "details"}
 Length = Annotated[int, Field(ge=0, le=LIMITS["max_length"])]
@@ -23,7 +23,7 @@ class Options(BaseModel):
     """Decoding settings with transformers' names.
 
     prompt: None for each checkpoint's own prompt. seed: for sampling; the same seed gives the same
-    caption. rerank: how the caption is chosen among `num_candidates` samples; None for no
+    caption. rerank: how the caption is selected from `num_candidates` samples; None for no
     reranking. details: whether the API's answer lists all candidates.
     """
 
@@ -62,15 +62,17 @@ class Options(BaseModel):
         """The settings of reranking; None without reranking or with a weight of 0."""
         return build_reranking(self, self.num_candidates)
 
-    def used(self) -> dict[str, Any]:
+    def effective_settings(self) -> dict[str, Any]:
         """The settings that have an effect, to be recorded with a caption."""
         reranking = self.reranking()
         unused = {"num_beams"} if self.sample or reranking else SAMPLING
         unused |= {"details"} if reranking else RERANKING
         if reranking and reranking.rerank_weight is None:
             unused.add("rerank_weight")
-        off = {name for name in OPTIONAL if getattr(self, name) == getattr(DecodingSettings, name)}
-        return self.model_dump(exclude=unused | off)
+        disabled = {
+            name for name in OPTIONAL if getattr(self, name) == getattr(DecodingSettings, name)
+        }
+        return self.model_dump(exclude=unused | disabled)
 
 
 def read_options(values: dict[str, Any]) -> Options:
@@ -78,17 +80,17 @@ def read_options(values: dict[str, Any]) -> Options:
     try:
         return Options(**values)
     except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"])
-        if first["type"] == "extra_forbidden":
+        first_error = error.errors()[0]
+        name = ".".join(str(part) for part in first_error["loc"])
+        if first_error["type"] == "extra_forbidden":
             known = ", ".join(Options.model_fields)
             raise UserError(f"{name}: no such setting; there are {known}") from None
-        message = first["msg"][0].lower() + first["msg"][1:]
-        raise UserError(f"{name} is {first['input']!r}: {message}") from None
+        message = first_error["msg"][0].lower() + first_error["msg"][1:]
+        raise UserError(f"{name} is {first_error['input']!r}: {message}") from None
 
 
-def defaults_of(checkpoint: Checkpoint) -> dict[str, Any]:
+def page_defaults(checkpoint: Checkpoint) -> dict[str, Any]:
     """The decoding settings of a checkpoint's run, within the limits of the page."""
-    found = vars(checkpoint.config.decoding_settings())
-    values = {name: found[name] for name in Options.model_fields if name in found}
+    run_settings = vars(checkpoint.config.decoding_settings())
+    values = {name: run_settings[name] for name in Options.model_fields if name in run_settings}
     return {name: min(value, LIMITS.get(name, value)) for name, value in values.items()}

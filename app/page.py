@@ -12,7 +12,7 @@ from gradio import route_utils
 from starlette.formparsers import MultiPartException
 
 from app import view
-from app.options import LIMITS, Options, defaults_of, read_options
+from app.options import LIMITS, Options, page_defaults, read_options
 from app.service import CaptionService, caption_all
 from app.uploads import CLEANUP_INTERVAL_S, KEEP_FILES_S
 from captioning.runtime.errors import UserError
@@ -22,16 +22,16 @@ HEADER = (
     '<p class="smile-lead">Captioners trained with maximum likelihood (MLE), with SMILE, or with '
     "both, side by side. Photos stay with the machine that runs this page.</p>"
 )
-WAITING = '<p class="smile-empty">The captions appear here.</p>'
+EMPTY_RESULTS = '<p class="smile-empty">The captions appear here.</p>'
 BEAM, SAMPLING = "Beam search", "Sampling"
-# Hides events from Gradio's API. Programs use /api/caption.
-EVENT = {"api_visibility": "private"}
+# Hides the page's events from Gradio's API. Programs use /api/caption.
+EVENT_OPTIONS = {"api_visibility": "private"}
 
 _html = functools.partial(gr.HTML, apply_default_css=False)
 
 
-def _as_uploaded(field: gr.Image, payload: Any) -> Any:
-    """The value of an image field as (file, the visitor's file name); None for an empty field.
+def _preprocess_upload(field: gr.Image, payload: Any) -> Any:
+    """Return an image field's value as (file, the visitor's file name); None for an empty field.
 
     Gradio's own preprocessing decodes files without limits, and shows no errors. The middleware
     `app.uploads.BodyChecks` has already checked that the path is that of an uploaded file.
@@ -41,16 +41,16 @@ def _as_uploaded(field: gr.Image, payload: Any) -> Any:
     return payload.path, payload.orig_name or Path(payload.path).name
 
 
-# An image field with the preprocessing above. It is a class, because Gradio recreates fields and a
-# method set on an instance would be lost. It is not made by a class statement, because Gradio would
-# write a .pyi file next to this file.
+# An image field with the preprocessing above. It is a class, because Gradio recreates fields and
+# would lose a method of an instance. It is created without a class statement, for which Gradio
+# would write a .pyi file next to this file.
 Photo = ABCMeta.__new__(
-    type(gr.Image), "Photo", (gr.Image,), {"preprocess": _as_uploaded, "is_template": True}
+    type(gr.Image), "Photo", (gr.Image,), {"preprocess": _preprocess_upload, "is_template": True}
 )
 
 
-class FilesOnly(route_utils.GradioMultiPartParser):
-    """Refuses fields that are not files. Gradio keeps such fields in memory without a limit."""
+class FilesOnlyParser(route_utils.GradioMultiPartParser):
+    """Rejects fields that are not files. Gradio would keep them in memory without a limit."""
 
     def on_headers_finished(self) -> None:
         super().on_headers_finished()
@@ -60,7 +60,7 @@ class FilesOnly(route_utils.GradioMultiPartParser):
 
 def add_page(server, service: CaptionService, examples: Sequence[Path], address: str):
     """Mount the page at the root of a FastAPI server; see `build_page`."""
-    route_utils.GradioMultiPartParser = FilesOnly  # used by Gradio's upload route
+    route_utils.GradioMultiPartParser = FilesOnlyParser  # used by Gradio's upload route
     style, script = (Path(__file__).with_suffix(s).read_text("utf-8") for s in (".css", ".js"))
     fonts = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}
     return gr.mount_gradio_app(
@@ -68,7 +68,7 @@ def add_page(server, service: CaptionService, examples: Sequence[Path], address:
         build_page(service, examples, address),
         path="/",
         theme=gr.themes.Default(primary_hue="blue", neutral_hue="slate", **fonts),
-        # Not given as `css`, because Gradio parses and rewrites it and loses some rules.
+        # Not passed as `css`: Gradio would parse and rewrite it, and lose some rules.
         head=f"<style>{style}</style><script>{script}</script>",
         max_file_size=service.limits.upload_bytes,
         ssr_mode=False,
@@ -87,16 +87,16 @@ def build_page(service: CaptionService, examples: Sequence[Path], address: str) 
         _html(HEADER)
         with gr.Tabs():
             with gr.Tab("Compare"):
-                _compare(service, examples)
+                _add_compare_tab(service, examples)
             with gr.Tab("Batch"):
-                _batch(service)
+                _add_batch_tab(service)
             with gr.Tab("About"):
-                _html(view.about(service, address))
+                _html(view.render_about(service, address))
     page.queue(max_size=service.limits.queue, api_open=False)
     return page
 
 
-def _compare(service: CaptionService, examples: Sequence[Path]) -> None:
+def _add_compare_tab(service: CaptionService, examples: Sequence[Path]) -> None:
     with gr.Row():
         with gr.Column(scale=2, min_width=280):
             photo = Photo(
@@ -109,9 +109,9 @@ def _compare(service: CaptionService, examples: Sequence[Path]) -> None:
             )
             button = gr.Button("Caption", variant="primary", elem_id="caption")
             gr.Examples([[str(path)] for path in examples], [photo], label="Drawn examples")
-            inputs, read_inputs = _controls(service)
+            inputs, read_inputs = _add_controls(service)
         with gr.Column(scale=5, min_width=280):
-            results = _html(WAITING, elem_id="results")
+            results = _html(EMPTY_RESULTS, elem_id="results")
 
     def caption(file: Any, *values: Any) -> str:
         try:
@@ -120,15 +120,15 @@ def _compare(service: CaptionService, examples: Sequence[Path]) -> None:
             labels, options = read_inputs(*values)
             path, name = file
             photo, captions = service.caption_file(Path(path), name, labels, options)
-            return view.results(name, photo, captions)
+            return view.render_results(name, photo, captions)
         except UserError as error:
-            return view.error(str(error))
+            return view.render_error(str(error))
 
-    button.click(caption, [photo, *inputs], results, scroll_to_output=True, **EVENT)
-    photo.clear(lambda: WAITING, None, results, **EVENT)
+    button.click(caption, [photo, *inputs], results, scroll_to_output=True, **EVENT_OPTIONS)
+    photo.clear(lambda: EMPTY_RESULTS, None, results, **EVENT_OPTIONS)
 
 
-def _batch(service: CaptionService) -> None:
+def _add_batch_tab(service: CaptionService) -> None:
     with gr.Row():
         with gr.Column(scale=2, min_width=280):
             files = gr.File(
@@ -139,61 +139,64 @@ def _batch(service: CaptionService) -> None:
                 elem_id="photos",
             )
             button = gr.Button("Caption all", variant="primary", elem_id="caption-all")
-            inputs, read_inputs = _controls(service)
+            inputs, read_inputs = _add_controls(service)
         with gr.Column(scale=5, min_width=280):
             archive = gr.File(
                 label="ZIP of the captions", interactive=False, visible=False, elem_id="zip"
             )
-            results = _html(WAITING, elem_id="batch-results")
+            results = _html(EMPTY_RESULTS, elem_id="batch-results")
 
-    bar = gr.Progress()
+    progress_bar = gr.Progress()
 
-    def caption_photos(given: Any, progress: Any = bar, *values: Any) -> tuple[Any, str]:
+    def caption_photos(files: Any, progress: Any = progress_bar, *values: Any) -> tuple[Any, str]:
         try:
-            if not given:
+            if not files:
                 raise UserError("no photos: drop some, or choose them")
             labels, options = read_inputs(*values)
-            photos = [(Path(file), Path(file).name) for file in given]
-            steps = caption_all(service, photos, labels, options)
+            photos = [(Path(file), Path(file).name) for file in files]
+            generator = caption_all(service, photos, labels, options)
             progress((0, len(photos)), desc="captioning", unit="photos")
-            done = []
-            for result in steps:
-                done.append(result)
-                progress((len(done), len(photos)), desc="captioning", unit="photos")
+            photo_results = []
+            for result in generator:
+                photo_results.append(result)
+                progress((len(photo_results), len(photos)), desc="captioning", unit="photos")
         except UserError as error:
-            return gr.update(value=None, visible=False), view.error(str(error))
+            return gr.update(value=None, visible=False), view.render_error(str(error))
         path = Path(tempfile.mkdtemp()) / "captions.zip"
-        view.write_zip(done, path)
-        return gr.update(value=str(path), visible=True), view.batch_table(done)
+        view.write_zip(photo_results, path)
+        return gr.update(value=str(path), visible=True), view.render_batch_table(photo_results)
 
     outputs = [archive, results]
-    button.click(caption_photos, [files, *inputs], outputs, scroll_to_output=True, **EVENT)
+    button.click(caption_photos, [files, *inputs], outputs, scroll_to_output=True, **EVENT_OPTIONS)
 
 
-def _controls(service: CaptionService) -> tuple[list[gr.components.Component], Callable]:
+def _add_controls(service: CaptionService) -> tuple[list[gr.components.Component], Callable]:
     """Add the controls of checkpoints and decoding settings to the current block.
 
-    Returns the controls, and the function `read_inputs`. It gets the controls' values in the same
-    order, and returns the labels of the chosen checkpoints and the options, or raises UserError.
+    Returns the controls and the function `read_inputs`. Its arguments are the controls' values in
+    the same order. It returns the labels of the chosen checkpoints and the `Options`, or raises
+    UserError.
     """
-    defaults = {**Options().model_dump(), **defaults_of(service.checkpoints[0])}
+    defaults = {**Options().model_dump(), **page_defaults(service.checkpoints[0])}
     labels = [checkpoint.label for checkpoint in service.checkpoints]
     controls: dict[str, gr.components.Component] = {}  # by field of `Options`
 
-    def slider(name: str, label: str, least: float, most: float, step: float, **more) -> None:
+    def slider(
+        name: str, label: str, minimum: float, maximum: float, step: float, **options
+    ) -> None:
         controls[name] = gr.Slider(
-            least, most, defaults[name], step=step, label=label, min_width=200, **more
+            minimum, maximum, defaults[name], step=step, label=label, min_width=200, **options
         )
 
     def number(name: str, label: str) -> None:
         controls[name] = gr.Number(defaults[name], label=label, precision=0)
 
-    # The style sheet hides controls without effect, since Gradio sometimes loses an event that
-    # follows another event at once.
+    # The style sheet hides controls without effect, not events: Gradio sometimes loses an event
+    # that follows another event at once.
     with gr.Column(elem_classes="smile-controls"):
-        chosen = gr.CheckboxGroup(labels, value=labels, label="Checkpoints")
-        default = SAMPLING if defaults["sample"] else BEAM
-        method = gr.Radio([BEAM, SAMPLING], value=default, label="Decoding method")
+        checkpoint_boxes = gr.CheckboxGroup(labels, value=labels, label="Checkpoints")
+        default_method = SAMPLING if defaults["sample"] else BEAM
+        method = gr.Radio([BEAM, SAMPLING], value=default_method, label="Decoding method")
         with gr.Accordion("Lengths, prompt and more", open=False):
             with gr.Row():
                 slider("min_length", "Shortest caption, tokens", 0, LIMITS["max_length"], 1)
@@ -224,17 +227,21 @@ def _controls(service: CaptionService) -> tuple[list[gr.components.Component], C
                     label="Rerank samples by",
                     elem_classes="smile-rerank",
                 )
-                most, kind = LIMITS["num_candidates"], "smile-candidate-count"
-                slider("num_candidates", "Number of samples", 2, most, 1, elem_classes=kind)
+                maximum, css_class = LIMITS["num_candidates"], "smile-candidate-count"
+                slider("num_candidates", "Number of samples", 2, maximum, 1, elem_classes=css_class)
             with gr.Row():
                 slider("repetition_penalty", "Repetition penalty", 0.5, 2, 0.05)
-                never = "Never repeat this many tokens in a row (0: off)"
-                slider("no_repeat_ngram_size", never, 0, 10, 1)
-            most = LIMITS["guidance_scale"]
-            slider("guidance_scale", "Guidance by the image (1: none)", 0, most, 0.25)
+                repeat_label = "Never repeat this many tokens in a row (0: off)"
+                slider("no_repeat_ngram_size", repeat_label, 0, 10, 1)
+            maximum = LIMITS["guidance_scale"]
+            slider("guidance_scale", "Guidance by the image (1: none)", 0, maximum, 0.25)
 
-    def read_inputs(labels: list[str], method: str, *others: Any) -> tuple[list[str], Options]:
-        given = {name: None if value == "" else value for name, value in zip(controls, others)}
-        return labels, read_options({**given, "sample": method == SAMPLING})
+    def read_inputs(
+        labels: list[str], method: str, *control_values: Any
+    ) -> tuple[list[str], Options]:
+        values = {
+            name: None if value == "" else value for name, value in zip(controls, control_values)
+        }
+        return labels, read_options({**values, "sample": method == SAMPLING})
 
-    return [chosen, method, *controls.values()], read_inputs
+    return [checkpoint_boxes, method, *controls.values()], read_inputs

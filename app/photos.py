@@ -17,10 +17,11 @@ class PhotoError(UserError):
 
 
 class Limits(NamedTuple):
-    """Limits, so that one visitor cannot occupy the whole machine.
+    """Limits that prevent one visitor from occupying the whole machine.
 
-    upload_mb: size of a file in MiB. pixels: width * height of a photo. photos: in the tab Batch.
-    queue: waiting callers; further callers are refused. batch: photos in a captioner's batch.
+    upload_mb: size of a file in MiB. pixels: width * height of a photo. photos: number of photos in
+    the tab Batch. queue: waiting callers; further callers are refused. batch: photos in a
+    captioner's batch.
     """
 
     upload_mb: float = 20.0
@@ -35,7 +36,7 @@ class Limits(NamedTuple):
 
 
 def read_photo(path: Path, name: str, limits: Limits) -> Image.Image:
-    """Read a photo as RGB, turned upright by its EXIF orientation.
+    """Read a photo as RGB, rotated by its EXIF orientation.
 
     name: the visitor's file name, for errors. The size is checked before the photo is decoded.
     Raises PhotoError.
@@ -46,14 +47,14 @@ def read_photo(path: Path, name: str, limits: Limits) -> Image.Image:
             f"{name}: {megabytes:.1f} MB; this page takes up to {limits.upload_mb:g} MB per photo"
         )
     try:
-        with open_image(path) as opened:
-            width, height = opened.size
+        with open_image(path) as image:
+            width, height = image.size
             if width * height > limits.pixels:
                 raise PhotoError(
                     f"{name}: {width} x {height} pixels; this page takes up to "
                     f"{limits.pixels / 1e6:g} million: make it smaller"
                 )
-            photo = decode(opened)
+            photo = decode(image)
     except UserError as error:
         # The visitor does not know the path of the upload.
         raise PhotoError(str(error).replace(str(path), name)) from None

@@ -1,4 +1,4 @@
-"""The server: the page and its API on one port. By default it serves only this machine."""
+"""The server of the page and its API on one port. By default only this machine can connect."""
 
 import asyncio
 import ipaddress
@@ -14,7 +14,7 @@ from typing import Optional
 
 from app.dynamic_batcher import Disconnected
 from app.guard import Guard
-from app.options import defaults_of, read_options
+from app.options import page_defaults, read_options
 from app.service import CaptionService
 from app.uploads import NO_ROOM, BodyChecks, Uploads
 from captioning.runtime.errors import UserError
@@ -26,7 +26,7 @@ NUM_EXAMPLES, EXAMPLES_SEED = 6, 11
 API = "/api/caption"
 CLIENT_CLOSED_REQUEST = 499  # nginx's code; appears only in the metrics
 PHOTO = "the photo"  # used in errors of the API, which gets no file name
-# Switches off analytics and update checks. Gradio and huggingface_hub read it when imported.
+# Environment variables, read by Gradio and huggingface_hub when they are imported.
 NO_TELEMETRY = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1"}
 # Prevents the browser from loading fonts, scripts and images from other servers.
 CONTENT_SECURITY_POLICY = (
@@ -36,7 +36,7 @@ CONTENT_SECURITY_POLICY = (
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises UserError if the address is in use or invalid."""
+    """Open a listening socket. Raises UserError if the address is in use or invalid."""
     try:
         return socket.create_server((host, port), backlog=100)
     except (OSError, OverflowError) as error:
@@ -47,7 +47,10 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def serve(
-    service: CaptionService, listening: socket.socket, names: Iterable[str], token: Optional[str]
+    service: CaptionService,
+    server_socket: socket.socket,
+    names: Iterable[str],
+    token: Optional[str],
 ) -> None:
     """Serve until interrupted. Uploads are kept in a temporary folder.
 
@@ -57,7 +60,7 @@ def serve(
     with tempfile.TemporaryDirectory(prefix="smile-app-") as folder:
         os.environ["GRADIO_TEMP_DIR"] = folder
         tempfile.tempdir = folder
-        host, port = listening.getsockname()[:2]
+        host, port = server_socket.getsockname()[:2]
         address = f"http://{host}:{port}"
 
         import uvicorn
@@ -72,8 +75,8 @@ def serve(
         server = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
         add_api(server, service, uploads)
         server.add_middleware(Metrics, service=service, path=API)
-        server.add_middleware(BodyChecks, uploads=uploads, unchecked=API)
-        server.add_middleware(Guard, bound=host, names=names, token=token)
+        server.add_middleware(BodyChecks, uploads=uploads, exempt_path=API)
+        server.add_middleware(Guard, address=host, names=names, token=token)
         config = uvicorn.Config(
             add_page(server, service, examples, address),
             http=TimedConnection,
@@ -82,7 +85,7 @@ def serve(
             server_header=False,
             headers=[("content-security-policy", CONTENT_SECURITY_POLICY)],
         )
-        # After SIGTERM, uvicorn shuts down and re-raises it; this makes it KeyboardInterrupt.
+        # After SIGTERM, uvicorn shuts down and raises the signal again, here a KeyboardInterrupt.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         if token is None and not ipaddress.ip_address(host).is_loopback:
             log_line(
@@ -91,7 +94,7 @@ def serve(
             )
         try:
             log_line(f"open {address} in a browser; Ctrl-C ends it")
-            uvicorn.Server(config).run(sockets=[listening])
+            uvicorn.Server(config).run(sockets=[server_socket])
         except KeyboardInterrupt:
             log_line("stopped")
 
@@ -99,8 +102,8 @@ def serve(
 def add_api(server, service: CaptionService, uploads: Uploads) -> None:
     """Add the route POST /api/caption?KEY=VALUE... to a FastAPI server. The body is a photo's file.
 
-    KEY is a field of `app.options.Options`, or `checkpoint`: a checkpoint's label. Repeat it for
-    several checkpoints; the default is all. Returns a list of `Caption.record()`, or
+    KEY is a field of `app.options.Options`, or `checkpoint`: a checkpoint's label, which may be
+    repeated; the default is all checkpoints. The answer is a list of `Caption.record()`, or
     {"error": one line} and status 400, 413 (the photo has too many bytes) or 503 (too many callers
     wait, or the upload folder is full).
     """
@@ -110,7 +113,7 @@ def add_api(server, service: CaptionService, uploads: Uploads) -> None:
     from fastapi.responses import JSONResponse
     from starlette.requests import ClientDisconnect
 
-    defaults, limits = defaults_of(service.checkpoints[0]), service.limits
+    defaults, limits = page_defaults(service.checkpoints[0]), service.limits
     all_labels = [checkpoint.label for checkpoint in service.checkpoints]
     slots = threading.BoundedSemaphore(limits.queue + 1)
     threads = CapacityLimiter(limits.queue + 1)  # calls must overlap to share a batch
@@ -137,32 +140,32 @@ def add_api(server, service: CaptionService, uploads: Uploads) -> None:
             if not slots.acquire(blocking=False):
                 return error_response("too many callers are waiting: try again in a while", 503)
             disconnected = threading.Event()
-            watching = asyncio.create_task(_watch_connection(request, disconnected))
+            watch_task = asyncio.create_task(_watch_connection(request, disconnected))
             try:
-                given = {**defaults, **request.query_params}
-                given.pop("checkpoint", None)
+                values = {**defaults, **request.query_params}
+                values.pop("checkpoint", None)
                 labels = request.query_params.getlist("checkpoint") or all_labels
-                options = read_options(given)
-                work = (service.caption_file, Path(file.name), PHOTO, labels, options, disconnected)
-                _, captions = await run_sync(*work, limiter=threads)
+                options = read_options(values)
+                call = (service.caption_file, Path(file.name), PHOTO, labels, options, disconnected)
+                _, captions = await run_sync(*call, limiter=threads)
                 return JSONResponse([caption.record() for caption in captions])
-            except UserError as refused:
-                return error_response(str(refused), 400)
+            except UserError as error:
+                return error_response(str(error), 400)
             except Disconnected:
                 return error_response("disconnected", CLIENT_CLOSED_REQUEST)
             finally:
-                watching.cancel()
+                watch_task.cancel()
                 slots.release()
 
 
 async def _watch_connection(request, disconnected: threading.Event) -> None:
-    """Set `disconnected` when the caller hangs up. Call it after the body has been read."""
+    """Set `disconnected` when the caller disconnects. Call it after the body has been read."""
     if (await request.receive())["type"] == "http.disconnect":
         disconnected.set()
 
 
 def draw_examples(folder: Path) -> list[Path]:
-    """Draw a few scenes of the demo, always the same scenes."""
+    """Draw example scenes of the demo with a fixed seed, and return their files."""
     rng = random.Random(EXAMPLES_SEED)
     paths = [folder / f"scene_{number + 1}.png" for number in range(NUM_EXAMPLES)]
     for path in paths:

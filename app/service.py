@@ -25,7 +25,7 @@ DECODER_THREADS = 2  # few: decoding a photo of 50 million pixels takes half a g
 
 
 class Caption(NamedTuple):
-    """A checkpoint's caption of a photo, word by word, and its decoding settings."""
+    """A checkpoint's caption of a photo, with its words' probabilities and decoding settings."""
 
     checkpoint: Checkpoint
     details: ScoredCaption
@@ -33,7 +33,7 @@ class Caption(NamedTuple):
     lists_candidates: bool = False
 
     def record(self) -> dict[str, Any]:
-        """The JSON of a caption, for downloads and for answers of the API."""
+        """The caption as a JSON object, for downloads and for answers of the API."""
         details = self.details
         words = zip(details.words, details.probabilities.tolist())
         record = {
@@ -52,7 +52,7 @@ class Caption(NamedTuple):
 
 
 class _Item(NamedTuple):
-    """An item of a batch. image: the photo after the checkpoint's preprocessing."""
+    """One photo for one checkpoint. image: the photo after the checkpoint's preprocessing."""
 
     image: Any
     checkpoint: Checkpoint
@@ -60,11 +60,11 @@ class _Item(NamedTuple):
 
 
 class CaptionService:
-    """The loaded checkpoints. Only one generates at a time; batches are shared by callers."""
+    """The loaded checkpoints. One batch runs at a time; callers with equal settings share it."""
 
     def __init__(self, checkpoints: Sequence[Checkpoint], limits: Limits):
         self.checkpoints, self.limits = list(checkpoints), limits
-        self.batcher = DynamicBatcher(self._captions, limits.batch)
+        self.batcher = DynamicBatcher(self._caption_batch, limits.batch)
         # A fixed pool, since malloc keeps memory for each thread that has decoded a photo.
         self._decoders = ThreadPoolExecutor(DECODER_THREADS)
 
@@ -76,42 +76,46 @@ class CaptionService:
         options: Options,
         disconnected: Optional[threading.Event] = None,
     ) -> tuple[Image.Image, list[Caption]]:
-        """Caption a visitor's file with the chosen checkpoints; also return the shrunk photo.
+        """Caption a visitor's file with the chosen checkpoints. Return a small photo and captions.
 
-        name: see `app.photos.read_photo`. labels: of the checkpoints. disconnected: set when the
-        visitor stops waiting; then `app.dynamic_batcher.Disconnected` is raised. A sampled caption
-        is a batch of its own, so that the same seed gives the same caption. Raises PhotoError for
-        the file, UserError for the settings.
+        name: see `app.photos.read_photo`. labels: the checkpoints' labels. disconnected: set when
+        the visitor disconnects; then `app.dynamic_batcher.Disconnected` is raised. Each sampled
+        caption is a separate batch, so that the same seed gives the same caption. Raises PhotoError
+        for the file, UserError for the settings.
         """
         disconnected = disconnected or threading.Event()
-        checkpoints = self._chosen(labels)
+        checkpoints = self._find_checkpoints(labels)
 
-        def read() -> tuple[Image.Image, list[_Item]]:
+        def preprocess() -> tuple[Image.Image, list[_Item]]:
             if disconnected.is_set():
                 raise Disconnected
             photo = read_photo(path, name, self.limits)
-            images = [preprocessing_of(_config(c, options)).item(photo) for c in checkpoints]
+            images = [
+                preprocessing_of(_config_with_prompt(c, options)).item(photo) for c in checkpoints
+            ]
             photo.thumbnail((SHOWN_SIDE, SHOWN_SIDE), Image.Resampling.LANCZOS)
-            return photo, [_Item(*each, options) for each in zip(images, checkpoints)]
+            return photo, [_Item(*pair, options) for pair in zip(images, checkpoints)]
 
-        photo, items = self._decoders.submit(read).result()
+        photo, items = self._decoders.submit(preprocess).result()
         keys = [None if options.sample else (c.label, options) for c in checkpoints]
-        return photo, [self.batcher.submit(*each, disconnected) for each in zip(keys, items)]
+        return photo, [self.batcher.submit(*pair, disconnected) for pair in zip(keys, items)]
 
-    def _chosen(self, labels: Sequence[str]) -> list[Checkpoint]:
+    def _find_checkpoints(self, labels: Sequence[str]) -> list[Checkpoint]:
         """The checkpoints with the given labels, in the page's order. Raises UserError."""
-        known = [checkpoint.label for checkpoint in self.checkpoints]
-        unknown = [label for label in labels if label not in known]
+        all_labels = [checkpoint.label for checkpoint in self.checkpoints]
+        unknown = [label for label in labels if label not in all_labels]
         if unknown:
-            raise UserError(f"checkpoint: there is no {unknown[0]!r}; there are {', '.join(known)}")
+            raise UserError(
+                f"checkpoint: there is no {unknown[0]!r}; there are {', '.join(all_labels)}"
+            )
         if not labels:
             raise UserError("no checkpoint is chosen: tick one or more")
         return [c for c in self.checkpoints if c.label in labels]
 
-    def _captions(self, items: Sequence[_Item]) -> list[Caption]:
+    def _caption_batch(self, items: Sequence[_Item]) -> list[Caption]:
         """The captions of a batch with one checkpoint and one set of options. Raises UserError."""
         _, checkpoint, options = items[0]
-        captioner, config = checkpoint.captioner, _config(checkpoint, options)
+        captioner, config = checkpoint.captioner, _config_with_prompt(checkpoint, options)
         settings = options.decoding_settings()
         images = preprocessing_of(config).join([item.image for item in items])
         if settings.two_streams and captioner.null_image is None:
@@ -119,7 +123,7 @@ class CaptionService:
                 f"guidance_scale is {settings.guidance_scale}; {checkpoint.label} has no guidance, "
                 "set it to 1"
             )
-        with prompted(checkpoint, options.prompt, settings):
+        with temporary_prompt(checkpoint, options.prompt, settings):
             torch.manual_seed(options.seed)
             reranking = options.reranking()
             images = images.to(checkpoint.device)
@@ -128,28 +132,33 @@ class CaptionService:
                 scored = scored_captions(captioner, images, settings, reranker)
             except SettingsError as error:
                 raise UserError(str(error)) from error
-            used = {**options.used(), "prompt": captioner.prompt or config.prompt}
-        return [Caption(checkpoint, details, used, options.details) for details in scored]
+            recorded_settings = {
+                **options.effective_settings(),
+                "prompt": captioner.prompt or config.prompt,
+            }
+        return [
+            Caption(checkpoint, details, recorded_settings, options.details) for details in scored
+        ]
 
 
-def _config(checkpoint: Checkpoint, options: Options) -> Config:
-    """The configuration with the visitor's prompt, since preprocessing may depend on the prompt."""
+def _config_with_prompt(checkpoint: Checkpoint, options: Options) -> Config:
+    """The configuration with the visitor's prompt: preprocessing may depend on the prompt."""
     if options.prompt is None:
         return checkpoint.config
     return checkpoint.config.model_copy(update={"prompt": options.prompt})
 
 
 @contextmanager
-def prompted(
+def temporary_prompt(
     checkpoint: Checkpoint, prompt: Optional[str], settings: DecodingSettings
 ) -> Iterator[None]:
     """Set the captioner's prompt within the block; None keeps the captioner's own prompt.
 
-    Raises UserError if a word of the prompt is not in the captioner's vocabulary, and if max_length
-    is shorter than the prompt or longer than the captioner's positions.
+    Raises UserError if the captioner's vocabulary lacks a word of the prompt, or if max_length does
+    not exceed the prompt's length or exceeds the captioner's positions.
     """
-    captioner, longest = checkpoint.captioner, settings.max_length
-    before = captioner.prompt, captioner.prompt_ids
+    captioner, max_length = checkpoint.captioner, settings.max_length
+    previous = captioner.prompt, captioner.prompt_ids
     try:
         if prompt is not None:
             captioner.prompt_ids = captioner.tokenizer.encode_prompt(prompt)
@@ -158,25 +167,25 @@ def prompted(
                     f"prompt: {checkpoint.label} has not learned a word of {prompt.strip()!r}"
                 )
             # The captioner removes the prompt in the tokenizer's spelling.
-            written = captioner.tokenizer.decode(captioner.prompt_ids)
-            captioner.prompt = f"{written} " if written else ""
-        least, most = len(captioner.prompt_ids) + 1, captioner.max_positions
-        if longest < least:
+            decoded_prompt = captioner.tokenizer.decode(captioner.prompt_ids)
+            captioner.prompt = f"{decoded_prompt} " if decoded_prompt else ""
+        minimum, maximum = len(captioner.prompt_ids) + 1, captioner.max_positions
+        if max_length < minimum:
             raise UserError(
-                f"max_length is {longest}; with {checkpoint.label}'s prompt, of {least - 1} "
-                f"tokens, it must be {least} or more"
+                f"max_length is {max_length}; with {checkpoint.label}'s prompt, of {minimum - 1} "
+                f"tokens, it must be {minimum} or more"
             )
-        if most is not None and longest > most:
+        if maximum is not None and max_length > maximum:
             raise UserError(
-                f"max_length is {longest}; {checkpoint.label} has room for {most} tokens"
+                f"max_length is {max_length}; {checkpoint.label} has room for {maximum} tokens"
             )
         yield
     finally:
-        captioner.prompt, captioner.prompt_ids = before
+        captioner.prompt, captioner.prompt_ids = previous
 
 
 class PhotoResult(NamedTuple):
-    """One of several photos: its captions, or an error line if it cannot be read."""
+    """The captions of one of several photos, or an error line if it cannot be read."""
 
     name: str
     captions: list[Caption]
@@ -189,14 +198,14 @@ def caption_all(
     labels: Sequence[str],
     options: Options,
 ) -> Iterator[PhotoResult]:
-    """Yield each photo when it is done, including photos that cannot be read.
+    """Caption photos one by one, and yield a result for each, also if it cannot be read.
 
     photos: (file, name). Raises UserError for too many photos, and for settings that a checkpoint
     does not support.
     """
-    most = service.limits.photos
-    if len(photos) > most:
-        raise UserError(f"{len(photos)} photos; this page takes up to {most} at a time")
+    max_photos = service.limits.photos
+    if len(photos) > max_photos:
+        raise UserError(f"{len(photos)} photos; this page takes up to {max_photos} at a time")
     for path, name in photos:
         try:
             yield PhotoResult(name, service.caption_file(path, name, labels, options)[1])

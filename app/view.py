@@ -20,7 +20,7 @@ from app.photos import SHOWN_SIDE
 from app.service import Caption, CaptionService, PhotoResult
 from captioning.files.writing import json_line
 from captioning.models.score_tokens import END, ScoredCaption
-from captioning.report.picture import data_uri, embedded
+from captioning.report.picture import data_uri, embed_image
 
 MAP_SIDE = 64  # pixels of an attention map; the browser stretches it over the photo
 MAX_ALPHA = 215  # below 255, so that the photo stays visible
@@ -34,51 +34,57 @@ templates = jinja2.Environment(
 )
 
 
-def results(name: str, photo: Image.Image, captions: Sequence[Caption]) -> str:
-    """One card per checkpoint: the photo, and the caption's words with their attention maps."""
+def render_results(name: str, photo: Image.Image, captions: Sequence[Caption]) -> str:
+    """Render one card per checkpoint: the photo, and the words with their attention maps."""
     records = [{"image": name, **caption.record()} for caption in captions]
     return templates.get_template("results.html").render(
         name=name,
         stem=Path(name).stem,
-        picture=embedded(photo, SHOWN_SIDE),
-        cards=[(c.checkpoint, c.details, _words(c.details)) for c in captions],
+        picture=embed_image(photo, SHOWN_SIDE),
+        cards=[(c.checkpoint, c.details, _word_records(c.details)) for c in captions],
         download=base64.b64encode(json.dumps(records, indent=1).encode()).decode(),
     )
 
 
-def error(message: str) -> str:
+def render_error(message: str) -> str:
     """An error line as HTML."""
     return f'<p class="smile-error" role="alert">{escape(message)}</p>'
 
 
-def batch_table(done: Sequence[PhotoResult]) -> str:
-    """A table of the captions, and an error line for each photo without captions."""
-    return templates.get_template("batch.html").render(photos=done)
+def render_batch_table(photo_results: Sequence[PhotoResult]) -> str:
+    """Render a table of the captions, and an error line for each photo without captions."""
+    return templates.get_template("batch.html").render(photos=photo_results)
 
 
-def write_zip(done: Sequence[PhotoResult], path: Path) -> None:
-    """Write captions.jsonl, LABEL/PHOTO.txt and, if photos failed, failed.jsonl."""
-    records = [{"image": d.name, **caption.record()} for d in done for caption in d.captions]
-    failed = [{"image": d.name, "reason": d.error} for d in done if d.error]
+def write_zip(photo_results: Sequence[PhotoResult], path: Path) -> None:
+    """Write a ZIP of captions.jsonl, LABEL/PHOTO.txt and, if photos failed, failed.jsonl."""
+    records = [
+        {"image": result.name, **caption.record()}
+        for result in photo_results
+        for caption in result.captions
+    ]
+    failed = [
+        {"image": result.name, "reason": result.error} for result in photo_results if result.error
+    ]
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("captions.jsonl", b"".join(map(json_line, records)))
         if failed:
             archive.writestr("failed.jsonl", b"".join(map(json_line, failed)))
-        names: set[str] = set()
-        for photo in done:
-            stem = name = Path(photo.name).stem
+        used_names: set[str] = set()
+        for result in photo_results:
+            stem = name = Path(result.name).stem
             number = 1
-            while name.lower() in names:
+            while name.lower() in used_names:
                 number += 1
                 name = f"{stem}_{number}"
-            names.add(name.lower())
-            for caption in photo.captions:
+            used_names.add(name.lower())
+            for caption in result.captions:
                 folder = re.sub(r"[^\w+. -]", "_", caption.checkpoint.label)
                 archive.writestr(f"{folder}/{name}.txt", caption.details.caption + "\n")
 
 
-def about(service: CaptionService, address: str) -> str:
-    """The tab About. address: the server's address, http://host:port."""
+def render_about(service: CaptionService, address: str) -> str:
+    """Render the tab About. address: the server's address, http://host:port."""
     return templates.get_template("about.html").render(
         checkpoints=service.checkpoints,
         limits=service.limits,
@@ -91,8 +97,8 @@ def about(service: CaptionService, address: str) -> str:
 def attention_pictures(attention_map: Tensor) -> list[str]:
     """A data: URI with a picture of each word's attention map.
 
-    attention_map: (words, G, G). Each word's map is interpolated. Its maximum is brightest, zero is
-    transparent.
+    attention_map: (words, G, G). Each word's map is interpolated. Its maximum is the brightest
+    colour, and zero is transparent.
     """
     import matplotlib
 
@@ -105,8 +111,8 @@ def attention_pictures(attention_map: Tensor) -> list[str]:
     return [data_uri(Image.fromarray(frame), "PNG", compress_level=6) for frame in colours]
 
 
-def _words(details: ScoredCaption) -> list[dict[str, Any]]:
-    """Each word's text, percentage and attention map, a data: URI or None. END is left out."""
+def _word_records(details: ScoredCaption) -> list[dict[str, Any]]:
+    """A dict per word except END: text, percent, and attention, a map as data: URI or None."""
     maps = details.attention_map
     pictures = [None] * len(details.words) if maps is None else attention_pictures(maps)
     return [

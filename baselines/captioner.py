@@ -27,12 +27,12 @@ class ClassicCaptioner(CaptionGenerator):
     - model: one of MODELS.
     - tokenizer: a `Vocabulary`, or a word-piece tokenizer with the same methods.
     - objective: SMILE by default.
-    - prompt: the start of every caption. The loss leaves it out, and generation removes it.
-    - max_tokens: training captions are cut to this length, which includes start and end tokens.
+    - prompt: the start of every caption. The loss ignores it, and generation removes it.
+    - max_tokens: training captions are truncated to this length, start and end tokens included.
     - attention_dim, num_layers, deep_output: only for Show, Attend and Tell.
     - tie_embeddings: see `baselines.decoder.RecurrentDecoder.tie_embeddings`.
     - attention_penalty: the weight of `coverage_penalty`.
-    - encoder_lr: the learning rate of the encoder's network; 0 freezes it.
+    - encoder_lr: the learning rate of the encoder's network; 0 for a frozen network.
     - embedding_lr: the learning rate of the word vectors; None for the run's learning rate.
     - teacher_forcing, teacher_forcing_k: see `baselines.decoder.teacher_forcing`.
 
@@ -68,17 +68,17 @@ class ClassicCaptioner(CaptionGenerator):
         super().__init__()
         self.encoder, self.tokenizer = encoder, tokenizer
         self.null_image = NullImage(null_image, encoder.dim, image_size)
-        sizes = (len(tokenizer), encoder.dim, embed_dim, hidden_dim, dropout)
+        dimensions = (len(tokenizer), encoder.dim, embed_dim, hidden_dim, dropout)
         if model == "sat":
-            self.decoder = ShowAttendTell(*sizes, attention_dim, num_layers, deep_output)
+            self.decoder = ShowAttendTell(*dimensions, attention_dim, num_layers, deep_output)
         elif model == "attn":
-            self.decoder = AttentionLSTM(*sizes)
+            self.decoder = AttentionLSTM(*dimensions)
         else:
-            self.decoder = PooledDecoder(model, *sizes)
+            self.decoder = PooledDecoder(model, *dimensions)
         if tie_embeddings:
             self.decoder.tie_embeddings()
         if word_vectors:
-            tokens = [tokenizer.token(number) for number in range(len(tokenizer))]
+            tokens = [tokenizer.token(token_id) for token_id in range(len(tokenizer))]
             load_word_vectors(self.decoder.embedding, tokens, word_vectors)
         if normalise_embeddings:
             normalise_embedding(self.decoder.embedding)
@@ -90,7 +90,7 @@ class ClassicCaptioner(CaptionGenerator):
         self.max_tokens = max_tokens
         self.attention_penalty = attention_penalty
         self.encoder_lr, self.embedding_lr = encoder_lr, embedding_lr
-        self.forcing = teacher_forcing, teacher_forcing_k
+        self.forcing_schedule = teacher_forcing, teacher_forcing_k
         self.max_positions = None
         excluded = torch.tensor([tokenizer.pad, tokenizer.start, tokenizer.unknown])
         self.register_buffer("excluded", excluded, persistent=False)  # tokens of probability 0
@@ -105,8 +105,8 @@ class ClassicCaptioner(CaptionGenerator):
         """The objective on k captions of each image, which is encoded once.
 
         image: (B, 3, S, S), normalised; captions: B lists of k strings, without the prompt;
-        dropped: bool (B,), the images that `decoding.null_image` replaces. Raises ValueError if
-        there are not B lists, or not equally many captions in each.
+        dropped: bool (B,), the images that the null image replaces. Raises ValueError if there are
+        not B lists of equal length.
         """
         logits, labels, attention = self._predict(image, captions, dropped)
         output = self.objective(logits, labels)
@@ -126,14 +126,15 @@ class ClassicCaptioner(CaptionGenerator):
     def _predict(
         self, image: Tensor, captions: list[list[str]], dropped: Optional[Tensor] = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        rows = (len(image), captions_per_image(captions, len(image)))
+        """Return logits (R, N, V), labels (R, N) and the attention (R, N, P) or None."""
+        batch_shape = (len(image), captions_per_image(captions, len(image)))
         texts = [self.prompt + caption for group in captions for caption in group]
         tokens, mask = (t.to(image.device) for t in self.tokenizer.encode(texts, self.max_tokens))
-        prompt = len(self.prompt_ids)
-        labels = tokens.masked_fill(mask == 0, self.objective.ignore_index)[:, prompt:]
-        read = tokens[:, :-1].unflatten(0, rows)  # (B, k, n)
+        prompt_length = len(self.prompt_ids)
+        labels = tokens.masked_fill(mask == 0, self.objective.ignore_index)[:, prompt_length:]
+        inputs = tokens[:, :-1].unflatten(0, batch_shape)  # (B, k, n)
         annotations = self.null_image.encode(self.encoder, image, dropped)
-        logits, attention = self.decoder(read, annotations, prompt)
+        logits, attention = self.decoder(inputs, annotations, prompt_length)
         attention = None if attention is None else attention.flatten(0, 1)
         return logits.flatten(0, 1), labels, attention
 
@@ -152,10 +153,10 @@ class ClassicCaptioner(CaptionGenerator):
 
     @torch.inference_mode()
     def score_tokens(self, encoded: Tensor, ids: Tensor) -> tuple[Tensor, Optional[Tensor]]:
-        """Teacher-forced scoring of a caption's ids (n,) by an image's annotations (1, P, D).
+        """Score a caption's ids (n,) with teacher forcing, given the annotations (1, P, D).
 
-        Returns logits (n - p, V) of the ids after the prompt and, for a decoder with attention, the
-        attention map (n - p, P), rows that sum to 1.
+        Returns the logits (n - p, V) that predict the ids after the prompt, and the attention map
+        (n - p, P), whose rows sum to 1, or None for a decoder without attention.
         """
         logits, attention = self.decoder(ids[None, None, :-1], encoded, len(self.prompt_ids))
         logits = logits[0, 0].index_fill(-1, self.excluded, float("-inf"))
@@ -164,22 +165,25 @@ class ClassicCaptioner(CaptionGenerator):
     def for_inference(
         self, dtype: torch.dtype = torch.float32, compiled: bool = False
     ) -> "ClassicCaptioner":
-        """This captioner in evaluation mode. It computes in `dtype` if the caller uses autocast."""
+        """Return this captioner in evaluation mode. For another dtype, the caller uses autocast."""
         return self.eval()
 
     def log_likelihoods(self, encoded: Tensor, ids: Tensor, temperature: float = 1.0) -> Tensor:
-        """float32 (B, k, n - p) of captions (B, k, n), with gradient, 0 after the end."""
-        prompt = len(self.prompt_ids)
-        logits, _ = self.decoder(ids[:, :, :-1], encoded, prompt)
+        """Log-likelihoods of captions (B, k, n): float32 (B, k, n - p), 0 after the end.
+
+        They have a gradient.
+        """
+        prompt_length = len(self.prompt_ids)
+        logits, _ = self.decoder(ids[:, :, :-1], encoded, prompt_length)
         logits = logits.float().index_fill(-1, self.excluded, float("-inf"))
-        tokens, end = ids[:, :, prompt:], self.tokenizer.end
-        real = until_end(tokens, end)
+        tokens, end = ids[:, :, prompt_length:], self.tokenizer.end
+        is_scored = until_end(tokens, end)
         logprobs = (logits / temperature).log_softmax(-1)
-        logprobs = logprobs.gather(3, tokens.where(real, end).unsqueeze(3)).squeeze(3)
-        return logprobs.masked_fill(~real, 0)
+        logprobs = logprobs.gather(3, tokens.where(is_scored, end).unsqueeze(3)).squeeze(3)
+        return logprobs.masked_fill(~is_scored, 0)
 
     def compile_parts(self) -> None:
-        """Compile all but the decoder, whose loop would be recompiled for every caption length."""
+        """Compile encoder and objective. The decoder would be recompiled for every length."""
         self.encoder.compile()
         self.objective.compile()
 
@@ -189,31 +193,31 @@ class ClassicCaptioner(CaptionGenerator):
             groups.append((list(self.encoder.network.parameters()), self.encoder_lr))
         if self.embedding_lr is not None:
             groups.append(([self.decoder.embedding.weight], self.embedding_lr))
-        taken = {id(parameter) for parameters, _ in groups for parameter in parameters}
-        rest = [p for p in self.parameters() if p.requires_grad and id(p) not in taken]
-        return [(rest, None), *groups]
+        grouped = {id(parameter) for parameters, _ in groups for parameter in parameters}
+        ungrouped = [p for p in self.parameters() if p.requires_grad and id(p) not in grouped]
+        return [(ungrouped, None), *groups]
 
     def shards(self) -> list[nn.Module]:
         return [self.encoder, self.decoder]
 
     def begin_epoch(self, epoch: int) -> None:
-        schedule, k = self.forcing
+        schedule, k = self.forcing_schedule
         self.decoder.teacher_forcing = teacher_forcing(schedule, epoch, k)
 
     def saved_beside_weights(self) -> dict[str, Any]:
-        """The words, if the tokenizer is a `Vocabulary`; no entry for a word-piece tokenizer."""
-        counted = isinstance(self.tokenizer, Vocabulary)
-        return {"vocabulary": self.tokenizer.words} if counted else {}
+        """The words of a `Vocabulary`; nothing for a word-piece tokenizer."""
+        has_vocabulary = isinstance(self.tokenizer, Vocabulary)
+        return {"vocabulary": self.tokenizer.words} if has_vocabulary else {}
 
 
-def coverage_penalty(attention: Tensor, labelled: Tensor) -> Tensor:
+def coverage_penalty(attention: Tensor, is_scored: Tensor) -> Tensor:
     """The doubly stochastic term of Show, Attend and Tell (arXiv 1502.03044, equation 14).
 
-    attention: (R, N, P); labelled: bool (R, N), the scored positions. For a caption it is the mean
-    over image positions of (1 - attention summed over time) ** 2; the paper has a sum in place of
-    the mean. Captions are weighted by their number of tokens, as in the loss, so that the result
-    does not depend on how captions are distributed over batches and processes.
+    attention: (R, N, P); is_scored: bool (R, N), the positions with a label. The penalty of a
+    caption is the mean over image positions of (1 - attention summed over time) ** 2; the paper
+    sums over image positions. Captions are weighted by their number of tokens, as in the loss, so
+    that the result does not depend on how captions are distributed over batches and processes.
     """
-    covered = (attention * labelled.unsqueeze(2)).sum(1)  # (R, P)
-    tokens = labelled.sum(1)  # (R,)
-    return ((1 - covered).square().mean(1) * tokens).sum() / tokens.sum().clamp(min=1)
+    attention_sum = (attention * is_scored.unsqueeze(2)).sum(1)  # (R, P)
+    tokens = is_scored.sum(1)  # (R,)
+    return ((1 - attention_sum).square().mean(1) * tokens).sum() / tokens.sum().clamp(min=1)

@@ -15,7 +15,7 @@ from baselines.decoder import DecoderOutput, RecurrentDecoder, StepOutput, Tenso
 class PooledDecoder(RecurrentDecoder):
     """An RNN or LSTM. Its initial state h0 is an affine map of the mean annotation.
 
-    cell "rnn": h' = tanh(Wx x + Wh h + b). "lstm": (i, f, g, o) = Wx x + Wh h + b,
+    cell: "rnn", h' = tanh(Wx x + Wh h + b), or "lstm", (i, f, g, o) = Wx x + Wh h + b,
     c' = sigmoid(f) c + sigmoid(i) tanh(g), h' = sigmoid(o) tanh(c'), from c0 = 0.
     """
 
@@ -35,22 +35,22 @@ class PooledDecoder(RecurrentDecoder):
 
     def train(self, mode: bool = True) -> "PooledDecoder":
         super().train(mode)
-        # cuDNN has a backward pass in training mode only. The cell has no dropout.
+        # cuDNN's cell has no backward pass in evaluation mode. Training mode changes nothing else.
         self.cell.train()
         return self
 
     def initial_state(self, annotations: Tensor) -> tuple[Tensors, Tensors]:
         hidden = self.from_image(annotations.mean(1))  # (B, H)
-        has_memory = isinstance(self.cell, nn.LSTM)
-        return (), (hidden, hidden.new_zeros(hidden.shape)) if has_memory else (hidden,)
+        has_cell_state = isinstance(self.cell, nn.LSTM)
+        return (), (hidden, hidden.new_zeros(hidden.shape)) if has_cell_state else (hidden,)
 
     def step(self, embedded: Tensor, memory: Tensors, state: Tensors) -> StepOutput:
         outputs, state = self._run_cell(embedded.unsqueeze(2), state)
         return outputs.squeeze(2), state, None
 
-    def unroll(self, tokens: Tensor, annotations: Tensor, prompt: int) -> DecoderOutput:
+    def unroll(self, tokens: Tensor, annotations: Tensor, prompt_length: int) -> DecoderOutput:
         if self.training and self.teacher_forcing < 1:
-            return super().unroll(tokens, annotations, prompt)
+            return super().unroll(tokens, annotations, prompt_length)
         _, state = self.initial_state(annotations)
         state = tuple(part.unsqueeze(1).expand(-1, tokens.size(1), -1) for part in state)
         return self.dropout(self._run_cell(self.embed(tokens), state)[0]), None
@@ -58,17 +58,23 @@ class PooledDecoder(RecurrentDecoder):
     def _run_cell(self, embedded: Tensor, state: Tensors) -> tuple[Tensor, Tensors]:
         """Run torch's cell over n words. embedded: (B, k, n, E); state: tensors (B, k, H).
 
-        Autocast is off. On a CPU it would call oneDNN's LSTM, which fails on CPUs without bfloat16
-        or float16 instructions. On a GPU it would use float16 even if its dtype is bfloat16.
+        Returns outputs (B, k, n, H) and the next state. Autocast is off. On a CPU it would call
+        oneDNN's LSTM, which fails without bfloat16 or float16 instructions. On a GPU it would use
+        float16 even if its dtype is bfloat16.
         """
-        rows = embedded.shape[:2]
-        flat = tuple(part.reshape(1, -1, part.size(2)) for part in state)
+        batch_shape = embedded.shape[:2]
+        flat_state = tuple(part.reshape(1, -1, part.size(2)) for part in state)
         dtype = self.cell.weight_hh_l0.dtype
-        words, flat = embedded.flatten(0, 1).to(dtype), tuple(part.to(dtype) for part in flat)
-        with torch.autocast(words.device.type, enabled=False):
-            outputs, state = self.cell(words, flat if len(flat) > 1 else flat[0])
+        inputs, flat_state = (
+            embedded.flatten(0, 1).to(dtype),
+            tuple(part.to(dtype) for part in flat_state),
+        )
+        with torch.autocast(inputs.device.type, enabled=False):
+            outputs, state = self.cell(inputs, flat_state if len(flat_state) > 1 else flat_state[0])
         state = state if isinstance(state, tuple) else (state,)
-        return outputs.unflatten(0, rows), tuple(part[0].unflatten(0, rows) for part in state)
+        return outputs.unflatten(0, batch_shape), tuple(
+            part[0].unflatten(0, batch_shape) for part in state
+        )
 
 
 class AttentionLSTM(RecurrentDecoder):
@@ -111,7 +117,7 @@ class ShowAttendTell(RecurrentDecoder):
     V (P, D) are the annotations and h is the hidden state of the top layer. Before each word, the
     attention is a = softmax(w tanh(Wv V + Wh h)) with A channels, the context z = a V and the gate
     b = sigmoid(wb h). The first LSTM layer reads [x, b z], and each other layer reads the one below
-    it. The input of the head is x + Lh h' + Lz z with deep_output, and h' without. The initial
+    it. The head's input is x + Lh h' + Lz z if deep_output is true, otherwise h'. The initial
     states of all layers are linear maps of the mean annotation.
     """
 
@@ -133,8 +139,8 @@ class ShowAttendTell(RecurrentDecoder):
         self.query = nn.Linear(hidden_dim, attention_dim, bias=False)
         self.score = nn.Linear(attention_dim, 1, bias=False)
         self.gate = nn.Linear(hidden_dim, 1)
-        widths = [embed_dim + image_dim] + [hidden_dim] * (num_layers - 1)
-        self.layers = nn.ModuleList(nn.LSTMCell(width, hidden_dim) for width in widths)
+        input_widths = [embed_dim + image_dim] + [hidden_dim] * (num_layers - 1)
+        self.layers = nn.ModuleList(nn.LSTMCell(width, hidden_dim) for width in input_widths)
         self.deep_output = deep_output
         if deep_output:
             self.from_hidden = nn.Linear(hidden_dim, embed_dim)
@@ -147,17 +153,17 @@ class ShowAttendTell(RecurrentDecoder):
     def step(self, embedded: Tensor, memory: Tensors, state: Tensors) -> StepOutput:
         annotations, keys = memory  # (B, P, D), (B, P, A)
         hidden = state[-2]  # the top layer's h; the state is h, c of each layer
-        sums = torch.tanh(keys.unsqueeze(1) + self.query(hidden).unsqueeze(2))  # (B, k, P, A)
-        attention = self.score(sums).squeeze(-1).softmax(-1)  # (B, k, P)
+        energies = torch.tanh(keys.unsqueeze(1) + self.query(hidden).unsqueeze(2))  # (B, k, P, A)
+        attention = self.score(energies).squeeze(-1).softmax(-1)  # (B, k, P)
         context = attention @ annotations  # (B, k, D)
-        below = torch.cat([embedded, self.gate(hidden).sigmoid() * context], -1)
+        layer_output = torch.cat([embedded, self.gate(hidden).sigmoid() * context], -1)
         next_state = []
-        for number, layer in enumerate(self.layers):
-            layer_state = tuple(part.flatten(0, 1) for part in state[2 * number : 2 * number + 2])
-            layer_input = below if number == 0 else self.dropout(below)
-            pair = layer(layer_input.flatten(0, 1), layer_state)
-            next_state += [part.unflatten(0, hidden.shape[:2]) for part in pair]
-            below = next_state[-2]
+        for index, layer in enumerate(self.layers):
+            layer_state = tuple(part.flatten(0, 1) for part in state[2 * index : 2 * index + 2])
+            layer_input = layer_output if index == 0 else self.dropout(layer_output)
+            new_state = layer(layer_input.flatten(0, 1), layer_state)
+            next_state += [part.unflatten(0, hidden.shape[:2]) for part in new_state]
+            layer_output = next_state[-2]
         if self.deep_output:
-            below = embedded + self.from_hidden(below) + self.from_context(context)
-        return below, tuple(next_state), attention
+            layer_output = embedded + self.from_hidden(layer_output) + self.from_context(context)
+        return layer_output, tuple(next_state), attention

@@ -61,9 +61,9 @@ class Keys(BaseModel):
             )
         if self.num_layers > 1 and self.model in ("rnn", "lstm", "attn"):
             raise ValueError(f"num_layers is {self.num_layers}; {self.model} has one layer")
-        deep = self.model == "sat" and self.deep_output  # head input: embed_dim
-        tied = self.tie_embeddings and self.model in MODELS
-        if tied and not deep and self.hidden_dim != self.embed_dim:
+        has_deep_output = self.model == "sat" and self.deep_output  # head input: embed_dim
+        ties_embeddings = self.tie_embeddings and self.model in MODELS
+        if ties_embeddings and not has_deep_output and self.hidden_dim != self.embed_dim:
             raise ValueError(
                 f"tie_embeddings needs equal widths of word vectors and output, but embed_dim is "
                 f"{self.embed_dim} and hidden_dim is {self.hidden_dim}"
@@ -109,9 +109,9 @@ def build(config: Any, context: Any) -> ClassicCaptioner:
         mean=context.mean,
         std=context.std,
         image_size=config.image_size,
-        features=config.encoder_features,
+        feature_folder=config.encoder_features,
     )
-    arguments = {"encoder": encoder, "tokenizer": _tokenizer(config, context)}
+    arguments = {"encoder": encoder, "tokenizer": _build_tokenizer(config, context)}
     arguments["objective"] = config.build_objective()
     if restored:
         arguments["word_vectors"] = None  # the checkpoint's weights replace them
@@ -123,8 +123,8 @@ def build(config: Any, context: Any) -> ClassicCaptioner:
     return ClassicCaptioner(**{name: getattr(config, name) for name in names}, **arguments)
 
 
-def _tokenizer(config: Any, context: Any):
-    """Return BERT's tokenizer if `vocabulary` is wordpiece, otherwise a `Vocabulary`.
+def _build_tokenizer(config: Any, context: Any):
+    """Build BERT's tokenizer if `vocabulary` is wordpiece, otherwise a `Vocabulary`.
 
     The `Vocabulary` comes from the checkpoint if it has one, otherwise from the training captions.
     Raises ValueError if the checkpoint's vocabulary is not a list of words, even with wordpiece.

@@ -1,4 +1,4 @@
-"""The base class of the recurrent decoders, their step function for `decoding`, teacher forcing.
+"""The base class of the recurrent decoders, their step function, and teacher forcing schedules.
 
 Shapes: B images with P annotation vectors of width D; k captions per image; n tokens per caption;
 E the width of word vectors; H the width of the hidden state; V the vocabulary size.
@@ -12,17 +12,17 @@ import torch
 from torch import Tensor, nn
 
 Tensors = tuple[Tensor, ...]
-StepOutput = tuple[Tensor, Tensors, Optional[Tensor]]
-DecoderOutput = tuple[Tensor, Optional[Tensor]]
+StepOutput = tuple[Tensor, Tensors, Optional[Tensor]]  # output, next state, attention
+DecoderOutput = tuple[Tensor, Optional[Tensor]]  # logits or head inputs, attention
 SCHEDULES = ("always", "never", "linear", "exponential", "inverse_sigmoid")
 
 
 class RecurrentDecoder(nn.Module, ABC):
     """A decoder that reads the words of a caption one by one.
 
-    Subclasses define `initial_state` and `step`. teacher_forcing: the
-    probability that an input in training is the caption's word. Otherwise it is the decoder's
-    argmax (scheduled sampling, arXiv 1506.03099).
+    Subclasses define `initial_state` and `step`. teacher_forcing: the probability that an input in
+    training is the caption's word. Otherwise the input is the decoder's argmax (scheduled sampling,
+    arXiv 1506.03099).
     """
 
     def __init__(self, vocabulary_size: int, embed_dim: int, output_dim: int, dropout: float):
@@ -44,55 +44,57 @@ class RecurrentDecoder(nn.Module, ABC):
 
     @abstractmethod
     def initial_state(self, annotations: Tensor) -> tuple[Tensors, Tensors]:
-        """The memory and the initial state, computed from annotations (B, P, D).
+        """Return the memory and the initial state for annotations (B, P, D).
 
-        The memory is a tuple of tensors (B, ...) that stay constant while a caption is read. The
+        The memory is a tuple of tensors (B, ...) that are the same for all words of a caption. The
         state is a tuple of tensors (B, H).
         """
 
     @abstractmethod
     def step(self, embedded: Tensor, memory: Tensors, state: Tensors) -> StepOutput:
-        """Read one word of each row. embedded: (B, k, E); state: tensors (B, k, H).
+        """Read one word of each caption. embedded: (B, k, E); state: tensors (B, k, H).
 
-        Returns the head's input (B, k, O) before dropout, the next state, and the attention (B, k,
-        P) or None.
+        Returns the head's input before dropout (B, k, O), the next state, and the attention
+        (B, k, P) or None.
         """
 
     def embed(self, tokens: Tensor) -> Tensor:
         return self.dropout(self.embedding(tokens))
 
-    def forward(self, tokens: Tensor, annotations: Tensor, prompt: int = 1) -> DecoderOutput:
+    def forward(self, tokens: Tensor, annotations: Tensor, prompt_length: int = 1) -> DecoderOutput:
         """Next-token logits and the attention.
 
-        tokens: int64 (B, k, n), of which the first p = `prompt` are never replaced by the decoder's
-        own words. Returns logits (B, k, n - p + 1, V), the first of which follow the p-th token,
+        tokens: int64 (B, k, n). Scheduled sampling never replaces the first p = `prompt_length`.
+        Returns logits (B, k, n - p + 1, V), which start with the prediction after the p-th token,
         and the attention (B, k, n - p + 1, P) or None.
         """
-        outputs, attention = self.unroll(tokens, annotations, prompt)
-        kept = None if attention is None else attention[:, :, prompt - 1 :]
-        return self.head(outputs[:, :, prompt - 1 :]), kept
+        outputs, attention = self.unroll(tokens, annotations, prompt_length)
+        caption_attention = None if attention is None else attention[:, :, prompt_length - 1 :]
+        return self.head(outputs[:, :, prompt_length - 1 :]), caption_attention
 
-    def unroll(self, tokens: Tensor, annotations: Tensor, prompt: int) -> DecoderOutput:
+    def unroll(self, tokens: Tensor, annotations: Tensor, prompt_length: int) -> DecoderOutput:
         """The head's inputs (B, k, n, O) at all tokens, and the attention (B, k, n, P) or None.
 
-        Scheduled sampling takes the argmax of the same logits as the loss, with dropout.
+        Scheduled sampling uses the argmax of the loss's logits, which are computed with dropout.
         """
         memory, state = self.initial_state(annotations)
         state = tuple(part.unsqueeze(1).expand(-1, tokens.size(1), -1) for part in state)
         embedded = self.embed(tokens)  # (B, k, n, E)
-        samples = self.training and self.teacher_forcing < 1
+        uses_own_predictions = self.training and self.teacher_forcing < 1
         outputs, attention = [], []
-        for n in range(tokens.size(2)):
-            word = embedded[:, :, n]
-            if samples and n >= prompt:
+        for position in range(tokens.size(2)):
+            embedded_word = embedded[:, :, position]
+            if uses_own_predictions and position >= prompt_length:
                 with torch.no_grad():
                     predicted = self.head(outputs[-1]).argmax(-1)  # (B, k)
-                forced = torch.rand_like(word[..., :1]) < self.teacher_forcing
-                word = torch.where(forced, word, self.embed(predicted))
-            output, state, weights = self.step(word, memory, state)
+                is_forced = torch.rand_like(embedded_word[..., :1]) < self.teacher_forcing
+                embedded_word = torch.where(is_forced, embedded_word, self.embed(predicted))
+            output, state, attention_weights = self.step(embedded_word, memory, state)
             outputs.append(self.dropout(output))
-            attention.append(weights)
-        return torch.stack(outputs, 2), None if weights is None else torch.stack(attention, 2)
+            attention.append(attention_weights)
+        return torch.stack(outputs, 2), None if attention_weights is None else torch.stack(
+            attention, 2
+        )
 
 
 def _check_tied(_, state: dict[str, Tensor], prefix: str, *__) -> None:
@@ -105,7 +107,7 @@ def _check_tied(_, state: dict[str, Tensor], prefix: str, *__) -> None:
 
 
 class RecurrentStep:
-    """A step function, see `decoding.Step`. All rows of an image share its memory.
+    """Implements `decoding.Step`. All rows of an image share its memory.
 
     excluded: int64 (u,), ids that are never generated, such as padding and <UNK>.
     """
@@ -149,8 +151,8 @@ def teacher_forcing(schedule: str, epoch: int, k: float) -> float:
 def inverse_sigmoid_k(epoch: float) -> float:
     """The k for which the inverse sigmoid schedule is 0.5 at `epoch`.
 
-    Solves k ln k = epoch by Newton's method. The first iterate is above the solution and the
-    function is convex, so every iterate stays above the solution.
+    Solves k ln k = epoch by Newton's method. It converges from above, because the first iterate is
+    above the solution and the function is convex.
     """
     k = 1 + epoch
     for _ in range(20):

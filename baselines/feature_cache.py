@@ -21,8 +21,8 @@ class FeatureCache:
 
     The path consists of the network's name, a hash of its weights and a hash of the image. A
     feature map is computed for one image at a time and in float32, so that it does not depend on
-    the batch. An unreadable file counts as missing. After the first
-    failed write, it logs a warning and writes no more files.
+    the batch. An unreadable file counts as missing. After the first failed write, the cache logs a
+    warning and writes no more files.
     """
 
     def __init__(self, folder: str, network: nn.Module, name: str):
@@ -33,24 +33,24 @@ class FeatureCache:
         network.register_load_state_dict_post_hook(lambda *_: self.forget_hash())
 
     def forget_hash(self) -> None:
-        """Forget the hash of the weights; the next image computes it again. Files are kept."""
+        """Forget the hash of the weights, so that the next image computes it. Files are kept."""
         self._network_folder: Optional[Path] = None
 
     @torch.compiler.disable
-    def __call__(self, images: Tensor, keep: bool) -> Tensor:
+    def __call__(self, images: Tensor, write: bool) -> Tensor:
         """Return the feature maps (B, C, h, w) of images (B, 3, S, S), from the cache if possible.
 
-        keep: write newly computed feature maps to the cache.
+        write: whether newly computed feature maps are written to the cache.
         """
         with torch.autocast(images.device.type, enabled=False):
-            return torch.stack([self._features_of(one, keep) for one in images.float()])
+            return torch.stack([self._load_or_compute(image, write) for image in images.float()])
 
-    def _features_of(self, image: Tensor, keep: bool) -> Tensor:
+    def _load_or_compute(self, image: Tensor, write: bool) -> Tensor:
         path = self._folder() / f"{_digest([image])}.safetensors"
         with contextlib.suppress(OSError, SafetensorError, KeyError):
             return load_file(path, device=str(image.device))["map"]
         features = self.network(image.unsqueeze(0))[0]
-        if keep and self.can_write:
+        if write and self.can_write:
             self._write(features, path)
         return features
 
@@ -75,9 +75,9 @@ class FeatureCache:
                 temporary.unlink()
 
 
-def _digest(values: Iterable[Tensor]) -> str:
+def _digest(tensors: Iterable[Tensor]) -> str:
     """The first 32 hexadecimal digits of a hash of the tensors' values."""
     digest = hashlib.sha256()
-    for value in values:
-        digest.update(value.detach().cpu().contiguous().numpy())
+    for tensor in tensors:
+        digest.update(tensor.detach().cpu().contiguous().numpy())
     return digest.hexdigest()[:32]

@@ -21,15 +21,15 @@ class ImageEncoder(nn.Module):
     - name: one of `baselines.torchvision_network.encoder_names`, or "timm/NAME".
     - weights: "none" (random), "default" (the library's default weights, downloaded), "package"
       (see `baselines.weight_files`), or a file with a state dict of the network.
-    - dim: D, through a 1x1 convolution. By default the network's number of channels.
-    - grid: makes P = grid * grid, by average pooling. A smaller map is interpolated bilinearly.
-    - norm: whether a BatchNorm of the annotations comes last.
+    - dim: D, by a 1x1 convolution. None: the network's number of channels.
+    - grid: P = grid * grid, by average pooling. A smaller map is interpolated bilinearly.
+    - norm: whether a BatchNorm is applied to the annotations.
     - finetune: if false, the network is frozen, including its batch statistics.
-    - mean, std: the normalisation of the given images. The encoder converts images to the
+    - mean, std: the normalisation of the input images. The encoder converts images to the
       normalisation that its weights expect.
     - image_size: S, to check that the network accepts it.
-    - features: the folder of a `baselines.feature_cache.FeatureCache`, for a frozen network.
-      Training writes and reads it, evaluation only reads it.
+    - feature_folder: the folder of a `FeatureCache`, for a frozen network. Training writes and
+      reads it, evaluation only reads it.
 
     Raises ValueError for an unknown name, for weights that cannot be read or do not fit, and for an
     image size that the network does not accept.
@@ -46,28 +46,28 @@ class ImageEncoder(nn.Module):
         mean: Sequence[float] = IMAGENET_MEAN,
         std: Sequence[float] = IMAGENET_STD,
         image_size: int = 64,
-        features: Optional[str] = None,
+        feature_folder: Optional[str] = None,
     ):
         super().__init__()
         if name.startswith(TIMM):
             self.network = TimmNetwork(name[len(TIMM) :], weights, image_size)
-            expected_mean, expected_std = torch.zeros(3), torch.ones(3)
+            network_mean, network_std = torch.zeros(3), torch.ones(3)
         else:
             self.network = torchvision_network(name, weights)
-            expected_mean, expected_std = torch.tensor(IMAGENET_MEAN), torch.tensor(IMAGENET_STD)
+            network_mean, network_std = torch.tensor(IMAGENET_MEAN), torch.tensor(IMAGENET_STD)
         self.finetune = finetune
         self.network.requires_grad_(finetune)
-        width, *map_size = self._map_shape(image_size, name)
-        self.one_position = map_size == [1, 1]
-        self.dim = dim or width
-        self.projection = nn.Conv2d(width, dim, 1) if dim else nn.Identity()
+        num_channels, *map_size = self._probe_map_shape(image_size, name)
+        self.has_one_position = map_size == [1, 1]
+        self.dim = dim or num_channels
+        self.projection = nn.Conv2d(num_channels, dim, 1) if dim else nn.Identity()
         self.grid = grid
         self.norm = nn.BatchNorm1d(self.dim) if norm else nn.Identity()
-        scale = torch.tensor(std) / expected_std
-        shift = (torch.tensor(mean) - expected_mean) / expected_std
+        scale = torch.tensor(std) / network_std
+        shift = (torch.tensor(mean) - network_mean) / network_std
         self.register_buffer("scale", scale.view(3, 1, 1), persistent=False)
         self.register_buffer("shift", shift.view(3, 1, 1), persistent=False)
-        self.cache = FeatureCache(features, self.network, name) if features else None
+        self.cache = FeatureCache(feature_folder, self.network, name) if feature_folder else None
         self.train()
 
     def train(self, mode: bool = True) -> "ImageEncoder":
@@ -77,7 +77,7 @@ class ImageEncoder(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         with torch.set_grad_enabled(self.finetune and torch.is_grad_enabled()):
-            features = self._map(image * self.scale + self.shift)  # (B, C, h, w)
+            features = self._feature_map(image * self.scale + self.shift)  # (B, C, h, w)
         features = self.projection(features)
         if self.grid is not None and min(features.shape[2:]) < self.grid:
             size = (self.grid, self.grid)
@@ -86,38 +86,38 @@ class ImageEncoder(nn.Module):
             features = F.adaptive_avg_pool2d(features, self.grid)
         return self.norm(features.flatten(2)).transpose(1, 2)
 
-    def _map(self, image: Tensor) -> Tensor:
+    def _feature_map(self, image: Tensor) -> Tensor:
         # Evaluation does not write to the cache: bulk captioning sees each image only once.
-        return self.network(image) if self.cache is None else self.cache(image, keep=self.training)
+        return self.network(image) if self.cache is None else self.cache(image, write=self.training)
 
     @property
     def min_batch_size(self) -> int:
-        """2 if a single image would give a BatchNorm one value per channel, otherwise 1."""
-        normalised = any(isinstance(m, nn.BatchNorm2d) for m in self.network.modules())
-        in_network = self.finetune and normalised and self.one_position
-        one_annotation = self.grid == 1 or (self.grid is None and self.one_position)
-        at_end = isinstance(self.norm, nn.BatchNorm1d) and one_annotation
-        return 2 if in_network or at_end else 1
+        """2 if a BatchNorm would get one value per channel from a single image, otherwise 1."""
+        has_batch_norm = any(isinstance(m, nn.BatchNorm2d) for m in self.network.modules())
+        network_needs_two = self.finetune and has_batch_norm and self.has_one_position
+        one_annotation = self.grid == 1 or (self.grid is None and self.has_one_position)
+        norm_needs_two = isinstance(self.norm, nn.BatchNorm1d) and one_annotation
+        return 2 if network_needs_two or norm_needs_two else 1
 
-    def _map_shape(self, image_size: int, name: str) -> Sequence[int]:
-        """Channels, height and width of the network's feature map.
+    def _probe_map_shape(self, image_size: int, name: str) -> Sequence[int]:
+        """Return channels, height and width of the network's feature map, from a black image.
 
-        Also freezes parameters without influence on the map, such as the head's: DDP would wait for
-        their gradients.
+        Also freezes parameters without influence on the map, such as the head's, because DDP would
+        wait for their gradients.
         """
         self.network.eval()
         try:
             with torch.enable_grad():
-                found = self.network(torch.zeros(1, 3, image_size, image_size))
+                feature_map = self.network(torch.zeros(1, 3, image_size, image_size))
         except (RuntimeError, AssertionError) as error:
-            fault = "too small" if isinstance(error, RuntimeError) else "not supported"
+            problem = "too small" if isinstance(error, RuntimeError) else "not supported"
             raise ValueError(
-                f"image_size is {image_size}, {fault} for {name}: {reason(error)}"
+                f"image_size is {image_size}, {problem} for {name}: {reason(error)}"
             ) from error
-        trained = [p for p in self.network.parameters() if p.requires_grad]
-        if trained:
+        trainable = [p for p in self.network.parameters() if p.requires_grad]
+        if trainable:
             with torch.enable_grad():
-                gradients = torch.autograd.grad(found.sum(), trained, allow_unused=True)
-            for parameter, gradient in zip(trained, gradients):
+                gradients = torch.autograd.grad(feature_map.sum(), trainable, allow_unused=True)
+            for parameter, gradient in zip(trainable, gradients):
                 parameter.requires_grad_(gradient is not None)
-        return found.shape[1:]
+        return feature_map.shape[1:]

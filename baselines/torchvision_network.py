@@ -7,7 +7,7 @@ from unittest.mock import patch
 import torchvision
 from torch import nn
 
-from baselines.weight_files import CONNECT, one_line_errors, read_weights, weights_path
+from baselines.weight_files import DOWNLOAD_ADVICE, one_line_errors, read_weights, weights_path
 
 FAMILIES = (
     *("resnet", "resnext", "wide_resnet", "squeezenet", "densenet", "shufflenet"),
@@ -26,7 +26,7 @@ def encoder_names() -> list[str]:
 
 
 def torchvision_network(name: str, weights: str) -> nn.Module:
-    """A network: images (B, 3, S, S) -> feature map (B, C, h, w).
+    """A network that maps images (B, 3, S, S) to a feature map (B, C, h, w).
 
     Images are normalised by IMAGENET_MEAN and IMAGENET_STD. name: one of `encoder_names`. weights:
     see `baselines.image_encoder`. Raises ValueError for an unknown name, and for weights that
@@ -37,15 +37,18 @@ def torchvision_network(name: str, weights: str) -> nn.Module:
             f"encoder: {name!r} is unknown; choose one of torchvision's {', '.join(FAMILIES)}, "
             "such as regnet_x_400mf or resnet50, or timm/NAME"
         )
-    return _without_head(_load(name, weights))
+    return _remove_head(_build_network(name, weights))
 
 
-def _load(name: str, weights: str) -> nn.Module:
+def _build_network(name: str, weights: str) -> nn.Module:
     get_model = torchvision.models.get_model
     if weights == "default":
         download = f"encoder_weights: cannot download torchvision's weights of {name}"
         # Load with weights_only=True: unpickling a downloaded file could run code.
-        with one_line_errors(download, CONNECT), patch.dict(os.environ, {SAFE_LOADING: "1"}):
+        with (
+            one_line_errors(download, DOWNLOAD_ADVICE),
+            patch.dict(os.environ, {SAFE_LOADING: "1"}),
+        ):
             return get_model(name, weights="DEFAULT")
     network = get_model(name, weights=None)
     if weights != "none":
@@ -55,8 +58,8 @@ def _load(name: str, weights: str) -> nn.Module:
     return network
 
 
-def _without_head(network: nn.Module) -> nn.Module:
-    """The part of a classifier that ends in a map (B, C, h, w). Parameters keep their names."""
+def _remove_head(network: nn.Module) -> nn.Module:
+    """The layers up to the feature map (B, C, h, w). Parameters keep their names."""
     if hasattr(network, "features"):  # squeezenet, densenet, mobilenet
         is_densenet = isinstance(network, torchvision.models.DenseNet)
         # DenseNet applies its last activation in `forward`.

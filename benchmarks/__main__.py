@@ -3,7 +3,7 @@
 if __name__ == "__main__":
     from captioning.runtime.start import tune_process
 
-    tune_process()  # sets the threads of the topics' processes through the environment
+    tune_process()  # sets environment variables that the topics' processes inherit
 
 import argparse
 import subprocess

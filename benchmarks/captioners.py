@@ -1,4 +1,4 @@
-"""The captioners to measure: ours, and transformers' with the same weights."""
+"""Builds the captioners to measure: ours, and transformers' with the same weights."""
 
 import tempfile
 from pathlib import Path

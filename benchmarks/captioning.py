@@ -4,9 +4,9 @@
 
 All contenders are BLIP-base at 384 pixels with the same random weights and 3 beams. The end token
 is suppressed, so that all captions have full length. "ours" is `BLIP.inference_copy`, made before
-timing. "as it is" is the captioner itself. "encoder" is only the copy's image encoder, a lower
-bound. On a CPU, "int8" is an 8-bit copy. On a GPU, "compiled" is a copy with a compiled encoder and
-steps in a CUDA graph.
+timing. "as it is" is the captioner without a copy. "encoder" is only the copy's image encoder, a
+lower bound. On a CPU, "int8" is an 8-bit copy. On a GPU, "compiled" is a copy with a compiled
+encoder and steps in a CUDA graph.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from benchmarks.captioners import hf_captioner, our_captioner
 from benchmarks.measure import compare
-from benchmarks.topic import Cases, program
+from benchmarks.topic import Cases, make_main
 from BLIP import inference_copy
 from BLIP.kernels.int8_linear import has_int8
 from decoding import DecodingSettings
@@ -50,53 +50,56 @@ class Captioners:
         return self.theirs.generate(pixel_values=image, input_ids=prompts, **settings)
 
     def measure(self, rounds: int, precision: str, batch: int, length: int, compiled: bool) -> dict:
-        """One row. Raises RuntimeError if the tokens of our contenders differ in fp32."""
+        """Measure one row. Raises RuntimeError if our contenders' tokens differ in fp32."""
         settings = DecodingSettings(num_beams=3, max_length=length, min_length=5)
-        side = self.ours.visual_encoder.patch_embed.img_size[0]
-        image = torch.randn(batch, 3, side, side, generator=torch.Generator().manual_seed(1))
+        size = self.ours.visual_encoder.patch_embed.img_size[0]
+        image = torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(1))
         image = image.to(self.device)
         autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=precision == "bf16")
 
-        def tokens(captioner: Any) -> Any:
+        def generate(captioner: Any) -> Any:
             return lambda: captioner.generate_details(image, settings).token_ids[:, 0]
 
-        def encoder(name: str) -> Any:
+        def encode(name: str) -> Any:
             return torch.inference_mode()(lambda: self.copies[name].visual_encoder(image))
 
-        works = {"ours": tokens(self.copies[precision]), "as it is": autocast(tokens(self.ours))}
+        works = {
+            "ours": generate(self.copies[precision]),
+            "as it is": autocast(generate(self.ours)),
+        }
         if compiled:
             torch._dynamo.reset()  # otherwise earlier rows count towards the recompilation limit
             copy = inference_copy(self.ours, DTYPES[precision], compiled=True)
-            works["compiled"] = tokens(copy)
-        first, *others = [work() for work in works.values()]
-        if precision == "fp32" and not all(first.equal(other) for other in others):
+            works["compiled"] = generate(copy)
+        expected, *others = [work() for work in works.values()]
+        if precision == "fp32" and not all(expected.equal(other) for other in others):
             raise RuntimeError("the tokens differ")
         works["transformers"] = autocast(lambda: self.their_tokens(image, length))
-        works["encoder"] = encoder(precision)
+        works["encoder"] = encode(precision)
         if precision == "fp32" and "int8" in self.copies:
-            works.update({"int8": tokens(self.copies["int8"]), "int8 encoder": encoder("int8")})
+            works.update({"int8": generate(self.copies["int8"]), "int8 encoder": encode("int8")})
         return compare(works, ["transformers"], rounds, (batch, "captions"))
 
 
 def cases(options: argparse.Namespace) -> Cases:
-    """Rows for each precision, batch and length; on a GPU again, with compilation."""
+    """A row for each precision, batch size and length; on a GPU also with compilation."""
     on_gpu = options.device.type == "cuda"
     sizes = TINY if options.quick else GPU if on_gpu else CPU
     captioners = functools.cache(lambda: Captioners(options.quick, options.device))
 
-    def row(*case: Any) -> dict[str, Any]:
+    def measure_row(*case: Any) -> dict[str, Any]:
         return captioners().measure(options.rounds, *case)
 
     compiled = (False, True) if on_gpu else (False,)
     return {
         f"{case[1]}, batch {case[2]}, length {case[3]}{', compiled' * case[0]}": functools.partial(
-            row, *case[1:], case[0]
+            measure_row, *case[1:], case[0]
         )
         for case in itertools.product(compiled, DTYPES, *sizes)
     }
 
 
-main = program("captioning", __doc__, 2, cases)
+main = make_main("captioning", __doc__, 2, cases)
 
 if __name__ == "__main__":
     sys.exit(main())

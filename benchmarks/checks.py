@@ -24,7 +24,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 @dataclass(eq=False)
 class CheckContext:
-    """What a check gets. tiny: tiny sizes, on the CPU. folder: for its files.
+    """The argument of a check. tiny: tiny sizes, on the CPU. folder: for its files.
 
     notes: lines that a check reports in addition to its success.
     """
@@ -52,16 +52,16 @@ def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return float((actual - expected).norm() / expected.norm())
 
 
-def load_checks(part: str, card: CheckContext) -> topic.Cases:
+def load_checks(part: str, context: CheckContext) -> topic.Cases:
     """Map each check's readable name to a function that returns a row, {"notes": [...]}."""
     # tests/ has no __init__.py, and an installed package may have the name `tests`.
     package = sys.modules["tests"] = types.ModuleType("tests")
     package.__path__ = [str(REPOSITORY / "tests")]
 
     def run_check(test: Any) -> dict[str, Any]:
-        card.notes.clear()
-        test(card)
-        return {"notes": [*card.notes]}
+        context.notes.clear()
+        test(context)
+        return {"notes": [*context.notes]}
 
     return {
         name.replace("test_", "check: ", 1).replace("_", " "): functools.partial(run_check, test)
@@ -71,14 +71,14 @@ def load_checks(part: str, card: CheckContext) -> topic.Cases:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    part, *rest = sys.argv[1:] if argv is None else argv
-    options = topic.parse(rest, __doc__, rounds=5)
+    part, *arguments = sys.argv[1:] if argv is None else argv
+    options = topic.parse_options(arguments, __doc__, rounds=5)
     folder = options.output / part
     folder.mkdir(parents=True, exist_ok=True)
     cases = {**load_checks(part, CheckContext(options.quick, folder))}
     if importlib.util.find_spec(f"benchmarks.{part}"):
         cases.update(importlib.import_module(f"benchmarks.{part}").cases(options))
-    return topic.run(part, cases, options)
+    return topic.run_topic(part, cases, options)
 
 
 if __name__ == "__main__":

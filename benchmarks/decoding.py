@@ -1,10 +1,10 @@
-"""Guidance, visual contrast and reranking beside plain decoding, by an inference copy.
+"""Guidance, visual contrast and reranking, compared with plain decoding.
 
     bash scripts/benchmark.sh decoding [--quick]
 
-BLIP-base at 384 pixels with random weights, captions of full length; fp32 on a CPU, bf16 on a GPU.
-Guidance and contrast have 3 beams as plain decoding has; "mmi" is the best of 20 samples by mutual
-information.
+An inference copy of BLIP-base at 384 pixels with random weights generates captions of full length,
+in fp32 on a CPU and bf16 on a GPU. "plain", "guidance" and "contrast" use 3 beams; "mmi" chooses
+the best of 20 samples by mutual information.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import torch
 from benchmarks.captioners import our_captioner
 from benchmarks.captioning import CPU, GPU, NEVER_ENDS, TINY
 from benchmarks.measure import compare
-from benchmarks.topic import Cases, program
+from benchmarks.topic import Cases, make_main
 from captioning.models.reranking import Reranker
 from decoding import DecodingSettings
 from decoding.rerank import Reranking
@@ -30,22 +30,22 @@ METHODS = {
 
 
 def cases(options: argparse.Namespace) -> Cases:
-    """A row for each batch and length."""
+    """A row for each batch size and caption length."""
     on_gpu = options.device.type == "cuda"
     ours = our_captioner(options.quick).eval().to(options.device)
     with torch.no_grad():
         ours.text_decoder.cls["predictions"].bias[ours.tokenizer.end] = NEVER_ENDS
-    copy = ours.for_inference(torch.bfloat16 if on_gpu else torch.float32)
-    side = ours.visual_encoder.patch_embed.img_size[0]
+    captioner = ours.for_inference(torch.bfloat16 if on_gpu else torch.float32)
+    size = ours.visual_encoder.patch_embed.img_size[0]
 
     def measure(batch: int, length: int) -> dict[str, Any]:
         generator = torch.Generator().manual_seed(1)
-        image = torch.randn(batch, 3, side, side, generator=generator).to(options.device)
+        image = torch.randn(batch, 3, size, size, generator=generator).to(options.device)
         works = {}
-        for who, method in METHODS.items():
+        for name, method in METHODS.items():
             settings = DecodingSettings(num_beams=3, max_length=length, min_length=5, **method)
-            works[who] = functools.partial(copy.generate_details, image, settings)
-        reranker = Reranker(copy, Reranking("mmi"), options.device)
+            works[name] = functools.partial(captioner.generate_details, image, settings)
+        reranker = Reranker(captioner, Reranking("mmi"), options.device)
         settings = DecodingSettings(max_length=length, min_length=5)
         works["mmi"] = functools.partial(reranker.generate_details, image, settings)
         return compare(works, ["plain"], options.rounds, (batch, "captions"))
@@ -58,7 +58,7 @@ def cases(options: argparse.Namespace) -> Cases:
     }
 
 
-main = program("decoding", __doc__, 3, cases)
+main = make_main("decoding", __doc__, 3, cases)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -3,7 +3,7 @@
 if __name__ == "__main__":
     from captioning.runtime.start import tune_process
 
-    tune_process()  # child processes inherit its environment variables
+    tune_process()  # sets environment variables that child processes inherit
 
 import argparse
 import contextlib
@@ -21,8 +21,8 @@ from typing import Optional
 import torch
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-# `benchmarks.checks` runs each part in its own process. A part's time limit is the remaining time
-# divided by the number of remaining parts. The slowest parts come last.
+# Each part is run by `benchmarks.checks` in its own process. A part's time limit is the remaining
+# time divided by the number of remaining parts. The slowest parts come last.
 PARTS = ("objective", "processes", "loader", "runs", "training", "captioning")
 NO_GPU = "there is no CUDA GPU that torch can use; scripts/gpu.sh --rehearse runs on the CPU\n"
 
@@ -42,13 +42,13 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if arguments.wheels:
         install_missing(arguments.wheels, out / "packages")
     environment = part_environment(out, arguments.rehearse)
-    chosen = [name for name in PARTS if name in (arguments.only or PARTS)]
+    parts = [name for name in PARTS if name in (arguments.only or PARTS)]
     failures = {}
-    for number, name in enumerate(chosen):
+    for index, name in enumerate(parts):
         (out / f"{name}.json").unlink(missing_ok=True)  # from an earlier run
         command = [sys.executable, "-m", "benchmarks.checks", name, "--output", str(out)]
-        limit = (deadline - time.monotonic()) / (len(chosen) - number)
-        failures[name] = run([*command, *["--quick"] * arguments.rehearse], environment, limit)
+        time_limit = (deadline - time.monotonic()) / (len(parts) - index)
+        failures[name] = run([*command, *["--quick"] * arguments.rehearse], environment, time_limit)
     for name, failure in failures.items():
         print(f"{name:12} {failure or 'done'}")
     return int(any(failures.values()))
@@ -56,7 +56,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 def install_missing(wheels: Path, folder: Path) -> None:
     """Install the wheels of packages that are missing. Never replaces an installed package."""
-    names = {str(found.metadata["Name"]) for found in importlib.metadata.distributions()}
+    names = {str(package.metadata["Name"]) for package in importlib.metadata.distributions()}
     installed = {name.lower().replace("-", "_").replace(".", "_") for name in names}
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
     # One by one: an incompatible wheel would prevent the installation of all.
@@ -68,29 +68,33 @@ def install_missing(wheels: Path, folder: Path) -> None:
 def part_environment(out: Path, rehearsal: bool) -> dict[str, str]:
     """The environment of a part: no network, and caches in `out`."""
     caches = ("HOME", "XDG_CACHE_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
-    path = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")]), str(out / "packages")]
-    on_cpu = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    on_cpu["TORCHDYNAMO_DISABLE"] = "1"  # compilation would take longer than everything else
+    python_path = [
+        str(REPOSITORY),
+        *filter(None, [os.environ.get("PYTHONPATH")]),
+        str(out / "packages"),
+    ]
+    cpu_settings = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    cpu_settings["TORCHDYNAMO_DISABLE"] = "1"  # compilation would take longer than everything else
     return {
         **os.environ,
         **dict.fromkeys(caches, str(out / "cache")),
         "PYTHONUSERBASE": site.getuserbase(),  # otherwise it would move with HOME
-        "PYTHONPATH": os.pathsep.join(path),
+        "PYTHONPATH": os.pathsep.join(python_path),
         "PYTHONUNBUFFERED": "1",
         "HF_HUB_OFFLINE": "1",
-        **(on_cpu if rehearsal else {}),
+        **(cpu_settings if rehearsal else {}),
     }
 
 
-def run(command: Sequence[str], environment: Mapping[str, str], limit: float) -> str:
-    """Run a command, then kill its process group. Return the failure, or "" for success."""
-    if limit <= 0:
+def run(command: Sequence[str], environment: Mapping[str, str], time_limit: float) -> str:
+    """Run a command, then kill its process group. Return the reason of a failure, otherwise ""."""
+    if time_limit <= 0:
         return "had no time left"
     process = subprocess.Popen(command, cwd=REPOSITORY, env=environment, start_new_session=True)
     try:
-        status = process.wait(limit)
+        status = process.wait(time_limit)
     except subprocess.TimeoutExpired:
-        return f"ended after {limit:.0f} s, its time limit"
+        return f"ended after {time_limit:.0f} s, its time limit"
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Training images per second of our loader, compared with the original's.
+"""Training images per second of our loader, compared with the original implementation's.
 
     bash scripts/benchmark.sh loader [--quick]
 
@@ -22,7 +22,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.measure import Work, compare
-from benchmarks.topic import Cases, program
+from benchmarks.topic import Cases, make_main
 from captioning.data import (
     Prefetcher,
     Sample,
@@ -38,20 +38,20 @@ BATCHES_PER_WORKER = 4
 
 
 def draw_photos(folder: Path, size: tuple[int, int]) -> list[Path]:
-    """Write JPEGs that take as long to decode as photos of the size: gradients, edges, noise."""
-    random = np.random.default_rng(0)
+    """Write 16 JPEGs that take as long to decode as photos: gradients, edges, noise."""
+    rng = np.random.default_rng(0)
     paths = []
-    for number in range(16):
-        shapes = random.integers(0, 256, (12, 16, 3), dtype=np.uint8)
+    for index in range(16):
+        shapes = rng.integers(0, 256, (12, 16, 3), dtype=np.uint8)
         scene = np.asarray(Image.fromarray(shapes).resize(size, Image.Resampling.BICUBIC))
-        noise = random.normal(0, 6, scene.shape)
-        paths.append(folder / f"{size[0]}_{number}.jpg")
+        noise = rng.normal(0, 6, scene.shape)
+        paths.append(folder / f"{size[0]}_{index}.jpg")
         Image.fromarray((scene + noise).clip(0, 255).astype(np.uint8)).save(paths[-1], quality=90)
     return paths
 
 
-class Photos(Dataset):
-    """The image of each path, transformed like the original's."""
+class PhotoDataset(Dataset):
+    """Reads the image of each path, and transforms it like the original implementation."""
 
     def __init__(self, paths: Sequence[Path], side: int):
         self.paths, self.transform = paths, training_transform(side, exact=True)
@@ -67,12 +67,12 @@ class Photos(Dataset):
 def contenders(
     paths: Sequence[Path], side: int, batch: int, workers: int, device: torch.device
 ) -> dict[str, Work]:
-    """{name: work}. A work reads one epoch and returns its number of images."""
-    samples = [Sample(str(path), ("a photo",), number) for number, path in enumerate(paths)]
+    """{contender: work}. A work reads one epoch and returns the number of images."""
+    samples = [Sample(str(path), ("a photo",), index) for index, path in enumerate(paths)]
     dataset = TrainingDataset(samples, "", training_transform(side), seed=0)
     loader, epochs = training_loader(dataset, batch, 0, num_workers=workers), itertools.count()
     original = DataLoader(
-        Photos(paths, side),
+        PhotoDataset(paths, side),
         batch,
         shuffle=True,
         num_workers=workers,
@@ -82,7 +82,7 @@ def contenders(
 
     def ours() -> int:
         loader.set_epoch(next(epochs))
-        return sum(len(found["image"]) for found in Prefetcher(loader, device))
+        return sum(len(loaded["image"]) for loaded in Prefetcher(loader, device))
 
     return {
         "ours": ours,
@@ -94,24 +94,24 @@ def cases(options: argparse.Namespace) -> Cases:
     """A row for each photo size and number of workers."""
     side, batch = (32, 4) if options.quick else (384, 16)
     sizes = [(80, 60)] if options.quick else [(640, 480), (3000, 2000)]
-    counts = WORKERS[options.device.type][: 1 if options.quick else None]
+    worker_counts = WORKERS[options.device.type][: 1 if options.quick else None]
 
-    def row(size: tuple[int, int], workers: int) -> dict[str, Any]:
-        count = batch * BATCHES_PER_WORKER * workers
+    def measure(size: tuple[int, int], workers: int) -> dict[str, Any]:
+        num_images = batch * BATCHES_PER_WORKER * workers
         with tempfile.TemporaryDirectory() as folder:
-            paths = (draw_photos(Path(folder), size) * count)[:count]
+            paths = (draw_photos(Path(folder), size) * num_images)[:num_images]
             works = contenders(paths, side, batch, workers, options.device)
-            if works["ours"]() != count:
-                raise RuntimeError(f"an epoch has not {count} images")
-            return compare(works, ["original"], options.rounds, (count, "images"))
+            if works["ours"]() != num_images:
+                raise RuntimeError(f"an epoch has not {num_images} images")
+            return compare(works, ["original"], options.rounds, (num_images, "images"))
 
     return {
-        f"{size[0]} x {size[1]}, {workers} workers": functools.partial(row, size, workers)
-        for size, workers in itertools.product(sizes, counts)
+        f"{size[0]} x {size[1]}, {workers} workers": functools.partial(measure, size, workers)
+        for size, workers in itertools.product(sizes, worker_counts)
     }
 
 
-main = program("loader", __doc__, 5, cases)
+main = make_main("loader", __doc__, 5, cases)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -3,9 +3,9 @@
     bash scripts/benchmark.sh objective [--quick]
 
 All contenders get hidden states (B, N, D) and a head (V, D), and compute the loss and all
-gradients. Memory is the memory of one call without the gradients. In the rows "beside other
-libraries", the peers are cross-entropies of other libraries; there the head has no bias, and labels
-are not smoothed.
+gradients. Memory is the peak during one call, without the gradients. In the rows "beside other
+libraries", the peers are cross-entropies of other libraries, the head has no bias, and labels are
+not smoothed.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.measure import Work, compare
-from benchmarks.topic import Cases, program
+from benchmarks.topic import Cases, make_main
 from smile import Objective
 
 SMOOTHING = 0.1  # label smoothing of MLE, as in BLIP's configurations
@@ -33,8 +33,8 @@ OBJECTIVES = {
     "reverse subsetting": "reverse",
     "random subsetting": "random",
 }
-MAIN = ("SMILE", "0.01 MLE + 0.99 SMILE")
-BESIDE = "beside other libraries"
+MAIN_OBJECTIVES = ("SMILE", "0.01 MLE + 0.99 SMILE")
+LIBRARY_COMPARISON = "beside other libraries"
 
 
 class Sizes(NamedTuple):
@@ -46,23 +46,23 @@ class Sizes(NamedTuple):
     D: int = 768
 
 
-USUAL, TINY = Sizes(32, 20, 30524), Sizes(2, 5, 50, 8)
-GROWTH = (Sizes(32, 20, 131072), Sizes(32, 20, 262144), Sizes(2, 512, 262144))
+USUAL_SIZES, TINY_SIZES = Sizes(32, 20, 30524), Sizes(2, 5, 50, 8)
+LARGE_SIZES = (Sizes(32, 20, 131072), Sizes(32, 20, 262144), Sizes(2, 512, 262144))
 LANGUAGE_MODEL = Sizes(8, 32, 151936, 896)  # the head of a small language model
 
 
-def losses(name: str, device: torch.device) -> dict[str, Callable[..., Tensor]]:
-    """{contender: loss} for one of OBJECTIVES, or for BESIDE.
+def contender_losses(name: str, device: torch.device) -> dict[str, Callable[..., Tensor]]:
+    """{contender: loss} for one of OBJECTIVES, or for LIBRARY_COMPARISON.
 
-    A loss has the arguments hidden states (B, N, D), head (V, D), bias (V,) and labels (B, N).
+    A loss is a function of hidden states (B, N, D), head (V, D), bias (V,) and labels (B, N).
     """
 
     def from_hidden(spec: Union[str, dict]) -> Callable[..., Tensor]:
         objective = Objective(spec)
         return lambda h, w, _, labels: objective.from_hidden(h, w, None, labels).loss
 
-    if name == BESIDE:
-        ours = {f"our {name}": from_hidden(OBJECTIVES[name]) for name in ("MLE", *MAIN)}
+    if name == LIBRARY_COMPARISON:
+        ours = {f"our {name}": from_hidden(OBJECTIVES[name]) for name in ("MLE", *MAIN_OBJECTIVES)}
         return {**libraries(device), **ours}
     objective = Objective(OBJECTIVES[name], SMOOTHING)
     found: dict[str, Callable[..., Tensor]] = {
@@ -77,7 +77,7 @@ def losses(name: str, device: torch.device) -> dict[str, Callable[..., Tensor]]:
 
 
 def libraries(device: torch.device) -> dict[str, Callable[..., Tensor]]:
-    """The cross-entropies of other libraries, without the bias."""
+    """{library: its cross-entropy}. They have the arguments of a loss, and ignore the bias."""
     found: dict[str, Callable] = {  # of hidden states (M, D), a head (V, D) and labels (M,)
         "F.cross_entropy": lambda h, w, labels: F.cross_entropy(F.linear(h, w), labels)
     }
@@ -86,44 +86,44 @@ def libraries(device: torch.device) -> dict[str, Callable[..., Tensor]]:
     with contextlib.suppress(ImportError):
         from cut_cross_entropy import linear_cross_entropy
 
-        way = "cce" if device.type == "cuda" else "torch_compile"
-        found[f"cut-cross-entropy, {way}"] = functools.partial(linear_cross_entropy, impl=way)
+        impl = "cce" if device.type == "cuda" else "torch_compile"
+        found[f"cut-cross-entropy, {impl}"] = functools.partial(linear_cross_entropy, impl=impl)
     if device.type == "cuda":
         with contextlib.suppress(ImportError):
             from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
 
             found["Liger"] = liger_fused_linear_cross_entropy
 
-    def of_batch(function: Callable) -> Callable[..., Tensor]:
+    def flatten_batch(function: Callable) -> Callable[..., Tensor]:
         return lambda h, w, _, labels: function(h.flatten(0, 1), w, labels.flatten())
 
-    return {name: of_batch(function) for name, function in found.items()}
+    return {name: flatten_batch(function) for name, function in found.items()}
 
 
-@functools.lru_cache(2)  # of TINY, and of the row
-def problem(sizes: Sizes, device: torch.device) -> tuple[tuple[Tensor, ...], Tensor]:
-    """(hidden states, head, bias), which have gradients, and labels. Always the same."""
-    random = torch.Generator().manual_seed(0)
+@functools.lru_cache(2)  # for TINY_SIZES and the row's sizes
+def random_inputs(sizes: Sizes, device: torch.device) -> tuple[tuple[Tensor, ...], Tensor]:
+    """Make (hidden states, head, bias), which have gradients, and labels. Always the same."""
+    generator = torch.Generator().manual_seed(0)
     B, N, V, D = sizes
-    inputs = tuple(torch.randn(shape, generator=random) for shape in ((B, N, D), (V, D), (V,)))
+    inputs = tuple(torch.randn(shape, generator=generator) for shape in ((B, N, D), (V, D), (V,)))
     inputs[1].mul_(D**-0.5)
-    labels = torch.randint(V, (B, N), generator=random)
+    labels = torch.randint(V, (B, N), generator=generator)
     return tuple(x.to(device).requires_grad_() for x in inputs), labels.to(device)
 
 
 def build(contender: str, name: str, sizes: Sizes, device: torch.device, bf16: bool) -> Work:
-    """The work of one contender. First runs a tiny work, so that libraries are loaded."""
-    if sizes != TINY:
-        build(contender, name, TINY, device, bf16)()
-    inputs, labels = problem(sizes, device)
-    loss_of = losses(name, device)[contender]
+    """Return the work of one contender. First run a tiny work, so that libraries are loaded."""
+    if sizes != TINY_SIZES:
+        build(contender, name, TINY_SIZES, device, bf16)()
+    inputs, labels = random_inputs(sizes, device)
+    compute_loss = contender_losses(name, device)[contender]
 
     def call() -> list[Tensor]:
         for tensor in inputs:
             tensor.grad = None
         torch.manual_seed(0)  # random subsetting samples words
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-            loss = loss_of(*inputs, labels)
+            loss = compute_loss(*inputs, labels)
         loss.backward()
         return [loss.detach(), *(x.grad for x in inputs if x.grad is not None)]
 
@@ -131,31 +131,33 @@ def build(contender: str, name: str, sizes: Sizes, device: torch.device, bf16: b
 
 
 def cases(options: argparse.Namespace) -> Cases:
-    """Rows of all objectives in fp32 and bf16, of growth with V and N, and of other libraries."""
+    """Rows for all objectives, bf16, LARGE_SIZES, and the cross-entropies of other libraries."""
     device = options.device
 
-    def row(name: str, sizes: Sizes, bf16: bool = False) -> dict[str, Any]:
-        fresh = (build, name, sizes, device, bf16)
-        works = {who: build(who, *fresh[1:]) for who in losses(name, device)}
-        peers = libraries(device) if name == BESIDE else [[*works][-1]]
-        outputs = sum(x.nbytes for x in problem(sizes, device)[0])
-        return compare(works, [*peers], options.rounds, fresh=fresh, outputs=outputs)
+    def measure(name: str, sizes: Sizes, bf16: bool = False) -> dict[str, Any]:
+        builder = (build, name, sizes, device, bf16)
+        works = {c: build(c, *builder[1:]) for c in contender_losses(name, device)}
+        peers = libraries(device) if name == LIBRARY_COMPARISON else [[*works][-1]]
+        outputs = sum(x.nbytes for x in random_inputs(sizes, device)[0])
+        return compare(works, [*peers], options.rounds, builder=builder, outputs=outputs)
 
-    chosen = [(name, TINY) for name in (*MAIN, BESIDE)]
+    row_settings = [(name, TINY_SIZES) for name in (*MAIN_OBJECTIVES, LIBRARY_COMPARISON)]
     if not options.quick:
-        chosen = [(name, USUAL) for name in (*OBJECTIVES, BESIDE)]
-        chosen += [(name, USUAL, True) for name in MAIN]
-        chosen += [(name, sizes) for sizes, name in itertools.product(GROWTH, MAIN)]
-        chosen += [(BESIDE, LANGUAGE_MODEL)]
+        row_settings = [(name, USUAL_SIZES) for name in (*OBJECTIVES, LIBRARY_COMPARISON)]
+        row_settings += [(name, USUAL_SIZES, True) for name in MAIN_OBJECTIVES]
+        row_settings += [
+            (name, sizes) for sizes, name in itertools.product(LARGE_SIZES, MAIN_OBJECTIVES)
+        ]
+        row_settings += [(LIBRARY_COMPARISON, LANGUAGE_MODEL)]
     return {
         f"{name}, B {sizes.B}, N {sizes.N}, V {sizes.V:,}{', bf16' * bool(bf16)}": (
-            functools.partial(row, name, sizes, *bf16)
+            functools.partial(measure, name, sizes, *bf16)
         )
-        for name, sizes, *bf16 in chosen
+        for name, sizes, *bf16 in row_settings
     }
 
 
-main = program("objective", __doc__, 5, cases)
+main = make_main("objective", __doc__, 5, cases)
 
 if __name__ == "__main__":
     sys.exit(main())

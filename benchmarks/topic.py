@@ -1,7 +1,7 @@
 """Runs a topic as a program: parses its options, measures its rows, prints and writes them.
 
 A topic is a module `benchmarks/<topic>.py`. Its function `cases(options)` returns {name: function};
-each function measures one row. Its `main` is made by `program`.
+each function measures and returns one row, see `compare`. `make_main` makes its `main`.
 """
 
 import argparse
@@ -25,22 +25,24 @@ OUTPUT = Path(__file__).resolve().parent.parent / "output" / "benchmarks"
 Cases = Mapping[str, Callable[[], dict[str, Any]]]
 
 
-def program(
+def make_main(
     topic: str, description: str, rounds: int, cases: Callable[[argparse.Namespace], Cases]
 ) -> Callable[[Optional[Sequence[str]]], int]:
     """Return the `main` of a topic. `main` takes a command line and returns an exit code."""
 
     def main(argv: Optional[Sequence[str]] = None) -> int:
-        options = parse(argv, description, rounds)
-        return run(topic, cases(options), options)
+        options = parse_options(argv, description, rounds)
+        return run_topic(topic, cases(options), options)
 
     return main
 
 
-def parse(argv: Optional[Sequence[str]], description: str, rounds: int) -> argparse.Namespace:
-    """The options of all topics: quick, rounds, device, output.
+def parse_options(
+    argv: Optional[Sequence[str]], description: str, rounds: int
+) -> argparse.Namespace:
+    """Parse the options of all topics: quick, rounds, device, output.
 
-    rounds: the default of --rounds without --quick; with --quick it is 1.
+    rounds: the default of --rounds without --quick. The default with --quick is 1.
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="tiny sizes and one round")
@@ -53,10 +55,10 @@ def parse(argv: Optional[Sequence[str]], description: str, rounds: int) -> argpa
     return options
 
 
-def run(topic: str, cases: Cases, options: argparse.Namespace) -> int:
-    """Measure and print each case; write all rows so far and the machine to <topic>.json.
+def run_topic(topic: str, cases: Cases, options: argparse.Namespace) -> int:
+    """Measure and print each case; write the rows and the machine to <topic>.json after each.
 
-    A failed case does not stop other cases. Returns 1 if a case failed.
+    A failed case does not stop other cases. Returns the exit code: 1 if a case failed.
     """
     keep_memory()
     rows: list[dict[str, Any]] = []
@@ -65,7 +67,7 @@ def run(topic: str, cases: Cases, options: argparse.Namespace) -> int:
         "quick": options.quick,
         "rounds": options.rounds,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "machine": machine(),
+        "machine": describe_machine(),
         "planned": list(cases),
         "rows": rows,
     }
@@ -74,18 +76,18 @@ def run(topic: str, cases: Cases, options: argparse.Namespace) -> int:
     for name, measure in cases.items():
         try:
             rows.append({"name": name, **measure()})
-        except Exception as problem:
+        except Exception as error:
             traceback.print_exc()
-            rows.append({"name": name, "error": one_line(problem)})
-        write_json(content, path)  # after each row, since the program may be killed
-        print("\n".join(lines_of(rows[-1])), flush=True)
+            rows.append({"name": name, "error": one_line(error)})
+        write_json(content, path)  # the program may be killed
+        print("\n".join(format_row(rows[-1])), flush=True)
     failed = sum("error" in row or row.get("ours_failed", False) for row in rows)
     print(f"\n{len(rows)} rows, {failed} failed: {path}")
     return int(failed > 0)
 
 
-def machine() -> dict[str, Any]:
-    """The machine: processor, cores, torch's threads, GPU if any, and versions."""
+def describe_machine() -> dict[str, Any]:
+    """Processor, cores, torch's threads, GPU if any, and versions of the LIBRARIES."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return {
@@ -102,8 +104,8 @@ def machine() -> dict[str, Any]:
     }
 
 
-def lines_of(row: Mapping[str, Any]) -> Iterator[str]:
-    """A row as text: its name, a line per contender, notes, and what failed."""
+def format_row(row: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a row's lines of text: its name, the contenders, notes, and failures."""
     yield f"\n{row['name']}"
     if "contenders" in row:
         yield f"  {'':26} median, ms  times peer       spread  peak, MB   a second"
@@ -114,6 +116,6 @@ def lines_of(row: Mapping[str, Any]) -> Iterator[str]:
         line = f"  {name:26} {values['median'] * 1000:10.1f} {values['ratio']:11.2f} {spread:>12}"
         yield f"{line} {memory:>9} {rate}".rstrip()
     yield from (f"  {note}" for note in row.get("notes", ()))
-    yield from (f"  {name} FAILED: {why}" for name, why in row.get("failed", {}).items())
+    yield from (f"  {name} FAILED: {reason}" for name, reason in row.get("failed", {}).items())
     if "error" in row:
         yield f"  FAILED: {row['error']}"

@@ -4,7 +4,7 @@
 
 A step is forward, backward and AdamW, with dropout. Both captioners share parameters and optimiser
 state, so that both fit in memory. On a GPU, peak memory is measured during the step. On a CPU, it
-is that of a process that builds only one captioner with its optimiser and takes two steps.
+is measured in a new process that builds one contender and its optimiser, and takes two steps.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from torch import Tensor
 from benchmarks.captioners import hf_captioner, our_captioner
 from benchmarks.measure import Work, compare
 from benchmarks.objective import MIXTURE, SMOOTHING
-from benchmarks.topic import Cases, program
+from benchmarks.topic import Cases, make_main
 from BLIP import BlipCaptioner
 from smile import Objective
 
@@ -31,19 +31,19 @@ TOKENS = (20, 27, 33, 40)  # lengths of captions, including prompt and end token
 CPU = torch.device("cpu")
 
 
-def captions(tiny: bool, images: int, per_image: int) -> list[list[str]]:
-    """`per_image` random captions of each image. Their lengths cycle through TOKENS."""
-    random, lengths = torch.Generator().manual_seed(0), itertools.cycle(TOKENS)
+def random_captions(tiny: bool, num_images: int, per_image: int) -> list[list[str]]:
+    """Make `per_image` random captions for each image. Their lengths cycle through TOKENS."""
+    generator, lengths = torch.Generator().manual_seed(0), itertools.cycle(TOKENS)
 
     def caption() -> str:
-        ids = torch.randint(8, 60 if tiny else 30522, (next(lengths) - 5,), generator=random)
+        ids = torch.randint(8, 60 if tiny else 30522, (next(lengths) - 5,), generator=generator)
         return " ".join(f"w{i}" for i in ids.tolist())
 
-    return [[caption() for _ in range(per_image)] for _ in range(images)]
+    return [[caption() for _ in range(per_image)] for _ in range(num_images)]
 
 
-def images(ours: BlipCaptioner, count: int) -> Tensor:
-    """Images of noise (count, 3, S, S), always the same."""
+def random_images(ours: BlipCaptioner, count: int) -> Tensor:
+    """Make images of noise (count, 3, S, S), always the same."""
     size = ours.visual_encoder.patch_embed.img_size[0]
     return torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(0))
 
@@ -51,10 +51,10 @@ def images(ours: BlipCaptioner, count: int) -> Tensor:
 class Training:
     """Training steps of our captioner and of transformers', which share their parameters."""
 
-    def __init__(self, tiny: bool, peer: bool, device: torch.device = CPU):
+    def __init__(self, tiny: bool, with_peer: bool, device: torch.device = CPU):
         self.tiny, self.device = tiny, device
         self.ours = our_captioner(tiny).train().to(device)
-        self.theirs = hf_captioner(self.ours, share=True).train().to(device) if peer else None
+        self.theirs = hf_captioner(self.ours, share=True).train().to(device) if with_peer else None
         # Our runs use the fused AdamW. Users of transformers get torch's default.
         settings = {"lr": 1e-5, "weight_decay": 0.05}
         self.our_optimizer = torch.optim.AdamW(self.ours.parameters(), fused=True, **settings)
@@ -65,7 +65,7 @@ class Training:
     def compiled(self) -> BlipCaptioner:
         """Our captioner with `compile: true`, which shares the parameters."""
         shared = (*self.ours.parameters(), *self.ours.buffers(), self.ours.tokenizer)
-        captioner = copy.deepcopy(self.ours, {id(thing): thing for thing in shared})
+        captioner = copy.deepcopy(self.ours, {id(value): value for value in shared})
         captioner.compile_parts()
         return captioner
 
@@ -86,8 +86,8 @@ class Training:
 
     def step(self, contender: str, autocast: bool) -> Work:
         batch = GPU_BATCH if self.device.type == "cuda" and not self.tiny else CPU_BATCH
-        image = images(self.ours, batch).to(self.device)
-        texts = captions(self.tiny, batch, 5 if contender == OURS_5 else 1)
+        image = random_images(self.ours, batch).to(self.device)
+        texts = random_captions(self.tiny, batch, 5 if contender == OURS_5 else 1)
         optimizer = self.their_optimizer if contender == THEIRS else self.our_optimizer
         objective = Objective(MIXTURE if contender == OURS_SMILE else "mle", SMOOTHING)
 
@@ -104,8 +104,8 @@ class Training:
         return call
 
 
-def whole_training(contender: str, tiny: bool, autocast: bool) -> Work:
-    """The `Work` for measuring memory on a CPU: builds captioner and optimiser, takes steps."""
+def build_training(contender: str, tiny: bool, autocast: bool) -> Work:
+    """Return the work whose memory is measured on a CPU: build the contender, take two steps."""
 
     def call() -> None:
         step = Training(tiny, contender == THEIRS).step(contender, autocast)
@@ -116,25 +116,27 @@ def whole_training(contender: str, tiny: bool, autocast: bool) -> Work:
 
 
 def cases(options: argparse.Namespace) -> Cases:
-    """Rows in bf16 and fp32; on a GPU also with compilation, which takes longest, at the end."""
+    """Rows in bf16 and fp32, and on a GPU with compilation, which takes longest and comes last."""
     on_gpu = options.device.type == "cuda"
     batch = GPU_BATCH if on_gpu and not options.quick else CPU_BATCH
     training = functools.cache(lambda: Training(options.quick, True, options.device))
 
-    def steps(autocast: bool, *more: str) -> dict[str, Any]:
-        works = {who: training().step(who, autocast) for who in (OURS, OURS_SMILE, *more, THEIRS)}
-        fresh = (whole_training, options.quick, autocast)
-        return compare(works, [THEIRS], options.rounds, (batch, "images"), fresh)
+    def measure(autocast: bool, *further: str) -> dict[str, Any]:
+        works = {
+            name: training().step(name, autocast) for name in (OURS, OURS_SMILE, *further, THEIRS)
+        }
+        builder = (build_training, options.quick, autocast)
+        return compare(works, [THEIRS], options.rounds, (batch, "images"), builder)
 
-    rows: dict[str, Any] = {"step, bf16 autocast": lambda: steps(True, OURS_5)}
+    rows: dict[str, Any] = {"step, bf16 autocast": lambda: measure(True, OURS_5)}
     if not options.quick:
-        rows["step, fp32"] = lambda: steps(False)
+        rows["step, fp32"] = lambda: measure(False)
     if on_gpu:
-        rows["step, bf16, compiled"] = lambda: steps(True, COMPILED)
+        rows["step, bf16, compiled"] = lambda: measure(True, COMPILED)
     return rows
 
 
-main = program("training", __doc__, 3, cases)
+main = make_main("training", __doc__, 3, cases)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -32,26 +32,26 @@ from captioning.runtime.errors import UserError, visible
 from captioning.runtime.program import exit_code
 
 FRAMES_PER_ROW, FRAME_INCHES, DPI = 8, 2.0, 100
-LONGEST_STRIP = 16  # the largest aspect ratio of a photo
-DRAWN_WIDTH = int(2 * FRAME_INCHES * DPI)  # pixels; a wider photo is scaled down
+MAX_ASPECT_RATIO = 16  # of a photo
+MAX_PHOTO_WIDTH = int(2 * FRAME_INCHES * DPI)  # pixels; a wider photo is scaled down
 
 
 def draw(scored: ScoredCaption, photo: Image.Image, path: Path) -> None:
-    """Write a PNG with the photo and, for each word, the word's attention map over the photo.
+    """Write a PNG with the photo, and a frame per word with its attention map over the photo.
 
-    Maps are interpolated to the photo's size and scaled to their maximum.
+    Maps are interpolated to the photo's size and divided by their maximum.
     """
     from matplotlib.figure import Figure
 
     grey = photo.convert("L")
-    grey.thumbnail((DRAWN_WIDTH, photo.height))
+    grey.thumbnail((MAX_PHOTO_WIDTH, photo.height))
     width, height = grey.size
     maps = F.interpolate(
         scored.attention_map.unsqueeze(1), size=(height, width), mode="bicubic", align_corners=False
     )[:, 0].clamp(min=0)  # (words, height, width)
     columns = min(len(scored.words) + 1, FRAMES_PER_ROW)
     rows = math.ceil((len(scored.words) + 1) / columns)
-    frame_height = FRAME_INCHES * height / width + 0.3  # the word above it
+    frame_height = FRAME_INCHES * height / width + 0.3  # room for the word above the photo
     figure = Figure(figsize=(columns * FRAME_INCHES, rows * frame_height), dpi=DPI)
     axes = figure.subplots(rows, columns, squeeze=False).flatten()
     for axis in axes:
@@ -85,7 +85,7 @@ def attend(arguments: argparse.Namespace, output: Path) -> None:
     """Caption the photo and draw the maps. Raises UserError."""
     device = distributed.start(arguments.device)
     photo = load_image(arguments.image)
-    if max(photo.size) > LONGEST_STRIP * min(photo.size):
+    if max(photo.size) > MAX_ASPECT_RATIO * min(photo.size):
         raise UserError(
             f"{arguments.image}: {photo.width} x {photo.height} pixels are too long and thin "
             "to draw on: crop it"

@@ -1,9 +1,9 @@
-"""The likelihood of a split's human captions, and the temperature that maximises it.
+"""Compute the likelihood of a split's human captions, and the temperature that maximises it.
 
     python -m captioning.calibrate --checkpoint output/sat_flickr8k/checkpoint_best.pth
 
-Prints the mean negative log-likelihood per token, the same for a unigram model, the SMILE loss, and
-the temperature to use for sampling (as temperature=1.1).
+Prints the mean negative log-likelihood per token of the captioner and of a unigram model, the SMILE
+loss, and the temperature to use for sampling (as temperature=1.1).
 """
 
 if __name__ == "__main__":

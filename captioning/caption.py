@@ -46,7 +46,7 @@ from captioning.runtime.errors import UserError
 from captioning.runtime.program import exit_code, leave, show_warnings
 from captioning.runtime.progress import log_line
 
-# The flags that set decoding keys, with their help. The key `sample` has the flag --do_sample.
+# {decoding key: help of its flag}. The key `sample` has the flag --do_sample.
 DECODING = {
     "num_beams": "beams; 1 is greedy",
     "max_length": "most tokens of a caption, including the prompt",
@@ -71,11 +71,11 @@ DECODING = {
     "contrastive_beta": "its least share of the best token's probability",
     "contrastive_noise": "its diffusion step of the noisy image, of 1,000",
 }
-# An unfinished run continues only with the same input and the same values of these flags.
-IDENTITY = ("config", "num_return", "existing", "captions", "prefix", "suffix", "sidecar")
-IDENTITY += ("write_shards", "glob", "root", "column", "recursive")
+# An unfinished run continues only if the input and the values of these flags are the same.
+IDENTITY_FLAGS = ("config", "num_return", "existing", "captions", "prefix", "suffix", "sidecar")
+IDENTITY_FLAGS += ("write_shards", "glob", "root", "column", "recursive")
 # Flags that set the configuration keys of the same names.
-KEYS = (*DECODING, "seed", "num_workers", "precision")
+CONFIG_FLAGS = (*DECODING, "seed", "num_workers", "precision")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -104,10 +104,10 @@ def build_parser() -> argparse.ArgumentParser:
     add("--ray-address", "--ray_address", metavar="HOST:PORT", help="a cluster's address, or auto")
 
     group = parser.add_argument_group("decoding (default: as in the checkpoint's run)")
-    for name, text in DECODING.items():
-        kind = Config.model_fields[name].annotation
-        kind = kind if kind in (int, float) else str
-        group.add_argument(f"--{name}", type=kind, help=text)
+    for name, help_text in DECODING.items():
+        value_type = Config.model_fields[name].annotation
+        value_type = value_type if value_type in (int, float) else str
+        group.add_argument(f"--{name}", type=value_type, help=help_text)
     group.add_argument("--clip_model", help="of --rerank clip; default: OpenAI's ViT-B/32")
     group.add_argument("--do_sample", action="store_true", help="sample instead of searching")
     group.add_argument("--seed", type=int, help="seed of sampling")
@@ -168,19 +168,19 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _location(text: str) -> str:
-    """The normal form of a path or address."""
+    """Normalise a path or an address."""
     return text.rstrip("/") if stores.is_store(text) else str(Path(text))
 
 
 def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     parser = build_parser()
     arguments = parser.parse_args(argv)
-    least = {"batch_size": 1, "num_workers": 0, "num_return": 1, "shard_size": 1, "seed": 0}
-    least["concurrency"] = 1
-    for name, smallest in least.items():
+    minimums = {"batch_size": 1, "num_workers": 0, "num_return": 1, "shard_size": 1, "seed": 0}
+    minimums["concurrency"] = 1
+    for name, minimum in minimums.items():
         value = getattr(arguments, name)
-        if value is not None and value < smallest:
-            parser.error(f"--{name} is {value}; it has to be {smallest} or more")
+        if value is not None and value < minimum:
+            parser.error(f"--{name} is {value}; it has to be {minimum} or more")
     if arguments.verify and arguments.existing != "skip":
         parser.error(
             f"--verify keeps existing captions, --existing {arguments.existing} does not: leave "
@@ -200,23 +200,23 @@ def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     return arguments
 
 
-def changes_of(arguments: argparse.Namespace, device: torch.device) -> dict[str, Any]:
-    """The configuration values that replace the checkpoint's."""
-    given = {name: getattr(arguments, name) for name in KEYS}
+def config_changes(arguments: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    """The configuration values, given by flags, that replace the checkpoint's."""
+    values = {name: getattr(arguments, name) for name in CONFIG_FLAGS}
     reranker = RERANKERS.get(arguments.rerank)
     if reranker and reranker.model:
-        given[reranker.model] = getattr(arguments, reranker.model)
-    given["eval_batch_size"] = arguments.batch_size
-    given["sample"] = arguments.do_sample or None
+        values[reranker.model] = getattr(arguments, reranker.model)
+    values["eval_batch_size"] = arguments.batch_size
+    values["sample"] = arguments.do_sample or None
     if arguments.precision is None:
-        given["precision"] = "bf16" if device.type == "cuda" else "fp32"
+        values["precision"] = "bf16" if device.type == "cuda" else "fp32"
     elif arguments.precision == "int8":
-        given["compile"] = False
-    return {name: value for name, value in given.items() if value is not None}
+        values["compile"] = False
+    return {name: value for name, value in values.items() if value is not None}
 
 
-def cluster_of(arguments: argparse.Namespace) -> Optional[Cluster]:
-    """The cluster to caption on; None for this process. Raises UserError."""
+def choose_cluster(arguments: argparse.Namespace) -> Optional[Cluster]:
+    """Return the cluster to caption on; None to caption in this process. Raises UserError."""
     if arguments.engine is None and arguments.device == "auto" and torch.cuda.device_count() > 1:
         if importlib.util.find_spec("ray"):
             return Cluster(None, "auto")
@@ -227,17 +227,17 @@ def cluster_of(arguments: argparse.Namespace) -> Optional[Cluster]:
     return Cluster(arguments.ray_address or os.environ.get("RAY_ADDRESS"), arguments.device)
 
 
-def loader(
+def checkpoint_loader(
     arguments: argparse.Namespace, device: torch.device
 ) -> tuple[dict[str, Any], Callable[[], CheckpointModel]]:
-    """The settings that identify the run, and a function that loads the captioner."""
+    """Return the settings that identify the run, and a function that loads the captioner."""
     checkpoint = checkpoints.resolve(arguments.checkpoint)
-    changes = changes_of(arguments, device)
-    only_speed = keys_of("speed")
+    changes = config_changes(arguments, device)
+    speed_keys = keys_of("speed")
     settings = {
         "checkpoint": stores.without_secrets(checkpoint),
         "checkpoint_time": checkpoints.version_of(checkpoint),
-        **{name: value for name, value in changes.items() if name not in only_speed},
+        **{name: value for name, value in changes.items() if name not in speed_keys},
     }
     for key in ("rerank_judge", "itm_model"):
         if key in changes:
@@ -248,56 +248,58 @@ def loader(
     )
 
 
-def with_filter(
+def add_filter(
     arguments: argparse.Namespace,
-    loaded: tuple[dict[str, Any], Callable[[], Any]],
+    settings_and_load: tuple[dict[str, Any], Callable[[], Any]],
     device: torch.device,
 ) -> tuple[dict[str, Any], Callable[[], Any]]:
-    """Add the filter, if there is one, to the settings and the function of `loader`."""
+    """Add the filter, if there is one, to the two results of `checkpoint_loader`."""
     if arguments.filter is None:
-        return loaded
-    file, (settings, load) = arguments.itm_model, loaded
+        return settings_and_load
+    itm_model, (settings, load) = arguments.itm_model, settings_and_load
     default = "bf16" if device.type == "cuda" else "fp32"
     dtype = DTYPES[arguments.precision or default]
     dtype = torch.float32 if dtype == torch.int8 else dtype
-    own = {"filter": arguments.filter, "itm_model": stores.without_secrets(file)}
-    own["itm_model_time"] = checkpoints.version_of(file)
-    return {**settings, **own}, partial(FilteredModel, arguments.filter, file, device, dtype, load)
+    identity = {"filter": arguments.filter, "itm_model": stores.without_secrets(itm_model)}
+    identity["itm_model_time"] = checkpoints.version_of(itm_model)
+    return {**settings, **identity}, partial(
+        FilteredModel, arguments.filter, itm_model, device, dtype, load
+    )
 
 
 @contextlib.contextmanager
-def engine_of(arguments: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Engine]]:
-    """The settings that identify the run, and the engine. Raises UserError."""
+def open_engine(arguments: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Engine]]:
+    """Yield the settings that identify the run, and the engine. Raises UserError."""
     served.check(arguments, DECODING)
     if distributed.env_world_size() > 1:
         raise UserError("torchrun is not supported here; use --engine ray for several processes")
     if arguments.backend == "openai":
         device = distributed.start("auto" if arguments.filter else "cpu")
-        settings, load = with_filter(arguments, served.loader(arguments), device)
+        settings, load = add_filter(arguments, served.loader(arguments), device)
         yield settings, LocalEngine(load)
         return
-    cluster = cluster_of(arguments)
+    cluster = choose_cluster(arguments)
     if cluster is None:
         device = distributed.start(arguments.device)
-        settings, load = with_filter(arguments, loader(arguments, device), device)
+        settings, load = add_filter(arguments, checkpoint_loader(arguments, device), device)
         yield settings, LocalEngine(load)
         return
     with contextlib.closing(cluster):
         device = cluster.device
-        settings, load = with_filter(arguments, loader(arguments, device), device)
+        settings, load = add_filter(arguments, checkpoint_loader(arguments, device), device)
         yield settings, RayEngine(cluster, load)
 
 
 def caption(arguments: argparse.Namespace) -> None:
     """Caption the input. Raises UserError, Stopped."""
-    filtered_by = arguments.itm_model if arguments.filter or arguments.rerank != "itm" else None
-    arguments.filter = filtering.check(arguments.filter, filtered_by)
-    names = set(Request.__dataclass_fields__) - {"source", "out", "address"}
+    itm_model = arguments.itm_model if arguments.filter or arguments.rerank != "itm" else None
+    arguments.filter = filtering.check(arguments.filter, itm_model)
+    fields = set(Request.__dataclass_fields__) - {"source", "out", "address"}
     out, address = stored_output.locate(arguments.out)
-    given = {name: getattr(arguments, name) for name in names}
-    request = Request(arguments.input, out, address=address, **given)
-    with engine_of(arguments) as (settings, engine):
-        settings.update({name: getattr(arguments, name) for name in IDENTITY})
+    values = {name: getattr(arguments, name) for name in fields}
+    request = Request(arguments.input, out, address=address, **values)
+    with open_engine(arguments) as (settings, engine):
+        settings.update({name: getattr(arguments, name) for name in IDENTITY_FLAGS})
         settings["input"] = _location(arguments.input)
         BulkCaptioning(request, settings, engine, arguments.restart).run()
 

@@ -6,8 +6,8 @@
     python -m captioning.evaluate --compare mle.json smile.json --references GT.json
 
 The captions are a COCO results file of any program: a list of {image_id, caption}. Metrics that run
-models divide the images among the processes of torchrun. --compare shows how the scores of two
-files for the same images differ, with confidence intervals and p-values.
+models divide the images among the processes of torchrun. --compare prints the differences between
+the scores of two files for the same images, with confidence intervals and p-values.
 """
 
 if __name__ == "__main__":
@@ -44,7 +44,7 @@ from captioning.runtime.program import exit_code
 from captioning.runtime.registry import load
 
 
-def _arguments(argv):
+def _parse_arguments(argv):
     parser = argparse.ArgumentParser(
         prog="python -m captioning.evaluate",
         description="Score a file of captions against human captions.",
@@ -63,15 +63,15 @@ def _arguments(argv):
     add("--cache_dir", type=Path, help="where metrics keep features and downloads")
     add("--device", default="auto", help="device of models: auto, cpu, cuda, cuda:1")
     add("--batch_size", type=int, default=64, help="batch size of models")
-    kinds = option_classes(EVALUATORS.values())
-    fields = {name: field for kind in kinds for name, field in kind.model_fields.items()}
+    classes = option_classes(EVALUATORS.values())
+    fields = {name: field for options in classes for name, field in options.model_fields.items()}
     for name, field in fields.items():
         default = field.default
         if default is False:
             add(f"--{name}", action="store_true", help=field.description)
         else:
-            kind = _kind(field.annotation, default)
-            add(f"--{name}", default=default, help=field.description, **kind)
+            options = _argparse_settings(field.annotation, default)
+            add(f"--{name}", default=default, help=field.description, **options)
     arguments = parser.parse_args(argv)
     if (arguments.predictions is None) == (arguments.compare is None):
         parser.error("give one file of predictions, or --compare with two files")
@@ -81,8 +81,8 @@ def _arguments(argv):
     return arguments
 
 
-def _kind(annotation: Any, default: Any) -> dict[str, Any]:
-    """The argparse settings for an option of this type."""
+def _argparse_settings(annotation: Any, default: Any) -> dict[str, Any]:
+    """The keyword arguments of `add_argument` for an option of this type."""
     if get_origin(annotation) is Literal:
         return {"choices": get_args(annotation)}
     if list[str] in (annotation, *get_args(annotation)):
@@ -93,7 +93,7 @@ def _kind(annotation: Any, default: Any) -> dict[str, Any]:
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the program and return its exit code: 2 after a one-line error for the user."""
     argv = sys.argv[1:] if argv is None else argv
-    arguments = _arguments(argv)
+    arguments = _parse_arguments(argv)
     return exit_code(lambda: _run(arguments, argv), "stopped: nothing was written")
 
 
@@ -103,25 +103,27 @@ def _run(arguments, argv):
     references = read_references(arguments.references)
     ids = ids_by_name(local(arguments.references))
     files = arguments.compare or [arguments.predictions]
-    predictions, *others = [_read(path, references, ids, is_main) for path in files]
+    predictions, *others = [_read_predictions(path, references, ids, is_main) for path in files]
     if is_main and arguments.output_dir:
-        require_folder(Path(arguments.output_dir))  # fails before the work, not after
-    evaluators = _evaluators(arguments, predictions, device)
+        require_folder(Path(arguments.output_dir))  # fail before the captions are scored
+    evaluators = _build_evaluators(arguments, predictions, device)
     command = shlex.join(["python", "-m", "captioning.evaluate", *argv])
     if others:
         second = same_images(predictions, others[0])
-        both = [score(captions, references, evaluators) for captions in (predictions, second)]
+        both_scores = [
+            score(captions, references, evaluators) for captions in (predictions, second)
+        ]
         if is_main:
-            _show_comparison(*both, arguments.output_dir, command)
+            _show_comparison(*both_scores, arguments.output_dir, command)
         return
     scores = score(predictions, references, evaluators)
     if not is_main:
         return
     print(format_table(scores, len(predictions)))
-    left_out = len(references) - len(predictions)
-    if left_out:
+    num_unscored = len(references) - len(predictions)
+    if num_unscored:
         print(
-            f"warning: {left_out} of {len(references)} images with references have no "
+            f"warning: {num_unscored} of {len(references)} images with references have no "
             "prediction and were not scored",
             file=sys.stderr,
         )
@@ -129,19 +131,19 @@ def _run(arguments, argv):
         write_scores(arguments.output_dir, scores, predictions, command)
 
 
-def _read(path, references, ids, is_main):
-    """Return the predictions of a file, without images that have no references."""
-    predictions, lacking = with_references(read_predictions(path, ids), references)
-    if lacking and is_main:
+def _read_predictions(path, references, ids, is_main):
+    """Read the predictions of a file, except those of images that have no references."""
+    predictions, unmatched = with_references(read_predictions(path, ids), references)
+    if unmatched and is_main:
         print(
-            f"warning: {path}: {len(lacking)} of {len(lacking) + len(predictions)} images with a "
-            f"prediction have no references and were not scored, the first is {lacking[0]!r}",
+            f"warning: {path}: {len(unmatched)} of {len(unmatched) + len(predictions)} images with "
+            f"a prediction have no references and were not scored, the first is {unmatched[0]!r}",
             file=sys.stderr,
         )
     return predictions
 
 
-def _evaluators(arguments, predictions, device):
+def _build_evaluators(arguments, predictions, device):
     images, root = None, arguments.images
     if root and any(load(EVALUATORS[name]).needs_images for name in arguments.metrics):
         images = find_images(root, local(arguments.references), predictions)
@@ -157,7 +159,7 @@ def _show_comparison(first, second, folder, command):
     print("\n".join([format_comparison(differences), *skipped_lines(skipped)]))
     if folder:
         content = {
-            "differences": {name: asdict(found) for name, found in differences.items()},
+            "differences": {name: asdict(difference) for name, difference in differences.items()},
             "settings": [first.settings, second.settings, {"intervals": INTERVALS}],
             "skipped": skipped,
             "command": command,

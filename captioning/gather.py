@@ -2,8 +2,8 @@
 
     python -m captioning.gather output/vlm_coco/checkpoint_best.pth whole.pth
 
-The file also gets everything else in the checkpoint, except for the optimiser state. Run it as one
-process.
+The file also contains the rest of the checkpoint, except the optimiser state. Run this program in
+one process.
 """
 
 if __name__ == "__main__":

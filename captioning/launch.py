@@ -1,4 +1,4 @@
-"""torchrun that stops runs gracefully, and does not print its own report after a one-line error.
+"""Run torchrun so that runs stop gracefully, and one-line errors are not followed by its report.
 
 python -m captioning.launch --standalone --nproc_per_node 4 -m captioning.train --config ...
 
@@ -25,13 +25,16 @@ from captioning.runtime.signals import PARENT, SIGNALS
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run the processes; 0 when all have succeeded. Raises ChildFailedError after a bug."""
+    """Run the processes; return 0 if all succeed, FAILED if one reported a one-line error.
+
+    Raises ChildFailedError after a bug.
+    """
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     # torchrun installs this function as the handler of SIGTERM and SIGINT.
-    api._terminate_process_handler = _forward
+    api._terminate_process_handler = _forward_signal
     os.environ[PARENT] = str(os.getpid())
-    for number in SIGNALS:
-        signal.signal(number, _forward)
+    for signal_number in SIGNALS:
+        signal.signal(signal_number, _forward_signal)
     try:
         torchrun.run(torchrun.parse_args(argv))
     except ChildFailedError as error:
@@ -41,22 +44,24 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     return 0
 
 
-def _forward(number: int, frame) -> None:
-    children = list(_children())
-    if not children:
+def _forward_signal(signal_number: int, frame) -> None:
+    pids = list(_child_pids())
+    if not pids:
         sys.exit(0)  # no process has started, or torchrun is restarting them
-    for process in children:
+    for pid in pids:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(process, number)
+            os.kill(pid, signal_number)
 
 
-def _children() -> Iterator[int]:
-    """The child processes of this process, from Linux's /proc."""
+def _child_pids() -> Iterator[int]:
+    """Yield the process ids of this process's children, from Linux's /proc."""
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # the process has just ended
             status = (folder / "stat").read_text(errors="replace")
-            parent = status.rpartition(")")[2].split()[1]  # the name in brackets may contain ")"
-            if int(parent) == os.getpid():
+            parent_pid = status.rpartition(")")[2].split()[
+                1
+            ]  # the name in brackets may contain ")"
+            if int(parent_pid) == os.getpid():
                 yield int(folder.name)
 
 

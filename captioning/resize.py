@@ -1,4 +1,4 @@
-"""Resize the images of a folder once, so that each epoch reads and decodes less.
+"""Shrink the images of a folder once, so that each epoch reads and decodes less.
 
     python -m captioning.resize data/coco/images data/coco/images256
     python -m captioning.resize data/coco/images data/coco/images256 --side 256 --workers 8
@@ -38,12 +38,12 @@ from captioning.runtime.progress import log_line, progress
 
 SIDE = 256
 QUALITY = 95  # for formats with a quality setting
-DONE = ("resized", "copied", "there already", "cannot be read")
+OUTCOMES = ("resized", "copied", "there already", "cannot be read")
 RECORD = ".resize.json"  # file in the target folder with the settings used
 
 
-def small(path: Path, side: int) -> tuple[str, bytes]:
-    """Return what was done (one of DONE) and an image file whose shorter side is at most `side`.
+def resize_image(path: Path, side: int) -> tuple[str, bytes]:
+    """Shrink an image to the shorter side `side`. Return one of OUTCOMES and the new file's bytes.
 
     The format stays the same. EXIF is left out, since training does not apply its orientation.
     Raises UserError if the file is not a readable image.
@@ -63,10 +63,10 @@ def small(path: Path, side: int) -> tuple[str, bytes]:
     return "resized", content.getvalue()
 
 
-def make_small(name: str, source: Path, target: Path, side: int) -> str:
-    """Write one image; return what was done (one of DONE). Raises UserError if that fails."""
+def resize_file(name: str, source: Path, target: Path, side: int) -> str:
+    """Write one image; return one of OUTCOMES. Raises UserError if it cannot be written."""
     try:
-        done, content = small(source / name, side)
+        outcome, content = resize_image(source / name, side)
     except UserError as error:
         log_line(str(error))
         return "cannot be read"
@@ -75,11 +75,11 @@ def make_small(name: str, source: Path, target: Path, side: int) -> str:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as file:
             file.write(content)
-    return done
+    return outcome
 
 
 def resize_folder(source: Path, target: Path, side: int, workers: int) -> Counter:
-    """Resize all images of a folder into another folder; return the counts of each of DONE.
+    """Resize all images of a folder into another folder; return {outcome: number of images}.
 
     Raises UserError for unusable folders and for a target made with another side. Raises Stopped
     after a signal.
@@ -88,20 +88,20 @@ def resize_folder(source: Path, target: Path, side: int, workers: int) -> Counte
         raise UserError(f"{source}: no such folder")
     if source.resolve() in (target.resolve(), *target.resolve().parents):
         raise UserError(f"{target} is {source} or inside it: give a folder outside of it")
-    found = [os.path.relpath(path, source) for path in images_in(str(source))]
-    if not found:
+    names = [os.path.relpath(path, source) for path in images_in(str(source))]
+    if not names:
         raise UserError(f"{source} contains no images")
     _check_side(side, target)
     for leftover in unfinished_writes(target):
         leftover.unlink()
-    todo = [name for name in found if not (target / name).exists()]
-    counts = Counter({**dict.fromkeys(DONE, 0), "there already": len(found) - len(todo)})
+    remaining = [name for name in names if not (target / name).exists()]
+    counts = Counter({**dict.fromkeys(OUTCOMES, 0), "there already": len(names) - len(remaining)})
     pool = ThreadPoolExecutor(workers)  # Pillow releases the GIL
     try:
-        work = partial(make_small, source=source, target=target, side=side)
-        begun = [pool.submit(work, name) for name in todo]
-        with progress(len(found), "images", initial=counts["there already"]) as bar:
-            for future in as_completed(begun):
+        resize = partial(resize_file, source=source, target=target, side=side)
+        futures = [pool.submit(resize, name) for name in remaining]
+        with progress(len(names), "images", initial=counts["there already"]) as bar:
+            for future in as_completed(futures):
                 counts[future.result()] += 1
                 bar.update()
                 if signals.stop_requested():
@@ -112,7 +112,7 @@ def resize_folder(source: Path, target: Path, side: int, workers: int) -> Counte
 
 
 def _check_side(side: int, target: Path) -> None:
-    """Record the side in the folder. Raises UserError if the folder was made with another side."""
+    """Record the side in the folder. Raises UserError if it was made with another side."""
     record = target / RECORD
     if not record.exists():
         write_json({"side": side}, record)
@@ -134,8 +134,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
     def program() -> None:
         counts = resize_folder(**vars(arguments))
-        done = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-        log_line(f"{sum(counts.values())} images: {done}; they are in {arguments.target}")
+        summary = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+        log_line(f"{sum(counts.values())} images: {summary}; they are in {arguments.target}")
 
     return exit_code(program)
 

@@ -1,4 +1,4 @@
-"""Fine-tune a captioner, or caption and score a split with one.
+"""Fine-tune a captioner, or caption and score a split with it.
 
 python -m captioning.train --config configs/caption_coco.yaml
 torchrun --nproc_per_node 4 -m captioning.train --config configs/caption_coco.yaml batch_size=16
@@ -45,43 +45,43 @@ def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
 
 
 def evaluate(config: Config, device, split: str, overrides: Sequence[str]) -> None:
-    """Caption and score `split` with the weights that `checkpoint_to_evaluate` names."""
+    """Caption and score `split` with the weights that `checkpoint_to_evaluate` chooses."""
     output = OutputFolder(config.output_dir)
     folder = output.folder
     evaluation = SplitEvaluation(config, split, folder, device)
     output.begin()
-    # Rank 0 decides: machines that do not share the folder would choose different weights.
+    # Rank 0 chooses for all: machines that do not share the folder could choose different weights.
     checkpoint = checkpoint_to_evaluate(config, overrides) if distributed.is_main() else None
     checkpoint = distributed.broadcast_from_main(checkpoint and output.store_name(checkpoint))
     with distributed.first_on_each_machine():
-        captioner, loaded = captioner_from(config, output.here(checkpoint))
-    shown = stores.without_secrets(checkpoint)
-    log_line(loaded)
+        captioner, load_message = captioner_from(config, output.here(checkpoint))
+    shown_checkpoint = stores.without_secrets(checkpoint)
+    log_line(load_message)
     results = evaluation.caption(captioner.to(device))
     if distributed.is_main():
         remove_scores(folder, split)  # they may be from other weights or settings
-        record_run(config, folder / "result" / split, checkpoint=shown)
+        record_run(config, folder / "result" / split, checkpoint=shown_checkpoint)
     evaluation.score(results, split)
     output.upload()
     log_line(f"captions and scores are in {output.store_name(str(folder / 'result'))}")
 
 
 def checkpoint_to_evaluate(config: Config, overrides: Sequence[str]) -> str:
-    """`pretrained` of the command line, else the run's best epoch, else `pretrained` of the config.
+    """Choose `pretrained` of the command line, else the run's best epoch, else the configuration's.
 
-    Raises UserError if none exists.
+    Raises UserError if there is none.
     """
-    given = any(override.startswith("pretrained=") for override in overrides)
+    is_overridden = any(override.startswith("pretrained=") for override in overrides)
     folder = working_folder(config.output_dir)
     best = checkpoints.best(folder)
     name = stores.joined(config.output_dir, (best or Path(checkpoints.BEST)).name)
-    if best and not (given and config.pretrained):
+    if best and not (is_overridden and config.pretrained):
         if record := read_record(folder):
             log_line(f"{name} is of {describe_selection(record)}")
         return str(best)
     if config.pretrained is None:
         raise UserError(f"nothing to evaluate: {name} does not exist, and pretrained is not set")
-    if not given:
+    if not is_overridden:
         log_line(f"{name} does not exist: evaluating pretrained")
     return config.pretrained
 

@@ -26,16 +26,16 @@ from captioning.runtime.progress import log_line, progress
 
 
 def write_part(part: Part, name: str, folder: Path, first_id: int) -> int:
-    """Write the images, then NAME.json; return the number of images. Ids start at `first_id`."""
+    """Write images with captions, then NAME.json; return their number. Ids start at `first_id`."""
     rows = []
     with user_errors(folder / name), progress(len(part.captions), name) as bar:
         (folder / name).mkdir(exist_ok=True)
-        for number, caption in enumerate(part.captions):
+        for index, caption in enumerate(part.captions):
             bar.update()
             if caption:
-                image_id = first_id + number
+                image_id = first_id + index
                 row = {"image": f"{name}/{image_id:06d}.png", "caption": caption}
-                pixels = part.images[number].permute(1, 2, 0).numpy()
+                pixels = part.images[index].permute(1, 2, 0).numpy()
                 Image.fromarray(pixels).save(folder / row["image"])
                 rows.append({**row, "image_id": image_id})
     write_json(rows, folder / f"{name}.json")
@@ -43,7 +43,7 @@ def write_part(part: Part, name: str, folder: Path, first_id: int) -> int:
 
 
 def unpack(path: Path, folder: Path) -> str:
-    """Write all parts of a file; return a summary. Raises UserError."""
+    """Write the images and annotations of all parts; return a summary. Raises UserError."""
     parts = read_tensor_file(path)
     require_folder(folder)
     summary, first_id = [], 0
@@ -60,9 +60,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m captioning.unpack", description=__doc__)
     parser.add_argument("file", type=Path, help="the data set, such as coco.pt")
     parser.add_argument("folder", type=Path, help="the folder for images and annotations")
-    given = parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
     interrupted = "stopped; the same command starts from the beginning"
-    return exit_code(lambda: log_line(unpack(given.file, given.folder)), interrupted)
+    return exit_code(lambda: log_line(unpack(arguments.file, arguments.folder)), interrupted)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How a decoder generates captions: greedy, beam search, sampling, guided. Needs torch only."""
+"""Generates captions: greedy decoding, beam search, sampling, guidance. Needs torch only."""
 
 from decoding.decode import decode, generate_captions
 from decoding.interface import (

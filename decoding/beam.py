@@ -6,12 +6,12 @@ from torch import Tensor
 from decoding.interface import Decoded, DecodingSettings, Step
 from decoding.sampling import adjust
 
-# The initial score of all beams of a group but the first, so that they do not repeat the first.
+# The initial score of the beams of a group after the first, so that they do not repeat the first.
 NOT_STARTED = -1e9
 
 
 class Hypotheses:
-    """The `num_beams` best ended captions of each prompt, best first."""
+    """The best ended captions of each prompt, at most `beams`, best first."""
 
     def __init__(self, prompts: int, beams: int, max_length: int, pad: int, device: torch.device):
         shape = (prompts, beams)
@@ -29,14 +29,14 @@ class Hypotheses:
         tokens = torch.cat([self.tokens[prompts], tokens], dim=1)
         lengths = torch.full_like(scores, length, dtype=torch.int64)
         lengths[:, :beams] = self.lengths[prompts]
-        best = scores.sort(dim=1, descending=True, stable=True).indices[:, :beams]
-        self.scores[prompts] = scores.gather(1, best)
-        self.lengths[prompts] = lengths.gather(1, best)
-        self.tokens[prompts] = take(tokens, best)
+        order = scores.sort(dim=1, descending=True, stable=True).indices[:, :beams]
+        self.scores[prompts] = scores.gather(1, order)
+        self.lengths[prompts] = lengths.gather(1, order)
+        self.tokens[prompts] = take(tokens, order)
 
 
 def take(tokens: Tensor, index: Tensor) -> Tensor:
-    """tokens (b, m, L) at index (b, k) of dimension 1."""
+    """Select rows of tokens (b, m, L) by index (b, k): (b, k, L)."""
     return tokens.gather(1, index.unsqueeze(2).expand(-1, -1, tokens.size(2)))
 
 
@@ -45,72 +45,81 @@ def beam_search(
 ) -> Decoded:
     """The `num_return` best of `num_beams` beams; see `decode`.
 
-    A prompt is done when it has `num_beams` ended captions and its best active beam would not beat
-    the worst of them if it ended now; done prompts are not stepped. A score is divided by
-    length ** length_penalty; the length counts the prompt and not the end token. The groups of
-    `num_beam_groups` choose their beams one after the other.
+    A prompt is done when it has `num_beams` ended captions, and the worst of them scores at least
+    as high as its best active beam. Done prompts are not stepped. Scores are defined in `Decoded`.
+    The `num_beam_groups` groups choose their beams one after the other.
     """
-    beams, max_length = settings.num_beams, settings.max_length
-    group_size = beams // settings.num_beam_groups
-    prompts, start = prompt.shape
-    ended = Hypotheses(prompts, beams, max_length, pad, prompt.device)
-    active = torch.arange(prompts, device=prompt.device)  # (b,), prompts that are not done
-    tokens = prompt.new_full((prompts, beams, max_length), pad)
+    num_beams, max_length = settings.num_beams, settings.max_length
+    group_size = num_beams // settings.num_beam_groups
+    num_prompts, start = prompt.shape
+    hypotheses = Hypotheses(num_prompts, num_beams, max_length, pad, prompt.device)
+    active = torch.arange(num_prompts, device=prompt.device)  # (b,), prompts that are not done
+    tokens = prompt.new_full((num_prompts, num_beams, max_length), pad)
     tokens[..., :start] = prompt.unsqueeze(1)
-    scores = torch.full((prompts, beams), NOT_STARTED, device=prompt.device)
+    scores = torch.full((num_prompts, num_beams), NOT_STARTED, device=prompt.device)
     scores[:, ::group_size] = 0
 
-    logits = step(prompt.unsqueeze(1), None).expand(-1, beams, -1)  # (b, k, V)
-    rows = active.unsqueeze(1).expand(-1, beams)  # the first step had one row per prompt
+    logits = step(prompt.unsqueeze(1), None).expand(-1, num_beams, -1)  # (b, k, V)
+    rows = active.unsqueeze(1).expand(-1, num_beams)  # the first step had one row per prompt
     for length in range(start, max_length):
         done = torch.zeros_like(active, dtype=torch.bool)
-        chosen: list[tuple[Tensor, ...]] = []  # by group: scores, beams and words, (b, k')
-        for first in range(0, beams, group_size):
-            group = slice(first, first + group_size)
+        group_choices: list[tuple[Tensor, ...]] = []  # by group: scores, beams, tokens (b, k')
+        for offset in range(0, num_beams, group_size):
+            group = slice(offset, offset + group_size)
             logprobs = logits[:, group].float().log_softmax(-1)
-            if chosen and settings.diversity_penalty:
-                words = torch.cat([word for *_, word in chosen], dim=1)
-                logprobs = logprobs - settings.diversity_penalty * _counts(words, logprobs)
+            if group_choices and settings.diversity_penalty:
+                earlier_tokens = torch.cat([token for *_, token in group_choices], dim=1)
+                logprobs = logprobs - settings.diversity_penalty * _count_tokens(
+                    earlier_tokens, logprobs
+                )
             logprobs = adjust(logprobs, tokens[:, group, :length], end, settings)
-            total = (logprobs + scores[:, group].unsqueeze(2)).flatten(1)
-            top, index = total.topk(2 * group_size, dim=1)
-            beam, word = first + index // logits.size(2), index % logits.size(2)  # (b, 2k')
-            normalised = top.double() / length**settings.length_penalty
+            sums = (logprobs + scores[:, group].unsqueeze(2)).flatten(1)
+            top_sums, top_index = sums.topk(2 * group_size, dim=1)
+            beam, token = (
+                offset + top_index // logits.size(2),
+                top_index % logits.size(2),
+            )  # (b, 2k')
+            normalised = top_sums.double() / length**settings.length_penalty
 
-            ends = word == end
+            is_end = token == end
             candidates = take(tokens, beam[:, :group_size])
             candidates[..., length] = end
-            none = ~ends[:, :group_size] | done.unsqueeze(1)
-            offered = normalised[:, :group_size].masked_fill(none, float("-inf"))
-            ended.add(active, candidates, offered, length)
+            not_a_candidate = ~is_end[:, :group_size] | done.unsqueeze(1)
+            candidate_scores = normalised[:, :group_size].masked_fill(
+                not_a_candidate, float("-inf")
+            )
+            hypotheses.add(active, candidates, candidate_scores, length)
 
-            continued = ends.int().sort(dim=1, stable=True).indices[:, :group_size]
-            chosen.append(tuple(t.gather(1, continued) for t in (top, beam, word)))
-            worst = ended.scores[active, -1]  # -inf where there are fewer than `num_beams`
+            continuing = is_end.int().sort(dim=1, stable=True).indices[:, :group_size]
+            group_choices.append(tuple(t.gather(1, continuing) for t in (top_sums, beam, token)))
+            worst = hypotheses.scores[active, -1]  # -inf for fewer than `num_beams` captions
             done = done | ((worst >= normalised[:, 0]) & worst.isfinite())
 
-        scores, beam, word = (torch.cat(each, dim=1) for each in zip(*chosen))
+        scores, beam, token = (torch.cat(parts, dim=1) for parts in zip(*group_choices))
         tokens = take(tokens, beam)
-        tokens[..., length] = word
-        # Positions, because indexing with a mask synchronises with a GPU at every use.
-        keep = (~done).nonzero().squeeze(1)
-        rows = rows.gather(1, beam)[keep]
-        active, tokens, scores, word = active[keep], tokens[keep], scores[keep], word[keep]
+        tokens[..., length] = token
+        # Indexing with a mask would synchronise with a GPU at every use.
+        kept = (~done).nonzero().squeeze(1)
+        rows = rows.gather(1, beam)[kept]
+        active, tokens, scores, token = active[kept], tokens[kept], scores[kept], token[kept]
         if len(active) == 0:
             break
         if length + 1 < max_length:
-            logits = step(word.unsqueeze(2), rows)
+            logits = step(token.unsqueeze(2), rows)
             rows = torch.arange(rows.numel(), device=rows.device).view_as(rows)
 
-    # The clamp keeps beams of which every next word was banned: there always is a caption.
+    # If every next token was banned, a beam's score is -inf. The clamp keeps the beam, so that
+    # there always is a caption.
     scores = scores.double().clamp(min=torch.finfo(scores.dtype).min)
-    ended.add(active, tokens, scores / max_length**settings.length_penalty, max_length)
-    kept = slice(settings.num_return)
-    width = min(int(ended.lengths[:, kept].max()) + 1, max_length)
-    return Decoded(ended.tokens[:, kept, :width], ended.scores[:, kept])
+    hypotheses.add(active, tokens, scores / max_length**settings.length_penalty, max_length)
+    returned = slice(settings.num_return)
+    width = min(int(hypotheses.lengths[:, returned].max()) + 1, max_length)
+    return Decoded(hypotheses.tokens[:, returned, :width], hypotheses.scores[:, returned])
 
 
-def _counts(words: Tensor, like: Tensor) -> Tensor:
-    """(b, 1, V): how often each word of the vocabulary is among words (b, m)."""
-    counts = like.new_zeros(len(words), like.size(2))
-    return counts.scatter_add_(1, words, torch.ones_like(words, dtype=like.dtype)).unsqueeze(1)
+def _count_tokens(tokens: Tensor, logprobs: Tensor) -> Tensor:
+    """Count each token id of the vocabulary in tokens (b, m): (b, 1, V), of logprobs' dtype."""
+    counts = logprobs.new_zeros(len(tokens), logprobs.size(2))
+    return counts.scatter_add_(1, tokens, torch.ones_like(tokens, dtype=logprobs.dtype)).unsqueeze(
+        1
+    )

@@ -1,4 +1,4 @@
-"""The base of captioners whose captions `decoding` generates from a step function."""
+"""The base class of captioners that generate captions from a step function with `decoding`."""
 
 from abc import abstractmethod
 from contextlib import nullcontext
@@ -15,7 +15,7 @@ from decoding.null_image import NullImage
 
 
 class CaptionGenerator(nn.Module):
-    """The part of `captioning.captioners.interface.Captioner` that captioners have in common.
+    """The methods of `captioning.captioners.interface.Captioner` that captioners have in common.
 
     inference_context: the context manager of encoding and generation.
     """
@@ -28,11 +28,11 @@ class CaptionGenerator(nn.Module):
     def step_function(
         self, encoded: Tensor, settings: DecodingSettings, other: Optional[Tensor]
     ) -> Step:
-        """other: the encoded images of the second stream, see `decoding.guided`."""
+        """encoded: (B, P, width). other: the second stream's, see `decoding.guided`."""
 
     @abstractmethod
     def caption_text(self, ids: Tensor) -> str:
-        """The caption of ids (L,), without the prompt."""
+        """The caption of ids (L,) as text, without the prompt."""
 
     @torch.inference_mode()
     def generate_details(self, image: Tensor, settings: DecodingSettings) -> Generated:
@@ -62,7 +62,7 @@ class CaptionGenerator(nn.Module):
         return [captions[0] for captions in self.generate_details(image, settings).captions]
 
     def encode_null(self, encoded: Tensor) -> Tensor:
-        return self.null_image.like(self.encode, encoded)
+        return self.null_image.encode_like(self.encode, encoded)
 
     def parameter_groups(self) -> list[tuple[list[nn.Parameter], Optional[float]]]:
         return [([p for p in self.parameters() if p.requires_grad], None)]

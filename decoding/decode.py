@@ -12,7 +12,7 @@ from decoding.sampling import sample
 
 
 def decode(step: Step, prompt: Tensor, end: int, pad: int, settings: DecodingSettings) -> Decoded:
-    """Captions of every prompt by beam search, greedily, or sampled from torch's generator.
+    """Captions of every prompt by beam search, greedy decoding or sampling.
 
     prompt: int64 (B, n). Raises ValueError if `max_length` is not above n.
     """
@@ -36,15 +36,17 @@ def generate_captions(
 ) -> Generated:
     """Captions of B images that all start with a prompt, int64 (n,).
 
-    images: (B, ...), of which only the number and device are used. tokenizer: has the token ids
-    `end` and `pad`. text: turns ids (L,), prompt included, into a caption. With two streams `step`
-    is of 2B prompts, see `decoding.guided`, and log_likelihoods is that of `own_scores`.
+    images: (B, ...); only their number and device are used. tokenizer: has the token ids `end` and
+    `pad`. text: turns ids (L,), prompt included, into a caption. With two streams, `step` takes 2B
+    prompts, see `decoding.guided`; `log_likelihoods` is the argument of `own_scores`.
     """
     step = GuidedStep(step, settings) if settings.two_streams else step
     prompts = prompt.to(images.device).expand(len(images), -1)
     token_ids, scores = decode(step, prompts, tokenizer.end, tokenizer.pad, settings)
     captions = [[text(ids) for ids in rows] for rows in token_ids]
-    own = None
+    captioner_scores = None
     if settings.two_streams:
-        own = own_scores(log_likelihoods, token_ids, len(prompt), tokenizer.end, settings)
-    return Generated(captions, token_ids, scores, own)
+        captioner_scores = own_scores(
+            log_likelihoods, token_ids, len(prompt), tokenizer.end, settings
+        )
+    return Generated(captions, token_ids, scores, captioner_scores)

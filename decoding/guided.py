@@ -1,8 +1,8 @@
 """Decoding with two streams of one captioner: the image, and another image to move away from.
 
-Classifier-free guidance (arXiv 2307.16686) takes the null image as the other one, visual
-contrastive decoding (arXiv 2311.16922) the image with noise. The first B prompts of a step see the
-images, the second B the others.
+Classifier-free guidance (arXiv 2307.16686) uses the null image, visual contrastive decoding (arXiv
+2311.16922) the image with noise. In a step, the first B prompts see the images, the second B
+prompts the other images.
 """
 
 import math
@@ -14,44 +14,48 @@ from torch import Tensor
 from decoding.interface import DecodingSettings, Step, until_end
 
 DIFFUSION_STEPS = 1000
-# Added to banned words instead of -inf: min_length may ban all others.
+# Added to the logits of banned tokens instead of -inf: min_length may ban all other tokens.
 IMPLAUSIBLE = -1e4
 
 
 class GuidedStep:
-    """See `decoding.Step`: steps both streams in one batch, and combines their logits.
+    """Implements `decoding.Step`: steps both streams in one batch, and combines their logits.
 
-    step: of 2B prompts.
+    step: the step function of 2B prompts.
     """
 
     def __init__(self, step: Step, settings: DecodingSettings):
         self.step, self.settings = step, settings
-        self.rows = 0  # of a stream, at the previous call
+        self.previous_rows = 0  # rows of one stream at the previous call
 
     def __call__(self, tokens: Tensor, rows: Optional[Tensor]) -> Tensor:
         if rows is not None:
-            rows = torch.cat([rows, rows + self.rows])
-        self.rows = tokens.size(0) * tokens.size(1)
-        own, other = self.step(torch.cat([tokens, tokens]), rows).chunk(2)
-        return combined(own, other, self.settings)
+            rows = torch.cat([rows, rows + self.previous_rows])
+        self.previous_rows = tokens.size(0) * tokens.size(1)
+        image_logits, other_logits = self.step(torch.cat([tokens, tokens]), rows).chunk(2)
+        return combine_streams(image_logits, other_logits, self.settings)
 
 
-def combined(own: Tensor, other: Tensor, settings: DecodingSettings) -> Tensor:
-    """Logits (..., V) of guidance or contrast, from those of both streams.
+def combine_streams(
+    image_logits: Tensor, other_logits: Tensor, settings: DecodingSettings
+) -> Tensor:
+    """Logits (..., V) of guidance or contrast, from the logits of both streams.
 
-    Guidance: log p_other + guidance_scale * (log p_own - log p_other). Contrast: (1 + alpha) *
-    log p_own - alpha * log p_other, and words of less than beta times the best one's p_own are
-    banned. A word whose own logit is -inf keeps it.
+    Guidance: log p_other + guidance_scale * (log p_image - log p_other). Contrast: (1 + alpha) *
+    log p_image - alpha * log p_other; tokens with p_image < beta * max p_image are banned.
+    A token whose image logit is -inf keeps it.
     """
-    own, other = (logits.float().log_softmax(-1) for logits in (own, other))
+    image_logits, other_logits = (
+        logits.float().log_softmax(-1) for logits in (image_logits, other_logits)
+    )
     if settings.contrastive_alpha:
         alpha, beta = settings.contrastive_alpha, settings.contrastive_beta
-        least = own.amax(-1, keepdim=True) + (math.log(beta) if beta else -math.inf)
-        logits = (1 + alpha) * own - alpha * other
-        logits = logits.where(own >= least, own + IMPLAUSIBLE)
+        threshold = image_logits.amax(-1, keepdim=True) + (math.log(beta) if beta else -math.inf)
+        logits = (1 + alpha) * image_logits - alpha * other_logits
+        logits = logits.where(image_logits >= threshold, image_logits + IMPLAUSIBLE)
     else:
-        logits = other + settings.guidance_scale * (own - other)
-    return logits.masked_fill(own == -math.inf, -math.inf)
+        logits = other_logits + settings.guidance_scale * (image_logits - other_logits)
+    return logits.masked_fill(image_logits == -math.inf, -math.inf)
 
 
 def second_stream(
@@ -59,8 +63,8 @@ def second_stream(
 ) -> Any:
     """The encoded images of the second stream, B or one for all; None for plain decoding.
 
-    captioner: has the methods `encode` and `encode_null`. other: that of `encode_noisy`. Raises
-    ValueError for contrast without it.
+    captioner: has the methods `encode` and `encode_null`. other: the result of `encode_noisy`.
+    Raises ValueError for contrast if `other` is None.
     """
     if settings.contrastive_alpha and other is None:
         raise ValueError(
@@ -71,21 +75,21 @@ def second_stream(
 
 
 def encode_noisy(captioner: Any, image: Tensor, settings: DecodingSettings) -> Any:
-    """The images (B, 3, S, S) encoded with noise for contrast; None for other settings."""
-    return captioner.encode(noisy(image, settings)) if settings.contrastive_alpha else None
+    """Encode images (B, 3, S, S) with noise for contrast; return None without contrast."""
+    return captioner.encode(add_noise(image, settings)) if settings.contrastive_alpha else None
 
 
-def noisy(image: Tensor, settings: DecodingSettings) -> Tensor:
-    """Images (B, 3, S, S) after step t, `contrastive_noise`, of a diffusion (arXiv 2006.11239).
+def add_noise(image: Tensor, settings: DecodingSettings) -> Tensor:
+    """Images (B, 3, S, S) after step t = `contrastive_noise` of a diffusion (arXiv 2006.11239).
 
     sqrt(a_t) x + sqrt(1 - a_t) e, where a_t is the product of 1 - beta up to t, and beta goes from
     1e-5 to 5e-3 along a sigmoid. e is the same for all images.
     """
     betas = torch.linspace(-6, 6, DIFFUSION_STEPS, dtype=torch.float64).sigmoid()
     betas = betas * (5e-3 - 1e-5) + 1e-5
-    kept = (1 - betas)[: settings.contrastive_noise + 1].prod().item()
+    signal_share = (1 - betas)[: settings.contrastive_noise + 1].prod().item()
     noise = torch.randn(image.shape[1:], generator=torch.Generator().manual_seed(0)).to(image)
-    return math.sqrt(kept) * image + math.sqrt(1 - kept) * noise
+    return math.sqrt(signal_share) * image + math.sqrt(1 - signal_share) * noise
 
 
 def own_scores(
@@ -95,9 +99,10 @@ def own_scores(
     end: int,
     settings: DecodingSettings,
 ) -> Tensor:
-    """The captioner's own scores of captions (B, k, n), float64 (B, k), computed as `Decoded`'s.
+    """The captioner's scores of captions (B, k, n) without the second stream: float64 (B, k).
 
-    log_likelihoods: returns those of the tokens after the prompt, (B, k, n - prompt).
+    They are defined as in `Decoded`. prompt: its number of tokens. log_likelihoods: returns those
+    of the tokens after the prompt, (B, k, n - prompt).
     """
     total = log_likelihoods(ids).double().sum(-1)
     return total / caption_lengths(ids, prompt, end) ** settings.length_penalty
@@ -105,5 +110,5 @@ def own_scores(
 
 def caption_lengths(ids: Tensor, prompt: int, end: int) -> Tensor:
     """The lengths by which scores of captions (B, k, n) are divided, int64 (B, k)."""
-    real = until_end(ids[..., prompt:], end).sum(-1)
-    return prompt + real - (ids[..., prompt:] == end).any(-1).int()
+    num_tokens = until_end(ids[..., prompt:], end).sum(-1)
+    return prompt + num_tokens - (ids[..., prompt:] == end).any(-1).int()

@@ -1,4 +1,4 @@
-"""The settings of decoding, the step function that it calls, and its results."""
+"""The settings of decoding, the type of its step function, and its results."""
 
 import math
 from dataclasses import dataclass
@@ -21,15 +21,15 @@ class SettingsError(ValueError):
 
 @dataclass(frozen=True)
 class DecodingSettings:
-    """How captions are generated, under transformers' names. Lengths count the prompt's tokens.
+    """How captions are generated, under transformers' names. Lengths include the prompt's tokens.
 
     Beam search with `num_beams` > 1, greedy with 1, sampling with `sample` (BLIP's nucleus
     sampling is top_p 0.9, top_k 50, repetition_penalty 1.1). `num_return` captions per image: the
     best beams, or samples. top_p 1, top_k 0, min_p 0 and typical_p 1 do not change the
-    distribution. No n-gram of `no_repeat_ngram_size` tokens occurs twice, unless it is 0. The
-    `num_beam_groups` groups of beams are kept different by `diversity_penalty` (arXiv 1610.02424).
-    seeds: one for each prompt, for sampling; a prompt's samples then depend on its seed and logits
-    only, whatever the batch. None samples from torch's global generator.
+    distribution. No n-gram of `no_repeat_ngram_size` tokens occurs twice; 0 allows repetition.
+    `diversity_penalty` makes the `num_beam_groups` groups of beams differ (arXiv 1610.02424).
+    seeds: one for each prompt, for sampling. A prompt's samples then depend only on its seed and
+    logits, not on the batch. None samples from torch's global generator.
     A `guidance_scale` other than 1, or a `contrastive_alpha` other than 0, gives decoding a second
     stream, see `decoding.guided`.
 
@@ -58,14 +58,14 @@ class DecodingSettings:
     seeds: Optional[tuple[int, ...]] = None
 
     def __post_init__(self):
-        for name, least in AT_LEAST.items():
-            self._require(name, least <= getattr(self, name) < math.inf, f"{least} or more")
-        for name, most in ABOVE_0.items():
+        for name, minimum in AT_LEAST.items():
+            self._require(name, minimum <= getattr(self, name) < math.inf, f"{minimum} or more")
+        for name, maximum in ABOVE_0.items():
             self._require(name, 0 < getattr(self, name) < math.inf, "above 0")
-            self._require(name, getattr(self, name) <= most, f"{most} or less")
+            self._require(name, getattr(self, name) <= maximum, f"{maximum} or less")
         self._require("length_penalty", math.isfinite(self.length_penalty), "a number")
-        for name, most in FROM_0_TO.items():
-            self._require(name, 0 <= getattr(self, name) <= most, f"from 0 to {most}")
+        for name, maximum in FROM_0_TO.items():
+            self._require(name, 0 <= getattr(self, name) <= maximum, f"from 0 to {maximum}")
         if self.guidance_scale != 1 and self.contrastive_alpha:
             raise ValueError(
                 f"guidance_scale is {self.guidance_scale} and contrastive_alpha "
@@ -98,28 +98,29 @@ class DecodingSettings:
         """Whether decoding has a second stream, of other images."""
         return self.guidance_scale != 1 or self.contrastive_alpha != 0
 
-    def _require(self, name: str, holds: bool, must: str) -> None:
-        if not holds:
-            raise ValueError(f"{name} is {getattr(self, name)}; it must be {must}")
+    def _require(self, name: str, is_valid: bool, requirement: str) -> None:
+        if not is_valid:
+            raise ValueError(f"{name} is {getattr(self, name)}; it must be {requirement}")
 
 
 class Step(Protocol):
     """One step of a decoder, with its cache.
 
-    tokens: int64 (b, k, n), the next tokens of k rows of each of b prompts. rows: int64 (b, k), the
-    row of the previous call that each of them continues, as index b' * k' + row; None at the first
-    call, which has one row per prompt, (B, 1, n). Prompts may be dropped between calls but never
-    change their order. Returns the logits after the last token, (b, k, V).
+    tokens: int64 (b, k, n), the next tokens of b prompts with k rows each. rows: int64 (b, k), the
+    row of the previous call that each row continues: index p * k' + r for row r of prompt p, of k'
+    rows. None at the first call, which has one row per prompt, (B, 1, n). Prompts may be dropped
+    between calls but never change their order. Returns the logits after the last token, (b, k, V).
     """
 
     def __call__(self, tokens: Tensor, rows: Optional[Tensor]) -> Tensor: ...
 
 
 class Decoded(NamedTuple):
-    """token_ids: int64 (B, num_return, L), with the prompt, ended by `end`, padded with `pad`.
+    """Captions as token ids, with scores.
 
-    scores: float64 (B, num_return), the sum of log-probabilities divided by length **
-    length_penalty, where the length counts the prompt and not `end`.
+    token_ids: int64 (B, num_return, L), with the prompt, ended by `end`, padded with `pad`. scores:
+    float64 (B, num_return), the sum of log-probabilities divided by length ** length_penalty. The
+    length includes the prompt but not `end`.
     """
 
     token_ids: Tensor
@@ -127,17 +128,18 @@ class Decoded(NamedTuple):
 
 
 def until_end(tokens: Tensor, end: int) -> Tensor:
-    """bool (..., n): the tokens (..., n) up to the first `end`, inclusive."""
+    """A mask of the tokens up to and including the first `end`: bool (..., n)."""
     ended = (tokens == end).int()
     return ended.cumsum(-1) - ended == 0
 
 
 class Generated(NamedTuple):
-    """captions: B lists of num_return strings, best beam first, samples in the order of sampling;
-    token_ids int64 (B, num_return, L); scores float64 (B, num_return), see `Decoded`.
+    """Captions as text and token ids, with scores.
 
-    own_scores: with two streams, whose distribution `scores` are of, those of the captioner alone.
-    rerank_scores: float64 (B, num_return), of captions that were reranked, best first.
+    captions: B lists of num_return strings, best beam first, samples in the order of sampling.
+    token_ids: int64 (B, num_return, L); scores: float64 (B, num_return); see `Decoded`.
+    own_scores: with two streams, `scores` are of the combined distribution, and `own_scores` of the
+    captioner alone. rerank_scores: float64 (B, num_return), of reranked captions, best first.
     """
 
     captions: list[list[str]]

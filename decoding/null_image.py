@@ -1,4 +1,4 @@
-"""What a captioner sees in place of an image: in training for guidance, and in its other stream."""
+"""The null image, which replaces an image in training for guidance and in the second stream."""
 
 from typing import Callable, Optional
 
@@ -9,17 +9,17 @@ NULL_IMAGES = ("zeros", "mean", "learnt")
 
 
 class NullImage(nn.Module):
-    """The null image of a captioner: it has weights or a buffer only where `kind` needs them.
+    """The null image of a captioner. `kind` determines whether it has a parameter or a buffer.
 
     kind: zeros, in place of the encoder's output; mean, the mean training image, which is encoded
-    like any other; learnt, one vector at all places of the encoder's output. width: of that output.
-    image_size: S.
+    like any other; learnt, one vector at all positions of the encoder's output. width: the last
+    dimension of that output. image_size: S.
     """
 
     def __init__(self, kind: str, width: int, image_size: int):
         super().__init__()
         self.kind = kind
-        # Zeros until a checkpoint or a run fills them: they draw nothing from torch's generator.
+        # Zeros until a checkpoint or a run fills them, so that torch's generator is not advanced.
         if kind == "mean":
             self.register_buffer("image", torch.zeros(3, image_size, image_size))
         if kind == "learnt":
@@ -28,7 +28,7 @@ class NullImage(nn.Module):
     def encode(
         self, encoder: Callable[[Tensor], Tensor], image: Tensor, dropped: Optional[Tensor]
     ) -> Tensor:
-        """Encoded images (B, P, width), the null's where `dropped`, bool (B,), is true."""
+        """Encoded images (B, P, width). The null image replaces those `dropped`, bool (B,)."""
         if dropped is None:
             return encoder(image)
         if self.kind == "mean":
@@ -36,8 +36,8 @@ class NullImage(nn.Module):
         encoded = encoder(image)
         return self._vector(encoded).where(dropped[:, None, None], encoded)
 
-    def like(self, encoder: Callable[[Tensor], Tensor], encoded: Tensor) -> Tensor:
-        """The null, encoded once, in the shape of encoded images (B, P, width)."""
+    def encode_like(self, encoder: Callable[[Tensor], Tensor], encoded: Tensor) -> Tensor:
+        """The encoded null image, expanded to the shape of `encoded`, (B, P, width)."""
         null = encoder(self.image[None]) if self.kind == "mean" else self._vector(encoded)
         return null.expand_as(encoded)
 

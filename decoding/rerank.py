@@ -1,4 +1,4 @@
-"""Reranking: of several candidates of a caption, the one with the highest score.
+"""Reranking: generates several candidate captions, and keeps those with the highest scores.
 
 Shapes: B images, k candidates of each.
 """
@@ -16,12 +16,12 @@ from decoding.interface import DecodingSettings, Generated
 class Reranking:
     """How candidates are generated and scored. The names are those of the configuration keys.
 
-    rerank: the name of a reranker. rerank_weight: of log p(y | null); None for a reranker without
-    it. Samples depend on `seed` and the image only. model: the model that scores candidates, a
-    file, checkpoint or hub id; None for a reranker without one. num_return: captions of an image
-    that are returned.
+    rerank: the name of a reranker. rerank_weight: the weight of log p(y | null); None for a
+    reranker without it. Samples depend on `seed` and the image only. model: the file, checkpoint or
+    hub id of the model that scores candidates; None for a reranker without one. num_return: the
+    number of captions returned per image.
 
-    Raises ValueError if there are fewer candidates than that.
+    Raises ValueError if num_return exceeds num_candidates.
     """
 
     rerank: str
@@ -42,7 +42,7 @@ class Reranking:
     def settings(
         self, settings: DecodingSettings, seeds: Optional[tuple[int, ...]] = None
     ) -> DecodingSettings:
-        """The settings that generate the candidates. Raises ValueError."""
+        """Change decoding settings so that they generate the candidates. Raises ValueError."""
         count = self.num_candidates
         if self.candidates == "beams":
             return dataclasses.replace(settings, sample=False, num_beams=count, num_return=count)
@@ -57,7 +57,7 @@ class Reranking:
         )
 
     def record(self) -> dict[str, Any]:
-        """What is recorded of it beside a caption."""
+        """The settings that are recorded beside a caption."""
         names = ("rerank", "candidates", "rerank_weight")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
@@ -65,31 +65,31 @@ class Reranking:
 def expected_similarity(similarity: Tensor) -> Tensor:
     """The mean similarity of each candidate to the others, (B, k), from similarities (B, k, k).
 
-    The highest is the candidate of minimum Bayes risk (Eikema and Aziz 2020, arXiv 2005.10283).
+    The candidate with the highest mean has minimum Bayes risk (Eikema and Aziz 2020, arXiv
+    2005.10283).
     """
-    own = similarity.diagonal(dim1=-2, dim2=-1)
-    return (similarity.sum(-1) - own) / (similarity.size(-1) - 1)
+    self_similarity = similarity.diagonal(dim1=-2, dim2=-1)
+    return (similarity.sum(-1) - self_similarity) / (similarity.size(-1) - 1)
 
 
-def reranked(generated: Generated, scores: Tensor, num_return: int) -> Generated:
-    """The `num_return` candidates with the highest scores (B, k), the highest first.
+def rerank(generated: Generated, scores: Tensor, num_return: int) -> Generated:
+    """Return the `num_return` candidates with the highest scores (B, k), the highest first.
 
-    Of candidates with equal scores the earlier one comes first. One whose score is not a number
-    comes last.
+    Candidates with equal scores keep their order. Candidates with score nan come last.
     """
     scores = scores.double()
     comparable = scores.where(~scores.isnan(), torch.tensor(-torch.inf).to(scores))
     order = comparable.sort(dim=1, descending=True, stable=True).indices[:, :num_return]
     captions = [
-        [group[place] for place in places]
-        for group, places in zip(generated.captions, order.tolist())
+        [group[index] for index in indices]
+        for group, indices in zip(generated.captions, order.tolist())
     ]
-    rows = order.unsqueeze(2).expand(-1, -1, generated.token_ids.size(2))
-    own = generated.own_scores
+    token_index = order.unsqueeze(2).expand(-1, -1, generated.token_ids.size(2))
+    own_scores = generated.own_scores
     return Generated(
         captions,
-        generated.token_ids.gather(1, rows),
+        generated.token_ids.gather(1, token_index),
         generated.scores.gather(1, order),
-        None if own is None else own.gather(1, order),
+        None if own_scores is None else own_scores.gather(1, order),
         scores.gather(1, order),
     )

@@ -11,43 +11,45 @@ def sample(step: Step, prompt: Tensor, end: int, pad: int, settings: DecodingSet
 
     Prompts whose captions have all ended are not stepped.
     """
-    captions, max_length = settings.num_return, settings.max_length
-    prompts, start = prompt.shape
-    active = torch.arange(prompts, device=prompt.device)
-    tokens = prompt.new_full((prompts, captions, max_length), pad)
+    num_captions, max_length = settings.num_return, settings.max_length
+    num_prompts, start = prompt.shape
+    active = torch.arange(num_prompts, device=prompt.device)  # (b,), prompts that are stepped
+    tokens = prompt.new_full((num_prompts, num_captions, max_length), pad)
     tokens[..., :start] = prompt.unsqueeze(1)
-    scores = torch.zeros(prompts, captions, dtype=torch.float64, device=prompt.device)
+    scores = torch.zeros(num_prompts, num_captions, dtype=torch.float64, device=prompt.device)
     lengths = torch.full_like(tokens[..., 0], max_length)
     noise = None
     if settings.sample and settings.seeds is not None:
-        noise = _uniform(settings.seeds, captions, max_length).to(prompt.device)
+        noise = _uniform_noise(settings.seeds, num_captions, max_length).to(prompt.device)
 
-    logits = step(prompt.unsqueeze(1), None).expand(-1, captions, -1)  # (b, k, V)
-    rows = active.unsqueeze(1).expand(-1, captions)
+    logits = step(prompt.unsqueeze(1), None).expand(-1, num_captions, -1)  # (b, k, V)
+    rows = active.unsqueeze(1).expand(-1, num_captions)
     for length in range(start, max_length):
         adjusted = adjust(logits.float(), tokens[active, :, :length], end, settings)
         if settings.sample:
             probabilities = warp(adjusted, settings).softmax(-1).flatten(0, 1)
             if noise is None:
-                word = draw(probabilities).view(adjusted.shape[:2])
+                next_tokens = draw(probabilities).view(adjusted.shape[:2])
             else:
-                word = invert(probabilities, noise[active, :, length].flatten())
-                word = word.view(adjusted.shape[:2])
+                next_tokens = invert(probabilities, noise[active, :, length].flatten())
+                next_tokens = next_tokens.view(adjusted.shape[:2])
         else:
-            word = adjusted.argmax(-1)
-        done = lengths[active] < max_length  # (b, k)
-        word = word.masked_fill(done, pad)
-        logprob = logits.float().log_softmax(-1).gather(2, word.unsqueeze(2)).squeeze(2)
-        scores[active] += logprob.masked_fill(done, 0)
-        tokens[active, :, length] = word
-        lengths[active] = lengths[active].where(done | (word != end), torch.tensor(length).to(word))
+            next_tokens = adjusted.argmax(-1)
+        has_ended = lengths[active] < max_length  # (b, k); lengths are max_length until the end
+        next_tokens = next_tokens.masked_fill(has_ended, pad)
+        logprobs = logits.float().log_softmax(-1).gather(2, next_tokens.unsqueeze(2)).squeeze(2)
+        scores[active] += logprobs.masked_fill(has_ended, 0)
+        tokens[active, :, length] = next_tokens
+        lengths[active] = lengths[active].where(
+            has_ended | (next_tokens != end), torch.tensor(length).to(next_tokens)
+        )
 
-        keep = (lengths[active] == max_length).any(1).nonzero().squeeze(1)
-        active, rows, word = active[keep], rows[keep], word[keep]
+        kept = (lengths[active] == max_length).any(1).nonzero().squeeze(1)
+        active, rows, next_tokens = active[kept], rows[kept], next_tokens[kept]
         if len(active) == 0:
             break
         if length + 1 < max_length:
-            logits = step(word.unsqueeze(2), rows)
+            logits = step(next_tokens.unsqueeze(2), rows)
             rows = torch.arange(rows.numel(), device=rows.device).view_as(rows)
 
     width = min(int(lengths.max()) + 1, max_length)
@@ -57,61 +59,63 @@ def sample(step: Step, prompt: Tensor, end: int, pad: int, settings: DecodingSet
 def adjust(scores: Tensor, tokens: Tensor, end: int, settings: DecodingSettings) -> Tensor:
     """Apply the repetition penalty, `no_repeat_ngram_size` and `min_length` to scores (..., V).
 
-    tokens: int64 (..., n), all tokens so far, with the prompt. A repeated token's score is
+    tokens: int64 (..., n), the prompt and all tokens so far. The score of each of them is
     multiplied by the penalty if negative and divided by it if positive (CTRL, arXiv 1909.05858, in
     the form of transformers 4.15.0).
     """
     if settings.repetition_penalty != 1:
-        seen = scores.gather(-1, tokens)
+        repeated_scores = scores.gather(-1, tokens)
         penalty = settings.repetition_penalty
-        scores = scores.scatter(-1, tokens, torch.where(seen < 0, seen * penalty, seen / penalty))
+        scores = scores.scatter(
+            -1,
+            tokens,
+            torch.where(repeated_scores < 0, repeated_scores * penalty, repeated_scores / penalty),
+        )
     size = settings.no_repeat_ngram_size
     if 0 < size <= tokens.size(-1):
-        scores = _without_repeats(scores, tokens, size)
+        scores = _ban_repeated_ngrams(scores, tokens, size)
     if tokens.size(-1) < settings.min_length:
         scores = scores.index_fill(-1, torch.tensor(end, device=scores.device), float("-inf"))
     return scores
 
 
-def _without_repeats(scores: Tensor, tokens: Tensor, size: int) -> Tensor:
-    """Ban the words that would complete an n-gram of `size` tokens a second time."""
-    runs = tokens.unfold(-1, size, 1)  # (..., n - size + 1, size)
-    latest = tokens[..., tokens.size(-1) - size + 1 :].unsqueeze(
-        -2
-    )  # the beginning of the next n-gram
-    again = (runs[..., :-1] == latest).all(-1)
-    # A sum, because a word may end several n-grams, of which one repetition is enough.
-    penalty = torch.zeros_like(scores).scatter_add(-1, runs[..., -1], again.to(scores.dtype))
+def _ban_repeated_ngrams(scores: Tensor, tokens: Tensor, size: int) -> Tensor:
+    """Ban the tokens that would complete an n-gram of `size` tokens a second time."""
+    ngrams = tokens.unfold(-1, size, 1)  # (..., n - size + 1, size)
+    next_prefix = tokens[..., tokens.size(-1) - size + 1 :].unsqueeze(-2)  # (..., 1, size - 1)
+    is_repeat = (ngrams[..., :-1] == next_prefix).all(-1)
+    # A sum, because a token may end several n-grams: one repetition is enough to ban it.
+    penalty = torch.zeros_like(scores).scatter_add(-1, ngrams[..., -1], is_repeat.to(scores.dtype))
     return scores.masked_fill(penalty > 0, float("-inf"))
 
 
 def draw(probabilities: Tensor) -> Tensor:
-    """Sample a word from each row of (n, V): int64 (n,), equal to torch.multinomial's.
+    """Sample a token id from each row of (n, V): int64 (n,), equal to torch.multinomial's.
 
-    Rows that are not finite give an arbitrary word, whose log-probability is not finite either.
-    torch.multinomial would check for them, which synchronises with a GPU at every word, and abort.
+    A row that is not finite gives an arbitrary id, whose log-probability is not finite either.
+    torch.multinomial would check the rows at every token, which synchronises with a GPU, and abort.
     """
     return (probabilities / torch.empty_like(probabilities).exponential_()).argmax(-1)
 
 
-def _uniform(seeds: tuple[int, ...], captions: int, length: int) -> Tensor:
-    """Uniform numbers below 1 from a generator for each seed: float64 (seeds, captions, length)."""
+def _uniform_noise(seeds: tuple[int, ...], captions: int, length: int) -> Tensor:
+    """Uniform numbers in [0, 1), one generator per seed: float64 (seeds, captions, length)."""
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     shape = (captions, length)
     return torch.stack([torch.rand(shape, generator=g, dtype=torch.float64) for g in generators])
 
 
 def invert(probabilities: Tensor, uniform: Tensor) -> Tensor:
-    """The words at which the cumulative probabilities of (n, V) exceed `uniform` (n,): int64 (n,).
+    """Sample a token id from each row of (n, V) by the inverse of its distribution: int64 (n,).
 
-    With uniform numbers from 0 to 1 the words are samples. A word of probability 0 is never chosen.
+    uniform: (n,), random numbers in [0, 1). A token of probability 0 is never chosen.
     """
-    total = probabilities.double().cumsum(-1)  # (n, V)
-    last = total[:, -1]
-    # The product may round up to the total, which no cumulative probability exceeds.
-    reached = (uniform * last).minimum(last.nextafter(torch.zeros_like(last)))
-    found = torch.searchsorted(total, reached.unsqueeze(1), right=True).squeeze(1)
-    return found.clamp(max=total.size(1) - 1)  # only rows that are not finite need the limit
+    cumulative = probabilities.double().cumsum(-1)  # (n, V)
+    totals = cumulative[:, -1]
+    # The product may round up to the total. No cumulative probability exceeds the total.
+    thresholds = (uniform * totals).minimum(totals.nextafter(torch.zeros_like(totals)))
+    token_ids = torch.searchsorted(cumulative, thresholds.unsqueeze(1), right=True).squeeze(1)
+    return token_ids.clamp(max=cumulative.size(1) - 1)  # for rows that are not finite
 
 
 def warp(scores: Tensor, settings: DecodingSettings) -> Tensor:
@@ -123,32 +127,32 @@ def warp(scores: Tensor, settings: DecodingSettings) -> Tensor:
     """
     scores = scores / settings.temperature
     if settings.top_k:
-        worst = scores.topk(min(settings.top_k, scores.size(-1)), dim=-1).values[..., -1:]
-        scores = scores.masked_fill(scores < worst, float("-inf"))
+        kth_best = scores.topk(min(settings.top_k, scores.size(-1)), dim=-1).values[..., -1:]
+        scores = scores.masked_fill(scores < kth_best, float("-inf"))
     if settings.top_p < 1:
-        ranked, order = scores.sort(dim=-1, descending=True)
-        mass = ranked.softmax(-1).cumsum(-1)
-        outside = (mass - ranked.softmax(-1)) > settings.top_p
-        scores = scores.masked_fill(outside.scatter(-1, order, outside), float("-inf"))
+        sorted_scores, order = scores.sort(dim=-1, descending=True)
+        cumulative = sorted_scores.softmax(-1).cumsum(-1)
+        removed = (cumulative - sorted_scores.softmax(-1)) > settings.top_p
+        scores = scores.masked_fill(removed.scatter(-1, order, removed), float("-inf"))
     if settings.min_p:
         probabilities = scores.softmax(-1)
-        least = settings.min_p * probabilities.amax(-1, keepdim=True)
-        scores = scores.masked_fill(probabilities < least, float("-inf"))
+        min_probability = settings.min_p * probabilities.amax(-1, keepdim=True)
+        scores = scores.masked_fill(probabilities < min_probability, float("-inf"))
     if settings.typical_p < 1:
-        scores = _typical(scores, settings.typical_p)
+        scores = _keep_typical(scores, settings.typical_p)
     return scores
 
 
-def _typical(scores: Tensor, mass: float) -> Tensor:
-    """Keep the tokens whose surprisal is nearest to the entropy, up to a probability of `mass`.
+def _keep_typical(scores: Tensor, mass: float) -> Tensor:
+    """Keep the tokens whose surprisal is nearest to the entropy (arXiv 2202.00666).
 
-    Ties with the last one are kept (arXiv 2202.00666).
+    It keeps the fewest tokens whose total probability reaches `mass`, and ties with the last one.
     """
     log_p = scores.log_softmax(-1)
     p = log_p.exp()
     entropy = -(p * log_p).nansum(-1, keepdim=True)
     distance = (-log_p - entropy).abs()
-    nearest, order = distance.sort(dim=-1)
-    short = (p.gather(-1, order).cumsum(-1) < mass).sum(-1, keepdim=True)
-    furthest = nearest.gather(-1, short.clamp(max=scores.size(-1) - 1))
-    return scores.masked_fill(distance > furthest, float("-inf"))
+    sorted_distance, order = distance.sort(dim=-1)
+    num_below = (p.gather(-1, order).cumsum(-1) < mass).sum(-1, keepdim=True)
+    max_distance = sorted_distance.gather(-1, num_below.clamp(max=scores.size(-1) - 1))
+    return scores.masked_fill(distance > max_distance, float("-inf"))

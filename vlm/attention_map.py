@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 
-def with_cross_attention(
+def run_with_cross_attention(
     model: nn.Module, batch: dict[str, Tensor], image_token: Optional[int]
 ) -> tuple[Any, Optional[Tensor]]:
-    """The model's output for one photo and caption, and the attention (N, G * G) of its N inputs.
+    """Run the model on one photo and caption; return its output and the attention (N, G * G).
 
-    The attention is a mean over layers and heads, and its rows sum to 1. One image position more
-    than a square grid, such as a class token, is left out. The attention is None if the model has
-    no cross-attention or its image positions form no square grid.
+    N: the decoder's inputs. The attention is a mean over layers and heads, and its rows sum to 1.
+    It leaves out one position before a square grid, such as a class token. It is None if the model
+    has no cross-attention, or if its image positions form no square grid.
     """
     with _eager_attention(model):
         output = model(**batch, output_attentions=True)
@@ -37,11 +37,11 @@ def with_cross_attention(
 def _eager_attention(model: nn.Module) -> Iterator[None]:
     """Use eager attention: the other implementations do not return attention weights."""
     configs = [getattr(module, "config", None) for module in model.modules()]
-    before = [(c, c._attn_implementation) for c in configs if hasattr(c, "_attn_implementation")]
+    previous = [(c, c._attn_implementation) for c in configs if hasattr(c, "_attn_implementation")]
     try:
-        for config, _ in before:
+        for config, _ in previous:
             config._attn_implementation = "eager"
         yield
     finally:
-        for config, implementation in before:
+        for config, implementation in previous:
             config._attn_implementation = implementation

@@ -16,14 +16,14 @@ from smile.hf import last_parts, use_smile
 from smile.hf.families import IGNORED, align_labels, is_encoder_decoder
 from smile.hf.head import language_head
 from smile.objective import captions_per_image
-from vlm.attention_map import with_cross_attention
+from vlm.attention_map import run_with_cross_attention
 from vlm.collate import collate, collate_decoder_only, collate_encoder_decoder
 from vlm.feature_reuse import FeatureReuse
 from vlm.generation import generate
 from vlm.image_batch import ImageBatch
 from vlm.library import checkpointed_layers
 from vlm.prompt import (
-    GUIDED,
+    GUIDED_FAMILIES,
     NEGATIVE_PROMPT,
     PROBE_IMAGE,
     PromptProcessor,
@@ -51,20 +51,22 @@ class VlmCaptioner(nn.Module):
     ):
         super().__init__()
         self.prompt_processor, self.max_tokens = prompt_processor, max_tokens
-        # Its null is the prompt without an image, so that the module has no weights.
-        self.null_image = NullImage("zeros", 0, 0) if prompt_processor.kind in GUIDED else None
+        # The null is the prompt without an image. This module has no weights.
+        self.null_image = (
+            NullImage("zeros", 0, 0) if prompt_processor.family in GUIDED_FAMILIES else None
+        )
         self.is_encoder_decoder = is_encoder_decoder(model)
-        self.tokenizer = tokenizer_of(model, prompt_processor)
+        self.tokenizer = build_tokenizer(model, prompt_processor)
         self.decoder_prefix: list[int] = []
         if self.is_encoder_decoder:
-            self.decoder_prefix = decoder_prefix_of(model, prompt_processor)
+            self.decoder_prefix = find_decoder_prefix(model, prompt_processor)
         self.prompt_ids = torch.zeros(0, dtype=torch.int64)
         self.max_positions = self._max_positions(model.config.get_text_config(decoder=True))
         # PaliGemma marks a caption as a suffix by token type 1, and attends causally in it.
-        self.answer_token_type = int(prompt_processor.kind == "paligemma")
+        self.caption_token_type = int(prompt_processor.family == "paligemma")
         self.input_names = {*signature(type(model).forward).parameters} - {"labels"}
         tokenizer = self.tokenizer
-        pad = None if tokenizer.library_pad in tokenizer.ends else tokenizer.library_pad
+        pad = None if tokenizer.library_pad in tokenizer.end_tokens else tokenizer.library_pad
         self.objective = objective.with_tokens(pad, tokenizer.end)
         use_smile(model, self.objective, from_hidden=True)
         self.model = model
@@ -81,15 +83,15 @@ class VlmCaptioner(nn.Module):
         with self._rows_with_shared_features(image, captions) as (batch, labels):
             logits = self.model(**batch).logits
         logits, labels = align_labels(self.model, logits, labels, tokens=batch.get("input_ids"))
-        first = int((labels != IGNORED).any(0).int().argmax())  # the first labelled position
-        return logits[:, first:], labels[:, first:]
+        first_labelled = int((labels != IGNORED).any(0).int().argmax())
+        return logits[:, first_labelled:], labels[:, first_labelled:]
 
     def rows(
         self, image: ImageBatch, captions: list[list[str]]
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """Inputs of a row per caption, and labels: -100 except at the caption and its end token."""
+        """Inputs with one row per caption, and labels, -100 outside of caption and end token."""
         count = captions_per_image(captions, len(image))
-        return self._collate(self._inputs(image).repeated(count), self._caption_ids(captions))
+        return self._collate(self._inputs(image).repeat(count), self._caption_ids(captions))
 
     @contextmanager
     def _rows_with_shared_features(
@@ -104,13 +106,13 @@ class VlmCaptioner(nn.Module):
     def _caption_ids(self, captions: list[list[str]]) -> list[list[int]]:
         return [self.tokenizer.ids(text, self.max_tokens) for group in captions for text in group]
 
-    def _collate(self, images: ImageBatch, answers) -> tuple[dict[str, Tensor], Tensor]:
+    def _collate(self, images: ImageBatch, caption_ids) -> tuple[dict[str, Tensor], Tensor]:
         if self.is_encoder_decoder:
             return collate_encoder_decoder(
-                images, answers, self.decoder_prefix, self.tokenizer.library_pad
+                images, caption_ids, self.decoder_prefix, self.tokenizer.library_pad
             )
         return collate_decoder_only(
-            images, answers, self.tokenizer.library_pad, self.answer_token_type
+            images, caption_ids, self.tokenizer.library_pad, self.caption_token_type
         )
 
     def _inputs(self, image: ImageBatch) -> ImageBatch:
@@ -129,13 +131,13 @@ class VlmCaptioner(nn.Module):
         return image
 
     def encode_null(self, encoded: ImageBatch) -> ImageBatch:
-        """Not called: transformers' `generate` reads the null, the prompt without the image."""
+        """Never called: transformers' `generate` reads the prompt without the image."""
         raise NotImplementedError
 
     def generate_from(
         self, encoded: ImageBatch, settings: DecodingSettings, other: Optional[ImageBatch] = None
     ) -> Generated:
-        check_guidance(settings, self.prompt_processor.kind)
+        check_guidance(settings, self.prompt_processor.family)
         if settings.contrastive_alpha:
             raise SettingsError("model vlm has no contrast: set contrastive_alpha to 0")
         tokenizer, images = self.tokenizer, len(encoded)
@@ -152,8 +154,8 @@ class VlmCaptioner(nn.Module):
                     "cannot write the prompt without an image: set it to 1"
                 )
             inputs[NEGATIVE_PROMPT] = prompt.expand(images * settings.num_return, -1)
-        found = generate(self.model, inputs, settings, tokenizer)
-        ids, *scores = (x if x is None else x.unflatten(0, (images, -1)) for x in found)
+        outputs = generate(self.model, inputs, settings, tokenizer)
+        ids, *scores = (x if x is None else x.unflatten(0, (images, -1)) for x in outputs)
         captions = [[tokenizer.decode(row) for row in rows] for rows in ids]
         return Generated(captions, ids, *scores)
 
@@ -161,15 +163,15 @@ class VlmCaptioner(nn.Module):
         batch, labels = self._collate(self._inputs(encoded), [ids.tolist()])
         attention_map = None
         if self.is_encoder_decoder:
-            output, attention_map = with_cross_attention(
+            output, attention_map = run_with_cross_attention(
                 self.model, batch, self.prompt_processor.image_token
             )
         else:
             output = self.model(**batch)
         tokens = batch.get("input_ids")
         logits, labels = align_labels(self.model, output.logits, labels, tokens=tokens)
-        scored = labels[0] != IGNORED
-        return logits[0, scored], None if attention_map is None else attention_map[scored]
+        is_scored = labels[0] != IGNORED
+        return logits[0, is_scored], None if attention_map is None else attention_map[is_scored]
 
     def log_likelihoods(self, encoded: ImageBatch, ids: Tensor, temperature: float = 1.0) -> Tensor:
         """Never called: a configuration of model vlm cannot have a `reward`."""
@@ -192,10 +194,10 @@ class VlmCaptioner(nn.Module):
         return checkpointed_layers(self.model)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Nothing depends on the epoch."""
+        """Nothing changes between epochs."""
 
     def saved_beside_weights(self) -> dict[str, Any]:
-        """peft's configuration, if there is an adapter. Then the only weights saved are its own."""
+        """peft's configuration if there is an adapter; then only its weights are saved."""
         return {CONFIG: adapter_config(self.model)} if is_adapted(self.model) else {}
 
     def state_dict(self, *args, **kwargs) -> dict[str, Tensor]:
@@ -209,10 +211,9 @@ class VlmCaptioner(nn.Module):
         return super().load_state_dict(state_dict, *args, **kwargs)
 
     def _max_positions(self, config: Any) -> Optional[int]:
-        """The number of positions left for a caption after prompt and image.
+        """The number of positions left for a caption after prompt and image; None for no limit.
 
-        config: the decoder's. None if the position embeddings are not learnt, so that nothing
-        limits the length.
+        config: the decoder's. Position embeddings that are not learnt set no limit.
         """
         limit = next((n for k in MAX_POSITIONS_KEYS if (n := getattr(config, k, None))), None)
         if limit is None or getattr(config, "rope_parameters", None) is not None:
@@ -222,24 +223,27 @@ class VlmCaptioner(nn.Module):
         return limit - self.prompt_processor(PROBE_IMAGE)["input_ids"].size(1)
 
 
-def tokenizer_of(model: nn.Module, prompt_processor: PromptProcessor) -> CaptionTokenizer:
-    """The tokenizer of captions. Raises ValueError if it has more tokens than the model's head."""
+def build_tokenizer(model: nn.Module, prompt_processor: PromptProcessor) -> CaptionTokenizer:
+    """Build the tokenizer of captions. Raises ValueError if its ids exceed the model's head."""
     tokenizer, name = prompt_processor.parts.tokenizer, prompt_processor.parts.name
     ends = model.generation_config.eos_token_id
     ends = [] if ends is None else list(ends) if isinstance(ends, (list, tuple)) else [ends]
     image_token = prompt_processor.image_token
     caption_tokenizer = CaptionTokenizer(tokenizer, prompt_processor.turn, ends, image_token)
-    size, rows = len(caption_tokenizer), len(language_head(model).weight)
-    if size > rows:
+    num_tokens, num_rows = len(caption_tokenizer), len(language_head(model).weight)
+    if num_tokens > num_rows:
         raise ValueError(
-            f"vlm is {name}, but its tokenizer has {size} tokens and its model {rows}: they do not "
-            "belong together"
+            f"vlm is {name}, but its tokenizer has {num_tokens} tokens and its model {num_rows}: "
+            "they do not belong together"
         )
     return caption_tokenizer
 
 
-def decoder_prefix_of(model: nn.Module, processor: PromptProcessor) -> list[int]:
-    """The tokens before a caption: the start token, and the one that the tokenizer prepends."""
+def find_decoder_prefix(model: nn.Module, processor: PromptProcessor) -> list[int]:
+    """The decoder's tokens before a caption: the start token, and a token that the tokenizer adds.
+
+    Raises ValueError if there is no start token.
+    """
     tokenizer = processor.parts.tokenizer
     configs = (model.generation_config, model.config, model.config.get_text_config(decoder=True))
     names = ("decoder_start_token_id", "bos_token_id")

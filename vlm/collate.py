@@ -1,8 +1,8 @@
 """Collates photos, prompts and captions into a batch of model inputs.
 
-Tensors with the shape of `input_ids` are text; the others are pixels. Text is padded on the left
-for generation and on the right for training. A per-token tensor with more than two dimensions, such
-as cross_attention_mask, is extended to the caption by repeating the prompt's last position.
+Tensors whose first two dimensions equal those of `input_ids` are text; the others are pixels. Text
+is padded on the left for generation and on the right for training. A text tensor with more than two
+dimensions, such as cross_attention_mask, is extended by repeating the prompt's last position.
 """
 
 from collections.abc import Sequence
@@ -17,40 +17,44 @@ from vlm.image_batch import ImageBatch, Item
 
 
 def collate_decoder_only(
-    images: ImageBatch, answers: Sequence[Sequence[int]], pad: int, answer_token_type: int
+    images: ImageBatch, caption_ids: Sequence[Sequence[int]], pad: int, caption_token_type: int
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Collate R prompts, each followed by its caption, and labels (R, N), IGNORED at the prompt.
+    """Collate R prompts with their captions. Return the model's inputs and labels (R, N).
 
-    answer_token_type: the `token_type_ids` of captions, for models that read them.
+    Labels are IGNORED at the prompt. caption_token_type: the `token_type_ids` of captions, for
+    models that read them.
     """
     items = []
-    for item, answer in zip(images.items, answers):
+    for item, token_ids in zip(images.items, caption_ids):
         prompt = item["input_ids"]
-        ids = prompt.new_tensor([answer])
-        added = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
-        added["token_type_ids"] = torch.full_like(ids, answer_token_type)
+        ids = prompt.new_tensor([token_ids])
+        caption_values = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+        caption_values["token_type_ids"] = torch.full_like(ids, caption_token_type)
         item = {**item, "labels": torch.full_like(prompt, IGNORED)}
         for key in [key for key in item if _is_text(item, key)]:
             value = item[key]
-            more = added.get(key, torch.zeros_like(ids)).to(value.dtype)
+            extension = caption_values.get(key, torch.zeros_like(ids)).to(value.dtype)
             if value.dim() > 2:
-                more = value[:, -1:].repeat_interleave(len(answer), 1)
-            item[key] = torch.cat([value, more], 1)
+                extension = value[:, -1:].repeat_interleave(len(token_ids), 1)
+            item[key] = torch.cat([value, extension], 1)
         items.append(item)
     batch = collate(items, pad)
     return batch, batch.pop("labels")
 
 
 def collate_encoder_decoder(
-    images: ImageBatch, answers: Sequence[Sequence[int]], decoder_prefix: Sequence[int], pad: int
+    images: ImageBatch,
+    caption_ids: Sequence[Sequence[int]],
+    decoder_prefix: Sequence[int],
+    pad: int,
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Collate inputs of an encoder-decoder, and labels (R, N) aligned with the decoder's positions.
+    """Collate R inputs of an encoder-decoder. Return the inputs and the decoder's labels (R, N).
 
     The decoder reads `decoder_prefix` before each caption.
     """
     batch = collate(images.items, pad)
     device = next(iter(batch.values())).device
-    rows = [torch.tensor([*decoder_prefix, *answer], device=device) for answer in answers]
+    rows = [torch.tensor([*decoder_prefix, *token_ids], device=device) for token_ids in caption_ids]
     labels = pad_sequence([row[1:] for row in rows], True, IGNORED)
     labels[:, : len(decoder_prefix) - 1] = IGNORED
     inputs = pad_sequence([row[:-1] for row in rows], True, pad)
@@ -66,23 +70,23 @@ def _is_text(item: Item, key: str) -> bool:
 def collate(items: Sequence[Item], pad: int, left: bool = False) -> dict[str, Tensor]:
     """Collate photos into the batch that the processor would return for all of them at once.
 
-    left: pad text on the left.
+    left: whether text is padded on the left.
     """
     batch = {}
     for key in items[0]:
-        value = {"input_ids": pad, "labels": IGNORED}.get(key, 0)
-        on_the_left = left and _is_text(items[0], key)
+        padding_value = {"input_ids": pad, "labels": IGNORED}.get(key, 0)
+        pad_left = left and _is_text(items[0], key)
         rows = [item[key] for item in items]
-        sizes = [max(of_rows) for of_rows in zip(*(row.shape[1:] for row in rows))]
-        batch[key] = torch.cat([_padded(row, sizes, value, on_the_left) for row in rows])
+        target_shape = [max(lengths) for lengths in zip(*(row.shape[1:] for row in rows))]
+        batch[key] = torch.cat([_pad(row, target_shape, padding_value, pad_left) for row in rows])
     return batch
 
 
-def _padded(row: Tensor, sizes: list[int], value: int, left: bool) -> Tensor:
-    """Pad the dimensions of a row after the first to `sizes`, at the end or on the left."""
-    if list(row.shape[1:]) == sizes:
+def _pad(row: Tensor, target_shape: list[int], value: int, left: bool) -> Tensor:
+    """Pad all dimensions but the first to `target_shape`, on the left or on the right."""
+    if list(row.shape[1:]) == target_shape:
         return row
-    sides: list[int] = []
-    for size, most in zip(reversed(row.shape[1:]), reversed(sizes)):
-        sides += [most - size, 0] if left else [0, most - size]
-    return F.pad(row, sides, value=value)
+    padding: list[int] = []
+    for size, target in zip(reversed(row.shape[1:]), reversed(target_shape)):
+        padding += [target - size, 0] if left else [0, target - size]
+    return F.pad(row, padding, value=value)

@@ -6,10 +6,10 @@ from typing import Annotated, Any, Callable, Optional
 import torch
 from pydantic import BaseModel, Field, model_validator
 
-from adapters.lora import CONFIG, adapted
+from adapters.lora import CONFIG, add_lora
 from vlm.image_batch import ImageBatch
-from vlm.library import check_library, enable_gradient_checkpointing, parts_of
-from vlm.prompt import check_guidance, prompt_processor_of
+from vlm.library import check_library, enable_gradient_checkpointing, load_parts
+from vlm.prompt import check_guidance, load_prompt_processor
 
 PROMPT_IS_QUESTION = True
 
@@ -20,7 +20,7 @@ class Keys(BaseModel):
     vlm: Annotated[Optional[str], Field(min_length=1), "run"] = None
 
     @model_validator(mode="after")
-    def _suit_a_vlm(self):
+    def _check_combinations(self):
         if self.model != "vlm":
             if self.vlm is not None:
                 raise ValueError(f"vlm is for model vlm; this one is {self.model}")
@@ -42,8 +42,8 @@ class Keys(BaseModel):
         for key in ("contrastive_alpha", "drop_image", "null_image", "rerank"):
             value, default = getattr(self, key), type(self).model_fields[key].default
             if value != default:
-                way = "unset it" if default is None else f"set it to {default}"
-                raise ValueError(f"{key} is {value}, which model vlm does not support; {way}")
+                advice = "unset it" if default is None else f"set it to {default}"
+                raise ValueError(f"{key} is {value}, which model vlm does not support; {advice}")
         if self.reward:
             raise ValueError(
                 "reward needs captions sampled by decoding/; model vlm generates with transformers"
@@ -59,12 +59,12 @@ class Keys(BaseModel):
 
 
 def build(config: Any, context: Any):
-    """See `captioning.captioners.interface`, which also describes the functions below."""
+    """Implements `captioning.captioners.interface.CaptionerPackage`, like the functions below."""
     from vlm.captioner import VlmCaptioner
-    from vlm.library import model_of
+    from vlm.library import load_model
 
-    prompt_processor = prompt_processor_of(config.vlm, config.prompt)
-    check_guidance(config, prompt_processor.kind)
+    prompt_processor = load_prompt_processor(config.vlm, config.prompt)
+    check_guidance(config, prompt_processor.family)
     content, lora = context.content, config.lora
     if lora is not None and content is not None and CONFIG not in content:
         raise ValueError(
@@ -72,9 +72,9 @@ def build(config: Any, context: Any):
             f"{context.name} with python -m vlm.export, and set vlm to the result"
         )
     four_bit = config.precision if lora and lora.load_in_4bit else None
-    model = model_of(config.vlm, content is None or lora is not None, four_bit)
+    model = load_model(config.vlm, content is None or lora is not None, four_bit)
     if lora is not None:
-        adapted(model, lora)
+        add_lora(model, lora)
     if config.vit_grad_ckpt:
         enable_gradient_checkpointing(model)
     return VlmCaptioner(model, prompt_processor, config.build_objective(), config.max_tokens)
@@ -93,10 +93,10 @@ def check_device(config: Any, device: torch.device) -> None:
     if config.precision == "int8":
         raise ValueError("precision is int8, which model vlm does not support; try fp32 or bf16")
     if config.guidance_scale != 1:
-        check_guidance(config, parts_of(config.vlm).config.model_type)
+        check_guidance(config, load_parts(config.vlm).config.model_type)
 
 
 def preprocessing(config: Any) -> tuple[Callable, ...]:
     """The model's processor prepares photo and prompt for both training and evaluation."""
-    prompt_processor = prompt_processor_of(config.vlm, config.prompt)
+    prompt_processor = load_prompt_processor(config.vlm, config.prompt)
     return prompt_processor, prompt_processor, None, ImageBatch

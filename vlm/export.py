@@ -17,12 +17,12 @@ from typing import Any, Optional
 import torch
 from torch import nn
 
-from adapters.lora import Lora, adapted, load_adapter_state
-from vlm.library import Parts, exit_code, model_of, one_line, parts_of
+from adapters.lora import Lora, add_lora, load_adapter_state
+from vlm.library import Parts, exit_code, load_model, load_parts, one_line
 
 
 def trained_model(checkpoint: str) -> tuple[nn.Module, Parts, Optional[dict[str, Any]]]:
-    """The model of a checkpoint, its `Parts`, and its LoRA settings or None. Raises ValueError."""
+    """Load a checkpoint's model, its `Parts`, and its LoRA settings or None. Raises ValueError."""
     try:
         content = torch.load(checkpoint, map_location="cpu", weights_only=True)
         config, state = content["config"], content["model"]
@@ -41,16 +41,16 @@ def trained_model(checkpoint: str) -> tuple[nn.Module, Parts, Optional[dict[str,
         raise ValueError(
             f"{checkpoint} is a checkpoint of model {config.get('model')}, not of model vlm"
         )
-    model = model_of(name, weights=lora is not None)
+    model = load_model(name, weights=lora is not None)
     try:
         if lora is None:
             model.load_state_dict({k.removeprefix("model."): v for k, v in state.items()})
         else:
-            model = adapted(model, Lora(**lora))
+            model = add_lora(model, Lora(**lora))
             load_adapter_state(model, state)
     except RuntimeError as error:
         raise ValueError(f"{checkpoint} does not fit {name}: {one_line(error)}") from error
-    return model.eval(), parts_of(name), lora
+    return model.eval(), load_parts(name), lora
 
 
 def export(checkpoint: str, folder: Path, adapter: bool) -> str:

@@ -1,7 +1,7 @@
 """Encodes each photo once and repeats its features for its k captions.
 
 A decoder-only model gets the features as an argument (`mm_encoder_outputs`, transformers 5.20 and
-later). In other models, the encoder is called with one of the k equal rows of each photo.
+later). In other models, hooks give the encoder only one of the k equal rows of each photo.
 """
 
 from collections.abc import Iterator
@@ -17,72 +17,80 @@ from smile.hf.families import is_encoder_decoder
 from vlm.collate import collate
 from vlm.image_batch import ImageBatch
 
-PIXELS, ENCODED = "pixel_values", "mm_encoder_outputs"
+PIXEL_VALUES, ENCODER_OUTPUTS = "pixel_values", "mm_encoder_outputs"
 # Names of the image encoder in models without `get_encoder`.
-TOWERS = ("vision_tower", "vision_model", "image_encoder")
+IMAGE_ENCODER_NAMES = ("vision_tower", "vision_model", "image_encoder")
 # Keys of the output of `get_image_features`. The decoder reads the first two.
 FEATURES = "pooler_output"
 DEEPSTACK = "deepstack_features"  # Qwen3-VL adds these in several layers
-UNUSED = {"last_hidden_state", "hidden_states", "attentions", "vision_outputs", "qformer_outputs"}
+UNUSED_OUTPUTS = {
+    "last_hidden_state",
+    "hidden_states",
+    "attentions",
+    "vision_outputs",
+    "qformer_outputs",
+}
 
 
 class FeatureReuse:
     """Called with B photos and k, yields the inputs of B * k rows.
 
-    A model that supports neither way gets each photo k times.
+    If a model supports neither method, it encodes each photo k times.
     """
 
     def __init__(self, model: nn.Module):
         """model: the base model, without a peft wrapper."""
         self.model = model
-        self.takes_features = ENCODED in signature(type(model).forward).parameters
+        self.accepts_features = ENCODER_OUTPUTS in signature(type(model).forward).parameters
         self.encoders: list[nn.Module] = []
         if is_encoder_decoder(model) or not hasattr(model, "get_image_features"):
-            named = model.named_modules()
-            self.encoders = [m for name, m in named if name.rpartition(".")[2] in TOWERS]
-            self.takes_features = False
+            named_modules = model.named_modules()
+            self.encoders = [
+                m for name, m in named_modules if name.rpartition(".")[2] in IMAGE_ENCODER_NAMES
+            ]
+            self.accepts_features = False
         if is_encoder_decoder(model):
             self.encoders.append(model.get_encoder())
 
     @contextmanager
     def __call__(self, images: ImageBatch, count: int) -> Iterator[tuple[ImageBatch, dict]]:
-        """Yield the photos of all rows and further inputs. Call the model inside the context."""
+        """Yield the photos of all rows, and a dict of further inputs, for a call of the model."""
         with ExitStack() as hooks:
             inputs = {}
-            if count > 1 and self.takes_features:
+            if count > 1 and self.accepts_features:
                 features = self._features(images, count)
                 if features is None:
-                    self.takes_features = False
+                    self.accepts_features = False
                 else:
-                    inputs = {PIXELS: None, ENCODED: {"image": features}}
-                    images = images.without(PIXELS)
+                    inputs = {PIXEL_VALUES: None, ENCODER_OUTPUTS: {"image": features}}
+                    images = images.without_key(PIXEL_VALUES)
             for encoder in self.encoders if count > 1 else ():
                 hooks.enter_context(_encode_first_rows(encoder, len(images), count))
-            yield images.repeated(count), inputs
+            yield images.repeat(count), inputs
 
     def _features(self, images: ImageBatch, count: int) -> Optional[Any]:
-        """Features of B photos, those of each photo k times in a row.
+        """The output of `get_image_features` for B photos, each photo's features k times in a row.
 
         None if it is unknown which features belong to which photo.
         """
         accepted = signature(self.model.get_image_features).parameters
-        sizes = [len(item[PIXELS]) for item in images.items]
+        sizes = [len(item[PIXEL_VALUES]) for item in images.items]
         inputs = collate([{k: v for k, v in i.items() if k in accepted} for i in images.items], 0)
         output = self.model.get_image_features(**inputs, return_dict=True)
         features, deepstack = output[FEATURES], output.get(DEEPSTACK) or ()
         if len(features) == len(sizes):
             sizes = [1] * len(sizes)
-        unknown = output.keys() - UNUSED - {FEATURES, DEEPSTACK}
-        if unknown or any(len(each) != sum(sizes) for each in (features, *deepstack)):
+        unknown = output.keys() - UNUSED_OUTPUTS - {FEATURES, DEEPSTACK}
+        if unknown or any(len(values) != sum(sizes) for values in (features, *deepstack)):
             return None
         output[FEATURES] = _repeat(features, sizes, count)
         if deepstack:
-            output[DEEPSTACK] = [_repeat(each, sizes, count) for each in deepstack]
+            output[DEEPSTACK] = [_repeat(values, sizes, count) for values in deepstack]
         return output
 
 
 def _repeat(features: Any, sizes: list[int], count: int) -> Any:
-    """Repeat the features of each photo `count` times. sizes: the length of each photo's part."""
+    """Repeat each photo's features `count` times. sizes: the number of features of each photo."""
     parts = [features[end - size : end] for end, size in zip(accumulate(sizes), sizes)]
     repeated = [part for part in parts for _ in range(count)]
     return torch.cat(repeated) if isinstance(features, Tensor) else [*chain.from_iterable(repeated)]
@@ -90,28 +98,30 @@ def _repeat(features: Any, sizes: list[int], count: int) -> Any:
 
 @contextmanager
 def _encode_first_rows(encoder: nn.Module, images: int, count: int) -> Iterator[None]:
-    """Let the encoder process the first of each `count` equal rows and repeat its output."""
-    shortened = []
+    """Make the encoder process only the first of each `count` equal rows, and repeat its output."""
+    was_shortened = []
 
     def first_rows(value: Any) -> Any:
         if not isinstance(value, Tensor) or value.shape[:1] != (images * count,):
             return value
-        shortened.append(True)
+        was_shortened.append(True)
         return value[::count]
 
-    def before(module, arguments, named):
-        shortened.clear()
-        return tuple(map(first_rows, arguments)), {key: first_rows(v) for key, v in named.items()}
+    def shorten_inputs(module, arguments, keywords):
+        was_shortened.clear()
+        return tuple(map(first_rows, arguments)), {
+            key: first_rows(v) for key, v in keywords.items()
+        }
 
-    def after(module, arguments, output):
-        for key, value in output.items() if shortened else ():
+    def repeat_outputs(module, arguments, output):
+        for key, value in output.items() if was_shortened else ():
             if isinstance(value, Tensor) and len(value) == images:
                 output[key] = value.repeat_interleave(count, 0)
         return output
 
     hooks = [
-        encoder.register_forward_pre_hook(before, with_kwargs=True),
-        encoder.register_forward_hook(after),
+        encoder.register_forward_pre_hook(shorten_inputs, with_kwargs=True),
+        encoder.register_forward_hook(repeat_outputs),
     ]
     try:
         yield

@@ -1,4 +1,4 @@
-"""A batch of processed photos of any sizes."""
+"""A batch of preprocessed photos of different sizes."""
 
 from typing import Union
 
@@ -11,8 +11,8 @@ Item = dict[str, Tensor]
 class ImageBatch:
     """B photos with the prompt, each a dict of tensors: the processor's output for a batch of one.
 
-    Implements `captioning.captioners.interface.Images`. `vlm.collate` makes one batch of the photos
-    once the captions are known.
+    Implements `captioning.captioners.interface.Images`. `vlm.collate` pads the photos and their
+    captions to one batch of tensors.
     """
 
     def __init__(self, items: list[Item]):
@@ -22,28 +22,28 @@ class ImageBatch:
         return len(self.items)
 
     def __getitem__(self, index: Union[slice, list[int]]) -> "ImageBatch":
-        found = self.items[index] if isinstance(index, slice) else [self.items[i] for i in index]
-        return ImageBatch(found)
+        selected = self.items[index] if isinstance(index, slice) else [self.items[i] for i in index]
+        return ImageBatch(selected)
 
-    def repeated(self, count: int) -> "ImageBatch":
+    def repeat(self, count: int) -> "ImageBatch":
         """Each photo `count` times in a row."""
         return ImageBatch([item for item in self.items for _ in range(count)])
 
-    def without(self, key: str) -> "ImageBatch":
+    def without_key(self, key: str) -> "ImageBatch":
         return ImageBatch([{k: v for k, v in item.items() if k != key} for item in self.items])
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "ImageBatch":
-        return self._each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+        return self._map_tensors(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> "ImageBatch":
-        return self._each(Tensor.pin_memory)
+        return self._map_tensors(Tensor.pin_memory)
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
-        self._each(lambda tensor: tensor.record_stream(stream))
+        self._map_tensors(lambda tensor: tensor.record_stream(stream))
 
     def is_floating_point(self) -> bool:
         """True: the processor has normalised the images already."""
         return True
 
-    def _each(self, change) -> "ImageBatch":
-        return ImageBatch([{k: change(v) for k, v in item.items()} for item in self.items])
+    def _map_tensors(self, function) -> "ImageBatch":
+        return ImageBatch([{k: function(v) for k, v in item.items()} for item in self.items])

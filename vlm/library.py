@@ -15,7 +15,7 @@ from torch import nn
 
 OLDEST_VERSION = 5  # major version of transformers
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-# The name of an attribute of bitsandbytes' 4-bit layers.
+# An attribute of bitsandbytes' 4-bit layers.
 REPACKING_FLAG = "support_avx512bf16_for_cpu"
 TRUST_REMOTE_CODE = "trust_remote_code"
 
@@ -23,7 +23,7 @@ TRUST_REMOTE_CODE = "trust_remote_code"
 class Parts(NamedTuple):
     """The content of a model's folder except its weights.
 
-    processor: None if the folder has an image processor and a tokenizer instead.
+    processor: None if the folder has a separate image processor and tokenizer.
     """
 
     name: str
@@ -35,43 +35,43 @@ class Parts(NamedTuple):
 
 def check_library() -> None:
     """Raise ValueError if transformers is too old."""
-    found = version("transformers")
-    if int(found.partition(".")[0]) < OLDEST_VERSION:
+    installed = version("transformers")
+    if int(installed.partition(".")[0]) < OLDEST_VERSION:
         raise ValueError(
             f"model vlm needs transformers {OLDEST_VERSION}.0 or later, which needs Python 3.10 or "
-            f"later; this is transformers {found}"
+            f"later; this is transformers {installed}"
         )
 
 
 @lru_cache(maxsize=4)
-def parts_of(name: str) -> Parts:
+def load_parts(name: str) -> Parts:
     """Load configuration, processor and tokenizer from a folder or the hub. Raises ValueError."""
     check_library()
     # Without this, tokenizers warns in data loader workers, which are forked after its first use.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     import transformers
 
-    source = _resolve(name)
-    with _loading(name):
+    source = _resolve_source(name)
+    with _one_line_errors(name):
         config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
     _check_image_to_text(name, config)
-    with _loading(name):
+    with _one_line_errors(name):
         processor = transformers.AutoProcessor.from_pretrained(source, trust_remote_code=False)
     if hasattr(processor, "image_processor") and hasattr(processor, "tokenizer"):
         image_processor, tokenizer = processor.image_processor, processor.tokenizer
     else:
-        with _loading(name):
+        with _one_line_errors(name):
             image_processor = transformers.AutoImageProcessor.from_pretrained(source)
             tokenizer = transformers.AutoTokenizer.from_pretrained(source)
         processor = None
     return Parts(name, config, processor, image_processor, tokenizer)
 
 
-def model_of(name: str, weights: bool, four_bit: Optional[str] = None) -> nn.Module:
-    """The model in float32 and evaluation mode. Its weights are random if `weights` is false.
+def load_model(name: str, weights: bool, four_bit: Optional[str] = None) -> nn.Module:
+    """Load the model in float32 and evaluation mode. Raises ValueError.
 
-    four_bit: if given, load the linear layers in 4 bits and compute in this precision, a key of
-    DTYPES. Raises ValueError.
+    weights: if false, the weights are random. four_bit: if given, load the linear layers in 4 bits
+    and compute in this precision, a key of DTYPES.
     """
     import transformers
 
@@ -79,9 +79,9 @@ def model_of(name: str, weights: bool, four_bit: Optional[str] = None) -> nn.Mod
         raise ValueError("lora.load_in_4bit needs bitsandbytes: pip install bitsandbytes")
 
     transformers.utils.logging.disable_progress_bar()
-    config, source = parts_of(name).config, _resolve(name)
+    config, source = load_parts(name).config, _resolve_source(name)
     auto_class = transformers.AutoModelForImageTextToText
-    with _loading(name):
+    with _one_line_errors(name):
         if weights:
             options = {"dtype": torch.float32, "output_loading_info": True}
             options["trust_remote_code"] = False
@@ -105,7 +105,7 @@ def model_of(name: str, weights: bool, four_bit: Optional[str] = None) -> nn.Mod
 
 
 def _disable_repacking(model: nn.Module) -> None:
-    """Stop bitsandbytes from repacking 4-bit weights on some CPUs: repacked layers do not train."""
+    """Prevent bitsandbytes from repacking 4-bit weights on CPUs: repacked layers do not train."""
     for module in model.modules():
         if hasattr(module, REPACKING_FLAG):
             setattr(module, REPACKING_FLAG, False)
@@ -115,13 +115,13 @@ def checkpointed_layers(model: nn.Module) -> list[nn.Module]:
     """The outermost layers that support gradient checkpointing."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    found: list[nn.Module] = []
-    within: set[nn.Module] = set()
+    outermost: list[nn.Module] = []
+    nested: set[nn.Module] = set()
     for module in model.modules():  # parents come before their children
-        if isinstance(module, GradientCheckpointingLayer) and module not in within:
-            found.append(module)
-            within.update(module.modules())
-    return found
+        if isinstance(module, GradientCheckpointingLayer) and module not in nested:
+            outermost.append(module)
+            nested.update(module.modules())
+    return outermost
 
 
 def enable_gradient_checkpointing(model: nn.Module) -> None:
@@ -133,7 +133,7 @@ def enable_gradient_checkpointing(model: nn.Module) -> None:
         model.gradient_checkpointing_enable(settings)
 
 
-def _resolve(name: str) -> str:
+def _resolve_source(name: str) -> str:
     """Convert a value of the key `vlm` to a folder or hub name for `from_pretrained`.
 
     Raises ValueError for a missing folder.
@@ -158,7 +158,7 @@ def _check_image_to_text(name: str, config: Any) -> None:
 
 
 @contextmanager
-def _loading(name: str) -> Iterator[None]:
+def _one_line_errors(name: str) -> Iterator[None]:
     """Turn any error of transformers into a one-line ValueError."""
     try:
         yield
@@ -169,9 +169,9 @@ def _loading(name: str) -> Iterator[None]:
         raise ValueError(f"vlm is {name}, which cannot be loaded: {reason}") from error
 
 
-def one_line(error: Exception, most: Optional[int] = 200) -> str:
-    """The error's message on one line of at most `most` characters; its type if it has none."""
-    return " ".join(str(error).split())[:most] or type(error).__name__
+def one_line(error: Exception, max_length: Optional[int] = 200) -> str:
+    """The error's message on one line, truncated to `max_length`; its type if it has none."""
+    return " ".join(str(error).split())[:max_length] or type(error).__name__
 
 
 def exit_code(program: Callable[[], str]) -> int:

@@ -1,4 +1,4 @@
-"""Makes model inputs from a photo and the prompt with the model's own processor."""
+"""Converts a photo and the prompt to model inputs with the model's own processor."""
 
 from collections.abc import Mapping
 from functools import cached_property, lru_cache
@@ -8,23 +8,23 @@ from PIL import Image
 from torch import Tensor
 
 from decoding import SettingsError
-from vlm.library import Parts, one_line, parts_of
+from vlm.library import Parts, load_parts, one_line
 
-# Stands for a caption while the chat template is examined.
+# Marks the caption's position in the chat template's output.
 PLACEHOLDER = "zq caption qz"
-# Families without a chat template: the text before the caption.
-WITHOUT_CHAT = {
+# The format of the text before the caption, by family without a chat template.
+PROMPT_FORMATS = {
     "paligemma": "<image>{}",
     "florence2": "{}",
     "blip-2": "{}",
     "git": "{}",
 }
-WITHOUT_TEXT = "vision-encoder-decoder"
+NO_TEXT_FAMILY = "vision-encoder-decoder"
 # Families for which guidance by transformers is exact: `generate` reads the prompt without the
-# image in a second stream, causally even in PaliGemma. Qwen's models keep the position offset of
+# image in a second stream, causally even in PaliGemma. Not Qwen's: they keep the position offset of
 # one stream only.
-GUIDED = ("gemma3", "git", "idefics3", "internvl", "llava_onevision", "mllama")
-GUIDED += ("paligemma", "smolvlm")
+GUIDED_FAMILIES = ("gemma3", "git", "idefics3", "internvl", "llava_onevision", "mllama")
+GUIDED_FAMILIES += ("paligemma", "smolvlm")
 NEGATIVE_PROMPT = "negative_prompt_ids"  # the argument of `generate` for the second stream
 PROBE_IMAGE = Image.new("RGB", (64, 48), (120, 130, 140))
 
@@ -32,29 +32,30 @@ PROBE_IMAGE = Image.new("RGB", (64, 48), (120, 130, 140))
 class Turn(NamedTuple):
     """The text around a caption.
 
-    asked: everything up to the end of the generation prompt. between: text of the assistant's turn
-    before the caption. after: the text that ends the turn, "" if the eos token ends it.
+    prompt: everything up to the end of the generation prompt. caption_prefix: text of the
+    assistant's turn before the caption. caption_suffix: the text that ends the turn, "" if the eos
+    token ends it.
     """
 
-    asked: str
-    between: str
-    after: str
+    prompt: str
+    caption_prefix: str
+    caption_suffix: str
 
 
 class PromptProcessor:
     """Called with an RGB photo, returns the model's inputs by name, as a batch of one.
 
-    The prompt goes into the chat template if the family has one. GUIDED families also get the
-    NEGATIVE_PROMPT, (1, n): the prompt without the image, unless their processor needs an image.
-    Raises ValueError.
+    The prompt is inserted into the chat template if the family has one. GUIDED_FAMILIES also get
+    the NEGATIVE_PROMPT, (1, n): the prompt without the image, unless their processor needs an
+    image. Raises ValueError.
     """
 
     def __init__(self, parts: Parts, prompt: str):
         self.parts, self.prompt = parts, prompt.strip()
-        self.kind = parts.config.model_type
+        self.family = parts.config.model_type
         names = ("image_token_id", "image_token_index")
-        found = (getattr(parts.config, name, None) for name in names)
-        self.image_token = next((token for token in found if token is not None), None)
+        candidates = (getattr(parts.config, name, None) for name in names)
+        self.image_token = next((token for token in candidates if token is not None), None)
         self.turn = self._turn()
 
     def __call__(self, photo: Image.Image) -> dict[str, Tensor]:
@@ -68,9 +69,9 @@ class PromptProcessor:
 
     def check(self) -> None:
         """Raise ValueError if the processor rejects the prompt or writes no image token."""
-        made = self(PROBE_IMAGE)
-        token = None if self.kind in (WITHOUT_TEXT, "git") else self.image_token
-        if token is not None and not (made["input_ids"] == token).any():
+        inputs = self(PROBE_IMAGE)
+        token = None if self.family in (NO_TEXT_FAMILY, "git") else self.image_token
+        if token is not None and not (inputs["input_ids"] == token).any():
             raise ValueError(
                 f"vlm is {self.parts.name}, but its processor puts no image token (id {token}) "
                 "into the prompt: the tokenizer or chat template belongs to another model"
@@ -78,12 +79,12 @@ class PromptProcessor:
 
     def _process(self, photo: Image.Image) -> dict[str, Tensor]:
         parts = self.parts
-        if self.kind == WITHOUT_TEXT:
+        if self.family == NO_TEXT_FAMILY:
             return dict(parts.image_processor(photo, return_tensors="pt"))
-        if self.kind in WITHOUT_CHAT:
-            text = WITHOUT_CHAT[self.kind].format(self.prompt)
-            made = parts.processor(text=[text], images=[photo], return_tensors="pt")
-            return self._without_end(dict(made))
+        if self.family in PROMPT_FORMATS:
+            text = PROMPT_FORMATS[self.family].format(self.prompt)
+            inputs = parts.processor(text=[text], images=[photo], return_tensors="pt")
+            return self._remove_end(dict(inputs))
         return self._chat_inputs({"type": "image", "image": photo})
 
     def _chat_inputs(self, *images: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -96,26 +97,28 @@ class PromptProcessor:
 
     @cached_property
     def _negative_prompt(self) -> dict[str, Tensor]:
-        if self.kind not in GUIDED:
+        if self.family not in GUIDED_FAMILIES:
             return {}
-        if self.kind not in WITHOUT_CHAT:
+        if self.family not in PROMPT_FORMATS:
             try:
                 return {NEGATIVE_PROMPT: self._chat_inputs()["input_ids"]}
             except Exception:  # a fine-tuned model's chat template may need an image
                 return {}
         ids = self._process(PROBE_IMAGE)["input_ids"]
-        return {NEGATIVE_PROMPT: ids if self.kind == "git" else ids[ids != self.image_token][None]}
+        return {
+            NEGATIVE_PROMPT: ids if self.family == "git" else ids[ids != self.image_token][None]
+        }
 
-    def _without_end(self, made: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _remove_end(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Remove the end token that GIT's tokenizer adds to the prompt."""
-        if self.kind != "git":
-            return made
-        text = ("input_ids", "attention_mask", "token_type_ids")
-        return {key: value[:, :-1] if key in text else value for key, value in made.items()}
+        if self.family != "git":
+            return inputs
+        text_keys = ("input_ids", "attention_mask", "token_type_ids")
+        return {key: value[:, :-1] if key in text_keys else value for key, value in inputs.items()}
 
     def _turn(self) -> Turn:
         name, processor = self.parts.name, self.parts.processor
-        if self.kind == WITHOUT_TEXT:
+        if self.family == NO_TEXT_FAMILY:
             if self.prompt:
                 raise ValueError(
                     f"prompt is {self.prompt!r}, but {name} has no text input: set prompt to ''"
@@ -123,9 +126,9 @@ class PromptProcessor:
             return Turn("", "", "")
         if processor is None:
             raise ValueError(f"vlm is {name}, but it has no joint processor of images and text")
-        if self.kind == "blip-2" and not self.parts.config.text_config.is_encoder_decoder:
+        if self.family == "blip-2" and not self.parts.config.text_config.is_encoder_decoder:
             return Turn(self.prompt, " " if self.prompt else "", "")
-        if self.kind in WITHOUT_CHAT:
+        if self.family in PROMPT_FORMATS:
             return Turn("", "", "")
         if not getattr(processor, "chat_template", None):
             raise ValueError(
@@ -137,35 +140,38 @@ class PromptProcessor:
         return self._chat_turn()
 
     def _chat_turn(self) -> Turn:
-        """Find the text that the chat template puts around a caption."""
+        """Determine the text that the chat template puts around a caption."""
         name, template = self.parts.name, self.parts.processor.apply_chat_template
-        user = self._user_message({"type": "image"})
-        answer = {"role": "assistant", "content": [{"type": "text", "text": PLACEHOLDER}]}
+        user_message = self._user_message({"type": "image"})
+        answer = {
+            "role": "assistant",
+            "content": [{"type": "text", "text": PLACEHOLDER}],
+        }
         try:
-            asked = template([user], add_generation_prompt=True)
-            whole = template([user, answer])
+            prompt = template([user_message], add_generation_prompt=True)
+            conversation = template([user_message, answer])
         except Exception as error:  # an error of jinja, or one that the template raises
             raise ValueError(
                 f"the chat template of {name} cannot be used: {one_line(error)}"
             ) from error
-        before, answered, after = whole.rpartition(PLACEHOLDER)
-        if not answered:
+        before, placeholder, caption_suffix = conversation.rpartition(PLACEHOLDER)
+        if not placeholder:
             raise ValueError(f"the chat template of {name} leaves out the assistant's message")
-        # In some templates the text before an answer differs from the generation prompt.
-        between = before[len(asked) :] if before.startswith(asked) else ""
-        return Turn(asked, between, after.strip())
+        # In some templates, the text before a caption does not start with the generation prompt.
+        caption_prefix = before[len(prompt) :] if before.startswith(prompt) else ""
+        return Turn(prompt, caption_prefix, caption_suffix.strip())
 
 
 @lru_cache(maxsize=4)
-def prompt_processor_of(name: str, prompt: str) -> PromptProcessor:
-    """Load and check the processor of a model. Raises ValueError."""
-    prompt_processor = PromptProcessor(parts_of(name), prompt)
+def load_prompt_processor(name: str, prompt: str) -> PromptProcessor:
+    """Load and check a model's processor. Raises ValueError."""
+    prompt_processor = PromptProcessor(load_parts(name), prompt)
     prompt_processor.check()
     return prompt_processor
 
 
 def check_guidance(settings: Any, family: Optional[str] = None) -> None:
-    """Raise SettingsError for guidance with beams, or for a family that is not GUIDED.
+    """Raise SettingsError for guidance with beams or for a family outside of GUIDED_FAMILIES.
 
     settings: a configuration or `DecodingSettings`. family: the model_type, None if not known yet.
     """
@@ -177,8 +183,8 @@ def check_guidance(settings: Any, family: Optional[str] = None) -> None:
             f"{scale} with num_beams {settings.num_beams}, but model vlm has no guided beams: set "
             "num_beams to 1, or sample to true"
         )
-    if family not in (None, *GUIDED):
+    if family not in (None, *GUIDED_FAMILIES):
         raise SettingsError(
             f"{scale}, which model vlm does not support for {family}, only for "
-            f"{', '.join(GUIDED)}: set it to 1"
+            f"{', '.join(GUIDED_FAMILIES)}: set it to 1"
         )

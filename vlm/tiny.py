@@ -1,4 +1,4 @@
-"""Writes a tiny SmolVLM with random weights, to try model vlm without a download.
+"""Writes a tiny SmolVLM with random weights, for trying model vlm without a download.
 
     python -m vlm.tiny output/tiny_vlm --words data/scenes/vocab.txt
 
@@ -17,13 +17,13 @@ from vlm.library import check_library, exit_code
 PAD, START, END, UNKNOWN = "<pad>", "<start>", "<end>", "<unk>"
 SPECIAL = (PAD, START, END, UNKNOWN, "<fake_token_around_image>", "<global-img>", "<image>")
 PROMPT = "describe"  # the vocabulary always contains it
-CHAT = (
+CHAT_TEMPLATE = (
     "{% for m in messages %}{% for part in m.content %}"
     "{% if part.type == 'image' %}<start><image>{% else %} {{ part.text }}{% endif %}{% endfor %}"
     "{% if m.role == 'assistant' %}<end>{% endif %}{% endfor %}"
 )
-SIDE, PATCH = 48, 16
-WIDTH, HEADS = 96, 4
+IMAGE_SIZE, PATCH_SIZE = 48, 16
+HIDDEN_SIZE, NUM_HEADS = 96, 4
 # The standard deviation of initial weights. With the 0.02 of large models, this model learns
 # nothing in 1,000 steps.
 INITIALIZER_RANGE = 0.08
@@ -39,8 +39,8 @@ def write(folder: str, words: Sequence[str], seed: int = 0) -> None:
     ids = {token: n for n, token in enumerate(dict.fromkeys([*SPECIAL, PROMPT, *words]))}
     special = {"pad_token_id": ids[PAD], "bos_token_id": ids[START], "eos_token_id": ids[END]}
     sizes = {
-        "hidden_size": WIDTH,
-        "num_attention_heads": HEADS,
+        "hidden_size": HIDDEN_SIZE,
+        "num_attention_heads": NUM_HEADS,
         "num_hidden_layers": 3,
         "initializer_range": INITIALIZER_RANGE,
     }
@@ -48,16 +48,16 @@ def write(folder: str, words: Sequence[str], seed: int = 0) -> None:
         image_token_id=ids["<image>"],
         scale_factor=1,
         vision_config={
-            "image_size": SIDE,
-            "patch_size": PATCH,
-            "intermediate_size": 4 * WIDTH,
+            "image_size": IMAGE_SIZE,
+            "patch_size": PATCH_SIZE,
+            "intermediate_size": 4 * HIDDEN_SIZE,
             **sizes,
         },
         text_config={
             "model_type": "llama",
             "vocab_size": len(ids),
-            "intermediate_size": 2 * WIDTH,
-            "num_key_value_heads": HEADS,
+            "intermediate_size": 2 * HIDDEN_SIZE,
+            "num_key_value_heads": NUM_HEADS,
             "max_position_embeddings": 256,
             **sizes,
             **special,
@@ -85,15 +85,15 @@ def _processor(transformers, ids):
     )
     images = transformers.SmolVLMImageProcessor(
         do_image_splitting=False,
-        size={"longest_edge": SIDE},
-        max_image_size={"longest_edge": SIDE},
+        size={"longest_edge": IMAGE_SIZE},
+        max_image_size={"longest_edge": IMAGE_SIZE},
     )
     return transformers.SmolVLMProcessor(
         images,
         tokenizer,
         transformers.SmolVLMVideoProcessor(),
-        image_seq_len=(SIDE // PATCH) ** 2,
-        chat_template=CHAT,
+        image_seq_len=(IMAGE_SIZE // PATCH_SIZE) ** 2,
+        chat_template=CHAT_TEMPLATE,
     )
 
 

@@ -13,29 +13,32 @@ from vlm.prompt import Turn
 class CaptionTokenizer:
     """Implements `captioning.captioners.interface.Tokenizer` for a model of transformers.
 
-    A caption is tokenised in its context, after the prompt. The token `end`, which ends the turn,
-    follows it. Special tokens in a caption's text are dropped: an image token would require an
-    image. `pad` is -1, which is no token: transformers pads with `library_pad`, and a model may
-    generate that token.
+    A caption is tokenised after the prompt and followed by `end`, the token that ends the turn.
+    Special tokens in a caption's text are dropped: an image token would require an image. `pad` is
+    -1, which is no token id. transformers pads with `library_pad`, which a model may also generate.
     """
 
     pad = -1
 
     def __init__(
-        self, tokenizer: Any, turn: Turn, ends: Sequence[int], image_token: Optional[int] = None
+        self,
+        tokenizer: Any,
+        turn: Turn,
+        end_tokens: Sequence[int],
+        image_token: Optional[int] = None,
     ):
-        """ends: the tokens that end generation. Raises ValueError if there is no end token."""
+        """end_tokens: ids that end generation. Raises ValueError if there is no end token."""
         self.tokenizer, self.turn = tokenizer, turn
         added = tokenizer.added_tokens_decoder.items()
         self.special = {*tokenizer.all_special_ids, *(i for i, token in added if token.special)}
         self.special |= {image_token} - {None}
-        self.end = self._end(ends)
-        self.ends = sorted({*ends, self.end})
+        self.end = self._find_end(end_tokens)
+        self.end_tokens = sorted({*end_tokens, self.end})
         self.library_pad = self.end if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         self.unknown = -1 if tokenizer.unk_token_id is None else tokenizer.unk_token_id
         # Some ids have no token, and some heads have no row for the image token.
         self._size = max({*tokenizer.get_vocab().values()} - {image_token}) + 1
-        self._asked = self._ids(turn.asked)
+        self._prompt_ids = self._ids(turn.prompt)
         # Most tokenizers mark a preceding space; BERT's marks its absence.
         self._marks_spaces = " " not in tokenizer.convert_tokens_to_string(["a", "a"])
 
@@ -45,7 +48,7 @@ class CaptionTokenizer:
     def token(self, token_id: int) -> str:
         token = self.tokenizer.convert_ids_to_tokens(int(token_id))
         if token is None or (token_id in self.special and token_id != self.end):
-            return "##"  # `decode` drops these too; some rows of a head have no token
+            return "##"  # `decode` drops special tokens, too; some ids have no token
         if token_id == self.end or token.startswith("##"):
             return token
         text = self.tokenizer.convert_tokens_to_string([token]).strip()
@@ -55,10 +58,14 @@ class CaptionTokenizer:
 
     def ids(self, text: str, max_length: int) -> list[int]:
         """The caption's ids and the end token, at most `max_length` ids in all."""
-        text = self.turn.between + text
-        whole, start = self._ids(self.turn.asked + text), len(self._asked)
+        text = self.turn.caption_prefix + text
+        all_ids, prompt_length = self._ids(self.turn.prompt + text), len(self._prompt_ids)
         # If the prompt's last token would merge with the caption, tokenise the caption separately.
-        caption_ids = whole[start:] if whole[:start] == self._asked else self._ids(text)
+        caption_ids = (
+            all_ids[prompt_length:]
+            if all_ids[:prompt_length] == self._prompt_ids
+            else self._ids(text)
+        )
         kept = [i for i in caption_ids if i not in self.special]
         return [*kept[: max_length - 1], self.end]
 
@@ -72,20 +79,20 @@ class CaptionTokenizer:
         return torch.zeros(0, dtype=torch.int64)
 
     def decode(self, ids: Tensor) -> str:
-        words = [i for i in ids.tolist() if i >= 0]
-        return " ".join(self.tokenizer.decode(words, skip_special_tokens=True).split())
+        tokens = [i for i in ids.tolist() if i >= 0]
+        return " ".join(self.tokenizer.decode(tokens, skip_special_tokens=True).split())
 
     def _ids(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
-    def _end(self, ends: Sequence[int]) -> int:
-        """The first special token after a caption in the chat template, otherwise eos."""
-        after = [i for i in self._ids(self.turn.after) if i in self.special]
+    def _find_end(self, end_tokens: Sequence[int]) -> int:
+        """Return the first special token after a caption in the chat template, otherwise eos."""
+        suffix_tokens = [i for i in self._ids(self.turn.caption_suffix) if i in self.special]
         eos = self.tokenizer.eos_token_id
-        if after:
-            return after[0]
-        if eos is not None and (eos in ends or not ends):
+        if suffix_tokens:
+            return suffix_tokens[0]
+        if eos is not None and (eos in end_tokens or not end_tokens):
             return eos
-        if not ends:
+        if not end_tokens:
             raise ValueError("the tokenizer has no end token (eos_token)")
-        return ends[0]
+        return end_tokens[0]

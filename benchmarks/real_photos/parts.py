@@ -11,28 +11,28 @@ from captioning.runtime.errors import UserError
 
 PARTS = 3  # of the training photos: one for the judge, the others for the captioner
 SPLITS = ("train", "val", "test")
-START, JUDGE = "start", "judge"  # folders of a seed's captioner before tuning, and of its judge
+START, JUDGE = "start", "judge"  # a seed's folders of the captioner before tuning, and the judge
 
 
 def write_parts(config: Config, seed: int, folder: Path) -> dict[str, str]:
     """Write the annotation files of a seed's captioner and judge, and return their paths.
 
-    The judge's part of the training photos depends on the seed. The judge also trains on the
-    validation split. The captioner trains on none of the judge's photos. Raises UserError.
+    The judge's part of the training photos depends on the seed, and the captioner gets the others.
+    The judge also trains on the validation split. Raises UserError.
     """
     samples = read_split(config, "train")
     if len(samples) < PARTS:
         raise UserError(f"train_file: {len(samples)} photos; at least {PARTS} are needed")
     order = permutation(len(samples), derived_seed("parts"))
-    judges = set(order[seed % PARTS :: PARTS])
-    of = {
-        START: [sample for n, sample in enumerate(samples) if n not in judges],
-        JUDGE: [samples[n] for n in sorted(judges)] + read_split(config, "val"),
+    judge_indices = set(order[seed % PARTS :: PARTS])
+    parts = {
+        START: [sample for n, sample in enumerate(samples) if n not in judge_indices],
+        JUDGE: [samples[n] for n in sorted(judge_indices)] + read_split(config, "val"),
     }
-    return {name: _write(part, folder / f"{name}.json") for name, part in of.items()}
+    return {name: _write(part, folder / f"{name}.json") for name, part in parts.items()}
 
 
-def write_few(config: Config, counts: dict[str, int], folder: Path) -> list[str]:
+def write_subsets(config: Config, counts: dict[str, int], folder: Path) -> list[str]:
     """Write files with evenly spaced photos of each split; return the overrides that use them.
 
     counts: {split: number of photos}.
@@ -40,8 +40,8 @@ def write_few(config: Config, counts: dict[str, int], folder: Path) -> list[str]
     files = {}
     for split, count in counts.items():
         samples = read_split(config, split)
-        few = samples[:: max(1, len(samples) // count)][:count]
-        files[split] = _write(few, folder / f"{split}.json")
+        subset = samples[:: max(1, len(samples) // count)][:count]
+        files[split] = _write(subset, folder / f"{split}.json")
     return [f"{split}_file={path}" for split, path in files.items()]
 
 

@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from benchmarks.real_photos.judge import HUMANS, captions_of, found
+from benchmarks.real_photos.judge import HUMANS, judge_runs, read_captions
 from captioning.config.objectives import objective_name
 from captioning.files.reading import parse_json, read_json, read_text
 from captioning.files.writing import write_json, write_text
 from captioning.metrics.bootstrap import Estimate, mean
 from captioning.metrics.registry import Metric
 from captioning.report import comparison, plane
-from captioning.report.comparison_table import columns_of, in_markdown, shown_value
-from captioning.report.figures import look, save, styles
+from captioning.report.comparison_table import format_value, select_columns, to_markdown
+from captioning.report.figures import assign_styles, figure_context, save_figure
 from captioning.report.page import write_report
-from captioning.report.runs import metrics_of
+from captioning.report.runs import parse_metrics
 from captioning.runtime.progress import log_line
 from captioning.sweep.decoding_table import write_decodings
 from captioning.sweep.decodings import decoding_folder
@@ -25,98 +25,106 @@ from captioning.sweep.over_seeds import half_width, mean_over_seeds
 from captioning.sweep.runs import Sweep
 from captioning.sweep.variants import Variant
 
-FOUND = Metric("found", "Finds its photo", 1, False, "likeliest under their own photo", "%")
-LENGTH = plane.Axis("cap_len", "words a caption")
-UP = (plane.Axis("found", "captions that find their photo (%)"), plane.Axis("CIDEr", "CIDEr"))
-EVERY = 30  # every 30th test photo by id is an example
+PHOTO_FOUND = Metric("found", "Finds its photo", 1, False, "likeliest under their own photo", "%")
+LENGTH_AXIS = plane.Axis("cap_len", "words a caption")
+VERTICAL_AXES = (
+    plane.Axis("found", "captions that find their photo (%)"),
+    plane.Axis("CIDEr", "CIDEr"),
+)
+EXAMPLE_STEP = 30  # every 30th test photo by id is an example
 
 
 def write_summary(folder: Path, seeds: Sequence[Path], variants: Sequence[Variant]) -> str:
     """Write results.json, table.md, plane.svg and report.html; return the table."""
-    first = comparison.compare([seeds[0] / variant.name for variant in variants])
-    judged = [found(seed, [variant.name for variant in variants]) for seed in seeds]
-    of_seeds: dict[str, dict[str, list[float]]] = {}  # {label: {metric: one value per seed}}
+    first_comparison = comparison.compare([seeds[0] / variant.name for variant in variants])
+    hits = [judge_runs(seed, [variant.name for variant in variants]) for seed in seeds]
+    seed_values: dict[str, dict[str, list[float]]] = {}  # {label: {metric: one value per seed}}
 
-    def row(label: str, kind: str, name: str, metrics: Sequence[Mapping]) -> comparison.Row:
-        """A row with the means over all seeds."""
-        each = [
-            comparison.Row(label, kind, {}, {**of, FOUND.name: mean(list(by[name].values()))})
-            for of, by in zip(metrics, judged)
+    def mean_row(label: str, kind: str, name: str, metrics: Sequence[Mapping]) -> comparison.Row:
+        """Return a row with the means over all seeds. metrics: one dict per seed."""
+        seed_rows = [
+            comparison.Row(
+                label, kind, {}, {**scores, PHOTO_FOUND.name: mean(list(found[name].values()))}
+            )
+            for scores, found in zip(metrics, hits)
         ]
-        joined = mean_over_seeds(each, label)
-        of_seeds[label] = {n: [one.metrics[n].value for one in each] for n in joined.metrics}
-        return joined
+        average = mean_over_seeds(seed_rows, label)
+        seed_values[label] = {n: [r.metrics[n].value for r in seed_rows] for n in average.metrics}
+        return average
 
-    human = first.human.metrics if first.human else {}
-    people = row(comparison.HUMANS, "humans", HUMANS, [{} for _ in seeds])
-    rows = [people._replace(metrics={**human, **people.metrics})]
-    for variant, run in zip(variants, first.runs):
-        metrics = [_metrics(seed / variant.name) for seed in seeds]
-        rows.append(row(variant.label, run.kind, variant.name, metrics))
-    of_images = {
+    human = first_comparison.human.metrics if first_comparison.human else {}
+    human_row = mean_row(comparison.HUMANS, "humans", HUMANS, [{} for _ in seeds])
+    rows = [human_row._replace(metrics={**human, **human_row.metrics})]
+    for variant, run in zip(variants, first_comparison.runs):
+        metrics = [_read_metrics(seed / variant.name) for seed in seeds]
+        rows.append(mean_row(variant.label, run.kind, variant.name, metrics))
+    image_values = {
         variant.label: [
-            _of_images(seed / variant.name, j[variant.name]) for seed, j in zip(seeds, judged)
+            _read_image_values(seed / variant.name, j[variant.name]) for seed, j in zip(seeds, hits)
         ]
         for variant in variants
     }
-    mle = of_images.get(objective_name("mle"), [])
+    mle = image_values.get(objective_name("mle"), [])
     results = {
         "scores": {row.label: {n: vars(e) for n, e in row.metrics.items()} for row in rows},
-        "seeds": of_seeds,
+        "seeds": seed_values,
         "differences_from_mle": {
-            label: {name: vars(e) for name, e in differences(mle, each).items()}
-            for label, each in of_images.items()
-            if mle and each is not mle
+            label: {name: vars(e) for name, e in paired_differences(mle, values).items()}
+            for label, values in image_values.items()
+            if mle and values is not mle
         },
         "examples": _examples(seeds[0], variants),
     }
     write_json(results, folder / "results.json")
-    columns = [*columns_of(rows), FOUND]
-    lines = [[row.label, *(shown_value(column, row) for column in columns)] for row in rows]
-    text = in_markdown([column.heading for column in columns], lines)
+    columns = [*select_columns(rows), PHOTO_FOUND]
+    lines = [[row.label, *(format_value(column, row) for column in columns)] for row in rows]
+    text = to_markdown([column.heading for column in columns], lines)
     for example in results["examples"]:
         text += "".join(f"\n{label}: {value}\n" for label, value in example.items())
     write_text(text, folder / "table.md")
-    write_report(first, folder / "report.html", "These are the runs of the first seed.")
+    write_report(first_comparison, folder / "report.html", "These are the runs of the first seed.")
     log_line(_draw(rows, folder / "plane.svg"))
     return text
 
 
 def write_decoding_summary(folder: Path, sweeps: Sequence[Sweep], decodings: Sequence[str]) -> str:
     """Write decodings.md and decodings.svg of all seeds; return the table."""
-    judged = {}
+    hit_rates = {}
     for sweep in sweeps:
         folders = [
             decoding_folder(Path(v.name), name) for v in sweep.variants for name in decodings
         ]
-        for name, hits in found(sweep.folder, [str(each) for each in folders]).items():
-            judged[sweep.folder / name] = {FOUND.name: mean(list(hits.values()))}
-    return write_decodings(sweeps, decodings, folder, judged, [FOUND])
+        for name, hits in judge_runs(sweep.folder, [str(path) for path in folders]).items():
+            hit_rates[sweep.folder / name] = {PHOTO_FOUND.name: mean(list(hits.values()))}
+    return write_decodings(sweeps, decodings, folder, hit_rates, [PHOTO_FOUND])
 
 
-def differences(
+def paired_differences(
     first: Sequence[Mapping[str, np.ndarray]], second: Sequence[Mapping[str, np.ndarray]]
 ) -> dict[str, Estimate]:
-    """The differences of means over the same images and seeds. Intervals as in `over_seeds`."""
+    """{metric: difference of means, second - first}, with intervals as in `over_seeds`.
+
+    first, second: for each seed, {metric: values of the same images}.
+    """
     estimates = {}
     for name in sorted(first[0].keys() & second[0].keys()):
         pairs = np.array([b[name] - a[name] for a, b in zip(first, second)])  # (seeds, images)
         pairs = pairs[:, ~np.isnan(pairs).any(0)]
         count = pairs.shape[1]
         if count >= 2:
-            of_images = pairs.mean(0).var(ddof=1) / count
-            value, reach = float(pairs.mean()), half_width(of_images, pairs.mean(1).tolist())
-            estimates[name] = Estimate(value, value - reach, value + reach, count)
+            image_variance = pairs.mean(0).var(ddof=1) / count
+            value, margin = float(pairs.mean()), half_width(image_variance, pairs.mean(1).tolist())
+            estimates[name] = Estimate(value, value - margin, value + margin, count)
     return estimates
 
 
-def _metrics(run: Path) -> dict[str, Estimate]:
+def _read_metrics(run: Path) -> dict[str, Estimate]:
     path = run / "result" / "test" / "metrics.json"
-    return metrics_of(read_json(path)["metrics"], path)
+    return parse_metrics(read_json(path)["metrics"], path)
 
 
-def _of_images(run: Path, hits: Mapping[str, float]) -> dict[str, np.ndarray]:
-    """{metric: one value per image} for metrics of single captions; nan without a value."""
+def _read_image_values(run: Path, hits: Mapping[str, float]) -> dict[str, np.ndarray]:
+    """Read {metric: one value per image} for metrics of single captions; nan without a value."""
     path = run / "result" / "test" / "per_caption.jsonl"
     lines = [parse_json(line, path, n) for n, line in enumerate(read_text(path).splitlines(), 1)]
     lines = sorted(lines, key=lambda line: str(line["image_id"]))
@@ -124,7 +132,7 @@ def _of_images(run: Path, hits: Mapping[str, float]) -> dict[str, np.ndarray]:
         metric: [line.get(metric) for line in lines]
         for metric in lines[0].keys() - {"image_id", "caption"}
     }
-    columns[FOUND.name] = [hits.get(str(line["image_id"])) for line in lines]
+    columns[PHOTO_FOUND.name] = [hits.get(str(line["image_id"])) for line in lines]
     return {
         metric: np.array(values, dtype=float)
         for metric, values in columns.items()
@@ -134,28 +142,28 @@ def _of_images(run: Path, hits: Mapping[str, float]) -> dict[str, np.ndarray]:
 
 def _examples(seed: Path, variants: Sequence[Variant]) -> list[dict[str, Any]]:
     """The captions of every 30th photo by id."""
-    captions = {variant.label: captions_of(seed / variant.name) for variant in variants}
+    captions = {variant.label: read_captions(seed / variant.name) for variant in variants}
     ids = sorted(next(iter(captions.values())), key=lambda i: (isinstance(i, str), i))
     return [
-        {"Photo": i, **{label: of_run[i] for label, of_run in captions.items()}}
-        for i in ids[::EVERY]
+        {"Photo": i, **{label: run_captions[i] for label, run_captions in captions.items()}}
+        for i in ids[::EXAMPLE_STEP]
     ]
 
 
 def _draw(rows: Sequence[comparison.Row], path: Path) -> str:
-    """Draw length against photos found, and against CIDEr; return the figure in words."""
-    described = []
-    with look():
+    """Draw photos found and CIDEr against length; return a description of the figure."""
+    descriptions = []
+    with figure_context():
         figure = Figure(figsize=(9.2, 3.6), layout="constrained")
-        for ax, up in zip(figure.subplots(1, len(UP)), UP):
-            axes = plane.Pair(LENGTH, up)
+        for ax, vertical in zip(figure.subplots(1, len(VERTICAL_AXES)), VERTICAL_AXES):
+            axes = plane.AxisPair(LENGTH_AXIS, vertical)
             present = [row for row in rows if plane.has_both(row, axes)]
             points = [
                 plane.draw_point(ax, axes, row, style, row.label)
-                for row, style in zip(present, styles([row.kind for row in present]))
+                for row, style in zip(present, assign_styles([row.kind for row in present]))
             ]
-            plane.name_axes(ax, axes)
-            plane.name_points(figure, ax, points)
-            described.append(plane.described(axes, points))
-        save(figure, path)
-    return "; ".join(described)
+            plane.label_axes(ax, axes)
+            plane.label_points(figure, ax, points)
+            descriptions.append(plane.describe(axes, points))
+        save_figure(figure, path)
+    return "; ".join(descriptions)

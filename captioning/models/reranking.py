@@ -20,7 +20,7 @@ from captioning.runtime.errors import UserError
 from captioning.runtime.registry import load
 from decoding import DecodingSettings, Generated
 from decoding.guided import caption_lengths, encode_noisy
-from decoding.rerank import Reranking, expected_similarity, reranked
+from decoding.rerank import Reranking, expected_similarity, rerank
 
 MAX_CAPTIONS = 256  # captions whose likelihoods are computed at once
 
@@ -65,7 +65,7 @@ class Reranker:
             encode_noisy(self.captioner, image, settings),
         )
         scores = self.scorer(image, encoded, candidates)
-        return reranked(candidates, scores.to(candidates.scores.device), self.reranking.num_return)
+        return rerank(candidates, scores.to(candidates.scores.device), self.reranking.num_return)
 
 
 def with_reranking(

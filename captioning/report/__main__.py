@@ -47,8 +47,12 @@ def default_output(runs: Sequence[Path]) -> Path:
     """
     if len(runs) == 1:
         return runs[0] / "report.html"
-    above = Path(os.path.commonpath([run.absolute().parent for run in runs]))
-    return Path("report.html") if above == Path(above.anchor) else above / "report.html"
+    common_folder = Path(os.path.commonpath([run.absolute().parent for run in runs]))
+    return (
+        Path("report.html")
+        if common_folder == Path(common_folder.anchor)
+        else common_folder / "report.html"
+    )
 
 
 if __name__ == "__main__":

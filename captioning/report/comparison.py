@@ -1,4 +1,4 @@
-"""The content of a report: the runs, the human captions, and the images that all runs captioned."""
+"""The data of a report: the runs, the human captions, and the images that all runs captioned."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,9 +24,9 @@ HUMANS = "Humans"
 
 
 class Row(NamedTuple):
-    """A row of the comparison that is no run: human captions, or the mean of several runs.
+    """A row of the comparison: human captions, or the mean of several runs.
 
-    A run is a row, too: it has the same attributes.
+    A `Run` can also be a row, because it has these attributes.
     """
 
     label: str
@@ -39,9 +39,9 @@ class Row(NamedTuple):
 class Comparison:
     """The runs of a report and the data they share.
 
-    - image_ids: the images that all runs captioned
-    - samples, references: of these images, in the split's order; empty if the data set cannot be
-      read
+    - image_ids: the images that all runs captioned and that the data set has
+    - samples, references: those of these images, in the split's order; empty if the data set cannot
+      be read
     - captioned: the number of images that all runs captioned
     - whole_split: whether all images of the split were captioned
     - missing: one sentence for each missing part of the report
@@ -60,7 +60,7 @@ class Comparison:
 
     @property
     def has_other_captions(self) -> bool:
-        """Whether images have further references besides the held-out caption."""
+        """Whether any image has further references besides the held-out caption."""
         return any(len(group) > 1 for group in self.references.values())
 
     @property
@@ -70,74 +70,80 @@ class Comparison:
 
     def image_path(self, image_id: ImageId) -> Optional[Path]:
         sample = self.samples.get(image_id)
-        return sample and Path(self.runs[0].scored_with.image_root, sample.image)
+        return sample and Path(self.runs[0].scoring_config.image_root, sample.image)
 
 
 def compare(folders: Sequence[Path], split: str = "test") -> Comparison:
     """Read the runs in `folders` and score the human captions. Raises UserError."""
     runs = read_runs(folders, split)
-    _refuse_other_data(runs, split)
+    _check_same_data(runs, split)
     captioned = [i for i in runs[0].captions if all(i in run.captions for run in runs)]
     if not captioned:
         raise UserError(
             f"no image of split {split} was captioned by all runs: compare runs of one data set"
         )
     count = len(captioned)
-    missing = list(_gaps(runs, count))
-    unread = Comparison(split, runs, captioned, missing=missing, captioned=count)
-    config = runs[0].scored_with
+    missing = list(_describe_gaps(runs, count))
+    without_data = Comparison(split, runs, captioned, missing=missing, captioned=count)
+    config = runs[0].scoring_config
     try:
-        of_split = read_split(config, split)
-        texts = references(config, split, of_split)
-        samples = {sample.image_id: sample for sample in of_split}
+        split_samples = read_split(config, split)
+        texts = references(config, split, split_samples)
+        samples = {sample.image_id: sample for sample in split_samples}
     except UserError as error:
         missing.append(f"The data set could not be read, so there are no human captions: {error}.")
-        return unread
-    wanted, size = set(captioned), len(samples)
-    samples = {i: sample for i, sample in samples.items() if i in wanted}
+        return without_data
+    captioned_ids, split_size = set(captioned), len(samples)
+    samples = {i: sample for i, sample in samples.items() if i in captioned_ids}
     if not samples:
         missing.append(f"The data set's {split} split has none of the captioned images.")
-        return unread
+        return without_data
     if len(samples) < count:
         missing.append(
             f"The data set has only {len(samples)} of the {count} captioned images; the examples "
             "and the human captions are from these, the runs' scores from all images."
         )
-    if len(samples) < size:
-        missing.append(f"Only {len(samples)} of the split's {size} images were captioned.")
+    if len(samples) < split_size:
+        missing.append(f"Only {len(samples)} of the split's {split_size} images were captioned.")
     texts = {i: list(texts[i]) for i in samples}
     human = _human_row(texts, samples.values(), runs, missing)
     scenes = {}
     try:
-        of_runs = (run.scored_with for run in runs)
-        facts = next((each for each in of_runs if getattr(each, "facts_file", None)), None)
-        if facts:
-            scenes = read_scenes(Path(FactsOptions.from_config(facts)["facts_file"]))
+        configs = (run.scoring_config for run in runs)
+        facts_config = next(
+            (config for config in configs if getattr(config, "facts_file", None)), None
+        )
+        if facts_config:
+            scenes = read_scenes(Path(FactsOptions.from_config(facts_config)["facts_file"]))
     except UserError as error:
         missing.append(
             f"The contents of the images could not be read, so no word is marked: {error}."
         )
-    whole = len(samples) == size == count
+    is_whole_split = len(samples) == split_size == count
     ids = list(samples)
-    return Comparison(split, runs, ids, samples, texts, human, scenes, missing, count, whole)
+    return Comparison(
+        split, runs, ids, samples, texts, human, scenes, missing, count, is_whole_split
+    )
 
 
-def _refuse_other_data(runs: Sequence[Run], split: str) -> None:
-    """Raise UserError if a run was scored on other data than the first run."""
+def _check_same_data(runs: Sequence[Run], split: str) -> None:
+    """Raise UserError if the runs were not scored on the same data."""
 
-    def data_of(run: Run) -> dict[str, str]:
-        config = run.scored_with
-        known = known_annotation(config.dataset, split)
+    def data_settings(run: Run) -> dict[str, str]:
+        config = run.scoring_config
+        default_file = known_annotation(config.dataset, split)
         return {
             "dataset": config.dataset,
             "ann_root": str(Path(config.ann_root).resolve()),
-            f"{split}_file": str(getattr(config, f"{split}_file") or known),
+            f"{split}_file": str(getattr(config, f"{split}_file") or default_file),
             "split": str(config.split and (config.train_file, sorted(config.split.items()))),
             "image_root": str(Path(config.image_root).resolve()),
         }
 
     for run in runs[1:]:
-        for (key, expected), value in zip(data_of(runs[0]).items(), data_of(run).values()):
+        for (key, expected), value in zip(
+            data_settings(runs[0]).items(), data_settings(run).values()
+        ):
             if value != expected:
                 raise UserError(
                     f"{runs[0].folder} and {run.folder} were scored on different data sets: {key} "
@@ -145,65 +151,67 @@ def _refuse_other_data(runs: Sequence[Run], split: str) -> None:
                 )
 
 
-def _gaps(runs: list[Run], captioned: int) -> Iterator[str]:
-    """A sentence for each run that captioned more images than the others, or has no scores."""
+def _describe_gaps(runs: list[Run], captioned: int) -> Iterator[str]:
+    """Yield a sentence for each run that captioned further images, or has no scores."""
     for run in runs:
-        if more := len(run.captions) - captioned:
+        if num_extra := len(run.captions) - captioned:
             yield (
-                f"{run.label} captioned {more} images that another run did not; its scores are "
-                "over these, too, while the examples are not."
+                f"{run.label} captioned {num_extra} images that another run did not; its scores "
+                "are over these, too, while the examples are not."
             )
         if not run.metrics:
             yield f"{run.label} has no scores of this split."
 
 
-def held_out(references: Mapping[ImageId, Sequence[str]]) -> tuple[Captions, References]:
+def hold_out(references: Mapping[ImageId, Sequence[str]]) -> tuple[Captions, References]:
     """Hold out one caption of each image; return the held-out captions and the others.
 
-    Of image i with k captions, caption i mod k is held out, so that each annotator gets a turn.
+    Of the k captions of image i, caption i mod k is held out, so that the annotators alternate.
     """
     captions: Captions = {}
     others: References = {}
     for i, (image_id, group) in enumerate(references.items()):
-        chosen = i % len(group)
-        captions[image_id] = group[chosen]
+        held_out_index = i % len(group)
+        captions[image_id] = group[held_out_index]
         if len(group) > 1:
-            others[image_id] = [*group[:chosen], *group[chosen + 1 :]]
+            others[image_id] = [*group[:held_out_index], *group[held_out_index + 1 :]]
     return captions, others
 
 
 def _human_row(
     texts: References, samples: Iterable[Sample], runs: list[Run], missing: list[str]
 ) -> Row:
-    """The row of the held-out captions, with the metrics that the runs have."""
-    captions, others = held_out(texts)
-    alone = not others
-    if alone:
+    """Score the held-out captions by the runs' metrics. Append what fails to `missing`."""
+    captions, others = hold_out(texts)
+    lacks_references = not others
+    if lacks_references:
         missing.append(
             "Each image has only one human caption, so it has no references to score it."
         )
         others = {image_id: [caption] for image_id, caption in captions.items()}
-    wanted = {name for run in runs for name in run.metrics}
-    if alone:  # otherwise a caption would be scored against itself
-        wanted = {name for name in wanted if not metric_of(name).references}
-    settings = metric_settings(runs[0].scored_with, samples, "cpu")
-    built = []
-    for name in dict.fromkeys(name for run in runs for name in run.scored_with.metrics):
-        names = wanted.intersection(COMPUTED[name])
-        if load(EVALUATORS[name]).costly or not names:
+    metric_names = {name for run in runs for name in run.metrics}
+    if lacks_references:  # a caption must not be scored against itself
+        metric_names = {name for name in metric_names if not metric_of(name).references}
+    settings = metric_settings(runs[0].scoring_config, samples, "cpu")
+    evaluators = []
+    for name in dict.fromkeys(name for run in runs for name in run.scoring_config.metrics):
+        computed = metric_names.intersection(COMPUTED[name])
+        if load(EVALUATORS[name]).costly or not computed:
             continue
         # Uses the options of the run with most metrics.
         run = max(
-            (run for run in runs if name in run.scored_with.metrics),
-            key=lambda run: len(names & run.metrics.keys()),
+            (run for run in runs if name in run.scoring_config.metrics),
+            key=lambda run: len(computed & run.metrics.keys()),
         )
         try:
-            built += build_evaluators([name], settings, **options_of([name], run.scored_with))
+            evaluators += build_evaluators(
+                [name], settings, **options_of([name], run.scoring_config)
+            )
         except UserError as error:
             missing.append(f"Human captions could not be scored: {error}.")
-    scores = score({image_id: captions[image_id] for image_id in others}, others, built)
-    skipped = sorted(wanted.intersection(scores.skipped))
+    scores = score({image_id: captions[image_id] for image_id in others}, others, evaluators)
+    skipped = sorted(metric_names.intersection(scores.skipped))
     for reason in dict.fromkeys(scores.skipped[name] for name in skipped):
         missing.append(f"Not all scores of human captions could be computed: {reason}.")
-    metrics = {name: estimate for name, estimate in scores.metrics.items() if name in wanted}
+    metrics = {name: estimate for name, estimate in scores.metrics.items() if name in metric_names}
     return Row(HUMANS, "humans", captions, metrics)

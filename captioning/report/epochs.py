@@ -8,20 +8,20 @@ from captioning.report.runs import Run
 from captioning.training.selection import describe_selection, shown_metrics
 
 
-class Selected(NamedTuple):
+class SelectedEpoch(NamedTuple):
     """The selected epoch of a run.
 
-    words: the epoch and how it was selected. lines: (title, cells) of the value that selected the
-    epoch, if any, and of each metric. cells: (epoch counted from 1, value, whether selected) of
+    description: the epoch and how it was selected. lines: (title, cells) of the value that selected
+    the epoch, if any, and of each metric. cells: (epoch counted from 1, value, whether selected) of
     each validation.
     """
 
     run: Run
-    words: str
+    description: str
     lines: list[tuple[str, list[tuple[int, str, bool]]]]
 
 
-def selected_epochs(runs: Iterable[Run]) -> Iterator[Selected]:
+def selected_epochs(runs: Iterable[Run]) -> Iterator[SelectedEpoch]:
     """The selected epoch of each run that recorded one."""
     for run in runs:
         if run.selected is None:
@@ -29,18 +29,18 @@ def selected_epochs(runs: Iterable[Run]) -> Iterator[Selected]:
         names, epochs = shown_metrics(run.selected), run.selected["epochs"]
         lines = []
         for name in names:
-            values = [each["scores"].get(name) for each in epochs]
+            values = [epoch["scores"].get(name) for epoch in epochs]
             lines.append((metric_of(name).title, _cells(run, name, values)))
-        values = [each["value"] for each in epochs]
+        values = [epoch["value"] for epoch in epochs]
         if len(names) > 1 and any(value is not None for value in values):
             lines.insert(0, (run.selected["select"], _cells(run, names[0], values)))
-        yield Selected(run, describe_selection(run.selected), lines)
+        yield SelectedEpoch(run, describe_selection(run.selected), lines)
 
 
-def _cells(run: Run, like: str, values: Sequence[Optional[float]]) -> list[tuple[int, str, bool]]:
-    """The cells of a line. like: a metric; the values get its number of decimals."""
+def _cells(run: Run, metric: str, values: Sequence[Optional[float]]) -> list[tuple[int, str, bool]]:
+    """Format the cells of a line with the decimals of `metric`."""
     cells = []
-    for each, value in zip(run.selected["epochs"], values):
-        text = "none" if value is None else f"{value:.{metric_of(like).decimals}f}"
-        cells.append((each["epoch"] + 1, text, each["epoch"] == run.selected["epoch"]))
+    for epoch, value in zip(run.selected["epochs"], values):
+        text = "none" if value is None else f"{value:.{metric_of(metric).decimals}f}"
+        cells.append((epoch["epoch"] + 1, text, epoch["epoch"] == run.selected["epoch"]))
     return cells

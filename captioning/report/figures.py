@@ -1,4 +1,4 @@
-"""The page's figures as SVG: curves and lengths, with one style per objective."""
+"""Draws the page's figures as SVG: curves and caption lengths, with one style per objective."""
 
 import io
 import itertools
@@ -24,14 +24,14 @@ INK, FAINT = "#1c2733", "#c9d1d9"
 
 
 class Style(NamedTuple):
-    """How figures draw a row of the comparison. Styles also differ without colour."""
+    """The style of a row of the comparison in all figures. Styles also differ without colour."""
 
     colour: str
     marker: str
     dashes: str
 
 
-# Groups of validation scores with their labels. The first logged score of each group is drawn.
+# Groups {score: label} of validation scores. The first logged score of each group is drawn.
 VALIDATION = (
     {"CIDEr": "CIDEr", "Bleu_4": "BLEU-4"},
     {"true_facts": "true facts a caption", "cap_len": "words a caption"},
@@ -46,8 +46,8 @@ STYLES = {
     "reverse": Style("#8a6d00", "P", ":"),
     "weights": Style("#5b4bb5", "X", "-"),
 }
-# Styles for other objectives, and for further runs with the same objective.
-SPARE = (
+# Styles of other objectives, and of further runs with the same objective.
+EXTRA_STYLES = (
     Style("#3d87c4", "<", ":"),
     Style("#7d2a56", ">", "--"),
     Style("#56700f", "h", "-."),
@@ -60,7 +60,7 @@ SPARE = (
     Style("#b07d00", "d", "-"),
 )
 
-_LOOK = {
+RC_PARAMS = {
     "font.family": "DejaVu Sans",  # part of matplotlib; saved as outlines
     "font.size": 9.5,
     "svg.fonttype": "path",
@@ -83,34 +83,34 @@ _LOOK = {
 }
 
 
-def look():
-    """The matplotlib context for all figures."""
-    return matplotlib.rc_context(_LOOK)
+def figure_context():
+    """Return the matplotlib context in which all figures are drawn."""
+    return matplotlib.rc_context(RC_PARAMS)
 
 
-def styles(kinds: Sequence[str]) -> list[Style]:
-    """A style for each row. Styles repeat only after all spare styles are used."""
-    spare, found = itertools.cycle(SPARE), []
+def assign_styles(kinds: Sequence[str]) -> list[Style]:
+    """Return a style for each row. Styles repeat only after all EXTRA_STYLES are used."""
+    extra_styles, row_styles = itertools.cycle(EXTRA_STYLES), []
     for index, kind in enumerate(kinds):
-        known = kind in STYLES and kind not in kinds[:index]
-        found.append(STYLES[kind] if known else next(spare))
-    return found
+        has_own_style = kind in STYLES and kind not in kinds[:index]
+        row_styles.append(STYLES[kind] if has_own_style else next(extra_styles))
+    return row_styles
 
 
 def new_figure(height: float = HEIGHT) -> Figure:
     return Figure(figsize=(WIDTH, height), layout="constrained")
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Write a file in the format of its suffix, reproducibly."""
-    undated = {"Date": None} if path.suffix == ".svg" else None
-    figure.savefig(path, facecolor="white", dpi=150, metadata=undated)
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure in the format of the file's suffix, reproducibly."""
+    metadata = {"Date": None} if path.suffix == ".svg" else None
+    figure.savefig(path, facecolor="white", dpi=150, metadata=metadata)
 
 
-def svg(figure: Figure, name: str, description: str) -> Markup:
-    """The figure as an <svg> element. name: a prefix that makes its ids unique in the page."""
+def to_svg(figure: Figure, name: str, description: str) -> Markup:
+    """Convert a figure to an <svg> element. name: a prefix that makes ids unique in the page."""
     buffer = io.StringIO()
-    with look():
+    with figure_context():
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
@@ -118,8 +118,8 @@ def svg(figure: Figure, name: str, description: str) -> Markup:
     text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
     text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", text)
     text = re.sub(r"\n\s*", "\n", text)
-    opening = Markup('<svg role="img" aria-label="{}" ').format(description)
-    return opening + Markup(text[len("<svg ") :])
+    start_tag = Markup('<svg role="img" aria-label="{}" ').format(description)
+    return start_tag + Markup(text[len("<svg ") :])
 
 
 class Curve(NamedTuple):
@@ -129,85 +129,87 @@ class Curve(NamedTuple):
     y: np.ndarray
 
 
-def curves(runs: Sequence[Run]) -> Iterator[tuple[str, Markup]]:
-    """Yield (title, figure) of each objective's loss, of sampled captions, and of validations."""
-    of_steps = {
+def draw_curves(runs: Sequence[Run]) -> Iterator[tuple[str, Markup]]:
+    """Yield (title, figure) of each objective's loss, sampled captions' scores, and validations."""
+    objective_curves = {
         part: (f"{objective_title(part)} loss in training", "nats a token") for part in OBJECTIVES
     }
-    for part, (title, label) in {**of_steps, **CURVES}.items():
-        lines = [line for line in _lines(runs, "step", part) if len(line.x) > 1]
-        if not lines:
+    for part, (title, label) in {**objective_curves, **CURVES}.items():
+        run_curves = [curve for curve in _read_curves(runs, "step", part) if len(curve.x) > 1]
+        if not run_curves:
             continue
         smoothing = {run.config.label_smoothing for run in runs if any(part in e for e in run.log)}
         if part == "mle" and smoothing != {0}:
             title += f", labels smoothed by {' or '.join(f'{s:g}' for s in sorted(smoothing))}"
         name = part if part in CURVES else f"loss-{part}"
-        yield title, _draw(lines, name, title, "optimiser step", label, smooth=True)
+        yield title, _draw(run_curves, name, title, "optimiser step", label, smooth=True)
     for choices in VALIDATION:
         for name, label in choices.items():
-            lines = _lines(runs, "val", name)
-            if any(len(line.x) > 1 for line in lines):
+            run_curves = _read_curves(runs, "val", name)
+            if any(len(curve.x) > 1 for curve in run_curves):
                 title = f"Validation: {label}"
                 # Epochs are counted from 0 in the log.
-                lines = [line._replace(x=line.x + 1) for line in lines]
-                yield title, _draw(lines, f"val-{name}", title, "epoch", label, smooth=False)
+                run_curves = [curve._replace(x=curve.x + 1) for curve in run_curves]
+                yield title, _draw(run_curves, f"val-{name}", title, "epoch", label, smooth=False)
                 break
 
 
-def _lines(runs: Sequence[Run], event: str, name: str) -> list[Curve]:
-    found = []
-    for run, style in zip(runs, styles([run.kind for run in runs])):
+def _read_curves(runs: Sequence[Run], event: str, name: str) -> list[Curve]:
+    run_curves = []
+    for run, style in zip(runs, assign_styles([run.kind for run in runs])):
         # A resumed run has logged some steps twice. The last entry counts.
         points = {e["step"]: e[name] for e in run.log if e.get("event") == event and name in e}
         if points:
             x, y = zip(*sorted(points.items()))
-            found.append(Curve(run.label, style, np.array(x), np.array(y, dtype=float)))
-    return found
+            run_curves.append(Curve(run.label, style, np.array(x), np.array(y, dtype=float)))
+    return run_curves
 
 
-def smoothed(values: np.ndarray) -> np.ndarray:
-    """Moving average. The window has 1/15 of the values, and is narrower at both ends."""
-    reach = -(-len(values) // 30)
+def moving_average(values: np.ndarray) -> np.ndarray:
+    """Smooth values (n,) by a moving average over n / 15 values, fewer at both ends."""
+    half_width = -(-len(values) // 30)
     sums = np.concatenate([[0.0], np.cumsum(values)])
-    first = np.maximum(np.arange(len(values)) - reach, 0)
-    last = np.minimum(np.arange(len(values)) + reach + 1, len(values))
+    first = np.maximum(np.arange(len(values)) - half_width, 0)
+    last = np.minimum(np.arange(len(values)) + half_width + 1, len(values))
     return (sums[last] - sums[first]) / (last - first)
 
 
-def _draw(lines: list[Curve], name: str, title: str, across: str, up: str, smooth: bool) -> Markup:
-    with look():
+def _draw(
+    run_curves: list[Curve], name: str, title: str, x_label: str, y_label: str, smooth: bool
+) -> Markup:
+    with figure_context():
         figure = new_figure()
         ax = figure.add_subplot()
-        for label, style, x, y in lines:
+        for label, style, x, y in run_curves:
             if smooth:
                 ax.plot(x, y, color=style.colour, alpha=0.3, linewidth=0.8)
-                ax.plot(x, smoothed(y), style.dashes, color=style.colour, label=label)
+                ax.plot(x, moving_average(y), style.dashes, color=style.colour, label=label)
             else:
                 ax.plot(x, y, style.dashes, marker=style.marker, color=style.colour, label=label)
         ax.grid()
-        ax.set_xlabel(across)
-        ax.set_ylabel(up)
+        ax.set_xlabel(x_label)
+        ax.set_ylabel(y_label)
         ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-        figure.legend(loc="outside upper left", ncols=min(len(lines), 3), handlelength=2.6)
-        ends = "; ".join(f"{line.label} ends at {line.y[-1]:.3f}" for line in lines)
-        return svg(figure, name, f"{title}, {up} by {across}: {ends}")
+        figure.legend(loc="outside upper left", ncols=min(len(run_curves), 3), handlelength=2.6)
+        ends = "; ".join(f"{curve.label} ends at {curve.y[-1]:.3f}" for curve in run_curves)
+        return to_svg(figure, name, f"{title}, {y_label} by {x_label}: {ends}")
 
 
 def length_histogram(groups: Sequence[tuple[str, str, Iterable[str]]]) -> Markup:
-    """A figure of (label, kind, captions) groups, below each other with the same scale."""
+    """Draw a histogram of caption lengths for each group (label, kind, captions)."""
     lengths = [np.array([words(caption) for caption in captions]) for _, _, captions in groups]
     # The axis ends at the 99th percentile. Longer captions are counted in the last bin.
-    longest = max(1, *(np.quantile(group, 0.99, method="inverted_cdf") for group in lengths))
-    described = []
-    with look():
+    last_bin = max(1, *(np.quantile(group, 0.99, method="inverted_cdf") for group in lengths))
+    descriptions = []
+    with figure_context():
         figure = new_figure(0.75 + 0.72 * len(groups))
         axes = figure.subplots(len(groups), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
         for ax, (label, _, _), style, group in zip(
-            axes, groups, styles([kind for _, kind, _ in groups]), lengths
+            axes, groups, assign_styles([kind for _, kind, _ in groups]), lengths
         ):
-            shown, counts = np.unique(np.minimum(group, longest), return_counts=True)
+            bins, counts = np.unique(np.minimum(group, last_bin), return_counts=True)
             mean = group.mean()
-            ax.bar(shown, 100 * counts / len(group), 0.82, color=style.colour)
+            ax.bar(bins, 100 * counts / len(group), 0.82, color=style.colour)
             ax.axvline(mean, color=INK, linewidth=1, linestyle=(0, (3, 2)))
             ax.set_title(label, fontsize=9, pad=3)
             ax.set_title(f"mean {mean:.1f}", fontsize=8.5, pad=3, loc="right", fontweight="normal")
@@ -215,9 +217,9 @@ def length_histogram(groups: Sequence[tuple[str, str, Iterable[str]]]) -> Markup
             ax.tick_params(axis="y", labelsize=8)
             ax.spines["left"].set_visible(False)
             ax.grid(axis="y", color=FAINT, linewidth=0.6)
-            described.append(f"{label} {mean:.1f}")
+            descriptions.append(f"{label} {mean:.1f}")
         axes[-1].set_xlabel("words a caption")
         axes[-1].xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
         figure.supylabel("captions (%)", fontsize=9.5)
-        description = f"Words a caption, on average: {', '.join(described)}"
-        return svg(figure, "lengths", description)
+        description = f"Words a caption, on average: {', '.join(descriptions)}"
+        return to_svg(figure, "lengths", description)

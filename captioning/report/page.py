@@ -1,4 +1,4 @@
-"""The report as one HTML file without external resources."""
+"""Renders the report as one HTML file without external resources."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,13 +10,13 @@ from captioning.data.caption_files import ImageId
 from captioning.files.writing import write_text
 from captioning.metrics.registry import metric_of
 from captioning.report.comparison import Comparison
-from captioning.report.comparison_table import cell, columns_of, other_columns
+from captioning.report.comparison_table import format_cell, other_columns, select_columns
 from captioning.report.epochs import selected_epochs
-from captioning.report.figures import curves, length_histogram, styles
-from captioning.report.picture import picture
-from captioning.report.plane import choose_axes, plane
-from captioning.report.runs import differing, origin, versions
-from captioning.report.tokens import charged, spared, token_picture
+from captioning.report.figures import assign_styles, draw_curves, length_histogram
+from captioning.report.picture import load_picture
+from captioning.report.plane import choose_axes, draw_plane
+from captioning.report.runs import differing_settings, recorded_commands, recorded_versions
+from captioning.report.tokens import find_charged, find_spared, token_figure
 from captioning.runtime.errors import UserError
 from captioning.scenes.facts import mark
 
@@ -37,35 +37,37 @@ def write_report(comparison: Comparison, output: Path, note: Optional[str] = Non
 
 
 def render(comparison: Comparison, note: Optional[str] = None) -> str:
-    """The page's HTML."""
+    """Render the page as HTML."""
     rows, runs = comparison.rows, comparison.runs
-    colours = dict(zip((r.label for r in rows), (s.colour for s in styles([r.kind for r in rows]))))
+    colours = dict(
+        zip((r.label for r in rows), (s.colour for s in assign_styles([r.kind for r in rows])))
+    )
     return _templates.get_template("page.html").render(
         comparison=comparison,
         runs=runs,
         note=note,
         colours=colours,
         rows=rows,
-        columns=columns_of(rows),
+        columns=select_columns(rows),
         others=other_columns(rows),
-        cell=cell,
-        skipped=_skipped(comparison),
-        plane=plane(rows),
+        cell=format_cell,
+        skipped=_group_skipped_metrics(comparison),
+        plane=draw_plane(rows),
         axes=choose_axes(rows),
-        curves=list(curves(runs)),
+        curves=list(draw_curves(runs)),
         without_log=[run.label for run in runs if not any("loss" in e for e in run.log)],
         selected=list(selected_epochs(runs)),
-        not_selected=[run.label for run in runs if run.trained and run.selected is None],
+        not_selected=[run.label for run in runs if run.is_trained and run.selected is None],
         lengths=length_histogram(_length_groups(comparison)),
-        examples=[_example(comparison, i) for i in _evenly_spaced(comparison.image_ids)],
-        origins=[(run, origin(run), versions(run)) for run in runs],
-        differing=differing(runs),
-        **_tokens(comparison),
+        examples=[_example_values(comparison, i) for i in _evenly_spaced(comparison.image_ids)],
+        origins=[(run, recorded_commands(run), recorded_versions(run)) for run in runs],
+        differing=differing_settings(runs),
+        **_token_values(comparison),
     )
 
 
 def example_lines(comparison: Comparison) -> str:
-    """The first example for a terminal: the image's file, then one caption per line."""
+    """Format the first example for a terminal: the image's file, then one caption per line."""
     image_id = _evenly_spaced(comparison.image_ids)[0]
     width = max(len(row.label) for row in comparison.rows)
     captions = [f"  {row.label:<{width}}  {row.captions[image_id]}" for row in comparison.rows]
@@ -73,53 +75,59 @@ def example_lines(comparison: Comparison) -> str:
 
 
 def _evenly_spaced(ids: Sequence[ImageId]) -> list[ImageId]:
-    """EXAMPLES of the ids at equal distances. Captions do not influence the choice."""
+    """Choose EXAMPLES of the ids at equal distances, independently of the captions."""
     count = min(EXAMPLES, len(ids))
     return [ids[(2 * i + 1) * len(ids) // (2 * count)] for i in range(count)]
 
 
-def _example(comparison: Comparison, image_id: ImageId) -> dict[str, Any]:
-    """An example's values: its captions are (label, words) per row; words are (text, is true)."""
+def _example_values(comparison: Comparison, image_id: ImageId) -> dict[str, Any]:
+    """The template's values for an image. captions: (label, words); words: (text, is true)."""
     scene = comparison.scenes.get(image_id)
     captions = []
     for row in comparison.rows:
         text = row.captions[image_id]
         captions.append((row.label, [(text, None)] if scene is None else mark(text, scene)))
-    shown = picture(comparison.image_path(image_id))
-    return {"image_id": image_id, "picture": shown, "captions": captions}
+    embedded_image = load_picture(comparison.image_path(image_id))
+    return {"image_id": image_id, "picture": embedded_image, "captions": captions}
 
 
 def _length_groups(comparison: Comparison) -> list[tuple[str, str, list[str]]]:
-    """The captions of each row. For humans: all captions, not only the held-out ones."""
-    human = [text for group in comparison.references.values() for text in group]
+    """(label, kind, captions) of each row. Humans have all captions, not only held-out ones."""
+    human_captions = [text for group in comparison.references.values() for text in group]
     return [
-        (row.label, row.kind, human if row is comparison.human else list(row.captions.values()))
+        (
+            row.label,
+            row.kind,
+            human_captions if row is comparison.human else list(row.captions.values()),
+        )
         for row in comparison.rows
     ]
 
 
-def _skipped(comparison: Comparison) -> list[tuple[str, str, str]]:
-    """(metrics, runs, reason) of metrics that could not be computed, grouped by reason."""
-    found: dict[tuple[str, str], list[str]] = {}
+def _group_skipped_metrics(comparison: Comparison) -> list[tuple[str, str, str]]:
+    """(metrics, runs, reason) of metrics that could not be computed, grouped by runs and reason."""
+    titles_by_reason: dict[tuple[str, str], list[str]] = {}
     for name in dict.fromkeys(name for run in comparison.runs for name in run.skipped):
-        of = [run for run in comparison.runs if name in run.skipped]
-        labels = ", ".join(run.label for run in of)
+        skipping_runs = [run for run in comparison.runs if name in run.skipped]
+        labels = ", ".join(run.label for run in skipping_runs)
         title = metric_of(name).title
-        found.setdefault((labels, of[0].skipped[name]), []).append(title)
-    return [(", ".join(titles), labels, why) for (labels, why), titles in found.items()]
+        titles_by_reason.setdefault((labels, skipping_runs[0].skipped[name]), []).append(title)
+    return [
+        (", ".join(titles), labels, reason) for (labels, reason), titles in titles_by_reason.items()
+    ]
 
 
-def _tokens(comparison: Comparison) -> dict[str, Any]:
-    """The template's values for the section on tokens: the picture, or why there is none."""
+def _token_values(comparison: Comparison) -> dict[str, Any]:
+    """The template's values for the section on tokens: the figure, or why there is none."""
     try:
-        found = token_picture(comparison)
+        figure = token_figure(comparison)
     except UserError as error:
         return {"tokens": None, "no_tokens": str(error)}
-    mle, smile = ([getattr(token, name) for token in found.tokens] for name in ("mle", "smile"))
+    mle, smile = ([getattr(token, name) for token in figure.tokens] for name in ("mle", "smile"))
     return {
-        "tokens": found,
-        "spared": spared(found.tokens),
-        "charged": charged(found.tokens),
+        "tokens": figure,
+        "spared": find_spared(figure.tokens),
+        "charged": find_charged(figure.tokens),
         "largest": max(*mle, *smile),
         "totals": {"mle": sum(mle), "smile": sum(smile)},
     }

@@ -1,4 +1,4 @@
-"""The figure of accuracy against descriptiveness."""
+"""Draws the figure of accuracy against descriptiveness."""
 
 from typing import NamedTuple, Optional
 
@@ -10,42 +10,44 @@ from matplotlib.transforms import Bbox
 
 from captioning.metrics.bootstrap import Estimate
 from captioning.report.comparison import Row
-from captioning.report.figures import INK, Style, look, new_figure, styles, svg
+from captioning.report.figures import INK, Style, assign_styles, figure_context, new_figure, to_svg
 
 
 class Axis(NamedTuple):
+    """An axis shows offset + factor * the metric's value."""
+
     metric: str
     label: str
     factor: float = 1.0
     offset: float = 0.0
 
-    def of(self, metric: Estimate) -> tuple[float, Optional[tuple[float, float]]]:
-        """The metric's value on this axis, and its interval's distances down and up."""
-        value, *ends = (
+    def convert(self, metric: Estimate) -> tuple[float, Optional[tuple[float, float]]]:
+        """Return the value on this axis, and the error bar's lengths (below, above) or None."""
+        value, *interval = (
             None if v is None else self.offset + self.factor * v
             for v in (metric.value, metric.low, metric.high)
         )
-        if None in ends:
+        if None in interval:
             return value, None
-        return value, (max(value - min(ends), 0.0), max(max(ends) - value, 0.0))
+        return value, (max(value - min(interval), 0.0), max(max(interval) - value, 0.0))
 
 
-class Pair(NamedTuple):
-    across: Axis
-    up: Axis
+class AxisPair(NamedTuple):
+    horizontal: Axis
+    vertical: Axis
 
 
 class Point(NamedTuple):
-    """A row's position, and the lengths of its error bars on both sides; None without intervals."""
+    """A row's position, and its error bars' lengths (below, above); None without intervals."""
 
     x: float
     y: float
-    x_reach: Optional[tuple[float, float]]
-    y_reach: Optional[tuple[float, float]]
+    x_error: Optional[tuple[float, float]]
+    y_error: Optional[tuple[float, float]]
     label: str
 
 
-# The choices for each axis. The first metric that at least two rows have is used.
+# The candidates for each axis. The first metric that at least two rows have is used.
 DESCRIPTIVE = (
     Axis("true_facts", "true facts a caption"),
     Axis("cap_len", "words a caption"),
@@ -57,77 +59,77 @@ ACCURATE = (
     Axis("CLIPScore", "CLIPScore"),
     Axis("CIDEr", "CIDEr"),
 )
-# Possible offsets of a label from its point, in typographic points. Earlier ones win ties.
+# Candidate offsets (x, y) of a label from its point, in typographic points, best first.
 OFFSETS = ((9, 8), (9, -8), (-9, 8), (-9, -8), (0, 14), (0, -14), (12, 0), (-12, 0))
 
 
-def plane(rows: list[Row]) -> Optional[Markup]:
-    """The figure; None if the rows lack the metrics."""
+def draw_plane(rows: list[Row]) -> Optional[Markup]:
+    """Draw the figure as SVG. Return None if the rows lack the metrics."""
     axes = choose_axes(rows)
     if axes is None:
         return None
-    with look():
+    with figure_context():
         figure = new_figure()
         ax = figure.add_subplot()
         points = [
             draw_point(ax, axes, row, style, row.label)
-            for row, style in zip(rows, styles([row.kind for row in rows]))
+            for row, style in zip(rows, assign_styles([row.kind for row in rows]))
             if has_both(row, axes)
         ]
-        name_axes(ax, axes)
-        name_points(figure, ax, points)
-        return svg(figure, "plane", described(axes, points))
+        label_axes(ax, axes)
+        label_points(figure, ax, points)
+        return to_svg(figure, "plane", describe(axes, points))
 
 
-def has_both(row: Row, axes: Pair) -> bool:
+def has_both(row: Row, axes: AxisPair) -> bool:
     return all(axis.metric in row.metrics for axis in axes)
 
 
-def draw_point(ax: Axes, axes: Pair, row: Row, style: Style, label: str) -> Point:
-    """Draw a row's marker with the intervals of both metrics. label: for a legend, if any."""
-    x, x_reach = axes.across.of(row.metrics[axes.across.metric])
-    y, y_reach = axes.up.of(row.metrics[axes.up.metric])
-    xerr, yerr = (reach and [[end] for end in reach] for reach in (x_reach, y_reach))
-    shape = {"markersize": 7, "linewidth": 1.2, "capsize": 2.5, "linestyle": "none"}
-    look_of = {"marker": style.marker, "color": style.colour, "label": label}
-    ax.errorbar(x, y, xerr=xerr, yerr=yerr, **look_of, **shape)
-    return Point(x, y, x_reach, y_reach, label)
+def draw_point(ax: Axes, axes: AxisPair, row: Row, style: Style, label: str) -> Point:
+    """Draw a row's marker with the intervals of both metrics. label: its name in a legend."""
+    x, x_error = axes.horizontal.convert(row.metrics[axes.horizontal.metric])
+    y, y_error = axes.vertical.convert(row.metrics[axes.vertical.metric])
+    xerr, yerr = (error and [[length] for length in error] for error in (x_error, y_error))
+    bar_style = {"markersize": 7, "linewidth": 1.2, "capsize": 2.5, "linestyle": "none"}
+    point_style = {"marker": style.marker, "color": style.colour, "label": label}
+    ax.errorbar(x, y, xerr=xerr, yerr=yerr, **point_style, **bar_style)
+    return Point(x, y, x_error, y_error, label)
 
 
-def name_axes(ax: Axes, axes: Pair) -> None:
+def label_axes(ax: Axes, axes: AxisPair) -> None:
     ax.margins(0.22)
-    if axes.up.offset:  # a percentage: no tick labels above 100
+    if axes.vertical.offset:  # a percentage: no tick labels above 100
         ax.set_yticks([tick for tick in ax.get_yticks() if 0 <= tick <= 100])
     ax.grid()
-    ax.set_xlabel(f"{axes.across.label}  →")
-    ax.set_ylabel(f"{axes.up.label}  →")
+    ax.set_xlabel(f"{axes.horizontal.label}  →")
+    ax.set_ylabel(f"{axes.vertical.label}  →")
 
 
-def described(axes: Pair, points: list[Point]) -> str:
-    """A description of the figure in words, for its alt text."""
-    places = "; ".join(f"{point.label} at {point.x:.2f}, {point.y:.2f}" for point in points)
-    return f"{axes.up.label} against {axes.across.label}: {places}"
+def describe(axes: AxisPair, points: list[Point]) -> str:
+    """Describe the figure in words, for its alt text."""
+    positions = "; ".join(f"{point.label} at {point.x:.2f}, {point.y:.2f}" for point in points)
+    return f"{axes.vertical.label} against {axes.horizontal.label}: {positions}"
 
 
-def choose_axes(rows: list[Row]) -> Optional[Pair]:
-    """For each axis, the first metric that at least two rows have; None if there is none."""
+def choose_axes(rows: list[Row]) -> Optional[AxisPair]:
+    """Choose for each axis the first metric that at least two rows have; None if there is none."""
 
-    def shown(choices):
+    def first_available(choices):
         return next((a for a in choices if sum(a.metric in r.metrics for r in rows) > 1), None)
 
-    if shown(ACCURATE[:1]) and shown(DESCRIPTIVE[:1]):
-        return Pair(DESCRIPTIVE[0], ACCURATE[0])
-    across, up = shown(DESCRIPTIVE[1:]), shown(ACCURATE[1:])
-    return Pair(across, up) if across and up else None
+    if first_available(ACCURATE[:1]) and first_available(DESCRIPTIVE[:1]):
+        return AxisPair(DESCRIPTIVE[0], ACCURATE[0])
+    horizontal, vertical = first_available(DESCRIPTIVE[1:]), first_available(ACCURATE[1:])
+    return AxisPair(horizontal, vertical) if horizontal and vertical else None
 
 
-def name_points(figure: Figure, ax: Axes, points: list[Point]) -> None:
+def label_points(figure: Figure, ax: Axes, points: list[Point]) -> None:
     """Write each point's label next to it, with as little overlap as possible."""
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     occupied = []
-    for x, y, x_reach, y_reach, _ in points:
-        (left, right), (down, up) = x_reach or (0, 0), y_reach or (0, 0)
+    for x, y, x_error, y_error, _ in points:
+        (left, right), (down, up) = x_error or (0, 0), y_error or (0, 0)
         (x0, y0), (x1, y1) = ax.transData.transform([(x - left, y - down), (x + right, y + up)])
         xc, yc = ax.transData.transform((x, y))
         occupied += [
@@ -136,13 +138,13 @@ def name_points(figure: Figure, ax: Axes, points: list[Point]) -> None:
             Bbox.from_extents(xc - 8, yc - 8, xc + 8, yc + 8),
         ]
     for point in points:
-        occupied.append(_name_point(ax, point, occupied, canvas.get_renderer()))
+        occupied.append(_label_point(ax, point, occupied, canvas.get_renderer()))
 
 
-def _name_point(ax: Axes, point: Point, occupied: list[Bbox], renderer) -> Bbox:
-    inside = ax.get_window_extent(renderer)
-    place = {"xy": (point.x, point.y), "xytext": OFFSETS[0], "textcoords": "offset points"}
-    text = ax.annotate(point.label, **place, fontsize=9, color=INK, in_layout=False)
+def _label_point(ax: Axes, point: Point, occupied: list[Bbox], renderer) -> Bbox:
+    plot_area = ax.get_window_extent(renderer)
+    annotation = {"xy": (point.x, point.y), "xytext": OFFSETS[0], "textcoords": "offset points"}
+    text = ax.annotate(point.label, **annotation, fontsize=9, color=INK, in_layout=False)
 
     def box_at(offset: tuple[int, int]) -> Bbox:
         text.xyann = dx, dy = offset
@@ -152,7 +154,7 @@ def _name_point(ax: Axes, point: Point, occupied: list[Bbox], renderer) -> Bbox:
 
     def cost(offset: tuple[int, int]) -> float:
         box = box_at(offset)
-        outside = box.width * box.height - _overlap(box, inside)
+        outside = box.width * box.height - _overlap(box, plot_area)
         return sum(_overlap(box, other) for other in occupied) + outside
 
     return box_at(min(OFFSETS, key=cost))

@@ -21,33 +21,33 @@ from captioning.runtime.errors import UserError
 from captioning.training.run_log import read_log
 from captioning.training.selection import read_record
 
-NOT_A_SETTING = keys_of("machine")  # keys that the page leaves out, as it says
+EXCLUDED_KEYS = keys_of("machine")  # not compared on the page
 
 
 @dataclass(frozen=True)
 class Run:
     """A run and its captions of one split.
 
-    label: unique name in the page. kind: the objective's name, "mixture" for several objectives,
-    "reward", or "weights" for weights that were not trained in this folder.
+    label: unique name in the page. kind: the result of `objective_kind`, or "weights" for weights
+    that were not trained in this folder.
     """
 
     folder: Path
     label: str
     kind: str
-    config: Config  # of the training
-    scored_with: Config  # of the captions of the split
+    config: Config  # used for training
+    scoring_config: Config  # used for captioning and scoring the split
     captions: Captions
     metrics: dict[str, Estimate]
     skipped: dict[str, str]  # {metric: why it could not be computed}
     log: list[dict[str, Any]]
-    training: dict[str, Any]  # run.json: command, versions; empty if there is none
-    scoring: dict[str, Any]
+    training: dict[str, Any]  # run.json of the training: command, versions; {} if there is none
+    scoring: dict[str, Any]  # run.json of the scoring
     selected: Optional[dict[str, Any]] = None  # the record of `captioning.training.selection`
     weights: Optional[str] = None  # the weights that made the captions, if not the folder's best
 
     @property
-    def trained(self) -> bool:
+    def is_trained(self) -> bool:
         return self.kind != "weights"
 
     @property
@@ -62,29 +62,29 @@ class Run:
 
 
 def read_runs(folders: Sequence[Path], split: str) -> list[Run]:
-    """The runs in `folders`, in order. Raises UserError for a folder that is not a run."""
+    """Read the runs in `folders`, in order. Raises UserError for a folder that is not a run."""
     if not folders:
         raise UserError("no run to report: name one or more run folders")
     folders = [Path(folder) for folder in folders]
     runs = [_read_run(folder, split) for folder in folders]
     folders = [folder.resolve() for folder in folders]
-    refuse_twice(folders, "run")
+    check_unique(folders, "run")
     names = [folder.name for folder in folders]
     if len(set(names)) < len(names):
-        above = os.path.commonpath([str(folder.parent) for folder in folders])
-        names = [folder.relative_to(above).as_posix() for folder in folders]
-    labels = distinct([run.label for run in runs], names)
+        common_folder = os.path.commonpath([str(folder.parent) for folder in folders])
+        names = [folder.relative_to(common_folder).as_posix() for folder in folders]
+    labels = make_unique([run.label for run in runs], names)
     return [replace(run, label=label) for run, label in zip(runs, labels)]
 
 
-def kind_of(config: Config) -> str:
-    """The objective's name, such as "mle", or "mixture" for several objectives."""
+def objective_kind(config: Config) -> str:
+    """The objective's name, such as "mle"; "mixture" for several; "reward" with a reward."""
     parts = training_terms(config)
     return "reward" if "reward" in parts else "mixture" if len(parts) > 1 else parts[0]
 
 
-def trained_name(config: Config) -> str:
-    """The objective, preceded by the captioner's title if it has one: "LSTM, SMILE"."""
+def training_title(config: Config) -> str:
+    """The captioner's title, if it has one, and the objective: "LSTM, SMILE"."""
     title = package_of(config.model).title(config)
     return ", ".join(filter(None, (title, training_name(config))))
 
@@ -107,82 +107,90 @@ def _read_run(folder: Path, split: str) -> Run:
     results_file = folder / "result" / f"{split}.json"
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder: name the output_dir of a run")
-    trained = (folder / "config.yaml").exists()
-    if not trained and not (result / "config.yaml").exists():
+    is_trained = (folder / "config.yaml").exists()
+    if not is_trained and not (result / "config.yaml").exists():
         raise UserError(f"{folder}: not a run: it has no config.yaml; name the run's output_dir")
     if not results_file.exists():
         raise UserError(
             f"{folder}: no captions of split {split}: make them with python -m captioning.train "
             f"--config {folder / 'config.yaml'} --evaluate --eval_split {split}"
         )
-    own = load_config(folder / "config.yaml") if trained else None
-    scored = load_config(result / "config.yaml") if (result / "config.yaml").exists() else own
-    scoring = _json(result / "run.json")
-    foreign = _foreign_weights(folder, scored, scoring)
+    training_config = load_config(folder / "config.yaml") if is_trained else None
+    scoring_config = (
+        load_config(result / "config.yaml")
+        if (result / "config.yaml").exists()
+        else training_config
+    )
+    scoring = _read_object(result / "run.json")
+    foreign = _foreign_weights(folder, scoring_config, scoring)
     label = folder.resolve().name
-    if trained and foreign:
-        weights, trained = Path(foreign), False
+    if is_trained and foreign:
+        weights, is_trained = Path(foreign), False
         label = "/".join(weights.parts[-2:]) if weights.name == BEST else weights.name
-    config = own if trained else scored
-    scores = _json(result / "metrics.json")
+    config = training_config if is_trained else scoring_config
+    scores = _read_object(result / "metrics.json")
     return Run(
         folder=folder,
-        label=trained_name(config) if trained else label,
-        kind=kind_of(config) if trained else "weights",
+        label=training_title(config) if is_trained else label,
+        kind=objective_kind(config) if is_trained else "weights",
         config=config,
-        scored_with=scored,
+        scoring_config=scoring_config,
         captions=read_predictions(results_file),
-        metrics=metrics_of(scores.get("metrics", {}), result / "metrics.json"),
-        skipped=_validated(scores.get("skipped", {}), dict[str, str], result / "metrics.json"),
+        metrics=parse_metrics(scores.get("metrics", {}), result / "metrics.json"),
+        skipped=_validate(scores.get("skipped", {}), dict[str, str], result / "metrics.json"),
         log=[] if foreign else list(read_log(folder / "log.jsonl")),
-        training={} if foreign else _json(folder / "run.json"),
+        training={} if foreign else _read_object(folder / "run.json"),
         scoring=scoring,
-        selected=read_record(folder) if trained else None,
+        selected=read_record(folder) if is_trained else None,
         weights=foreign,
     )
 
 
-def _foreign_weights(folder: Path, scored: Config, scoring: dict[str, Any]) -> Optional[str]:
-    """The recorded checkpoint; None if it is the folder's best."""
+def _foreign_weights(
+    folder: Path, scoring_config: Config, scoring: dict[str, Any]
+) -> Optional[str]:
+    """The checkpoint that made the captions; None if it is the folder's best or not recorded."""
     checkpoint = scoring.get("checkpoint")
     if not isinstance(checkpoint, str):
         return None
     path = Path(checkpoint)
-    own = path.resolve() == (folder / BEST).resolve()
+    is_best_of_folder = path.resolve() == (folder / BEST).resolve()
     # A relative path is relative to the folder where the program was started.
-    return None if own or path == Path(scored.output_dir, BEST) else checkpoint
+    return (
+        None if is_best_of_folder or path == Path(scoring_config.output_dir, BEST) else checkpoint
+    )
 
 
-def metrics_of(entries: Any, path: Path) -> dict[str, Estimate]:
-    """The "metrics" of a metrics.json. Intervals are optional.
+def parse_metrics(entries: Any, path: Path) -> dict[str, Estimate]:
+    """Validate the "metrics" of a metrics.json. Intervals are optional.
 
-    path: the file, named in the UserError about a malformed entry.
+    path: the file, for the UserError about a malformed entry.
     """
-    return _validated(entries, dict[str, Estimate], path)
+    return _validate(entries, dict[str, Estimate], path)
 
 
-def _json(path: Path) -> dict[str, Any]:
-    return _validated(read_json(path), dict[str, Any], path) if path.exists() else {}
+def _read_object(path: Path) -> dict[str, Any]:
+    return _validate(read_json(path), dict[str, Any], path) if path.exists() else {}
 
 
-def _validated(value: Any, kind: Any, path: Path) -> Any:
+def _validate(value: Any, expected_type: Any, path: Path) -> Any:
     try:
-        return TypeAdapter(kind).validate_python(value)
+        return TypeAdapter(expected_type).validate_python(value)
     except ValidationError:
-        expected = "captioning.train's format: caption and score the run again"
-        raise UserError(f"{path}: not in {expected}") from None
+        file_format = "captioning.train's format: caption and score the run again"
+        raise UserError(f"{path}: not in {file_format}") from None
 
 
-def refuse_twice(named: Sequence[Any], what: str) -> None:
-    """Raise UserError if something is named twice. what: what the user names."""
-    twice = next((each for each in named if named.count(each) > 1), None)
-    if twice is not None:
-        raise UserError(f"{twice} is named twice: name every {what} once")
+def check_unique(names: Sequence[Any], noun: str) -> None:
+    """Raise UserError for repeated names. noun: what the user names, for the message."""
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated is not None:
+        raise UserError(f"{repeated} is named twice: name every {noun} once")
 
 
-def distinct(labels: Sequence[str], *places: Sequence[str]) -> list[str]:
-    """Make labels unique: repeated labels get a place appended, from the first list that helps."""
-    for names in places:
+def make_unique(labels: Sequence[str], *alternatives: Sequence[str]) -> list[str]:
+    """Make labels unique: repeated labels get a name appended, from each list in turn."""
+    for names in alternatives:
         labels = [
             f"{label} ({name})" if labels.count(label) > 1 else label
             for label, name in zip(labels, names)
@@ -190,48 +198,52 @@ def distinct(labels: Sequence[str], *places: Sequence[str]) -> list[str]:
     return labels
 
 
-def origin(run: Run) -> list[str]:
+def recorded_commands(run: Run) -> list[str]:
     """The recorded commands that trained and scored the run, without duplicates."""
     commands = [plain_command(record) for record in (run.training, run.scoring)]
     return list(dict.fromkeys(command for command in commands if command))
 
 
-def versions(run: Run) -> str:
+def recorded_versions(run: Run) -> str:
     """The recorded versions of Python and libraries, in one line."""
     record = run.training or run.scoring
-    found = {"Python": record.get("python"), **record.get("versions", {})}
-    return ", ".join(f"{name} {version}" for name, version in found.items() if version)
+    numbers = {"Python": record.get("python"), **record.get("versions", {})}
+    return ", ".join(f"{name} {version}" for name, version in numbers.items() if version)
 
 
-def differing(runs: Sequence[Run]) -> dict[str, list[str]]:
+def differing_settings(runs: Sequence[Run]) -> dict[str, list[str]]:
     """{setting: its value in each run} of all settings that differ between the runs.
 
-    For generation and scoring, the settings used for the captions count. Other settings that were
-    changed after training appear again as "NAME, in scoring".
+    Settings of generation and scoring are those of `scoring_config`. Other settings that differ in
+    `scoring_config` and were changed after training appear again as "NAME, in scoring".
     """
-    found = {}
+    differences = {}
     configs = [every_key(run.config) for run in runs]
-    scored = [every_key(run.scored_with) for run in runs]
-    of_scoring = [
+    scoring_configs = [every_key(run.scoring_config) for run in runs]
+    scoring_keys = [
         key for role in ("generation", "scoring") for key in keys_of(role, config_class())
     ]
-    for name in (name for name in configs[0] if name not in NOT_A_SETTING):
-        then = [config[name] for config in scored]
-        trained = then if name in of_scoring else [config[name] for config in configs]
-        if any(value != trained[0] for value in trained):
-            found[name] = [_text(value) for value in trained]
-        if then != trained and any(value != then[0] for value in then):
-            found[f"{name}, in scoring"] = [_text(value) for value in then]
-    return found
+    for name in (name for name in configs[0] if name not in EXCLUDED_KEYS):
+        scoring_values = [config[name] for config in scoring_configs]
+        training_values = (
+            scoring_values if name in scoring_keys else [config[name] for config in configs]
+        )
+        if any(value != training_values[0] for value in training_values):
+            differences[name] = [_format_value(value) for value in training_values]
+        if scoring_values != training_values and any(
+            value != scoring_values[0] for value in scoring_values
+        ):
+            differences[f"{name}, in scoring"] = [_format_value(value) for value in scoring_values]
+    return differences
 
 
-def _text(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if value is None:
         return "none"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, dict):
-        return ", ".join(f"{name}: {_text(each)}" for name, each in value.items())
+        return ", ".join(f"{name}: {_format_value(each)}" for name, each in value.items())
     if isinstance(value, list):
-        return ", ".join(map(_text, value))
+        return ", ".join(map(_format_value, value))
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -13,45 +13,46 @@ from captioning.data.caption_files import ImageId
 from captioning.metrics.diversity import words
 from captioning.models.build import captioner_from, preprocessing_of
 from captioning.report.comparison import Comparison
-from captioning.report.picture import Picture, picture
+from captioning.report.picture import Picture, load_picture
 from captioning.report.runs import Run
 from captioning.runtime.errors import UserError
 from smile import mle_loss, smile_loss
 
-TOP = 5  # predicted words per token
-QUANTILE, LONGEST = 0.6, 12  # quantile of length and most words: longer than most, fits the page
+NUM_PREDICTIONS = 5  # likeliest words shown per token
+# The caption shown has the length at this quantile, but at most MAX_WORDS words to fit the page.
+QUANTILE, MAX_WORDS = 0.6, 12
 
 
 class Prediction(NamedTuple):
-    """A predicted word. own: whether it is in the caption, so that SMILE's softmax includes it."""
+    """A predicted word. in_caption: whether SMILE's softmax, over the caption's words, has it."""
 
     word: str
     probability: float  # over the whole vocabulary
-    own: bool
+    in_caption: bool
 
 
 class Token(NamedTuple):
-    """A token to be predicted. mle, smile: its losses in nats."""
+    """A token of the caption, to be predicted. mle, smile: its losses in nats."""
 
     label: str
-    predictions: list[Prediction]  # the likeliest first
-    probability: float  # of the label, over the vocabulary
-    own_probability: float  # over the caption's own words
+    predictions: list[Prediction]  # likeliest first
+    probability: float  # of the label, among the vocabulary
+    caption_probability: float  # of the label, among the caption's words
     mle: float
     smile: float
 
 
-class TokenPicture(NamedTuple):
+class TokenFigure(NamedTuple):
     run: Run
     caption: str
     image: Optional[Picture]
     tokens: list[Token]
 
 
-def token_picture(comparison: Comparison) -> TokenPicture:
-    """The tokens of one human caption, for the first run trained with MLE, else the first run.
+def token_figure(comparison: Comparison) -> TokenFigure:
+    """Compute the losses of a human caption's tokens by one run's captioner.
 
-    Raises UserError if something is missing.
+    The run is the first with a checkpoint, preferably an MLE run. Raises UserError.
     """
     image_id, caption = choose_caption(comparison)
     path = comparison.image_path(image_id)
@@ -67,43 +68,52 @@ def token_picture(comparison: Comparison) -> TokenPicture:
             continue
         image = preprocessing_of(run.config).one(original)
         caption = preprocess_caption(caption, run.config.max_words)
-        return TokenPicture(run, caption, picture(path), token_costs(captioner, image, caption))
+        return TokenFigure(
+            run, caption, load_picture(path), token_losses(captioner, image, caption)
+        )
     raise UserError(problem)
 
 
 def choose_caption(comparison: Comparison) -> tuple[ImageId, str]:
-    """The first human caption with the length of the 60 % quantile, at most 12 words."""
+    """Choose the first human caption with the length at QUANTILE, at most MAX_WORDS words."""
     captions = [(i, text) for i, group in comparison.references.items() for text in group]
     if not captions:
         raise UserError("there are no human captions")
-    counts = sorted(words(text) for _, text in captions)
-    wanted = min(counts[int(QUANTILE * (len(counts) - 1))], LONGEST)
-    return min(captions, key=lambda pair: abs(words(pair[1]) - wanted))
+    lengths = sorted(words(text) for _, text in captions)
+    target = min(lengths[int(QUANTILE * (len(lengths) - 1))], MAX_WORDS)
+    return min(captions, key=lambda pair: abs(words(pair[1]) - target))
 
 
 @torch.inference_mode()
-def token_costs(captioner, image: Images, caption: str) -> list[Token]:
-    """The tokens of a caption with its end token. image: a batch of one."""
+def token_losses(captioner, image: Images, caption: str) -> list[Token]:
+    """Compute the tokens of a caption, with its end token. image: a batch of one."""
     captioner.eval()
     tokenizer = captioner.tokenizer
     logits, labels = captioner.predictions(image, [[caption]])  # (1, N, V), (1, N)
     mle = mle_loss(logits, labels, reduction="none")[0]
     smile = smile_loss(logits, labels, reduction="none")[0]
-    top = logits[0].softmax(1).topk(min(TOP, logits.size(2)))  # (N, TOP)
-    own = set(labels[0].tolist())
-    found = []
-    for n, label in enumerate(labels[0].tolist()):
+    top = (
+        logits[0].softmax(1).topk(min(NUM_PREDICTIONS, logits.size(2)))
+    )  # (N, NUM_PREDICTIONS) each
+    caption_ids = set(labels[0].tolist())
+    tokens = []
+    for position, label in enumerate(labels[0].tolist()):
         predictions = [
-            Prediction(_word(tokenizer, i, n), probability, i in own)
-            for i, probability in zip(top.indices[n].tolist(), top.values[n].tolist())
+            Prediction(_word(tokenizer, token_id, position), probability, token_id in caption_ids)
+            for token_id, probability in zip(
+                top.indices[position].tolist(),
+                top.values[position].tolist(),
+            )
         ]
-        probabilities = (-mle[n]).exp().item(), (-smile[n]).exp().item()
-        costs = mle[n].item(), smile[n].item()
-        found.append(Token(_word(tokenizer, label, n), predictions, *probabilities, *costs))
-    return found
+        probabilities = (-mle[position]).exp().item(), (-smile[position]).exp().item()
+        losses = mle[position].item(), smile[position].item()
+        tokens.append(
+            Token(_word(tokenizer, label, position), predictions, *probabilities, *losses)
+        )
+    return tokens
 
 
-def _word(tokenizer, token_id: int, place: int) -> str:
+def _word(tokenizer, token_id: int, position: int) -> str:
     """A token's text; "-s" if it continues the previous word.
 
     With first-token shifting, the first token (place 0) may be such a piece.
@@ -111,25 +121,25 @@ def _word(tokenizer, token_id: int, place: int) -> str:
     if token_id == tokenizer.end:
         return "(end)"
     piece = tokenizer.token(token_id)
-    dash = "-" if place else ""
+    dash = "-" if position else ""
     return f"{dash}{piece[2:]}" if piece.startswith("##") else piece
 
 
-def spared(tokens: list[Token]) -> Optional[tuple[int, Token]]:
-    """(position counted from 1, token) with the largest difference of the MLE and SMILE losses.
+def find_spared(tokens: list[Token]) -> Optional[tuple[int, Token]]:
+    """Find the token for which MLE's loss exceeds SMILE's most, and its position from 1.
 
     Only tokens for which the model prefers a word that is not in the caption. The first token is
     left out, because first-token MLE scores it.
     """
-    outside = [(n, t) for n, t in enumerate(tokens[1:], 2) if not t.predictions[0].own]
-    return max(outside, key=lambda pair: pair[1].mle - pair[1].smile, default=None)
+    candidates = [(n, t) for n, t in enumerate(tokens[1:], 2) if not t.predictions[0].in_caption]
+    return max(candidates, key=lambda pair: pair[1].mle - pair[1].smile, default=None)
 
 
-def charged(tokens: list[Token]) -> Optional[tuple[int, Token]]:
-    """Like `spared`: the token with the largest SMILE loss.
+def find_charged(tokens: list[Token]) -> Optional[tuple[int, Token]]:
+    """Find the token with the largest SMILE loss, and its position from 1.
 
-    Only tokens for which the model prefers another word of the caption.
+    Only tokens for which the model prefers another word of the caption. Never the first token.
     """
-    preferred = [(n, t, t.predictions[0]) for n, t in enumerate(tokens[1:], 2)]
-    inside = [(n, t) for n, t, best in preferred if best.own and best.word != t.label]
-    return max(inside, key=lambda pair: pair[1].smile, default=None)
+    with_best = [(n, t, t.predictions[0]) for n, t in enumerate(tokens[1:], 2)]
+    candidates = [(n, t) for n, t, best in with_best if best.in_caption and best.word != t.label]
+    return max(candidates, key=lambda pair: pair[1].smile, default=None)

@@ -64,7 +64,7 @@ def write_files(done: Sequence[variants.Variant], collected: Sequence[Path], fol
         averaged_runs.append(replace(runs[0], label=label, metrics=row.metrics))
     collected_runs = comparison.runs[len(done) :]
     for run in collected_runs:
-        share = variants.mle_share(run.config) if run.trained else None
+        share = variants.mle_share(run.config) if run.is_trained else None
         entries.append(Entry(run, run.label, share))
     for line in comparison.missing:
         log_line(line)

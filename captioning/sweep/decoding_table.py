@@ -14,9 +14,9 @@ from captioning.metrics.bootstrap import Estimate
 from captioning.metrics.registry import Metric
 from captioning.report import plane
 from captioning.report.comparison import Row
-from captioning.report.comparison_table import columns_of, in_markdown, shown_value
-from captioning.report.figures import look, save, styles
-from captioning.report.runs import metrics_of
+from captioning.report.comparison_table import format_value, select_columns, to_markdown
+from captioning.report.figures import assign_styles, figure_context, save_figure
+from captioning.report.runs import parse_metrics
 from captioning.sweep.decodings import (
     DECODINGS,
     DROPPED_SUFFIX,
@@ -67,7 +67,9 @@ def write_decodings(
     of its test captions}, in addition to the stored metrics. columns: show the extra metrics.
     """
     lines = list(_lines(sweeps, names, extra_metrics or {}))
-    stored_columns = [c for c in columns_of(line.row for line in lines) if c.name in TABLE_METRICS]
+    stored_columns = [
+        c for c in select_columns(line.row for line in lines) if c.name in TABLE_METRICS
+    ]
     columns = [*stored_columns, *columns]
     headings = [*(c.heading for c in columns), "decoder tokens", "time"]
     sections = []
@@ -75,14 +77,14 @@ def write_decodings(
         rows = [
             [
                 line.label,
-                *(shown_value(column, line.row) for column in columns),
+                *(format_value(column, line.row) for column in columns),
                 f"{line.tokens:.0f}",
                 f"{line.time:.1f}",
             ]
             for line in lines
             if line.variant == variant
         ]
-        sections.append(f"{variant}\n\n{in_markdown(headings, rows)}")
+        sections.append(f"{variant}\n\n{to_markdown(headings, rows)}")
     text = "\n".join(sections)
     write_text(text, folder / "decodings.md")
     draw(lines, folder / "decodings.svg")
@@ -114,7 +116,7 @@ def _lines(sweeps: Sequence[Sweep], names: Sequence[str], extra_metrics: Mapping
 def _row(run: Path, name: str, split: str, extra_metrics: Mapping) -> Row:
     folder = decoding_folder(run, name)
     path = folder / "result" / split / "metrics.json"
-    metrics = metrics_of(read_json(path)["metrics"], path)
+    metrics = parse_metrics(read_json(path)["metrics"], path)
     return Row(name, "decoding", {}, {**metrics, **extra_metrics.get(folder, {})})
 
 
@@ -151,15 +153,15 @@ def draw(lines: Sequence[Line], path: Path) -> None:
     kinds = [
         VARIANT_STYLES.get(name, "mixture" if "+" in name else "random") for name in objectives
     ]
-    objective_styles = dict(zip(objectives, styles(kinds)))
+    objective_styles = dict(zip(objectives, assign_styles(kinds)))
     min_tokens = min((line.tokens for line in lines), default=1)
-    with look():
+    with figure_context():
         figure = Figure(figsize=(8.6, 5.6), layout="constrained")
         ax = figure.add_subplot()
         points = []
         for line in sorted(lines, key=lambda line: -line.tokens):
-            x, _ = axes.across.of(line.row.metrics[axes.across.metric])
-            y, _ = axes.up.of(line.row.metrics[axes.up.metric])
+            x, _ = axes.horizontal.convert(line.row.metrics[axes.horizontal.metric])
+            y, _ = axes.vertical.convert(line.row.metrics[axes.vertical.metric])
             colour = objective_styles[line.variant.removesuffix(DROPPED_SUFFIX)].colour
             hollow = line.variant.endswith(DROPPED_SUFFIX)
             area = 26 * math.sqrt(line.tokens / min_tokens)
@@ -170,7 +172,7 @@ def draw(lines: Sequence[Line], path: Path) -> None:
                 points.append(plane.Point(x, y, None, None, line.decoding))
         for objective, style in objective_styles.items():
             ax.scatter([], [], s=60, color=style.colour, label=objective)
-        plane.name_axes(ax, axes)
-        plane.name_points(figure, ax, points)
+        plane.label_axes(ax, axes)
+        plane.label_points(figure, ax, points)
         figure.legend(loc="outside lower center", ncols=len(objectives))
-        save(figure, path)
+        save_figure(figure, path)

@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 
 from captioning.report import plane
 from captioning.report.comparison import Row
-from captioning.report.comparison_table import columns_of, in_markdown, shown_value
-from captioning.report.figures import INK, STYLES, look, save, styles
+from captioning.report.comparison_table import format_value, select_columns, to_markdown
+from captioning.report.figures import INK, STYLES, assign_styles, figure_context, save_figure
 
 _WIDE, _NARROW, _HEIGHT = 10.4, 4.6, 3.7  # inches
 _BACKGROUND = "#9aa5b1"
@@ -53,13 +53,13 @@ def draw_frontier(entries: Sequence[Entry], path: Path) -> Optional[str]:
     mixtures = sorted((e for e in entries if e.weight is not None), key=lambda e: e.weight)
     humans = [entry for entry in entries if entry.row.kind == "humans"]
     others = [entry for entry in entries if entry.weight is None and entry not in humans]
-    with look():
+    with figure_context():
         figure = Figure(figsize=(_WIDE if others else _NARROW, _HEIGHT), layout="constrained")
         mixture_ax, *other_axes = figure.subplots(1, 2 if others else 1, squeeze=False)[0]
         _join(mixture_ax, axes, mixtures, STYLES["mixture"].colour)
         points = _draw_points(mixture_ax, axes, [*humans, *mixtures])
         mixture_ax.set_title("Mixtures, by the weight of MLE")
-        plane.name_axes(mixture_ax, axes)
+        plane.label_axes(mixture_ax, axes)
         for ax in other_axes:
             pure = [entry for entry in mixtures if entry.weight in (0, 1)]
             _join(ax, axes, mixtures, _BACKGROUND)
@@ -67,22 +67,22 @@ def draw_frontier(entries: Sequence[Entry], path: Path) -> Optional[str]:
             _join(ax, axes, best, INK, linestyle=":", label="frontier of all")
             points += _draw_points(ax, axes, [*pure, *others])
             ax.set_title("Other objectives, the line behind them")
-            plane.name_axes(ax, axes)
+            plane.label_axes(ax, axes)
             handles, names = ax.get_legend_handles_labels()
             figure.legend(handles, names, loc="outside right center")
-        plane.name_points(figure, mixture_ax, points[: len(humans) + len(mixtures)])
-        save(figure, path)
-    return plane.described(axes, points)
+        plane.label_points(figure, mixture_ax, points[: len(humans) + len(mixtures)])
+        save_figure(figure, path)
+    return plane.describe(axes, points)
 
 
 def markdown_table(entries: Sequence[Entry]) -> str:
     """A Markdown table with a line per entry and 95 % intervals. Empty columns are left out."""
-    columns = [c for c in columns_of(entry.row for entry in entries) if c.name in TABLE_METRICS]
-    lines = [[entry.label, *(shown_value(c, entry.row) for c in columns)] for entry in entries]
-    return in_markdown([c.heading for c in columns], lines)
+    columns = [c for c in select_columns(entry.row for entry in entries) if c.name in TABLE_METRICS]
+    lines = [[entry.label, *(format_value(c, entry.row) for c in columns)] for entry in entries]
+    return to_markdown([c.heading for c in columns], lines)
 
 
-def pareto_front(entries: Sequence[Entry], axes: plane.Pair) -> list[Entry]:
+def pareto_front(entries: Sequence[Entry], axes: plane.AxisPair) -> list[Entry]:
     """The Pareto-optimal entries, from left to right."""
     coordinates = {id(entry): _coordinates(entry, axes) for entry in entries}
 
@@ -93,19 +93,23 @@ def pareto_front(entries: Sequence[Entry], axes: plane.Pair) -> list[Entry]:
     return sorted(best, key=lambda entry: coordinates[id(entry)])
 
 
-def _coordinates(entry: Entry, axes: plane.Pair) -> tuple[float, float]:
-    x, y = (axis.of(entry.row.metrics[axis.metric])[0] for axis in axes)
+def _coordinates(entry: Entry, axes: plane.AxisPair) -> tuple[float, float]:
+    x, y = (axis.convert(entry.row.metrics[axis.metric])[0] for axis in axes)
     return x, y
 
 
-def _join(ax: Axes, axes: plane.Pair, entries: Sequence[Entry], colour: str, **style: str) -> None:
+def _join(
+    ax: Axes, axes: plane.AxisPair, entries: Sequence[Entry], colour: str, **style: str
+) -> None:
     coordinates = [_coordinates(entry, axes) for entry in entries]
     ax.plot(*zip(*coordinates), color=colour, linewidth=1.2, zorder=1, **style)
 
 
-def _draw_points(ax: Axes, axes: plane.Pair, entries: Sequence[Entry]) -> list[plane.Point]:
+def _draw_points(ax: Axes, axes: plane.AxisPair, entries: Sequence[Entry]) -> list[plane.Point]:
     """Draw points in the report's styles. All mixtures have the same style."""
-    other_styles = iter(styles([entry.row.kind for entry in entries if not entry.is_mixture]))
+    other_styles = iter(
+        assign_styles([entry.row.kind for entry in entries if not entry.is_mixture])
+    )
     points = []
     for entry in entries:
         style = STYLES["mixture"] if entry.is_mixture else next(other_styles)

@@ -134,7 +134,7 @@ def test_where_int8_is_refused(monkeypatch, device, compiled, engines, message):
 
 def test_a_run_that_was_trained_compiled_is_captioned_in_int8():
     given = ["checkpoint.pth", "photo.jpg", "--out", "a.jsonl", "--precision", "int8"]
-    changes = caption.changes_of(caption.parse_arguments(given), torch.device("cpu"))
+    changes = caption.config_changes(caption.parse_arguments(given), torch.device("cpu"))
     assert (changes["precision"], changes["compile"]) == ("int8", False)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from app import view
-from app.checkpoints import demos_checkpoints, load_checkpoints
+from app.checkpoints import find_demo_checkpoints, load_checkpoints
 from app.photos import Limits
 from app.service import CaptionService
 from captioning.models.build import load_trained
@@ -45,7 +45,7 @@ def test_secrets_of_an_address_are_shown_nowhere(run_folders, monkeypatch, capsy
     assert loaded == sources
     assert [c.source for c in found] == ["https://store.example/models/best.pth"] * 2
     assert len({c.label for c in found}) == 2 and all(c.label.startswith("best") for c in found)
-    page = view.about(CaptionService(found, Limits()), "http://127.0.0.1:7860")
+    page = view.render_about(CaptionService(found, Limits()), "http://127.0.0.1:7860")
     with pytest.raises(
         UserError, match=r"store\.example/models/best\.pth is named twice"
     ) as caught:
@@ -84,11 +84,11 @@ def test_a_checkpoint_that_cannot_be_loaded_is_one_line(run_folders, sources, me
 def test_the_default_is_the_demos_checkpoints(run_folders, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"bash scripts/demo\.sh"):
-        demos_checkpoints()
+        find_demo_checkpoints()
     for folder, names in (("demo-quick", ["mle", "smile", "mle_smile"]), ("demo", ["smile"])):
         for name in names:
             path = tmp_path / "output" / folder / name / "checkpoint_best.pth"
             path.parent.mkdir(parents=True)
             path.touch()
         expected = [f"output/{folder}/{name}/checkpoint_best.pth" for name in names]
-        assert demos_checkpoints() == expected
+        assert find_demo_checkpoints() == expected

@@ -49,8 +49,8 @@ def gather():
             first = threads.submit(batcher.submit, "first", "first", threading.Event())
             assert maker.busy.wait(100)
             asked = [threads.submit(batcher.submit, *c, event) for c, event in zip(calls, events)]
-            with batcher._changed:
-                assert batcher._changed.wait_for(
+            with batcher._condition:
+                assert batcher._condition.wait_for(
                     lambda: len(batcher._waiting) == len(calls), timeout=20
                 )
             for index in disconnected:

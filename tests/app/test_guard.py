@@ -9,7 +9,7 @@ import tempfile
 
 import pytest
 
-from app.guard import CHALLENGE, TOKEN_VARIABLE, Guard, checked_token
+from app.guard import CHALLENGE, TOKEN_VARIABLE, Guard, read_token
 from captioning.runtime.errors import UserError
 
 SECRET = "t0ken"
@@ -115,14 +115,14 @@ def test_the_host_is_checked_before_the_token():
 
 def test_a_token_comes_from_the_flag_or_the_environment(monkeypatch):
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
-    assert checked_token(None) is None and checked_token("a") == "a"
+    assert read_token(None) is None and read_token("a") == "a"
     monkeypatch.setenv(TOKEN_VARIABLE, "b")
-    assert checked_token(None) == "b" and checked_token("a") == "a"
+    assert read_token(None) == "b" and read_token("a") == "a"
     monkeypatch.setenv(TOKEN_VARIABLE, "")
-    assert checked_token(None) is None
+    assert read_token(None) is None
     for wrong in ("", "a\nb", "t\u00f6ken", "a "):
         with pytest.raises(UserError, match="--token") as caught:
-            checked_token(wrong)
+            read_token(wrong)
         assert "\n" not in str(caught.value)
 
 

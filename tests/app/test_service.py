@@ -6,7 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
-from app.options import OPTIONAL, defaults_of, read_options
+from app.options import OPTIONAL, page_defaults, read_options
 from captioning.data import evaluation_transform
 from captioning.models.reranking import Reranker
 from captioning.runtime.errors import UserError
@@ -27,7 +27,7 @@ def record_of(service):
 
     def record(**given):
         checkpoint = service.checkpoints[0]
-        options = read_options({**defaults_of(checkpoint), **given})
+        options = read_options({**page_defaults(checkpoint), **given})
         return caption_of(service, PHOTO, checkpoint, options).record()
 
     return record
@@ -84,7 +84,7 @@ def test_a_prompt_holds_for_one_caption(service):
     checkpoint = service.checkpoints[1]
     captioner = checkpoint.captioner
     before = captioner.prompt, captioner.prompt_ids
-    options = read_options({**defaults_of(checkpoint), "prompt": " A  Large star"})
+    options = read_options({**page_defaults(checkpoint), "prompt": " A  Large star"})
     prompted = caption_of(service, PHOTO, checkpoint, options)
     assert (captioner.prompt, captioner.prompt_ids) == before
     captioner.prompt = "a large star "

@@ -42,7 +42,7 @@ def test_an_attention_map_is_bright_at_its_maximum_and_transparent_at_zero():
 
 def test_a_card_has_each_word_with_its_probability_and_attention_map(service):
     caption = caption_of(service, PHOTO, service.checkpoints[1], OPTIONS)
-    html = view.results("photo.jpg", PHOTO, [caption])
+    html = view.render_results("photo.jpg", PHOTO, [caption])
     words = re.findall(r'data-percent="([\d.]+)" data-attention="data:image/png;base64,\w', html)
     record = caption.record()
     expected = [100 * entry["probability"] for entry in record["words"]]
@@ -57,7 +57,7 @@ def test_a_captioner_without_attention_says_so_and_takes_a_prompt():
     checkpoint = Checkpoint("x.pth", "LSTM", "#000", configured("lstm", 64), captioner)
     options = read_options({"max_length": 8, "min_length": 6, "prompt": "A dog"})
     caption = caption_of(CaptionService([checkpoint], Limits()), PHOTO, checkpoint, options)
-    html = view.results("photo.jpg", PHOTO, [caption])
+    html = view.render_results("photo.jpg", PHOTO, [caption])
     assert "it has no attention map" in html and "data-attention" not in html
     assert html.count("data-percent") == len(caption.details.caption.split()) > 0
     assert caption.settings["prompt"] == "a dog " and captioner.prompt == ""
@@ -66,6 +66,6 @@ def test_a_captioner_without_attention_says_so_and_takes_a_prompt():
 def test_names_and_reasons_are_text(service):
     name = '"><script>alert(1)</script>.jpg'
     caption = caption_of(service, PHOTO, service.checkpoints[0], OPTIONS)
-    shown = view.results(name, PHOTO, [caption])
+    shown = view.render_results(name, PHOTO, [caption])
     assert "<script" not in shown
-    assert "<script" not in view.error(name)
+    assert "<script" not in view.render_error(name)

@@ -15,7 +15,9 @@ def folder(tmp_path):
 
 @pytest.fixture
 def encoder(folder):
-    return ImageEncoder("resnet18", dim=4, finetune=False, image_size=32, features=str(folder))
+    return ImageEncoder(
+        "resnet18", dim=4, finetune=False, image_size=32, feature_folder=str(folder)
+    )
 
 
 def count_calls(encoder):
@@ -80,6 +82,6 @@ def test_a_folder_that_cannot_be_written_to_is_one_warning(encoder, folder, capl
 def test_under_autocast_they_stay_as_exact_as_they_are(encoder):
     image = torch.randn(SHAPE)
     with torch.autocast("cpu", torch.bfloat16):
-        maps = encoder.cache(image, keep=True)
+        maps = encoder.cache(image, write=True)
     assert maps.dtype == torch.float32
     torch.testing.assert_close(maps, encoder.network(image), rtol=1e-4, atol=1e-5)

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import TOPICS, __main__, measure
 from benchmarks.measure import compare, peak_memory
-from benchmarks.topic import parse, run
+from benchmarks.topic import parse_options, run_topic
 
 
 def test_contenders_take_turns_after_a_warm_up():
@@ -24,7 +24,7 @@ def seconds(monkeypatch):
     """Times to measure, by the work."""
     times = {int: [1.0, 2.0, 4.0], str: [3.0, 4.0, 4.0], list: [9.0, 9.0, 9.0]}
     queues = {work: iter(of_work) for work, of_work in times.items()}
-    monkeypatch.setattr(measure, "timed", lambda work: next(queues[work]))
+    monkeypatch.setattr(measure, "measure_seconds", lambda work: next(queues[work]))
 
 
 def test_a_row_holds_ratios_of_medians_and_of_rounds(seconds):
@@ -44,7 +44,7 @@ def test_a_contender_that_fails_costs_itself_alone(seconds, monkeypatch):
     memory = {"ours": 30, "slow": 10, "fast": 20}
     monkeypatch.setattr(measure, "peak_memory", lambda build, who, size: memory[who] * size)
     works = {"ours": int, "broken": fails, "slow": list, "fast": str}
-    row = compare(works, ["slow", "broken", "fast"], 3, fresh=(None, 2), outputs=30)
+    row = compare(works, ["slow", "broken", "fast"], 3, builder=(None, 2), outputs=30)
     assert row["failed"] == {"broken": "ValueError: no memory"}
     assert row["peer"] == "fast" and set(row["contenders"]) == set(memory)
     assert [each["peak_bytes"] for each in row["contenders"].values()] == [30, 0, 10]
@@ -105,10 +105,10 @@ def test_rows_are_printed_and_kept_as_they_are_measured(seconds, tmp_path, capsy
         raise KeyboardInterrupt
 
     row = compare({"ours": int, "theirs": str}, ["theirs"], 3, (3, "images"), notes=["so"])
-    options = parse(["--quick", "--output", str(tmp_path / "new")], "test", rounds=7)
+    options = parse_options(["--quick", "--output", str(tmp_path / "new")], "test", rounds=7)
     cases = {"step": lambda: row, "broken": fails, "stopped": interrupted}
     with pytest.raises(KeyboardInterrupt):
-        run("topic", cases, options)
+        run_topic("topic", cases, options)
     content = json.loads((tmp_path / "new" / "topic.json").read_text())
     assert content["planned"] == list(cases) and content["quick"] and content["rounds"] == 1
     assert content["rows"] == [
@@ -123,14 +123,14 @@ def test_rows_are_printed_and_kept_as_they_are_measured(seconds, tmp_path, capsy
     assert printed[5].split() == ["theirs", "4000.0", "1.00", "1.00-1.00", "0.75", "images"]
     assert printed[6].strip() == "so"
     assert printed[8:] == ["broken", "  FAILED: ValueError: on purpose"]
-    assert run("topic", {"step": lambda: row}, options) == 0
+    assert run_topic("topic", {"step": lambda: row}, options) == 0
     (tmp_path / "kept").unlink()
-    assert run("topic", {"step": lambda: row, "broken": fails}, options) == 1
+    assert run_topic("topic", {"step": lambda: row, "broken": fails}, options) == 1
 
 
 def test_rounds_are_the_users_where_given():
-    assert parse([], "test", rounds=7).rounds == 7
-    assert parse(["--rounds", "2", "--quick"], "test", rounds=7).rounds == 2
+    assert parse_options([], "test", rounds=7).rounds == 7
+    assert parse_options(["--rounds", "2", "--quick"], "test", rounds=7).rounds == 2
 
 
 def test_topics_run_in_turn_and_one_that_fails_counts(monkeypatch):

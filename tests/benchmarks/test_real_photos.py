@@ -67,10 +67,10 @@ def test_places(config, monkeypatch, crowd):
         return [{"image": torch.stack(images)}], 1
 
     monkeypatch.setattr(judge, "build_image_loader", numbered)
-    monkeypatch.setattr(judge, "CROWD", crowd)
+    monkeypatch.setattr(judge, "GROUP_SIZE", crowd)
     stated = {**{n: n for n in range(7)}, 0: 6, 3: 100}
     captions = {str(image_id): f"{stated[n]} of them" for image_id, n in numbers.items()}
-    found = judge.places(Judge(), config, samples, captions)
+    found = judge.photo_ranks(Judge(), config, samples, captions)
     assert len(found) == crowd
     tried = {numbers[image_id] for image_id in numbers if str(image_id) in found}
     for image_id, n in numbers.items():
@@ -87,7 +87,7 @@ def test_differences_are_of_the_same_images_and_seeds():
     first = [{"a": shared + random.normal(size=40), "b": shared} for _ in range(3)]
     second = [{"a": each["a"] + 2 + 0.1 * random.normal(size=40)} for each in first]
     second[0]["a"][:3] = np.nan
-    found = summary.differences(first, second)
+    found = summary.paired_differences(first, second)
     assert list(found) == ["a"] and found["a"].n == 37
     assert 1.9 < found["a"].low < 2 < found["a"].high < 2.1
 
@@ -135,17 +135,17 @@ def test_judgements_are_kept_until_the_judge_is_trained_further(config, tmp_path
     ranks = iter([1, 2, 3, 4])
     monkeypatch.setattr(judge, "load_trained", lambda *_: (config, None))
     monkeypatch.setattr(
-        judge, "places", lambda *arguments: dict.fromkeys(arguments[-1], next(ranks))
+        judge, "photo_ranks", lambda *arguments: dict.fromkeys(arguments[-1], next(ranks))
     )
     best = tmp_path / "judge" / "checkpoint_best.pth"
     best.parent.mkdir()
     best.touch()
     os.utime(best, (1, 1))
-    assert set(judge.found(tmp_path, [])["humans"].values()) == {100.0}
-    assert set(judge.found(tmp_path, [])["humans"].values()) == {100.0}
+    assert set(judge.judge_runs(tmp_path, [])["humans"].values()) == {100.0}
+    assert set(judge.judge_runs(tmp_path, [])["humans"].values()) == {100.0}
     later = (best.parent / "result" / "judged_humans.json").stat().st_mtime + 1
     os.utime(best, (later, later))
-    assert set(judge.found(tmp_path, [])["humans"].values()) == {0.0}
+    assert set(judge.judge_runs(tmp_path, [])["humans"].values()) == {0.0}
 
 
 @pytest.mark.slow
@@ -187,7 +187,7 @@ def test_all_of_it_and_again(scenes_config, tmp_path, capsys, monkeypatch):
     assert {"cap_len", "found"} <= content["differences_from_mle"]["focal"].keys()
     for name in ("plane.svg", "report.html", "table.md"):
         assert (tmp_path / name).stat().st_size
-    monkeypatch.setattr(judge, "places", None)
+    monkeypatch.setattr(judge, "photo_ranks", None)
     assert program.main(command) == 0
     shown = capsys.readouterr()
     assert shown.out == table and "begun" not in shown.err

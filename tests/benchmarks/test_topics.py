@@ -9,8 +9,15 @@ from PIL import Image
 
 from benchmarks import captioning, decoding, loader, objective, training
 from benchmarks.captioners import our_captioner
-from benchmarks.objective import BESIDE, MAIN, OBJECTIVES, TINY, build, libraries
-from benchmarks.training import CPU, CPU_BATCH, TOKENS, Training, captions, images
+from benchmarks.objective import (
+    LIBRARY_COMPARISON,
+    MAIN_OBJECTIVES,
+    OBJECTIVES,
+    TINY_SIZES,
+    build,
+    libraries,
+)
+from benchmarks.training import CPU, CPU_BATCH, TOKENS, Training, random_captions, random_images
 from BLIP.kernels.int8_linear import has_int8
 
 
@@ -48,7 +55,7 @@ def test_decoding(quick_rows):
 def test_objective(quick_rows):
     smile, mixture, beside = quick_rows(objective).values()
     assert (smile["peer"], mixture["peer"]) == ("naive", "cross-entropy")
-    ours = {f"our {name}" for name in ("MLE", *MAIN)}
+    ours = {f"our {name}" for name in ("MLE", *MAIN_OBJECTIVES)}
     assert set(beside["contenders"]) == {*ours, *libraries(CPU)}
     assert beside["peer"] in libraries(CPU)
     for row in (smile, mixture, beside):
@@ -59,16 +66,19 @@ def test_objective(quick_rows):
     ("name", "contenders"),
     [
         *((name, ("from hidden states", "naive")) for name in OBJECTIVES),
-        *((BESIDE, ("our MLE", library)) for library in libraries(CPU)),
+        *((LIBRARY_COMPARISON, ("our MLE", library)) for library in libraries(CPU)),
     ],
 )
 def test_contenders_compute_the_same_objective(name, contenders):
     if contenders[1].startswith("cut-cross-entropy") and shutil.which("c++") is None:
         pytest.skip("cut-cross-entropy is compiled, and there is no C++ compiler")
     ours, theirs = (
-        [x.clone() for x in build(who, name, TINY, CPU, bf16=False)()] for who in contenders
+        [x.clone() for x in build(who, name, TINY_SIZES, CPU, bf16=False)()] for who in contenders
     )
-    assert len(ours) == (3 if name == BESIDE else 4) and ours[2].shape == (TINY.V, TINY.D)
+    assert len(ours) == (3 if name == LIBRARY_COMPARISON else 4) and ours[2].shape == (
+        TINY_SIZES.V,
+        TINY_SIZES.D,
+    )
     torch.testing.assert_close(ours, theirs)
 
 
@@ -76,7 +86,7 @@ def test_both_train_the_same_parameters_by_the_same_loss(needs_peer):
     both = Training(tiny=True, peer=True)
     both.ours.eval()
     both.theirs.eval()
-    image, texts = images(both.ours, CPU_BATCH), captions(True, CPU_BATCH, 1)
+    image, texts = random_images(both.ours, CPU_BATCH), random_captions(True, CPU_BATCH, 1)
     for _ in range(2):
         names = (training.OURS, training.THEIRS)
         torch.testing.assert_close(*(both.loss(name, image, texts) for name in names))
@@ -88,7 +98,7 @@ def test_both_train_the_same_parameters_by_the_same_loss(needs_peer):
 
 
 def test_captions_have_their_lengths():
-    ours, texts = our_captioner(tiny=True), captions(True, 4, 2)
+    ours, texts = our_captioner(tiny=True), random_captions(True, 4, 2)
     flat = [ours.prompt + text for group in texts for text in group]
     _, mask = ours.tokenizer.encode(flat, ours.max_tokens)
     assert mask.sum(1).tolist() == [*TOKENS, *TOKENS]

@@ -89,7 +89,7 @@ def test_bad_images_are_named_and_the_others_are_there(folder, tmp_path, capsys)
 
 def test_stopped_it_goes_on_with_what_is_not_there(folder, tmp_path, capsys, monkeypatch):
     target, made, cancelled = tmp_path / "small", [], threading.Event()
-    make = resize.make_small
+    make = resize.resize_file
 
     class Pool(ThreadPoolExecutor):
         def shutdown(self, **settings):
@@ -106,7 +106,7 @@ def test_stopped_it_goes_on_with_what_is_not_there(folder, tmp_path, capsys, mon
             os.kill(os.getpid(), signal.SIGTERM)
         return outcome
 
-    monkeypatch.setattr(resize, "make_small", counted)
+    monkeypatch.setattr(resize, "resize_file", counted)
     monkeypatch.setattr(resize, "ThreadPoolExecutor", Pool)
     command = [str(folder), str(target), "--side", "64", "--workers", "1"]
     assert resize.main(command) == 0

@@ -8,7 +8,7 @@ import torch
 
 from decoding import DecodingSettings, decode
 from decoding.decode import generate_captions
-from decoding.guided import IMPLAUSIBLE, GuidedStep, noisy, second_stream
+from decoding.guided import IMPLAUSIBLE, GuidedStep, add_noise, second_stream
 from tests.decoding.test_beam import END, PAD, PrefixModel, reference_beam_search, strip, uncached
 
 BANNED = 0
@@ -119,11 +119,11 @@ def test_noise_is_that_of_the_schedule(noise):
         x = -6 + 12 * step / 999
         kept *= 1 - ((5e-3 - 1e-5) / (1 + math.exp(-x)) + 1e-5)
     chosen = DecodingSettings(contrastive_alpha=1.0, contrastive_noise=noise)
-    found = noisy(image, chosen)
+    found = add_noise(image, chosen)
     added = (found - math.sqrt(kept) * image) / math.sqrt(1 - kept)
     torch.testing.assert_close(added[1:], added[:1].expand(2, -1, -1, -1))  # the same for each
     assert abs(added[0].mean()) < 0.5 and 0.7 < added[0].std() < 1.3
-    torch.testing.assert_close(found[1:], noisy(image[1:], chosen))
+    torch.testing.assert_close(found[1:], add_noise(image[1:], chosen))
 
 
 def test_own_scores_are_of_the_captioner_alone():

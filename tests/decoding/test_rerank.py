@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from decoding import DecodingSettings, Generated, decode
-from decoding.rerank import Reranking, reranked
+from decoding.rerank import Reranking, rerank
 from decoding.sampling import invert
 from tests.decoding.test_sampling import END, PAD, markov
 
@@ -12,16 +12,14 @@ from tests.decoding.test_sampling import END, PAD, markov
 def test_the_best_candidates_come_first():
     ids = torch.arange(6).view(1, 3, 2)
     generated = Generated([["a", "b", "c"]], ids, torch.tensor([[-1.0, -2.0, -3.0]]))
-    found = reranked(generated, torch.tensor([[0.5, 2.0, 0.5]]), 3)
+    found = rerank(generated, torch.tensor([[0.5, 2.0, 0.5]]), 3)
     assert found.captions == [["b", "a", "c"]]  # equal scores stay in their order
     assert found.token_ids.tolist() == [[[2, 3], [0, 1], [4, 5]]]
     assert found.scores.tolist() == [[-2, -1, -3]] and found.rerank_scores.tolist() == [
         [2, 0.5, 0.5]
     ]
-    assert reranked(generated, torch.tensor([[torch.nan, 1.0, 2.0]]), 3).captions == [
-        ["c", "b", "a"]
-    ]
-    assert reranked(generated, torch.tensor([[0.0, 1.0, 2.0]]), 1).captions == [["c"]]
+    assert rerank(generated, torch.tensor([[torch.nan, 1.0, 2.0]]), 3).captions == [["c", "b", "a"]]
+    assert rerank(generated, torch.tensor([[0.0, 1.0, 2.0]]), 1).captions == [["c"]]
 
 
 def test_samples_depend_on_their_own_seed():

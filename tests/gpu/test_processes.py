@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.captioners import our_captioner
 from benchmarks.checks import REPOSITORY, relative_error
-from benchmarks.training import captions, images
+from benchmarks.training import random_captions, random_images
 
 BEYOND = """
 import sys, torch
@@ -56,7 +56,7 @@ def joined(rank, world, meeting, on_gpu, work):
 def reference(device):
     """A tiny captioner, a batch, and its loss and gradients by name without any processes."""
     captioner = our_captioner(True).eval().to(device)
-    batch = images(captioner, 4).to(device), captions(True, 4, 2)
+    batch = random_images(captioner, 4).to(device), random_captions(True, 4, 2)
     alone = copy.deepcopy(captioner)
     loss = alone(*batch).loss
     loss.backward()

@@ -3,7 +3,7 @@
 import torch
 
 from benchmarks.checks import relative_error
-from benchmarks.training import COMPILED, OURS, Training, captions, images
+from benchmarks.training import COMPILED, OURS, Training, random_captions, random_images
 
 MEGABYTE = 2**20
 
@@ -16,7 +16,7 @@ def test_a_compiled_step_has_the_gradient_of_an_eager_one(card):
             part.p = 0.0
         if hasattr(part, "dropout") and isinstance(part.dropout, float):
             part.dropout = 0.0
-    image, texts = images(training.ours, 3).to(card.device), captions(True, 3, 2)
+    image, texts = random_images(training.ours, 3).to(card.device), random_captions(True, 3, 2)
     weights = list(training.ours.parameters())
     for autocast, most in ((False, 1e-3), (True, 3e-2)):
         found = []
@@ -34,7 +34,7 @@ def test_memory_is_flat_after_200_steps(card):
     """Steps of captions of other lengths each, with the optimiser; the first tenth may grow."""
     training = Training(card.tiny, peer=False, device=card.device)
     count, held = (8, []) if card.tiny else (200, [])
-    image = images(training.ours, 4).to(card.device)
+    image = random_images(training.ours, 4).to(card.device)
     for number in range(count):
         words = [[" ".join(["w9"] * (3 + (number * 7 + place) % 29))] for place in range(4)]
         with torch.autocast(card.device.type, torch.bfloat16):

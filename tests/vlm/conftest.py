@@ -33,14 +33,14 @@ def make_vlm(vlm_folder):
     """Return a function of a family's name that builds its captioner, in evaluation mode."""
     from smile import Objective
     from vlm.captioner import VlmCaptioner
-    from vlm.library import model_of
-    from vlm.prompt import prompt_processor_of
+    from vlm.library import load_model
+    from vlm.prompt import load_prompt_processor
 
     def make(name, objective=None, max_tokens=20):
         folder, prompt = vlm_folder(name)
         prompt_processor, model = (
-            prompt_processor_of(folder, prompt),
-            model_of(folder, weights=True),
+            load_prompt_processor(folder, prompt),
+            load_model(folder, weights=True),
         )
         return VlmCaptioner(model, prompt_processor, objective or Objective(), max_tokens).eval()
 

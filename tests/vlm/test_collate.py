@@ -8,7 +8,7 @@ pytest.importorskip("transformers", minversion="5.0", reason="model vlm needs tr
 from tests.vlm import folders
 from vlm.collate import collate
 from vlm.image_batch import ImageBatch
-from vlm.library import parts_of
+from vlm.library import load_parts
 
 NAMES = list(folders.PROCESSORS)
 CAPTIONS = [["a red disc"], ["two large blue block on sand"], ["a ring"]]
@@ -25,7 +25,7 @@ def conversation(photo, prompt, caption=None):
 def library_batch(name, vlm_folder, photos, captions=None):
     """The batch of the library's own processor: prompts, or with captions prompts and answers."""
     folder, prompt = vlm_folder(name)
-    parts = parts_of(folder)
+    parts = load_parts(folder)
     if name == "VisionEncoderDecoderModel":
         return parts.image_processor(photos, return_tensors="pt")
     side = "right" if captions else "left"

@@ -16,7 +16,7 @@ from decoding import DecodingSettings
 from tests.app.captions import caption_of
 from tests.vlm.test_parity import sharpened
 from vlm.image_batch import ImageBatch
-from vlm.prompt import prompt_processor_of
+from vlm.prompt import load_prompt_processor
 
 NAME = "Qwen2VLForConditionalGeneration"
 
@@ -45,7 +45,7 @@ def test_a_prompt_is_the_question_of_one_caption(checkpoint, vlm_photos):
         options = read_options({**settings, "prompt": prompt})
         found = caption_of(service, vlm_photos[0], checkpoint, options)
         asked = prompt or checkpoint.config.prompt
-        image = ImageBatch([prompt_processor_of(checkpoint.config.vlm, asked)(vlm_photos[0])])
+        image = ImageBatch([load_prompt_processor(checkpoint.config.vlm, asked)(vlm_photos[0])])
         expected = captioner.generate_details(image, DecodingSettings(**settings))
         assert found.details.score == pytest.approx(expected.scores.item(), rel=1e-5)
         assert found.details.caption == expected.captions[0][0]
@@ -72,7 +72,7 @@ def test_guidance_by_the_visitors_prompt(checkpoint_of, vlm_photos):
     service, prompt = CaptionService([checkpoint], Limits()), "image two right of the red block"
     options = read_options({**settings, "prompt": prompt})
     found = caption_of(service, vlm_photos[0], checkpoint, options).details
-    image = ImageBatch([prompt_processor_of(checkpoint.config.vlm, prompt)(vlm_photos[0])])
+    image = ImageBatch([load_prompt_processor(checkpoint.config.vlm, prompt)(vlm_photos[0])])
     expected, plain = (
         checkpoint.captioner.generate_details(
             image, DecodingSettings(**{**settings, "guidance_scale": scale})

@@ -15,11 +15,11 @@ from tests.smile.hf_models import in_float64, knows_float64
 from tests.vlm import folders
 from tests.vlm.test_collate import CAPTIONS, CHATS, library_batch
 from vlm.image_batch import ImageBatch
-from vlm.library import model_of, parts_of
-from vlm.prompt import GUIDED
+from vlm.library import load_model, load_parts
+from vlm.prompt import GUIDED_FAMILIES
 
 NAMES = list(folders.PROCESSORS)
-KINDS = {kind.replace("_", "") for kind in GUIDED}
+KINDS = {kind.replace("_", "") for kind in GUIDED_FAMILIES}
 GUIDED_NAMES = [name for name in NAMES if name.partition("For")[0].lower() in KINDS]
 GREEDY = DecodingSettings(max_length=7, min_length=2, num_beams=1)
 BEAMS = replace(GREEDY, num_beams=3, num_return=2, length_penalty=0.5)
@@ -45,7 +45,7 @@ def prompt_without_image(name, vlm_folder):
     folder, prompt = vlm_folder(name)
     chat = ("user", *prompt.split(), "<end>", "<start>", "assistant")
     text = ["<start>", *(chat if name in CHATS else prompt.split())]
-    return torch.tensor([parts_of(folder).tokenizer.convert_tokens_to_ids(text)])
+    return torch.tensor([load_parts(folder).tokenizer.convert_tokens_to_ids(text)])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -75,7 +75,7 @@ def test_captions_are_those_of_generate(name, settings, make_vlm, vlm_folder, vl
     sharpened(captioner.model)
     torch.manual_seed(0)
     found = captioner.generate_details(image_of(captioner, vlm_photos), settings)
-    own = sharpened(model_of(vlm_folder(name)[0], weights=True))
+    own = sharpened(load_model(vlm_folder(name)[0], weights=True))
     inputs = dict(library_batch(name, vlm_folder, vlm_photos))
     if settings.guidance_scale != 1:
         prompt = prompt_without_image(name, vlm_folder)
@@ -98,7 +98,7 @@ def test_captions_are_those_of_generate(name, settings, make_vlm, vlm_folder, vl
     ended = (expected == folders.END).cumsum(1) - (expected == folders.END).int() > 0
     assert found.token_ids.shape[:2] == (3, settings.num_return)
     assert found.token_ids.flatten(0, 1).equal(expected.masked_fill(ended, -1))
-    words = parts_of(vlm_folder(name)[0]).tokenizer
+    words = load_parts(vlm_folder(name)[0]).tokenizer
     texts = words.batch_decode(expected, skip_special_tokens=True)
     assert [text for texts in found.captions for text in texts] == [text.strip() for text in texts]
 

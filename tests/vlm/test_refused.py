@@ -190,8 +190,8 @@ class TestFolders:
         def copy(name=CHAT):
             folder, prompt = vlm_folder(name)
             target = Path(shutil.copytree(folder, tmp_path / "broken"))
-            vlm.library.parts_of.cache_clear()
-            vlm.prompt.prompt_processor_of.cache_clear()
+            vlm.library.load_parts.cache_clear()
+            vlm.prompt.load_prompt_processor.cache_clear()
             return target, prompt
 
         return copy

@@ -84,7 +84,7 @@ def test_pieces_are_joined_to_words(tokenizer):
 
 def test_what_ends_a_turn():
     tokenizer = byte_level()
-    assert CaptionTokenizer(tokenizer, Turn("", "", "<end>\n"), [7]).ends == [
+    assert CaptionTokenizer(tokenizer, Turn("", "", "<end>\n"), [7]).end_tokens == [
         1,
         7,
     ]  # the template's

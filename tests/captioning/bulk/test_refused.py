@@ -146,7 +146,7 @@ def test_ray_refuses_a_device_number(run, photos, no_captioner):
 def test_several_gpus_use_ray_if_it_is_installed(monkeypatch, capsys):
     def engine(*given):
         arguments = caption.parse_arguments(["x.pth", "photos", "--out", "a.jsonl", *given])
-        cluster = caption.cluster_of(arguments)
+        cluster = caption.choose_cluster(arguments)
         return "process" if cluster is None else "ray"
 
     assert engine() == "process"

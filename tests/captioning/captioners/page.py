@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from app.checkpoints import load_checkpoints
-from app.options import defaults_of, read_options
+from app.options import page_defaults, read_options
 from app.photos import Limits
 from app.service import CaptionService
 
@@ -16,7 +16,10 @@ def main(argv):
     folder, target = argv
     (checkpoint,) = load_checkpoints([folder], None, torch.device("cpu"))
     photo = min(Path(checkpoint.config.image_root, "images").iterdir())
-    options, service = read_options(defaults_of(checkpoint)), CaptionService([checkpoint], Limits())
+    options, service = (
+        read_options(page_defaults(checkpoint)),
+        CaptionService([checkpoint], Limits()),
+    )
     record = service.caption_file(photo, photo.name, [checkpoint.label], options)[1][0].record()
     record["words"] = [word["word"] for word in record["words"]]
     Path(target).write_text(json.dumps({**record, "image": photo.name}))

@@ -10,7 +10,7 @@ from captioning.config import load_config
 from captioning.models.build import captioner_from
 from captioning.models.score_tokens import scored_captions
 from decoding import DecodingSettings, decode
-from decoding.guided import noisy
+from decoding.guided import add_noise
 from tests.captioning.captioners.test_log_likelihoods import MODELS
 from tests.decoding.test_beam import uncached
 
@@ -104,7 +104,7 @@ def test_contrasted_captions_are_those_of_the_formula(make, model):
         scored = scored_captions(captioner, image, settings)
         for n in range(3):
             own, other = (
-                captioner.encode(x) for x in (image[n, None], noisy(image, settings)[n, None])
+                captioner.encode(x) for x in (image[n, None], add_noise(image, settings)[n, None])
             )
             ids, scores = naive(captioner, own, other, settings)
             assert found.token_ids[n, :, : ids.size(2)].tolist() == ids[0].tolist()

@@ -5,7 +5,7 @@ import pytest
 from captioning import caption
 from captioning.config import Config, config_class, keys_of, load_config
 from captioning.config.keys import ROLES, Keys, roles_of
-from captioning.report.runs import NOT_A_SETTING
+from captioning.report.runs import EXCLUDED_KEYS
 from captioning.runtime.errors import UserError
 from captioning.sweep.runs import SWEEP_KEYS
 from captioning.sweep.variants import varied_keys
@@ -98,7 +98,7 @@ def test_only_the_images_of_a_step_must_stay(begun):
 
 def test_lists_that_follow_from_the_roles():
     assert set(caption.DECODING) == set(keys_of("generation")) - {"sample"}
-    assert set(NOT_A_SETTING) == {"output_dir", "device"}
+    assert set(EXCLUDED_KEYS) == {"output_dir", "device"}
     assert {*SWEEP_KEYS, *varied_keys()} == {
         *("objective", "first_token_mle", "first_token_shift", "random_subset_size"),
         *("output_dir", "resume"),

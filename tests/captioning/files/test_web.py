@@ -102,7 +102,7 @@ def test_a_body_of_more_bytes_than_it_may_have_is_not_read(server, monkeypatch):
 def test_nobody_is_led_into_a_private_network(server, monkeypatch):
     """Of the two names of this machine one is taken for a public host's."""
 
-    monkeypatch.setattr(web, "private", lambda url, proxies: ["localhost" not in url])
+    monkeypatch.setattr(web, "are_private", lambda url, proxies: ["localhost" not in url])
     public = server.url.replace("127.0.0.1", "localhost")
     for to in (server.url, public):
         server.answers[f"/to/{to}"] = {"Location": f"{to}/a.jpg"}, b""

@@ -3,10 +3,10 @@
 from captioning.metrics.bootstrap import Estimate
 from captioning.report.comparison import Comparison, Row
 from captioning.report.comparison_table import (
-    cell,
-    columns_of,
     comparison_table,
+    format_cell,
     other_columns,
+    select_columns,
 )
 
 
@@ -23,12 +23,16 @@ class TwoRows(Comparison):
 
 def test_columns_and_cells():
     humans, mle = TwoRows.rows
-    columns = columns_of(TwoRows.rows)
+    columns = select_columns(TwoRows.rows)
     assert [column.name for column in columns] == ["lex_div", "CIDEr"]
-    assert [cell(column, humans) for column in columns] == [[], ["0.900"]]
-    assert [cell(column, mle) for column in columns] == [["42"], ["1.234", "1.100", "1.300"]]
+    assert [format_cell(column, humans) for column in columns] == [[], ["0.900"]]
+    assert [format_cell(column, mle) for column in columns] == [["42"], ["1.234", "1.100", "1.300"]]
     [other] = other_columns(TwoRows.rows)
-    assert (other.title, cell(other, humans), cell(other, mle)) == ("BLEU-1", ["0.500"], [])
+    assert (other.title, format_cell(other, humans), format_cell(other, mle)) == (
+        "BLEU-1",
+        ["0.500"],
+        [],
+    )
 
 
 def test_for_the_terminal():

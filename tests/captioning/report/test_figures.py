@@ -9,17 +9,17 @@ from PIL import Image
 
 from captioning.metrics.bootstrap import Estimate
 from captioning.report.comparison import Row
-from captioning.report.figures import curves, length_histogram, smoothed, styles
-from captioning.report.picture import picture
-from captioning.report.plane import choose_axes, plane
+from captioning.report.figures import assign_styles, draw_curves, length_histogram, moving_average
+from captioning.report.picture import load_picture
+from captioning.report.plane import choose_axes, draw_plane
 from captioning.report.runs import read_runs
 
 FACTS = {"true_facts": Estimate(4.0, 3.5, 4.5, 5), "wrong_facts": Estimate(20.0, 15.0, 30.0, 5)}
 
 
 def test_a_colour_is_that_of_one_objective():
-    alone = {kind: styles([kind])[0] for kind in ("humans", "mle", "smile", "mixture")}
-    together = styles(["humans", "mle", "mle", "mle", "smile", "mixture"])
+    alone = {kind: assign_styles([kind])[0] for kind in ("humans", "mle", "smile", "mixture")}
+    together = assign_styles(["humans", "mle", "mle", "mle", "smile", "mixture"])
     assert [together[i] for i in (0, 1, 4, 5)] == list(alone.values())
     assert len({style.colour for style in together}) == len({s.marker for s in together}) == 6
 
@@ -28,7 +28,7 @@ def test_plane_of_facts():
     rows = [Row("$Humans", "humans", {}, FACTS), Row("MLE", "mle", {}, FACTS)]
     labels = [axis.label for axis in choose_axes(rows)]
     assert labels == ["true facts a caption", "stated facts that are right (%)"]
-    drawing = plane(rows)
+    drawing = draw_plane(rows)
     assert "$Humans at 4.00, 80.00; MLE at 4.00, 80.00" in drawing
 
 
@@ -47,12 +47,12 @@ def test_plane_of_what_there_is(names, axes):
     ]
     chosen = choose_axes(rows)
     assert (chosen and tuple(axis.label for axis in chosen)) == axes
-    assert (plane(rows) is None) == (axes is None)
-    assert plane(rows[:1]) is None
+    assert (draw_plane(rows) is None) == (axes is None)
+    assert draw_plane(rows[:1]) is None
 
 
 def test_curves(runs):
-    titles, drawings = zip(*curves(read_runs(runs, "test")))
+    titles, drawings = zip(*draw_curves(read_runs(runs, "test")))
     assert list(titles) == [
         "MLE loss in training, labels smoothed by 0.1",
         "SMILE loss in training",
@@ -71,7 +71,7 @@ def test_curves_of_a_run_by_rewards(make_run):
     (run / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in drawn))
     (read,) = read_runs([run], "test")
     assert (read.kind, read.label) == ("reward", "reward true facts+CIDEr-D 1:0.5")
-    titles, drawings = zip(*curves([read]))
+    titles, drawings = zip(*draw_curves([read]))
     assert titles == ("Reward in training", "Length in training")
     assert "ends at 10.000" in drawings[0] and "words per sampled caption" in drawings[1]
 
@@ -79,8 +79,8 @@ def test_curves_of_a_run_by_rewards(make_run):
 def test_smoothed():
     values = np.arange(60.0) % 2
     expected = [np.mean(values[max(i - 2, 0) : i + 3]) for i in range(60)]
-    np.testing.assert_allclose(smoothed(values), expected)
-    np.testing.assert_allclose(smoothed(np.array([3.0])), [3.0])
+    np.testing.assert_allclose(moving_average(values), expected)
+    np.testing.assert_allclose(moving_average(np.array([3.0])), [3.0])
 
 
 def test_lengths_and_svg():
@@ -98,7 +98,7 @@ def test_pictures(tmp_path):
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (900, 1200, 3), np.uint8)).save(
         tmp_path / "large.png"
     )
-    assert picture(tmp_path / "small.png").pixelated
-    large = picture(tmp_path / "large.png")
+    assert load_picture(tmp_path / "small.png").pixelated
+    large = load_picture(tmp_path / "large.png")
     assert large.source.startswith("data:image/jpeg;base64,") and len(large.source) < 100_000
-    assert picture(tmp_path / "absent.png") is None and picture(None) is None
+    assert load_picture(tmp_path / "absent.png") is None and load_picture(None) is None

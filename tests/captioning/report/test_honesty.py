@@ -10,7 +10,7 @@ from captioning.config import load_config, write_config
 from captioning.report.__main__ import default_output
 from captioning.report.comparison import compare
 from captioning.report.page import render
-from captioning.report.runs import differing, read_runs
+from captioning.report.runs import differing_settings, read_runs
 from captioning.runtime.errors import UserError
 
 
@@ -59,7 +59,11 @@ def test_parts_of_one_file_by_two_seeds_are_other_data(make_run):
 
 def test_settings_of_scoring(runs):
     score_with(runs[1], precision="bf16")
-    assert differing(read_runs(runs, "test"))["precision, in scoring"] == ["fp32", "bf16", "fp32"]
+    assert differing_settings(read_runs(runs, "test"))["precision, in scoring"] == [
+        "fp32",
+        "bf16",
+        "fp32",
+    ]
 
 
 def test_facts_of_any_run(make_run):

@@ -5,12 +5,12 @@ import json
 import pytest
 
 from captioning.metrics.scoring import score
-from captioning.report.comparison import compare, held_out
+from captioning.report.comparison import compare, hold_out
 from captioning.report.page import render
 
 
 def test_held_out():
-    captions, others = held_out({7: ["a", "b", "c"], 8: ["d", "e", "f"], 9: ["g"], 10: ["h", "i"]})
+    captions, others = hold_out({7: ["a", "b", "c"], 8: ["d", "e", "f"], 9: ["g"], 10: ["h", "i"]})
     assert captions == {7: "a", 8: "e", 9: "g", 10: "i"}
     assert others == {7: ["b", "c"], 8: ["d", "f"], 10: ["h"]}
 

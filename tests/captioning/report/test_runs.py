@@ -32,7 +32,7 @@ def test_weights_that_were_not_trained_here(make_run):
     folder = make_run("blip")
     (folder / "config.yaml").rename(folder / "result" / "test" / "config.yaml")
     run = read_runs([folder], "test")[0]
-    assert (run.label, run.kind, run.trained) == ("blip", "weights", False)
+    assert (run.label, run.kind, run.is_trained) == ("blip", "weights", False)
 
 
 @pytest.mark.parametrize(

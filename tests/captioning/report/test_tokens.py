@@ -9,11 +9,11 @@ from captioning.report.comparison import Comparison, compare
 from captioning.report.tokens import (
     Prediction,
     Token,
-    charged,
     choose_caption,
-    spared,
-    token_costs,
-    token_picture,
+    find_charged,
+    find_spared,
+    token_figure,
+    token_losses,
 )
 
 
@@ -40,7 +40,7 @@ def test_costs(make_captioner):
     captioner = make_captioner()
     image = torch.randn(1, 3, 48, 48)
     caption = "the man with a red ball and the dogs on a box"
-    tokens = token_costs(captioner, image, caption)
+    tokens = token_losses(captioner, image, caption)
     expected = list(naive_costs(captioner, image, caption))
     labels = "the man with a red ball and the dog -s on a box (end)"
     assert " ".join(token.label for token in tokens) == labels and len(expected) == len(tokens)
@@ -49,11 +49,11 @@ def test_costs(make_captioner):
         assert token.mle == pytest.approx(mle, abs=1e-4)
         assert token.smile == pytest.approx(smile, abs=1e-4)
         assert token.probability == pytest.approx(math.exp(-mle), abs=1e-4)
-        assert token.own_probability == pytest.approx(math.exp(-smile), abs=1e-4)
+        assert token.caption_probability == pytest.approx(math.exp(-smile), abs=1e-4)
         best = sorted(range(len(probabilities)), key=lambda i: -probabilities[i])[:5]
         for prediction, i in zip(token.predictions, best):
             assert prediction.probability == pytest.approx(probabilities[i], abs=1e-4)
-            assert prediction.own == (i in own)
+            assert prediction.in_caption == (i in own)
             piece = words(i)
             assert prediction.word in (piece, piece.replace("##", "-"), "(end)")
 
@@ -64,8 +64,10 @@ def test_a_shifted_first_token_is_a_word(make_captioner, vocabulary, tmp_path):
     pieces.write_text(vocabulary.read_text() + "##a\n")
     captioner = make_captioner(tokenizer=str(pieces), first_token_shift=True)
     captioner.text_decoder.cls["predictions"].bias[-3] += 50  # "##a", before [DEC] and [ENC]
-    first, *_, last = token_costs(captioner, torch.randn(1, 3, 48, 48), "a dog")
-    assert first.label == "a" and first.predictions[0].word == "a" and first.predictions[0].own
+    first, *_, last = token_losses(captioner, torch.randn(1, 3, 48, 48), "a dog")
+    assert (
+        first.label == "a" and first.predictions[0].word == "a" and first.predictions[0].in_caption
+    )
     assert first.mle < 1 and last.predictions[0].word == "-a"  # where it would go on with "dog"
 
 
@@ -81,9 +83,9 @@ def test_the_tokens_that_are_told_of():
         token("on", "near", True, 2.0, 1.0),
         token("the", "on", True, 3.0, 1.5),
     ]
-    assert spared(tokens) == (2, tokens[1])
-    assert charged(tokens) == (5, tokens[4])
-    assert spared(tokens[:1]) is None and charged(tokens[:3]) is None
+    assert find_spared(tokens) == (2, tokens[1])
+    assert find_charged(tokens) == (5, tokens[4])
+    assert find_spared(tokens[:1]) is None and find_charged(tokens[:3]) is None
 
 
 def test_choose_caption():
@@ -92,8 +94,8 @@ def test_choose_caption():
 
 
 def test_the_run_trained_with_mle_is_shown(runs):
-    found = token_picture(compare([runs[1], runs[0]]))
+    found = token_figure(compare([runs[1], runs[0]]))
     assert found.run.label == "MLE"
     assert found.tokens[-1].label == "(end)"
     torch.save({"model": {}}, runs[0] / "checkpoint_best.pth")
-    assert token_picture(compare([runs[1], runs[0]])).run.label == "SMILE"
+    assert token_figure(compare([runs[1], runs[0]])).run.label == "SMILE"
