@@ -32,7 +32,10 @@ def reward_function(
     def reward(completions, completion_ids, image_id=(None,), **columns) -> list[float]:
         for each in image_id:
             if each not in images.files:
-                raise UserError(f"reward {name}: image_id of a row is {each!r}, which is no image")
+                raise UserError(
+                    f"reward {name}: image_id of a row is {each!r}, which is no image: give each "
+                    "row of the data set the id of its image"
+                )
         captions = []
         for text, ids in zip(completions, completion_ids):
             if not isinstance(text, str):  # a chat: the message that the model wrote

@@ -73,7 +73,7 @@ class CheckpointLmm(lmms):
         """The decoding settings for a task's generation_kwargs."""
         given = {name: how[name] for name in SHARED if how.get(name)}
         if how.keys() & {"do_sample", "temperature"}:
-            given["sample"] = bool(how.get("do_sample", True) and how.get("temperature", 1))
+            given["sample"] = bool(how.get("do_sample", True)) and how.get("temperature") != 0
         captioner, own = self.model.captioner, self.model.settings
         if how.get("max_new_tokens"):  # without the prompt
             longest = len(captioner.prompt_ids) + how["max_new_tokens"]
