@@ -26,7 +26,8 @@ def arguments(scenes, repository, tmp_path_factory):
     model = tmp_path_factory.mktemp("model")
     tiny.write(str(model), (scenes / "vocab.txt").read_text().split("\n"))
     settings = [f"image_root={scenes}", f"ann_root={scenes}", f"vlm={model}", "reward_samples=2"]
-    return [str(repository / "configs" / "vlm_scenes.yaml"), *settings, "batch_size=2"]
+    settings += ["batch_size=2", f"output_dir={model}/unused"]
+    return [str(repository / "configs" / "vlm_scenes.yaml"), *settings]
 
 
 def test_rewards_and_likelihood_reach_the_loss(example, arguments, tmp_path):
