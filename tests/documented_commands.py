@@ -33,12 +33,13 @@ OWN = (
 FOREIGN = (
     *("pip", "curl", "wget", "git", "tar", "unzip", "rm", "mkdir", "cp", "mv", "ls", "cat", "head"),
     *("tail", "grep", "wc", "sleep", "nohup", "ssh", "srun", "sbatch", "scontrol", "nvidia-smi"),
-    *("tensorboard", "jq", "xdg-open", "ray"),
+    *("tensorboard", "jq", "xdg-open", "ray", "capevalkit", "lmms_eval"),
 )
 NEEDED_BY_SCRIPTS = ("bash", "dirname", "nproc", "getconf", "env")
 # What an environment variable before a command may be called, besides what our scripts read.
 KNOWN_VARIABLES = {
     *("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "HF_HUB_OFFLINE", "HF_ENDPOINT", "RAY_AUTH_MODE"),
+    "LMMS_EVAL_PLUGINS",
 }
 OF_SLURM = {"SLURM_JOB_NODELIST": "a,b", "SLURM_JOB_ID": "1", "SLURM_NNODES": "2"}
 STAND_IN = """#!/bin/bash

@@ -19,7 +19,7 @@ NOT_IMPORTED = {"tests", "scripts", "examples"}  # folders of Python that is no 
 # root are programs; sweeps start `train`.
 SUBPACKAGES = (
     *("runtime", "files", "data", "scenes", "metrics", "rewards", "captioners", "config", "models"),
-    *("training", "train", "bulk", "report", "sweep"),
+    *("training", "train", "bulk", "lmms_plugin", "report", "sweep"),
 )
 CAPTIONER_CLASS = re.compile(r"\w+(Captioner|Decoder)")
 OTHER_CLASSES = {"Captioner", "JSONDecoder"}  # the interface; the standard library's

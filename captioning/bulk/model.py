@@ -73,9 +73,9 @@ class CheckpointModel:
         self.batch_size = self.config.eval_batch_size or self.config.batch_size
         self.generated_at_once = self.batch_size  # halved when memory runs out
         self.num_workers = self.config.num_workers
-        preprocessing = preprocessing_of(self.config)
-        self.read = partial(transformed, preprocessing.evaluation)
-        self.join = preprocessing.join
+        self.preprocessing = preprocessing_of(self.config)
+        self.read = partial(transformed, self.preprocessing.evaluation)
+        self.join = self.preprocessing.join
         recorded = generate_arguments(generated, self.config.seed)
         if reranking is not None:
             recorded.update(reranking.record())

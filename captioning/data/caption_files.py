@@ -19,8 +19,9 @@ def read_predictions(path: StrPath, ids: Mapping[str, ImageId] = NO_IDS) -> Capt
     """Read a file of predictions as {image id: caption}.
 
     The file is in COCO's results format, a list of {image_id, caption}, or has the lines {image,
-    caption} that bulk captioning writes (.jsonl). If an entry has no id, but a path that ends in a
-    name in `ids`, it gets the id of that name. Otherwise `derived_id` determines its id.
+    caption} that bulk captioning writes, or {id, caption} of capevalkit (.jsonl). If an entry has
+    no image_id, but a path that ends in a name in `ids`, it gets the id of that name. Otherwise its
+    id is `id`, or is determined by `derived_id`.
 
     Raises UserError for a file that is missing, empty or of another format, and for an image with
     two different captions. Two equal captions are accepted, because the shards of several processes
@@ -55,8 +56,8 @@ def read_references(path: StrPath) -> References:
     """Read a file of references as {image id: human captions}, at least one for each image.
 
     The file has COCO's format ({annotations: [{image_id, caption}]}), a format of
-    `read_annotations`, or {image id: [captions]}. Raises UserError for a file that is missing,
-    empty or of another format.
+    `read_annotations`, {image id: [captions]}, or capevalkit's lines {id, references}. Raises
+    UserError for a file that is missing, empty or of another format.
     """
     path = local(path)
     document = _other_than_annotations(path)
@@ -93,7 +94,16 @@ def ids_by_name(references: Path) -> dict[str, ImageId]:
 
 
 def _other_than_annotations(path: Path) -> Optional[dict]:
-    """Return the JSON object of a file. None if `read_annotations` reads the file instead."""
+    """Return the JSON object of a file. None if `read_annotations` reads the file instead.
+
+    Lines of {id, references} are returned as {id: references}.
+    """
+    if path.suffix == ".jsonl" and '"references"' in (text := read_text(path)).partition("\n")[0]:
+        rows = [row for _, row in parse_json_lines(text.split("\n"), path)]
+        try:
+            return {row["id"]: row["references"] for row in rows}
+        except (KeyError, TypeError):
+            raise UserError(f"{path}: a line has no id or references: correct it") from None
     document = read_json(path) if is_json(path) else None
     if not isinstance(document, dict):
         return None
@@ -171,7 +181,10 @@ def _pairs(entries: Iterable[Any], where: str, ids: Mapping[str, ImageId] = NO_I
         image_id, caption = fields.get("image_id"), fields.get("caption")
         if image_id is None and isinstance(fields.get("image"), str):
             name = named_in(fields["image"], ids)
-            image_id = derived_id(fields["image"]) if name is None else ids[name]
+            other = fields.get("id", derived_id(fields["image"]))
+            image_id = other if name is None else ids[name]
+        elif image_id is None:
+            image_id = fields.get("id")
         if type(image_id) not in (int, str):  # isinstance would accept true
             raise UserError(f"{where}: entry {number} has no image_id (an integer or a string)")
         if not isinstance(caption, str):

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from captioning.data.annotations import ImageId
+from captioning.data.annotations import ImageId, Sample
 from captioning.metrics.options import Options
 
 
@@ -24,6 +24,12 @@ class TrainingImages(NamedTuple):
     captions: Mapping[ImageId, Sequence[str]]
     files: Mapping[ImageId, Path]
     device: str
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample], image_root: str, device: str) -> "TrainingImages":
+        captions = {sample.image_id: sample.captions for sample in samples}
+        files = {sample.image_id: Path(image_root, sample.image) for sample in samples}
+        return cls(captions, files, device)
 
 
 class Reward(ABC):

@@ -6,7 +6,6 @@ mean reward of the image's other samples (arXiv 2003.09971).
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Optional
 
 import torch
@@ -127,11 +126,7 @@ class SelfCritical(nn.Module):
 
 def build_rewards(config: Config, samples: Sequence[Sample], device: torch.device) -> Rewards:
     """Build the rewards of a configuration, for images of the training split. Raises UserError."""
-    images = TrainingImages(
-        {sample.image_id: sample.captions for sample in samples},
-        {sample.image_id: Path(config.image_root, sample.image) for sample in samples},
-        str(device),
-    )
+    images = TrainingImages.of(samples, config.image_root, str(device))
     classes = {name: load(REWARDS[name]) for name in config.reward}
     rewards = {
         name: reward(images, **reward.Options.from_config(config))

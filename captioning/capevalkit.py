@@ -1,0 +1,66 @@
+"""One of our metrics by the script convention of capevalkit; docs/metrics.md has its metric.toml.
+
+    python -m captioning.capevalkit --metric clipscore --predictions predictions.jsonl \\
+        --references references.jsonl --output scores.json
+
+Further arguments are those of captioning.evaluate.
+"""
+
+if __name__ == "__main__":
+    from captioning.runtime.start import tune_process
+
+    tune_process()  # before torch is imported
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Optional
+
+from captioning import evaluate
+from captioning.files.reading import read_json, read_lines
+from captioning.files.writing import write_json
+from captioning.metrics.registry import EVALUATORS
+from captioning.runtime.errors import UserError
+from captioning.runtime.program import exit_code
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run the program and return its exit code: 2 after a one-line error for the user."""
+    parser = argparse.ArgumentParser(prog="python -m captioning.capevalkit", description=__doc__)
+    add = parser.add_argument
+    add("--metric", required=True, choices=EVALUATORS, metavar="NAME", help="of --metrics")
+    add("--predictions", required=True, help="lines of {id, caption, image}")
+    add("--references", required=True, help="lines of {id, references}")
+    add("--image-dir", help="the images' folder; by default the predictions name files")
+    add("--output", required=True, type=Path, help="the scores' JSON file")
+    arguments, options = parser.parse_known_args(argv)
+    return exit_code(lambda: score(arguments, options), "stopped: nothing was written")
+
+
+def score(arguments: argparse.Namespace, options: Sequence[str]) -> int:
+    """Write {column: {score, per_item: {id: score}}}; captions without a score have no id there.
+
+    Returns the exit code of captioning.evaluate. Raises UserError.
+    """
+    images = arguments.image_dir or arguments.predictions
+    words = [arguments.predictions, "--references", arguments.references, "--images", images]
+    with tempfile.TemporaryDirectory() as folder:
+        words += ["--metrics", arguments.metric, "--output_dir", folder, *options]
+        if code := evaluate.main(words):
+            return code
+        summary = read_json(Path(folder, "metrics.json"))
+        rows = list(read_lines(Path(folder, "per_caption.jsonl")))
+    if not summary["metrics"]:
+        raise UserError(f"nothing was scored: {'; '.join(set(summary['skipped'].values()))}")
+    output = {}
+    for name, estimate in summary["metrics"].items():
+        values = {row["image_id"]: row[name] for row in rows if row.get(name) is not None}
+        output[name] = {"score": estimate["value"], **({"per_item": values} if values else {})}
+    write_json(output, arguments.output)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,3 @@
+"""The models that lmms-eval finds here: {module: class}."""
+
+AVAILABLE_MODELS = {"captioner": "CheckpointLmm"}

@@ -1,0 +1,96 @@
+"""A checkpoint of any captioner as a model of lmms-eval."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn, Optional
+
+import torch
+from lmms_eval.api.model import lmms
+from lmms_eval.utils import Collator
+
+from captioning.bulk.model import CheckpointModel
+from captioning.data import decode
+from captioning.models import checkpoints
+from captioning.runtime import distributed
+from captioning.runtime.errors import UserError, visible
+from decoding import DecodingSettings
+
+# Keys of a task's generation_kwargs that are also fields of DecodingSettings.
+SHARED = ("num_beams", "temperature", "top_p", "top_k", "repetition_penalty")
+
+
+class CheckpointLmm(lmms):
+    """A captioner that answers every question about an image with a caption.
+
+    checkpoint, config: as of captioning.caption. changes: keys of the configuration that replace
+    the checkpoint's, and a task's generation_kwargs. The question itself is not read. A user's
+    mistake ends the program with one line.
+    """
+
+    def __init__(
+        self,
+        checkpoint: str,
+        config: Optional[str] = None,
+        batch_size: int = 1,
+        device: Optional[str] = None,
+        **changes: Any,
+    ):
+        super().__init__()
+        self.batch_size, self.changes = int(batch_size), changes
+        try:
+            if distributed.announced() > 1:
+                raise UserError("several processes are not supported here: start one")
+            where, checkpoint = distributed.start(device or "auto"), checkpoints.named(checkpoint)
+            self.model = CheckpointModel(checkpoint, config, changes, 1, where)
+        except UserError as error:
+            refuse(str(error))
+
+    def generate_until(self, requests: Sequence[Any]) -> list[str]:
+        """One caption for each request, cut at the first of the task's stops."""
+        made, answers = self.model.preprocessing, []
+        batches = Collator([request.args for request in requests], lambda _: 0, grouping=True)
+        for batch in batches.get_batched(n=self.batch_size):
+            images = made.join([made.item(self.image(*each[2:])) for each in batch])
+            how = batch[0][1]
+            with torch.inference_mode(), self.model.precision.autocast():
+                images = images.to(self.model.device)
+                generated = self.model.generator.generate_details(images, self.settings(how))
+            stops = how.get("until") or ()
+            for caption, *_ in generated.captions:
+                for stop in [stops] if isinstance(stops, str) else stops:
+                    caption = caption.partition(stop)[0]
+                answers.append(caption)
+        return batches.get_original(answers)
+
+    def image(self, to_visual: Any, number: int, task: str, split: str) -> Any:
+        """The RGB image of a document."""
+        visuals = to_visual(self.task_dict[task][split][number])
+        if len(visuals) != 1 or not hasattr(visuals[0], "convert"):
+            refuse(f"{task}: document {number} has not one image; a captioner needs one")
+        return decode(visuals[0])
+
+    def settings(self, how: Mapping[str, Any]) -> DecodingSettings:
+        """The decoding settings for a task's generation_kwargs."""
+        given = {name: how[name] for name in SHARED if how.get(name)}
+        if how.keys() & {"do_sample", "temperature"}:
+            given["sample"] = bool(how.get("do_sample", True)) and how.get("temperature") != 0
+        captioner, own = self.model.captioner, self.model.settings
+        if how.get("max_new_tokens"):  # without the prompt
+            longest = len(captioner.prompt_ids) + how["max_new_tokens"]
+            longest = min(longest, captioner.max_positions or longest)
+            given.update(max_length=longest, min_length=min(own.min_length, longest))
+        try:
+            kept = {name: value for name, value in given.items() if name not in self.changes}
+            return dataclasses.replace(own, **kept)
+        except ValueError as error:
+            refuse(str(error))
+
+    def loglikelihood(self, requests: Sequence[Any]) -> NoReturn:
+        refuse("a captioner answers once, by generating: choose tasks of generate_until")
+
+    generate_until_multi_round = loglikelihood
+
+
+def refuse(reason: str) -> NoReturn:
+    """End the program with one line; lmms-eval would print the traceback of an exception."""
+    raise SystemExit(visible(f"error: {reason}"))

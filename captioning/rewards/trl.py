@@ -1,0 +1,47 @@
+"""Our rewards as reward functions of TRL, for GRPOTrainer and RLOOTrainer. TRL is not imported.
+
+images = TrainingImages.of(read_annotations("train.json"), "photos", "cuda")
+rewards = [reward_function("cider", images, [tokenizer.eos_token_id])]
+GRPOTrainer(model, rewards, train_dataset=rows_with_image_id, ...)
+"""
+
+from collections.abc import Collection
+from typing import Any, Callable
+
+from captioning.metrics.options import unmet
+from captioning.rewards.interface import Sampled, TrainingImages
+from captioning.rewards.registry import REWARDS
+from captioning.runtime.errors import UserError
+from captioning.runtime.registry import load
+
+
+def reward_function(
+    name: str, images: TrainingImages, end_ids: Collection[int], **options: Any
+) -> Callable[..., list[float]]:
+    """The reward of a name in REWARDS, as `(completions, **columns) -> list of floats`.
+
+    The data set needs a column image_id, with ids of `images`. end_ids: tokens that end a
+    completion. TRL logs the values as rewards/NAME. Raises UserError for missing or impossible
+    options, and for a row whose image is unknown.
+    """
+    kind = load(REWARDS[name])
+    if problem := unmet(kind, kind.Options.checked(options)):
+        raise UserError(f"reward: {name} {problem}")
+    compute = kind(images, **options)
+
+    def reward(completions, completion_ids, image_id=(None,), **columns) -> list[float]:
+        for each in image_id:
+            if each not in images.files:
+                raise UserError(
+                    f"reward {name}: image_id of a row is {each!r}, which is no image: give each "
+                    "row of the data set the id of its image"
+                )
+        captions = []
+        for text, ids in zip(completions, completion_ids):
+            if not isinstance(text, str):  # a chat: the message that the model wrote
+                text = text[-1]["content"]
+            captions.append([Sampled(text.strip(), bool(ids) and ids[-1] in end_ids)])
+        return compute(image_id, captions)[:, 0].tolist()
+
+    reward.__name__ = name
+    return reward

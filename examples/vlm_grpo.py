@@ -1,0 +1,117 @@
+"""Fine-tune a vision-language model with our rewards by GRPO: TRL, LoRA.
+
+    pip install trl peft torchvision    # beside requirements.txt, in a checkout of this repository
+    python -m examples.vlm_grpo configs/vlm_coco.yaml --reward "{cider: 1}" output_dir=output/grpo
+
+The configuration is that of a run of model vlm. A step samples `reward_samples` captions of up to
+`max_tokens` of each of `batch_size` photos. --likelihood adds its `objective` on as many human
+captions. The output is the merged model and its processor, for `from_pretrained` and for `vlm`.
+"""
+
+import argparse
+from itertools import chain, repeat
+
+import torch
+from datasets import Dataset, Image
+from peft import LoraConfig
+from torch.utils.data import DataLoader
+from transformers import AutoModelForImageTextToText, AutoProcessor
+from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
+
+from adapters.lora import Lora
+from captioning.config import load_config
+from captioning.data import read_split
+from captioning.files.reading import parse_yaml
+from captioning.rewards.interface import TrainingImages
+from captioning.rewards.registry import REWARDS, check_rewards
+from captioning.rewards.trl import reward_function
+from captioning.runtime.errors import UserError
+from captioning.runtime.registry import load
+
+
+class LikelihoodGRPOTrainer(GRPOTrainer):
+    """GRPO, plus weight times an objective on batches of human captions."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        if not (self.weight and model.training):
+            return loss
+        batch = {name: value.to(loss.device) for name, value in next(self.human).items()}
+        labels = batch.pop("labels")[:, 1:]
+        likelihood = self.objective(model(**batch).logits[:, :-1], labels)
+        for name, value in likelihood.parts.items():
+            self._metrics["train"][name].append(value.item())
+        # GRPO's loss is divided already.
+        return loss + self.weight * likelihood.loss / self.current_gradient_accumulation_steps
+
+
+def train(given: argparse.Namespace) -> LikelihoodGRPOTrainer:
+    """Raises UserError, ValueError for rewards and settings, and OSError for model and photos."""
+    config = load_config(given.config, ["model=vlm", *given.overrides])
+    chosen = parse_yaml(given.reward, "--reward")
+    if not isinstance(chosen, dict):
+        raise UserError(f"--reward is {chosen!r}: give weights by name, such as {{cider: 1}}")
+    check_rewards(chosen)
+    gpu, lora = torch.cuda.is_available(), config.lora or Lora()
+    samples = read_split(config, "train")
+    images = TrainingImages.of(samples, config.image_root, "cuda" if gpu else "cpu")
+    processor = AutoProcessor.from_pretrained(config.vlm, padding_side="left")
+    ends = [processor.tokenizer.eos_token_id]
+    options = {name: load(REWARDS[name]).Options.from_config(config) for name in chosen}
+    rewards = [reward_function(name, images, ends, **options[name]) for name in chosen]
+    model = AutoModelForImageTextToText.from_pretrained(config.vlm, dtype=torch.float32)
+    prompt = [{"role": "user", "content": config.prompt}]
+    asked = [{"prompt": prompt, "image": str(f), "image_id": i} for i, f in images.files.items()]
+    told = [(row, text) for row in asked for text in images.captions[row["image_id"]]]
+    human = [{**row, "completion": [{"role": "assistant", "content": t}]} for row, t in told]
+    asked, human = (Dataset.from_list(r).cast_column("image", Image()) for r in (asked, human))
+    batch = config.batch_size * config.reward_samples
+    arguments = GRPOConfig(
+        config.output_dir,
+        per_device_train_batch_size=batch,
+        num_generations=config.reward_samples,
+        max_completion_length=config.max_tokens,
+        temperature=config.reward_temperature,
+        reward_weights=list(chosen.values()),
+        beta=config.reward_kl,
+        learning_rate=config.init_lr,
+        max_steps=given.steps,
+        seed=config.seed,
+        bf16=gpu,
+        save_strategy="no",
+        report_to="none",
+    )
+    trainer = LikelihoodGRPOTrainer(
+        model,
+        rewards,
+        arguments,
+        asked,
+        processing_class=processor,
+        peft_config=LoraConfig(r=lora.r, lora_alpha=lora.alpha, target_modules=lora.target_modules),
+    )
+    collate = DataCollatorForVisionLanguageModeling(processor, completion_only_loss=True)
+    batches = repeat(DataLoader(human, batch, shuffle=True, collate_fn=collate))
+    trainer.human = chain.from_iterable(batches)
+    trainer.objective, trainer.weight = config.build_objective(), given.likelihood
+    trainer.train()
+    for part in (trainer.model.merge_and_unload(), processor):
+        part.save_pretrained(config.output_dir)
+    return trainer
+
+
+def main(argv=None) -> LikelihoodGRPOTrainer:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("config", help="a YAML file of model vlm")
+    parser.add_argument("overrides", nargs="*", help="key=value")
+    parser.add_argument("--reward", required=True, help="weights by name, such as {cider: 1}")
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--likelihood", type=float, default=0, help="the objective's weight")
+    try:
+        return train(parser.parse_intermixed_args(argv))
+    except (UserError, ValueError, OSError) as error:
+        parser.error(str(error))
+
+
+if __name__ == "__main__":
+    main()

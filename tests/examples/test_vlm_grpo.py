@@ -1,0 +1,62 @@
+"""The recipe trains a tiny vision-language model by GRPO, with and without a likelihood."""
+
+import importlib.util
+
+import pytest
+import torch
+import transformers
+
+from vlm import tiny
+
+for library in ("trl", "peft", "accelerate", "datasets"):
+    pytest.importorskip(library, reason="what TRL needs is in the tests from Python 3.11")
+
+
+@pytest.fixture(scope="module")
+def example(repository):
+    path = repository / "examples" / "vlm_grpo.py"
+    spec = importlib.util.spec_from_file_location("vlm_grpo", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def arguments(scenes, repository, tmp_path_factory):
+    model = tmp_path_factory.mktemp("model")
+    tiny.write(str(model), (scenes / "vocab.txt").read_text().split("\n"))
+    settings = [f"image_root={scenes}", f"ann_root={scenes}", f"vlm={model}", "reward_samples=2"]
+    settings += ["batch_size=2", f"output_dir={model}/unused"]
+    return [str(repository / "configs" / "vlm_scenes.yaml"), *settings]
+
+
+def test_rewards_and_likelihood_reach_the_loss(example, arguments, tmp_path):
+    settings = ["objective={mle: 0.4, smile: 0.6}", "max_tokens=3", f"output_dir={tmp_path}"]
+    given = ["--reward", "{facts: 1, cider: 0.5}", "--steps", "1", "--likelihood", "0.1"]
+    trainer = example.main([*arguments, *settings, "label_smoothing=0", *given])
+    logged = {key: value for line in trainer.state.log_history for key, value in line.items()}
+    # Of completions of one length, GRPO's loss is the mean of their advantages: 0.
+    assert logged["completions/min_length"] == 3
+    mixture = 0.4 * logged["mle"] + 0.6 * logged["smile"]
+    assert logged["train_loss"] == pytest.approx(0.1 * mixture, rel=1e-3)
+    facts, cider = (logged[f"rewards/{name}/mean"] for name in ("facts", "cider"))
+    assert logged["reward"] == pytest.approx(facts + 0.5 * cider, abs=1e-5)
+    load = transformers.AutoModelForImageTextToText.from_pretrained
+    base = arguments[3].partition("=")[2]
+    before, after = (load(folder).state_dict() for folder in (base, tmp_path))
+    assert any(not torch.equal(before[key], after[key]) for key in before)
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        (["--reward", "cider"], "--reward is 'cider': give weights by name"),
+        (["--reward", "{bleu: 1}"], "reward 'bleu' is unknown; choose from"),
+        (["--reward", "{itm: 1}"], "reward: itm needs itm_model"),
+        (["--reward", "{cider: 1}", "vlm=nowhere"], "nowhere"),
+    ],
+)
+def test_mistakes_are_one_line(example, arguments, given, line, capsys):
+    with pytest.raises(SystemExit):
+        example.main([*arguments, *given])
+    assert line in capsys.readouterr().err
