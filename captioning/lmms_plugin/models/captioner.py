@@ -38,9 +38,9 @@ class CheckpointLmm(lmms):
         super().__init__()
         self.batch_size, self.changes = int(batch_size), changes
         try:
-            if distributed.announced() > 1:
+            if distributed.env_world_size() > 1:
                 raise UserError("several processes are not supported here: start one")
-            where, checkpoint = distributed.start(device or "auto"), checkpoints.named(checkpoint)
+            where, checkpoint = distributed.start(device or "auto"), checkpoints.resolve(checkpoint)
             self.model = CheckpointModel(checkpoint, config, changes, 1, where)
         except UserError as error:
             refuse(str(error))
