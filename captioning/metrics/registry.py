@@ -192,6 +192,25 @@ _DECLARED: dict[str, tuple[str, tuple[Metric, ...]]] = {
             ),
         ),
     ),
+    "checklist": (
+        "captioning.metrics.checklist:Checklist",
+        (
+            Metric(
+                "checklist_coverage",
+                "Coverage",
+                1,
+                meaning="questions of a checklist that the caption answers",
+                unit="%",
+            ),
+            Metric(
+                "checklist_precision",
+                "Precision",
+                1,
+                meaning="right answers among the answers to a checklist",
+                unit="%",
+            ),
+        ),
+    ),
     "repetition": (
         "captioning.metrics.repetition:Repetition",
         (
