@@ -1,4 +1,4 @@
-"""Coverage and precision by a checklist: questions about the image, answered from the caption alone.
+"""Coverage and precision by a checklist: questions that a caption alone has to answer.
 
 checklist_coverage   questions that the caption answers among all questions, per cent
 checklist_precision  right answers among the answers, per cent
