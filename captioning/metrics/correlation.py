@@ -1,11 +1,14 @@
-"""Kendall's tau of metrics with human ratings of captions.
+"""Kendall's tau of metrics with ratings of captions.
 
     python -m captioning.metrics.correlation ExpertAnnotations.txt --metrics coco length
     python -m captioning.metrics.correlation ratings.jsonl --images photos --metrics clipscore
+    python -m captioning.metrics.correlation output/sweep_demo_finetune --metrics coco facts \\
+        --facts_file data/scenes/scenes.json --references data/scenes/scenes_test.json
 
-RATINGS is a file of Flickr8k-Expert, Flickr8k-CF or Composite as published, or capevalkit's lines.
-Published results are tau-c for Flickr8k-Expert and Composite, and tau-b for Flickr8k-CF. If lines
-name several systems, their means are correlated, too, and metrics of a system's captions together.
+RATINGS is a file of Flickr8k-Expert, Flickr8k-CF or Composite as published, capevalkit's lines, or
+a folder of runs on scenes, whose ratings are the facts of their captions. Published results are
+tau-c for Flickr8k-Expert and Composite, and tau-b for Flickr8k-CF. Several systems' means are
+correlated, too.
 """
 
 if __name__ == "__main__":
@@ -16,154 +19,123 @@ if __name__ == "__main__":
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Optional
 
 import numpy as np
 
-from captioning.files.writing import write_json
 from captioning.metrics.arguments import add_metrics, parse
 from captioning.metrics.bootstrap import Estimate, bounds, resampled_counts
-from captioning.metrics.evaluator import Settings, build_evaluators
+from captioning.metrics.evaluator import Scores, Settings, build_evaluators
+from captioning.metrics.meteor import shared_process
 from captioning.metrics.ratings import Rated, read_ratings
-from captioning.metrics.registry import EVALUATORS, METRICS, metric_of
+from captioning.metrics.registry import METRICS, metric_of
+from captioning.metrics.scene_ratings import read_runs
 from captioning.metrics.score_table import align
 from captioning.metrics.scoring import score
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.runtime.program import exit_code
 from captioning.runtime.progress import log_line
-from captioning.runtime.registry import load
 
-_AT_ONCE = 2**22  # resampled weights in memory
 FEWEST_SYSTEMS = 3
+Columns = Mapping[str, np.ndarray]  # {metric or rating: (n,)}; nan for a missing value
 
-Columns = dict[str, np.ndarray]  # {metric: values (n,)}, nan for a missing value
 
+def kendall(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
+    """Return tau-b and tau-c of n pairs; nan if undefined.
 
-def kendall(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Return tau-b and tau-c (R, 2) of n pairs for R rows of weights; nan if undefined.
-
-    x, y: (n,). weights: (R, n), how often each pair counts. Source: Kendall 1945; Stuart 1953.
+    x, y: (n,), with few values in one of them, since the memory is O(values of x * values of y).
+    weights: (n,), how often each pair counts. Source: Kendall 1945; Stuart 1953.
     """
-    if len(np.unique(x)) < len(np.unique(y)):
-        x, y = y, x  # the loop is over the values of y
-    order = np.argsort(x, kind="stable")
-    x, y, weights = x[order], y[order], weights[:, order].astype(float)
-    first, last = (np.searchsorted(x, x, side) for side in ("left", "right"))
-    below = np.zeros_like(weights)  # of pairs with a smaller y
-    surplus = np.zeros(len(weights))  # concordant less discordant pairs
-    levels = []  # weight of each value of y
-    for value in np.unique(y):
-        here = np.flatnonzero(y == value)
-        own = weights[:, here]
-        sums = np.pad(below.cumsum(1), ((0, 0), (1, 0)))  # (R, n + 1)
-        smaller, larger = sums[:, first[here]], sums[:, -1:] - sums[:, last[here]]
-        surplus += (own * (smaller - larger)).sum(1)
-        below[:, here] = own
-        levels.append(own.sum(1))
-    groups = [np.stack(levels, 1), np.add.reduceat(weights, np.unique(first), 1)]
-    total = weights.sum(1)
-    pairs = total * (total - 1) / 2
-    untied = [pairs - (each * (each - 1) / 2).sum(1) for each in groups]
-    fewest = np.minimum(*((each > 0).sum(1) for each in groups))
-    with np.errstate(invalid="ignore", divide="ignore"):
-        tau_b = surplus / np.sqrt(untied[0] * untied[1])
-        tau_c = 2 * surplus * fewest / (total**2 * (fewest - 1))
-    return np.stack([tau_b, tau_c], 1)
+    (xs, x), (ys, y) = (np.unique(values, return_inverse=True) for values in (x, y))
+    cells = np.bincount(x * len(ys) + y, weights, len(xs) * len(ys))
+    table = cells.reshape(len(xs), len(ys))
+    below = table.cumsum(0) - table  # weight of each y with a smaller x
+    smaller = below.cumsum(1) - below
+    larger = below.sum(1, keepdims=True) - below - smaller
+    surplus = (table * (smaller - larger)).sum()  # concordant less discordant pairs
+    total, groups = weights.sum(), (table.sum(0), table.sum(1))
+    untied = [(total**2 - (group**2).sum()) / 2 for group in groups]
+    fewest = min(map(np.count_nonzero, groups))
+    if fewest < 2:
+        return np.nan, np.nan
+    return surplus / np.sqrt(untied[0] * untied[1]), 2 * surplus * fewest / total**2 / (fewest - 1)
 
 
-def correlate(x: np.ndarray, y: np.ndarray, clusters: np.ndarray) -> Optional[list[Estimate]]:
-    """Return tau-b and tau-c of the pairs without nan; None if they are undefined.
+def correlate(x: np.ndarray, y: np.ndarray, images: np.ndarray) -> list[Estimate]:
+    """Return tau-b and tau-c of the pairs without nan, with intervals.
 
-    clusters: (n,), the image of each pair. Images are resampled, each with all of its pairs.
+    images: (n,), the image of each pair. Images are resampled, each with all of its pairs.
     """
     both = ~np.isnan(x) & ~np.isnan(y)
-    x, y, clusters = x[both], y[both], np.unique(clusters[both], return_inverse=True)[1]
-    if len(x) < 2 or len(np.unique(x)) < 2 or len(np.unique(y)) < 2:
-        return None
-    [value] = kendall(x, y, np.ones((1, len(x))))
-    height, found = max(1, _AT_ONCE // len(x)), []
-    for counts in resampled_counts(clusters.max() + 1):
-        for top in range(0, len(counts), height):
-            found.append(kendall(x, y, counts[top : top + height][:, clusters]))
-    ends = bounds(np.concatenate(found), clusters.max() + 1)
-    return [Estimate(float(v), *limits, len(x)) for v, limits in zip(value, ends)]
+    x, y, images = x[both], y[both], np.unique(images[both], return_inverse=True)[1]
+    if not len(x):
+        return [Estimate(np.nan)] * 2
+    n = images.max() + 1
+    found = [kendall(x, y, row[images]) for counts in resampled_counts(n) for row in counts]
+    values = kendall(x, y, np.ones(len(x)))
+    return [Estimate(v, *ends, len(x)) for v, ends in zip(values, bounds(np.array(found), n))]
 
 
-def values_of(rated: Sequence[Rated], arguments: argparse.Namespace) -> tuple[Columns, Columns]:
-    """Return the values of each metric for the n captions, and for the systems in sorted order.
+def columns_of(rated: Sequence[Rated], arguments: argparse.Namespace) -> tuple[Columns, Columns]:
+    """Return the metrics of n captions, and of the systems, whose captions are scored together.
 
-    Each system's captions are scored together. Raises UserError.
+    Systems are in sorted order. Raises UserError.
     """
     device = str(distributed.start(arguments.device))
-    systems = sorted({row.system for row in rated})
-    captions: Columns = {}
-    sets: Columns = {}
-    for number, system in enumerate(systems):
-        rows = [i for i, row in enumerate(rated) if row.system == system]
-        own = [rated[i] for i in rows]
+    systems = np.array([row.system for row in rated])
+    captions: dict[str, np.ndarray] = {}
+    sets: dict[str, np.ndarray] = {}
+    for number, system in enumerate(np.unique(systems)):
+        rows = np.flatnonzero(systems == system)
+        own = [rated[row] for row in rows]
         found = _scores(own, arguments, device)
-        given = dict.fromkeys(name for row in own for name in row.metrics)
-        columns = {name: [row.metrics.get(name) for row in own] for name in given}
-        for name, values in {**found.per_image, **columns}.items():
-            column = captions.setdefault(name, np.full(len(rated), np.nan))
-            column[rows] = np.array(values, dtype=float)
-        single = {name: each.value for name, each in found.metrics.items()}
-        means = {name: captions[name][rows] for name in columns}
-        single.update({name: float(np.nanmean(each)) for name, each in means.items()})
-        for name, value in single.items():
-            sets.setdefault(name, np.full(len(systems), np.nan))[number] = value
+        values = {**found.per_image, **{n: [row.metrics[n] for row in own] for n in own[0].metrics}}
+        for name, column in values.items():
+            captions.setdefault(name, np.full(len(rated), np.nan))[rows] = column
+        means = {name: np.nanmean(captions[name][rows]) for name in values}
+        single = {name: estimate.value for name, estimate in found.metrics.items()}
+        for name, value in {**means, **single}.items():
+            sets.setdefault(name, np.full(len(np.unique(systems)), np.nan))[number] = value
     return captions, sets
 
 
-def _scores(rated, arguments, device):
+def _scores(rated: Sequence[Rated], arguments: argparse.Namespace, device: str) -> Scores:
     often = Counter(row.image for row in rated)
-    ids = [
-        row.image if often[row.image] == 1 else f"{row.image}#{i}" for i, row in enumerate(rated)
-    ]
+    rows = {r.image if often[r.image] == 1 else f"{r.image}#{i}": r for i, r in enumerate(rated)}
     images = None
-    if any(load(EVALUATORS[name]).needs_images for name in arguments.metrics) and arguments.images:
-        images = {i: arguments.images / row.image for i, row in zip(ids, rated)}
-        for path in images.values():
-            if not path.is_file():
-                raise UserError(f"{path}: no such image: give the ratings' folder with --images")
+    if arguments.images:
+        images = {key: arguments.images / row.image for key, row in rows.items()}
     settings = Settings(images, arguments.images, arguments.cache_dir, device, arguments.batch_size)
     evaluators = build_evaluators(arguments.metrics, settings, **arguments.options)
-    captions = {i: row.caption for i, row in zip(ids, rated)}
-    found = score(captions, {i: row.references for i, row in zip(ids, rated)}, evaluators)
+    captions = {key: row.caption for key, row in rows.items()}
+    found = score(captions, {key: row.references for key, row in rows.items()}, evaluators)
     for reason in dict.fromkeys(found.skipped.values()):
         log_line(f"skipped: {reason}")
     return found
 
 
-def _table(title: str, columns: Columns, ratings: Columns, clusters: np.ndarray) -> dict:
-    """Print the taus of each metric; return {metric: {rating: [tau-b, tau-c]}}."""
-    names = [name for name in METRICS if name in columns]
-    names += [name for name in columns if name not in METRICS]
-    taus = {
-        name: {rating: correlate(columns[name], y, clusters) for rating, y in ratings.items()}
-        for name in names
-    }
+def table_of(title: str, columns: Columns, ratings: Columns, images: np.ndarray) -> str:
+    """Return two tables of each metric's tau with each rating. images: see `correlate`."""
+    names = sorted(columns, key=lambda name: (*METRICS, name).index(name))
+    taus = [[correlate(columns[name], y, images) for y in ratings.values()] for name in names]
+    tables = []
     for variant, letter in enumerate("bc"):
-        rows = [(f"tau-{letter}", *ratings)]
-        for name, found in taus.items():
-            cells = (_shown(pair and pair[variant]) for pair in found.values())
-            rows.append((metric_of(name).title, *cells))
-        print(f"{title}\n{align(rows)}\n")
-    return {
-        name: {rating: pair and [asdict(each) for each in pair] for rating, pair in found.items()}
-        for name, found in taus.items()
-    }
+        rows = [
+            (metric_of(name).title, *(_shown(pair[variant]) for pair in found))
+            for name, found in zip(names, taus)
+        ]
+        tables.append(f"{title}\n{align([(f'tau-{letter}', *ratings), *rows])}\n")
+    return "\n".join(tables)
 
 
-def _shown(found: Optional[Estimate]) -> str:
-    if found is None:
+def _shown(tau: Estimate) -> str:
+    if np.isnan(tau.value):
         return "-"
-    interval = "" if found.low is None else f" ({found.low:.2f} to {found.high:.2f})"
-    return f"{found.value:.3f}{interval}"
+    ends = "" if tau.low is None else f" ({tau.low:.2f} to {tau.high:.2f})"
+    return f"{tau.value:.2f}{ends}"
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -173,30 +145,34 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("ratings", type=Path, help="human ratings of captions")
+    parser.add_argument("ratings", type=Path, help="rated captions, or a folder of runs on scenes")
     parser.add_argument("--references", type=Path, help="human captions, if RATINGS has none")
-    parser.add_argument("--output", type=Path, help="a JSON file with tau-b and tau-c")
     add_metrics(parser, "the folder of the rated images")
     arguments = parse(parser, sys.argv[1:] if argv is None else argv)
-    return exit_code(lambda: _run(arguments), "stopped: nothing was written")
+    return exit_code(lambda: _run(arguments), "stopped: nothing was computed")
 
 
 def _run(arguments: argparse.Namespace) -> None:
-    rated = read_ratings(arguments.ratings, arguments.references)
-    captions, sets = values_of(rated, arguments)
+    if arguments.ratings.is_dir():
+        facts = arguments.options["facts_file"]
+        if not (facts and arguments.references):
+            raise UserError("runs on scenes need --facts_file and --references")
+        rated = read_runs(arguments.ratings, Path(facts), arguments.references)
+    else:
+        rated = read_ratings(arguments.ratings, arguments.references)
+    with shared_process():
+        captions, sets = columns_of(rated, arguments)
     ratings = {name: np.array([row.ratings[name] for row in rated]) for name in rated[0].ratings}
     images = np.unique([row.image for row in rated], return_inverse=True)[1]
+    print(
+        table_of(f"{len(rated)} captions of {images.max() + 1} images", captions, ratings, images)
+    )
     systems, of_system = np.unique([row.system for row in rated], return_inverse=True)
-    count = f"{len(rated)} captions of {images.max() + 1} images"
-    result = {"captions": _table(count, captions, ratings, images)}
     if len(systems) >= FEWEST_SYSTEMS:
         counts = np.bincount(of_system)
-        means = {n: np.bincount(of_system, y) / counts for n, y in ratings.items()}
-        number = np.arange(len(systems))
-        result["systems"] = _table(f"means of {len(systems)} systems", sets, means, number)
+        means = {name: np.bincount(of_system, y) / counts for name, y in ratings.items()}
+        print(table_of(f"means of {len(systems)} systems", sets, means, np.arange(len(systems))))
     print("in brackets: 95 % bootstrap intervals, over images for captions")
-    if arguments.output:
-        write_json(result, arguments.output)
 
 
 if __name__ == "__main__":

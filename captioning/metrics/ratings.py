@@ -3,23 +3,19 @@
 - Flickr8k-Expert and Flickr8k-CF (Hodosh et al. 2013): ExpertAnnotations.txt and
   CrowdFlowerAnnotations.txt. Their captions are in Flickr8k.token.txt beside them. As in published
   results, a caption of the rated image itself is left out, and each expert's rating counts alone.
-- the same in one JSON file: {id: {image_path, ground_truth, human_judgement: [{caption, rating}]}}
 - Composite (Aditya et al. 2015): its files with ";", an image's URL in column 28, then three or
   four captions and as many ratings. As in published results, the first three captions count.
-- a CSV file with the columns imgid, mt, refs and score
-- capevalkit's lines {id, image, caption, references, score}; a score may be {rating: number}
+- capevalkit's lines {id, image, caption, references, score}
 """
 
-import ast
 import csv
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 from captioning.data.caption_files import ids_by_name, read_references
-from captioning.files.reading import parse_json_lines, read_json, read_text
+from captioning.files.reading import parse_json_lines, read_text
 from captioning.runtime.errors import UserError
 
 RATING = "rating"  # the name of a file's only rating
@@ -48,22 +44,20 @@ def read_ratings(path: Path, references: Optional[Path] = None) -> list[Rated]:
     references: human captions, for a file without them; see `read_references`. Raises UserError.
     """
     human = _by_name(references) if references else {}
-    if path.suffix in (".json", ".jsonl"):
-        rows = _of_lines(path, human) if path.suffix == ".jsonl" else _of_judgements(path)
-    elif path.suffix == ".txt":
+    if path.suffix == ".txt":
         rows = _of_flickr8k(path)
     else:
-        rows = _of_table(path, human)
+        rows = (_of_lines if path.suffix == ".jsonl" else _of_composite)(path, human)
     try:
         rated = list(rows)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, SyntaxError) as error:
+    # A generator's StopIteration is a RuntimeError.
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise UserError(
             f"{path}: holds no ratings as they were published ({error!r}): expected a file of "
             "Flickr8k, Composite, or lines {id, image, caption, references, score}"
         ) from None
-    rated = [row for row in rated if not any(map(math.isnan, row.ratings.values()))]
-    if len(rated) < 2 or len({frozenset(row.ratings) for row in rated}) > 1:
-        raise UserError(f"{path}: expected two captions or more with the same ratings")
+    if not rated:
+        raise UserError(f"{path}: holds no rating of a caption of another image")
     return rated
 
 
@@ -75,12 +69,11 @@ def _by_name(path: Path) -> dict[str, list[str]]:
 
 
 def _human(human: Mapping[str, Sequence[str]], image: str, where: str) -> Sequence[str]:
-    name = PurePosixPath(image).name
-    if name not in human:
+    if image not in human:
         raise UserError(
-            f"{where}: image {name!r} has no references: give --references with all images"
+            f"{where}: image {image!r} has no references: give --references with all images"
         )
-    return human[name]
+    return human[image]
 
 
 def _of_flickr8k(path: Path) -> Iterator[Rated]:
@@ -103,41 +96,26 @@ def _of_flickr8k(path: Path) -> Iterator[Rated]:
                 yield Rated(image, captions[caption_id], references, {RATING: score})
 
 
-def _of_judgements(path: Path) -> Iterator[Rated]:
-    for row in read_json(path).values():
-        for each in row["human_judgement"]:
-            rating = {RATING: float(each["rating"])}
-            yield Rated(row["image_path"], each["caption"], row["ground_truth"], rating)
-
-
 def _of_lines(path: Path, human: Mapping[str, Sequence[str]]) -> Iterator[Rated]:
     for number, row in parse_json_lines(read_text(path).split("\n"), path):
-        image, score = str(row["image"]), row.get("score", row.get("human_score"))
-        references = row.get("references") or _human(human, image, f"{path}: line {number}")
-        ratings = score if isinstance(score, dict) else {RATING: score}
-        ratings = {name: float(value) for name, value in ratings.items()}
-        more: Any = (str(row.get("system", "")), row.get("metrics", {}))
-        yield Rated(image, row["caption"], references, ratings, *more)
+        where = f"{path}: line {number}"
+        references = row.get("references") or _human(human, PurePosixPath(row["image"]).name, where)
+        rating = row["score"] if "score" in row else row["human_score"]
+        yield Rated(row["image"], row["caption"], references, {RATING: float(rating)})
 
 
-def _of_table(path: Path, human: Mapping[str, Sequence[str]]) -> Iterator[Rated]:
-    text = read_text(path)
-    first = text.partition("\n")[0]
-    rows = csv.reader(text.splitlines(), delimiter=";" if first.count(";") > _URL else ",")
-    head = next(rows)
+def _of_composite(path: Path, human: Mapping[str, Sequence[str]]) -> Iterator[Rated]:
+    rows = csv.reader(read_text(path).splitlines()[1:], delimiter=";")
     for number, cells in enumerate(rows, 2):
-        if "mt" in head:
-            row = dict(zip(head, cells))
-            references = ast.literal_eval(row["refs"])
-            yield Rated(row["imgid"], row["mt"], references, {RATING: float(row["score"])})
-        elif len(cells) > _URL and cells[_URL]:
-            references = _human(human, cells[_URL], f"{path}: line {number}")
+        if len(cells) > _URL and cells[_URL]:
+            image = PurePosixPath(cells[_URL]).name
+            references = _human(human, image, f"{path}: line {number}")
             found = [cell for cell in cells[_URL + 1 :] if cell]
             half = next(i for i, cell in enumerate(found) if re.fullmatch(r"[\d.]+", cell))
             for caption, rating in list(zip(found, found[half:]))[:_CAPTIONS]:
                 # The first caption is one of the references.
                 others = [text for text in references if _same(text) != _same(caption)]
-                yield Rated(cells[_URL], caption, others, {RATING: float(rating)})
+                yield Rated(image, caption, others, {RATING: float(rating)})
 
 
 def _same(text: str) -> str:

@@ -1,94 +1,62 @@
-"""Rate runs' captions of scenes by their facts, in a file for captioning.metrics.correlation.
+"""Rates runs' captions of scenes by their facts, and by a checklist with an exact judge.
 
-    python -m captioning.metrics.scene_ratings output/sweep/mle output/sweep/smile \\
-        --facts_file data/scenes/scenes.json --references data/scenes/scenes_test.json
-
-The ratings are true facts, the share of right facts, and true less wrong facts. A line also has the
-metrics that the run has stored for the caption, and those of a checklist by an exact judge.
+The checklist has a question about the whole image for each property and relation. Its judge knows
+the caption alone. Thus a caption that gives a red circle and a blue square the colours of each
+other answers all questions right.
 """
 
-import argparse
-import json
-import sys
-from collections.abc import Iterator, Sequence
+from itertools import chain, permutations
 from pathlib import Path
-from typing import Optional
 
-from captioning.data.annotations import read_annotations
-from captioning.files.reading import parse_json_lines, read_text
-from captioning.files.writing import write_text
-from captioning.metrics.checklist import Question, scores_of
+from captioning.data.caption_files import by_id, read_predictions, read_references
+from captioning.metrics.checklist import NOT_SAID, YES_NO, Question, scores_of
 from captioning.metrics.facts import stated_and_true
+from captioning.metrics.ratings import Rated
 from captioning.runtime.errors import UserError
-from captioning.runtime.program import exit_code
-from captioning.scenes.checklist import checklist_of, judge
-from captioning.scenes.facts import read_caption
+from captioning.scenes.facts import ADJECTIVES, NOUNS, PLACES, SCENE_WORDS, read_caption
 from captioning.scenes.make import read_scenes
+from captioning.scenes.world import RELATIONS, Scene
 
-SCORED = Path("result", "test", "per_caption.jsonl")
-AS_RATINGS = ("true_facts", "wrong_facts")  # the runs' metrics that are ratings here
-
-
-def rated_lines(runs: Sequence[Path], facts: Path, references: Path) -> Iterator[str]:
-    """Yield a line for each caption of the runs' test split. Raises UserError."""
-    scenes = read_scenes(facts)
-    samples = {sample.image_id: sample for sample in read_annotations(references)}
-    for run in runs:
-        path = run / SCORED
-        rows = [row for _, row in parse_json_lines(read_text(path).split("\n"), path)]
-        for row in rows:
-            if row["image_id"] not in scenes or row["image_id"] not in samples:
-                raise UserError(f"{path}: image_id {row['image_id']!r} is no scene of {references}")
-        asked = [checklist_of(scenes[row["image_id"]]) for row in rows]
-        lists = [[Question(q["question"], q["answer"]) for q in each] for each in asked]
-        checked = scores_of([judge(row["caption"]) for row in rows], lists).per_image
-        for number, row in enumerate(rows):
-            sample = samples[row.pop("image_id")]
-            caption = row.pop("caption")
-            stated, true = stated_and_true(read_caption(caption), scenes[sample.image_id])
-            right = true / stated if stated else float("nan")
-            yield json.dumps(
-                {
-                    "id": f"{run.name}/{sample.image_id}",
-                    "system": run.name,
-                    "image": sample.image,
-                    "caption": caption,
-                    "references": sample.captions,
-                    "score": {
-                        "true facts": true,
-                        "right": right,
-                        "true - wrong": 2 * true - stated,
-                    },
-                    "metrics": {
-                        **{name: value for name, value in row.items() if name not in AS_RATINGS},
-                        **{name: values[number] for name, values in checked.items()},
-                    },
-                }
-            )
+CAPTIONS = "result/test.json"
+ASKED = sorted(
+    {*NOUNS.values(), *chain(*ADJECTIVES.values()), *PLACES.values(), *SCENE_WORDS.values()}
+    | RELATIONS.keys()
+)
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run the program and return its exit code: 2 after a one-line error for the user."""
-    parser = argparse.ArgumentParser(
-        prog="python -m captioning.metrics.scene_ratings",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add("runs", nargs="+", type=Path, help="folders of runs with a scored test split")
-    add("--facts_file", type=Path, required=True, help="the scenes' contents")
-    add("--references", type=Path, required=True, help="human captions of the test split")
-    add("--output", type=Path, default=Path("output/ratings.jsonl"), help="default: %(default)s")
-    arguments = parser.parse_args(argv)
+def read_runs(folder: Path, facts: Path, references: Path) -> list[Rated]:
+    """Return the captions of the test split of each run in a folder. Raises UserError.
 
-    def program() -> None:
-        lines = rated_lines(arguments.runs, arguments.facts_file, arguments.references)
-        text = "".join(line + "\n" for line in lines)
-        arguments.output.parent.mkdir(parents=True, exist_ok=True)
-        write_text(text, arguments.output)
+    The ratings are the number of true facts, the share of right facts, and the true less the wrong
+    facts. Captions that state nothing are left out. facts: the scenes' contents.
+    """
+    scenes, human, rated = read_scenes(facts), read_references(references), []
+    for path in sorted(folder.glob(f"*/{CAPTIONS}")):
+        captions = read_predictions(path)
+        known, texts = (by_id(captions, found) for found in (scenes, human))
+        for image_id, caption in captions.items():
+            if not known[image_id] or not texts[image_id]:
+                raise UserError(f"{path}: image_id {image_id!r} is not in {facts} or {references}")
+            statement = read_caption(caption)
+            stated, true = stated_and_true(statement, known[image_id])
+            said = {fact.what for fact in statement.facts()}
+            answers = [YES_NO[0] if what in said else NOT_SAID for what in ASKED]
+            checked = scores_of([answers], [checklist_of(known[image_id])]).per_image
+            metrics = {name: value for name, [value] in checked.items()}
+            if stated:
+                ratings = {"true": true, "right": true / stated, "true - wrong": 2 * true - stated}
+                system = path.parts[-3]
+                rated.append(
+                    Rated(str(image_id), caption, texts[image_id], ratings, system, metrics)
+                )
+    if not rated:
+        raise UserError(f"{folder}: no run in it has {CAPTIONS} with facts")
+    return rated
 
-    return exit_code(program, "stopped: nothing was written")
 
-
-if __name__ == "__main__":
-    sys.exit(main())
+def checklist_of(scene: Scene) -> list[Question]:
+    """The questions about a scene, in the order of ASKED."""
+    pairs = list(permutations(scene.things, 2))
+    true = scene.facts().union(*(thing.facts() for thing in scene.things))
+    true |= {name for name, holds in RELATIONS.items() if any(holds(*pair) for pair in pairs)}
+    return [Question(f"Is anything {what}?", YES_NO[what not in true]) for what in ASKED]

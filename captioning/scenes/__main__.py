@@ -23,10 +23,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m captioning.scenes", description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("data/scenes"))
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--paragraphs", action="store_true", help="captions of 100 to 200 words")
     arguments = parser.parse_args(argv)
 
     def program() -> None:
-        made = make_scenes(arguments.output, arguments.seed)
+        made = make_scenes(arguments.output, arguments.seed, paragraphs=arguments.paragraphs)
         log_line(f"{arguments.output} {'is drawn' if made else 'exists already'}")
 
     return exit_code(program, "stopped")
