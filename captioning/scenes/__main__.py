@@ -16,7 +16,8 @@ from typing import Optional
 
 from captioning.runtime.program import exit_code
 from captioning.runtime.progress import log_line
-from captioning.scenes.make import make_scenes
+from captioning.scenes import paragraphs
+from captioning.scenes.make import SPLITS, make_scenes
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -27,7 +28,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     arguments = parser.parse_args(argv)
 
     def program() -> None:
-        made = make_scenes(arguments.output, arguments.seed, paragraphs=arguments.paragraphs)
+        splits = paragraphs.SPLITS if arguments.paragraphs else SPLITS
+        made = make_scenes(arguments.output, arguments.seed, splits, arguments.paragraphs)
         log_line(f"{arguments.output} {'is drawn' if made else 'exists already'}")
 
     return exit_code(program, "stopped")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from captioning.scenes.world import COUNTS, GROUNDS, RELATIONS, SHADES, SHAPES, SIZES, Scene, Thing
 
 TOLD = 2  # paragraphs per scene
+SPLITS = {"train": 1500, "val": 30, "test": 60}
 _ORDER = ("first", "second", "third")
 
 
@@ -16,7 +17,8 @@ def tell_all(scene: Scene, rng: random.Random) -> list[str]:
 
 def _sentences(scene: Scene, rng: random.Random) -> Iterator[str]:
     things = scene.things
-    yield f"the picture shows {COUNTS[len(things) - 1]} of the shapes on the {scene.ground} ."
+    count = COUNTS[len(things) - 1]
+    yield f"the picture shows {count} of the shapes that lie on the {scene.ground} ."
     for name, thing in zip(_ORDER, things):
         told = list(_about(name, thing))
         rng.shuffle(told)
@@ -39,7 +41,7 @@ def _sentences(scene: Scene, rng: random.Random) -> Iterator[str]:
 
 def _about(name: str, thing: Thing) -> Iterator[str]:
     colour, brightness = SHADES[thing.shade]
-    yield f"the {name} one is a {thing.shape} ."
+    yield f"the {name} one that we see is a {thing.shape} ."
     yield f"its colour is {thing.shade} , a {brightness} {colour} ."
     yield f"for its size it is {' and '.join(SIZES[thing.size])} ."
     yield f"its place is {' and '.join(thing.place())} ."

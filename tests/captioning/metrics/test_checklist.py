@@ -39,11 +39,11 @@ def test_an_exact_judge_counts_the_facts(server, tmp_path):
     rng = random.Random(0)
     human = {i: describe_all(scene, rng) for i, scene in scenes.items()}
     captions = {i: rng.choice(human[i if i % 2 else (i + 1) % 40]) for i in scenes}
+    texts = {i: [*human[i], captions[i]] for i in scenes}
     facts = {
-        i: sorted({f for text in [*human[i], captions[i]] for f in read_caption(text).facts()}, key=str)
-        for i in scenes
-    }  # fmt: skip
-    checklist = {i: [json.dumps([i, *fact]) for fact in facts[i]] for i in scenes}
+        i: sorted({f for t in texts[i] for f in read_caption(t).facts()}, key=str) for i in scenes
+    }
+    checklist = {i: [json.dumps([i, *fact]) for fact in sorted(facts[i], key=str)] for i in scenes}
 
     def answer():
         text = server.asked[-1][2]["messages"][0]["content"]
