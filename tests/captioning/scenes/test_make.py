@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from functools import partial
 
 import pytest
 from PIL import Image
@@ -118,7 +117,7 @@ def test_truth_of_another_kind_is_refused(tmp_path, content):
 
 def test_program_says_what_it_did(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
-        "captioning.scenes.__main__.make_scenes", partial(make_scenes, splits=SPLITS)
+        "captioning.scenes.__main__.SPLITS", SPLITS
     )
     output = ["--output", str(tmp_path / "scenes")]
     for expected in ("is drawn", "exists already"):
