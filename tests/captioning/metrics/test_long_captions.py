@@ -1,5 +1,7 @@
 """Captions that CLIP cuts: SigLIP 2 and Long-CLIP against transformers, and scores by sentence."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -85,9 +87,11 @@ def test_long_clip_is_that_of_transformers(clip_folder, tmp_path):
     """A CLIP with 248 positions reads 200 tokens, of which the short one sees 22."""
     for path in clip_folder.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    config = transformers.CLIPConfig.from_pretrained(str(clip_folder))
-    config.text_config.max_position_embeddings = 248
-    model = CLIPModel(config).eval()
+    config = json.loads((clip_folder / "config.json").read_text())
+    for name in {"text_config", "text_config_dict"} & config.keys():
+        (config[name] or {})["max_position_embeddings"] = 248
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = CLIPModel(transformers.CLIPConfig.from_pretrained(str(tmp_path))).eval()
     make_up(model, 0.25)
     model.save_pretrained(str(tmp_path))
     clip = load_clip(str(tmp_path))

@@ -116,9 +116,7 @@ def test_truth_of_another_kind_is_refused(tmp_path, content):
 
 
 def test_program_says_what_it_did(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(
-        "captioning.scenes.__main__.SPLITS", SPLITS
-    )
+    monkeypatch.setattr("captioning.scenes.__main__.SPLITS", SPLITS)
     output = ["--output", str(tmp_path / "scenes")]
     for expected in ("is drawn", "exists already"):
         assert main(output) == 0
