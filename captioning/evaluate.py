@@ -21,7 +21,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, Optional, get_args, get_origin
+from typing import Optional
 
 from captioning.data.caption_files import (
     ids_by_name,
@@ -31,12 +31,12 @@ from captioning.data.caption_files import (
 )
 from captioning.files.cache import local
 from captioning.files.writing import require_folder, write_json
+from captioning.metrics.arguments import add_metrics, parse
 from captioning.metrics.bootstrap import INTERVALS
 from captioning.metrics.compare_scores import compare, format_comparison, same_images
 from captioning.metrics.evaluator import Settings, build_evaluators
 from captioning.metrics.image_files import find_images
-from captioning.metrics.options import option_classes
-from captioning.metrics.registry import DEFAULT_METRICS, EVALUATORS
+from captioning.metrics.registry import EVALUATORS
 from captioning.metrics.score_table import format_table, skipped_lines
 from captioning.metrics.scoring import score, versions, write_scores
 from captioning.runtime import distributed
@@ -56,38 +56,11 @@ def _parse_arguments(argv):
     add("--references", required=True, help=f"human captions: {captions}")
     files = "metrics.json and per_caption.jsonl, or comparison.json"
     add("--output_dir", help=f"where to write {files}")
-    names = f"of {', '.join(EVALUATORS)} (default: {' '.join(DEFAULT_METRICS)})"
-    shape = {"nargs": "+", "choices": EVALUATORS, "default": DEFAULT_METRICS, "metavar": "NAME"}
-    add("--metrics", **shape, help=names)
-    add("--images", type=Path, help="the images' folder, or a JSON file {image id: image file}")
-    add("--cache_dir", type=Path, help="where metrics keep features and downloads")
-    add("--device", default="auto", help="device of models: auto, cpu, cuda, cuda:1")
-    add("--batch_size", type=int, default=64, help="batch size of models")
-    classes = option_classes(EVALUATORS.values())
-    fields = {name: field for options in classes for name, field in options.model_fields.items()}
-    for name, field in fields.items():
-        default = field.default
-        if default is False:
-            add(f"--{name}", action="store_true", help=field.description)
-        else:
-            options = _argparse_settings(field.annotation, default)
-            add(f"--{name}", default=default, help=field.description, **options)
-    arguments = parser.parse_args(argv)
+    add_metrics(parser, "the images' folder, or a JSON file {image id: image file}")
+    arguments = parse(parser, argv)
     if (arguments.predictions is None) == (arguments.compare is None):
         parser.error("give one file of predictions, or --compare with two files")
-    if arguments.batch_size < 1:
-        parser.error("--batch_size has to be 1 or more")
-    arguments.options = {name: getattr(arguments, name) for name in fields}
     return arguments
-
-
-def _argparse_settings(annotation: Any, default: Any) -> dict[str, Any]:
-    """The keyword arguments of `add_argument` for an option of this type."""
-    if get_origin(annotation) is Literal:
-        return {"choices": get_args(annotation)}
-    if list[str] in (annotation, *get_args(annotation)):
-        return {"nargs": "+"}
-    return {"type": str if default is None else type(default)}
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

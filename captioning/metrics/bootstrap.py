@@ -1,6 +1,6 @@
 """Percentile bootstrap intervals of scores over images."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Optional
 
@@ -75,19 +75,25 @@ def intervals(columns: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]
     same resamples for all scores of n images (Efron & Tibshirani 1993, chapter 13).
     """
     scores = statistic(_resampled_sums(np.asarray(columns, dtype=float)))  # (R, m)
-    return [_bounds(column[~np.isnan(column)], len(columns)) for column in scores.T]
+    return bounds(scores, len(columns))
+
+
+def bounds(scores: np.ndarray, n: int) -> list[Bounds]:
+    """Return the intervals of m scores over n images. scores: (R, m); nan if undefined."""
+    return [_bounds(column[~np.isnan(column)], n) for column in scores.T]
 
 
 def _resampled_sums(columns):
     """Return (RESAMPLES, k), the sums over resamples of n rows."""
-    n = len(columns)
-    sums = []
+    return np.concatenate([counts @ columns for counts in resampled_counts(len(columns))])
+
+
+def resampled_counts(n: int) -> Iterator[np.ndarray]:
+    """Yield (R, n), how often each of n images is in each resample, RESAMPLES rows in total."""
     for indices in _resamples(n):
         size = len(indices)
         cells = indices + n * np.arange(size)[:, None]
-        counts = np.bincount(cells.ravel(), minlength=size * n).reshape(size, n)
-        sums.append(counts @ columns)
-    return np.concatenate(sums)
+        yield np.bincount(cells.ravel(), minlength=size * n).reshape(size, n)
 
 
 def _resamples(n):

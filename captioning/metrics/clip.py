@@ -1,6 +1,10 @@
-"""CLIP (Radford et al. 2021): captions and images as vectors in one space."""
+"""CLIP (Radford et al. 2021) and SigLIP 2: captions and images as vectors in one space.
+
+Long-CLIP in transformers' format is a CLIP with more positions.
+"""
 
 import hashlib
+from collections.abc import Callable
 from os import PathLike
 from typing import Annotated, Any, Optional, Union
 
@@ -20,12 +24,14 @@ from captioning.metrics.model_files import (
     START,
     Bpe,
     ModelFiles,
+    find_file,
     find_model,
     load_model,
     read_weights,
 )
 from captioning.metrics.openai_clip import read_openai_clip
 from captioning.metrics.options import Options
+from captioning.runtime.errors import UserError
 
 # Part of the cache key of image features. Change it whenever the preprocessing changes.
 PREPROCESSING = "short side to the model's size, bicubic; centre crop; OpenAI's mean and std"
@@ -49,19 +55,21 @@ class Clip:
     wrong files.
     """
 
+    image_modules = ("vision_model", "visual_projection")
+    statistics = (MEAN, STD)
+
     def __init__(self, source: str, device: Union[str, torch.device] = "cpu"):
         files, sizes, state = read_clip(source)
-        self.tokens = Bpe(files, clip=True)
-        self.start, self.end = self.tokens.special(START), self.tokens.special(END)
-        marks = {"bos_token_id": self.start, "eos_token_id": self.end}
+        build = self.prepare(source, files, sizes)
         state = read_weights(files.weights) if state is None else state
-        self.model = load_model("clip_model", files, lambda: _build(sizes, marks), state)
+        self.model = load_model("clip_model", files, build, state)
         config = self.model.config
         self.max_tokens = config.text_config.max_position_embeddings
         self.image_size = config.vision_config.image_size
-        self.width = self.model.visual_projection.out_features
+        towers = [getattr(self.model, name) for name in self.image_modules]
+        self.width = getattr(towers[-1], "out_features", config.vision_config.hidden_size)
         digest = hashlib.sha256()
-        for module in (self.model.vision_model, self.model.visual_projection):
+        for module in towers:
             for name, weight in sorted(module.named_parameters()):
                 digest.update(f"{name} {tuple(weight.shape)}".encode())
                 digest.update(weight.contiguous().numpy().tobytes())
@@ -70,13 +78,25 @@ class Clip:
         self.model.to(device)
         self.device = device
         self.preprocess = transforms.Compose(
-            [
-                transforms.Resize(self.image_size, InterpolationMode.BICUBIC),
-                transforms.CenterCrop(self.image_size),
-                transforms.ToTensor(),
-                transforms.Normalize(MEAN, STD),
-            ]
+            [*self.crop(), transforms.ToTensor(), transforms.Normalize(*self.statistics)]
         )
+
+    def prepare(
+        self, source: str, files: ModelFiles, sizes: dict[str, Any]
+    ) -> Callable[[], torch.nn.Module]:
+        """Read the tokeniser; return a function that builds the model."""
+        self.tokens = Bpe(files, clip=True)
+        self.start, self.end = self.tokens.special(START), self.tokens.special(END)
+        marks = {"bos_token_id": self.start, "eos_token_id": self.end}
+        return lambda: _build(sizes, marks)
+
+    def crop(self) -> list[Callable]:
+        """The transforms that give an image the model's size."""
+        size = self.image_size
+        return [
+            transforms.Resize(size, InterpolationMode.BICUBIC),
+            transforms.CenterCrop(size),
+        ]
 
     def encode(self, texts: list[str]) -> tuple[list[list[int]], list[bool]]:
         """Return each text's ids with special tokens, and whether the text was too long.
@@ -114,6 +134,58 @@ class Clip:
         # cuDNN's convolutions use TF32 by default, which is less precise than float32.
         with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
             return _unit(self.model.get_image_features(images.to(self.device)))
+
+
+class Siglip(Clip):
+    """transformers' SiglipModel, which SigLIP and SigLIP 2 (Tschannen et al. 2025) have.
+
+    A text is in lower case and padded to all positions, as in training. Images are not cropped.
+    """
+
+    image_modules = ("vision_model",)
+    statistics = ((0.5,) * 3, (0.5,) * 3)
+
+    def prepare(
+        self, source: str, files: ModelFiles, sizes: dict[str, Any]
+    ) -> Callable[[], torch.nn.Module]:
+        if files.merges:
+            raise UserError(f"{source}: clip_model: a SigLIP needs its tokenizer.json")
+        self.tokens = Bpe(files, clip=None)
+        marks = [self.tokens.tokenizer.token_to_id(mark) for mark in ("<pad>", "</s>")]
+        self.end = next((mark for mark in marks if mark is not None), 0)
+        found = read_json(find_file("clip_model", source, "preprocessor_config.json"))
+        self.resample = found.get("resample", 3)
+
+        def build() -> torch.nn.Module:
+            from transformers import SiglipConfig, SiglipModel
+
+            return SiglipModel(SiglipConfig(**sizes))
+
+        return build
+
+    def crop(self) -> list[Callable]:
+        size = (self.image_size,) * 2
+        return [lambda image: image.resize(size, self.resample)]
+
+    def encode(self, texts: list[str]) -> tuple[list[list[int]], list[bool]]:
+        ids = self.tokens.encode([text.lower() for text in texts], specials=True)
+        long = [len(text) > self.max_tokens for text in ids]
+        # The last token, which ends the text, is kept.
+        return [
+            [*text[: self.max_tokens - 1], text[-1]] if cut else text
+            for text, cut in zip(ids, long)
+        ], long
+
+    @torch.inference_mode()
+    def text_features(self, ids: list[list[int]]) -> Tensor:
+        padded = [[*text, *[self.end] * (self.max_tokens - len(text))] for text in ids]
+        return _unit(self.model.get_text_features(torch.tensor(padded).to(self.device)))
+
+
+def load_clip(source: str, device: Union[str, torch.device] = "cpu") -> Clip:
+    """Return the CLIP or SigLIP of a hub id, a folder or a file. Raises UserError."""
+    is_siglip = read_clip(source)[1].get("model_type") == "siglip"
+    return (Siglip if is_siglip else Clip)(source, device)
 
 
 def _unit(features: Any) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 
 from captioning.files.cache import cache_folder, cache_key
 from captioning.files.writing import atomic_write
-from captioning.metrics.clip import PREPROCESSING, Clip, ClipOptions, read_clip
+from captioning.metrics.clip import PREPROCESSING, Clip, ClipOptions, load_clip, read_clip
 from captioning.metrics.evaluator import CaptionSet, Evaluator
 from captioning.metrics.over_ranks import (
     batches_by_length,
@@ -120,7 +120,7 @@ class ClipFeatures:
     def __init__(self, evaluator: ClipEvaluator):
         settings = evaluator.settings
         self.batch_size, self.cache = settings.batch_size, settings.cache_dir
-        self.clip = on_all_ranks(lambda: Clip(evaluator.options.clip_model, settings.device))
+        self.clip = on_all_ranks(lambda: load_clip(evaluator.options.clip_model, settings.device))
 
     def of_texts(
         self, texts: Sequence[str], description: str

@@ -1,11 +1,15 @@
 """CLIPScore: how well captions fit their images and references (Hessel et al. 2021)."""
 
+import re
+from itertools import chain
+
 import numpy as np
 
 from captioning.metrics.clip_features import ClipEvaluator
 from captioning.metrics.evaluator import CaptionSet, Scores
 
 PREFIX = "A photo depicts "
+END = re.compile(r"(?<=[.!?])\s+")  # of a sentence
 
 
 class ClipScore(ClipEvaluator):
@@ -13,6 +17,9 @@ class ClipScore(ClipEvaluator):
 
     RefCLIPScore: the harmonic mean of CLIPScore and 100 * max(cos(caption, reference), 0) with the
     closest reference; equation 2. All texts begin with "A photo depicts ".
+
+    CLIPScore_sentences: the mean CLIPScore of a caption's sentences, each of which fits where CLIP
+    cuts the whole caption.
     """
 
     name = "clipscore"
@@ -23,25 +30,32 @@ class ClipScore(ClipEvaluator):
         paths = [self.settings.images[image_id] for image_id in captions.ids]
         images = features.of_images(paths, "CLIP, images")
         groups = [captions.references[image_id] for image_id in captions.ids]
-        texts = [*captions.predictions.values(), *(text for group in groups for text in group)]
+        sentences = [END.split(text.strip()) for text in captions.predictions.values()]
+        texts = list(chain(captions.predictions.values(), *groups, *sentences))
         vectors, long = features.of_texts([PREFIX + text for text in texts], "CLIP, captions")
         if images is None:
             return Scores({})
         count = len(paths)
         candidates = vectors[:count].astype(float)
         own = image_score(candidates, images, self.weight)
-        human = np.split(vectors[count:], np.cumsum([len(group) for group in groups])[:-1])
+        human, parts = np.split(vectors[count:], [sum(map(len, groups))])
+        human, parts = (
+            np.split(found, np.cumsum([len(each) for each in of])[:-1])
+            for found, of in ((human, groups), (parts, sentences))
+        )
         nearest = [(group.astype(float) @ v).max() for group, v in zip(human, candidates)]
         nearest = np.clip(nearest, 0, None)
         total = own + nearest
         both = 2 * own * nearest / np.where(total > 0, total, 1)  # harmonic mean; 0 if both are 0
-        values = dict(zip(self.names, [(100 * own).tolist(), (100 * both).tolist()]))
+        single = [image_score(part, v, self.weight).mean() for part, v in zip(parts, images)]
+        columns = (own, both, np.array(single))
+        values = {name: (100 * column).tolist() for name, column in zip(self.names, columns)}
         settings = {"clip_model": features.clip.name, self.truncated: sum(long[:count])}
         return Scores.of_means(values, settings=settings)
 
 
 def image_score(captions: np.ndarray, images: np.ndarray, weight: float) -> np.ndarray:
-    """weight * max(cos, 0) (N,) of unit vectors (N, D) of captions and of their images."""
+    """weight * max(cos, 0) (N,) of N captions and their images, both unit vectors (N, D)."""
     return weight * np.clip((captions.astype(float) * images).sum(1), 0, None)
 
 

@@ -48,19 +48,19 @@ def find_model(key: str, source: str) -> ModelFiles:
                 f"{CLIP_MODEL} here or on the hub: put both files next to the weights"
             ) from None
         return ModelFiles(None, *words, weights)
-    config = _find(key, source, "config.json")
-    weights = _find(key, source, *WEIGHTS)
+    config = find_file(key, source, "config.json")
+    weights = find_file(key, source, *WEIGHTS)
     return ModelFiles(config, *_find_vocabulary(key, source), weights)
 
 
 def _find_vocabulary(key: str, source: str) -> tuple[Path, Optional[Path]]:
-    vocabulary = _find(key, source, "vocab.json", "tokenizer.json")
+    vocabulary = find_file(key, source, "vocab.json", "tokenizer.json")
     whole = vocabulary.name == "tokenizer.json"
-    return vocabulary, None if whole else _find(key, source, "merges.txt")
+    return vocabulary, None if whole else find_file(key, source, "merges.txt")
 
 
-def _find(key: str, source: str, *names: str) -> Path:
-    """The first of the named files that exists. Raises UserError if none does."""
+def find_file(key: str, source: str, *names: str) -> Path:
+    """Return the first of the named files that exists. Raises UserError if none does."""
     folder = Path(source).expanduser()
     for name in names:
         path = folder / name if folder.is_dir() else None
@@ -129,10 +129,10 @@ class Bpe:
 
     Follows OpenAI's tokenisers and transformers' fast tokenisers, but does not repair wrongly
     decoded text. It does not depend on the version of transformers: the slow CLIP tokeniser of
-    4.15.0 strips accents and splits words differently.
+    4.15.0 strips accents and splits words differently. clip: None for a tokenizer.json of its own.
     """
 
-    def __init__(self, files: ModelFiles, clip: bool):
+    def __init__(self, files: ModelFiles, clip: Optional[bool]):
         self.where = files.vocabulary
         try:
             if files.merges is None:
@@ -144,6 +144,10 @@ class Bpe:
         except Exception as error:  # its type depends on the version of tokenizers
             problem = f"holds no BPE vocabulary with merges ({one_line(error)}): download it again"
             raise UserError(f"{self.where}: {problem}") from None
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+        if clip is None:
+            return
         bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False)
         if clip:
             one_space = normalizers.Replace(Regex(r"\s+"), " ")
@@ -152,7 +156,6 @@ class Bpe:
             pieces = pre_tokenizers.Split(Regex(_CLIP_PIECES), behavior="removed", invert=True)
             bytes_of = pre_tokenizers.Sequence([pieces, bytes_of])
         self.tokenizer.pre_tokenizer = bytes_of
-        self.tokenizer.no_truncation()
 
     def special(self, token: str) -> int:
         """The id of a special token. Raises UserError if the vocabulary does not have the token."""
@@ -161,8 +164,8 @@ class Bpe:
             raise UserError(f"{self.where}: the vocabulary lacks {token}: download it again")
         return found
 
-    def encode(self, texts: list[str]) -> list[list[int]]:
+    def encode(self, texts: list[str], specials: bool = False) -> list[list[int]]:
         # JSON may contain half of a surrogate pair, which cannot be encoded as UTF-8.
         texts = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
-        encodings = self.tokenizer.encode_batch(texts, add_special_tokens=False)
+        encodings = self.tokenizer.encode_batch(texts, add_special_tokens=specials)
         return [encoding.ids for encoding in encodings]

@@ -94,6 +94,7 @@ _DECLARED: dict[str, tuple[str, tuple[Metric, ...]]] = {
                 "CLIPScore", "CLIPScore", 1, meaning="how well caption and image agree, by CLIP"
             ),
             Metric("RefCLIPScore", "RefCLIPScore", 1, True),
+            Metric("CLIPScore_sentences", "CLIPScore, Sent.", 1),
         ),
     ),
     "diversity": (
@@ -189,6 +190,25 @@ _DECLARED: dict[str, tuple[str, tuple[Metric, ...]]] = {
                 1,
                 True,
                 "how likely the caption describes the references' image, by a language model",
+            ),
+        ),
+    ),
+    "checklist": (
+        "captioning.metrics.checklist:Checklist",
+        (
+            Metric(
+                "checklist_coverage",
+                "Coverage",
+                1,
+                meaning="questions of a checklist that the caption answers",
+                unit="%",
+            ),
+            Metric(
+                "checklist_precision",
+                "Precision",
+                1,
+                meaning="right answers among the answers to a checklist",
+                unit="%",
             ),
         ),
     ),

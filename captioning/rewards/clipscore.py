@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from captioning.metrics.clip import Clip, ClipOptions
+from captioning.metrics.clip import ClipOptions, load_clip
 from captioning.metrics.clipscore import PREFIX, ClipScore, image_score
 from captioning.metrics.over_ranks import on_all_ranks, read_images
 from captioning.rewards.interface import Reward, TrainingImages
@@ -21,7 +21,7 @@ class ClipScoreReward(Reward):
 
     def prepare(self, images: TrainingImages) -> None:
         self.files, self.features = images.files, {}
-        self.clip = on_all_ranks(lambda: Clip(self.options.clip_model, images.device))
+        self.clip = on_all_ranks(lambda: load_clip(self.options.clip_model, images.device))
 
     def __call__(self, image_ids, captions) -> np.ndarray:
         with torch.autocast(torch.device(self.clip.device).type, enabled=False):

@@ -16,17 +16,20 @@ from typing import Optional
 
 from captioning.runtime.program import exit_code
 from captioning.runtime.progress import log_line
-from captioning.scenes.make import make_scenes
+from captioning.scenes import paragraphs
+from captioning.scenes.make import SPLITS, make_scenes
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m captioning.scenes", description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("data/scenes"))
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--paragraphs", action="store_true", help="captions of 100 to 200 words")
     arguments = parser.parse_args(argv)
 
     def program() -> None:
-        made = make_scenes(arguments.output, arguments.seed)
+        splits = paragraphs.SPLITS if arguments.paragraphs else SPLITS
+        made = make_scenes(arguments.output, arguments.seed, splits, arguments.paragraphs)
         log_line(f"{arguments.output} {'is drawn' if made else 'exists already'}")
 
     return exit_code(program, "stopped")

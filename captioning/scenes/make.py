@@ -20,6 +20,7 @@ from captioning.files.writing import user_errors, write_json, write_text
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import progress
 from captioning.scenes.facts import describe_all
+from captioning.scenes.paragraphs import tell_all
 from captioning.scenes.world import RADIUS, Scene, Thing, random_scene
 
 SPLITS = {"train": 6000, "val": 150, "test": 300}
@@ -64,13 +65,16 @@ POLYGONS = {  # of radius 1 around the origin
 }
 
 
-def make_scenes(folder: Path, seed: int = 0, splits: Mapping[str, int] = SPLITS) -> bool:
+def make_scenes(
+    folder: Path, seed: int = 0, splits: Mapping[str, int] = SPLITS, paragraphs: bool = False
+) -> bool:
     """Write the data set to `folder`, which appears when complete. Returns False if it exists.
 
-    splits: {split: number of scenes}. The same seed gives the same files. Raises UserError if the
-    folder exists and contains something else.
+    splits: {split: number of scenes}. paragraphs: whether captions are paragraphs. The same seed
+    gives the same files. Raises UserError if the folder exists and contains something else.
     """
     made_from = {"version": VERSION, "seed": seed, "splits": dict(splits)}
+    made_from.update({"paragraphs": True} if paragraphs else {})
     with user_errors(folder):
         if folder.exists() and any(folder.iterdir()):
             path = folder / "scenes.json"
@@ -98,7 +102,7 @@ def _make_all(folder: Path, made_from: dict) -> None:
                 scene, image_id = random_scene(rng), len(scenes)
                 name = f"images/scene_{image_id:06d}.png"
                 draw(scene, rng).save(temporary / name, compress_level=1)
-                captions = describe_all(scene, rng)
+                captions = (tell_all if made_from.get("paragraphs") else describe_all)(scene, rng)
                 entries.append({"image": name, "caption": captions, "image_id": image_id})
                 words.update(word for caption in captions for word in caption.split())
                 first_words.update(caption.split()[0] for caption in captions)

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from captioning.files import chat
-from captioning.metrics.clair import KEY, QUESTION, Clair, question, read_reply
+from captioning.metrics.clair import QUESTION, Clair, question, read_reply
 from captioning.metrics.evaluator import Settings, build_evaluators
+from captioning.metrics.judge import KEY
 from captioning.metrics.scoring import score, write_scores
 from captioning.runtime.errors import UserError
 from tests.captioning.chat_server import said, serving
@@ -50,7 +51,7 @@ def test_the_question_is_asked_once_and_the_answer_kept(ask, server, tmp_path, m
         return good(next(value for word, value in scores.items() if word in text), "because")
 
     server.usual = answer
-    monkeypatch.setattr("captioning.metrics.clair.AT_ONCE", 1)
+    monkeypatch.setattr("captioning.metrics.judge.AT_ONCE", 1)
     found = ask()
     estimate = found.metrics["CLAIR"]
     assert (estimate.value, estimate.n) == (pytest.approx(150.5 / 3), 3)
@@ -96,7 +97,7 @@ def test_replies_that_can_and_cannot_be_read(reply, verdict):
 
 
 def test_what_cannot_be_read_is_asked_three_times_and_counted(ask, server, monkeypatch):
-    monkeypatch.setattr("captioning.metrics.clair.AT_ONCE", 1)
+    monkeypatch.setattr("captioning.metrics.judge.AT_ONCE", 1)
     server.answers = [said("hm"), good(60), said("no"), said("{}"), said("never"), good(100)]
     found = ask()
     assert found.metrics["CLAIR"].value == 80 and found.settings["clair_unread"] == 1
@@ -127,7 +128,7 @@ def test_passing_trouble_is_waited_out(ask, server, monkeypatch, trouble):
 
 
 def test_lasting_trouble_is_reported_and_what_was_answered_is_kept(ask, server, monkeypatch):
-    monkeypatch.setattr("captioning.metrics.clair.AT_ONCE", 1)
+    monkeypatch.setattr("captioning.metrics.judge.AT_ONCE", 1)
     server.answers = [good(50)]
     server.usual = lambda: BUSY
     found = ask()

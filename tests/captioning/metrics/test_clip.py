@@ -190,5 +190,5 @@ def test_a_cache_that_cannot_be_written(evaluate, cache, capsys):
 
 def test_missing_weights_are_reported_before():
     reasons = ClipScore().unavailable()
-    assert list(reasons) == ["CLIPScore", "RefCLIPScore"]
+    assert list(reasons) == ["CLIPScore", "RefCLIPScore", "CLIPScore_sentences"]
     assert "no config.json of openai/clip-vit-base-patch32 here or on" in reasons["CLIPScore"]

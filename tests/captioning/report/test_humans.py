@@ -33,7 +33,7 @@ def test_people_are_scored_by_the_others(runs, world):
 
 def test_people_are_scored_by_objects_and_no_judge_is_asked(make_run, tmp_path, monkeypatch):
     pytest.importorskip("textblob", reason="chair needs TextBlob")
-    monkeypatch.setattr("captioning.metrics.clair.ChatServer.ask", lambda *_: pytest.fail("asked"))
+    monkeypatch.setattr("captioning.metrics.judge.ChatServer.ask", lambda *_: pytest.fail("asked"))
     (tmp_path / "words.txt").write_text("circle, disc\nstar\n")
     plain = make_run("plain")
     ids = [entry["image_id"] for entry in json.loads((plain / "result" / "test.json").read_text())]

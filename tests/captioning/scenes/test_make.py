@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from functools import partial
 
 import pytest
 from PIL import Image
@@ -117,12 +116,20 @@ def test_truth_of_another_kind_is_refused(tmp_path, content):
 
 
 def test_program_says_what_it_did(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(
-        "captioning.scenes.__main__.make_scenes", partial(make_scenes, splits=SPLITS)
-    )
+    monkeypatch.setattr("captioning.scenes.__main__.SPLITS", SPLITS)
     output = ["--output", str(tmp_path / "scenes")]
     for expected in ("is drawn", "exists already"):
         assert main(output) == 0
         assert expected in capsys.readouterr().err
     assert main([*output, "--seed", "3"]) == 2
     assert capsys.readouterr().err.count("error:") == 1
+
+
+def test_paragraphs_have_100_to_200_words_and_state_no_wrong_ground(tmp_path):
+    make_scenes(tmp_path / "s", 0, {"train": 200}, paragraphs=True)
+    scenes = read_scenes(tmp_path / "s" / "scenes.json")
+    for sample in read_annotations(tmp_path / "s" / "scenes_train.json"):
+        first, second = sample.captions
+        assert 100 <= len(first.replace(" .", "").split()) <= 200
+        assert sorted(first.split()) == sorted(second.split())
+        assert f"on the {scenes[sample.image_id].ground} ." in first

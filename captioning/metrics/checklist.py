@@ -1,0 +1,173 @@
+"""Coverage and precision by a checklist: questions that a caption alone has to answer.
+
+checklist_coverage   questions that the caption answers among all questions, per cent
+checklist_precision  right answers among the answers, per cent
+
+As in CAPEval (arXiv 2608.02589): (yes + no) / all and yes / (yes + no), of the set. Multiple-choice
+questions are CaptionQA's (arXiv 2511.21025), here with the same two scores.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, NamedTuple, Optional
+
+from pydantic import Field
+
+from captioning.data.annotations import ImageId
+from captioning.data.caption_files import by_id
+from captioning.files.reading import parse_json_lines, read_json, read_text
+from captioning.metrics.bootstrap import percentages, ratio
+from captioning.metrics.evaluator import CaptionSet, Scores
+from captioning.metrics.judge import JudgeEvaluator, JudgeOptions, first_object
+from captioning.metrics.options import FILE
+from captioning.runtime.errors import UserError
+
+NOT_SAID = "not said"
+YES_NO = ("yes", "no")
+
+QUESTION = """\
+Answer questions about an image that you do not see. All you know is this caption:
+{caption}
+Each question is followed by its possible answers. Choose the one that follows from the caption. \
+Choose "no" only if the caption contradicts what is asked, and "not said" if it leaves it open.
+{questions}
+Answer with a JSON object and nothing else. Its keys are the numbers of all questions, and its \
+values are the chosen answers, word for word."""
+
+
+class Question(NamedTuple):
+    """A question about an image. answer: the right one of `choices`."""
+
+    text: str
+    answer: str = YES_NO[0]
+    choices: tuple[str, ...] = YES_NO
+
+
+class ChecklistOptions(JudgeOptions):
+    checklist: Annotated[Optional[str], "scoring", FILE] = Field(
+        None, description="questions about each image, in JSON or JSON lines"
+    )
+
+
+class Checklist(JudgeEvaluator):
+    """The scores over captions with a readable reply. The others are counted.
+
+    A caption's `checklist_answers` has an answer or "not said" for each question.
+    """
+
+    name = "checklist"
+    Options = ChecklistOptions
+    required = ("checklist", "judge_url", "judge_model")
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.questions = read_checklist(Path(self.options.checklist))
+
+    def evaluate(self, captions: CaptionSet) -> Scores:
+        known = by_id(captions.ids, self.questions)
+        lists = [known[i] for i in captions.ids]
+        for image_id, questions in zip(captions.ids, lists):
+            if not questions:
+                raise UserError(f"{self.options.checklist} has no question for image {image_id!r}")
+        asked = [prompt(text, q) for text, q in zip(captions.predictions.values(), lists)]
+        questions_in = dict(zip(asked, lists))
+        answers = self.verdicts(asked, lambda each, reply: read_reply(reply, questions_in[each]))
+        scores = scores_of(answers, lists)
+        scores.settings["checklist_judge"] = self.judge
+        return scores
+
+
+def scores_of(
+    answers: Sequence[Optional[Sequence[str]]], lists: Sequence[Sequence[Question]]
+) -> Scores:
+    """The scores of N captions. answers: one for each question, or None without a valid reply."""
+    counts = [
+        (
+            len(given),
+            sum(answer != NOT_SAID for answer in given),
+            sum(answer == each.answer for answer, each in zip(given, questions)),
+        )
+        for given, questions in zip((given or () for given in answers), lists)
+    ]
+    asked, said, right = zip(*counts)
+    pairs = {"checklist_coverage": (said, asked), "checklist_precision": (right, said)}
+    return Scores(
+        {name: ratio(*pair, 100) for name, pair in pairs.items()},
+        {name: percentages(*pair) for name, pair in pairs.items()},
+        {"checklist_question": QUESTION, "checklist_unread": answers.count(None)},
+        details={"checklist_answers": answers},
+    )
+
+
+def prompt(caption: str, questions: Sequence[Question]) -> str:
+    """What the judge is asked about a caption."""
+    lines = (
+        f"{number}. {each.text} ({' / '.join([*each.choices, NOT_SAID])})"
+        for number, each in enumerate(questions, 1)
+    )
+    return QUESTION.format(caption=" ".join(caption.split()), questions="\n".join(lines))
+
+
+def read_reply(reply: str, questions: Sequence[Question]) -> Optional[list[str]]:
+    """Return the answer to each question; None unless the reply has a valid answer to each."""
+
+    def answers(found: Any) -> list[str]:
+        given = []
+        for number, each in enumerate(questions, 1):
+            choices = {choice.casefold(): choice for choice in (*each.choices, NOT_SAID)}
+            given.append(choices[str(found[str(number)]).strip().casefold()])
+        return given
+
+    return first_object(reply, answers)
+
+
+def read_checklist(path: Path) -> dict[ImageId, list[Question]]:
+    """Return {image id: questions} of a file. Raises UserError.
+
+    - {image id: [question or {question, answer, choices}]}
+    - CAPEval's lines {id, img_path, ..._checklist: [{Question}]}; the answer is always "yes"
+    - CaptionQA's rows {id, image_paths, questions: [{question, answer, choices}]}, a list or lines
+
+    An image of the last two is known by its id and by its file's name.
+    """
+    if path.suffix == ".jsonl":
+        rows = [row for _, row in parse_json_lines(read_text(path).split("\n"), path)]
+    else:
+        rows = read_json(path)
+    if isinstance(rows, dict):
+        return {image_id: _questions(path, image_id, listed) for image_id, listed in rows.items()}
+    found: dict[ImageId, list[Question]] = {}
+    for number, row in enumerate(rows if isinstance(rows, list) else [None], 1):
+        if not isinstance(row, dict) or not isinstance(row.get("id"), (str, int)):
+            raise UserError(f"{path}: entry {number} is no object with an id")
+        listed = row.get("questions")
+        if listed is None:
+            kinds = (row[name] for name in row if name.endswith("_checklist"))
+            listed = [item for kind in kinds if isinstance(kind, list) for item in kind]
+        questions = _questions(path, row["id"], listed)
+        files = [row.get("img_path"), *(row.get("image_paths") or ())]
+        names = [PurePosixPath(file).name for file in files if isinstance(file, str)]
+        found.update(dict.fromkeys([row["id"], *names], questions))
+    return found
+
+
+def _questions(path: Path, image_id: ImageId, listed: Any) -> list[Question]:
+    if not isinstance(listed, list) or not listed:
+        raise UserError(f"{path}: image {image_id!r} has no questions")
+    return [_question(path, image_id, item) for item in listed]
+
+
+def _question(path: Path, image_id: ImageId, item: Any) -> Question:
+    fields = {"question": item} if isinstance(item, str) else item
+    fields = fields if isinstance(fields, dict) else {}
+    text = fields.get("question", fields.get("Question"))
+    choices = fields.get("choices", YES_NO)
+    answer = fields.get("answer", choices[0] if choices is YES_NO else None)
+    texts = [text, answer, *(choices if isinstance(choices, (list, tuple)) else [None])]
+    if not all(isinstance(each, str) for each in texts) or answer not in choices:
+        raise UserError(
+            f"{path}: image {image_id!r}: {json.dumps(item)[:200]} is no question: expected a "
+            "text, or {question, answer, choices} with the answer among the choices"
+        )
+    return Question(text, answer, tuple(choices))

@@ -1,0 +1,179 @@
+"""Kendall's tau of metrics with ratings of captions.
+
+    python -m captioning.metrics.correlation ExpertAnnotations.txt --metrics coco length
+    python -m captioning.metrics.correlation ratings.jsonl --images photos --metrics clipscore
+    python -m captioning.metrics.correlation output/sweep_demo_finetune --metrics coco facts \\
+        --facts_file data/scenes/scenes.json --references data/scenes/scenes_test.json
+
+RATINGS is a file of Flickr8k-Expert, Flickr8k-CF or Composite as published, capevalkit's lines, or
+a folder of runs on scenes, whose ratings are the facts of their captions. Published results are
+tau-c for Flickr8k-Expert and Composite, and tau-b for Flickr8k-CF. Several systems' means are
+correlated, too.
+"""
+
+if __name__ == "__main__":
+    from captioning.runtime.start import tune_process
+
+    tune_process()  # before torch is imported
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Optional
+
+import numpy as np
+
+from captioning.metrics.arguments import add_metrics, parse
+from captioning.metrics.bootstrap import Estimate, bounds, resampled_counts
+from captioning.metrics.evaluator import Scores, Settings, build_evaluators
+from captioning.metrics.meteor import shared_process
+from captioning.metrics.ratings import Rated, read_ratings
+from captioning.metrics.registry import METRICS, metric_of
+from captioning.metrics.scene_ratings import read_runs
+from captioning.metrics.score_table import align
+from captioning.metrics.scoring import score
+from captioning.runtime import distributed
+from captioning.runtime.errors import UserError
+from captioning.runtime.program import exit_code
+from captioning.runtime.progress import log_line
+
+FEWEST_SYSTEMS = 3
+Columns = Mapping[str, np.ndarray]  # {metric or rating: (n,)}; nan for a missing value
+
+
+def kendall(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
+    """Return tau-b and tau-c of n pairs; nan if undefined.
+
+    x, y: (n,), with few values in one of them, since the memory is O(values of x * values of y).
+    weights: (n,), how often each pair counts. Source: Kendall 1945; Stuart 1953.
+    """
+    (xs, x), (ys, y) = (np.unique(values, return_inverse=True) for values in (x, y))
+    cells = np.bincount(x * len(ys) + y, weights, len(xs) * len(ys))
+    table = cells.reshape(len(xs), len(ys))
+    below = table.cumsum(0) - table  # weight of each y with a smaller x
+    smaller = below.cumsum(1) - below
+    larger = below.sum(1, keepdims=True) - below - smaller
+    surplus = (table * (smaller - larger)).sum()  # concordant less discordant pairs
+    total, groups = weights.sum(), (table.sum(0), table.sum(1))
+    untied = [(total**2 - (group**2).sum()) / 2 for group in groups]
+    fewest = min(map(np.count_nonzero, groups))
+    if fewest < 2:
+        return np.nan, np.nan
+    return surplus / np.sqrt(untied[0] * untied[1]), 2 * surplus * fewest / total**2 / (fewest - 1)
+
+
+def correlate(x: np.ndarray, y: np.ndarray, images: np.ndarray) -> list[Estimate]:
+    """Return tau-b and tau-c of the pairs without nan, with intervals.
+
+    images: (n,), the image of each pair. Images are resampled, each with all of its pairs.
+    """
+    both = ~np.isnan(x) & ~np.isnan(y)
+    x, y, images = x[both], y[both], np.unique(images[both], return_inverse=True)[1]
+    if not len(x):
+        return [Estimate(np.nan)] * 2
+    n = images.max() + 1
+    found = [kendall(x, y, row[images]) for counts in resampled_counts(n) for row in counts]
+    values = kendall(x, y, np.ones(len(x)))
+    return [Estimate(v, *ends, len(x)) for v, ends in zip(values, bounds(np.array(found), n))]
+
+
+def columns_of(rated: Sequence[Rated], arguments: argparse.Namespace) -> tuple[Columns, Columns]:
+    """Return the metrics of n captions, and of the systems, whose captions are scored together.
+
+    Systems are in sorted order. Raises UserError.
+    """
+    device = str(distributed.start(arguments.device))
+    systems = np.array([row.system for row in rated])
+    captions: dict[str, np.ndarray] = {}
+    sets: dict[str, np.ndarray] = {}
+    for number, system in enumerate(np.unique(systems)):
+        rows = np.flatnonzero(systems == system)
+        own = [rated[row] for row in rows]
+        found = _scores(own, arguments, device)
+        values = {**found.per_image, **{n: [row.metrics[n] for row in own] for n in own[0].metrics}}
+        for name, column in values.items():
+            captions.setdefault(name, np.full(len(rated), np.nan))[rows] = column
+        means = {name: np.nanmean(captions[name][rows]) for name in values}
+        single = {name: estimate.value for name, estimate in found.metrics.items()}
+        for name, value in {**means, **single}.items():
+            sets.setdefault(name, np.full(len(np.unique(systems)), np.nan))[number] = value
+    return captions, sets
+
+
+def _scores(rated: Sequence[Rated], arguments: argparse.Namespace, device: str) -> Scores:
+    often = Counter(row.image for row in rated)
+    rows = {r.image if often[r.image] == 1 else f"{r.image}#{i}": r for i, r in enumerate(rated)}
+    images = None
+    if arguments.images:
+        images = {key: arguments.images / row.image for key, row in rows.items()}
+    settings = Settings(images, arguments.images, arguments.cache_dir, device, arguments.batch_size)
+    evaluators = build_evaluators(arguments.metrics, settings, **arguments.options)
+    captions = {key: row.caption for key, row in rows.items()}
+    found = score(captions, {key: row.references for key, row in rows.items()}, evaluators)
+    for reason in dict.fromkeys(found.skipped.values()):
+        log_line(f"skipped: {reason}")
+    return found
+
+
+def table_of(title: str, columns: Columns, ratings: Columns, images: np.ndarray) -> str:
+    """Return two tables of each metric's tau with each rating. images: see `correlate`."""
+    names = sorted(columns, key=lambda name: (*METRICS, name).index(name))
+    taus = [[correlate(columns[name], y, images) for y in ratings.values()] for name in names]
+    tables = []
+    for variant, letter in enumerate("bc"):
+        rows = [
+            (metric_of(name).title, *(_shown(pair[variant]) for pair in found))
+            for name, found in zip(names, taus)
+        ]
+        tables.append(f"{title}\n{align([(f'tau-{letter}', *ratings), *rows])}\n")
+    return "\n".join(tables)
+
+
+def _shown(tau: Estimate) -> str:
+    if np.isnan(tau.value):
+        return "-"
+    ends = "" if tau.low is None else f" ({tau.low:.2f} to {tau.high:.2f})"
+    return f"{tau.value:.2f}{ends}"
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run the program and return its exit code: 2 after a one-line error for the user."""
+    parser = argparse.ArgumentParser(
+        prog="python -m captioning.metrics.correlation",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("ratings", type=Path, help="rated captions, or a folder of runs on scenes")
+    parser.add_argument("--references", type=Path, help="human captions, if RATINGS has none")
+    add_metrics(parser, "the folder of the rated images")
+    arguments = parse(parser, sys.argv[1:] if argv is None else argv)
+    return exit_code(lambda: _run(arguments), "stopped: nothing was computed")
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    if arguments.ratings.is_dir():
+        facts = arguments.options["facts_file"]
+        if not (facts and arguments.references):
+            raise UserError("runs on scenes need --facts_file and --references")
+        rated = read_runs(arguments.ratings, Path(facts), arguments.references)
+    else:
+        rated = read_ratings(arguments.ratings, arguments.references)
+    with shared_process():
+        captions, sets = columns_of(rated, arguments)
+    ratings = {name: np.array([row.ratings[name] for row in rated]) for name in rated[0].ratings}
+    images = np.unique([row.image for row in rated], return_inverse=True)[1]
+    print(
+        table_of(f"{len(rated)} captions of {images.max() + 1} images", captions, ratings, images)
+    )
+    systems, of_system = np.unique([row.system for row in rated], return_inverse=True)
+    if len(systems) >= FEWEST_SYSTEMS:
+        counts = np.bincount(of_system)
+        means = {name: np.bincount(of_system, y) / counts for name, y in ratings.items()}
+        print(table_of(f"means of {len(systems)} systems", sets, means, np.arange(len(systems))))
+    print("in brackets: 95 % bootstrap intervals, over images for captions")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""A language model on a server that judges captions. Its replies are cached."""
+
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from threading import Event, Lock
+from typing import Annotated, Any, Callable, Optional
+
+from pydantic import Field
+
+from captioning.files.cache import cache_folder, cache_key
+from captioning.files.chat import ChatServer
+from captioning.files.reading import read_json
+from captioning.files.writing import write_json
+from captioning.metrics.evaluator import Evaluator
+from captioning.metrics.options import Options
+from captioning.runtime import signals
+from captioning.runtime.errors import UserError
+from captioning.runtime.progress import log_line, progress
+
+KEY = "JUDGE_API_KEY"  # the environment variable with the server's key
+TRIES = 3  # attempts to get a valid reply, as in CLAIR's code
+AT_ONCE = 8  # concurrent questions
+LONGEST = 20_000  # characters of a reply that are parsed
+
+
+def first_object(reply: str, read: Callable[[Any], Any]) -> Any:
+    """Return `read` of the first JSON value from a "{" that it accepts; None if there is none.
+
+    read: raises ValueError, LookupError, TypeError or AttributeError for a value that is no
+    verdict. Text around the object is ignored.
+    """
+    decoder, reply = json.JSONDecoder(), reply[:LONGEST]
+    start = reply.find("{")
+    while start >= 0:
+        try:
+            return read(decoder.raw_decode(reply, start)[0])
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            pass
+        start = reply.find("{", start + 1)
+    return None
+
+
+class JudgeOptions(Options):
+    judge_url: Annotated[Optional[str], "scoring"] = Field(
+        None,
+        description="a server with OpenAI's chat interface, such as https://api.openai.com/v1",
+    )
+    judge_model: Annotated[Optional[str], "scoring"] = Field(
+        None, description="the name of a model at judge_url"
+    )
+
+
+class JudgeEvaluator(Evaluator):
+    """An evaluator that asks a language model.
+
+    The model is asked at temperature 0. Replies are cached by model and question. After an error no
+    more questions are asked; a later call asks only the missing ones.
+    """
+
+    Options = JudgeOptions
+    required = ("judge_url", "judge_model")
+    costly = True
+
+    def prepare(self) -> None:
+        self.server = ChatServer(self.options.judge_url, "judge_url", KEY)
+        self.cache = cache_folder(self.settings.cache_dir) / "judge"
+        self.unwarned = Lock()  # held once a failed write is logged: other threads fail, too
+
+    def check(self) -> None:
+        self.server.check()
+
+    @property
+    def judge(self) -> str:
+        """The model and its server, recorded with the scores."""
+        return f"{self.options.judge_model} of {self.server.url}"
+
+    def verdicts(self, questions: Sequence[str], read: Callable[[str, str], Any]) -> list[Any]:
+        """Return `read(question, reply)` of each question, asked once; None without a valid reply.
+
+        read: returns None for an invalid reply. Raises UserError.
+        """
+        given_up = Event()
+        found = {}
+        distinct = list(dict.fromkeys(questions))
+        with progress(len(distinct), "judge", "caption") as bar, ThreadPoolExecutor(AT_ONCE) as do:
+            waiting = {do.submit(self._verdict, each, read, given_up): each for each in distinct}
+            try:
+                for done in as_completed(waiting):
+                    found[waiting[done]] = done.result()
+                    bar.update()
+                    if signals.stop_requested():
+                        raise UserError("asked to stop")
+            finally:
+                given_up.set()
+                do.shutdown(wait=False, cancel_futures=True)
+        return [found[each] for each in questions]
+
+    def _verdict(self, each: str, read: Callable[[str, str], Any], given_up: Event) -> Any:
+        model = self.options.judge_model
+        path = self.cache / f"{cache_key(json.dumps([model, each]))}.json"
+        try:
+            verdict = read(each, str(read_json(path)["reply"]))
+        except (UserError, LookupError, TypeError):  # there is no such file, or it is damaged
+            verdict = None
+        messages = [{"role": "user", "content": each}]
+        for _ in range(TRIES):
+            if verdict or given_up.is_set():
+                break
+            body = {"model": model, "messages": messages, "temperature": 0}
+            reply = self.server.ask(body, given_up)[0] or ""
+            verdict = read(each, reply)
+            if verdict:
+                try:
+                    write_json({"model": model, "question": each, "reply": reply}, path)
+                except UserError as error:
+                    if self.unwarned.acquire(blocking=False):
+                        log_line(f"replies are not kept: {error}")
+        return verdict

@@ -1,0 +1,122 @@
+"""Reads human ratings of captions, in the files in which they were published.
+
+- Flickr8k-Expert and Flickr8k-CF (Hodosh et al. 2013): ExpertAnnotations.txt and
+  CrowdFlowerAnnotations.txt. Their captions are in Flickr8k.token.txt beside them. As in published
+  results, a caption of the rated image itself is left out, and each expert's rating counts alone.
+- Composite (Aditya et al. 2015): its files with ";", an image's URL in column 28, then three or
+  four captions and as many ratings. As in published results, the first three captions count.
+- capevalkit's lines {id, image, caption, references, score}
+"""
+
+import csv
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple, Optional
+
+from captioning.data.caption_files import ids_by_name, read_references
+from captioning.files.reading import parse_json_lines, read_text
+from captioning.runtime.errors import UserError
+
+RATING = "rating"  # the name of a file's only rating
+TOKENS = "Flickr8k.token.txt"
+_URL = 27  # the column of Composite's image; captions and ratings follow
+_CAPTIONS = 3
+
+
+class Rated(NamedTuple):
+    """A caption with its ratings. image: a file's name. system: who wrote the caption.
+
+    metrics: {metric: value}, computed by another program.
+    """
+
+    image: str
+    caption: str
+    references: Sequence[str]
+    ratings: Mapping[str, float]
+    system: str = ""
+    metrics: Mapping[str, Optional[float]] = {}
+
+
+def read_ratings(path: Path, references: Optional[Path] = None) -> list[Rated]:
+    """Return the rated captions of a file, in one of this module's formats.
+
+    references: human captions, for a file without them; see `read_references`. Raises UserError.
+    """
+    human = _by_name(references) if references else {}
+    if path.suffix == ".txt":
+        rows = _of_flickr8k(path)
+    else:
+        rows = (_of_lines if path.suffix == ".jsonl" else _of_composite)(path, human)
+    try:
+        rated = list(rows)
+    # A generator's StopIteration is a RuntimeError.
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise UserError(
+            f"{path}: holds no ratings as they were published ({error!r}): expected a file of "
+            "Flickr8k, Composite, or lines {id, image, caption, references, score}"
+        ) from None
+    if not rated:
+        raise UserError(f"{path}: holds no rating of a caption of another image")
+    return rated
+
+
+def _by_name(path: Path) -> dict[str, list[str]]:
+    """The references of each image, by the name of its file."""
+    references = read_references(path)
+    named = {PurePosixPath(name).name: i for name, i in ids_by_name(path).items()}
+    return {name: references[i] for name, i in named.items() if i in references}
+
+
+def _human(human: Mapping[str, Sequence[str]], image: str, where: str) -> Sequence[str]:
+    if image not in human:
+        raise UserError(
+            f"{where}: image {image!r} has no references: give --references with all images"
+        )
+    return human[image]
+
+
+def _of_flickr8k(path: Path) -> Iterator[Rated]:
+    tokens = path.with_name(TOKENS)
+    captions = dict(line.split("\t") for line in read_text(tokens).splitlines() if line.strip())
+    human: dict[str, list[str]] = {}
+    for caption_id, text in captions.items():
+        human.setdefault(caption_id.rpartition("#")[0], []).append(text)
+    for number, line in enumerate(read_text(path).splitlines(), 1):
+        image, caption_id, *scores = line.split("\t")
+        where = f"{path}: line {number}"
+        if caption_id not in captions:
+            raise UserError(f"{where}: {tokens} has no caption {caption_id!r}: give its own file")
+        if image != caption_id.rpartition("#")[0]:
+            references = _human(human, image, where)
+            share, yes, no = map(float, scores)
+            # The crowd's columns; an expert's scores are 1 to 4, so they cannot fit.
+            crowd = abs(share * (yes + no) - yes) < 0.01 * (yes + no)
+            for score in (share,) if crowd else (share, yes, no):
+                yield Rated(image, captions[caption_id], references, {RATING: score})
+
+
+def _of_lines(path: Path, human: Mapping[str, Sequence[str]]) -> Iterator[Rated]:
+    for number, row in parse_json_lines(read_text(path).split("\n"), path):
+        where = f"{path}: line {number}"
+        references = row.get("references") or _human(human, PurePosixPath(row["image"]).name, where)
+        rating = row["score"] if "score" in row else row["human_score"]
+        yield Rated(row["image"], row["caption"], references, {RATING: float(rating)})
+
+
+def _of_composite(path: Path, human: Mapping[str, Sequence[str]]) -> Iterator[Rated]:
+    rows = csv.reader(read_text(path).splitlines()[1:], delimiter=";")
+    for number, cells in enumerate(rows, 2):
+        if len(cells) > _URL and cells[_URL]:
+            image = PurePosixPath(cells[_URL]).name
+            references = _human(human, image, f"{path}: line {number}")
+            found = [cell for cell in cells[_URL + 1 :] if cell]
+            half = next(i for i, cell in enumerate(found) if re.fullmatch(r"[\d.]+", cell))
+            for caption, rating in list(zip(found, found[half:]))[:_CAPTIONS]:
+                # The first caption is one of the references.
+                others = [text for text in references if _same(text) != _same(caption)]
+                yield Rated(image, caption, others, {RATING: float(rating)})
+
+
+def _same(text: str) -> str:
+    return re.sub(r"\W+", " ", text).strip().casefold()
