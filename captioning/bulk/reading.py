@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from captioning.bulk import tars
 from captioning.captioners.interface import Images
 from captioning.data import load_image
-from captioning.files import stores
+from captioning.files import stores, tables
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError
 
@@ -82,6 +82,8 @@ class ShardImages(IterableDataset):
                 if data is None and stores.is_store(entry["image"]):
                     data = stores.whole(entry["image"])
                     self.last_read = entry["image"]
+                elif data is None and tables.is_row(entry["image"]):
+                    data = tables.image_bytes(entry["image"])
                 elif data is None and not os.path.exists(entry["image"]):
                     raise UserError(f"{entry['image']}: no such file")
                 content = None if data is None else io.BytesIO(data)

@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 from captioning.bulk import filtering
 from captioning.bulk.shards import LOCK, Line, has_captions, remove_plan
 from captioning.bulk.tar_folder import TarFolder
-from captioning.files import stores, uploads
+from captioning.files import stores, tables, uploads
 from captioning.files.images import LISTS, Listed, images_in, is_image, read_list
 from captioning.files.tars import is_tars
 from captioning.files.writing import SUFFIX, require_folder
@@ -125,13 +125,15 @@ class Request:
         Files are not opened here. A file that is no image is noticed when it is read.
         """
         source = Path(self.source)
+        is_table = tables.is_table(self.source)
         is_list = source.suffix in LISTS
         stored = stores.is_store(self.source)
         if stored:
             stores.check_address(self.source)
-        elif not source.exists():
+        elif not (is_table or source.exists()):
             raise UserError(f"{source}: no such photo, folder or list")
         is_folder = source.is_dir() or (stored and not is_list and not is_image(self.source))
+        is_folder = is_folder and not is_table
         for name, given in {"--glob": self.glob, "--no-recursive": not self.recursive}.items():
             if given and not is_folder:
                 raise UserError(f"{name} is for a folder, and {source} is not one")
@@ -140,6 +142,10 @@ class Request:
                 raise UserError(f"{name} is for a list, and {source} is not one")
         if is_folder:
             return map(Listed, images_in(self.source, self.recursive, self.glob))
+        if is_table and self.sidecar:
+            raise UserError(f"--sidecar: the photos of {source} have no folder: use --write-shards")
+        if is_table:
+            return read_list(self.source)
         if not is_list:
             return iter([Listed(self.source)])
         ids: dict[str, Any] = {}  # annotations may list an image once per caption

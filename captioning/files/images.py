@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
 from typing import Any, BinaryIO, NamedTuple, Optional, Union
 
-from captioning.files import stores
+from captioning.files import stores, tables
 from captioning.files.reading import StrPath, parse_json_lines, read_json
 from captioning.runtime.errors import UserError
 
@@ -139,10 +139,13 @@ def read_list(path: StrPath, column: Optional[str] = None) -> Iterator[Listed]:
     - `.csv`, `.jsonl`, a JSON list of objects, or COCO's {images: [...]}: the file name is in
       `column`, or in the first of PATH_COLUMNS that exists. The id is in one of ID_COLUMNS
     - a JSON list of files, or {id: file}
+    - a data set with images inside, see `captioning.files.tables`
 
     Large lists other than `.json` are read line by line. Raises UserError.
     """
     suffix = os.path.splitext(path)[1]
+    if tables.is_table(path):
+        return (_listed(row, name, tables.IMAGE) for name, row in tables.rows(path))
     if suffix == ".txt":
         return (Listed(line.strip()) for line in _lines(path) if line.strip())
     if suffix == ".csv":
