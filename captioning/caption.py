@@ -73,7 +73,7 @@ DECODING = {
 }
 # An unfinished run continues only with the same input and the same values of these flags.
 IDENTITY = ("config", "num_return", "existing", "captions", "prefix", "suffix", "sidecar")
-IDENTITY += ("write_shards", "glob", "root", "column", "recursive")
+IDENTITY += ("language", "write_shards", "glob", "root", "column", "recursive")
 # Flags that set the configuration keys of the same names.
 KEYS = (*DECODING, "seed", "num_workers", "precision")
 
@@ -153,8 +153,9 @@ def build_parser() -> argparse.ArgumentParser:
         nargs="?",
         const=".txt",
         metavar=".EXT",
-        help="write text files next to the photos",
+        help="write text files (or .xmp) next to the photos",
     )
+    group.add_argument("--language", metavar="TAG", help="the captions' language, such as en")
     group.add_argument("--write-shards", "--write_shards", type=_location, metavar="FOLDER")
     group.add_argument(
         "--filter", metavar="'itm>0.5'", help="move captions with a lower score to another file"
@@ -197,6 +198,8 @@ def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
         parser.error(f"--sidecar is {extension!r}; it has to be an extension such as .txt")
     if extension is not None and is_image(f"image{extension}"):
         parser.error(f"--sidecar {extension} would replace photos; use an extension such as .txt")
+    if arguments.language and not re.fullmatch(r"[a-zA-Z]{2,8}(-\w{1,8})*", arguments.language):
+        parser.error(f"--language is {arguments.language!r}; it has to be a tag such as en or pt-BR")
     return arguments
 
 

@@ -14,7 +14,7 @@ from captioning.bulk import tars
 from captioning.bulk.existing import ExistingCaptions
 from captioning.bulk.request import Request, require, stamp_if_any
 from captioning.bulk.shards import BASE, HEADER, Line, Plan, remove_plan
-from captioning.bulk.sidecars import STORE_THREADS, Sidecars
+from captioning.bulk.sidecars import STORE_THREADS
 from captioning.files.reading import read_lines
 from captioning.files.tars import expand
 from captioning.files.writing import atomic_write, json_line, write_lines
@@ -95,7 +95,7 @@ def make_plan(request: Request, settings: dict[str, Any], resumed: bool) -> tupl
     tally.no_sidecar.difference_update(dropped[True])
     if tally.no_sidecar:
         lines = _valid_lines(request.out, Tally())
-        Sidecars(request.sidecar).write(line for line in lines if line["image"] in tally.no_sidecar)
+        request.sidecars().write(line for line in lines if line["image"] in tally.no_sidecar)
     if request.out.exists():
         try:
             os.link(request.out, request.parts / BASE)
@@ -137,7 +137,7 @@ def _images(
     resumed: bool,
 ) -> Iterator[dict[str, Any]]:
     outputs = map(request.location, (request.out, request.failed, request.marker))
-    sidecars = Sidecars(request.sidecar, [request.source, *outputs]) if request.sidecar else None
+    sidecars = request.sidecars([request.source, *outputs]) if request.sidecar else None
     existing = ExistingCaptions(request.captions) if request.captions else None
     skips = request.skips_existing
     for item in request.images():

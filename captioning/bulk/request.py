@@ -11,8 +11,9 @@ from typing import Any, Optional, Union
 
 from filelock import FileLock, Timeout
 
-from captioning.bulk import filtering
+from captioning.bulk import filtering, xmp
 from captioning.bulk.shards import LOCK, Line, has_captions, remove_plan
+from captioning.bulk.sidecars import Sidecars
 from captioning.bulk.tar_folder import TarFolder
 from captioning.files import stores, tables, uploads
 from captioning.files.images import LISTS, Listed, images_in, is_image, read_list
@@ -40,6 +41,7 @@ class Request:
     root: Union[str, Path, None] = None
     column: Optional[str] = None
     sidecar: Optional[str] = None
+    language: Optional[str] = None
     prefix: str = ""
     suffix: str = ""
     retry_failed: bool = False
@@ -95,6 +97,10 @@ class Request:
     def out_stamp(self) -> Optional[list[Any]]:
         """A value that changes when the captions file is rewritten; None if there is no file."""
         return stamp_if_any(self.location(self.out))
+
+    def sidecars(self, kept: Iterable[str] = ()) -> Sidecars:
+        """The sidecars that this call writes. kept: files that none may replace."""
+        return Sidecars(self.sidecar, kept, self.language or xmp.DEFAULT)
 
     def tars(self) -> Optional[TarFolder]:
         """The folder to which this call writes tars, if any."""

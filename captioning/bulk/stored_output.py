@@ -130,7 +130,7 @@ def _continue(
                 on_disk = (
                     line for line in request.kept(part.read()) if not stores.is_store(line["image"])
                 )
-                Sidecars(request.sidecar).write(on_disk)
+                request.sidecars().write(on_disk)
             download(part.marker.name)
             part.journal.unlink(missing_ok=True)
         elif part.marker.exists() and not stored:
