@@ -164,6 +164,12 @@ def build_parser() -> argparse.ArgumentParser:
         "--itm_model", help="for --filter and --rerank itm: a retrieval checkpoint of BLIP"
     )
     group.add_argument("--parquet", type=_location, metavar="FILE")
+    group.add_argument(
+        "--metadata", type=_location, metavar="FILE", help="metadata.jsonl of the datasets library"
+    )
+    group.add_argument(
+        "--kohya", type=_location, metavar="FILE", help="JSON of kohya's trainers; other keys stay"
+    )
     group.add_argument("--shard_size", type=int, help="images per shard, for a folder or list")
     return parser
 
@@ -199,7 +205,7 @@ def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     if extension is not None and is_image(f"image{extension}"):
         parser.error(f"--sidecar {extension} would replace photos; use an extension such as .txt")
     if arguments.language and not re.fullmatch(r"[a-zA-Z]{2,8}(-\w{1,8})*", arguments.language):
-        parser.error(f"--language is {arguments.language!r}; it has to be a tag such as en or pt-BR")
+        parser.error(f"--language is {arguments.language!r}; expected a tag such as en")
     return arguments
 
 

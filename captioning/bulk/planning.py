@@ -12,6 +12,7 @@ from typing import Any
 
 from captioning.bulk import tars
 from captioning.bulk.existing import ExistingCaptions
+from captioning.bulk.exports import relative
 from captioning.bulk.request import Request, require, stamp_if_any
 from captioning.bulk.shards import BASE, HEADER, Line, Plan, remove_plan
 from captioning.bulk.sidecars import STORE_THREADS
@@ -146,6 +147,8 @@ def _images(
         has_sidecar = bool(sidecars and sidecars.exists(item.image))
         if sidecars and in_out and skips and not has_sidecar:
             tally.no_sidecar.add(item.image)
+        if request.metadata:
+            relative(item.image, request.metadata)  # raises
         # Looked up for every image, so that a name shared by two images is an error.
         in_file = bool(existing and existing.has(item.image))
         if resumed and not skips and (in_out or has_failed):

@@ -49,6 +49,8 @@ class Request:
     shard_size: Optional[int] = None
     write_shards: Optional[str] = None
     parquet: Optional[str] = None
+    metadata: Optional[str] = None
+    kohya: Optional[str] = None
     filter: Optional[str] = None
     address: Optional[str] = None
 
@@ -165,7 +167,9 @@ class Request:
     def check_outputs(self) -> None:
         """Raise UserError if an output cannot be written. Called before the work starts."""
         stores.check_can_hold("--write-shards", self.write_shards or "")
-        stores.check_names_file("--parquet", self.parquet or "")
+        tables_out = {"--parquet": self.parquet, "--metadata": self.metadata, "--kohya": self.kohya}
+        for flag, name in tables_out.items():
+            stores.check_names_file(flag, name or "")
         if self.address and self.write_shards and not stores.is_store(self.write_shards):
             raise UserError("--out is in a store, so --write-shards has to be in a store, too")
         for path in (self.out, self.failed, self.filtered, self.marker):
@@ -180,9 +184,16 @@ class Request:
             uploads.require_writable(self.write_shards)
         if self.parquet:
             require("pyarrow", "--parquet")
-            if os.path.isdir(self.parquet) or self.parquet in (self.source, str(self.out)):
-                raise UserError(f"--parquet is {self.parquet}; name another file")
-            uploads.require_writable(os.path.dirname(self.parquet) or ".")
+        for flag, name in tables_out.items():
+            if name and (os.path.isdir(name) or name in (self.source, str(self.out))):
+                raise UserError(f"{flag} is {name}; name another file")
+            if name:
+                uploads.require_writable(os.path.dirname(name) or ".")
+        if (self.metadata or self.kohya) and (self.in_tars or tables.is_table(self.source)):
+            raise UserError(
+                f"--metadata and --kohya name image files, and {self.source} has them inside: use "
+                "--parquet or --write-shards"
+            )
         require_folder(self.parts)
 
     @contextlib.contextmanager

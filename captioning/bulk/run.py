@@ -5,10 +5,10 @@ import time
 from contextlib import ExitStack
 from typing import Any, Protocol
 
-from captioning.bulk import stored_output
-from captioning.bulk.filtering import parse
+from captioning.bulk import exports, stored_output
+from captioning.bulk.exports import printable
 from captioning.bulk.local_engine import OnImages, disk_errors, publish
-from captioning.bulk.merging import merge, printable, write_parquet
+from captioning.bulk.merging import merge
 from captioning.bulk.planning import Tally, make_plan
 from captioning.bulk.request import Request
 from captioning.bulk.shards import Plan, find_plan, remove_plan
@@ -73,6 +73,7 @@ class BulkCaptioning:
     def _begin(self, locks: ExitStack) -> None:
         request = self.request
         request.check_outputs()
+        exports.check(request)
         locks.enter_context(request.lock())
         if request.address:
             stored_output.begin(request, self.restart)
@@ -175,9 +176,7 @@ class BulkCaptioning:
             if folder := request.tars():
                 counts = [part.counts() for part in plan.parts()]
                 folder.record({n: of for c in counts for n, of in c["written"].items()})
-        if request.parquet:
-            metric = parse(request.filter).metric if request.filter else None
-            write_parquet(request.out, request.parquet, metric)
+        exports.write_all(request)
         if stored:
             stored_output.remove(request)
         remove_plan(request.parts)  # last: without a plan, the same command is a new run

@@ -15,7 +15,6 @@ from typing import Any, Optional
 
 from captioning.bulk.request import Request
 from captioning.bulk.shards import BASE, HEADER, Part, Plan, find_plan, remove_plan
-from captioning.bulk.sidecars import Sidecars
 from captioning.files import stores, uploads
 from captioning.files.cache import cache_folder, cache_key, fetch
 from captioning.files.reading import read_lines

@@ -16,10 +16,11 @@ NAMES = {
     "rdf": "http://www.w3.org/1999/02/22-rdf-syntax-ns#",
     "dc": "http://purl.org/dc/elements/1.1/",
 }
+ROOT, ABOUT = f"{{{NAMES['x']}}}xmpmeta", f"{{{NAMES['rdf']}}}about"
+RDF, PART = f"{{{NAMES['rdf']}}}RDF", f"{{{NAMES['rdf']}}}Description"
+ALT, ITEM = f"{{{NAMES['rdf']}}}Alt", f"{{{NAMES['rdf']}}}li"
+DESCRIPTION = f"{{{NAMES['dc']}}}description"
 LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
-RDF, PART = "{%s}RDF" % NAMES["rdf"], "{%s}Description" % NAMES["rdf"]
-ALT, ITEM = "{%s}Alt" % NAMES["rdf"], "{%s}li" % NAMES["rdf"]
-DESCRIPTION = "{%s}description" % NAMES["dc"]
 _PACKET = '<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>\n{}\n<?xpacket end="w"?>\n'
 _NOT_IN_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
 
@@ -45,8 +46,8 @@ def with_description(caption: str, language: str, sidecar: bytes, name: str) -> 
     found = rdf.find(f".//{DESCRIPTION}")
     if found is None:
         part = rdf.find(PART)
-        about = {"{%s}about" % NAMES["rdf"]: ""}
-        found = SubElement(SubElement(rdf, PART, about) if part is None else part, DESCRIPTION)
+        part = SubElement(rdf, PART, {ABOUT: ""}) if part is None else part
+        found = SubElement(part, DESCRIPTION)
     texts = {item.get(LANGUAGE): item.text for item in found.iter(ITEM)}
     caption = _NOT_IN_XML.sub("", caption)
     texts = {DEFAULT: caption, **texts, **dict.fromkeys((DEFAULT, language), caption)}
@@ -65,7 +66,7 @@ def _namespaces(sidecar: bytes) -> Iterator[tuple[str, str]]:
 
 def _parsed(sidecar: bytes, name: str) -> Element:
     if not sidecar.strip():
-        return Element("{%s}xmpmeta" % NAMES["x"])
+        return Element(ROOT)
     try:
         return ElementTree.fromstring(sidecar)
     except ElementTree.ParseError as error:
