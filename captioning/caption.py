@@ -118,7 +118,7 @@ def build_parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("a served model (CHECKPOINT is its name)")
     group.add_argument("--backend", choices=("checkpoint", "openai"), default="checkpoint")
     group.add_argument("--url", help="a server with OpenAI's chat interface: http://host:8000/v1")
-    group.add_argument("--prompt", help=f"sent with each image; default: {served.PROMPT!r}")
+    group.add_argument("--prompt", help=f"with {{columns}} of a list; default: {served.PROMPT!r}")
     group.add_argument(
         "--concurrency", type=int, help=f"requests at once; default: {served.CONCURRENCY}"
     )

@@ -34,7 +34,7 @@ def generate_captions(
     text: Callable[[Tensor], str],
     log_likelihoods: Optional[Callable[[Tensor], Tensor]] = None,
 ) -> Generated:
-    """Captions of B images that all start with a prompt, int64 (n,).
+    """Captions of B images that start with a prompt, int64 (n,), or each with its own, (B, n).
 
     images: (B, ...), of which only the number and device are used. tokenizer: has the token ids
     `end` and `pad`. text: turns ids (L,), prompt included, into a caption. With two streams `step`
@@ -46,5 +46,5 @@ def generate_captions(
     captions = [[text(ids) for ids in rows] for rows in token_ids]
     own = None
     if settings.two_streams:
-        own = own_scores(log_likelihoods, token_ids, len(prompt), tokenizer.end, settings)
+        own = own_scores(log_likelihoods, token_ids, prompt.size(-1), tokenizer.end, settings)
     return Generated(captions, token_ids, scores, own)

@@ -158,10 +158,9 @@ def _images(
             tally.skipped += 1
         elif skips and has_failed and not request.retry_failed:
             tally.failed += 1
-        elif item.image_id is None:
-            yield {"image": item.image}
         else:
-            yield {"image": item.image, "image_id": item.image_id}
+            entry = {"image": item.image, "image_id": item.image_id, "prompt": item.prompt}
+            yield {name: value for name, value in entry.items() if value is not None}
     if existing:
         existing.check_used(request.source)
 

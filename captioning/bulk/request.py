@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib.util
-import itertools
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -16,7 +15,14 @@ from captioning.bulk.shards import LOCK, Line, has_captions, remove_plan
 from captioning.bulk.sidecars import Sidecars
 from captioning.bulk.tar_folder import TarFolder
 from captioning.files import stores, tables, uploads
-from captioning.files.images import LISTS, Listed, images_in, is_image, read_list
+from captioning.files.images import (
+    LISTS,
+    Listed,
+    has_columns,
+    images_in,
+    is_image,
+    read_list,
+)
 from captioning.files.tars import is_tars
 from captioning.files.writing import SUFFIX, require_folder
 from captioning.runtime.errors import UserError
@@ -40,6 +46,7 @@ class Request:
     glob: Optional[str] = None
     root: Union[str, Path, None] = None
     column: Optional[str] = None
+    prompt: Optional[str] = None
     sidecar: Optional[str] = None
     language: Optional[str] = None
     prefix: str = ""
@@ -134,6 +141,7 @@ class Request:
         """
         source = Path(self.source)
         is_table = tables.is_table(self.source)
+        template = self.prompt if self.prompt and has_columns(self.prompt) else None
         is_list = source.suffix in LISTS
         stored = stores.is_store(self.source)
         if stored:
@@ -148,21 +156,27 @@ class Request:
         for name, given in {"--root": self.root, "--column": self.column}.items():
             if given and not is_list:
                 raise UserError(f"{name} is for a list, and {source} is not one")
+        if template and not (is_list or is_table):
+            raise UserError(f"--prompt names columns, and {source} has none: give a list")
         if is_folder:
             return map(Listed, images_in(self.source, self.recursive, self.glob))
         if is_table and self.sidecar:
             raise UserError(f"--sidecar: the photos of {source} have no folder: use --write-shards")
         if is_table:
-            return read_list(self.source)
+            return read_list(self.source, None, template)
         if not is_list:
             return iter([Listed(self.source)])
-        ids: dict[str, Any] = {}  # annotations may list an image once per caption
+        items: dict[str, Listed] = {}  # annotations may list an image once per caption
         root = str(self.root or os.path.dirname(self.source))
         if stores.is_store(root):
             stores.check_address(root)
-        for item in read_list(self.source, self.column):
-            ids.setdefault(stores.joined(root, item.image), item.image_id)
-        return itertools.starmap(Listed, ids.items())
+        for item in read_list(self.source, self.column, template):
+            image = stores.joined(root, item.image)
+            prompt = item.prompt if self.prompt is None or template else None
+            items.setdefault(image, Listed(image, item.image_id, prompt=prompt))
+            if items[image].prompt != prompt:
+                raise UserError(f"{source}: {item.image} has two prompts: give an image one")
+        return iter(items.values())
 
     def check_outputs(self) -> None:
         """Raise UserError if an output cannot be written. Called before the work starts."""

@@ -132,11 +132,12 @@ def preprocessing_of(config: Config) -> Preprocessing:
             same=config.augmentation == "none",
         )
     evaluation, training, *others = functions
-    return Preprocessing(evaluation, partial(_decoded, training), *others)
+    asks = package_of(config.model).PROMPT_IS_QUESTION
+    return Preprocessing(evaluation, partial(_decoded, training), *others, asks=asks)
 
 
-def _decoded(transform: Callable, image: Image.Image) -> Any:
-    return transform(decode(image))
+def _decoded(transform: Callable, image: Image.Image, *prompt: Optional[str]) -> Any:
+    return transform(decode(image), *prompt)
 
 
 def check_interface(captioner: nn.Module) -> None:

@@ -107,7 +107,7 @@ class MutualInformation(Scorer):
 
     def _log_likelihoods_of_samples(self, candidates: Generated) -> Tensor:
         """Known from sampling: penalties do not change a sample's score."""
-        tokens = (len(self.captioner.prompt_ids), self.captioner.tokenizer.end)
+        tokens = (self.captioner.prompt_ids.size(-1), self.captioner.tokenizer.end)
         lengths = caption_lengths(candidates.token_ids, *tokens)
         own = candidates.own_scores
         return (candidates.scores if own is None else own) * lengths
