@@ -27,6 +27,7 @@ from typing import Any, Callable, Optional
 
 import torch
 
+from adapters.card import UNKNOWN
 from captioning.bulk import filtering, served, stored_output
 from captioning.bulk.cluster import Cluster
 from captioning.bulk.filtering import FilteredModel
@@ -170,6 +171,7 @@ def build_parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--kohya", type=_location, metavar="FILE", help="JSON of kohya's trainers; other keys stay"
     )
+    group.add_argument("--license", default=UNKNOWN, help="of the cards of data sets")
     group.add_argument("--shard_size", type=int, help="images per shard, for a folder or list")
     return parser
 

@@ -3,10 +3,11 @@
 import itertools
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
+from adapters import card
 from captioning.bulk.filtering import parse
 from captioning.bulk.request import Request
 from captioning.bulk.shards import Line, captions_of
@@ -16,7 +17,9 @@ from captioning.files.reading import parse_json, parse_line, read_lines
 from captioning.files.uploads import written
 from captioning.files.writing import json_line
 from captioning.runtime.errors import UserError
+from captioning.runtime.progress import log_line
 
+SIZES = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M")  # the Hub's
 ROWS = 10_000  # held in memory while the Parquet file is written
 
 
@@ -34,8 +37,11 @@ def check(request: Request) -> None:
         _kohya(request.kohya)
 
 
-def write_all(request: Request) -> None:
-    """Write the files that the request names. Each is written atomically. OSError, UserError."""
+def write_all(request: Request, model: Callable[[], Mapping[str, str]]) -> None:
+    """Write the files that the request names, and the cards of their folders. OSError, UserError.
+
+    Each file is written atomically. model: returns rows of the cards, of the captioner.
+    """
     if request.parquet:
         metric = parse(request.filter).metric if request.filter else None
         write_parquet(request.out, request.parquet, metric)
@@ -53,6 +59,37 @@ def write_all(request: Request) -> None:
             content[image] = {**content.get(image, {}), "caption": line["caption"]}
         with written(request.kohya) as file:
             file.write(json.dumps(content, indent=2).encode() + b"\n")
+    folders = [os.path.dirname(name) for name in (request.parquet, request.metadata) if name]
+    folders += [request.write_shards] if request.write_shards else []
+    for folder in dict.fromkeys(folders):
+        _write_card(request, folder, model())
+
+
+def _write_card(request: Request, folder: str, model: Mapping[str, str]) -> None:
+    """Write the card of a folder that is a data set, unless it has another author's."""
+    from huggingface_hub import DatasetCardData
+
+    name = stores.joined(folder, card.NAME) if folder else card.NAME
+    before = _content(name).decode("utf-8", "replace")
+    if before and not card.is_generated(before):
+        log_line(f"{name} is kept: it was written by hand or by another program")
+        return
+    count = sum(1 for _ in _lines(request.out))
+    power = next((p for p, size in enumerate(SIZES) if count < 10 ** (p + 3)), len(SIZES) - 1)
+    table = request.parquet and os.path.dirname(request.parquet) == folder
+    files = os.path.basename(request.parquet) if table else None
+    data = DatasetCardData(
+        license=request.license,
+        language=request.language,
+        annotations_creators="machine-generated",
+        size_categories=SIZES[power],
+        task_categories=[card.TASK],
+        configs=[{"config_name": "default", "data_files": files}] if files else None,
+    )
+    source = stores.without_secrets(request.source)
+    rows = {"captions": f"{count} images", "data": source, "licence": request.license, **model}
+    with written(name) as file:
+        file.write(card.card(os.path.basename(folder) or "captions", data.to_yaml(), rows).encode())
 
 
 def relative(image: str, metadata: str) -> str:

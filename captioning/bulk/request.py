@@ -49,6 +49,7 @@ class Request:
     prompt: Optional[str] = None
     sidecar: Optional[str] = None
     language: Optional[str] = None
+    license: str = "unknown"
     prefix: str = ""
     suffix: str = ""
     retry_failed: bool = False
