@@ -86,7 +86,7 @@ def _write_card(request: Request, folder: str, model: Mapping[str, str]) -> None
         task_categories=[card.TASK],
         configs=[{"config_name": "default", "data_files": files}] if files else None,
     )
-    source = stores.without_secrets(request.source)
+    source = os.path.basename(stores.without_secrets(request.source).rstrip("/"))
     rows = {"captions": f"{count} images", "data": source, "licence": request.license, **model}
     with written(name) as file:
         file.write(card.card(os.path.basename(folder) or "captions", data.to_yaml(), rows).encode())

@@ -69,7 +69,7 @@ class ChatPrompt:
     num_return: int
     seed: Optional[int]
 
-    def body(self, image: str, name: str, prompt: Optional[str]) -> dict[str, Any]:
+    def body(self, image: str, name: str, prompt: Optional[str] = None) -> dict[str, Any]:
         """The body of the request. image: a data URL. name: the image's name, for its seed.
 
         prompt: the image's own, if it has one.

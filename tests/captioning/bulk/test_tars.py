@@ -162,7 +162,7 @@ def test_a_batch_holds_no_more_files_than_two(tmp_path):
     """The one that is decoded, and the next."""
     write_members(tmp_path / "a.tar", [(f"{n}.png", bytes(1 << 24)) for n in range(8)])
     plan = [{"tar": str(tmp_path / "a.tar")}]
-    images = ShardImages(lambda shard: plan, [(0, 0)], 8, lambda path, data: torch.zeros(1))
+    images = ShardImages(lambda shard: plan, [(0, 0)], 8, lambda path, data, prompt: torch.zeros(1))
     with memory_below(5 << 24):
         batch, end = images
     assert len(batch.entries) == len(batch.image) == 8 and end.last

@@ -1,7 +1,5 @@
 """Parquet and Arrow files with images inside, written by pyarrow and by the datasets library."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -15,9 +13,6 @@ from captioning.config import load_config
 from captioning.data import load_image, read_annotations
 from captioning.runtime.errors import UserError
 from captioning.training.fine_tuning import FineTuning
-from tests.captioning.bulk.conftest import read_lines
-
-pytest_plugins = ("tests.captioning.bulk.conftest",)
 
 
 @pytest.fixture(autouse=True)
@@ -86,26 +81,6 @@ def test_a_run_on_parquet_is_the_run_on_files(rows, scenes_config, tmp_path):
         tuning.close()
         found.append(tuning.captioner.state_dict())
     assert all(torch.equal(value, found[1][key]) for key, value in found[0].items())
-
-
-def test_bulk_captions_and_tars_are_those_of_the_files(run, photos, tmp_path):
-    paths = sorted(photos.glob("*.png"))
-    write([{"image": p.read_bytes(), "id": p.name} for p in paths], tmp_path / "a.parquet")
-    of_files, _ = run(photos, "--no-recursive", "--batch_size", "3")
-    (tmp_path / "out" / "captions.jsonl").unlink()
-    lines, _ = run(
-        *(tmp_path / "a.parquet", "--restart", "--batch_size", "3"),
-        *("--write-shards", str(tmp_path / "tars")),
-    )
-    assert [line["caption"] for line in lines] == [line["caption"] for line in of_files]
-    assert lines[3]["image"] == f"{tmp_path}/a.parquet/3" and lines[3]["image_id"] == paths[3].name
-    import webdataset
-
-    url = str(tmp_path / "tars" / "00000.tar")
-    tar = list(webdataset.WebDataset(url, shardshuffle=False))
-    assert [sample["png"] for sample in tar] == [path.read_bytes() for path in paths]
-    assert json.loads(tar[3]["json"])["image"] == lines[3]["image"]
-    assert read_lines(tmp_path / "out" / "captions.jsonl") == lines
 
 
 BAD = {
