@@ -5,8 +5,11 @@ import pytest
 import torch
 from PIL import Image
 
-datasets = pytest.importorskip("datasets", reason="the datasets library reads Parquet")
-pa = pytest.importorskip("pyarrow", reason="pyarrow writes Parquet")
+pytest.importorskip("datasets", reason="the datasets library reads Parquet")
+pytest.importorskip("pyarrow", reason="pyarrow writes Parquet")
+
+import datasets
+import pyarrow as pa
 from pyarrow import parquet
 
 from captioning.config import load_config
@@ -109,5 +112,5 @@ def test_files_that_are_cut_off_or_missing_and_rows_without_an_image(rows, tmp_p
     with pytest.raises(UserError, match="no such file"):
         read_annotations(tmp_path / "d-*.parquet")
     write([*rows[:1], {"image": None, "text": ["x"]}], tmp_path / "e.parquet")
-    with pytest.raises(UserError, match="e.parquet/1: the row has no image"):
+    with pytest.raises(UserError, match=r"e\.parquet/1: the row has no image"):
         load_image(f"{tmp_path}/e.parquet/1")
