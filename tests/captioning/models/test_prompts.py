@@ -83,9 +83,7 @@ def test_evaluation_reads_the_column(scenes, scenes_config, tmp_path):
         alone = caption_images(captioner, samples[row : row + 1], config, device, "captions")
         assert alone == [found[row]]
     config = config.model_copy(update={"max_length": 4})
-    with pytest.raises(
-        UserError, match="^a.jpg: prompt of 5 tokens, which leaves no room"
-    ) as error:
+    with pytest.raises(UserError, match=r"^a\.jpg: prompt of 5 tokens, which leaves") as error:
         check_prompts([Sample("a.jpg", (), 1, "a star on the")], captioner, config, "max_length")
     assert "max_length is 4" in str(error.value)
 
