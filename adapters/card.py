@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Optional
 
-from huggingface_hub import EvalResult, ModelCard, ModelCardData
-
 NAME = "README.md"
 UNKNOWN = "unknown"  # the Hub's name for a licence that nobody stated
 MARK = "<!-- generated; remove this line, and the file is never overwritten -->"
@@ -24,6 +22,8 @@ def write_model_card(
     checkpoint: the run's, beside whose results its scores are looked for. config: the run's
     configuration, {} if unknown. library: of the weights, as the Hub names it.
     """
+    from huggingface_hub import ModelCardData
+
     path = folder / NAME
     if path.exists() and not is_generated(path.read_text(encoding="utf-8")):
         return
@@ -57,6 +57,8 @@ def write_model_card(
 
 def license_of(folder: str) -> str:
     """The licence in the card of a base model's folder; UNKNOWN without one."""
+    from huggingface_hub import ModelCard
+
     try:
         return str(ModelCard.load(Path(folder, NAME)).data.license or UNKNOWN)
     except (OSError, ValueError):
@@ -89,8 +91,10 @@ def described_objective(config: Mapping[str, Any]) -> str:
     return "; ".join(f"{key}: {json.dumps(value)}" for key, value in found.items()) or UNKNOWN
 
 
-def _results(checkpoint: Path, config: Mapping[str, Any]) -> Iterable[EvalResult]:
-    """The scores of exactly this checkpoint: of test if it was evaluated there, else of val."""
+def _results(checkpoint: Path, config: Mapping[str, Any]) -> Iterable[Any]:
+    """`EvalResult`s of exactly this checkpoint: of test if it was evaluated there, else of val."""
+    from huggingface_hub import EvalResult
+
     for split in ("test", "val"):
         folder = checkpoint.parent / "result" / split
         evaluated = _read(folder / "run.json").get("checkpoint")

@@ -14,6 +14,7 @@ from pyarrow import parquet
 
 from captioning.config import load_config
 from captioning.data import load_image, read_annotations
+from captioning.metrics.image_files import find_images
 from captioning.runtime.errors import UserError
 from captioning.training.fine_tuning import FineTuning
 
@@ -67,6 +68,8 @@ def test_images_and_captions_are_those_that_were_written(rows, scenes, tmp_path,
     expected = read_annotations(scenes / "scenes_train.json")
     count = 1 if name == "saved" else None
     assert [s.captions for s in samples] == [s.captions[:count] for s in expected]
+    images = find_images(tmp_path / name, tmp_path / name, [s.image_id for s in samples])
+    assert [str(path) for path in images.values()] == [sample.image for sample in samples]
     for sample, original in zip(samples[::5], expected[::5]):
         pixels = np.asarray(Image.open(scenes / original.image).convert("RGB"))
         assert np.array_equal(np.asarray(load_image(sample.image)), pixels)
