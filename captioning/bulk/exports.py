@@ -29,7 +29,7 @@ def check(request: Request) -> None:
         if os.path.basename(request.metadata) != METADATA[0]:
             raise UserError(f"--metadata is {request.metadata}; its name has to be {METADATA[0]}")
         first = _content(request.metadata).partition(b"\n")[0]
-        if first and "checkpoint" not in (parse_line(first) or {}):
+        if first and "checkpoint" not in (parse_line(first + b"\n") or {}):
             raise UserError(
                 f"--metadata: {request.metadata} has captions of another program: move it away"
             )
