@@ -279,7 +279,7 @@ def test_captions_go_back_into_shards(run, photos, shards, tmp_path, monkeypatch
     flags = ["--num_return", "2", "--shard_size", "4", "--write-shards", str(folder)]
     lines, _ = run(photos if source == "photos" else shards, *flags)
     names = sorted(path.name for path in folder.iterdir())
-    assert names == ["00000.tar", "00001.tar", "00002.tar", "owner.json"]
+    assert names == ["00000.tar", "00001.tar", "00002.tar", "README.md", "owner.json"]
     urls = [str(folder / name) for name in names[:3]]
     read = list(webdataset.WebDataset(urls, shardshuffle=False))
     assert len({sample["__key__"] for sample in read}) == len(read) == 10
