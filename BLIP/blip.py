@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Optional, Union
 
@@ -16,7 +15,7 @@ from BLIP.med import TextDecoder, read_med_config
 from BLIP.tokenizer import CaptionTokenizer, FirstTokenShift
 from BLIP.vit import ImageEncoder, VitSizes
 from decoding import DecodingSettings, Step, until_end
-from decoding.caption_generator import CaptionGenerator
+from decoding.caption_generator import CaptionGenerator, with_prompts
 from decoding.null_image import NullImage
 from smile import Objective, ObjectiveOutput
 from smile.objective import captions_per_image
@@ -62,37 +61,51 @@ class BlipCaptioner(CaptionGenerator):
         self.max_positions = text_decoder.config.max_position_embeddings
 
     def forward(
-        self, image: Tensor, captions: list[list[str]], dropped: Optional[Tensor] = None
+        self,
+        image: Tensor,
+        captions: list[list[str]],
+        dropped: Optional[Tensor] = None,
+        prompts: Optional[list[Optional[str]]] = None,
     ) -> ObjectiveOutput:
         """Compute the objective on k captions of each image. An image is encoded once.
 
         image: (B, 3, S, S), normalised; captions: B lists of k strings, without the prompt;
-        dropped: bool (B,), the images that are replaced by the null image. Raises ValueError if
-        images differ in their number of captions.
+        dropped: bool (B,), the images that are replaced by the null image. prompts: B strings, None
+        for `prompt`. Raises ValueError if images differ in their number of captions.
         """
-        tokens, attention_mask, labels = self._encode(image, captions)
+        tokens, attention_mask, labels, start = self._encode(image, captions, prompts)
         embeds = self.null_image.encode(self.visual_encoder, image, dropped)
-        return self.text_decoder(tokens, attention_mask, embeds, labels, len(self.prompt_ids))
+        return self.text_decoder(tokens, attention_mask, embeds, labels, start)
 
-    def predictions(self, image: Tensor, captions: list[list[str]]) -> tuple[Tensor, Tensor]:
+    def predictions(
+        self,
+        image: Tensor,
+        captions: list[list[str]],
+        prompts: Optional[list[Optional[str]]] = None,
+    ) -> tuple[Tensor, Tensor]:
         """Logits (R, N, V) and their labels (R, N), R = B * k; see `forward`."""
-        tokens, attention_mask, labels = self._encode(image, captions)
-        start = len(self.prompt_ids)
+        tokens, attention_mask, labels, start = self._encode(image, captions, prompts)
         embeds = self.visual_encoder(image)
         logits = self.text_decoder.logits(tokens, attention_mask, embeds, start - 1)
         return logits[:, :-1], labels[:, start:]
 
-    def _encode(self, image: Tensor, captions: list[list[str]]) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens, attention mask and labels, int64 (R, n) each, on the device of the images."""
-        captions_per_image(captions, len(image))
-        texts = [self.prompt + caption for group in captions for caption in group]
+    def _encode(
+        self, image: Tensor, captions: list[list[str]], prompts: Optional[list[Optional[str]]]
+    ) -> tuple[Tensor, Tensor, Tensor, int]:
+        """Tokens, attention mask and labels, int64 (R, n) each, on the device of the images.
+
+        Also returns the length of the shortest prompt; no longer prompt has labels.
+        """
+        count = captions_per_image(captions, len(image))
+        texts, starts = with_prompts(self, captions, prompts)
         tokens, attention_mask = self.tokenizer.encode(texts, self.max_tokens)
+        starts = torch.tensor(starts).repeat_interleave(count)  # (R,)
         if self.shift:
-            tokens = self.shift.apply(tokens, len(self.prompt_ids))
-        labels = tokens.masked_fill(attention_mask == 0, self.text_decoder.objective.ignore_index)
-        return tuple(
-            t.to(image.device, non_blocking=True) for t in (tokens, attention_mask, labels)
-        )
+            tokens = self.shift.apply(tokens, starts)
+        unlabelled = (attention_mask == 0) | (torch.arange(tokens.size(1)) < starts.unsqueeze(1))
+        labels = tokens.masked_fill(unlabelled, self.text_decoder.objective.ignore_index)
+        moved = (t.to(image.device, non_blocking=True) for t in (tokens, attention_mask, labels))
+        return (*moved, int(starts.min()))
 
     def step_function(
         self, encoded: Tensor, settings: DecodingSettings, other: Optional[Tensor]
@@ -111,7 +124,7 @@ class BlipCaptioner(CaptionGenerator):
         encoded: of one image, (1, 1 + P, width). The attention map is the mean cross-attention over
         heads and layers, normalised over the patches without [CLS].
         """
-        start, tokens, attention_maps = len(self.prompt_ids) - 1, ids[None, :-1], []
+        start, tokens, attention_maps = self.prompt_ids.size(-1) - 1, ids[None, :-1], []
 
         def record(attention, arguments):
             hidden, (key, _) = arguments[:2]  # (1, n, H); (1, heads, 1 + P, H / heads)
@@ -137,7 +150,7 @@ class BlipCaptioner(CaptionGenerator):
         They have a gradient, except those of an inference copy. The fused linear loss computes
         them without a tensor of all logits.
         """
-        rows, start = ids.flatten(0, 1), len(self.prompt_ids)
+        rows, start = ids.flatten(0, 1), self.prompt_ids.size(-1)
         inputs, labels = rows[:, :-1], rows[:, start:]
         is_scored = until_end(labels, self.tokenizer.end)
         head = self.text_decoder.cls["predictions"]
@@ -163,7 +176,7 @@ class BlipCaptioner(CaptionGenerator):
         """Log-likelihoods (R, n - p) by an inference copy. is_scored: bool (R, n - p)."""
         with self.inference_context():
             hidden = self.text_decoder.hidden_states(inputs, torch.ones_like(inputs), encoded)
-            hidden = hidden[:, len(self.prompt_ids) - 1 :]
+            hidden = hidden[:, self.prompt_ids.size(-1) - 1 :]
             chunks = zip(
                 hidden[is_scored].split(CHUNK_POSITIONS), labels[is_scored].split(CHUNK_POSITIONS)
             )
@@ -205,14 +218,9 @@ class BlipCaptioner(CaptionGenerator):
 
     def caption_text(self, ids: Tensor) -> str:
         if self.shift:
-            ids = self.shift.undo(ids.cpu(), len(self.prompt_ids))
-        return self.tokenizer.decode(ids)[self._prompt_length :]
-
-    @cached_property
-    def _prompt_length(self) -> int:
-        """The number of characters of the decoded prompt and the space after it."""
-        decoded = self.tokenizer.decode(self.prompt_ids)
-        return len(decoded) + bool(decoded)
+            ids = self.shift.undo(ids.cpu(), self.prompt_ids.size(-1))
+        prompt = self.tokenizer.decode(ids[: self.prompt_ids.size(-1)])
+        return self.tokenizer.decode(ids)[len(prompt) + bool(prompt) :]
 
 
 def build_captioner(

@@ -25,6 +25,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from adapters.card import UNKNOWN, write_model_card
 from adapters.lora import CONFIG, Lora, add_lora, merge
 from BLIP.blip import PROMPT, BlipCaptioner, build_captioner
 from BLIP.itm import HEAD, POSITION_IDS, BlipItm, load_itm
@@ -366,6 +367,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     to_hf = commands.add_parser("to-hf", help="convert a checkpoint to a folder of transformers")
     add_captioner_arguments(to_hf)
     to_hf.add_argument("folder")
+    to_hf.add_argument("--license", default=UNKNOWN, help="of the card, such as bsd-3-clause")
     from_hf = commands.add_parser("from-hf", help="convert a folder of transformers back")
     from_hf.add_argument("folder")
     from_hf.add_argument("checkpoint", help="the .pth file to write")
@@ -374,7 +376,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
     def program() -> str:
         if arguments.pop("command") == "to-hf":
+            license, name = arguments.pop("license"), arguments["checkpoint"]
             save_hf(model_of(**arguments), folder)
+            kept = read_checkpoint(name, arguments["trust_checkpoint"], mapped=True).get("config")
+            config = kept if isinstance(kept, dict) else {}
+            write_model_card(Path(folder), name, config, license, "transformers")
             return f"wrote {folder}"
         content = read_hf(folder)
         with atomic_write(Path(arguments["checkpoint"])) as file:

@@ -16,13 +16,14 @@ from typing import Optional
 import torch
 from safetensors.torch import save_file
 
+from adapters.card import UNKNOWN, write_model_card
 from adapters.lora import CONFIG
 from BLIP.convert import atomic_write, captioner_of, exit_code, write_json
 from BLIP.weights.checkpoint import CheckpointError, base_of, read_checkpoint
 from BLIP.weights.download import without_secrets
 
 
-def merge_checkpoint(checkpoint: str, target: Path, adapter: bool) -> str:
+def merge_checkpoint(checkpoint: str, target: Path, adapter: bool, license: str = UNKNOWN) -> str:
     """Write a new file or folder, and return a line that describes it. Raises ValueError."""
     if target.exists():
         raise ValueError(f"{target} exists already: choose another path")
@@ -35,6 +36,7 @@ def merge_checkpoint(checkpoint: str, target: Path, adapter: bool) -> str:
         state = {name: tensor.contiguous() for name, tensor in content["model"].items()}
         save_file(state, target / "adapter_model.safetensors", {"format": "pt"})
         write_json(content[CONFIG], target / "adapter_config.json")
+        write_model_card(target, checkpoint, content["config"], license, "peft")
         return f"{target} holds the adapter of {base}"
     captioner = captioner_of(checkpoint)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -54,10 +56,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("checkpoint", help="a checkpoint of a run of model blip with lora")
     parser.add_argument("target", type=Path, help="the .pth file to write, or the folder")
     parser.add_argument("--adapter", action="store_true", help="write only the LoRA adapter")
-    arguments = parser.parse_args(argv)
-    return exit_code(
-        lambda: merge_checkpoint(arguments.checkpoint, arguments.target, arguments.adapter)
-    )
+    parser.add_argument("--license", default=UNKNOWN, help="of the adapter's card")
+    arguments = vars(parser.parse_args(argv))
+    return exit_code(lambda: merge_checkpoint(**arguments))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from pathlib import Path
+from typing import Union
 
 import torch
 from tokenizers import BertWordPieceTokenizer, decoders
@@ -122,10 +123,10 @@ class FirstTokenShift:
         self.word = torch.arange(len(tokenizer))  # (V,), the id of each piece's word
         self.word[self.piece[has_piece]] = has_piece.nonzero().squeeze(1)
 
-    def apply(self, tokens: Tensor, start: int) -> Tensor:
-        """Shift the first caption token of each row of tokens (R, N). start: its position."""
-        tokens = tokens.clone()
-        tokens[:, start] = self.piece[tokens[:, start]]
+    def apply(self, tokens: Tensor, start: Union[int, Tensor]) -> Tensor:
+        """Shift each row's first caption token. tokens: (R, N). start: its position, or (R,)."""
+        tokens, rows = tokens.clone(), torch.arange(len(tokens))
+        tokens[rows, start] = self.piece[tokens[rows, start]]
         return tokens
 
     def undo(self, ids: Tensor, start: int) -> Tensor:

@@ -10,7 +10,7 @@ from baselines.decoder import RecurrentStep, teacher_forcing
 from baselines.image_encoder import ImageEncoder
 from baselines.vocabulary import Vocabulary, load_word_vectors, normalise_embedding
 from decoding import DecodingSettings, Step, until_end
-from decoding.caption_generator import CaptionGenerator
+from decoding.caption_generator import CaptionGenerator, with_prompts
 from decoding.null_image import NullImage
 from smile import Objective, ObjectiveOutput
 from smile.objective import captions_per_image
@@ -100,15 +100,19 @@ class ClassicCaptioner(CaptionGenerator):
         return self.encoder.min_batch_size
 
     def forward(
-        self, image: Tensor, captions: list[list[str]], dropped: Optional[Tensor] = None
+        self,
+        image: Tensor,
+        captions: list[list[str]],
+        dropped: Optional[Tensor] = None,
+        prompts: Optional[list[Optional[str]]] = None,
     ) -> ObjectiveOutput:
         """The objective on k captions of each image, which is encoded once.
 
         image: (B, 3, S, S), normalised; captions: B lists of k strings, without the prompt;
-        dropped: bool (B,), the images that the null image replaces. Raises ValueError if there are
-        not B lists of equal length.
+        dropped: bool (B,), the images that the null image replaces. prompts: B strings, None for
+        `prompt`. Raises ValueError if there are not B lists of equal length.
         """
-        logits, labels, attention = self._predict(image, captions, dropped)
+        logits, labels, attention = self._predict(image, captions, dropped, prompts)
         output = self.objective(logits, labels)
         if not self.attention_penalty:
             return output
@@ -119,19 +123,31 @@ class ClassicCaptioner(CaptionGenerator):
             output.tokens,
         )
 
-    def predictions(self, image: Tensor, captions: list[list[str]]) -> tuple[Tensor, Tensor]:
+    def predictions(
+        self,
+        image: Tensor,
+        captions: list[list[str]],
+        prompts: Optional[list[Optional[str]]] = None,
+    ) -> tuple[Tensor, Tensor]:
         """Logits (R, N, V) and the labels (R, N) that they predict, R = B * k; see `forward`."""
-        return self._predict(image, captions)[:2]
+        return self._predict(image, captions, None, prompts)[:2]
 
     def _predict(
-        self, image: Tensor, captions: list[list[str]], dropped: Optional[Tensor] = None
+        self,
+        image: Tensor,
+        captions: list[list[str]],
+        dropped: Optional[Tensor],
+        prompts: Optional[list[Optional[str]]],
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return logits (R, N, V), labels (R, N) and the attention (R, N, P) or None."""
         batch_shape = (len(image), captions_per_image(captions, len(image)))
-        texts = [self.prompt + caption for group in captions for caption in group]
+        texts, starts = with_prompts(self, captions, prompts)
         tokens, mask = (t.to(image.device) for t in self.tokenizer.encode(texts, self.max_tokens))
-        prompt_length = len(self.prompt_ids)
-        labels = tokens.masked_fill(mask == 0, self.objective.ignore_index)[:, prompt_length:]
+        prompt_length = min(starts)
+        first = torch.tensor(starts, device=image.device).repeat_interleave(batch_shape[1])
+        positions = torch.arange(tokens.size(1), device=image.device)
+        unlabelled = (mask == 0) | (positions < first.unsqueeze(1))
+        labels = tokens.masked_fill(unlabelled, self.objective.ignore_index)[:, prompt_length:]
         inputs = tokens[:, :-1].unflatten(0, batch_shape)  # (B, k, n)
         annotations = self.null_image.encode(self.encoder, image, dropped)
         logits, attention = self.decoder(inputs, annotations, prompt_length)
@@ -149,7 +165,7 @@ class ClassicCaptioner(CaptionGenerator):
         return self.encoder(image)
 
     def caption_text(self, ids: Tensor) -> str:
-        return self.tokenizer.decode(ids[len(self.prompt_ids) :])
+        return self.tokenizer.decode(ids[self.prompt_ids.size(-1) :])
 
     @torch.inference_mode()
     def score_tokens(self, encoded: Tensor, ids: Tensor) -> tuple[Tensor, Optional[Tensor]]:
@@ -158,7 +174,7 @@ class ClassicCaptioner(CaptionGenerator):
         Returns the logits (n - p, V) that predict the ids after the prompt, and the attention map
         (n - p, P), whose rows sum to 1, or None for a decoder without attention.
         """
-        logits, attention = self.decoder(ids[None, None, :-1], encoded, len(self.prompt_ids))
+        logits, attention = self.decoder(ids[None, None, :-1], encoded, self.prompt_ids.size(-1))
         logits = logits[0, 0].index_fill(-1, self.excluded, float("-inf"))
         return logits, None if attention is None else attention[0, 0]
 
@@ -173,7 +189,7 @@ class ClassicCaptioner(CaptionGenerator):
 
         They have a gradient.
         """
-        prompt_length = len(self.prompt_ids)
+        prompt_length = self.prompt_ids.size(-1)
         logits, _ = self.decoder(ids[:, :, :-1], encoded, prompt_length)
         logits = logits.float().index_fill(-1, self.excluded, float("-inf"))
         tokens, end = ids[:, :, prompt_length:], self.tokenizer.end

@@ -27,6 +27,7 @@ from typing import Any, Callable, Optional
 
 import torch
 
+from adapters.card import UNKNOWN
 from captioning.bulk import filtering, served, stored_output
 from captioning.bulk.cluster import Cluster
 from captioning.bulk.filtering import FilteredModel
@@ -73,7 +74,7 @@ DECODING = {
 }
 # An unfinished run continues only if the input and the values of these flags are the same.
 IDENTITY_FLAGS = ("config", "num_return", "existing", "captions", "prefix", "suffix", "sidecar")
-IDENTITY_FLAGS += ("write_shards", "glob", "root", "column", "recursive")
+IDENTITY_FLAGS += ("language", "write_shards", "glob", "root", "column", "recursive")
 # Flags that set the configuration keys of the same names.
 CONFIG_FLAGS = (*DECODING, "seed", "num_workers", "precision")
 
@@ -118,7 +119,7 @@ def build_parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("a served model (CHECKPOINT is its name)")
     group.add_argument("--backend", choices=("checkpoint", "openai"), default="checkpoint")
     group.add_argument("--url", help="a server with OpenAI's chat interface: http://host:8000/v1")
-    group.add_argument("--prompt", help=f"sent with each image; default: {served.PROMPT!r}")
+    group.add_argument("--prompt", help=f"with {{columns}} of a list; default: {served.PROMPT!r}")
     group.add_argument(
         "--concurrency", type=int, help=f"requests at once; default: {served.CONCURRENCY}"
     )
@@ -153,8 +154,9 @@ def build_parser() -> argparse.ArgumentParser:
         nargs="?",
         const=".txt",
         metavar=".EXT",
-        help="write text files next to the photos",
+        help="write text files (or .xmp) next to the photos",
     )
+    group.add_argument("--language", metavar="TAG", help="the captions' language, such as en")
     group.add_argument("--write-shards", "--write_shards", type=_location, metavar="FOLDER")
     group.add_argument(
         "--filter", metavar="'itm>0.5'", help="move captions with a lower score to another file"
@@ -163,6 +165,13 @@ def build_parser() -> argparse.ArgumentParser:
         "--itm_model", help="for --filter and --rerank itm: a retrieval checkpoint of BLIP"
     )
     group.add_argument("--parquet", type=_location, metavar="FILE")
+    group.add_argument(
+        "--metadata", type=_location, metavar="FILE", help="metadata.jsonl of the datasets library"
+    )
+    group.add_argument(
+        "--kohya", type=_location, metavar="FILE", help="JSON of kohya's trainers; other keys stay"
+    )
+    group.add_argument("--license", default=UNKNOWN, help="of the cards of data sets")
     group.add_argument("--shard_size", type=int, help="images per shard, for a folder or list")
     return parser
 
@@ -197,6 +206,8 @@ def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
         parser.error(f"--sidecar is {extension!r}; it has to be an extension such as .txt")
     if extension is not None and is_image(f"image{extension}"):
         parser.error(f"--sidecar {extension} would replace photos; use an extension such as .txt")
+    if arguments.language and not re.fullmatch(r"[a-zA-Z]{2,8}(-\w{1,8})*", arguments.language):
+        parser.error(f"--language is {arguments.language!r}; expected a tag such as en")
     return arguments
 
 

@@ -14,6 +14,23 @@ from decoding.interface import DecodingSettings, Generated, Step
 from decoding.null_image import NullImage
 
 
+def with_prompts(
+    captioner: Any, captions: list[list[str]], prompts: Optional[list[Optional[str]]]
+) -> tuple[list[str], list[int]]:
+    """The R texts of B images, and the number of tokens of each image's prompt.
+
+    prompts: B strings; None is the captioner's own, for one image or for all.
+    """
+    own, lengths, texts = (captioner.prompt, captioner.prompt_ids.size(-1)), [], []
+    for group, prompt in zip(captions, prompts or [None] * len(captions)):
+        start, length = own
+        if prompt is not None:
+            start, length = f"{prompt.strip()} ", len(captioner.tokenizer.encode_prompt(prompt))
+        texts += [start + caption for caption in group]
+        lengths.append(length)
+    return texts, lengths
+
+
 class CaptionGenerator(nn.Module):
     """The methods of `captioning.captioners.interface.Captioner` that captioners have in common.
 

@@ -34,7 +34,7 @@ def generate_captions(
     text: Callable[[Tensor], str],
     log_likelihoods: Optional[Callable[[Tensor], Tensor]] = None,
 ) -> Generated:
-    """Captions of B images that all start with a prompt, int64 (n,).
+    """Captions of B images that start with a prompt, int64 (n,), or each with its own, (B, n).
 
     images: (B, ...); only their number and device are used. tokenizer: has the token ids `end` and
     `pad`. text: turns ids (L,), prompt included, into a caption. With two streams, `step` takes 2B
@@ -47,6 +47,6 @@ def generate_captions(
     captioner_scores = None
     if settings.two_streams:
         captioner_scores = own_scores(
-            log_likelihoods, token_ids, len(prompt), tokenizer.end, settings
+            log_likelihoods, token_ids, prompt.size(-1), tokenizer.end, settings
         )
     return Generated(captions, token_ids, scores, captioner_scores)

@@ -28,10 +28,9 @@ from vlm.prompt import (
     PROBE_IMAGE,
     PromptProcessor,
     check_guidance,
+    learnt_positions,
 )
 from vlm.tokenization import CaptionTokenizer
-
-MAX_POSITIONS_KEYS = ("max_position_embeddings", "n_positions")  # in models' configurations
 
 
 class VlmCaptioner(nn.Module):
@@ -153,6 +152,11 @@ class VlmCaptioner(nn.Module):
                     f"guidance_scale is {settings.guidance_scale}, but the processor of this model "
                     "cannot write the prompt without an image: set it to 1"
                 )
+            if any(not torch.equal(prompt, item[NEGATIVE_PROMPT]) for item in encoded.items):
+                raise SettingsError(
+                    "guidance_scale needs one prompt for all images of a batch: set it to 1, or "
+                    "the batch size to 1"
+                )
             inputs[NEGATIVE_PROMPT] = prompt.expand(images * settings.num_return, -1)
         outputs = generate(self.model, inputs, settings, tokenizer)
         ids, *scores = (x if x is None else x.unflatten(0, (images, -1)) for x in outputs)
@@ -215,8 +219,8 @@ class VlmCaptioner(nn.Module):
 
         config: the decoder's. Position embeddings that are not learnt set no limit.
         """
-        limit = next((n for k in MAX_POSITIONS_KEYS if (n := getattr(config, k, None))), None)
-        if limit is None or getattr(config, "rope_parameters", None) is not None:
+        limit = learnt_positions(config)
+        if limit is None:
             return None
         if self.is_encoder_decoder:
             return limit - len(self.decoder_prefix)

@@ -63,7 +63,7 @@ def build(config: Any, context: Any):
     from vlm.captioner import VlmCaptioner
     from vlm.library import load_model
 
-    prompt_processor = load_prompt_processor(config.vlm, config.prompt)
+    prompt_processor = preprocessing(config)[0]
     check_guidance(config, prompt_processor.family)
     content, lora = context.content, config.lora
     if lora is not None and content is not None and CONFIG not in content:
@@ -98,5 +98,6 @@ def check_device(config: Any, device: torch.device) -> None:
 
 def preprocessing(config: Any) -> tuple[Callable, ...]:
     """The model's processor prepares photo and prompt for both training and evaluation."""
-    prompt_processor = load_prompt_processor(config.vlm, config.prompt)
+    need = max(config.max_length, config.max_tokens)
+    prompt_processor = load_prompt_processor(config.vlm, config.prompt, need)
     return prompt_processor, prompt_processor, None, ImageBatch

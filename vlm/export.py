@@ -17,12 +17,13 @@ from typing import Any, Optional
 import torch
 from torch import nn
 
+from adapters.card import NAME, license_of, write_model_card
 from adapters.lora import Lora, add_lora, load_adapter_state
 from vlm.library import Parts, exit_code, load_model, load_parts, one_line
 
 
-def trained_model(checkpoint: str) -> tuple[nn.Module, Parts, Optional[dict[str, Any]]]:
-    """Load a checkpoint's model, its `Parts`, and its LoRA settings or None. Raises ValueError."""
+def trained_model(checkpoint: str) -> tuple[nn.Module, Parts, dict[str, Any]]:
+    """Load a checkpoint's model, its `Parts`, and its configuration. Raises ValueError."""
     try:
         content = torch.load(checkpoint, map_location="cpu", weights_only=True)
         config, state = content["config"], content["model"]
@@ -50,19 +51,23 @@ def trained_model(checkpoint: str) -> tuple[nn.Module, Parts, Optional[dict[str,
             load_adapter_state(model, state)
     except RuntimeError as error:
         raise ValueError(f"{checkpoint} does not fit {name}: {one_line(error)}") from error
-    return model.eval(), load_parts(name), lora
+    return model.eval(), load_parts(name), config
 
 
-def export(checkpoint: str, folder: Path, adapter: bool) -> str:
+def export(checkpoint: str, folder: Path, adapter: bool, license: Optional[str] = None) -> str:
     """Write the folder and return a line that describes it. Raises ValueError."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} exists and is not an empty folder: name a new folder")
-    model, parts, lora = trained_model(checkpoint)
+    model, parts, config = trained_model(checkpoint)
+    lora = config["lora"]
     if adapter and lora is None:
         raise ValueError(f"{checkpoint} has no adapter but a whole model: leave out --adapter")
     if lora is not None and not adapter:
         model = model.merge_and_unload()
     model.save_pretrained(folder)
+    (folder / NAME).unlink(missing_ok=True)  # peft's has nothing but headings
+    license = license or license_of(parts.name)
+    write_model_card(folder, checkpoint, config, license, "peft" if adapter else "transformers")
     if adapter:
         return f"{folder} holds the adapter of {parts.name}"
     saved = [parts.processor] if parts.processor else [parts.image_processor, parts.tokenizer]
@@ -81,8 +86,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("checkpoint", help="a checkpoint of a run of model vlm")
     parser.add_argument("folder", type=Path, help="the folder to write")
     parser.add_argument("--adapter", action="store_true", help="write only the LoRA adapter")
-    arguments = parser.parse_args(argv)
-    return exit_code(lambda: export(arguments.checkpoint, arguments.folder, arguments.adapter))
+    parser.add_argument("--license", help="of the card; default: a base folder's")
+    arguments = vars(parser.parse_args(argv))
+    return exit_code(lambda: export(**arguments))
 
 
 if __name__ == "__main__":

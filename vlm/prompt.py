@@ -26,6 +26,7 @@ NO_TEXT_FAMILY = "vision-encoder-decoder"
 GUIDED_FAMILIES = ("gemma3", "git", "idefics3", "internvl", "llava_onevision", "mllama")
 GUIDED_FAMILIES += ("paligemma", "smolvlm")
 NEGATIVE_PROMPT = "negative_prompt_ids"  # the argument of `generate` for the second stream
+MAX_POSITIONS_KEYS = ("max_position_embeddings", "n_positions")  # in models' configurations
 PROBE_IMAGE = Image.new("RGB", (64, 48), (120, 130, 140))
 
 
@@ -47,25 +48,44 @@ class PromptProcessor:
 
     The prompt is inserted into the chat template if the family has one. GUIDED_FAMILIES also get
     the NEGATIVE_PROMPT, (1, n): the prompt without the image, unless their processor needs an
-    image. Raises ValueError.
+    image. need: the positions that a caption takes. Raises ValueError.
     """
 
-    def __init__(self, parts: Parts, prompt: str):
-        self.parts, self.prompt = parts, prompt.strip()
+    def __init__(self, parts: Parts, prompt: str, need: int = 0):
+        self.parts, self.prompt, self.need = parts, prompt.strip(), need
         self.family = parts.config.model_type
         names = ("image_token_id", "image_token_index")
         candidates = (getattr(parts.config, name, None) for name in names)
         self.image_token = next((token for token in candidates if token is not None), None)
         self.turn = self._turn()
 
-    def __call__(self, photo: Image.Image) -> dict[str, Tensor]:
+    def __call__(self, photo: Image.Image, prompt: Optional[str] = None) -> dict[str, Tensor]:
+        """prompt: the photo's own."""
+        asking = self if prompt is None else self._asking(prompt)
         try:
-            return {**self._process(photo), **self._negative_prompt}
+            made = {**asking._process(photo), **asking._negative_prompt}
         except Exception as error:  # processors raise any exception for an odd photo
             raise ValueError(
                 f"{self.parts.name} cannot process a photo of {photo.width} x {photo.height} "
                 f"pixels with this prompt: {one_line(error)}"
             ) from error
+        limit = positions_of(self.parts.config) if prompt is not None else None
+        length = made["input_ids"].size(1) if limit else 0
+        if limit and length + self.need > limit:
+            raise ValueError(
+                f"photo and prompt take {length} tokens, and a caption up to {self.need}: "
+                f"{self.parts.name} has {limit}: shorten the prompt {prompt[:30]!r}"
+            )
+        return made
+
+    def _asking(self, prompt: str) -> "PromptProcessor":
+        other = PromptProcessor(self.parts, prompt)
+        # The captioner tokenises captions in this processor's turn.
+        if other.turn[1:] != self.turn[1:]:
+            raise ValueError(
+                f"the photo has a prompt, and the key prompt is {self.prompt!r}: set it"
+            )
+        return other
 
     def check(self) -> None:
         """Raise ValueError if the processor rejects the prompt or writes no image token."""
@@ -162,10 +182,25 @@ class PromptProcessor:
         return Turn(prompt, caption_prefix, caption_suffix.strip())
 
 
+def positions_of(config: Any) -> Optional[int]:
+    """The positions of photo, prompt and caption together; None if nothing limits them.
+
+    config: the model's. In an encoder-decoder, captions have positions of their own.
+    """
+    text = config.get_text_config(decoder=True)
+    return None if text.is_encoder_decoder else learnt_positions(text)
+
+
+def learnt_positions(text: Any) -> Optional[int]:
+    """The number of position embeddings of a text decoder's configuration, if they are learnt."""
+    limit = next((n for key in MAX_POSITIONS_KEYS if (n := getattr(text, key, None))), None)
+    return None if getattr(text, "rope_parameters", None) is not None else limit
+
+
 @lru_cache(maxsize=4)
-def load_prompt_processor(name: str, prompt: str) -> PromptProcessor:
+def load_prompt_processor(name: str, prompt: str, need: int = 0) -> PromptProcessor:
     """Load and check a model's processor. Raises ValueError."""
-    prompt_processor = PromptProcessor(load_parts(name), prompt)
+    prompt_processor = PromptProcessor(load_parts(name), prompt, need)
     prompt_processor.check()
     return prompt_processor
 

@@ -140,10 +140,14 @@ class FilteredModel:
 
 
 def _read(
-    read: Callable, transform: Callable, path: str, data: Optional[BinaryIO] = None
+    read: Callable,
+    transform: Callable,
+    path: str,
+    data: Optional[BinaryIO] = None,
+    prompt: Optional[str] = None,
 ) -> tuple[Any, torch.Tensor]:
     """An image file as input of the captioner and as input of the scorer. Raises UserError."""
-    image = read(path, data)
+    image = read(path, data, prompt)
     if data is not None:
         data.seek(0)
     return image, transformed(transform, path, data)

@@ -8,7 +8,6 @@ from captioning.bulk import reading, stored_output, tars
 from captioning.bulk.model import CheckpointModel
 from captioning.bulk.request import Request
 from captioning.bulk.shards import Line, Part, Plan
-from captioning.bulk.sidecars import Sidecars
 from captioning.files.writing import write_lines
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError
@@ -75,7 +74,7 @@ def write_outputs(
     captioned = list(request.kept(lines))
     failed = sum("error" in line for line in lines)
     if request.sidecar:
-        Sidecars(request.sidecar).write(captioned)
+        request.sidecars().write(captioned)
     tar = entries[0].get("tar")
     counts: dict[str, Any] = {"images": len(captioned), "failed": failed}
     if request.filter:

@@ -1,19 +1,14 @@
-"""Merges the captions of all shards in the plan's order, and writes the Parquet file."""
+"""Merges the captions of all shards in the plan's order."""
 
 import itertools
-import json
 from collections.abc import Iterable
-from pathlib import Path
-from typing import Callable, Optional
+from typing import Callable
 
 from captioning.bulk.request import Request
-from captioning.bulk.shards import BASE, Line, Plan, captions_of
+from captioning.bulk.shards import BASE, Line, Plan
 from captioning.files.manifest import Hashed
 from captioning.files.reading import read_lines
-from captioning.files.uploads import written
 from captioning.files.writing import atomic_write, json_line, locked, write_lines
-
-ROWS = 10_000  # held in memory while the Parquet file is written
 
 
 def merge(request: Request, plan: Plan) -> tuple[int, int, int]:
@@ -84,39 +79,3 @@ def _write_failed(request: Request, new: Iterable[Line], tars: set[str]) -> int:
     else:
         request.failed.unlink(missing_ok=True)
     return len(own)
-
-
-def write_parquet(captions: Path, name: str, metric: Optional[str] = None) -> None:
-    """Write the captions as a Parquet file. name: a path or an address. Raises OSError, UserError.
-
-    Columns: image, image_id, caption, captions (a list), score, checkpoint, settings (JSON), and
-    the filter's `metric`, if given.
-    """
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    text = ("image", "image_id", "caption", "checkpoint", "settings")
-    others = [("captions", pa.list_(pa.string())), ("score", pa.float64())]
-    if metric:
-        others.append((metric, pa.float64()))
-    schema = pa.schema([*((name, pa.string()) for name in text), *others])
-    lines = filter(None, read_lines(captions))
-    with written(name) as file, parquet.ParquetWriter(file, schema) as writer:
-        while rows := [_row(line) for line in itertools.islice(lines, ROWS)]:
-            writer.write_table(pa.Table.from_pylist(rows, schema))
-
-
-def _row(line: Line) -> Line:
-    image_id = line.get("image_id")
-    return {
-        **line,
-        "image": printable(line["image"]),
-        "image_id": None if image_id is None else str(image_id),
-        "captions": captions_of(line),
-        "settings": json.dumps(line.get("settings")),
-    }
-
-
-def printable(text: str) -> str:
-    """The text with escapes in place of the bytes of a file name that are not UTF-8."""
-    return text.encode(errors="backslashreplace").decode()

@@ -13,12 +13,12 @@ from captioning.captioners.interface import Images
 from captioning.data.randomness import derived_seed
 from captioning.files.stores import without_secrets
 from captioning.models.build import captioner_from, preprocessing_of, trained_config
-from captioning.models.generation import scored_lists
 from captioning.models.precision import Precision, check_precision
+from captioning.models.prompts import caption_lists, prompt_ids
 from captioning.models.reranking import check_reranking, with_reranking
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line
-from decoding import DecodingSettings, Generated
+from decoding import DecodingSettings
 
 SAMPLING = ("top_p", "top_k", "temperature", "min_p", "typical_p")
 # Recorded only if they differ from their defaults. The defaults switch them off.
@@ -74,7 +74,8 @@ class CheckpointModel:
         self.generated_at_once = self.batch_size  # halved when memory runs out
         self.num_workers = self.config.num_workers
         self.preprocessing = preprocessing_of(self.config)
-        self.read = partial(transformed, self.preprocessing.evaluation)
+        self.asks = self.preprocessing.asks
+        self.read = partial(transformed, self.preprocessing.evaluation, asks=self.asks)
         self.join = self.preprocessing.join
         recorded = generate_arguments(generated, self.config.seed)
         if reranking is not None:
@@ -95,34 +96,61 @@ class CheckpointModel:
         shard, the offset and the batch size. After GPU memory has run out, the smaller batch size
         counts.
         """
-        generated = iter(self._captions(batch.image, batch.shard, offset))
+        entries, image = self._with_room(batch)
+        prompts = [entry.get("prompt") for entry in entries if "error" not in entry]
+        generated = iter(self._captions(image, prompts, batch.shard, offset))
         lines = []
-        for entry in batch.entries:
+        for entry in entries:
             captions = [] if "error" in entry else next(generated)
             lines.append(line_of(entry, captions, request, self.origin))
         return lines
 
+    def _with_room(self, batch: Batch) -> tuple[list[dict[str, Any]], Optional[Images]]:
+        """The entries and images of a batch. A prompt that cannot be used is an error."""
+        entries, kept, read = [], [], 0
+        for entry in batch.entries:
+            if "error" not in entry:
+                try:
+                    if not self.asks:
+                        room = self.config.max_length
+                        prompt_ids(self.captioner, entry.get("prompt"), "max_length", room)
+                    kept.append(read)
+                except UserError as error:
+                    entry = {**entry, "error": f"{entry['image']}: {error}"}
+                read += 1
+            entries.append(entry)
+        image = batch.image
+        if len(kept) < read:
+            image = image[kept] if kept else None
+        return entries, image
+
     def _captions(
-        self, image: Optional[Images], shard: int, offset: int
+        self, image: Optional[Images], prompts: list[Optional[str]], shard: int, offset: int
     ) -> list[list[dict[str, Any]]]:
         """The captions of each image with their scores."""
         found: list[list[dict[str, Any]]] = []
         while image is not None and len(found) < len(image):
             piece = image[len(found) : len(found) + self.generated_at_once]
             torch.manual_seed(derived_seed("caption", self.config.seed, shard, offset + len(found)))
-            generated = self._generated(piece)
+            asked = None if self.asks else prompts[len(found) : len(found) + len(piece)]
+            generated = self._generated(piece, asked)
             if generated is None:
                 self._halve(len(piece))
                 continue
-            found += scored_lists(generated)
+            found += generated
         return found
 
-    def _generated(self, image: Images) -> Optional[Generated]:
-        """Generate captions; None if GPU memory runs out. Returning frees the failed tensors."""
+    def _generated(
+        self, image: Images, prompts: Optional[list[Optional[str]]]
+    ) -> Optional[list[list[dict[str, Any]]]]:
+        """The captions of each image; None if GPU memory runs out.
+
+        Returning frees the failed tensors.
+        """
         try:
             with self.precision.autocast():
                 image = image.to(self.device, non_blocking=True)
-                return self.generator.generate_details(image, self.settings)
+                return caption_lists(self.generator, self.captioner, image, self.settings, prompts)
         except torch.OutOfMemoryError:
             return None
 
@@ -153,7 +181,7 @@ def line_of(
     values of the best caption. For several captions, it also has lists of all values, named in the
     plural. origin: the checkpoint and settings, put at the end of the line.
     """
-    line = {key: entry[key] for key in ("image", "image_id") if key in entry}
+    line = {key: entry[key] for key in ("image", "image_id", "prompt") if key in entry}
     if "error" in entry:
         return {**line, "error": entry["error"]}
     for name in captions[0]:

@@ -12,9 +12,10 @@ from typing import Any
 
 from captioning.bulk import tars
 from captioning.bulk.existing import ExistingCaptions
+from captioning.bulk.exports import relative
 from captioning.bulk.request import Request, require, stamp_if_any
 from captioning.bulk.shards import BASE, HEADER, Line, Plan, remove_plan
-from captioning.bulk.sidecars import STORE_THREADS, Sidecars
+from captioning.bulk.sidecars import STORE_THREADS
 from captioning.files.reading import read_lines
 from captioning.files.tars import expand
 from captioning.files.writing import atomic_write, json_line, write_lines
@@ -95,7 +96,7 @@ def make_plan(request: Request, settings: dict[str, Any], resumed: bool) -> tupl
     tally.no_sidecar.difference_update(dropped[True])
     if tally.no_sidecar:
         lines = _valid_lines(request.out, Tally())
-        Sidecars(request.sidecar).write(line for line in lines if line["image"] in tally.no_sidecar)
+        request.sidecars().write(line for line in lines if line["image"] in tally.no_sidecar)
     if request.out.exists():
         try:
             os.link(request.out, request.parts / BASE)
@@ -137,7 +138,7 @@ def _images(
     resumed: bool,
 ) -> Iterator[dict[str, Any]]:
     outputs = map(request.location, (request.out, request.failed, request.marker))
-    sidecars = Sidecars(request.sidecar, [request.source, *outputs]) if request.sidecar else None
+    sidecars = request.sidecars([request.source, *outputs]) if request.sidecar else None
     existing = ExistingCaptions(request.captions) if request.captions else None
     skips = request.skips_existing
     for item in request.images():
@@ -146,6 +147,8 @@ def _images(
         has_sidecar = bool(sidecars and sidecars.exists(item.image))
         if sidecars and in_out and skips and not has_sidecar:
             tally.no_sidecar.add(item.image)
+        if request.metadata:
+            relative(item.image, request.metadata)  # raises
         # Looked up for every image, so that a name shared by two images is an error.
         in_file = bool(existing and existing.has(item.image))
         if resumed and not skips and (in_out or has_failed):
@@ -155,10 +158,9 @@ def _images(
             tally.skipped += 1
         elif skips and has_failed and not request.retry_failed:
             tally.failed += 1
-        elif item.image_id is None:
-            yield {"image": item.image}
         else:
-            yield {"image": item.image, "image_id": item.image_id}
+            entry = {"image": item.image, "image_id": item.image_id, "prompt": item.prompt}
+            yield {name: value for name, value in entry.items() if value is not None}
     if existing:
         existing.check_used(request.source)
 

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, Callable, NamedTuple, Optional
 
 import torch
-from PIL import Image
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from captioning.bulk import tars
 from captioning.captioners.interface import Images
 from captioning.data import load_image
-from captioning.files import stores
+from captioning.files import stores, tables
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError
 
@@ -39,8 +38,8 @@ class ShardImages(IterableDataset):
     """Batches of `batch_size` images of the shards.
 
     entries: returns the entries of a shard. shards: (number, finished images) of each shard. read:
-    turns an image file into the captioner's input, given the path and, for a file that is not on
-    disk, its content.
+    turns an image file into the captioner's input, given the path, for a file that is not on
+    disk its content, and the image's prompt if it has one.
 
     Each worker process reads whole shards, so that a tar is read once and in order. Batch
     boundaries depend only on the plan and the finished images, so that repeating a run gives the
@@ -50,7 +49,7 @@ class ShardImages(IterableDataset):
     entries: Callable[[int], list[dict[str, Any]]]
     shards: list[tuple[int, int]]
     batch_size: int
-    read: Callable[[str, Optional[BinaryIO]], Any]
+    read: Callable[[str, Optional[BinaryIO], Optional[str]], Any]
     join: Callable[[list], Images] = torch.stack
     last_read: Optional[str] = None  # address of the file most recently returned by a store
 
@@ -82,10 +81,12 @@ class ShardImages(IterableDataset):
                 if data is None and stores.is_store(entry["image"]):
                     data = stores.whole(entry["image"])
                     self.last_read = entry["image"]
+                elif data is None and tables.is_row(entry["image"]):
+                    data = tables.image_bytes(entry["image"])
                 elif data is None and not os.path.exists(entry["image"]):
                     raise UserError(f"{entry['image']}: no such file")
                 content = None if data is None else io.BytesIO(data)
-                images.append(self.read(entry["image"], content))
+                images.append(self.read(entry["image"], content, entry.get("prompt")))
             except stores.StoreError as error:
                 entry["error"] = str(error)
                 if self.last_read:
@@ -142,10 +143,15 @@ class _StoreDown(Exception):
 
 
 def transformed(
-    transform: Callable[[Image.Image], Any], path: str, data: Optional[BinaryIO] = None
+    transform: Callable[..., Any],
+    path: str,
+    data: Optional[BinaryIO] = None,
+    prompt: Optional[str] = None,
+    asks: bool = False,
 ) -> Any:
-    """Apply a transform to the RGB image of a file. Raises UserError."""
-    return transform(load_image(path, data))
+    """Apply a transform to the RGB image of a file; see `Preprocessing.asks`. Raises UserError."""
+    image = load_image(path, data)
+    return transform(image, prompt) if asks else transform(image)
 
 
 def batches(dataset: ShardImages, workers: int) -> Iterator[Batch]:

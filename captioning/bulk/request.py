@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib.util
-import itertools
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -11,11 +10,19 @@ from typing import Any, Optional, Union
 
 from filelock import FileLock, Timeout
 
-from captioning.bulk import filtering
+from captioning.bulk import filtering, xmp
 from captioning.bulk.shards import LOCK, Line, has_captions, remove_plan
+from captioning.bulk.sidecars import Sidecars
 from captioning.bulk.tar_folder import TarFolder
-from captioning.files import stores, uploads
-from captioning.files.images import LISTS, Listed, images_in, is_image, read_list
+from captioning.files import stores, tables, uploads
+from captioning.files.images import (
+    LISTS,
+    Listed,
+    has_columns,
+    images_in,
+    is_image,
+    read_list,
+)
 from captioning.files.tars import is_tars
 from captioning.files.writing import SUFFIX, require_folder
 from captioning.runtime.errors import UserError
@@ -39,7 +46,10 @@ class Request:
     glob: Optional[str] = None
     root: Union[str, Path, None] = None
     column: Optional[str] = None
+    prompt: Optional[str] = None
     sidecar: Optional[str] = None
+    language: Optional[str] = None
+    license: str = "unknown"
     prefix: str = ""
     suffix: str = ""
     retry_failed: bool = False
@@ -47,6 +57,8 @@ class Request:
     shard_size: Optional[int] = None
     write_shards: Optional[str] = None
     parquet: Optional[str] = None
+    metadata: Optional[str] = None
+    kohya: Optional[str] = None
     filter: Optional[str] = None
     address: Optional[str] = None
 
@@ -96,6 +108,10 @@ class Request:
         """A value that changes when the captions file is rewritten; None if there is no file."""
         return stamp_if_any(self.location(self.out))
 
+    def sidecars(self, kept: Iterable[str] = ()) -> Sidecars:
+        """The sidecars that this call writes. kept: files that none may replace."""
+        return Sidecars(self.sidecar, kept, self.language or xmp.DEFAULT)
+
     def tars(self) -> Optional[TarFolder]:
         """The folder to which this call writes tars, if any."""
         return self._tars_in(self.write_shards)
@@ -125,35 +141,50 @@ class Request:
         Files are not opened here. A file that is no image is noticed when it is read.
         """
         source = Path(self.source)
+        is_table = tables.is_table(self.source)
+        template = self.prompt if self.prompt and has_columns(self.prompt) else None
         is_list = source.suffix in LISTS
         stored = stores.is_store(self.source)
         if stored:
             stores.check_address(self.source)
-        elif not source.exists():
+        elif not (is_table or source.exists()):
             raise UserError(f"{source}: no such photo, folder or list")
         is_folder = source.is_dir() or (stored and not is_list and not is_image(self.source))
+        is_folder = is_folder and not is_table
         for name, given in {"--glob": self.glob, "--no-recursive": not self.recursive}.items():
             if given and not is_folder:
                 raise UserError(f"{name} is for a folder, and {source} is not one")
         for name, given in {"--root": self.root, "--column": self.column}.items():
             if given and not is_list:
                 raise UserError(f"{name} is for a list, and {source} is not one")
+        if template and not (is_list or is_table):
+            raise UserError(f"--prompt names columns, and {source} has none: give a list")
         if is_folder:
             return map(Listed, images_in(self.source, self.recursive, self.glob))
+        if is_table and self.sidecar:
+            raise UserError(f"--sidecar: the photos of {source} have no folder: use --write-shards")
+        if is_table:
+            return read_list(self.source, None, template)
         if not is_list:
             return iter([Listed(self.source)])
-        ids: dict[str, Any] = {}  # annotations may list an image once per caption
+        items: dict[str, Listed] = {}  # annotations may list an image once per caption
         root = str(self.root or os.path.dirname(self.source))
         if stores.is_store(root):
             stores.check_address(root)
-        for item in read_list(self.source, self.column):
-            ids.setdefault(stores.joined(root, item.image), item.image_id)
-        return itertools.starmap(Listed, ids.items())
+        for item in read_list(self.source, self.column, template):
+            image = stores.joined(root, item.image)
+            prompt = item.prompt if self.prompt is None or template else None
+            items.setdefault(image, Listed(image, item.image_id, prompt=prompt))
+            if items[image].prompt != prompt:
+                raise UserError(f"{source}: {item.image} has two prompts: give an image one")
+        return iter(items.values())
 
     def check_outputs(self) -> None:
         """Raise UserError if an output cannot be written. Called before the work starts."""
         stores.check_can_hold("--write-shards", self.write_shards or "")
-        stores.check_names_file("--parquet", self.parquet or "")
+        tables_out = {"--parquet": self.parquet, "--metadata": self.metadata, "--kohya": self.kohya}
+        for flag, name in tables_out.items():
+            stores.check_names_file(flag, name or "")
         if self.address and self.write_shards and not stores.is_store(self.write_shards):
             raise UserError("--out is in a store, so --write-shards has to be in a store, too")
         for path in (self.out, self.failed, self.filtered, self.marker):
@@ -168,9 +199,16 @@ class Request:
             uploads.require_writable(self.write_shards)
         if self.parquet:
             require("pyarrow", "--parquet")
-            if os.path.isdir(self.parquet) or self.parquet in (self.source, str(self.out)):
-                raise UserError(f"--parquet is {self.parquet}; name another file")
-            uploads.require_writable(os.path.dirname(self.parquet) or ".")
+        for flag, name in tables_out.items():
+            if name and (os.path.isdir(name) or name in (self.source, str(self.out))):
+                raise UserError(f"{flag} is {name}; name another file")
+            if name:
+                uploads.require_writable(os.path.dirname(name) or ".")
+        if (self.metadata or self.kohya) and (self.in_tars or tables.is_table(self.source)):
+            raise UserError(
+                f"--metadata and --kohya name image files, and {self.source} has them inside: use "
+                "--parquet or --write-shards"
+            )
         require_folder(self.parts)
 
     @contextlib.contextmanager

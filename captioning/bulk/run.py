@@ -1,18 +1,21 @@
 """One call of bulk captioning, from the plan to the summary."""
 
+import contextlib
 import itertools
 import time
 from contextlib import ExitStack
 from typing import Any, Protocol
 
-from captioning.bulk import stored_output
-from captioning.bulk.filtering import parse
+from adapters import card
+from captioning.bulk import exports, stored_output
+from captioning.bulk.exports import printable
 from captioning.bulk.local_engine import OnImages, disk_errors, publish
-from captioning.bulk.merging import merge, printable, write_parquet
+from captioning.bulk.merging import merge
 from captioning.bulk.planning import Tally, make_plan
 from captioning.bulk.request import Request
 from captioning.bulk.shards import Plan, find_plan, remove_plan
 from captioning.files.reading import read_lines
+from captioning.models.build import trained_config
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line, progress
 
@@ -73,6 +76,7 @@ class BulkCaptioning:
     def _begin(self, locks: ExitStack) -> None:
         request = self.request
         request.check_outputs()
+        exports.check(request)
         locks.enter_context(request.lock())
         if request.address:
             stored_output.begin(request, self.restart)
@@ -175,12 +179,19 @@ class BulkCaptioning:
             if folder := request.tars():
                 counts = [part.counts() for part in plan.parts()]
                 folder.record({n: of for c in counts for n, of in c["written"].items()})
-        if request.parquet:
-            metric = parse(request.filter).metric if request.filter else None
-            write_parquet(request.out, request.parquet, metric)
+        exports.write_all(request, self._captioner)
         if stored:
             stored_output.remove(request)
         remove_plan(request.parts)  # last: without a plan, the same command is a new run
+
+    def _captioner(self) -> dict[str, str]:
+        """The rows of cards that describe the captioner."""
+        checkpoint, config = self.settings["checkpoint"], {}
+        if self.settings.get("backend") != "openai":
+            with contextlib.suppress(UserError):
+                config = trained_config(checkpoint, self.settings.get("config")).model_dump()
+        rows = {"base model": checkpoint, "objective": card.described_objective(config)}
+        return {**rows, "trained on": card.described_data(config)}
 
     def _has_to_merge(self, plan: Plan) -> bool:
         """Whether any output file changes."""

@@ -69,11 +69,14 @@ class ChatPrompt:
     num_return: int
     seed: Optional[int]
 
-    def body(self, image: str, name: str) -> dict[str, Any]:
-        """The body of the request. image: a data URL. name: the image's name, for its seed."""
+    def body(self, image: str, name: str, prompt: Optional[str] = None) -> dict[str, Any]:
+        """The body of the request. image: a data URL. name: the image's name, for its seed.
+
+        prompt: the image's own, if it has one.
+        """
         content = [
             {"type": "image_url", "image_url": {"url": image}},
-            {"type": "text", "text": self.prompt},
+            {"type": "text", "text": prompt or self.prompt},
         ]
         body = {
             "model": self.name,
@@ -161,13 +164,14 @@ class ServedModel:
     def _submit(self, batch: Batch) -> Batch:
         if batch.image is None:
             return batch
-        names = [entry["image"] for entry in batch.entries if "error" not in entry]
+        entries = [entry for entry in batch.entries if "error" not in entry]
         futures: list[Future] = [
-            self.pool.submit(self._captions, name, image) for name, image in zip(names, batch.image)
+            self.pool.submit(self._captions, entry["image"], image, entry.get("prompt"))
+            for entry, image in zip(entries, batch.image)
         ]
         return batch._replace(image=futures)
 
-    def _captions(self, name: str, image: str) -> list[str]:
+    def _captions(self, name: str, image: str, prompt: Optional[str]) -> list[str]:
         """Request captions of an image.
 
         Raises _ImageError for an error of the image, UserError for an error of the server.
@@ -175,9 +179,9 @@ class ServedModel:
         if self.cancelled.is_set():
             raise UserError("cancelled")
         try:
-            contents = self._send(image, name)
+            contents = self._send(image, name, prompt)
         except NoAnswer as error:
-            contents = self._retry(image, name, error)
+            contents = self._retry(image, name, prompt, error)
         # JSON may contain half of a surrogate pair, which cannot be written to a file.
         texts = (text.encode("utf-8", "replace").decode() if text else "" for text in contents)
         captions = [" ".join(text.split()) for text in texts]
@@ -187,19 +191,23 @@ class ServedModel:
             raise _ImageError(f"the answer has {len(captions)} captions")
         return captions
 
-    def _retry(self, image: str, name: str, refusal: NoAnswer) -> list[Optional[str]]:
+    def _retry(
+        self, image: str, name: str, prompt: Optional[str], refusal: NoAnswer
+    ) -> list[Optional[str]]:
         """Request a grey image first. If the server refuses it, too, the server is the cause."""
         if not self.cancelled.is_set():
             self._send(GREY)
             if refusal.code is None:  # the server was busy or broken
                 try:
-                    return self._send(image, name)
+                    return self._send(image, name, prompt)
                 except NoAnswer as error:
                     refusal = error
         raise _ImageError(str(refusal)) from None
 
-    def _send(self, image: str, name: str = "") -> list[Optional[str]]:
-        return self.server.ask(self.prompt.body(image, name), self.cancelled)
+    def _send(
+        self, image: str, name: str = "", prompt: Optional[str] = None
+    ) -> list[Optional[str]]:
+        return self.server.ask(self.prompt.body(image, name, prompt), self.cancelled)
 
     def _check(self) -> None:
         models = self.server.check()
@@ -230,8 +238,10 @@ def server_at(url: str) -> ChatServer:
     return server
 
 
-def as_data_url(path: str, data: Optional[BinaryIO] = None) -> str:
+def as_data_url(path: str, data: Optional[BinaryIO] = None, prompt: Optional[str] = None) -> str:
     """The data URL of an image file, given its path and, if it is not on disk, its content.
+
+    prompt: not read here.
 
     A JPEG, PNG or WEBP with one frame, 8 bits per channel and sides up to LONGEST_SIDE is sent
     unchanged. Other images are sent upright as a JPEG of at most this size. Raises UserError.

@@ -1,10 +1,12 @@
-"""Text files next to photos, one caption per line, on disk or in a store."""
+"""Files next to photos, on disk or in a store: text, one caption per line, or XMP."""
 
+import contextlib
 import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from captioning.bulk import xmp
 from captioning.bulk.shards import Line, captions_of
 from captioning.files import stores, uploads
 from captioning.files.writing import replace_text
@@ -16,12 +18,13 @@ STORE_THREADS = 16  # files of a store written or looked up at once
 class Sidecars:
     """The sidecars of one run.
 
-    extension: a sidecar is named like its photo, with this extension. kept: files that no sidecar
-    may replace.
+    extension: a sidecar is named like its photo, with this extension; .xmp is XMP, in which what
+    other programs wrote is kept. kept: files that no sidecar may replace. language: of XMP.
     """
 
-    def __init__(self, extension: str, kept: Iterable[str] = ()):
-        self.extension = extension
+    def __init__(self, extension: str, kept: Iterable[str] = (), language: str = xmp.DEFAULT):
+        self.extension, self.language = extension, language
+        self.is_xmp = extension.lower().endswith(xmp.EXTENSION)
         self.kept = {os.path.realpath(path) for path in kept}
         self._kept_names = set(map(os.path.basename, self.kept))
         self.images: dict[str, str] = {}  # sidecar to image
@@ -55,14 +58,29 @@ class Sidecars:
         if folder not in self.stored:
             self.stored[folder] = self._in_store(folder)
         if stores.is_store(sidecar):
-            return sidecar in self.stored[folder]
+            known = sidecar in self.stored[folder]
+            return known and (not self.is_xmp or self._is_described(sidecar))
         if not os.path.exists(sidecar):
             return False
         if not os.path.isfile(sidecar):  # reading a pipe would block
             raise UserError(
                 f"{sidecar} is not a regular file: remove it, or choose another --sidecar"
             )
+        if self.is_xmp:
+            return self._is_described(sidecar)
         return bool(Path(sidecar).read_bytes().strip())
+
+    def _is_described(self, sidecar: str) -> bool:
+        return xmp.has_description(stores.whole(sidecar), sidecar)
+
+    def _text(self, captions: list[str], sidecar: str) -> str:
+        """The content of a sidecar. XMP has the best caption."""
+        if not self.is_xmp:
+            return "".join(f"{caption}\n" for caption in captions)
+        before = b""
+        with contextlib.suppress(FileNotFoundError, stores.Missing):
+            before = stores.whole(sidecar)
+        return xmp.with_description(captions[0], self.language, before, sidecar)
 
     def write(self, lines: Iterable[Line]) -> None:
         """Write the sidecars of all lines, each atomically. Raises OSError, UserError.
@@ -74,7 +92,7 @@ class Sidecars:
             pending = []
             for line in lines:
                 sidecar = self.path_of(line["image"])
-                text = "".join(f"{caption}\n" for caption in captions_of(line))
+                text = self._text(captions_of(line), sidecar)
                 if stores.is_store(sidecar):
                     pending.append(pool.submit(uploads.put, text.encode(), sidecar))
                 else:

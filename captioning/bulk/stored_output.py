@@ -15,7 +15,6 @@ from typing import Any, Optional
 
 from captioning.bulk.request import Request
 from captioning.bulk.shards import BASE, HEADER, Part, Plan, find_plan, remove_plan
-from captioning.bulk.sidecars import Sidecars
 from captioning.files import stores, uploads
 from captioning.files.cache import cache_folder, cache_key, fetch
 from captioning.files.reading import read_lines
@@ -130,7 +129,7 @@ def _continue(
                 on_disk = (
                     line for line in request.kept(part.read()) if not stores.is_store(line["image"])
                 )
-                Sidecars(request.sidecar).write(on_disk)
+                request.sidecars().write(on_disk)
             download(part.marker.name)
             part.journal.unlink(missing_ok=True)
         elif part.marker.exists() and not stored:

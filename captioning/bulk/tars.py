@@ -1,6 +1,7 @@
 """Reading and writing images in tar shards of the webdataset format."""
 
 import contextlib
+import io
 import itertools
 import json
 import os
@@ -9,8 +10,9 @@ from collections.abc import Iterator, Sequence
 from typing import BinaryIO, NamedTuple, Optional
 
 from captioning.bulk.shards import Line, captions_of
-from captioning.files import stores
-from captioning.files.images import is_image
+from captioning.data.image import open_image
+from captioning.files import stores, tables
+from captioning.files.images import FORMATS, is_image
 from captioning.files.tars import LARGEST, Tar, key_and_suffix
 
 
@@ -82,11 +84,17 @@ def write(file: BinaryIO, number: int, lines: list[Line], tar: Optional[str]) ->
 
 def _photos(number: int, lines: list[Line]) -> Iterator[tuple[str, str, bytes, Line]]:
     for place, line in enumerate(lines):
-        suffix = os.path.splitext(line["image"])[1].lower()
+        key, suffix = f"{number:05d}{place:06d}", os.path.splitext(line["image"])[1].lower()
+        if tables.is_row(line["image"]):
+            data = tables.image_bytes(line["image"])
+            with open_image(line["image"], io.BytesIO(data)) as image:
+                suffix = FORMATS.get(image.format, FORMATS["JPEG"])[0]
+            yield key, suffix, data, line
+            continue
         # The photo may have been removed or replaced by a pipe since it was captioned.
         with contextlib.suppress(FileNotFoundError, stores.Missing):
             if stores.is_store(line["image"]) or os.path.isfile(line["image"]):
-                yield f"{number:05d}{place:06d}", suffix, stores.whole(line["image"]), line
+                yield key, suffix, stores.whole(line["image"]), line
 
 
 def _members(tar: str, lines: list[Line]) -> Iterator[tuple[str, str, bytes, Line]]:

@@ -55,11 +55,12 @@ class Captioner(Protocol):
 
     prompt, prompt_ids: the beginning of every caption, neither scored nor part of the output, and
     its ids, int64 (p,); both empty if the package has PROMPT_IS_QUESTION. The page changes
-    both temporarily. max_positions: the maximum number of tokens of a row, None for no limit.
-    min_batch_size: of a training step. has_unused_parameters: a step may leave some parameters
-    without a gradient. null_image: None for a captioner without one, whose package refuses
-    `drop_image` and settings with two streams. `generate_from` raises SettingsError for settings
-    that the captioner does not support.
+    both temporarily; `captioning.models.prompts` sets prompt_ids (B, p), a row per image.
+    max_positions: the maximum number of tokens of a row, None for no limit. min_batch_size: of a
+    training step. has_unused_parameters: a step may leave some parameters without a gradient.
+    null_image: None for a captioner without one, whose package refuses `drop_image` and settings
+    with two streams. `generate_from` raises SettingsError for settings that the captioner does not
+    support.
     """
 
     tokenizer: Tokenizer
@@ -71,15 +72,25 @@ class Captioner(Protocol):
     null_image: Optional[NullImage]
 
     def forward(
-        self, image: Images, captions: list[list[str]], dropped: Optional[Tensor] = None
+        self,
+        image: Images,
+        captions: list[list[str]],
+        dropped: Optional[Tensor] = None,
+        prompts: Optional[list[Optional[str]]] = None,
     ) -> ObjectiveOutput:
         """The objective on k captions of each image, which is encoded once if possible.
 
         captions: B lists of k strings, without the prompt. dropped: bool (B,); true replaces the
-        image by the null image. Raises ValueError if the lists' lengths differ.
+        image by the null image. prompts: B strings, None for the captioner's own; never given if
+        the package has PROMPT_IS_QUESTION. Raises ValueError if the lists' lengths differ.
         """
 
-    def predictions(self, image: Images, captions: list[list[str]]) -> tuple[Tensor, Tensor]:
+    def predictions(
+        self,
+        image: Images,
+        captions: list[list[str]],
+        prompts: Optional[list[Optional[str]]] = None,
+    ) -> tuple[Tensor, Tensor]:
         """Logits (R, N, V) and labels (R, N) at N positions; -100 where there is no label."""
 
     def generate(self, image: Images, settings: DecodingSettings) -> list[str]:
@@ -181,5 +192,6 @@ class CaptionerPackage(Protocol):
     def preprocessing(self, config: Any) -> Optional[tuple[Callable, ...]]:
         """The functions of `captioning.data.Preprocessing`, `join` optional; None for BLIP's.
 
-        `training` gets RGB images, too. They raise ValueError for an image that they cannot take.
+        `training` gets RGB images, too. With PROMPT_IS_QUESTION both take an image's prompt, or
+        None, as a second argument. They raise ValueError for an image that they cannot take.
         """

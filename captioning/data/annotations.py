@@ -5,6 +5,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, Optional, Union
 
 from captioning.data.formats import CAPTION_NAMES, IMAGE_NAMES, captions_file, read_rows
+from captioning.files.images import prompt_in
 from captioning.files.reading import StrPath
 from captioning.runtime.errors import UserError
 
@@ -17,6 +18,7 @@ class Sample(NamedTuple):
     image: str  # path as in the annotation file, relative to image_root
     captions: tuple[str, ...]  # at least one, unchanged
     image_id: ImageId  # identifies the image in results and references
+    prompt: Optional[str] = None  # in place of the captioner's own
 
 
 def read_annotations(path: StrPath, split: Optional[str] = None) -> list[Sample]:
@@ -31,6 +33,9 @@ def read_annotations(path: StrPath, split: Optional[str] = None) -> list[Sample]
       - Flickr8k's and Flickr30k's `.token` files, `captions.txt` and `results.csv`.
       - A folder of photos with `metadata.jsonl` or `metadata.csv`, or with a `.txt` file for each
         photo.
+      - A data set with images inside, see `captioning.files.tables`.
+
+    A row may have a `prompt`, the same in all rows of an image.
 
     If an image has no `image_id`, its id is the number at the end of its file name
     (COCO_val2014_000000000042.jpg is 42), or its path if there is no number. If two such numbers
@@ -44,10 +49,17 @@ def read_annotations(path: StrPath, split: Optional[str] = None) -> list[Sample]
     captions: dict[str, list[str]] = {}
     first_row: dict[str, str] = {}
     ids: dict[str, ImageId] = {}
+    prompts: dict[str, Optional[str]] = {}
     for where, fields in read_rows(path, split):
         image, texts, image_id = checked_row(fields, f"{path}: {where}")
         captions.setdefault(image, []).extend(texts)
         first_row.setdefault(image, where)
+        prompt = prompt_in(fields, f"{path}: {where}")
+        if prompts.setdefault(image, prompt) != prompt:
+            raise UserError(
+                f"{path}: {where}: {image} has the prompt {prompt!r} here and {prompts[image]!r} "
+                "before: give an image one prompt"
+            )
         if image_id is not None and ids.setdefault(image, image_id) != image_id:
             raise UserError(
                 f"{path}: {where}: {image} has image_id {image_id!r} here and "
@@ -70,7 +82,9 @@ def read_annotations(path: StrPath, split: Optional[str] = None) -> list[Sample]
                 f"{path}: {other} and {image} have the same image id {ids[image]!r}: "
                 "give each image a different image_id"
             )
-    return [Sample(image, tuple(texts), ids[image]) for image, texts in captions.items()]
+    return [
+        Sample(image, tuple(texts), ids[image], prompts[image]) for image, texts in captions.items()
+    ]
 
 
 def checked_row(fields: Any, where: str) -> tuple[str, list[str], Optional[ImageId]]:

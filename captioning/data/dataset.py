@@ -54,7 +54,7 @@ class TrainingDataset(Dataset):
 
     - image: the output of `transform`;
     - captions: k strings, see `preprocess_caption`;
-    - image_id, index;
+    - image_id, index, prompt;
     - unreadable: error messages of unreadable images that this item replaces.
 
     An unreadable image raises UserError. With `skip_bad_images`, items of other indices, chosen by
@@ -65,6 +65,8 @@ class TrainingDataset(Dataset):
 
     drop_image: if above 0, items have the key `dropped`, a bool that is true with this probability.
     A dropped image has to be replaced by the null image.
+
+    asks: `transform` takes the sample's prompt, if it has one, after the image.
     """
 
     samples: Sequence[Sample]
@@ -76,6 +78,7 @@ class TrainingDataset(Dataset):
     skip_bad_images: bool = False
     same: bool = False
     drop_image: float = 0.0
+    asks: bool = False
     _images: dict[str, torch.Tensor] = field(default_factory=dict, init=False)
 
     def __post_init__(self):
@@ -134,13 +137,13 @@ class TrainingDataset(Dataset):
             # A separate generator, so that other random numbers do not depend on drop_image.
             generator = torch.Generator().manual_seed(derived_seed("drop", self.seed, epoch, index))
             item["dropped"] = torch.rand((), generator=generator).item() < self.drop_image
-        return {**item, "image_id": sample.image_id, "index": candidate}
+        return {**item, "image_id": sample.image_id, "index": candidate, "prompt": sample.prompt}
 
     def _image(self, sample: Sample) -> Any:
         if sample.image in self._images:
             return self._images[sample.image]
         with self._open(sample) as opened:
-            image = _transformed(self.transform, opened, sample)
+            image = _transformed(self.transform, opened, sample, self.asks)
         if self.same and image.nbytes * len(self.samples) <= MOST_KEPT:
             self._images[sample.image] = image
         return image
@@ -169,6 +172,7 @@ class EvaluationDataset(Dataset):
     image_root: str
     transform: Transform
     skip_bad_images: bool = False
+    asks: bool = False  # see TrainingDataset
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -176,19 +180,20 @@ class EvaluationDataset(Dataset):
     def __getitem__(self, index: int) -> dict[str, Any]:
         sample = self.samples[index]
         item = {"image": None, "image_id": sample.image_id, "index": index, "unreadable": []}
+        item["prompt"] = sample.prompt
         try:
             image = load_image(os.path.join(self.image_root, sample.image))
-            return {**item, "image": _transformed(self.transform, image, sample)}
+            return {**item, "image": _transformed(self.transform, image, sample, self.asks)}
         except UserError as error:
             if not self.skip_bad_images:
                 raise
             return {**item, "unreadable": [str(error)]}
 
 
-def _transformed(transform: Transform, image: Image.Image, sample: Sample) -> Any:
+def _transformed(transform: Transform, image: Image.Image, sample: Sample, asks: bool) -> Any:
     """Return `transform(image)`. Raises UserError if the captioner cannot process the image."""
     try:
-        return transform(image)
+        return transform(image, sample.prompt) if asks else transform(image)
     except ValueError as error:
         raise UserError(f"{sample.image}: {error}") from error
 

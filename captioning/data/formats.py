@@ -2,12 +2,14 @@
 
 import csv
 import io
+import os
 import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Optional
 
+from captioning.files import tables
 from captioning.files.images import images_in
 from captioning.files.reading import parse_json, parse_json_lines, read_text
 from captioning.runtime.errors import UserError
@@ -38,7 +40,7 @@ _FLICKR = (
 
 def is_json(path: Path) -> bool:
     """Return whether a caption file is one JSON document."""
-    return not (path.is_dir() or path.suffix in (".jsonl", *TABLES))
+    return not (path.is_dir() or path.suffix in (".jsonl", *TABLES) or tables.is_table(path))
 
 
 def captions_file(path: Path) -> Path:
@@ -51,6 +53,9 @@ def read_rows(path: Path, split: Optional[str]) -> Iterator[Row]:
 
     split: for a file of Karpathy, the split to read; None for all.
     """
+    if tables.is_table(path):  # absolute, because other images are in image_root
+        rows = tables.rows(path)
+        return ((name, {**row, "image": os.path.abspath(name)}) for name, row in rows)
     if path.is_dir():
         return _folder_rows(path)
     text = read_text(path)

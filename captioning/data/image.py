@@ -1,5 +1,6 @@
 """Opens image files within limits, decodes them, and converts them to tensors as BLIP does."""
 
+import io
 import os
 import stat
 import warnings
@@ -17,6 +18,7 @@ from torchvision.transforms import InterpolationMode
 
 from captioning.files.images import FORMATS, MOST_SCANS, MOST_SEGMENTS, has_many_scans
 from captioning.files.reading import StrPath
+from captioning.files.tables import image_bytes, is_row
 from captioning.runtime.errors import UserError, one_line
 
 MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -36,6 +38,8 @@ def open_image(path: StrPath, data: Optional[BinaryIO] = None) -> Image.Image:
     MOST_SEGMENTS.
     """
     with _errors_naming(path):
+        if data is None and is_row(path):
+            data = io.BytesIO(image_bytes(path))
         if data is None:
             mode = os.stat(path).st_mode
             if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
@@ -138,6 +142,7 @@ class Preprocessing(NamedTuple):
         input (B, 3, S, S). Not called if `training` returns floats.
     join: makes a batch of a list of items. Items need not be tensors, unless it is torch.stack.
     same: whether `training` is deterministic.
+    asks: whether `evaluation` and `training` take a prompt, or None, after the image.
     """
 
     evaluation: Callable[[Image.Image], Any]
@@ -145,6 +150,7 @@ class Preprocessing(NamedTuple):
     normalise: Callable[[Tensor], Tensor]
     join: Callable[[list], Any] = torch.stack
     same: bool = False
+    asks: bool = False
 
     def one(self, image: Image.Image) -> Any:
         """Return an evaluation batch of one RGB image. Raises UserError."""

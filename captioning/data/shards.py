@@ -30,6 +30,7 @@ class TarSample(NamedTuple):
     captions: tuple[str, ...]
     image_id: str  # the same as image
     place: tuple[str, int, int]  # the tar, the first byte and the number of bytes
+    prompt: None = None
 
 
 def _sample_of(tar: str, row: Row) -> TarSample:

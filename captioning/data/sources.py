@@ -13,6 +13,7 @@ from captioning.data.division import divided
 from captioning.data.shards import Shards
 from captioning.files.cache import local, located
 from captioning.files.stores import is_store, joined
+from captioning.files.tables import is_row
 from captioning.files.tars import expand, is_tars
 from captioning.runtime.errors import UserError
 
@@ -116,7 +117,7 @@ def described_division(config) -> str:
     used = [sample for part in splits.values() for sample in part]
     if not is_store(config.image_root) and not config.skip_bad_images:
         paths = [Path(config.image_root, sample.image) for sample in used]
-        missing = [path for path in paths if not path.is_file()]
+        missing = [path for path in paths if not (path.is_file() or is_row(path))]
         if missing:
             raise UserError(
                 f"{len(missing)} of {len(paths)} photos do not exist, the first is {missing[0]}: "

@@ -4,11 +4,12 @@ import csv
 import io
 import os
 import re
+import string
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
 from typing import Any, BinaryIO, NamedTuple, Optional, Union
 
-from captioning.files import stores
+from captioning.files import stores, tables
 from captioning.files.reading import StrPath, parse_json_lines, read_json
 from captioning.runtime.errors import UserError
 
@@ -45,6 +46,7 @@ class Listed(NamedTuple):
     image: str
     image_id: Union[int, str, None] = None
     in_row: bool = False
+    prompt: Optional[str] = None
 
 
 def is_image(name: str) -> bool:
@@ -132,17 +134,25 @@ def _in_folder(folder, within, recursive, glob, above) -> Iterator[str]:
             yield from _in_folder(path, relative, recursive, glob, above)
 
 
-def read_list(path: StrPath, column: Optional[str] = None) -> Iterator[Listed]:
+def read_list(
+    path: StrPath, column: Optional[str] = None, template: Optional[str] = None
+) -> Iterator[Listed]:
     """Yield the images of a list with the names used there. Repeated images are repeated.
 
     - `.txt`: one image file per line
     - `.csv`, `.jsonl`, a JSON list of objects, or COCO's {images: [...]}: the file name is in
       `column`, or in the first of PATH_COLUMNS that exists. The id is in one of ID_COLUMNS
     - a JSON list of files, or {id: file}
+    - a data set with images inside, see `captioning.files.tables`
 
-    Large lists other than `.json` are read line by line. Raises UserError.
+    template: makes each row's prompt of its columns; without it a column `prompt` is read. Large
+    lists other than `.json` are read line by line. Raises UserError.
     """
     suffix = os.path.splitext(path)[1]
+    if tables.is_table(path):
+        return (_listed(row, name, tables.IMAGE, template) for name, row in tables.rows(path))
+    if template is not None and suffix == ".txt":
+        raise UserError(f"--prompt names columns, and {path} has none: write a .csv or .jsonl")
     if suffix == ".txt":
         return (Listed(line.strip()) for line in _lines(path) if line.strip())
     if suffix == ".csv":
@@ -159,7 +169,7 @@ def read_list(path: StrPath, column: Optional[str] = None) -> Iterator[Listed]:
             return (Listed(name, image_id) for image_id, name in document.items())
         entries = document if isinstance(document, list) else [document]
         rows = ((f"row {n}", row) for n, row in enumerate(entries, 1))
-    return (_listed(row, f"{path}: {where}", column) for where, row in rows)
+    return (_listed(row, f"{path}: {where}", column, template) for where, row in rows)
 
 
 def _csv_rows(path: StrPath) -> Iterator[tuple[str, Any]]:
@@ -171,8 +181,8 @@ def _csv_rows(path: StrPath) -> Iterator[tuple[str, Any]]:
         raise UserError(f"{path}: not valid CSV at line {reader.line_num + 1}: {error}") from None
 
 
-def _listed(row: Any, where: str, column: Optional[str]) -> Listed:
-    if isinstance(row, str):
+def _listed(row: Any, where: str, column: Optional[str], template: Optional[str]) -> Listed:
+    if isinstance(row, str) and template is None:
         return Listed(row)
     fields = row if isinstance(row, Mapping) else {}
     names = (column,) if column else PATH_COLUMNS
@@ -185,7 +195,36 @@ def _listed(row: Any, where: str, column: Optional[str]) -> Listed:
         )
     ids = (fields[name] for name in ID_COLUMNS if fields.get(name) not in (None, ""))
     image_id = next(ids, None)
-    return Listed(image, image_id if type(image_id) in (int, str) else None, in_row=True)
+    image_id = image_id if type(image_id) in (int, str) else None
+    prompt = prompt_in(fields, where) if template is None else _filled(template, fields, where)
+    return Listed(image, image_id, True, prompt)
+
+
+def prompt_in(fields: Mapping[str, Any], where: str) -> Optional[str]:
+    """The prompt of a row; None if it has none. Raises UserError if it is not text."""
+    prompt = fields.get("prompt")
+    if not isinstance(prompt, (str, type(None))):
+        raise UserError(f"{where} has the prompt {prompt!r}: expected text")
+    return (prompt or "").strip() or None
+
+
+def has_columns(template: str) -> bool:
+    """Whether a prompt names columns, as {column}. Raises UserError for other braces."""
+    try:
+        fields = [field for _, field, *_ in string.Formatter().parse(template)]
+    except ValueError as error:
+        raise UserError(f"--prompt {template!r}: {error}: write {{{{ for a brace") from None
+    return any(field is not None for field in fields)
+
+
+def _filled(template: str, fields: Mapping[str, Any], where: str) -> str:
+    try:
+        return template.format_map(fields)
+    except LookupError as error:
+        names = ", ".join(map(str, fields))
+        raise UserError(f"{where} has no column {error} of --prompt, only {names}") from None
+    except (ValueError, AttributeError, TypeError) as error:
+        raise UserError(f"{where}: --prompt cannot be filled in: {error}") from None
 
 
 def _lines(path: StrPath, newline: Optional[str] = None) -> Iterator[str]:

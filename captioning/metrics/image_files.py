@@ -4,16 +4,19 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
+from captioning.data.annotations import read_annotations
 from captioning.data.caption_files import ImageId, ids_by_name
 from captioning.files.images import images_in, read_list
+from captioning.files.tables import is_row, is_table
 from captioning.runtime.errors import UserError
 
 
 def find_images(source: Path, references: Path, ids: Collection[ImageId]) -> dict[ImageId, Path]:
     """Return the image file of each id.
 
-    source: a folder, a JSON file {image id: image file}, or another list with ids (see
-    `captioning.files.images.read_list`). Paths in a file are relative to the file's folder.
+    source: a folder, a JSON file {image id: image file}, a data set with images inside, or another
+    list with ids (see `captioning.files.images.read_list`). Paths in a file are relative to the
+    file's folder.
 
     For a folder, the file names are taken from `references` if possible: an annotation file, or
     COCO's format with file_name. Otherwise a file belongs to an id if its name is the id or ends in
@@ -22,14 +25,16 @@ def find_images(source: Path, references: Path, ids: Collection[ImageId]) -> dic
     "42" and 42 are the same image. Raises UserError for the first id without a file, or with
     several files.
     """
-    if source.is_dir():
+    if is_table(source):
+        named = {sample.image_id: Path(sample.image) for sample in read_annotations(source)}
+    elif source.is_dir():
         named = {i: source / name for name, i in ids_by_name(references).items()}
     else:
         named = {item.image_id: source.parent / item.image for item in read_list(source)}
         if not named or None in named:
             expected = "expected {image id: image file}, or give a folder of images"
             raise UserError(f"{source}: {expected}")
-    files = {str(i): [path] for i, path in named.items() if path.is_file()}
+    files = {str(i): [path] for i, path in named.items() if path.is_file() or is_row(path)}
     if source.is_dir() and not all(str(image_id) in files for image_id in ids):
         files = {**_by_name(source), **files}
     found = {}

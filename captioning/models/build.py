@@ -133,11 +133,13 @@ def preprocessing_of(config: Config) -> Preprocessing:
             same=config.augmentation == "none",
         )
     evaluation, training, *optional = functions
-    return Preprocessing(evaluation, partial(_decode_and_transform, training), *optional)
+    asks = package_of(config.model).PROMPT_IS_QUESTION
+    training = partial(_decode_and_transform, training)
+    return Preprocessing(evaluation, training, *optional, asks=asks)
 
 
-def _decode_and_transform(transform: Callable, image: Image.Image) -> Any:
-    return transform(decode(image))
+def _decode_and_transform(transform: Callable, image: Image.Image, *prompt: Optional[str]) -> Any:
+    return transform(decode(image), *prompt)
 
 
 def check_interface(captioner: nn.Module) -> None:

@@ -18,12 +18,10 @@ from captioning.data import (
 )
 from captioning.models.build import preprocessing_of
 from captioning.models.precision import Precision
+from captioning.models.prompts import caption_lists, check_prompts, in_images
 from captioning.models.reranking import with_reranking
 from captioning.runtime.distributed import gather_on_main, rank, until_stop_requested, world_size
 from captioning.runtime.progress import log_line, progress
-from decoding import Generated
-
-SCORE_DIGITS = 5  # of a score
 
 
 def caption_images(
@@ -45,15 +43,16 @@ def caption_images(
     reranking = config.reranking()
     if reranking is not None and config.save_candidates:
         reranking = dataclasses.replace(reranking, num_return=reranking.num_candidates)
-    generator = captioner.for_inference(precision.dtype, config.compile)
-    generator = with_reranking(generator, reranking, device)
+    check_prompts(samples, captioner, config, "max_length")
+    model = captioner.for_inference(precision.dtype, config.compile)
+    generator = with_reranking(model, reranking, device)
     results: list[tuple[int, dict[str, Any]]] = []
     rounds = -(-len(samples) // (batch_size * world_size()))  # rank 0 has the most batches
     with closing(loader), progress(len(samples), description) as bar:
         for batch in until_stop_requested(Prefetcher(loader, device), rounds):
+            prompts = None if in_images(config) else batch["prompt"]
             with precision.autocast():
-                generated = generator.generate_details(batch["image"], settings)
-            captions = scored_lists(generated)
+                captions = caption_lists(generator, model, batch["image"], settings, prompts)
             for index, image_id, candidates in zip(batch["index"], batch["image_id"], captions):
                 result = {"image_id": image_id, "caption": candidates[0]["caption"]}
                 if config.save_candidates:
@@ -70,30 +69,17 @@ def caption_images(
     return [result for _, result in ordered]
 
 
-def scored_lists(generated: Generated) -> list[list[dict[str, Any]]]:
-    """The captions of each image, the best first, as dicts of "caption" and scores by name."""
-    scores = {"score": generated.scores, "own_score": generated.own_scores}
-    scores["rerank_score"] = generated.rerank_scores
-    lists = {name: values.tolist() for name, values in scores.items() if values is not None}
-    return [
-        [
-            {
-                "caption": caption,
-                **{name: round(t[row][place], SCORE_DIGITS) for name, t in lists.items()},
-            }
-            for place, caption in enumerate(captions)
-        ]
-        for row, captions in enumerate(generated.captions)
-    ]
-
-
 def build_image_loader(
     samples: Sequence[Sample], config: Config, rank: int = 0, world_size: int = 1
 ) -> tuple[Loader, int]:
     """Return a loader of this rank's share of the preprocessed images, and the batch size."""
     preprocessing = preprocessing_of(config)
     dataset = EvaluationDataset(
-        samples, config.image_root, preprocessing.evaluation, config.skip_bad_images
+        samples,
+        config.image_root,
+        preprocessing.evaluation,
+        config.skip_bad_images,
+        preprocessing.asks,
     )
     size = config.eval_batch_size or config.batch_size
     loader = evaluation_loader(

@@ -1,7 +1,7 @@
 """The likelihood of human captions under a captioner, at several temperatures."""
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from captioning.config import Config
 from captioning.data import Prefetcher, Sample, preprocess_caption
 from captioning.models.generation import build_image_loader
+from captioning.models.prompts import in_images
 from captioning.runtime.progress import progress
 from smile import mle_loss, smile_loss
 
@@ -48,15 +49,21 @@ def likelihood(
             # A call of the captioner needs the same number of captions for each image.
             for count in {len(group) for group in texts}:
                 rows = [n for n, group in enumerate(texts) if len(group) == count]
-                sums += _sum_losses(captioner, image[rows], [texts[n] for n in rows])
+                prompts = [batch["prompt"][n] for n in rows]
+                if in_images(config) or not any(prompts):
+                    prompts = None
+                sums += _sum_losses(captioner, image[rows], [texts[n] for n in rows], prompts)
             bar.update(len(texts))
     _, smile, *nll = (sums / sums[0].clamp(min=1)).tolist()
     return Likelihood(int(sums[0]), nll, smile)
 
 
-def _sum_losses(captioner: nn.Module, image: Tensor, texts: list[list[str]]) -> Tensor:
+def _sum_losses(
+    captioner: nn.Module, image: Tensor, texts: list[list[str]], prompts: Optional[list]
+) -> Tensor:
     """float64 (2 + T,): tokens, SMILE loss, and negative log-likelihood at T temperatures."""
-    logits, labels = captioner.predictions(image, texts)
+    given = {} if prompts is None else {"prompts": prompts}
+    logits, labels = captioner.predictions(image, texts, **given)
     losses = [smile_loss(logits, labels, reduction="sum")]
     losses += [mle_loss(logits / t, labels, reduction="sum") for t in TEMPERATURES]
     return torch.stack([(labels != -100).sum(), *losses]).double().cpu()

@@ -107,7 +107,7 @@ class MutualInformation(Scorer):
 
     def _log_likelihoods_of_samples(self, candidates: Generated) -> Tensor:
         """(B, k), from the scores of sampling, which are means over tokens without penalties."""
-        tokens = (len(self.captioner.prompt_ids), self.captioner.tokenizer.end)
+        tokens = (self.captioner.prompt_ids.size(-1), self.captioner.tokenizer.end)
         lengths = caption_lengths(candidates.token_ids, *tokens)
         own_scores = candidates.own_scores
         return (candidates.scores if own_scores is None else own_scores) * lengths

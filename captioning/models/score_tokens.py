@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from captioning.captioners.interface import Images
-from captioning.models.generation import scored_lists
+from captioning.models.prompts import scored_lists
 from captioning.models.reranking import Reranker
 from captioning.runtime.errors import UserError
 from decoding import DecodingSettings, until_end

@@ -11,6 +11,7 @@ from captioning.config import Config
 from captioning.config.objectives import describe_training
 from captioning.data import (
     Prefetcher,
+    Shards,
     described_division,
     read_split,
 )
@@ -20,6 +21,7 @@ from captioning.data.randomness import derived_seed
 from captioning.metrics.metric_sum import MetricSum
 from captioning.models.build import preprocessing_of
 from captioning.models.precision import Precision, check_trains
+from captioning.models.prompts import check_prompts
 from captioning.runtime import distributed, signals
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line, progress
@@ -264,6 +266,8 @@ class FineTuning:
         """Build captioner, optimiser and step, and restore them from the checkpoint if any."""
         config = self.config
         self.captioner = build_captioner(config, checkpoint)
+        annotated = [] if isinstance(self.samples, Shards) else self.samples
+        check_prompts(annotated, self.captioner, config, "max_tokens")
         null = self.captioner.null_image
         # The weights of `pretrained` may include a mean image.
         if config.null_image == "mean" and not checkpoint and not null.image.any():

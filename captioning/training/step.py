@@ -11,6 +11,7 @@ from captioning.config import Config
 from captioning.data.loader import Batch
 from captioning.data.randomness import derived_seed
 from captioning.models.precision import Precision
+from captioning.models.prompts import in_images
 from captioning.runtime import distributed, signals
 from captioning.training.nonfinite_report import BatchReport, NotFiniteError, nonfinite_part
 from captioning.training.optimiser import clip_gradients
@@ -104,8 +105,11 @@ class TrainingStep:
         if self.config.drop_image:
             dropped = torch.tensor(batch["dropped"])
             inputs.append(dropped.to(self.precision.device, non_blocking=True))
+        prompts = {}
+        if any(batch["prompt"]) and not in_images(self.config):
+            prompts["prompts"] = batch["prompt"]
         with self.precision.autocast():
-            output = self.model(*inputs)
+            output = self.model(*inputs, **prompts)
         parts = {"loss": output.loss.detach(), **output.parts}
         self.batches.append(BatchReport(batch["image_id"], parts))
         return output

@@ -358,3 +358,20 @@ def test_unsupported_images_are_sent_as_jpeg(tmp_path):
     Image.new("RGB", (3 * LONGEST_SIDE, 300)).save(tmp_path / "large.jpg", exif=exif)
     kind, data, image = sent(tmp_path / "large.jpg")
     assert image.size == (100, LONGEST_SIDE)  # upright
+
+
+def test_each_photo_is_asked_with_its_columns(run, server, photos):
+    rows = [f"{path.name},{n},of {n}\n" for n, path in enumerate(sorted(photos.glob("*.png")))]
+    (photos / "list.csv").write_text("".join(["image,title,prompt\n", *rows]))
+
+    def texts():
+        found = sorted(body["messages"][0]["content"][1]["text"] for _, _, body in server.asked[1:])
+        server.asked.clear()
+        return found
+
+    lines, _ = run(photos / "list.csv")
+    assert texts() == [line["prompt"] for line in lines] == [f"of {n}" for n in range(9)]
+    run(photos / "list.csv", "--existing", "overwrite", "--prompt", "It is {title}. Describe it.")
+    assert texts() == [f"It is {n}. Describe it." for n in range(9)]
+    _, log = run(photos / "list.csv", "--existing", "overwrite", "--prompt", "{place}", code=2)
+    assert "line 2 has no column 'place' of --prompt, only image, title, prompt" in log

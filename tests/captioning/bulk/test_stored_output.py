@@ -8,6 +8,7 @@ import signal
 import pytest
 
 from captioning.bulk import stored_output
+from captioning.bulk.sidecars import Sidecars
 from captioning.files import stores, uploads
 from tests.captioning.object_store import FAULTS
 
@@ -113,7 +114,7 @@ def test_sidecars_of_shards_from_elsewhere_outlive_a_kill(s3, call, photos):
         path.unlink()
 
     def hook(rank):
-        stored_output.Sidecars.write = lambda *given: os.kill(os.getpid(), signal.SIGKILL)
+        Sidecars.write = lambda *given: os.kill(os.getpid(), signal.SIGKILL)
 
     assert call("one", *flags, hook=hook)[0] == -signal.SIGKILL
     assert call("one", *flags)[0] == 0

@@ -162,7 +162,7 @@ def test_a_batch_holds_no_more_files_than_two(tmp_path):
     """The one that is decoded, and the next."""
     write_members(tmp_path / "a.tar", [(f"{n}.png", bytes(1 << 24)) for n in range(8)])
     plan = [{"tar": str(tmp_path / "a.tar")}]
-    images = ShardImages(lambda shard: plan, [(0, 0)], 8, lambda path, data: torch.zeros(1))
+    images = ShardImages(lambda shard: plan, [(0, 0)], 8, lambda path, data, prompt: torch.zeros(1))
     with memory_below(5 << 24):
         batch, end = images
     assert len(batch.entries) == len(batch.image) == 8 and end.last
@@ -279,7 +279,7 @@ def test_captions_go_back_into_shards(run, photos, shards, tmp_path, monkeypatch
     flags = ["--num_return", "2", "--shard_size", "4", "--write-shards", str(folder)]
     lines, _ = run(photos if source == "photos" else shards, *flags)
     names = sorted(path.name for path in folder.iterdir())
-    assert names == ["00000.tar", "00001.tar", "00002.tar", "owner.json"]
+    assert names == ["00000.tar", "00001.tar", "00002.tar", "README.md", "owner.json"]
     urls = [str(folder / name) for name in names[:3]]
     read = list(webdataset.WebDataset(urls, shardshuffle=False))
     assert len({sample["__key__"] for sample in read}) == len(read) == 10

@@ -65,7 +65,7 @@ def test_captions_of_earlier_weights_are_reported(run, photos, tmp_path, checkpo
 
 
 def test_parquet_holds_the_same(run, photos, tmp_path, monkeypatch):
-    monkeypatch.setattr("captioning.bulk.merging.ROWS", 3)
+    monkeypatch.setattr("captioning.bulk.exports.ROWS", 3)
     path = tmp_path / "captions.parquet"
     (photos.parent / "list.csv").write_text(
         "image,id\n" + "".join(f"{p},{n}\n" for n, p in enumerate(sorted(photos.rglob("*.png"))))

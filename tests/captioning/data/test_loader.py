@@ -79,7 +79,7 @@ def test_batch_layout(make_loader):
     assert [len(captions) for captions in batch["captions"]] == [2] * 4
     assert batch["image_id"] == [100 + index for index in batch["index"]]
     assert batch["skipped"] == 0
-    assert set(batch) == {"image", "captions", "image_id", "index", "skipped"}
+    assert set(batch) == {"image", "captions", "image_id", "index", "prompt", "skipped"}
 
 
 @pytest.mark.parametrize("world_size", [2, 4])

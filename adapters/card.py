@@ -1,0 +1,125 @@
+"""Cards: README.md of weights or of a data set, with the metadata that the Hub reads."""
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Optional
+
+NAME = "README.md"
+UNKNOWN = "unknown"  # the Hub's name for a licence that nobody stated
+MARK = "<!-- generated; remove this line, and the file is never overwritten -->"
+TASK = "image-to-text"
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def write_model_card(
+    folder: Path, checkpoint: str, config: Mapping[str, Any], license: str, library: str
+) -> None:
+    """Write the card of exported weights; keep another author's. Raises OSError.
+
+    checkpoint: the run's, beside whose results its scores are looked for. config: the run's
+    configuration, {} if unknown. library: of the weights, as the Hub names it.
+    """
+    from huggingface_hub import ModelCardData
+
+    path = folder / NAME
+    if path.exists() and not is_generated(path.read_text(encoding="utf-8")):
+        return
+    base = str(config.get("vlm") or config.get("pretrained") or "")
+    results = list(_results(Path(checkpoint), config))
+    data = ModelCardData(
+        license=license,
+        library_name=library,
+        pipeline_tag=TASK,
+        base_model=base if is_repository(base) else None,
+        tags=["image-captioning", *(["lora"] if config.get("lora") else [])],
+        model_name=folder.name if results else None,
+        eval_results=results or None,
+    )
+    rows = {
+        "base model": base or UNKNOWN,
+        "licence": license,
+        "data": described_data(config),
+        "objective": described_objective(config),
+    }
+    text = card(folder.name, data.to_yaml(), rows)
+    if results:
+        text += f"\nScores of {results[0].dataset_split}, with 95 % intervals over its images:\n\n"
+        text += "| metric | value | interval |\n|-|-|-|\n"
+        for result in results:
+            low, high = (result.metric_args or {}).get("interval_95", (math.nan, math.nan))
+            shown = f"{low:.4g} to {high:.4g}" if low == low else "-"
+            text += f"| {result.metric_name} | {result.metric_value:.4g} | {shown} |\n"
+    path.write_text(text, encoding="utf-8")
+
+
+def license_of(folder: str) -> str:
+    """The licence in the card of a base model's folder; UNKNOWN without one."""
+    from huggingface_hub import ModelCard
+
+    try:
+        return str(ModelCard.load(Path(folder, NAME)).data.license or UNKNOWN)
+    except (OSError, ValueError):
+        return UNKNOWN
+
+
+def is_repository(name: str) -> bool:
+    """Whether a name is of a model on the Hub, which a card may link to."""
+    return bool(_REPOSITORY.fullmatch(name)) and not Path(name).exists()
+
+
+def is_generated(text: str) -> bool:
+    return MARK in text
+
+
+def card(title: str, metadata: str, rows: Mapping[str, str]) -> str:
+    """The text of a card. metadata: YAML. rows: {what: value} of the table."""
+    table = "".join(f"| {name} | {value} |\n" for name, value in rows.items())
+    return f"---\n{metadata.strip()}\n---\n\n{MARK}\n\n# {title}\n\n| | |\n|-|-|\n{table}"
+
+
+def described_data(config: Mapping[str, Any]) -> str:
+    names = config.get("train_file") or []
+    names = [names] if isinstance(names, str) else names
+    return ", ".join([str(config.get("dataset", UNKNOWN)), *(Path(name).name for name in names)])
+
+
+def described_objective(config: Mapping[str, Any]) -> str:
+    found = {key: config[key] for key in ("objective", "reward") if config.get(key)}
+    return "; ".join(f"{key}: {json.dumps(value)}" for key, value in found.items()) or UNKNOWN
+
+
+def _results(checkpoint: Path, config: Mapping[str, Any]) -> Iterable[Any]:
+    """`EvalResult`s of exactly this checkpoint: of test if it was evaluated there, else of val."""
+    from huggingface_hub import EvalResult
+
+    for split in ("test", "val"):
+        folder = checkpoint.parent / "result" / split
+        evaluated = _read(folder / "run.json").get("checkpoint")
+        if not evaluated or Path(evaluated).resolve() != checkpoint.resolve():
+            continue
+        for name, found in _read(folder / "metrics.json").get("metrics", {}).items():
+            value: Optional[float] = found["value"]
+            if value is None or not math.isfinite(value):
+                continue
+            bounds = found["low"], found["high"]
+            yield EvalResult(
+                task_type=TASK,
+                dataset_type=str(config.get("dataset", UNKNOWN)),
+                dataset_name=described_data(config),
+                dataset_split=split,
+                metric_type=name.lower(),
+                metric_name=name,
+                metric_value=value,
+                metric_args=None if None in bounds else {"interval_95": list(bounds)},
+            )
+        return
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}

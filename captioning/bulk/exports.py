@@ -1,0 +1,164 @@
+"""Parquet, metadata.jsonl and kohya's JSON, written from the merged captions."""
+
+import itertools
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Callable, Optional
+
+from adapters import card
+from captioning.bulk.filtering import parse
+from captioning.bulk.request import Request
+from captioning.bulk.shards import Line, captions_of
+from captioning.data.formats import METADATA
+from captioning.files import stores
+from captioning.files.reading import parse_json, parse_line, read_lines
+from captioning.files.uploads import written
+from captioning.files.writing import json_line
+from captioning.runtime.errors import UserError
+from captioning.runtime.progress import log_line
+
+SIZES = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M")  # the Hub's
+ROWS = 10_000  # held in memory while the Parquet file is written
+
+
+def check(request: Request) -> None:
+    """Raise UserError if a file of `write_all` belongs to another program or cannot be written."""
+    if request.metadata:
+        if os.path.basename(request.metadata) != METADATA[0]:
+            raise UserError(f"--metadata is {request.metadata}; its name has to be {METADATA[0]}")
+        first = _content(request.metadata).partition(b"\n")[0]
+        if first and "checkpoint" not in (parse_line(first + b"\n") or {}):
+            raise UserError(
+                f"--metadata: {request.metadata} has captions of another program: move it away"
+            )
+    if request.kohya:
+        _kohya(request.kohya)
+
+
+def write_all(request: Request, model: Callable[[], Mapping[str, str]]) -> None:
+    """Write the files that the request names, and the cards of their folders. OSError, UserError.
+
+    Each file is written atomically. model: returns rows of the cards, of the captioner.
+    """
+    if request.parquet:
+        metric = parse(request.filter).metric if request.filter else None
+        write_parquet(request.out, request.parquet, metric)
+    if request.metadata:
+        with written(request.metadata) as file:
+            for line in _lines(request.out):
+                name = relative(line["image"], request.metadata)
+                row = {"file_name": name, "text": line["caption"], "checkpoint": line["checkpoint"]}
+                file.write(json_line(row))
+    if request.kohya:
+        content = _kohya(request.kohya)
+        for line in _lines(request.out):
+            image = line["image"]
+            image = image if stores.is_store(image) else os.path.abspath(image)
+            content[image] = {**content.get(image, {}), "caption": line["caption"]}
+        with written(request.kohya) as file:
+            file.write(json.dumps(content, indent=2).encode() + b"\n")
+    folders = [os.path.dirname(name) for name in (request.parquet, request.metadata) if name]
+    folders += [request.write_shards] if request.write_shards else []
+    for folder in dict.fromkeys(folders):
+        _write_card(request, folder, model())
+
+
+def _write_card(request: Request, folder: str, model: Mapping[str, str]) -> None:
+    """Write the card of a folder that is a data set, unless it has another author's."""
+    from huggingface_hub import DatasetCardData
+
+    name = stores.joined(folder, card.NAME) if folder else card.NAME
+    before = _content(name).decode("utf-8", "replace")
+    if before and not card.is_generated(before):
+        log_line(f"{name} is kept: it was written by hand or by another program")
+        return
+    count = sum(1 for _ in _lines(request.out))
+    power = next((p for p, size in enumerate(SIZES) if count < 10 ** (p + 3)), len(SIZES) - 1)
+    table = request.parquet and os.path.dirname(request.parquet) == folder
+    files = os.path.basename(request.parquet) if table else None
+    data = DatasetCardData(
+        license=request.license,
+        language=request.language,
+        annotations_creators="machine-generated",
+        size_categories=SIZES[power],
+        task_categories=[card.TASK],
+        configs=[{"config_name": "default", "data_files": files}] if files else None,
+    )
+    source = os.path.basename(stores.without_secrets(request.source).rstrip("/"))
+    rows = {"captions": f"{count} images", "data": source, "licence": request.license, **model}
+    with written(name) as file:
+        file.write(card.card(os.path.basename(folder) or "captions", data.to_yaml(), rows).encode())
+
+
+def relative(image: str, metadata: str) -> str:
+    """The name of an image in the folder of metadata.jsonl. Raises UserError if it is elsewhere."""
+    folder = metadata.rpartition("/")[0] or "."
+    if stores.is_store(folder):
+        name = image.removeprefix(folder + "/")
+        outside = name == image
+    else:
+        name = os.path.relpath(image, folder)
+        outside = name.startswith("..") or stores.is_store(image)
+    if outside:
+        raise UserError(
+            f"--metadata: {image} is not in the folder of {metadata}, from which its readers load "
+            "images: write it to the images' folder"
+        )
+    return name
+
+
+def _lines(out: Path) -> Iterator[Line]:
+    return filter(None, read_lines(out))
+
+
+def _content(name: str) -> bytes:
+    try:
+        return stores.whole(name)
+    except (FileNotFoundError, stores.Missing):
+        return b""
+
+
+def _kohya(name: str) -> dict[str, dict[str, Any]]:
+    """kohya's metadata, {image: {"caption", "tags", ...}}; empty without a file. UserError."""
+    content = parse_json((_content(name) or b"{}").decode("utf-8", "replace"), name)
+    if not isinstance(content, dict) or not all(isinstance(row, dict) for row in content.values()):
+        raise UserError(f"--kohya: {name} is not kohya's metadata, {{image: {{caption}}}}")
+    return content
+
+
+def write_parquet(captions: Path, name: str, metric: Optional[str] = None) -> None:
+    """Write the captions as a Parquet file. name: a path or an address. Raises OSError, UserError.
+
+    Columns: image, image_id, caption, captions (a list), score, checkpoint, settings (JSON), and
+    the filter's `metric`, if given.
+    """
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    text = ("image", "image_id", "caption", "checkpoint", "settings")
+    others = [("captions", pa.list_(pa.string())), ("score", pa.float64())]
+    if metric:
+        others.append((metric, pa.float64()))
+    schema = pa.schema([*((name, pa.string()) for name in text), *others])
+    lines = _lines(captions)
+    with written(name) as file, parquet.ParquetWriter(file, schema) as writer:
+        while rows := [_row(line) for line in itertools.islice(lines, ROWS)]:
+            writer.write_table(pa.Table.from_pylist(rows, schema))
+
+
+def _row(line: Line) -> Line:
+    image_id = line.get("image_id")
+    return {
+        **line,
+        "image": printable(line["image"]),
+        "image_id": None if image_id is None else str(image_id),
+        "captions": captions_of(line),
+        "settings": json.dumps(line.get("settings")),
+    }
+
+
+def printable(text: str) -> str:
+    """The text with escapes in place of the bytes of a file name that are not UTF-8."""
+    return text.encode(errors="backslashreplace").decode()

@@ -1,0 +1,103 @@
+"""Rows of data sets with images inside: Parquet files, and Arrow files that `datasets` saved.
+
+Row 12 of birds.parquet is the image `birds.parquet/12`. The datasets library reads a Parquet file
+once into a memory-mapped copy in the cache folder, so that any row is read alone.
+"""
+
+import glob
+import os
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from captioning.files.cache import cache_folder, local
+from captioning.files.reading import StrPath
+from captioning.files.stores import is_store
+from captioning.runtime.errors import UserError, one_line
+
+IMAGE = "image"  # the column of images
+_TABLE = r"\.(?:parquet|arrow)"
+_ROW = re.compile(rf"(.+{_TABLE})/(\d+)", re.DOTALL)
+
+
+def is_table(name: StrPath) -> bool:
+    """Whether a name is of Parquet or Arrow files, or a folder of `Dataset.save_to_disk`."""
+    return bool(re.search(rf"{_TABLE}\Z", str(name))) or os.path.isfile(Path(name, "state.json"))
+
+
+def is_row(name: StrPath) -> bool:
+    return bool(_ROW.fullmatch(str(name)))
+
+
+def rows(name: StrPath) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the image's name and all fields of each row, without reading the images.
+
+    name: a file, a pattern such as data/train-*.parquet, or a folder of `Dataset.save_to_disk`.
+    Raises UserError.
+    """
+    for file in _files(str(name)):
+        data = _opened(file)
+        plain = [n for n, kind in data.features.items() if not hasattr(kind, "decode_example")]
+        columns = data.select_columns([n for n in plain if n != IMAGE])
+        for number in range(len(data)):
+            row = f"{file}/{number}"
+            yield row, {**(columns[number] if columns.column_names else {}), IMAGE: row}
+
+
+def image_bytes(name: StrPath) -> bytes:
+    """Return the image file of a row. Raises UserError, and OSError for a file outside the row."""
+    file, number = _ROW.fullmatch(str(name)).groups()
+    data = _opened(file)
+    if int(number) >= len(data):
+        raise UserError(f"{name}: no such row: {file} has {len(data)}")
+    value = data[int(number)][IMAGE]
+    content = value if isinstance(value, bytes) else (value or {}).get("bytes")
+    if content is None and value and value.get("path"):
+        return Path(value["path"]).read_bytes()
+    if not content:
+        raise UserError(f"{name}: the row has no image: leave it out")
+    return content
+
+
+def _files(name: str) -> list[str]:
+    pattern = name if re.search(rf"{_TABLE}\Z", name) else os.path.join(name, "*.arrow")
+    if is_store(pattern):
+        return [str(local(pattern))]
+    files = [pattern] if os.path.isfile(pattern) else sorted(glob.glob(pattern, recursive=True))
+    if not files:
+        raise UserError(f"{name}: no such file: put it there, or correct the path")
+    return files
+
+
+@cache
+def _opened(file: str) -> Any:
+    """A file as a `Dataset` with undecoded images. Raises UserError."""
+    try:
+        import datasets
+    except ImportError:
+        raise UserError(f"{file} needs the datasets library: pip install datasets") from None
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # errors are raised, too
+    try:
+        if file.endswith(".arrow"):
+            data = datasets.Dataset.from_file(file)
+        else:
+            data = datasets.Dataset.from_parquet(file, cache_dir=str(cache_folder() / "datasets"))
+    except Exception as error:  # the library wraps the errors of pyarrow
+        reason = one_line(error.__cause__ or error)
+        raise UserError(f"{file}: cannot be read ({reason}): write or download it again") from None
+    kind = data.features.get(IMAGE)
+    if kind is None:
+        names = ", ".join(data.column_names)
+        raise UserError(f"{file} has no column {IMAGE}, only {names}: rename the one with images")
+    if isinstance(kind, datasets.Image):
+        return data.cast_column(IMAGE, datasets.Image(decode=False))
+    held = getattr(kind, "dtype", "lists")
+    if not (isinstance(kind, dict) and "bytes" in kind) and held not in ("binary", "large_binary"):
+        raise UserError(
+            f"{file}: column {IMAGE} holds {held}, not image files: give paths in a list (.csv, "
+            ".jsonl), or embed the images"
+        )
+    return data

@@ -1,0 +1,105 @@
+"""A prompt for each image, in place of the captioner's own; images are batched by its length."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+
+from captioning.captioners.interface import Captioner, Images
+from captioning.captioners.registry import package_of
+from captioning.config import Config
+from captioning.data import Sample
+from captioning.runtime.errors import UserError
+from decoding import DecodingSettings, Generated, SettingsError
+
+DIGITS = 5  # of a score
+
+
+def in_images(config: Config) -> bool:
+    """Whether the prompt is an input like the image: then preprocessing reads it, not this file."""
+    return package_of(config.model).PROMPT_IS_QUESTION
+
+
+def prompt_ids(captioner: Captioner, prompt: Optional[str], key: str, room: int) -> Tensor:
+    """The ids (n,) of a prompt; None is the captioner's own.
+
+    Raises UserError for an unknown word, and if `room`, the value of `key`, leaves no token for a
+    caption.
+    """
+    if prompt is None:
+        return captioner.prompt_ids
+    ids = captioner.tokenizer.encode_prompt(prompt)
+    if captioner.tokenizer.unknown in ids:
+        raise UserError(f"prompt {prompt!r} has a word that the vocabulary lacks: leave it out")
+    if len(ids) >= room:
+        raise UserError(
+            f"prompt of {len(ids)} tokens, which leaves no room for a caption: {key} is {room}: "
+            f"shorten {prompt[:30]!r} or raise {key}"
+        )
+    return ids
+
+
+def check_prompts(samples: Iterable[Sample], captioner: Captioner, config: Config, key: str):
+    """Raise UserError, which names the image, for a prompt that `prompt_ids` refuses.
+
+    key: max_tokens in training, which counts the end token, or max_length in generation.
+    """
+    prompts = {sample.prompt: sample.image for sample in samples if sample.prompt is not None}
+    if prompts and config.reward:
+        raise UserError("the annotations have a column prompt, which reward does not support")
+    if prompts and config.rerank == "judge":
+        raise UserError("rerank is judge, whose prompt is one for all: leave out the column prompt")
+    for prompt, image in {} if in_images(config) else prompts.items():
+        try:
+            prompt_ids(captioner, prompt, key, getattr(config, key) - (key == "max_tokens"))
+        except UserError as error:
+            raise UserError(f"{image}: {error}") from None
+
+
+def caption_lists(
+    generator: Any,
+    captioner: Captioner,
+    images: Images,
+    settings: DecodingSettings,
+    prompts: Optional[Sequence[Optional[str]]] = None,
+) -> list[list[dict[str, Any]]]:
+    """The captions of each image, see `scored_lists`.
+
+    generator: the captioner or its `Reranker`. prompts: one for each image; None is the
+    captioner's own. Images whose prompts have equally many tokens are one batch. Raises UserError.
+    """
+    own = captioner.prompt_ids
+    try:
+        if not any(prompts or ()):
+            return scored_lists(generator.generate_details(images, settings))
+        ids = [prompt_ids(captioner, text, "max_length", settings.max_length) for text in prompts]
+        found: list[list[dict[str, Any]]] = [[] for _ in ids]
+        for length in sorted({len(each) for each in ids}):
+            rows = [row for row, each in enumerate(ids) if len(each) == length]
+            captioner.prompt_ids = torch.stack([ids[row] for row in rows])
+            generated = scored_lists(generator.generate_details(images[rows], settings))
+            for row, captions in zip(rows, generated):
+                found[row] = captions
+        return found
+    except SettingsError as error:
+        raise UserError(str(error)) from error
+    finally:
+        captioner.prompt_ids = own
+
+
+def scored_lists(generated: Generated) -> list[list[dict[str, Any]]]:
+    """The captions of each image, the best first, as dicts of "caption" and scores by name."""
+    scores = {"score": generated.scores, "own_score": generated.own_scores}
+    scores["rerank_score"] = generated.rerank_scores
+    tables = {name: values.tolist() for name, values in scores.items() if values is not None}
+    return [
+        [
+            {
+                "caption": caption,
+                **{name: round(t[row][place], DIGITS) for name, t in tables.items()},
+            }
+            for place, caption in enumerate(captions)
+        ]
+        for row, captions in enumerate(generated.captions)
+    ]

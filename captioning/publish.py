@@ -1,0 +1,137 @@
+"""Check a folder of exported weights or captions, and print the command that uploads it.
+
+    python -m captioning.publish output/hf
+
+Uploads nothing. Prints a line for each problem: a card without a licence, weights that cannot be
+read or that are pickled, missing images, paths of this machine.
+"""
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Optional
+
+from adapters.card import NAME, UNKNOWN, is_repository
+from captioning.data.formats import METADATA
+from captioning.files.reading import read_lines
+from captioning.files.writing import unfinished_writes
+from captioning.runtime.errors import UserError, one_line
+from captioning.runtime.program import exit_code
+
+MODEL = ("config.json", "adapter_config.json")
+DATA = ("*.parquet", METADATA[0], "*.tar")
+PICKLED = ("*.pth", "*.pt", "*.bin", "*.pkl")
+
+
+def kind_of(folder: Path) -> str:
+    """The type of a repository: model or dataset. Raises UserError."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder: give one that was exported")
+    if any((folder / name).is_file() for name in MODEL):
+        return "model"
+    if any(next(folder.glob(pattern), None) for pattern in DATA):
+        return "dataset"
+    raise UserError(f"{folder} has neither {' or '.join(MODEL)} nor {', '.join(DATA)}")
+
+
+def problems(folder: Path, kind: str) -> Iterator[str]:
+    """Yield a line for each reason not to upload the folder."""
+    yield from _card_problems(folder / NAME, kind)
+    for path in sorted({*unfinished_writes(folder), *folder.rglob("*.parts")}):
+        yield f"{path} is of an unfinished run: let it end, or remove it"
+    if kind == "model":
+        yield from _model_problems(folder)
+    else:
+        yield from _data_problems(folder)
+
+
+def _card_problems(path: Path, kind: str) -> Iterator[str]:
+    from huggingface_hub import DatasetCard, ModelCard
+
+    if not path.is_file():
+        yield f"{path} is missing: export again, or write a card"
+        return
+    try:
+        data = (ModelCard if kind == "model" else DatasetCard).load(path).data
+    except Exception as error:  # of YAML, or of the Hub's model-index
+        yield f"{path}: its metadata cannot be read: {one_line(error)}"
+        return
+    if not data.license or data.license == UNKNOWN:
+        yield f"{path} states no licence: set `license`, such as bsd-3-clause"
+    base = data.get("base_model")
+    for name in [base] if isinstance(base, str) else base or []:
+        if not is_repository(name):
+            yield f"{path}: base_model {name} is no name on the Hub: correct it"
+
+
+def _model_problems(folder: Path) -> Iterator[str]:
+    from safetensors import SafetensorError, safe_open
+
+    for path in filter(Path.is_file, (folder / name for name in MODEL)):
+        try:
+            base = json.loads(path.read_text(encoding="utf-8")).get("base_model_name_or_path")
+        except (ValueError, AttributeError) as error:
+            yield f"{path}: not a JSON object: {one_line(error)}"
+            continue
+        if base and not is_repository(base):
+            yield f"{path}: base_model_name_or_path {base} is a path of this machine: correct it"
+    weights = sorted(folder.glob("*.safetensors"))
+    if not weights:
+        yield f"{folder} has no .safetensors: export again"
+    for path in weights:
+        try:
+            with safe_open(path, "pt") as file:
+                file.keys()
+        except (OSError, SafetensorError) as error:
+            yield f"{path}: cannot be read: {one_line(error)}"
+    for path in sorted(path for pattern in PICKLED for path in folder.rglob(pattern)):
+        yield f"{path} is pickled, which runs code when it is loaded: remove it"
+
+
+def _data_problems(folder: Path) -> Iterator[str]:
+    for path in sorted(folder.rglob("*.parquet")):
+        from pyarrow import ArrowException, parquet
+
+        try:
+            parquet.ParquetFile(path).close()
+        except (OSError, ArrowException) as error:
+            yield f"{path}: cannot be read: {one_line(error)}"
+    rows = list(read_lines(folder / METADATA[0]))
+    names = [str(row["file_name"]) for row in rows if row and "file_name" in row]
+    if len(names) < len(rows):
+        yield f"{folder / METADATA[0]}: {len(rows) - len(names)} lines have no file_name"
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        yield f"{folder}: {len(missing)} images are missing, the first is {missing[0]}"
+
+
+def publish(folder: Path) -> None:
+    """Print problems, or the command. Raises UserError if there are problems."""
+    kind = kind_of(folder)
+    found = list(problems(folder, kind))
+    for line in found:
+        print(line)
+    if found:
+        raise UserError(f"{folder} is not ready: problems: {len(found)}")
+    print(f"{folder} is ready, and nothing was uploaded. To upload it (after `hf auth login`):")
+    place = shlex.quote(str(folder))
+    print(f"hf upload OWNER/{shlex.quote(folder.resolve().name)} {place} --repo-type {kind}")
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run the program; see `captioning.runtime.program`."""
+    parser = argparse.ArgumentParser(
+        prog="python -m captioning.publish",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", type=Path, help="of BLIP.convert, vlm.export, or captions")
+    arguments = parser.parse_args(argv)
+    return exit_code(lambda: publish(arguments.folder))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

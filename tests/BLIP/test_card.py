@@ -1,0 +1,79 @@
+"""Cards of exported weights, read by the Hub's own parser, and the check before publishing."""
+
+import json
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+
+from adapters.card import MARK, is_repository
+from BLIP.convert import hf_config, main, settings_of
+from captioning import publish
+
+METRICS = {"CIDEr": (0.9, 0.8, 1.0, 5), "Distinct": (61.0, None, None, 5)}
+
+
+@pytest.fixture
+def checkpoint(make_captioner, vocabulary, tmp_path):
+    """Return a checkpoint of a run with scores of test."""
+    captioner, path = make_captioner(), tmp_path / "run" / "checkpoint_best.pth"
+    result = path.parent / "result" / "test"
+    result.mkdir(parents=True)
+    config = {**settings_of(hf_config(captioner)), "tokenizer": str(vocabulary)}
+    config.update(objective={"mle": 0.01, "smile": 0.99}, dataset="coco", train_file="a/t.json")
+    torch.save({"model": captioner.state_dict(), "config": config}, path)
+    names = ("value", "low", "high", "n")
+    metrics = {name: dict(zip(names, values)) for name, values in METRICS.items()}
+    (result / "metrics.json").write_text(json.dumps({"metrics": metrics}))
+    (result / "run.json").write_text(json.dumps({"checkpoint": str(path)}))
+    return path
+
+
+def test_the_hub_reads_licence_scores_and_intervals(checkpoint, tmp_path, capsys):
+    folder = tmp_path / "hf"
+    to_hf = ["to-hf", str(checkpoint), str(folder), "--license", "bsd-3-clause"]
+    assert main(to_hf) == 0
+    card = ModelCard.load(folder / "README.md")
+    assert (card.data.license, card.data.pipeline_tag) == ("bsd-3-clause", "image-to-text")
+    first, second = card.data.eval_results
+    assert (first.metric_name, first.metric_value, first.dataset_split) == ("CIDEr", 0.9, "test")
+    assert first.metric_args == {"interval_95": [0.8, 1.0]} and second.metric_args is None
+    for text in ('{"mle": 0.01, "smile": 0.99}', "coco, t.json", "| CIDEr | 0.9 | 0.8 to 1 |"):
+        assert text in card.text
+    assert publish.main([str(folder)]) == 0
+    assert f"hf upload OWNER/hf {folder} --repo-type model" in capsys.readouterr().out
+    # Scores of another checkpoint are not this one's, and another author's card stays.
+    (checkpoint.parent / "result/test/run.json").write_text('{"checkpoint": "other.pth"}')
+    assert main(to_hf) == 0
+    assert not ModelCard.load(folder / "README.md").data.eval_results
+    text = (folder / "README.md").read_text().replace(MARK, "mine")
+    (folder / "README.md").write_text(text)
+    assert main(to_hf) == 0 and (folder / "README.md").read_text() == text
+
+
+def test_each_problem_is_a_line(checkpoint, tmp_path, capsys):
+    folder = tmp_path / "hf"
+    assert main(["to-hf", str(checkpoint), str(folder)]) == 0
+    (folder / "extra.bin").touch()
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "/home/me/base.pth"}')
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    capsys.readouterr()
+    assert publish.main([str(folder)]) == 2
+    out, error = capsys.readouterr()
+    found = out.splitlines()
+    wanted = ("no licence", "path of this machine", "cannot be read", "extra.bin is pickled")
+    assert len(found) == 4 and all(text in line for text, line in zip(wanted, found))
+    assert error.count("\n") == 1 and "is not ready: problems: 4" in error
+    (folder / "README.md").write_text("---\nlicense: [\n---\n")
+    assert publish.main([str(folder)]) == 2
+    assert "its metadata cannot be read" in capsys.readouterr().out
+    assert publish.main([str(tmp_path / "none")]) == publish.main([str(tmp_path)]) == 2
+
+
+def test_names_of_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "b").touch()
+    assert is_repository("Qwen/Qwen2.5-VL-7B") and not is_repository("a/b")
+    assert not is_repository("output/run/checkpoint_best.pth")

@@ -1,0 +1,135 @@
+"""Captions in other people's formats, read by other people's programs; and out of Parquet."""
+
+import json
+import shutil
+import subprocess
+from importlib.util import find_spec
+
+import pytest
+from huggingface_hub import DatasetCard
+
+from captioning import publish
+from captioning.bulk.xmp import with_description
+from captioning.runtime.errors import UserError
+from tests.captioning.bulk.conftest import killed_at
+
+pytest.importorskip("pyarrow", reason="pyarrow writes Parquet")
+
+import pyarrow as pa
+from pyarrow import parquet
+
+needs_exiftool = pytest.mark.skipif(not shutil.which("exiftool"), reason="exiftool reads XMP")
+
+
+def by_exiftool(path):
+    found = subprocess.check_output(["exiftool", "-j", "-XMP:all", str(path)])
+    return json.loads(found)[0]
+
+
+@needs_exiftool
+def test_exiftool_reads_sidecars_and_what_was_there_stays(run, photos):
+    first, second, third, *_ = sorted(photos.glob("*.png"))
+    for path, tag in ((first, "-XMP-xmp:Rating=4"), (second, "-XMP-dc:Description-fr=un disque")):
+        subprocess.check_call(["exiftool", "-q", tag, str(path.with_suffix(".xmp"))])
+    lines, _ = run(photos, "--sidecar", ".xmp", "--language", "en")
+    captions = {line["image"]: line["caption"] for line in lines}
+    assert str(second) not in captions  # another program has described it
+    found = by_exiftool(first.with_suffix(".xmp"))
+    assert found["Rating"] == 4
+    assert found["Description"] == found["Description-en"] == captions[str(first)]
+    assert by_exiftool(third.with_suffix(".xmp"))["Description-en"] == captions[str(third)]
+    run(photos, "--sidecar", ".xmp", "--language", "en", "--existing", "overwrite")
+    found = by_exiftool(second.with_suffix(".xmp"))
+    assert (
+        found["Description-fr"] == "un disque" and found["Description"] == found["Description-en"]
+    )
+
+
+@needs_exiftool
+def test_signs_of_xml_and_control_characters(tmp_path):
+    (tmp_path / "a.xmp").write_text(with_description('a <b> & \x07"c"', "pt-BR", b"", "a.xmp"))
+    assert by_exiftool(tmp_path / "a.xmp")["Description-pt-BR"] == 'a <b> & "c"'
+    with pytest.raises(UserError, match=r"^a\.xmp: not an XMP sidecar"):
+        with_description("a", "en", b"<x", "a.xmp")
+
+
+def test_tables_and_cards_after_a_kill_are_those_of_an_undisturbed_run(run, call, photos, tmp_path):
+    table, metadata, kohya = (
+        tmp_path / "data" / "train.parquet",
+        photos / "metadata.jsonl",
+        tmp_path / "meta.json",
+    )
+    flags = ["--parquet", str(table), "--metadata", str(metadata), "--kohya", str(kohya)]
+    flags += ["--license", "cc-by-4.0", "--language", "en"]
+    known = str(min(photos.glob("*.png")))
+    kohya.write_text(json.dumps({known: {"tags": "1girl"}}))
+    code, _ = call(*flags, hook=killed_at("meta.json"))
+    assert code == -9
+    lines, _ = run(photos, *flags)
+    content = json.loads(kohya.read_text())
+    assert {name: row["caption"] for name, row in content.items()} == {
+        line["image"]: line["caption"] for line in lines
+    }
+    assert content[known]["tags"] == "1girl" and len(lines) == 10
+    card = DatasetCard.load(tmp_path / "data" / "README.md").data
+    assert (card.license, card.language, card.size_categories) == ("cc-by-4.0", "en", "n<1K")
+    assert publish.main([str(tmp_path / "data")]) == publish.main([str(photos)]) == 0
+    before = metadata.read_bytes()
+    run(photos, *flags)  # nothing is left to caption
+    assert metadata.read_bytes() == before
+    if find_spec("datasets"):
+        import datasets
+
+        loaded = datasets.load_dataset(
+            "imagefolder", data_dir=str(photos), cache_dir=str(tmp_path / "cache"), split="train"
+        )
+        loaded = loaded.cast_column("image", datasets.Image(decode=False))
+        found = {row["image"]["path"]: row["text"] for row in loaded}
+        assert found == {line["image"]: line["caption"] for line in lines}
+    next((photos / "within").glob("*.png")).unlink()
+    assert publish.main([str(photos)]) == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--metadata", "{photos}/a.jsonl"], "its name has to be metadata.jsonl"),
+        (["--metadata", "{photos}/within/metadata.jsonl"], "is not in the folder of"),
+        (["--kohya", "{photos}/b.json"], "is not kohya's metadata"),
+        (["--prompt", "{{title}}"], "--prompt is for --backend openai"),
+        (["--sidecar", ".xmp"], "c.xmp: not an XMP sidecar"),
+    ],
+)
+def test_what_is_refused_in_one_line(run, photos, no_captioner, flags, reason):
+    (photos / "b.json").write_text("[1]")
+    (photos / "c.xmp").write_text("<x")
+    shutil.copy(min(photos.glob("*.png")), photos / "c.png")
+    _, log = run(photos, *(flag.format(photos=photos) for flag in flags), code=2)
+    assert reason in log and len(log.splitlines()) == 1
+
+
+def test_captions_of_another_program_are_not_overwritten(run, photos, no_captioner):
+    (photos / "metadata.jsonl").write_text('{"file_name": "a.png", "text": "by a human"}\n')
+    _, log = run(photos, "--metadata", str(photos / "metadata.jsonl"), code=2)
+    assert "has captions of another program" in log
+
+
+@pytest.mark.skipif(not find_spec("datasets"), reason="the datasets library reads Parquet")
+def test_captions_of_parquet_are_those_of_the_files(run, photos, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    paths = sorted(photos.glob("*.png"))
+    rows = [{"image": p.read_bytes(), "id": p.name} for p in paths]
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet", row_group_size=4)
+    of_files, _ = run(photos, "--no-recursive", "--batch_size", "3")
+    (tmp_path / "out" / "captions.jsonl").unlink()
+    lines, _ = run(
+        *(tmp_path / "a.parquet", "--restart", "--batch_size", "3"),
+        *("--write-shards", str(tmp_path / "tars")),
+    )
+    assert [line["caption"] for line in lines] == [line["caption"] for line in of_files]
+    assert lines[3]["image"] == f"{tmp_path}/a.parquet/3" and lines[3]["image_id"] == paths[3].name
+    webdataset = pytest.importorskip("webdataset", reason="it reads the tars")
+    url = str(tmp_path / "tars" / "00000.tar")
+    tar = list(webdataset.WebDataset(url, shardshuffle=False))
+    assert [sample["png"] for sample in tar] == [path.read_bytes() for path in paths]
+    assert json.loads(tar[3]["json"])["image"] == lines[3]["image"]

@@ -1,0 +1,119 @@
+"""Parquet and Arrow files with images inside, written by pyarrow and by the datasets library."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+pytest.importorskip("datasets", reason="the datasets library reads Parquet")
+pytest.importorskip("pyarrow", reason="pyarrow writes Parquet")
+
+import datasets
+import pyarrow as pa
+from pyarrow import parquet
+
+from captioning.config import load_config
+from captioning.data import load_image, read_annotations
+from captioning.metrics.image_files import find_images
+from captioning.runtime.errors import UserError
+from captioning.training.fine_tuning import FineTuning
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def rows(scenes):
+    """Return the training scenes as rows, with the bytes of their images."""
+    samples = read_annotations(scenes / "scenes_train.json")
+    return [
+        {"image": (scenes / sample.image).read_bytes(), "text": list(sample.captions)}
+        for sample in samples
+    ]
+
+
+def as_struct(rows):
+    return [{**row, "image": {"bytes": row["image"], "path": None}} for row in rows]
+
+
+def write(rows, path):
+    parquet.write_table(pa.Table.from_pylist(rows), path, row_group_size=5)
+
+
+def save(rows, path):
+    features = datasets.Features(image=datasets.Image(), text=datasets.Value("string"))
+    rows = [{**row, "text": row["text"][0]} for row in rows]
+    datasets.Dataset.from_list(rows, features=features).save_to_disk(path)
+
+
+def split(rows, path):
+    write(as_struct(rows[:7]), path.parent / "part-0.parquet")
+    write(as_struct(rows[7:]), path.parent / "part-1.parquet")
+
+
+WRITERS = {
+    "bytes.parquet": write,
+    "struct.parquet": lambda rows, path: write(as_struct(rows), path),
+    "saved": save,
+    "part-*.parquet": split,
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_images_and_captions_are_those_that_were_written(rows, scenes, tmp_path, name):
+    WRITERS[name](as_struct(rows) if name == "saved" else rows, tmp_path / name)
+    samples = read_annotations(tmp_path / name)
+    expected = read_annotations(scenes / "scenes_train.json")
+    count = 1 if name == "saved" else None
+    assert [s.captions for s in samples] == [s.captions[:count] for s in expected]
+    images = find_images(tmp_path / name, tmp_path / name, [s.image_id for s in samples])
+    assert [str(path) for path in images.values()] == [sample.image for sample in samples]
+    for sample, original in zip(samples[::5], expected[::5]):
+        pixels = np.asarray(Image.open(scenes / original.image).convert("RGB"))
+        assert np.array_equal(np.asarray(load_image(sample.image)), pixels)
+
+
+def test_a_run_on_parquet_is_the_run_on_files(rows, scenes_config, tmp_path):
+    write(as_struct(rows), tmp_path / "train.parquet")
+    found = []
+    for name in ("files", "parquet"):
+        flags = {"output_dir": str(tmp_path / name)}
+        if name == "parquet":
+            flags["train_file"] = str(tmp_path / "train.parquet")
+        tuning = FineTuning(load_config(scenes_config, ["max_epoch=1"], flags), torch.device("cpu"))
+        tuning._train_epoch(0)
+        tuning.close()
+        found.append(tuning.captioner.state_dict())
+    assert all(torch.equal(value, found[1][key]) for key, value in found[0].items())
+
+
+BAD = {
+    "text": ([{"image": "a.jpg", "text": "x"}], "column image holds string, not image files"),
+    "none": ([{"photo": b"x", "text": "x"}], "has no column image, only photo, text"),
+    "caption": ([{"image": b"x"}], "has no caption: add caption or captions"),
+    "prompt": ([{"image": b"x", "text": "x", "prompt": 3}], "has the prompt 3: expected text"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_tables_that_cannot_be_read(tmp_path, name):
+    write(BAD[name][0], tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=BAD[name][1]) as error:
+        read_annotations(tmp_path / "a.parquet")
+    assert "\n" not in str(error.value) and "a.parquet" in str(error.value)
+
+
+def test_files_that_are_cut_off_or_missing_and_rows_without_an_image(rows, tmp_path):
+    write(rows[:2], tmp_path / "a.parquet")
+    (tmp_path / "b.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:99])
+    (tmp_path / "c.parquet").touch()
+    for name in "bc":
+        with pytest.raises(UserError, match=f"{name}.parquet: cannot be read"):
+            read_annotations(tmp_path / f"{name}.parquet")
+    with pytest.raises(UserError, match="no such file"):
+        read_annotations(tmp_path / "d-*.parquet")
+    write([*rows[:1], {"image": None, "text": ["x"]}], tmp_path / "e.parquet")
+    with pytest.raises(UserError, match=r"e\.parquet/1: the row has no image"):
+        load_image(f"{tmp_path}/e.parquet/1")
