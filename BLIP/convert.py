@@ -178,13 +178,23 @@ def save_hf(model: Union[BlipCaptioner, BlipItm], folder: Union[str, Path]) -> N
         save_file(state, file, metadata={"format": "pt"})
     config = hf_config(model)
     size = config["vision_config"]["image_size"]
-    added = {token: words.bert.token_to_id(token) for token in ADDED}
-    flags = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
     ends = {key: id_ for key, id_ in config["text_config"].items() if key.endswith("_token_id")}
     write_json(config, folder / "config.json")
     if isinstance(model, BlipCaptioner):
         write_json(ends, folder / "generation_config.json")
+    added = {token: words.bert.token_to_id(token) for token in ADDED}
     write_json(added, folder / "added_tokens.json")
+    names = {"image_processor_type": "BlipImageProcessor", "processor_class": "BlipProcessor"}
+    write_processing(words, size, names, folder)
+
+
+def write_processing(words: CaptionTokenizer, size: int, names: dict, folder: Path) -> None:
+    """Write `tokenizer_config.json` and `preprocessor_config.json`.
+
+    size: of the image's sides, in pixels; names: the processor's classes.
+    """
+    added = {token: words.bert.token_to_id(token) for token in ADDED}
+    flags = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
     tokenizer = {
         "tokenizer_class": "BertTokenizer",
         "do_lower_case": True,
@@ -198,8 +208,7 @@ def save_hf(model: Union[BlipCaptioner, BlipItm], folder: Union[str, Path]) -> N
     }
     write_json(tokenizer, folder / "tokenizer_config.json")
     processor = {
-        "image_processor_type": "BlipImageProcessor",
-        "processor_class": "BlipProcessor",
+        **names,
         "do_resize": True,
         "size": {"height": size, "width": size},
         "resample": 3,  # bicubic
