@@ -46,7 +46,7 @@ class StepGraph(nn.Module):
             added = layer.attention.keys_values(hidden)
             pasts.append(tuple(torch.cat(pair, dim=2) for pair in zip(past[index], added)))
             hidden = layer.attend(hidden, pasts[-1], image_past[index], mask)
-        logits = self.decoder.cls["predictions"](hidden[:, -1])
+        logits = self.decoder.cls["predictions"](hidden[:, -1:])[:, 0]
         if self.shift:
             next_is_first = positions[-1] + 1 == self.first
             logits = torch.where(next_is_first, self.shift.read(logits), logits)
