@@ -66,9 +66,11 @@ function heard({ kind, id, name, ...more }) {
     card(name).dataset.tokens = more.tokens.join(" ");
     say(`${models.find((model) => model.name === name).label}: ${more.text}`);
   } else if (kind === "failed") {
-    if (name in Object.fromEntries(models.map((model) => [model.name, 1]))) {
-      show(name, { state: element("span", { className: "failed" }, more.text), bar: null });
+    // A photo that cannot be read fails for all models.
+    for (const model of models.filter((each) => !name || each.name === name)) {
+      show(model.name, { state: element("span", { className: "failed" }, more.text), bar: null });
     }
+    if (!name) $("#caption").disabled = false;
     say(more.text);
     if (more.memory) worker = null; // its memory is full; the next caption starts another
   } else if (kind === "done") {
@@ -151,11 +153,22 @@ function listen() {
   });
 }
 
+/** Resolve once the service worker has the page: it keeps only what is asked for after that. */
+async function keep() {
+  await navigator.serviceWorker.register("sw.js");
+  await navigator.serviceWorker.ready;
+  if (navigator.serviceWorker.controller) return;
+  await new Promise((go) => {
+    navigator.serviceWorker.addEventListener("controllerchange", go, { once: true });
+    setTimeout(go, 3000); // a page that is reloaded with Shift never gets a controller
+  });
+}
+
 async function main() {
   if (!WebAssembly.validate(new Uint8Array(SIMD))) {
     return say("This browser has no WebAssembly SIMD, which the captioner needs. Please update it.");
   }
-  navigator.serviceWorker?.register("sw.js").catch(() => say("The models cannot be kept for use offline."));
+  await keep().catch(() => say("The models cannot be kept for use offline: that needs https or this machine."));
   try {
     models = (await (await fetch("models.json")).json()).models;
   } catch {

@@ -5,6 +5,7 @@ import { Captioner } from "./decode.js";
 import { MOST_PIXELS, normalise, resize, sizeInHeader } from "./pixels.js";
 
 env.allowRemoteModels = false;
+env.allowLocalModels = true; // below; browsers read none by default
 env.localModelPath = "./models/";
 env.useBrowserCache = false; // the service worker keeps the files
 env.useWasmCache = false;
