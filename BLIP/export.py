@@ -3,8 +3,9 @@
     python -m BLIP.export checkpoints/blip_mle_smile_base.pth output/onnx
     python -m BLIP.export checkpoints/blip_mle_smile_base.pth output/onnx --int8
 
---int8 quantises the encoder's weights to 8 bits. `BLIP/onnx_runner.py` generates captions from the
-folder, which contains:
+--int8 quantises the encoder's weights to 8 bits. --layout transformers.js writes a folder for Node
+and browsers, see `BLIP/transformers_js.py`. `BLIP/onnx_runner.py` generates captions from the
+folder, which otherwise contains:
 
 - encoder.onnx: image (B, 3, S, S) -> image_past, the keys and values of cross-attention.
 - decoder_step.onnx: new tokens (B, n), past (the keys and values of earlier tokens), image_past ->
@@ -17,11 +18,9 @@ Both pasts have the shape (layers, 2, B, heads, length, head width), where 2 is 
 """
 
 import argparse
-import logging
 import os
 import sys
 import tempfile
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional, Union
@@ -40,8 +39,11 @@ from BLIP.convert import (
     write_json,
     write_vocabulary,
 )
+from BLIP.onnx_graph import StepGraph, export_graph, to_int8
+from BLIP.transformers_js import CONFIG, write_folder
 
 SETTINGS = "captioner.json"
+LAYOUTS = {"runner": SETTINGS, "transformers.js": CONFIG}
 
 
 class EncoderGraph(nn.Module):
@@ -57,53 +59,29 @@ class EncoderGraph(nn.Module):
         return torch.stack([torch.stack(past) for past in pasts])
 
 
-class StepGraph(nn.Module):
-    """tokens (B, n), past of length t, image_past -> logits (B, V), past of length t + n.
-
-    With first_token_shift the graph converts the first token of a caption to its piece and back, so
-    that callers see words only.
-    """
-
-    def __init__(self, captioner: BlipCaptioner):
-        super().__init__()
-        self.decoder = captioner.text_decoder
-        self.shift, self.first = captioner.shift, len(captioner.prompt_ids)
-
-    def forward(self, tokens: Tensor, past: Tensor, image_past: Tensor) -> tuple[Tensor, Tensor]:
-        done, new = past.size(4), tokens.size(1)
-        positions = torch.arange(done + new)
-        mask = positions <= positions[done:].unsqueeze(1)  # (n, t + n)
-        if self.shift:
-            shifted = self.shift.piece[tokens]
-            tokens = torch.where(positions[done:] == self.first, shifted, tokens)
-        hidden = self.decoder.bert["embeddings"](tokens, done)
-        pasts = []
-        for index, layer in enumerate(self.decoder.layers):
-            added = torch.stack(layer.attention.keys_values(hidden))
-            pasts.append(torch.cat([past[index], added], dim=3))
-            image = (image_past[index, 0], image_past[index, 1])
-            hidden = layer.attend(hidden, (pasts[-1][0], pasts[-1][1]), image, mask)
-        logits = self.decoder.cls["predictions"](hidden[:, -1])
-        if self.shift:
-            next_is_first = positions[-1] + 1 == self.first
-            logits = torch.where(next_is_first, self.shift.read(logits), logits)
-        return logits, torch.stack(pasts)
-
-
-def export_onnx(captioner: BlipCaptioner, folder: Union[str, Path], int8: bool = False) -> None:
+def export_onnx(
+    captioner: BlipCaptioner, folder: Union[str, Path], int8: bool = False, layout: str = "runner"
+) -> None:
     """Write the folder, see the module's docstring. A failed export writes none of the files.
 
-    Needs onnxscript, and onnxruntime for `int8`.
+    layout: of LAYOUTS. Needs onnxscript, and onnxruntime for `int8` and for transformers.js.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".", suffix=".staged", dir=folder) as temporary:
-        _write(captioner, Path(temporary), int8)
-        # captioner.json is removed first and written last: without it, no reader can mix old and
+        if layout == "runner":
+            _write(captioner, Path(temporary), int8)
+        else:
+            write_folder(captioner, Path(temporary))
+        # The settings are removed first and written last: without them, no reader can mix old and
         # new files.
-        (folder / SETTINGS).unlink(missing_ok=True)
-        for path in sorted(Path(temporary).iterdir(), key=lambda path: path.name == SETTINGS):
-            os.replace(path, folder / path.name)
+        settings = LAYOUTS[layout]
+        (folder / settings).unlink(missing_ok=True)
+        files = [path for path in Path(temporary).rglob("*") if path.is_file()]
+        for path in sorted(files, key=lambda path: path.name == settings):
+            target = folder / path.relative_to(temporary)
+            target.parent.mkdir(exist_ok=True)
+            os.replace(path, target)
 
 
 def _write(captioner: BlipCaptioner, folder: Path, int8: bool) -> None:
@@ -120,15 +98,15 @@ def _write(captioner: BlipCaptioner, folder: Path, int8: bool) -> None:
     past = torch.zeros(layers, 2, batch, heads, 4, width)
     rows, new, done = Dim("rows"), Dim("new"), Dim("done")
     inputs = {"image": (image, {0: rows})}
-    _export(encoder, folder / "encoder.onnx", inputs, ["image_past"])
+    export_graph(encoder, folder / "encoder.onnx", inputs, ["image_past"])
     inputs = {
         "tokens": (tokens, {0: rows, 1: new}),
         "past": (past, {2: rows, 4: done}),
         "image_past": (image_past, {2: rows}),
     }
-    _export(decoder, folder / "decoder_step.onnx", inputs, ["logits", "new_past"])
+    export_graph(decoder, folder / "decoder_step.onnx", inputs, ["logits", "new_past"])
     if int8:
-        to_int8(folder / "encoder.onnx")
+        to_int8(folder / "encoder.onnx", folder / "encoder.onnx")
     write_vocabulary(words, folder)
     settings = {
         "image_size": size,
@@ -143,49 +121,6 @@ def _write(captioner: BlipCaptioner, folder: Path, int8: bool) -> None:
     write_json(settings, folder / SETTINGS)
 
 
-def _export(
-    graph: nn.Module, path: Path, inputs: dict[str, tuple[Tensor, dict]], outputs: list[str]
-) -> None:
-    """Export a graph. inputs: for each name, an example and its dynamic dimensions."""
-    examples, dynamic = zip(*inputs.values())
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter warns about its own code
-        torch.onnx.export(
-            graph,
-            examples,
-            path,
-            input_names=list(inputs),
-            output_names=outputs,
-            dynamic_shapes=dynamic,
-            dynamo=True,
-            external_data=False,
-            verbose=False,
-        )
-
-
-def to_int8(path: Path) -> None:
-    """Quantise a graph's weight matrices to 8 bits per channel, and its activations dynamically.
-
-    Weights use 7 of the 8 bits: on a CPU without VNNI, onnxruntime's sums of two products would
-    saturate.
-    """
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
-    disabled = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # onnxruntime advises on options that are not needed here
-    try:
-        quantize_dynamic(
-            path,
-            path,
-            op_types_to_quantize=["MatMul"],
-            per_channel=True,
-            reduce_range=True,
-            weight_type=QuantType.QInt8,
-        )
-    finally:
-        logging.disable(disabled)
-
-
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the program and return its exit code. argv: by default those of the command line."""
     parser = argparse.ArgumentParser(
@@ -196,12 +131,15 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     add_captioner_arguments(parser)
     parser.add_argument("folder")
     parser.add_argument("--int8", action="store_true", help="quantise the image encoder to 8 bits")
+    parser.add_argument("--layout", choices=LAYOUTS, default="runner", help="who reads the folder")
     given = vars(parser.parse_args(argv))
-    folder, int8 = given.pop("folder"), given.pop("int8")
+    folder, int8, layout = (given.pop(name) for name in ("folder", "int8", "layout"))
+    if int8 and layout != "runner":
+        parser.error("--int8 is for the runner's layout; transformers.js always gets 8 bits, too")
 
     def program() -> str:
         try:
-            export_onnx(captioner_of(**given), folder, int8)
+            export_onnx(captioner_of(**given), folder, int8, layout)
         except ImportError as error:
             needed = "onnx onnxscript onnxruntime"
             raise ValueError(f"{error}; export needs: pip install {needed}") from error

@@ -33,7 +33,7 @@ OWN = (
 FOREIGN = (
     *("pip", "curl", "wget", "git", "tar", "unzip", "rm", "mkdir", "cp", "mv", "ls", "cat", "head"),
     *("tail", "grep", "wc", "sleep", "nohup", "ssh", "srun", "sbatch", "scontrol", "nvidia-smi"),
-    *("tensorboard", "jq", "xdg-open", "ray", "capevalkit", "lmms_eval"),
+    *("tensorboard", "jq", "xdg-open", "ray", "capevalkit", "lmms_eval", "node", "npm"),
 )
 NEEDED_BY_SCRIPTS = ("bash", "dirname", "nproc", "getconf", "env")
 # What an environment variable before a command may be called, besides what our scripts read.

@@ -57,7 +57,8 @@ def int8_folder(exported, tmp_path_factory):
     folder = tmp_path_factory.mktemp("int8")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(
-            "BLIP.export._export", lambda _, path, *__: shutil.copy(exported[1] / path.name, path)
+            "BLIP.export.export_graph",
+            lambda _, path, *__: shutil.copy(exported[1] / path.name, path),
         )
         assert main([str(exported[1] / "checkpoint.pth"), str(folder), "--int8"]) == 0
     return folder
@@ -206,7 +207,7 @@ def test_an_export_that_fails_leaves_the_files_before_it(
         if path.name in full:
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("BLIP.export._export", export)
+    monkeypatch.setattr("BLIP.export.export_graph", export)
     full = []
     for name in ("encoder.onnx", "decoder_step.onnx"):
         full[:] = [name]

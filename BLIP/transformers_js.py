@@ -1,0 +1,125 @@
+"""Writes a captioner as a folder of transformers.js, for Node and for browsers.
+
+    python -m BLIP.export CHECKPOINT OUT --layout transformers.js
+
+transformers.js has no BLIP. The folder is a `vision-encoder-decoder` whose decoder has the names of
+`musicgen_decoder`, and its graphs hide the difference:
+
+- encoder_model: pixel_values (B, 3, S, S) -> last_hidden_state (B, 2 * layers, heads, P, d), the
+  keys and values of cross-attention, d = H / heads. They are computed once for an image.
+- decoder_model_merged: input_ids (R, n), encoder_hidden_states of one image, and the past of each
+  layer, (R, heads, t, d) -> logits (R, 1, V) of the next token, and the past with n more tokens. R
+  beams share the image. The first call has t = 0, so that one graph does both kinds of steps.
+
+Each graph has three files: fp32, `_quantized` (weights in 8 bits) and `_fp16` (inputs and outputs
+stay fp32).
+"""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+from BLIP.blip import BlipCaptioner
+from BLIP.convert import write_json, write_processing
+from BLIP.onnx_graph import StepGraph, export_graph, to_int8
+
+CONFIG = "config.json"  # without it the library loads nothing
+
+
+class ImageGraph(nn.Module):
+    """pixel_values (B, 3, S, S) -> keys and values of every layer (B, 2 * layers, heads, P, d)."""
+
+    def __init__(self, captioner: BlipCaptioner):
+        super().__init__()
+        self.visual_encoder, self.layers = captioner.visual_encoder, captioner.text_decoder.layers
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        embeds = self.visual_encoder(pixel_values)
+        pairs = [layer.crossattention.keys_values(embeds) for layer in self.layers]
+        return torch.stack([x for pair in pairs for x in pair], dim=1)
+
+
+class MergedGraph(nn.Module):
+    """A step with one tensor for each layer's keys, and one for its values; see the module."""
+
+    def __init__(self, captioner: BlipCaptioner):
+        super().__init__()
+        self.step = StepGraph(captioner)
+
+    def forward(self, input_ids: Tensor, encoder_hidden_states: Tensor, past: list[Tensor]):
+        image = list(
+            zip(encoder_hidden_states[:, ::2].unbind(1), encoder_hidden_states[:, 1::2].unbind(1))
+        )
+        logits, pasts = self.step.run(input_ids, list(zip(past[::2], past[1::2])), image)
+        return logits.unsqueeze(1), *(x for pair in pasts for x in pair)
+
+
+def write_folder(captioner: BlipCaptioner, folder: Path) -> None:
+    """Write the folder. Needs onnx, onnxscript and onnxruntime."""
+    words, sizes = captioner.tokenizer, captioner.text_decoder.config
+    graphs = folder / "onnx"
+    graphs.mkdir()
+    captioner = captioner.eval().cpu()
+    size = captioner.visual_encoder.patch_embed.img_size[0]
+    pixels = torch.zeros(2, 3, size, size)
+    encoder = ImageGraph(captioner)
+    with torch.no_grad():
+        image = encoder(pixels)[:1]
+    batch = Dim("batch_size")  # the library sizes the empty past by this name
+    inputs = {"pixel_values": (pixels, {0: batch})}
+    export_graph(encoder, graphs / "encoder_model.onnx", inputs, ["last_hidden_state"])
+
+    heads, width = image.size(2), image.size(4)
+    names = [
+        f"{layer}.decoder.{part}"
+        for layer in range(sizes.num_hidden_layers)
+        for part in ("key", "value")
+    ]
+    past = torch.zeros(3, heads, 4, width)
+    new, done = Dim("sequence_length"), Dim("past_sequence_length")
+    inputs = {
+        "input_ids": (torch.full((3, 2), words.start), {0: batch, 1: new}),
+        "encoder_hidden_states": (image, None),
+    }
+    pasts = {f"past_key_values.{name}": (past.clone(), {0: batch, 2: done}) for name in names}
+    outputs = ["logits", *(f"present.{name}" for name in names)]
+    decoder = graphs / "decoder_model_merged.onnx"
+    export_graph(MergedGraph(captioner), decoder, inputs, outputs, pasts)
+    for path in sorted(graphs.iterdir()):
+        to_int8(path, path.with_stem(path.stem + "_quantized"))
+        _to_fp16(path, path.with_stem(path.stem + "_fp16"))
+
+    words.bert.save(str(folder / "tokenizer.json"))
+    write_processing(words, size, {"image_processor_type": "ViTImageProcessor"}, folder)
+    prompt = captioner.prompt_ids.tolist()
+    ends = {"bos_token_id": words.start, "eos_token_id": words.end, "pad_token_id": words.pad}
+    # The library takes a list with one entry for each image as their decoder_input_ids.
+    generation = {**ends, "decoder_start_token_id": [prompt], "max_length": 20, "min_length": 5}
+    write_json(generation, folder / "generation_config.json")
+    decoder_sizes = {
+        "model_type": "musicgen_decoder",
+        "num_hidden_layers": sizes.num_hidden_layers,
+        "num_attention_heads": heads,
+        "hidden_size": sizes.hidden_size,
+        "vocab_size": len(words),
+    }
+    config = {
+        "architectures": ["VisionEncoderDecoderModel"],
+        "model_type": "vision-encoder-decoder",
+        "is_encoder_decoder": True,
+        "max_position_embeddings": captioner.max_positions,
+        **ends,
+        "encoder": {"model_type": "vit", "image_size": size},
+        "decoder": decoder_sizes,
+    }
+    write_json(config, folder / CONFIG)
+
+
+def _to_fp16(source: Path, target: Path) -> None:
+    import onnx
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    model = onnx.load(source)
+    onnx.save(convert_float_to_float16(model, keep_io_types=True), target)

@@ -1,0 +1,45 @@
+// Keeps the page, the runtime and the models for use offline. No request leaves the page's folder,
+// also not from workers, and hosts that send no headers get those that threads need.
+
+const VERSION = "development"; // a hash of all files, set by build.mjs
+const HEADERS = {
+  "Cross-Origin-Opener-Policy": "same-origin",
+  "Cross-Origin-Embedder-Policy": "require-corp",
+  "Content-Security-Policy": "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; connect-src 'self'; img-src 'self' blob:; media-src 'self' blob:; style-src 'self'; base-uri 'none'; form-action 'none'",
+};
+const scope = new URL("./", location.href).href;
+
+addEventListener("install", (event) => {
+  skipWaiting();
+  const first = ["./", "style.css", "icon.svg", "page.js", "worker.js", "decode.js", "pixels.js", "models.json"];
+  event.waitUntil(caches.open(scope + VERSION).then((cache) => cache.addAll(first)));
+});
+
+addEventListener("activate", (event) => {
+  const old = (names) => names.filter((name) => name.startsWith(scope) && name !== scope + VERSION);
+  const clear = caches.keys().then((names) => Promise.all(old(names).map((name) => caches.delete(name))));
+  event.waitUntil(clear.then(() => clients.claim()));
+});
+
+async function answer(request) {
+  const cache = await caches.open(scope + VERSION);
+  const kept = await cache.match(request, { ignoreVary: true });
+  if (kept) return kept;
+  const found = await fetch(request);
+  if (found.status !== 200) return found;
+  cache.put(request, found.clone()).catch(() => {}); // no room: it is fetched again next time
+  return found;
+}
+
+async function guarded(request) {
+  const found = await answer(request);
+  const headers = new Headers(found.headers);
+  for (const [name, value] of Object.entries(HEADERS)) headers.set(name, value);
+  return new Response(found.body, { status: found.status, statusText: found.statusText, headers });
+}
+
+addEventListener("fetch", (event) => {
+  const { request } = event;
+  if (!request.url.startsWith(scope)) return event.respondWith(Response.error());
+  if (request.method === "GET") event.respondWith(guarded(request));
+});
