@@ -51,7 +51,7 @@ class Keys(BaseModel):
     teacher_forcing_middle: Annotated[Optional[float], "run"] = Field(None, gt=0)
 
     @model_validator(mode="after")
-    def _check_combinations(self):
+    def _check_baseline(self):
         if self.lora is not None and self.model in MODELS:
             raise ValueError(f"lora is for models blip and vlm; this one is {self.model}")
         if self.attention_penalty and self.model not in ATTENTION_MODELS:

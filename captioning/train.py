@@ -54,7 +54,7 @@ def evaluate(config: Config, device, split: str, overrides: Sequence[str]) -> No
     checkpoint = checkpoint_to_evaluate(config, overrides) if distributed.is_main() else None
     checkpoint = distributed.broadcast_from_main(checkpoint and output.store_name(checkpoint))
     with distributed.first_on_each_machine():
-        captioner, load_message = captioner_from(config, output.here(checkpoint))
+        captioner, load_message = captioner_from(config, output.local_path(checkpoint))
     shown_checkpoint = stores.without_secrets(checkpoint)
     log_line(load_message)
     results = evaluation.caption(captioner.to(device))

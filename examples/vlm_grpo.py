@@ -28,6 +28,7 @@ from captioning.rewards.registry import REWARDS, check_rewards
 from captioning.rewards.trl import reward_function
 from captioning.runtime.errors import UserError
 from captioning.runtime.registry import load
+from vlm.library import load_parts
 
 
 class LikelihoodGRPOTrainer(GRPOTrainer):
@@ -56,6 +57,7 @@ def train(given: argparse.Namespace) -> LikelihoodGRPOTrainer:
     gpu, lora = torch.cuda.is_available(), config.lora or Lora()
     samples = read_split(config, "train")
     images = TrainingImages.of(samples, config.image_root, "cuda" if gpu else "cpu")
+    load_parts(config.vlm)  # raises ValueError, in one line, for what cannot be loaded
     processor = AutoProcessor.from_pretrained(config.vlm, padding_side="left")
     ends = [processor.tokenizer.eos_token_id]
     options = {name: load(REWARDS[name]).Options.from_config(config) for name in chosen}

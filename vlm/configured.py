@@ -20,7 +20,7 @@ class Keys(BaseModel):
     vlm: Annotated[Optional[str], Field(min_length=1), "run"] = None
 
     @model_validator(mode="after")
-    def _check_combinations(self):
+    def _check_vlm(self):
         if self.model != "vlm":
             if self.vlm is not None:
                 raise ValueError(f"vlm is for model vlm; this one is {self.model}")

@@ -25,7 +25,7 @@ class ItmOptions(Options):
     )
 
     @field_serializer("itm_model")
-    def _without_secrets(self, value: Optional[str]) -> Optional[str]:
+    def _itm_model_without_secrets(self, value: Optional[str]) -> Optional[str]:
         return without_secrets(value) if isinstance(value, str) else value
 
 

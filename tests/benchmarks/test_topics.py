@@ -83,7 +83,7 @@ def test_contenders_compute_the_same_objective(name, contenders):
 
 
 def test_both_train_the_same_parameters_by_the_same_loss(needs_peer):
-    both = Training(tiny=True, peer=True)
+    both = Training(tiny=True, with_peer=True)
     both.ours.eval()
     both.theirs.eval()
     image, texts = random_images(both.ours, CPU_BATCH), random_captions(True, CPU_BATCH, 1)

@@ -76,11 +76,11 @@ def test_a_batch_wider_than_truncations_window():
 def test_the_limit_of_truncation_is_the_quantile_of_a_full_window(size, drop):
     means, window = torch.randn(size, dtype=torch.float64).float(), LastMeans(size)
     window.add(means[: size - 1], torch.ones(size - 1, dtype=torch.bool))
-    assert window.limit(drop) == math.inf
+    assert window.threshold(drop) == math.inf
     # Checkpoints of before have them in float64.
     window.restore({"means": means.double(), "seen": torch.tensor(size)})
     expected = float(np.quantile(means.double().numpy(), 1 - drop))
-    assert window.limit(drop).item() == pytest.approx(expected, rel=1e-6, abs=1e-6)
+    assert window.threshold(drop).item() == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
 def test_what_truncation_has_seen_is_kept_in_a_checkpoint_and_of_training_alone():

@@ -231,8 +231,8 @@ MUTATIONS = [
     Mutation(
         "a label beyond the head is an index crash",
         "smile/labels.py",
-        "    if wrong.any():",
-        "    if False:",
+        "is_invalid = (labels != ignore_index) & ((labels < 0) | (labels >= vocabulary))",
+        "is_invalid = labels.new_zeros(labels.shape, dtype=torch.bool)",
         "tests/smile/test_losses.py",
     ),
     Mutation(
@@ -266,14 +266,14 @@ MUTATIONS = [
     Mutation(
         "captions of a packed row share their words",
         "smile/captions.py",
-        "return of_row + segments - least",
-        "return of_row + segments * 0",
+        "return offset + segments - minimum",
+        "return offset + segments * 0",
         "tests/smile/test_captions.py",
     ),
     Mutation(
         "losses of a model's routers are dropped",
         "smile/hf/forward.py",
-        "return loss if added is None else loss + added.to(loss.device)",
+        "return loss if auxiliary_loss is None else loss + auxiliary_loss.to(loss.device)",
         "return loss",
         "tests/smile/test_hf_families.py -k Mixtral",
     ),

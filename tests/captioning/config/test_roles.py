@@ -27,6 +27,18 @@ def test_a_key_without_a_role_changes_the_results():
     assert roles_of(Added)["new_key"] == "run"
 
 
+def test_no_class_of_keys_overrides_a_validator_of_another():
+    kinds = ("field_validators", "field_serializers", "model_validators")
+    own = [
+        name
+        for keys in config_class().__mro__
+        for kind in kinds
+        for name in getattr(vars(keys).get("__pydantic_decorators__"), kind, ())
+        if name in vars(keys)
+    ]
+    assert "_check_combinations" in own and len(own) == len(set(own))
+
+
 # A key whose value is looked into where the settings are compared.
 ANOTHER = {"reward": {"facts": 1.0}}
 

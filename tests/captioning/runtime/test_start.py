@@ -93,6 +93,6 @@ def test_every_program_is_tuned_before_it_imports_torch(repository):
         statements = ast.parse(path.read_text()).body[1:]  # after the docstring
         if any("__main__" in ast.unparse(s) for s in statements if isinstance(s, ast.If)):
             found.append(path.name)
-            if path.name != "launch.py":  # which computes nothing
+            if path.name not in ("launch.py", "publish.py"):  # these compute nothing
                 assert "tune_process()" in ast.unparse(statements[0]), path
-    assert len(found) == 14
+    assert len(found) == 17
