@@ -5,7 +5,7 @@ const say = (text) => ($("#status").textContent = text);
 const MEGABYTE = 2 ** 20;
 // A module whose function returns a vector: only a browser with wasm SIMD accepts it.
 const SIMD = [0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 8, 1, 6, 0, 65, 0, 253, 15, 11];
-const PRECISIONS = { q8: "8 bits", fp32: "32 bits", fp16: "16 bits" };
+const PRECISIONS = { fp32: "32 bits", fp16: "16 bits", q8: "8 bits" };
 
 let worker, models = [], photo = null, asked = 0;
 
