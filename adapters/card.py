@@ -61,7 +61,7 @@ def license_of(folder: str) -> str:
 
     try:
         return str(ModelCard.load(Path(folder, NAME)).data.license or UNKNOWN)
-    except (OSError, ValueError):
+    except Exception:  # there is no card, or YAML cannot read it
         return UNKNOWN
 
 

@@ -76,7 +76,7 @@ def _model_problems(folder: Path) -> Iterator[str]:
         except (ValueError, AttributeError) as error:
             yield f"{path}: not a JSON object: {one_line(error)}"
             continue
-        if base and not is_repository(base):
+        if base and "://" not in str(base) and not is_repository(str(base)):
             yield f"{path}: base_model_name_or_path {base} is a path of this machine: correct it"
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:

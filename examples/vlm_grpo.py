@@ -23,6 +23,7 @@ from adapters.lora import Lora
 from captioning.config import load_config
 from captioning.data import read_split
 from captioning.files.reading import parse_yaml
+from captioning.files.tables import is_row
 from captioning.rewards.interface import TrainingImages
 from captioning.rewards.registry import REWARDS, check_rewards
 from captioning.rewards.trl import reward_function
@@ -56,6 +57,8 @@ def train(given: argparse.Namespace) -> LikelihoodGRPOTrainer:
     check_rewards(chosen)
     gpu, lora = torch.cuda.is_available(), config.lora or Lora()
     samples = read_split(config, "train")
+    if any(sample.prompt or is_row(sample.image) for sample in samples):
+        raise UserError("a column prompt and images in Parquet are not supported here: give files")
     images = TrainingImages.of(samples, config.image_root, "cuda" if gpu else "cpu")
     load_parts(config.vlm)  # raises ValueError, in one line, for what cannot be loaded
     processor = AutoProcessor.from_pretrained(config.vlm, padding_side="left")

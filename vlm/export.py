@@ -64,9 +64,9 @@ def export(checkpoint: str, folder: Path, adapter: bool, license: Optional[str] 
         raise ValueError(f"{checkpoint} has no adapter but a whole model: leave out --adapter")
     if lora is not None and not adapter:
         model = model.merge_and_unload()
+    license = license or license_of(parts.name)
     model.save_pretrained(folder)
     (folder / NAME).unlink(missing_ok=True)  # peft's has nothing but headings
-    license = license or license_of(parts.name)
     write_model_card(folder, checkpoint, config, license, "peft" if adapter else "transformers")
     if adapter:
         return f"{folder} holds the adapter of {parts.name}"

@@ -48,9 +48,12 @@ def write_all(request: Request, model: Callable[[], Mapping[str, str]]) -> None:
     if request.metadata:
         with written(request.metadata) as file:
             for line in _lines(request.out):
-                name = relative(line["image"], request.metadata)
-                row = {"file_name": name, "text": line["caption"], "checkpoint": line["checkpoint"]}
-                file.write(json_line(row))
+                try:
+                    name = relative(line["image"], request.metadata)
+                except UserError:
+                    continue  # an earlier call's image, in another folder
+                row = {"file_name": name, "text": line["caption"]}
+                file.write(json_line({**row, "checkpoint": line.get("checkpoint")}))
     if request.kohya:
         content = _kohya(request.kohya)
         for line in _lines(request.out):
@@ -61,15 +64,17 @@ def write_all(request: Request, model: Callable[[], Mapping[str, str]]) -> None:
             file.write(json.dumps(content, indent=2).encode() + b"\n")
     folders = [os.path.dirname(name) for name in (request.parquet, request.metadata) if name]
     folders += [request.write_shards] if request.write_shards else []
-    for folder in dict.fromkeys(folders):
-        _write_card(request, folder, model())
+    folders = list(filter(None, dict.fromkeys(folders)))  # not the working directory
+    rows = model() if folders else {}
+    for folder in folders:
+        _write_card(request, folder, rows)
 
 
 def _write_card(request: Request, folder: str, model: Mapping[str, str]) -> None:
     """Write the card of a folder that is a data set, unless it has another author's."""
     from huggingface_hub import DatasetCardData
 
-    name = stores.joined(folder, card.NAME) if folder else card.NAME
+    name = stores.joined(folder, card.NAME)
     before = _content(name).decode("utf-8", "replace")
     if before and not card.is_generated(before):
         log_line(f"{name} is kept: it was written by hand or by another program")

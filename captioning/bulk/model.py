@@ -111,6 +111,8 @@ class CheckpointModel:
         for entry in batch.entries:
             if "error" not in entry:
                 try:
+                    if entry.get("prompt") and self.config.rerank == "judge":
+                        raise UserError("rerank judge has one prompt: leave out the column prompt")
                     if not self.asks:
                         room = self.config.max_length
                         prompt_ids(self.captioner, entry.get("prompt"), "max_length", room)

@@ -164,7 +164,9 @@ class Request:
         if is_table and self.sidecar:
             raise UserError(f"--sidecar: the photos of {source} have no folder: use --write-shards")
         if is_table:
-            return read_list(self.source, None, template)
+            rows = read_list(self.source, None, template)
+            keeps = self.prompt is None or template
+            return rows if keeps else (row._replace(prompt=None) for row in rows)
         if not is_list:
             return iter([Listed(self.source)])
         items: dict[str, Listed] = {}  # annotations may list an image once per caption

@@ -4,7 +4,6 @@ import csv
 import io
 import os
 import re
-import string
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
 from typing import Any, BinaryIO, NamedTuple, Optional, Union
@@ -38,6 +37,7 @@ _SEQUENTIAL, _SCAN, _END, _ALONE = (0xC0, 0xC1), 0xDA, 0xD9, 0x01
 LISTS = (".txt", ".csv", ".json", ".jsonl")
 PATH_COLUMNS = ("image", "path", "file_name", "filename", "filepath", "image_path", "file")
 ID_COLUMNS = ("image_id", "id")
+_COLUMN = re.compile(r"(?<!\{)\{(\w+)\}(?!\})")  # of a list, in a prompt
 
 
 class Listed(NamedTuple):
@@ -209,22 +209,16 @@ def prompt_in(fields: Mapping[str, Any], where: str) -> Optional[str]:
 
 
 def has_columns(template: str) -> bool:
-    """Whether a prompt names columns, as {column}. Raises UserError for other braces."""
-    try:
-        fields = [field for _, field, *_ in string.Formatter().parse(template)]
-    except ValueError as error:
-        raise UserError(f"--prompt {template!r}: {error}: write {{{{ for a brace") from None
-    return any(field is not None for field in fields)
+    """Whether a prompt names columns, as {column}. Other braces are text."""
+    return bool(_COLUMN.search(template))
 
 
 def _filled(template: str, fields: Mapping[str, Any], where: str) -> str:
     try:
-        return template.format_map(fields)
-    except LookupError as error:
+        return _COLUMN.sub(lambda match: str(fields[match[1]]), template)
+    except KeyError as error:
         names = ", ".join(map(str, fields))
         raise UserError(f"{where} has no column {error} of --prompt, only {names}") from None
-    except (ValueError, AttributeError, TypeError) as error:
-        raise UserError(f"{where}: --prompt cannot be filled in: {error}") from None
 
 
 def _lines(path: StrPath, newline: Optional[str] = None) -> Iterator[str]:

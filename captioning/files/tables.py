@@ -47,7 +47,7 @@ def rows(name: StrPath) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def image_bytes(name: StrPath) -> bytes:
-    """Return the image file of a row. Raises UserError, and OSError for a file outside the row."""
+    """Return the image file of a row. Raises UserError, OSError."""
     file, number = _ROW.fullmatch(str(name)).groups()
     data = _opened(file)
     if int(number) >= len(data):
@@ -55,7 +55,10 @@ def image_bytes(name: StrPath) -> bytes:
     value = data[int(number)][IMAGE]
     content = value if isinstance(value, bytes) else (value or {}).get("bytes")
     if content is None and value and value.get("path"):
-        return Path(value["path"]).read_bytes()
+        path, folder = Path(value["path"]), Path(file).parent
+        if path.is_absolute() or ".." in path.parts or not (folder / path).is_file():
+            raise UserError(f"{name}: its image {path} is not in {folder}: embed the images")
+        return (folder / path).read_bytes()
     if not content:
         raise UserError(f"{name}: the row has no image: leave it out")
     return content

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from captioning.files.cache import cache_folder, cache_key
+from captioning.files.tables import is_row
 from captioning.files.writing import atomic_write
 from captioning.metrics.clip import PREPROCESSING, Clip, ClipOptions, load_clip, read_clip
 from captioning.metrics.evaluator import CaptionSet, Evaluator
@@ -91,7 +92,7 @@ class CachedFeatures:
 
 def _state(path: Path) -> list:
     try:
-        found = os.stat(path)
+        found = os.stat(path.parent if is_row(path) else path)
     except OSError as error:
         raise UserError(f"{path}: no such image: {error.strerror}") from None
     return [os.path.abspath(path), found.st_size, found.st_mtime_ns]

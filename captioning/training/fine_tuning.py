@@ -268,6 +268,7 @@ class FineTuning:
         self.captioner = build_captioner(config, checkpoint)
         annotated = [] if isinstance(self.samples, Shards) else self.samples
         check_prompts(annotated, self.captioner, config, "max_tokens")
+        check_prompts(self.evaluation.samples, self.captioner, config, "max_length")
         null = self.captioner.null_image
         # The weights of `pretrained` may include a mean image.
         if config.null_image == "mean" and not checkpoint and not null.image.any():

@@ -47,6 +47,12 @@ class CheckpointLmm(lmms):
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
         """One caption for each request, cut at the first of the task's stops."""
+        try:
+            return self._captions(requests)
+        except (UserError, ValueError) as error:  # a photo or a setting that cannot be used
+            refuse(str(error))
+
+    def _captions(self, requests: Sequence[Any]) -> list[str]:
         made, answers = self.model.preprocessing, []
         batches = Collator([request.args for request in requests], lambda _: 0, grouping=True)
         for batch in batches.get_batched(n=self.batch_size):

@@ -5,7 +5,7 @@ import torch
 
 from captioning.config import load_config
 from captioning.data import Sample, read_annotations
-from captioning.files.images import read_list
+from captioning.files.images import has_columns, read_list
 from captioning.models.build import captioner_from
 from captioning.models.generation import caption_images
 from captioning.models.prompts import caption_lists, check_prompts
@@ -93,7 +93,8 @@ def test_columns(tmp_path):
     (tmp_path / "a.jsonl").write_text(rows)
     assert read_annotations(tmp_path / "a.jsonl")[0].prompt == "the"
     (item,) = read_list(tmp_path / "a.jsonl", None, "In {place}: {prompt} {{x}}")
-    assert item.prompt == "In Rome:  the  {x}"
+    assert item.prompt == "In Rome:  the  {{x}}"
+    assert not has_columns('Answer as {"caption": "..."}')
     with pytest.raises(UserError, match="line 1 has no column 'title' of --prompt, only image"):
         list(read_list(tmp_path / "a.jsonl", None, "{title}"))
     (tmp_path / "a.jsonl").write_text(rows + rows.replace("the", "on"))
