@@ -21,6 +21,7 @@ if (($# > 3)); then
 fi
 PYTHON_BIN="$(bash scripts/setup.sh dev)"
 models=()
+names=" "
 for run in "$@"; do
     name="${run%/}"
     name="${name##*/}"
@@ -28,8 +29,14 @@ for run in "$@"; do
         mle) label="MLE" ;;
         smile) label="SMILE" ;;
         mle_smile) label="MLE+SMILE" ;;
-        *) label="$name" ;;
+        *) label="${name//=/_}" ;;
     esac
+    name="${name//[^A-Za-z0-9_.-]/_}"
+    if [[ $names == *" $name "* ]]; then
+        echo "error: two folders are named $name; rename one" >&2
+        exit 2
+    fi
+    names+="$name "
     folder="output/web_models/$name"
     "$PYTHON_BIN" -m BLIP.export "$run/checkpoint_best.pth" "$folder" --layout transformers.js
     models+=("$name=$label=$folder")

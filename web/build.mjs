@@ -23,7 +23,7 @@ function refuse(text) {
 
 function modelOf(argument) {
   const [name, label, folder] = argument.split("=");
-  if (!/^[\w-]+$/.test(name) || !folder) refuse(`${argument} is not NAME=LABEL=FOLDER`);
+  if (!/^\w[\w.-]*$/.test(name) || !folder) refuse(`${argument} is not NAME=LABEL=FOLDER`);
   const graphs = (suffix) => ["encoder_model", "decoder_model_merged"].map((graph) => `onnx/${graph}${suffix}.onnx`);
   const bytes = Object.fromEntries(Object.entries(SUFFIXES).map(([dtype, suffix]) => {
     const files = [...SETTINGS, ...graphs(suffix)].map((file) => join(folder, file));
@@ -37,8 +37,12 @@ function modelOf(argument) {
 const [out, ...given] = process.argv.slice(2);
 if (!given.length || given.length > MOST) refuse(`give a folder and 1 to ${MOST} models, NAME=LABEL=FOLDER`);
 const models = given.map(modelOf);
+if (new Set(models.map(({ name }) => name)).size < models.length) refuse("two models have the same name");
 const packages = join(HERE, "node_modules");
 if (!existsSync(join(packages, VENDOR[0]))) refuse("the packages are missing: run npm ci --prefix web");
+if (existsSync(out) && readdirSync(out).length && !existsSync(join(out, "models.json"))) {
+  refuse(`${out} holds something else than a built page: give another folder`);
+}
 rmSync(out, { recursive: true, force: true });
 cpSync(join(HERE, "page"), out, { recursive: true });
 mkdirSync(join(out, "vendor"));

@@ -115,7 +115,7 @@ def read_reply(reply: str, questions: Sequence[Question]) -> Optional[list[str]]
     def answers(found: Any) -> list[str]:
         given = []
         for number, each in enumerate(questions, 1):
-            choices = {choice.casefold(): choice for choice in (*each.choices, NOT_SAID)}
+            choices = {choice.strip().casefold(): choice for choice in (*each.choices, NOT_SAID)}
             given.append(choices[str(found[str(number)]).strip().casefold()])
         return given
 
@@ -146,9 +146,12 @@ def read_checklist(path: Path) -> dict[ImageId, list[Question]]:
             kinds = (row[name] for name in row if name.endswith("_checklist"))
             listed = [item for kind in kinds if isinstance(kind, list) for item in kind]
         questions = _questions(path, row["id"], listed)
-        files = [row.get("img_path"), *(row.get("image_paths") or ())]
+        paths = row.get("image_paths")
+        files = [row.get("img_path"), *(paths if isinstance(paths, list) else [paths])]
         names = [PurePosixPath(file).name for file in files if isinstance(file, str)]
-        found.update(dict.fromkeys([row["id"], *names], questions))
+        for name in (row["id"], *names):
+            if found.setdefault(name, questions) != questions:
+                raise UserError(f"{path}: {name!r} names two entries: keep one")
     return found
 
 

@@ -36,6 +36,7 @@ from captioning.runtime.errors import UserError
 # Part of the cache key of image features. Change it whenever the preprocessing changes.
 PREPROCESSING = "short side to the model's size, bicubic; centre crop; OpenAI's mean and std"
 
+SIGLIP_1_WORDS = 32000  # its tokenizer pads with another token than SigLIP 2's
 LONGEST_STRIP = 64  # largest aspect ratio; longer images are cropped before resizing
 
 
@@ -151,8 +152,9 @@ class Siglip(Clip):
         if files.merges:
             raise UserError(f"{source}: clip_model: a SigLIP needs its tokenizer.json")
         self.tokens = Bpe(files, clip=None)
-        marks = [self.tokens.tokenizer.token_to_id(mark) for mark in ("<pad>", "</s>")]
-        self.end = next((mark for mark in marks if mark is not None), 0)
+        self.end = self.tokens.tokenizer.token_to_id("<pad>") or 0
+        if sizes.get("text_config", {}).get("vocab_size", 0) == SIGLIP_1_WORDS:
+            raise UserError(f"{source}: clip_model: SigLIP 1 is not supported: choose a SigLIP 2")
         found = read_json(find_file("clip_model", source, "preprocessor_config.json"))
         self.resample = found.get("resample", 3)
 
@@ -184,7 +186,9 @@ class Siglip(Clip):
 
 def load_clip(source: str, device: Union[str, torch.device] = "cpu") -> Clip:
     """Return the CLIP or SigLIP of a hub id, a folder or a file. Raises UserError."""
-    is_siglip = read_clip(source)[1].get("model_type") == "siglip"
+    config = find_model("clip_model", source).config
+    found = read_json(config) if config else {}
+    is_siglip = isinstance(found, dict) and found.get("model_type") == "siglip"
     return (Siglip if is_siglip else Clip)(source, device)
 
 

@@ -40,6 +40,7 @@ from captioning.runtime.program import exit_code
 from captioning.runtime.progress import log_line
 
 FEWEST_SYSTEMS = 3
+MAX_CELLS = 1 << 24  # of a table of values by values, 128 MB in float64
 Columns = Mapping[str, np.ndarray]  # {metric or rating: (n,)}; nan for a missing value
 
 
@@ -71,6 +72,8 @@ def correlate(x: np.ndarray, y: np.ndarray, images: np.ndarray) -> list[Estimate
     """
     both = ~np.isnan(x) & ~np.isnan(y)
     x, y, images = x[both], y[both], np.unique(images[both], return_inverse=True)[1]
+    if len(np.unique(x)) * len(np.unique(y)) > MAX_CELLS:
+        raise UserError("the ratings have too many different values for tau: round them")
     if not len(x):
         return [Estimate(np.nan)] * 2
     n = images.max() + 1

@@ -64,7 +64,8 @@ def read_ratings(path: Path, references: Optional[Path] = None) -> list[Rated]:
 def _by_name(path: Path) -> dict[str, list[str]]:
     """The references of each image, by the name of its file."""
     references = read_references(path)
-    named = {PurePosixPath(name).name: i for name, i in ids_by_name(path).items()}
+    named = {PurePosixPath(str(i)).name: i for i in references}
+    named.update({PurePosixPath(name).name: i for name, i in ids_by_name(path).items()})
     return {name: references[i] for name, i in named.items() if i in references}
 
 

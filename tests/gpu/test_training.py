@@ -10,7 +10,7 @@ MEGABYTE = 2**20
 
 def test_a_compiled_step_has_the_gradient_of_an_eager_one(card):
     """Of a tiny captioner without dropout, in fp32 and under bf16."""
-    training = Training(True, peer=False, device=card.device)
+    training = Training(True, with_peer=False, device=card.device)
     for part in training.ours.modules():
         if isinstance(part, torch.nn.Dropout):
             part.p = 0.0
@@ -32,7 +32,7 @@ def test_a_compiled_step_has_the_gradient_of_an_eager_one(card):
 
 def test_memory_is_flat_after_200_steps(card):
     """Steps of captions of other lengths each, with the optimiser; the first tenth may grow."""
-    training = Training(card.tiny, peer=False, device=card.device)
+    training = Training(card.tiny, with_peer=False, device=card.device)
     count, held = (8, []) if card.tiny else (200, [])
     image = random_images(training.ours, 4).to(card.device)
     for number in range(count):

@@ -7,7 +7,7 @@ const MEGABYTE = 2 ** 20;
 const SIMD = [0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 8, 1, 6, 0, 65, 0, 253, 15, 11];
 const PRECISIONS = { fp32: "32 bits", fp16: "16 bits", q8: "8 bits" };
 
-let worker, models = [], photo = null, asked = 0;
+let worker, full = false, models = [], photo = null, asked = 0;
 
 function element(tag, properties = {}, ...children) {
   const made = Object.assign(document.createElement(tag), properties);
@@ -17,6 +17,7 @@ function element(tag, properties = {}, ...children) {
 
 function start() {
   worker?.terminate();
+  full = false;
   worker = new Worker("worker.js", { type: "module" });
   worker.addEventListener("message", ({ data }) => heard(data));
   worker.addEventListener("error", (event) => {
@@ -72,7 +73,7 @@ function heard({ kind, id, name, ...more }) {
     }
     if (!name) $("#caption").disabled = false;
     say(more.text);
-    if (more.memory) worker = null; // its memory is full; the next caption starts another
+    if (more.memory) full = true; // the next caption starts another worker
   } else if (kind === "done") {
     $("#caption").disabled = false;
     document.body.dataset.done = id;
@@ -85,7 +86,7 @@ function caption() {
   const settings = Object.fromEntries(Object.entries(lengths).map(([key, text]) => [key, Number(text)]));
   asked += 1;
   $("#caption").disabled = true;
-  if (!worker) start();
+  if (!worker || full) start();
   for (const { name } of models) show(name, { state: "Waiting", bar: 0, text: "", words: [] });
   say("");
   worker.postMessage({ id: asked, file: photo, models: models.map(({ name }) => name), dtype, device, settings });

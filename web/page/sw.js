@@ -12,7 +12,7 @@ const scope = new URL("./", location.href).href;
 addEventListener("install", (event) => {
   skipWaiting();
   const first = ["./", "style.css", "icon.svg", "page.js", "worker.js", "decode.js", "pixels.js", "models.json"];
-  event.waitUntil(caches.open(scope + VERSION).then((cache) => cache.addAll(first)));
+  event.waitUntil(caches.open(scope + VERSION).then((cache) => cache.addAll(first.map((url) => new Request(url, { cache: "reload" })))));
 });
 
 addEventListener("activate", (event) => {
@@ -25,7 +25,7 @@ async function answer(request) {
   const cache = await caches.open(scope + VERSION);
   const kept = await cache.match(request, { ignoreVary: true });
   if (kept) return kept;
-  const found = await fetch(request);
+  const found = await fetch(request, { cache: "no-cache" });
   if (found.status !== 200) return found;
   cache.put(request, found.clone()).catch(() => {}); // no room: it is fetched again next time
   return found;
