@@ -133,8 +133,9 @@ def test_pacs_is_clipscore_with_a_weight_of_two(settings, make):
     evaluator = PacScore(settings, clip_model=path)
     assert evaluator.unavailable() == {}
     found = evaluator.evaluate(captions)
-    plain = ClipScore(settings, clip_model=path).evaluate(captions)
-    for score, ref, clip, ref_clip in zip(*found.per_image.values(), *plain.per_image.values()):
+    plain = ClipScore(settings, clip_model=path).evaluate(captions).per_image
+    plain = (plain["CLIPScore"], plain["RefCLIPScore"])
+    for score, ref, clip, ref_clip in zip(*found.per_image.values(), *plain):
         assert score == pytest.approx(clip * 2 / 2.5)
         nearest = ref_clip * clip / (2 * clip - ref_clip) if clip else 0  # the other of the mean
         both = 2 * score * nearest / (score + nearest) if clip else 0
