@@ -47,7 +47,7 @@ def test_node_finds_the_tokens_of_torch(make_captioner, node, repository, tmp_pa
     for beams in (1, 3):
         lengths = {"num_beams": beams, "max_length": 16, "min_length": 6}
         said = node("web/captions.mjs", tmp_path / "tiny", tmp_path / "pixels", json.dumps(lengths))
-        for image, line in zip(images.split(1), said.splitlines(), strict=False):
+        for image, line in zip(images.split(1), said.splitlines()):
             expected = captioner.generate_details(image, DecodingSettings(**lengths))
             ours = json.loads(line)
             tokens = expected.token_ids[0, 0, : len(ours["tokens"])].tolist()
