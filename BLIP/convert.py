@@ -185,25 +185,18 @@ def save_hf(model: Union[BlipCaptioner, BlipItm], folder: Union[str, Path]) -> N
         save_file(state, file, metadata={"format": "pt"})
     config = hf_config(model)
     size = config["vision_config"]["image_size"]
-    special_ids = {
-        key: id_ for key, id_ in config["text_config"].items() if key.endswith("_token_id")
-    }
+    special_ids = {k: v for k, v in config["text_config"].items() if k.endswith("_token_id")}
     write_json(config, folder / "config.json")
     if isinstance(model, BlipCaptioner):
         write_json(special_ids, folder / "generation_config.json")
-    write_json(
-        {token: tokenizer.bert.token_to_id(token) for token in ADDED_TOKENS},
-        folder / "added_tokens.json",
-    )
+    added_ids = {token: tokenizer.bert.token_to_id(token) for token in ADDED_TOKENS}
+    write_json(added_ids, folder / "added_tokens.json")
     names = {"image_processor_type": "BlipImageProcessor", "processor_class": "BlipProcessor"}
     write_processing(tokenizer, size, names, folder)
 
 
 def write_processing(tokenizer: CaptionTokenizer, size: int, names: dict, folder: Path) -> None:
-    """Write `tokenizer_config.json` and `preprocessor_config.json`.
-
-    size: of the image's sides, in pixels; names: the processor's classes.
-    """
+    """Write the configurations of the tokenizer and of the processor, whose classes are `names`."""
     added_ids = {token: tokenizer.bert.token_to_id(token) for token in ADDED_TOKENS}
     flags = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
     tokenizer_config = {

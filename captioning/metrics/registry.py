@@ -94,7 +94,7 @@ _DECLARED: dict[str, tuple[str, tuple[Metric, ...]]] = {
                 "CLIPScore", "CLIPScore", 1, meaning="how well caption and image agree, by CLIP"
             ),
             Metric("RefCLIPScore", "RefCLIPScore", 1, True),
-            Metric("CLIPScore_sentences", "CLIPScore, Sent.", 1),
+            Metric("CLIPScore_sentences", "CLIPScore Sent.", 1),
         ),
     ),
     "diversity": (

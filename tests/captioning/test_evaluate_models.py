@@ -50,8 +50,9 @@ def test_all_columns_in_one_command(arguments, tmp_path, capsys):
     assert table[0].split("  ")[0] == "Cap. Len."
     assert table[0].split()[2:6] == ["R@1", "R@5", "CLIPScore", "PPL"]
     scores, lines = written(tmp_path / "out")
-    names = ["cap_len", "CLIPScore", "RefCLIPScore", "R@1", "R@5", "R@10", "median_rank", "PPL"]
-    assert list(scores["metrics"]) == [*names, "ITM", "ITC"] and scores["skipped"] == {}
+    clip = ["CLIPScore", "RefCLIPScore", "CLIPScore_sentences"]
+    names = ["cap_len", *clip, "R@1", "R@5", "R@10", "median_rank", "PPL", "ITM", "ITC"]
+    assert list(scores["metrics"]) == names and scores["skipped"] == {}
     assert scores["metrics"]["R@5"]["value"] == 100 and scores["metrics"]["PPL"]["n"] == 4
     assert scores["settings"]["pool"] == "5 images (the captions' own)"
     assert scores["settings"]["ppl_empty"] == 1 and scores["settings"]["itm_truncated"] == 0
@@ -90,7 +91,7 @@ def test_an_image_that_one_process_cannot_read_costs_its_metrics(arguments, tmp_
     (tmp_path / "images" / "COCO_val2014_000000000004.png").write_bytes(b"broken")
     run = Processes(main, arguments, tmp_path / "output", 2)
     assert run.wait() == [0, 0], run.said()
-    names = "R@1, R@5, CLIPScore, R@10, Med. Rank, RefCLIPScore, ITM, ITC"
+    names = "R@1, R@5, CLIPScore, R@10, Med. Rank, RefCLIPScore, CLIPScore Sent., ITM, ITC"
     assert f"{names} skipped: " in run.said()
     assert "000000000004.png: not a readable image" in run.said()
 

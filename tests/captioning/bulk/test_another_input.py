@@ -94,8 +94,8 @@ def test_the_files_of_an_unfinished_run_keep_their_format(run_in_part, photos, t
     ]
     assert sorted(header["settings"]) == [
         *("captions", "checkpoint", "checkpoint_time", "column", "config", "existing", "glob"),
-        *("input", "num_return", "precision", "prefix", "recursive", "root", "sidecar", "suffix"),
-        "write_shards",
+        *("input", "language", "num_return", "precision", "prefix", "recursive", "root", "sidecar"),
+        *("suffix", "write_shards"),
     ]
     assert done.keys() == {"images", "failed", "written"}
     (journal,) = parts.glob("*.journal")

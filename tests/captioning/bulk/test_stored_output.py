@@ -133,13 +133,13 @@ def test_tars_and_parquet_in_a_store_are_those_on_disk(s3, call, on_disk, tmp_pa
     assert stores.whole("s3://bucket/tables/a.parquet") == table.read_bytes()
     expected = {path.name: path.read_bytes() for path in tars.glob("*.tar")}
     assert len(expected) == 4
-    assert stores.stamps("s3://bucket/tars").keys() == {*expected, "owner.json"}
+    assert stores.stamps("s3://bucket/tars").keys() == {*expected, "README.md", "owner.json"}
     for name, content in expected.items():
         assert stores.whole(f"s3://bucket/tars/{name}") == content
     # Further tars get further numbers.
     assert call("one", *given, "--existing", "overwrite")[0] == 0
     numbered = [f"{i:05d}.tar" for i in range(8)]
-    assert sorted(stores.stamps("s3://bucket/tars")) == [*numbered, "owner.json"]
+    assert sorted(stores.stamps("s3://bucket/tars")) == [*numbered, "README.md", "owner.json"]
 
 
 def test_sidecars_in_a_store(s3, call, photos, tmp_path):

@@ -179,7 +179,7 @@ def test_a_folder_in_a_store_is_one_runs(s3, call, tmp_path, monkeypatch):
     assert stores.stamps(folder).keys() == before.keys()
     flags = ["--num_beams", "1", "--shard_size", "5", "--restart", "--write-shards", folder]
     assert call(a, *flags)[0] == 0
-    assert sorted(stores.stamps(folder)) == ["00000.tar", "00001.tar", "owner.json"]
+    assert sorted(stores.stamps(folder)) == ["00000.tar", "00001.tar", "README.md", "owner.json"]
     assert call(a, *flags[:2], "--write-shards", folder, "--verify")[0] == 0
     uploads.put(stores.whole(f"{folder}/00000.tar")[:-512], f"{folder}/00000.tar")
     code, log = call(a, *flags[:2], "--write-shards", folder, "--verify")

@@ -68,10 +68,11 @@ def without_labels(tuning, batches):
     """Let the captioner ignore every token of those batches, counted from 0."""
     encode, calls = tuning.captioner._encode, []
 
-    def ignoring(image, captions):
-        tokens, mask, labels = encode(image, captions)
+    def ignoring(image, captions, prompts):
+        tokens, mask, labels, start = encode(image, captions, prompts)
         calls.append(len(captions))
-        return tokens, mask, labels.fill_(-100) if len(calls) - 1 in batches else labels
+        labels = labels.fill_(-100) if len(calls) - 1 in batches else labels
+        return tokens, mask, labels, start
 
     tuning.captioner._encode = ignoring
 
