@@ -126,14 +126,20 @@ class ClipFeatures:
     def of_texts(
         self, texts: Sequence[str], description: str
     ) -> tuple[Optional[np.ndarray], list[bool]]:
-        """Return unit vectors (N, D) on rank 0, and whether each text was too long."""
-        ids, long = self.clip.encode(list(texts))
+        """Return unit vectors (N, D) on rank 0, and whether each text was too long.
+
+        Equal texts are encoded once: most captions are their only sentence.
+        """
+        distinct = {text: row for row, text in enumerate(dict.fromkeys(texts))}
+        rows = [distinct[text] for text in texts]
+        ids, long = self.clip.encode(list(distinct))
 
         def compute(batch):
             return self.clip.text_features(batch).cpu().numpy()
 
         batches = batches_by_length([len(text) for text in ids], self.batch_size)
-        return map_over_ranks(batches, ids.__getitem__, compute, description, "caption"), long
+        vectors = map_over_ranks(batches, ids.__getitem__, compute, description, "caption")
+        return None if vectors is None else vectors[rows], [long[row] for row in rows]
 
     def of_images(self, paths: Sequence[Path], description: str) -> Optional[np.ndarray]:
         """Return unit vectors (P, D) of image files on rank 0, from the cache if possible.
