@@ -65,13 +65,14 @@ def write_all(request: Request, model: Callable[[], Mapping[str, str]]) -> None:
     folders = [os.path.dirname(name) for name in (request.parquet, request.metadata) if name]
     folders += [request.write_shards] if request.write_shards else []
     folders = list(filter(None, dict.fromkeys(folders)))  # not the working directory
-    rows = model() if folders else {}
-    for folder in folders:
-        _write_card(request, folder, rows)
+    if folders:
+        count, rows = sum(1 for _ in _lines(request.out)), model()
+        for folder in folders:
+            _write_card(request, folder, count, rows)
 
 
-def _write_card(request: Request, folder: str, model: Mapping[str, str]) -> None:
-    """Write the card of a folder that is a data set, unless it has another author's."""
+def _write_card(request: Request, folder: str, count: int, model: Mapping[str, str]) -> None:
+    """Write the card of a folder of `count` images, unless it has another author's."""
     from huggingface_hub import DatasetCardData
 
     name = stores.joined(folder, card.NAME)
@@ -79,7 +80,6 @@ def _write_card(request: Request, folder: str, model: Mapping[str, str]) -> None
     if before and not card.is_generated(before):
         log_line(f"{name} is kept: it was written by hand or by another program")
         return
-    count = sum(1 for _ in _lines(request.out))
     power = next((p for p, size in enumerate(SIZES) if count < 10 ** (p + 3)), len(SIZES) - 1)
     table = request.parquet and os.path.dirname(request.parquet) == folder
     files = os.path.basename(request.parquet) if table else None
