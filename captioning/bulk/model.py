@@ -14,7 +14,7 @@ from captioning.data.randomness import derived_seed
 from captioning.files.stores import without_secrets
 from captioning.models.build import captioner_from, preprocessing_of, trained_config
 from captioning.models.precision import Precision, check_precision
-from captioning.models.prompts import caption_lists, prompt_ids
+from captioning.models.prompts import caption_lists, check_reranker, prompt_ids
 from captioning.models.reranking import check_reranking, with_reranking
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line
@@ -111,8 +111,8 @@ class CheckpointModel:
         for entry in batch.entries:
             if "error" not in entry:
                 try:
-                    if entry.get("prompt") and self.config.rerank == "judge":
-                        raise UserError("rerank judge has one prompt: leave out the column prompt")
+                    if entry.get("prompt"):
+                        check_reranker(self.config)
                     if not self.asks:
                         room = self.config.max_length
                         prompt_ids(self.captioner, entry.get("prompt"), "max_length", room)

@@ -27,6 +27,7 @@ from captioning.data import (
     training_transform,
 )
 from captioning.files.stores import without_secrets
+from captioning.models.prompts import in_images
 from captioning.models.skip_init import SkipInit
 from captioning.runtime.errors import UserError
 from captioning.runtime.registry import load
@@ -133,9 +134,8 @@ def preprocessing_of(config: Config) -> Preprocessing:
             same=config.augmentation == "none",
         )
     evaluation, training, *optional = functions
-    asks = package_of(config.model).PROMPT_IS_QUESTION
     training = partial(_decode_and_transform, training)
-    return Preprocessing(evaluation, training, *optional, asks=asks)
+    return Preprocessing(evaluation, training, *optional, asks=in_images(config))
 
 
 def _decode_and_transform(transform: Callable, image: Image.Image, *prompt: Optional[str]) -> Any:

@@ -13,7 +13,7 @@ from captioning.data import Sample
 from captioning.runtime.errors import UserError
 from decoding import DecodingSettings, Generated, SettingsError
 
-DIGITS = 5  # of a score
+SCORE_DIGITS = 5  # of a score
 
 
 def in_images(config: Config) -> bool:
@@ -48,13 +48,19 @@ def check_prompts(samples: Iterable[Sample], captioner: Captioner, config: Confi
     prompts = {sample.prompt: sample.image for sample in samples if sample.prompt is not None}
     if prompts and config.reward:
         raise UserError("the annotations have a column prompt, which reward does not support")
-    if prompts and config.rerank == "judge":
-        raise UserError("rerank is judge, whose prompt is one for all: leave out the column prompt")
+    if prompts:
+        check_reranker(config)
     for prompt, image in {} if in_images(config) else prompts.items():
         try:
             prompt_ids(captioner, prompt, key, getattr(config, key) - (key == "max_tokens"))
         except UserError as error:
             raise UserError(f"{image}: {error}") from None
+
+
+def check_reranker(config: Config) -> None:
+    """Raise UserError if the reranker cannot score captions of different prompts."""
+    if config.rerank == "judge":
+        raise UserError("rerank is judge, whose prompt is one for all: leave out the column prompt")
 
 
 def caption_lists(
@@ -92,12 +98,12 @@ def scored_lists(generated: Generated) -> list[list[dict[str, Any]]]:
     """The captions of each image, the best first, as dicts of "caption" and scores by name."""
     scores = {"score": generated.scores, "own_score": generated.own_scores}
     scores["rerank_score"] = generated.rerank_scores
-    tables = {name: values.tolist() for name, values in scores.items() if values is not None}
+    lists = {name: values.tolist() for name, values in scores.items() if values is not None}
     return [
         [
             {
                 "caption": caption,
-                **{name: round(t[row][place], DIGITS) for name, t in tables.items()},
+                **{name: round(t[row][place], SCORE_DIGITS) for name, t in lists.items()},
             }
             for place, caption in enumerate(captions)
         ]
