@@ -30,7 +30,7 @@ from adapters.lora import CONFIG, Lora, add_lora, merge
 from BLIP.blip import PROMPT, BlipCaptioner, build_captioner
 from BLIP.itm import HEAD, POSITION_IDS, BlipItm, load_itm
 from BLIP.med import MedConfig, TextDecoder, read_med_config
-from BLIP.tokenizer import CaptionTokenizer
+from BLIP.tokenizer import ADDED_TOKENS, CaptionTokenizer
 from BLIP.vit import VIT_SIZES, ImageEncoder
 from BLIP.weights.checkpoint import (
     NULL_IMAGE,
@@ -48,7 +48,6 @@ from BLIP.weights.download import without_secrets
 from BLIP.weights.safe_load import first_line
 from smile import Objective
 
-ADDED_TOKENS = ("[DEC]", "[ENC]")
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 # Parts of parameter names of the image encoder, ours and transformers'. The parameters of the text
 # encoder and decoder have the same names in both.
@@ -189,15 +188,13 @@ def save_hf(model: Union[BlipCaptioner, BlipItm], folder: Union[str, Path]) -> N
     write_json(config, folder / "config.json")
     if isinstance(model, BlipCaptioner):
         write_json(special_ids, folder / "generation_config.json")
-    added_ids = {token: tokenizer.bert.token_to_id(token) for token in ADDED_TOKENS}
-    write_json(added_ids, folder / "added_tokens.json")
+    write_json(tokenizer.added_ids, folder / "added_tokens.json")
     names = {"image_processor_type": "BlipImageProcessor", "processor_class": "BlipProcessor"}
     write_processing(tokenizer, size, names, folder)
 
 
 def write_processing(tokenizer: CaptionTokenizer, size: int, names: dict, folder: Path) -> None:
     """Write the configurations of the tokenizer and of the processor, whose classes are `names`."""
-    added_ids = {token: tokenizer.bert.token_to_id(token) for token in ADDED_TOKENS}
     flags = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
     tokenizer_config = {
         "tokenizer_class": "BertTokenizer",
@@ -208,7 +205,7 @@ def write_processing(tokenizer: CaptionTokenizer, size: int, names: dict, folder
         "additional_special_tokens": ["[ENC]"],
         "added_tokens_decoder": {
             str(id_): {"content": token, "special": True, **flags}
-            for token, id_ in added_ids.items()
+            for token, id_ in tokenizer.added_ids.items()
         },
     }
     write_json(tokenizer_config, folder / "tokenizer_config.json")

@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from BLIP.weights.download import hub_file
 
+ADDED_TOKENS = ("[DEC]", "[ENC]")  # BLIP's, after the vocabulary
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
@@ -28,7 +29,8 @@ class CaptionTokenizer:
 
     def __init__(self, source: str):
         self.bert = _load_bert(_find_vocabulary(source))
-        self.bert.add_special_tokens(["[DEC]", "[ENC]"])
+        self.bert.add_special_tokens(list(ADDED_TOKENS))
+        self.added_ids = {token: self.bert.token_to_id(token) for token in ADDED_TOKENS}
         ids = map(self.bert.token_to_id, ("[DEC]", "[SEP]", "[PAD]", "[UNK]"))
         self.start, self.end, self.pad, self.unknown = ids
 
