@@ -1,6 +1,6 @@
 """The recipe trains a tiny vision-language model by GRPO, with and without a likelihood."""
 
-import importlib.util
+import importlib
 
 import pytest
 import torch
@@ -13,12 +13,8 @@ for library in ("trl", "peft", "accelerate", "datasets"):
 
 
 @pytest.fixture(scope="module")
-def example(repository):
-    path = repository / "examples" / "vlm_grpo.py"
-    spec = importlib.util.spec_from_file_location("vlm_grpo", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def example():
+    return importlib.import_module("examples.vlm_grpo")
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """The recipe fine-tunes a tiny vision-language model on generated photos."""
 
-import importlib.util
+import importlib
 import json
 import random
 
@@ -27,12 +27,8 @@ PHOTOS = {
 
 
 @pytest.fixture(scope="module")
-def example(repository):
-    path = repository / "examples" / "vlm_lora.py"
-    spec = importlib.util.spec_from_file_location("vlm_lora", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def example():
+    return importlib.import_module("examples.vlm_lora")
 
 
 @pytest.fixture(scope="module")
