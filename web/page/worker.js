@@ -88,11 +88,13 @@ async function caption({ id, file, pixels, models, dtype, device, settings }) {
   } catch (error) {
     return postMessage({ kind: "failed", id, text: sentence(error, "this photo") });
   }
+  const resized = new Map(); // by side: models of one size share it
   for (const name of models) {
     try {
       const { captioner, side, mean, std } = await load(name, dtype, device);
       postMessage({ kind: "encoding", id, name });
-      const input = pixels ?? normalise(resize(image.data, image.width, image.height, side), mean, std);
+      if (image && !resized.has(side)) resized.set(side, resize(image.data, image.width, image.height, side));
+      const input = pixels ?? normalise(resized.get(side), mean, std);
       const encoded = await captioner.encode(input, side);
       const found = await captioner.search(encoded, settings, (beam, done, all) =>
         postMessage({ kind: "words", id, name, words: captioner.scored(beam), done, all }));
