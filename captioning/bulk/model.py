@@ -1,4 +1,4 @@
-"""A checkpoint's captioner for bulk captioning, and its output lines."""
+"""Captions the batches of bulk captioning with a checkpoint. Makes the lines of the output."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -86,15 +86,14 @@ class CheckpointModel:
         self.origin = {"checkpoint": without_secrets(checkpoint), "settings": recorded}
 
     def prefetch(self, batches: Iterable[Batch]) -> Iterable[Batch]:
-        """Return the batches unchanged. `ServedModel` sends requests ahead here."""
+        """Return the batches unchanged. Only `ServedModel` has something to do in advance."""
         return batches
 
     def lines(self, batch: Batch, offset: int, request: Request) -> list[dict[str, Any]]:
         """One output line for each entry of a batch, with captions or an error.
 
-        offset: images of the shard before this batch. Sampled captions depend on the seed, the
-        shard, the offset and the batch size. After GPU memory has run out, the smaller batch size
-        counts.
+        offset: the number of images of the shard before this batch. Sampled captions depend on the
+        seed, the shard, the offset and the batch size, which is halved if GPU memory runs out.
         """
         entries, image = self._with_room(batch)
         prompts = [entry.get("prompt") for entry in entries if "error" not in entry]
@@ -106,7 +105,10 @@ class CheckpointModel:
         return lines
 
     def _with_room(self, batch: Batch) -> tuple[list[dict[str, Any]], Optional[Images]]:
-        """The entries and images of a batch. A prompt that cannot be used is an error."""
+        """The entries and images of a batch, without images whose prompt is refused.
+
+        Such an entry gets an "error", for example if its prompt leaves no token for a caption.
+        """
         entries, kept, read = [], [], 0
         for entry in batch.entries:
             if "error" not in entry:
@@ -147,7 +149,7 @@ class CheckpointModel:
     ) -> Optional[list[list[dict[str, Any]]]]:
         """The captions of each image; None if GPU memory runs out.
 
-        Returning frees the failed tensors.
+        None, not an exception: a traceback would keep the tensors of the failed attempt in memory.
         """
         try:
             with self.precision.autocast():
@@ -180,8 +182,8 @@ def line_of(
     """The output line of an entry: its "error", or its captions and scores.
 
     captions: dicts with "caption" and scores by name, the best caption first. The line has the
-    values of the best caption. For several captions, it also has lists of all values, named in the
-    plural. origin: the checkpoint and settings, put at the end of the line.
+    values of the best caption. With several captions it also has the lists of all values, under
+    plural keys: "captions", "scores". origin: the checkpoint and settings, put at the end.
     """
     line = {key: entry[key] for key in ("image", "image_id", "prompt") if key in entry}
     if "error" in entry:

@@ -28,7 +28,7 @@ from decoding import DecodingSettings
 
 KEY = "CAPTION_API_KEY"  # environment variable
 PROMPT = "Describe this image in one sentence."
-TIMEOUT_S = 300  # without a byte; long, because a busy server queues requests
+TIMEOUT_S = 300  # until the next byte; long, because a busy server queues requests
 STOP_CHECK_S = 2  # between two checks of stop_requested
 AHEAD = 4  # images requested ahead, as a multiple of the concurrency
 
@@ -52,12 +52,12 @@ FIELDS = {
 SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 OWN_FLAGS = ("url", "prompt", "concurrency")
 # Flags that do not apply to a server, with their defaults.
-MEANINGLESS = {"config": None, "device": "auto", "precision": None}
+NOT_APPLICABLE = {"config": None, "device": "auto", "precision": None}
 
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """The request for each image.
+    """Builds the request for each image.
 
     name: the model's name. fields: further fields of the body. seed: the seed of sampling, from
     which each image's seed is derived; None without sampling.
@@ -93,8 +93,8 @@ class ChatPrompt:
 class ServedModel:
     """A captioner with the interface of `CheckpointModel`. concurrency: requests at once.
 
-    The constructor requests a caption of a grey image. Raises UserError if the server does not
-    answer or refuses the request.
+    To check the server, the constructor requests a caption of a grey image. It raises UserError if
+    the server does not answer or refuses the request.
     """
 
     join = list
@@ -134,7 +134,10 @@ class ServedModel:
             raise
 
     def lines(self, batch: Batch, offset: int, request: Request) -> list[dict[str, Any]]:
-        """One output line for each entry of a batch from `prefetch`. Raises UserError, Stopped."""
+        """One output line for each entry of a batch from `prefetch`. Raises UserError, Stopped.
+
+        offset: not used. request: the user's call of bulk captioning, not a request to the server.
+        """
         futures = iter(batch.image or ())
         lines = []
         for entry in batch.entries:
@@ -188,13 +191,14 @@ class ServedModel:
         if not all(captions):
             raise _ImageError("the answer has no caption")
         if len(captions) != self.prompt.num_return:
-            raise _ImageError(f"the answer has {len(captions)} captions")
+            wanted = self.prompt.num_return
+            raise _ImageError(f"the answer has {len(captions)} captions instead of {wanted}")
         return captions
 
     def _retry(
         self, image: str, name: str, prompt: Optional[str], refusal: NoAnswer
     ) -> list[Optional[str]]:
-        """Request a grey image first. If the server refuses it, too, the server is the cause."""
+        """Send a grey image first. If that fails, too, the cause is the server, not the image."""
         if not self.cancelled.is_set():
             self._send(GREY)
             if refusal.code is None:  # the server was busy or broken
@@ -216,10 +220,10 @@ class ServedModel:
         except NoAnswer as error:
             others = ", ".join(models[:5])
             unknown = models and self.prompt.name not in models
-            raise UserError(f"{error} (it has {others})" if unknown else str(error)) from None
+            raise UserError(f"{error} (its models: {others})" if unknown else str(error)) from None
         if len(contents) != self.prompt.num_return:
-            few = f"the answer has {len(contents)} captions"
-            raise UserError(f"{self.server.url}: {few}: use --num_return 1")
+            few = f"got {len(contents)} captions instead of {self.prompt.num_return}"
+            raise UserError(f"{self.server.url}: {few}; use --num_return 1")
 
     def _cancel(self) -> None:
         self.cancelled.set()
@@ -241,7 +245,7 @@ def server_at(url: str) -> ChatServer:
 def as_data_url(path: str, data: Optional[BinaryIO] = None, prompt: Optional[str] = None) -> str:
     """The data URL of an image file, given its path and, if it is not on disk, its content.
 
-    prompt: not read here.
+    prompt: ignored. `ShardImages` passes it, for captioners whose input includes a prompt.
 
     A JPEG, PNG or WEBP with one frame, 8 bits per channel and sides up to LONGEST_SIDE is sent
     unchanged. Other images are sent upright as a JPEG of at most this size. Raises UserError.
@@ -251,7 +255,7 @@ def as_data_url(path: str, data: Optional[BinaryIO] = None, prompt: Optional[str
         animated = getattr(image, "is_animated", False)
         small = max(image.size) <= LONGEST_SIDE
         unchanged = kind and small and not animated and image.mode in EIGHT_BITS
-        pixels = decode(image, path)
+        pixels = decode(image, path)  # also to refuse an incomplete image that is sent unchanged
         if unchanged:
             if data is None:
                 return _data_url(kind, Path(path).read_bytes())
@@ -285,7 +289,7 @@ def check(arguments: argparse.Namespace, decoding: Iterable[str]) -> None:
         return
     if not arguments.url:
         raise UserError("--backend openai needs --url, such as http://localhost:8000/v1")
-    unset = {**MEANINGLESS, **{name: None for name in decoding if name not in FIELDS}}
+    unset = {**NOT_APPLICABLE, **{name: None for name in decoding if name not in FIELDS}}
     for name, value in unset.items():
         if getattr(arguments, name) != value:
             raise UserError(f"--{name} does not apply to --backend openai")

@@ -17,7 +17,7 @@ from captioning.files.tars import LARGEST, Tar, key_and_suffix
 
 
 class Member(NamedTuple):
-    """The image of a sample. name: TAR/IMAGE. key: the key of the sample."""
+    """The image of a webdataset sample. name: the tar's URL/KEY.SUFFIX. key: the sample's key."""
 
     name: str
     key: str
@@ -40,8 +40,8 @@ def estimate(urls: Sequence[str]) -> Optional[int]:
 def members(url: str) -> Iterator[Member]:
     """Yield the images of a tar in order. A broken tar raises any error of tarfile or gzip.
 
-    Samples without an image are left out. Only the first image of a sample counts, and only the
-    first image of each name.
+    Samples without an image are left out. If a sample has several images, or several images have
+    one name, only the first is yielded.
     """
     key, taken, seen = None, False, set()
     with stores.opened(url) as file, Tar.open(fileobj=file, mode="r|*") as tar:
@@ -63,10 +63,11 @@ def members(url: str) -> Iterator[Member]:
 
 
 def write(file: BinaryIO, number: int, lines: list[Line], tar: Optional[str]) -> None:
-    """Write a tar of images and their lines.
+    """Write an output tar, one sample for each of `lines`, the captions of a shard.
 
-    A sample is the image file, KEY.txt with one caption per line, and KEY.json with the line. KEY
-    is the key in the input `tar`. For photos it is the tar's number and the index in the shard.
+    A sample is the image file, KEY.txt with one caption per line, and KEY.json with its element of
+    `lines`. tar: the input tar, which has the images and their KEYs. None for images in files or
+    tables; then KEY is `number`, that of the output tar, and the index in the shard.
     """
     from webdataset import TarWriter
 
@@ -91,7 +92,7 @@ def _photos(number: int, lines: list[Line]) -> Iterator[tuple[str, str, bytes, L
                 suffix = FORMATS.get(image.format, FORMATS["JPEG"])[0]
             yield key, suffix, data, line
             continue
-        # The photo may have been removed or replaced by a pipe since it was captioned.
+        # Leave out a photo that was removed since it was captioned. Reading a pipe would block.
         with contextlib.suppress(FileNotFoundError, stores.Missing):
             if stores.is_store(line["image"]) or os.path.isfile(line["image"]):
                 yield key, suffix, stores.whole(line["image"]), line

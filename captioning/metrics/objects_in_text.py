@@ -16,7 +16,8 @@ _ANIMALS = (
     *("bird", "cat", "dog", "horse", "sheep", "cow", "elephant", "bear", "zebra", "giraffe"),
     *("animal", "cub"),
 )
-# Word pairs that mean another object than their second word.
+# Word pairs with the object that they name. Counted alone, one of the words would name another
+# object ("baby" a person, "seat" a chair) or the same one again ("bow" a tie).
 _COMPOUNDS = {
     **{f"{age} {animal}": animal for animal in _ANIMALS for age in ("baby", "adult")},
     **{f"passenger {vehicle}": vehicle for vehicle in ("jet", "train")},
@@ -24,13 +25,14 @@ _COMPOUNDS = {
     "toilet seat": "toilet",
     "wine glas": "wine glass",  # `by_rules` turns "glass" into "glas"
 }
-_NON_OBJECTS = ("home plate", "train track")  # not objects, although their single words are
+_NON_OBJECTS = ("home plate", "train track")  # no objects, although a "train" is one
 
 _SENTENCE_END = re.compile(r"(?<=[.?!])\s+")
 
-# CHAIR uses pattern 3.6. TextBlob has the same rules, but has corrected these words.
+# CHAIR uses the library pattern, version 3.6. TextBlob has the same rules, except for these words:
+# it has changed their singulars to "bus", "collie" and "doggie".
 _AS_PUBLISHED = {"airbuses": "airbus", "collies": "collies", "doggies": "doggies"}
-# WordNet's shortest lemmas of these words mean a work force and a duct. Captions mean neither.
+# nltk would return the lemmas "men" (a work force) and "vas" (a duct), which captions do not mean.
 _NOT_SHORTEST = {"men": "man", "vases": "vase"}
 
 
@@ -42,10 +44,11 @@ class Mention(NamedTuple):
 
 
 def read_synonyms(path: Path) -> dict[str, str]:
-    """Return {word or words: name of the object} from a file with an object a line.
+    """Return {synonym: name of the object} from a file with one object per line.
 
-    A line has the name and its synonyms, separated by ", ". Blanks and capitals within a synonym
-    are kept, and match no caption, as in the published code. Raises UserError.
+    A line has the name and its synonyms, separated by ", ". As in the published code, a synonym
+    with an extra blank or a capital, such as " motor bike", is kept but matches no caption. Raises
+    UserError.
     """
     objects: dict[str, str] = {}
     for line in read_text(path).splitlines():
@@ -68,7 +71,7 @@ class ObjectReader:
 
     def __init__(self, objects: dict[str, str], singular: Callable[[str], str]):
         self.objects, self.singular = objects, singular
-        # As published: a name with extra blanks is not found, but its two words are still joined.
+        # As published: " motor bike" in the file joins "motor bike", which is then no known object.
         pairs = {word.strip() for word in objects if len(word.split()) == 2}
         self.pairs = {**{pair: pair for pair in (*pairs, *_NON_OBJECTS)}, **_COMPOUNDS}
 
@@ -106,7 +109,8 @@ class ObjectReader:
 def by_rules() -> Callable[[str], str]:
     """Return a function from a word to its singular by pattern's rules.
 
-    There is no dictionary: "bus" becomes "bu", "glass" "glas".
+    The rules also shorten words that are singular: "glass" becomes "glas", and "bus" becomes "bu",
+    which names no object.
 
     Raises UserError without TextBlob.
     """
@@ -118,7 +122,7 @@ def by_rules() -> Callable[[str], str]:
 
 
 def by_wordnet() -> Callable[[str], str]:
-    """Like `by_rules`, by WordNet: the shortest lemma as a noun, else by the rules.
+    """Like `by_rules`, but return WordNet's shortest noun lemma. Other words follow the rules.
 
     Raises UserError without TextBlob or without nltk's data.
     """

@@ -41,9 +41,10 @@ _MANIFEST_STEM = re.compile(rf"{_STEM.pattern}|weights_\d+")  # files with a man
 
 
 def save(content: dict[str, Any], path: Path) -> None:
-    """torch.save to a temporary file; replace `path` when the file and its manifest are on disk.
+    """torch.save to a temporary file; rename it to `path` when it and its manifest are on disk.
 
-    Raises UserError. After an error, an earlier file is unchanged.
+    Raises UserError. After an error, an earlier file is unchanged, but its manifest may be the new
+    one. A run writes no name twice.
     """
     problem = None
     try:
@@ -82,7 +83,7 @@ def saved(folder: Path) -> list[Path]:
 
 
 def weights_of(folder: Path, epoch: int) -> Optional[Path]:
-    """A file with the weights of an epoch; None if it was removed."""
+    """The path of a file with the weights of an epoch; None if no file has them."""
     paths = (epoch_path(folder, epoch), weights_path(folder, epoch))
     return next(filter(Path.exists, paths), None)
 
@@ -94,16 +95,16 @@ def best(folder: Path) -> Optional[Path]:
 
 
 def is_checkpoint(name: str) -> bool:
-    """Whether a name in a run's folder belongs to a checkpoint or to a manifest."""
+    """Whether a name in a run's folder is a checkpoint, a file of weights or a manifest of one."""
     stem, _, suffix = name.rpartition(".")
     return name == BEST or (suffix in ("pth", "json") and bool(_MANIFEST_STEM.fullmatch(stem)))
 
 
 def resolve(name: str) -> str:
-    """The checkpoint that a user's name stands for: in a run's folder, the best, else the newest.
+    """The checkpoint in a run's folder `name`: the best one, or the newest if none is best yet.
 
-    Other names are returned unchanged. The folder may be in a store. Raises UserError for a folder
-    without a checkpoint.
+    The name of anything else, such as a file, is returned unchanged. The folder may be in an object
+    store. Raises UserError for a folder without a checkpoint.
     """
     if has_folders(name):
         name = name.rstrip("/")
@@ -113,13 +114,13 @@ def resolve(name: str) -> str:
         names = [file.removesuffix(f"/{REST}") for file in files]
     else:
         folder = Path(name)
-        if not os.path.isdir(name) or is_sharded(folder):  # Path raises OSError for long addresses
+        if not os.path.isdir(name) or is_sharded(folder):  # Path.is_dir fails for long names
             return name
         names = os.listdir(folder)
     paths = [Path(n) for n in names if n.endswith(".pth") and _STEM.fullmatch(n[: -len(".pth")])]
     chosen = BEST if BEST in names else max(paths, key=_position, default=None)
     if chosen is None:
-        raise UserError(f"{name} contains no checkpoint of a run: name a file")
+        raise UserError(f"{name} contains no checkpoint of a run: give a file")
     return f"{name.rstrip('/')}/{chosen}"
 
 
@@ -146,7 +147,7 @@ def version_of(name: str) -> Union[float, str, None]:
 
 
 def local_copy(address: str) -> Path:
-    """The local copy of a checkpoint in a store, a file or a sharded one. Raises UserError."""
+    """Return the path of a local copy of a stored checkpoint, sharded or not. Raises UserError."""
     try:
         return local(address)
     except Missing:
@@ -168,7 +169,7 @@ def _position(path: Path) -> tuple[int, float]:
 
 
 def remove_oldest(folder: Path, keep: int) -> None:
-    """Keep the newest `keep` checkpoints of complete epochs, and at least LEAST checkpoints.
+    """Remove all but the newest `keep` of complete epochs and the newest LEAST of any kind.
 
     Raises UserError.
     """
@@ -210,7 +211,7 @@ def keep_as_best(folder: Path, epoch: int) -> None:
         else:
             _link(source, temporary)
         replace(temporary, folder / BEST)
-        temporary.unlink(missing_ok=True)  # a rename between two links to one file does nothing
+        temporary.unlink(missing_ok=True)  # os.replace leaves it if both link to one file
         sync_folder(folder)
 
 
@@ -224,7 +225,7 @@ def _link(source: str, path: str) -> None:
 
 
 def _remove_sharded(path: Path) -> None:
-    """Remove a sharded checkpoint at `path`, since a file cannot replace a folder. OSError."""
+    """Remove a sharded checkpoint at `path`, which a file cannot replace. Raises OSError."""
     if is_sharded(path):
         remove(path)
 
@@ -232,7 +233,7 @@ def _remove_sharded(path: Path) -> None:
 def read(path: Path) -> dict[str, Any]:
     """Read a run's checkpoint to the CPU. Raises UserError for an incomplete checkpoint.
 
-    For a sharded checkpoint no tensors are read, and "parts" is its folder.
+    No tensors of a sharded checkpoint are read: "model" is empty, and "parts" is the folder's path.
     """
     try:
         sharded = is_sharded(path)
@@ -249,7 +250,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def _check_parts(content: Any) -> None:
-    """Raise ValueError if the file is valid but was not saved by `RunState`."""
+    """Raise ValueError unless a file's content has the keys that `RunState` saves."""
     kinds = {"model": dict, "optimizer": dict, "config": dict, "epoch": int}
     for name, kind in kinds.items():
         part = content.get(name) if isinstance(content, dict) else None
@@ -260,8 +261,8 @@ def _check_parts(content: Any) -> None:
 def read_newest(folder: Path) -> Optional[tuple[Path, dict[str, Any], list[str]]]:
     """The newest undamaged checkpoint, and a line for each newer checkpoint that is damaged.
 
-    Damaged checkpoints are renamed. None if there are no checkpoints. Raises UserError if all are
-    damaged.
+    The damaged ones get the suffix .bad. None if there are no checkpoints. If all are damaged,
+    raises UserError and renames none.
     """
     problems: dict[Path, str] = {}
     for path in reversed(saved(folder)):

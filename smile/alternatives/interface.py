@@ -1,7 +1,8 @@
-"""The interface of an alternative to SMILE: a loss of single tokens, with its parameters.
+"""The base classes of the alternatives to SMILE: losses per token, with their parameters.
 
-There are two kinds. A `LikelihoodLoss` is cheap in the fused linear loss, because it shares MLE's
-softmax. A `LogitLoss` needs a copy of the logits. The method `caption_losses` defines a loss.
+A `LikelihoodLoss` is cheap in the fused linear loss, because it shares MLE's softmax. A `LogitLoss`
+needs a copy of the logits. Subclasses define `losses`; objectives call `caption_losses`. Truncation
+has neither: it is a `TokenLoss` that weights MLE's losses.
 """
 
 import math
@@ -15,12 +16,12 @@ from smile.labels import at_least_float32, earlier_tokens
 
 
 class Likelihoods(NamedTuple):
-    """The likelihoods of R positions.
+    """The logits that a `LikelihoodLoss` reads at R positions.
 
     total: (R,), the logsumexp of all logits. label: (R,), the label's logit. earlier: (R, L), the
-    logits of the caption's token types. is_earlier: (R, L), true once for each type that comes
-    before the position. is_label: (R, L), whether the type is the position's label. The last three
-    are None for a loss that does not look back.
+    logits of all labels of the caption, one column each, before and after the position. is_earlier:
+    (R, L), true in one column of each distinct label before the position. is_label: (R, L), true in
+    the columns of the position's label. The last three are None unless the loss `looks_back`.
     """
 
     total: Tensor
@@ -43,7 +44,7 @@ class Likelihoods(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenLoss:
-    """A loss of single tokens.
+    """A loss with one value per token.
 
     The fields of a subclass are its parameters, and each has a default. The constructor raises a
     one-line ValueError for a parameter of the wrong type or out of range. title: the name in
@@ -63,7 +64,7 @@ class TokenLoss:
                 self.require(
                     is_number, name, "a number" if field_type is float else "a whole number"
                 )
-                object.__setattr__(self, name, field_type(value))  # in YAML, 1e4 is a float
+                object.__setattr__(self, name, field_type(value))  # YAML 1.2 reads 1e4 as a float
         self.check()
 
     def require(self, condition: bool, name: str, allowed: str) -> None:

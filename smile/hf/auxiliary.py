@@ -1,6 +1,7 @@
-"""The auxiliary losses that a model of transformers adds to the cross-entropy of its labels.
+"""The auxiliary losses that a transformers model adds to the cross-entropy of its labels.
 
-Routers of mixtures of experts have such losses. Without labels, outputs have them unweighted.
+Most are losses of the routers in mixtures of experts. A model that is called without labels returns
+its router losses, but does not multiply them by their weights.
 """
 
 from collections.abc import Mapping
@@ -11,8 +12,8 @@ from torch import Tensor, nn
 
 from smile.hf.head_table import class_of, masks_by_labels, value_of, z_loss_weight
 
-# Names of losses in outputs, each with possible configuration keys of its weight.
-ROUTERS = {
+# The name of each router loss in a model's output, and the configuration keys of its weight.
+ROUTER_LOSSES = {
     "aux_loss": ("router_aux_loss_coef", "aux_loss_coef"),
     "encoder_aux_loss": ("router_aux_loss_coef",),
     "decoder_aux_loss": ("router_aux_loss_coef",),
@@ -28,20 +29,21 @@ def auxiliary_losses(
 ) -> tuple[Optional[Tensor], dict[str, Tensor]]:
     """Return the sum of auxiliary losses (None if there are none), and its parts by name.
 
-    output: that of the model without labels; its "loss" is then an auxiliary loss. Parts are
-    detached scalars without their weights. Raises ValueError for a model that computes its router
-    losses only with labels.
+    output: of the model without labels, so that its "loss", if any, is an auxiliary loss. Only
+    models that `masks_by_labels` get labels; their "loss" is not used. Parts are detached scalars,
+    not multiplied by their weights. Raises ValueError for a model that computes its router losses
+    only with labels.
     """
     weighted: list[Tensor] = []
     parts: dict[str, Tensor] = {}
 
     def add(name: str, weight: float, value) -> None:
-        value = torch.as_tensor(value)  # the number 0 if no layer has a router
+        value = torch.as_tensor(value)  # transformers returns the int 0 without routers
         weighted.append(weight * value)
         parts[name] = value.detach()
 
-    for name, weights in ROUTERS.items():
-        values = [value_of(model, weight) for weight in weights]
+    for name, keys in ROUTER_LOSSES.items():
+        values = [value_of(model, key) for key in keys]
         values = [value for value in values if value is not None]
         if values and output.get(name) is not None:
             add(name, values[0], output[name])

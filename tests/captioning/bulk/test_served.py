@@ -278,7 +278,7 @@ def test_an_unfinished_run_continues_at_another_url_but_not_with_another_prompt(
         (
             (200, {}, json.dumps({"data": [{"id": "wise"}, {"id": "old"}]})),
             (404, {}, "no such model"),
-            "404 no such model (it has wise, old)",
+            "404 no such model (its models: wise, old)",
         ),
         (BUSY, BUSY, "503 Service Unavailable, after 4 tries"),
     ],
@@ -303,7 +303,7 @@ def test_an_address_nobody_answers(run, photos):
 def test_a_server_that_ignores_n(run, server, photos):
     server.faults["grey"] = [said("one")]
     [line] = run(photos, "--do_sample", "--num_return", "3", code=2)[1].splitlines()
-    assert line.endswith("the answer has 1 captions: use --num_return 1")
+    assert line.endswith("got 1 captions instead of 3; use --num_return 1")
 
 
 @pytest.mark.parametrize(

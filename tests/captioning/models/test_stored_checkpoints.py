@@ -82,7 +82,7 @@ def test_what_is_not_there_is_one_line(s3):
     lines = {
         "s3://bucket/none.pth": "s3://bucket/none.pth: no such file or bucket",
         "s3://no-bucket/run": "s3://no-bucket/run: no such file or bucket",
-        "s3://bucket/empty": "s3://bucket/empty contains no checkpoint of a run: name a file",
+        "s3://bucket/empty": "s3://bucket/empty contains no checkpoint of a run: give a file",
         "s3://key:S3CR3T@bucket/a": "s3://bucket/a: an address with a user or a query",
     }
     for name, line in lines.items():
