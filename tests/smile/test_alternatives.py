@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from smile import OBJECTIVES, Objective, parse_objective
+from smile import Objective
 from smile.alternatives import ALTERNATIVES
 from smile.alternatives.gem import Gem
 from tests.smile import hidden_states
@@ -187,42 +187,6 @@ def test_logits_of_hundreds_and_labels_that_are_all_but_impossible(name, paramet
     hidden = Objective(spec_of(name, parameters)).from_hidden(*inputs, None, labels)
     assert hidden.loss.isfinite()
     assert all(x.isfinite().all() for x in torch.autograd.grad(hidden.loss, inputs))
-
-
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ({"focal": {"gamma": -1}}, "'focal': gamma is -1.0; it must be 0 or more"),
-        ({"focal": {"alpha": 1}}, "'focal' has no parameter 'alpha'; it has weight, gamma"),
-        ({"dft": {"gamma": 1}}, "'dft' has no parameter 'gamma'; it has weight"),
-        ({"mle": {"gamma": 1}}, "'mle' has no parameter 'gamma'; it has weight"),
-        ({"tailr": {"gamma": 1.5}}, "gamma is 1.5; it must be from 0 to 1"),
-        ({"tailr": {"min_weight": float("nan")}}, "min_weight is nan; it must be a number"),
-        ({"mixce": {"eta": "half"}}, "eta is 'half'; it must be a number"),
-        ({"mixce": {"eta": True}}, "eta is True; it must be a number"),
-        ({"scalegrad": {"gamma": 0}}, "gamma is 0.0; it must be above 0, at most 1"),
-        ({"gem": {"beta": 0}}, "beta is 0.0; it must be above 0"),
-        ({"gem": {"h": "relu"}}, "h is 'relu'; it must be one of linear, logsigmoid"),
-        ({"truncation": {"drop": 1}}, "drop is 1.0; it must be from 0, below 1"),
-        ({"truncation": {"window": 2.5}}, "window is 2.5; it must be a whole number"),
-        ({"truncation": {"window": 0}}, "window is 0; it must be from 1"),
-        ({"truncation": {"window": float("inf")}}, "window is inf; it must be a whole number"),
-        ({"selective_eos": {"eos_token_id": -1}}, "eos_token_id is -1; it must be an id"),
-        ({"focal": {"weight": 0, "gamma": 1}}, "'focal' has weight 0; give a number above 0"),
-    ],
-)
-def test_a_wrong_parameter_is_one_clear_line(spec, message):
-    with pytest.raises(ValueError, match=message) as error:
-        parse_objective(spec)
-    assert "\n" not in str(error.value)
-    with pytest.raises(ValueError):
-        Objective(spec)
-
-
-def test_weights_with_and_without_parameters():
-    found = parse_objective({"mle": 0.5, "tailr": {"weight": 0.25, "gamma": 0.1}, "focal": {}})
-    assert found == {"mle": 0.5, "tailr": 0.25, "focal": 1.0}
-    assert set(OBJECTIVES) == {"mle", "smile", "random", "reverse", *ALTERNATIVES}
 
 
 def test_the_end_of_a_caption_has_to_be_known():
