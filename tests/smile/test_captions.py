@@ -164,6 +164,9 @@ def test_the_functions_and_the_module_take_them_too():
         smile_loss(logits, labels, segments=segments, weights=weights), expected
     )
     torch.testing.assert_close(SmileLoss()(logits, labels, segments, weights), expected)
+    ignored, settings = labels.where(labels > 2, 2), (2, True, "sum")
+    module = SmileLoss(*settings)(logits, ignored)
+    torch.testing.assert_close(module, smile_loss(logits, ignored, *settings))
     each = F.cross_entropy(logits[0], labels[0], reduction="none")
     torch.testing.assert_close(
         mle_loss(logits, labels, weights=weights), (each * weights[0]).sum() / weights.sum()
@@ -208,54 +211,53 @@ def test_each_turn_is_a_caption():
     assert turns[0, 5] != turns[0, 6] == turns[0, 7]
 
 
-labels_of_bad = torch.zeros(2, 5, dtype=torch.long)
-BAD = [
-    ({"segments": torch.zeros(2, 5)}, "segments is torch.float32; give whole numbers"),
-    ({"segments": torch.zeros(2, 6).long()}, r"segments is (2, 6), but labels is (2, 5)"),
-    ({"segments": torch.zeros(5).long()}, r"segments is (5,), but labels is (2, 5)"),
-    ({"weights": torch.ones(5)}, r"weights is (5,), but labels is (2, 5); give one weight"),
-    ({"weights": torch.ones(2, 6)}, r"weights is (2, 6)"),
-    ({"weights": torch.tensor([1.0, float("nan")])}, "a weight is nan; weights are finite"),
-    ({"weights": [1.0, 1.0]}, "weights is a list; give a tensor of floats"),
-    ({"segments": [[0, 0, 1], [0, 1, 1]]}, "segments is a list; give a tensor of whole numbers"),
-    ({"weights": torch.tensor([1.0, float("inf")])}, "a weight is inf"),
-    ({"weights": torch.tensor([1.0, -1.0])}, "a weight is -1.0"),
-    ({"reduction": "some"}, "reduction is 'some'"),
-]
+LABELS = torch.zeros(2, 5, dtype=torch.long)
 
 
-@pytest.mark.parametrize(("given", "says"), BAD, ids=[says for _, says in BAD])
-def test_what_cannot_be_is_said_in_a_line(given, says):
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"segments": torch.zeros(2, 5)}, "segments is torch.float32; give whole numbers"),
+        ({"segments": torch.zeros(5).long()}, "segments is (5,), but labels is (2, 5)"),
+        ({"segments": [[0, 0, 1]]}, "segments is a list; give a tensor of whole numbers"),
+        ({"weights": torch.ones(5)}, "weights is (5,), but labels is (2, 5); give one weight"),
+        ({"weights": torch.tensor([1.0, float("nan")])}, "a weight is nan; weights are finite"),
+        ({"weights": [1.0, 1.0]}, "weights is a list; give a tensor of floats"),
+        ({"weights": torch.tensor([1.0, float("inf")])}, "a weight is inf"),
+        ({"weights": torch.tensor([1.0, -1.0])}, "a weight is -1.0"),
+        ({"reduction": "some"}, "reduction is 'some'"),
+    ],
+)
+def test_wrong_arguments_are_one_line(given, line):
     objective, hidden, head = Objective("smile"), torch.randn(2, 5, WIDTH), torch.randn(9, WIDTH)
-    for call in (
-        lambda: objective(F.linear(hidden, head), labels_of_bad, **given),
-        lambda: objective.from_hidden(hidden, head, None, labels_of_bad, **given),
+    for call, inputs in (
+        (objective, (F.linear(hidden, head),)),
+        (objective.from_hidden, (hidden, head, None)),
     ):
-        with pytest.raises(ValueError, match=re.escape(says)) as error:
-            call()
+        with pytest.raises(ValueError, match=re.escape(line)) as error:
+            call(*inputs, LABELS, **given)
         assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("boundaries", "says"),
+    ("call", "arguments", "line"),
     [
-        ([0, 3, 9], "goes from 0 to 9; it must go from 0 to 8"),
-        ([0, 5, 3, 8], "must not decrease"),
-        ([1, 8], "goes from 1 to 8"),
-        ([0.0, 2.5, 8.0], "give whole numbers"),
-        ([0], "give boundaries"),
+        *(
+            (segments_from_cu_seq_lens, (torch.tensor(boundaries), 8), line)
+            for boundaries, line in (
+                ([0, 3, 9], "goes from 0 to 9; it must go from 0 to 8"),
+                ([0, 5, 3, 8], "must not decrease"),
+                ([1, 8], "goes from 1 to 8"),
+                ([0.0, 2.5, 8.0], "give whole numbers"),
+                ([0], "give boundaries"),
+            )
+        ),
+        (segments_from_position_ids, (torch.rand(1, 5),), "give whole numbers"),
+        (segments_from_position_ids, (torch.zeros(2, 1, 5).long(),), "give (batch, tokens)"),
+        (Objective("smile"), (torch.randn(2, 5, 9), LABELS[:1]), "logits are"),
+        (Objective("smile"), (torch.randn(2, 5, 9), LABELS[:, :4]), "logits are"),
     ],
 )
-def test_boundaries_that_do_not_fit_the_row(boundaries, says):
-    with pytest.raises(ValueError, match=re.escape(says)):
-        segments_from_cu_seq_lens(torch.tensor(boundaries), 8)
-    with pytest.raises(ValueError, match="give whole numbers"):
-        segments_from_position_ids(torch.rand(1, 5))
-    with pytest.raises(ValueError, match="give \\(batch, tokens\\)"):
-        segments_from_position_ids(torch.zeros(2, 1, 5).long())
-
-
-@pytest.mark.parametrize("shape", [(1, 5), (2, 4), (1, 4)])
-def test_labels_of_another_shape_than_logits(shape):
-    with pytest.raises(ValueError, match="logits are"):
-        Objective("smile")(torch.randn(2, 5, 9), torch.zeros(shape, dtype=torch.long))
+def test_shapes_and_types_that_do_not_fit(call, arguments, line):
+    with pytest.raises(ValueError, match=re.escape(line)):
+        call(*arguments)
