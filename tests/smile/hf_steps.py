@@ -1,5 +1,8 @@
 """A step of a tiny model in training, and what its loss and gradients are by definition."""
 
+import contextlib
+
+import pytest
 import torch
 
 from smile import Objective
@@ -56,3 +59,18 @@ def assert_trains(name, model, tolerance=1e-9):
         torch.testing.assert_close(
             gradient.double(), expected_gradients[key], atol=tolerance, rtol=0, msg=key
         )
+
+
+from_logits_and_hidden = pytest.mark.parametrize("from_hidden", [False, True])
+
+
+def needs(name):
+    return pytest.mark.skipif(name not in hf_models.HERE, reason=f"transformers has no {name}")
+
+
+@contextlib.contextmanager
+def one_line(match):
+    """A ValueError of one line."""
+    with pytest.raises(ValueError, match=match) as error:
+        yield
+    assert "\n" not in str(error.value)

@@ -7,9 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-import smile.operator
 from smile import Objective
-from smile.mixture import Settings
 from tests.smile.hidden_states import CAPPED, HOW, IGNORE, PACKED, SPECS
 
 MIXED = SPECS[-1]
@@ -127,9 +125,3 @@ def test_by_inductor():
     compare(model, example(), run, tolerance=1e-5)
     compare(model, example(9), run, tolerance=1e-5, reduction="none")
     compare(model, example(), run, autocast=torch.float16, tolerance=0.02)
-
-
-
-
-
-

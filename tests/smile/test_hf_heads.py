@@ -205,32 +205,6 @@ def test_a_subclass_masks_by_labels_as_its_base_does(subclass, monkeypatch):
         assert masks_by_labels(kind()) == masks
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("BertForSequenceClassification", "writes no text"),
-        ("XLNetLMHeadModel", "reads words in a permuted order"),
-        ("ProphetNetForConditionalGeneration", "predicts several words at a time"),
-        ("Wav2Vec2ForCTC", "aligns sound with text"),
-        ("RagTokenForGeneration", "mixes predictions from several documents"),
-    ],
-)
-def test_a_family_whose_loss_is_of_another_kind_is_refused_by_name(name, reason):
-    model = torch.nn.Module()
-    model.__class__ = type(name, (torch.nn.Module,), {})
-    with pytest.raises(ValueError, match=f"{name} {reason}; give a model that generates text"):
-        use_smile(model)
-
-
-@pytest.mark.parametrize("name", ["GPT2LMHeadModel", "T5ForConditionalGeneration"])
-@pytest.mark.parametrize("labels", [torch.ones(3, 7, 2, dtype=torch.long), torch.ones(3, 7)])
-def test_labels_that_are_no_words(name, labels):
-    family = hf_models.make(name)
-    use_smile(family.model)
-    with pytest.raises(ValueError, match="give captions x tokens, as integers"):
-        family.model(**{**family.batch, "labels": labels})
-
-
 def test_images_that_take_more_places_than_they_have_tokens():
     model = types.SimpleNamespace(
         config=types.SimpleNamespace(is_encoder_decoder=False, image_token_id=39)

@@ -324,13 +324,3 @@ def test_turns_of_an_encoder_decoder_model_are_captions_too():
     found = model(**{**batch, "labels": labels}).loss
     expected = model(**{**batch, "labels": labels, "segments": segments}).loss
     torch.testing.assert_close(found, expected)
-
-
-def test_labels_of_other_rows_or_positions_are_refused():
-    model, batch, *_ = made(CAUSAL)
-    use_smile(model)
-    labels = batch["labels"]
-    with pytest.raises(ValueError, match=r"labels of 1 rows for predictions of 3"):
-        model(**{**batch, "labels": labels[:1]})
-    with pytest.raises(ValueError, match=r"5 labels for 7 input_ids"):
-        model(**{**batch, "labels": labels[:, :-2]})

@@ -10,14 +10,23 @@ import transformers
 
 from smile import Objective
 from smile.hf import undo, use_smile
-from tests.smile import hf_models
-from tests.smile.hf_steps import GPT2, LLAMA, T5, assert_trains, definition, gradients, made
+from tests.smile.hf_steps import (
+    GPT2,
+    LLAMA,
+    T5,
+    assert_trains,
+    definition,
+    from_logits_and_hidden,
+    gradients,
+    made,
+    needs,
+    one_line,
+)
 
 each_way = pytest.mark.parametrize(
     ("name", "from_hidden"), [(GPT2, False), (GPT2, True), (T5, True)]
 )
-needs_llama = pytest.mark.skipif(LLAMA not in hf_models.HERE, reason="transformers has no Llama")
-from_logits_and_hidden = pytest.mark.parametrize("from_hidden", [False, True])
+needs_llama = needs(LLAMA)
 
 
 def wrapped(model, name="wrapper"):
@@ -89,7 +98,7 @@ def test_the_fused_head_of_trl(from_hidden):
     model = use_smile(with_head_of_trl(made(LLAMA).model), from_hidden=from_hidden)
     assert_trains(LLAMA, model)
     model = with_head_of_trl(use_smile(made(LLAMA).model, from_hidden=from_hidden))
-    with pytest.raises(ValueError, match=r"LlamaModel was run outside.*SmileLossMixin"):
+    with one_line("LlamaModel was run outside.*SmileLossMixin"):
         model(**made(LLAMA).batch, fused_lm_head=True)
 
 
@@ -104,8 +113,7 @@ def test_ligers_patch_of_instance_and_class(from_hidden, monkeypatch):
     assert_trains(LLAMA, use_smile(model, from_hidden=from_hidden))
     model = use_smile(made(LLAMA).model, from_hidden=from_hidden)
     liger.apply_liger_kernel_to_llama(model=model, **rest)
-    line = r"LlamaModel was run outside.*fused_linear_cross_entropy"
-    with pytest.raises(ValueError, match=line):
+    with one_line("LlamaModel was run outside.*fused_linear_cross_entropy"):
         model(**made(LLAMA).batch)
     cls = transformers.LlamaForCausalLM
     monkeypatch.setattr(cls, "forward", cls.forward)
@@ -205,7 +213,7 @@ def test_the_copy_of_a_head_that_peft_trains(before, from_hidden):
             copied.mul_(2)
         with trained.disable_adapter():
             torch.testing.assert_close(trained(**batch).loss.detach(), expected)
-        with pytest.raises(ValueError, match="was run outside"):
+        with one_line("was run outside"):
             head(head.weight[:1])
         undo(trained)
         hooks = (hook for part in trained.modules() for hook in part._forward_pre_hooks.values())
@@ -213,22 +221,10 @@ def test_the_copy_of_a_head_that_peft_trains(before, from_hidden):
 
 
 @from_logits_and_hidden
-def test_a_replica_of_data_parallel_trains(from_hidden):
-    """nn.DataParallel makes one for each GPU."""
-    model = use_smile(made(GPT2).model, from_hidden=from_hidden)
-    replica = model._replicate_for_data_parallel()
-    replica._modules = dict(model._modules)
-    del model._modules["transformer"]  # so that it cannot be the first one that runs
-    loss = replica(**made(GPT2).batch).loss
-    torch.testing.assert_close(loss.detach(), definition(GPT2)[0])
-
-
-@from_logits_and_hidden
-def test_two_threads_train_one_model_at_once(from_hidden):
-    """Each is in the model while the other is, and has its own batch's loss."""
-    batch, found = made(GPT2).batch, {}
+def test_replicas_of_data_parallel_train_in_threads(from_hidden):
+    """As nn.DataParallel makes them, one for each GPU; each has its own batch's loss."""
+    model, batch, found = use_smile(made(GPT2).model, from_hidden=from_hidden), made(GPT2).batch, {}
     batches = {"all": batch, "two rows": {key: value[:2] for key, value in batch.items()}}
-    model = use_smile(made(GPT2).model, from_hidden=from_hidden)
     one_there, both_there = threading.Event(), threading.Barrier(2, timeout=60)
 
     def wait(*_):
@@ -238,7 +234,9 @@ def test_two_threads_train_one_model_at_once(from_hidden):
     model.transformer.h[0].register_forward_pre_hook(wait)
 
     def train(name):
-        found[name] = model(**batches[name]).loss.detach()
+        replica = model._replicate_for_data_parallel()
+        replica._modules = dict(model._modules)
+        found[name] = replica(**batches[name]).loss.detach()
 
     threads = [threading.Thread(target=train, args=(name,)) for name in batches]
     for thread in threads:
@@ -246,6 +244,6 @@ def test_two_threads_train_one_model_at_once(from_hidden):
         assert one_there.wait(60)
     for thread in threads:
         thread.join()
-    alone = use_smile(made(GPT2).model)
     for name, rows in batches.items():
-        torch.testing.assert_close(found[name], alone(**rows).loss.detach())
+        alone = use_smile(made(GPT2).model)(**rows).loss.detach()
+        torch.testing.assert_close(found[name], alone)
