@@ -16,7 +16,7 @@ from smile.hf.head import linear_head
 from smile.hf.head_table import masks_by_labels
 from tests.smile import hf_models
 from tests.smile.families.batches import DECODER
-from tests.smile.hf_steps import GPT2, gradients, made
+from tests.smile.hf_steps import GPT2, gradients, made, needs, one_line
 
 MIXTURE = Objective({"mle": 0.3, "smile": 0.7})
 
@@ -100,7 +100,7 @@ def test_logits_that_a_forward_set_before_changes_are_refused_in_the_first_step(
 
     family.model.forward = forward
     use_smile(family.model, from_hidden=True).train()
-    with pytest.raises(ValueError, match="GPT2LMHeadModel changes the logits of its language head"):
+    with one_line("GPT2LMHeadModel changes the logits of its language head"):
         family.model(**family.batch)
 
 
@@ -142,7 +142,7 @@ def test_rows_of_the_table():
     assert row_of("InklingForCausalLM", unpadded_vocab_size=7) == (1.0, None, None, 7)
 
 
-@pytest.mark.skipif("CohereForCausalLM" not in hf_models.HERE, reason="no Cohere")
+@needs("CohereForCausalLM")
 def test_a_scale_that_was_set_on_the_model_is_the_one_that_it_uses():
     family = hf_models.make("CohereForCausalLM")
     family.model.logit_scale = 2.0
@@ -182,13 +182,13 @@ def test_a_model_that_masks_by_its_labels_gets_them(monkeypatch):
         loss = model(input_ids=tokens, token_type_ids=tokens, labels=tokens)["loss"]
         torch.testing.assert_close(loss, expected)
     named = "PaliGemmaForConditionalGeneration before transformers 5.0 masks text by"
-    with pytest.raises(ValueError, match=f"{named} token_type_ids, but the batch has none"):
+    with one_line(f"{named} token_type_ids, but the batch has none"):
         model(input_ids=tokens, labels=tokens)
-    with pytest.raises(ValueError, match=f"{named} its labels; call use_smile"):
+    with one_line(f"{named} its labels; call use_smile"):
         compute_loss_func(model)
 
 
-@pytest.mark.skipif("BambaForCausalLM" not in hf_models.HERE, reason="no Bamba")
+@needs("BambaForCausalLM")
 def test_a_users_subclass_keeps_the_loss_of_its_logits():
     family = hf_models.make("BambaForCausalLM")
     family.model.__class__ = type("Mine", (type(family.model),), {"__module__": "mine"})
@@ -221,12 +221,12 @@ def test_images_that_take_more_places_than_they_have_tokens():
     uneven = tokens.clone()
     uneven[1, 0] = 39
     for wrong, given in ((early, tokens), (labels, uneven)):
-        with pytest.raises(ValueError, match="let the processor repeat the image's token"):
+        with one_line("let the processor repeat the image's token"):
             align_labels(model, logits, wrong, tokens=given)
         align_labels(model, logits[:, 3:], wrong, tokens=given)  # each place has its token
 
 
-@pytest.mark.skipif("MixtralForCausalLM" not in hf_models.HERE, reason="no Mixtral")
+@needs("MixtralForCausalLM")
 def test_the_parts_of_routers_are_reported_and_may_not_be_missing():
     family = hf_models.make("MixtralForCausalLM")
     output = {**family.model(**family.batch), "loss": None}
@@ -234,7 +234,7 @@ def test_the_parts_of_routers_are_reported_and_may_not_be_missing():
     torch.testing.assert_close(parts, {"aux_loss": output["aux_loss"].detach()})
     torch.testing.assert_close(added, family.model.router_aux_loss_coef * output["aux_loss"])
     del output["aux_loss"]
-    with pytest.raises(ValueError, match="MixtralForCausalLM computes its router losses only"):
+    with one_line("MixtralForCausalLM computes its router losses only"):
         auxiliary_losses(family.model, output)
     del output["router_logits"]
     assert auxiliary_losses(family.model, output) == (None, {})
