@@ -15,6 +15,7 @@ from tests.smile.trainer_parts import (
     CAPTIONS,
     LLAMA,
     MIXTURE,
+    QUIET,
     SmileSeq2SeqTrainer,
     SmileSFTTrainer,
     SmileTrainer,
@@ -27,6 +28,7 @@ from tests.smile.trainer_parts import (
     logs,
     make,
     mixtral,
+    refused_in_training,
     rows,
     t5,
     with_routers,
@@ -207,8 +209,7 @@ def test_the_collator_of_trl_for_photos(tmp_path):
     options = {"processing_class": processor, "max_length": None, "remove_unused_columns": False}
     whole = [{"images": x["images"], "text": x["prompt"] + x["completion"]} for x in data]
     trainer = make(SmileSFTTrainer, tmp_path, whole, load(folder), **options)
-    with pytest.raises(ValueError, match=r"row 0 of the labels .* completion_only_loss=True"):
-        trainer.train()
+    refused_in_training(trainer, "row 0 of the labels .* completion_only_loss=True")
     model = load(folder, dtype=torch.float64)
     trainer = make(SmileSFTTrainer, tmp_path, data, model, **options, **ACCUMULATED)
     plain, total, tokens = load(folder, dtype=torch.float64).train(), 0.0, 0
@@ -223,11 +224,79 @@ def test_the_collator_of_trl_for_photos(tmp_path):
     check(trainer, ((total / tokens).item(), gradients(plain)))
 
 
-def test_the_objective_stays_when_it_was_there(tmp_path):
-    """use_smile before the trainer is no second objective."""
+def test_the_trainers_objective_replaces_that_of_the_model_and_is_not_saved(tmp_path):
     trainer = make(SmileSFTTrainer, tmp_path, model=use_smile(llama(), Objective("reverse")))
-    trainer.train()
-    torch.testing.assert_close(found(trainer), definition(llama(), rows(), MIXTURE)[1])
+    check(trainer, definition(llama(), rows(), MIXTURE))
     trainer.save_model(str(tmp_path / "saved"))
     config = json.loads((tmp_path / "saved" / "config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLM"]
+
+
+@pytest.mark.parametrize("made", [llama, t5])
+def test_segments_and_weights_of_a_data_set(made, tmp_path):
+    """Trainer leaves out columns that it does not see in the signature of the forward."""
+    row = max(rows(), key=lambda row: len(row["labels"]))
+    middle = len(row["labels"]) // 2
+    row["segments"] = [place // middle for place in range(len(row["labels"]))]
+    row["weights"] = [0.5 + place % 3 for place in range(len(row["labels"]))]
+    trainer = transformers.Trainer(
+        use_smile(made(), MIXTURE),
+        transformers.TrainingArguments(str(tmp_path), **QUIET),
+        train_dataset=datasets.Dataset.from_list([row]),
+        eval_dataset=datasets.Dataset.from_list([row]),
+    )
+    batch = {key: torch.tensor([value]) for key, value in row.items()}
+    tokens = (
+        (batch["labels"] != -100).sum() if made is t5 else (batch["labels"][:, 1:] != -100).sum()
+    )
+    expected = use_smile(made().train(), MIXTURE)(**batch, num_items_in_batch=tokens).loss.item()
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-6)
+    assert trainer.train().training_loss == pytest.approx(expected, rel=1e-6)
+
+
+WINDOW = {"mle": 0.1, "truncation": {"weight": 0.9, "drop": 0.5, "window": 6}}
+OPTIONS = {
+    **{"max_steps": 4, "per_device_train_batch_size": 2, "learning_rate": 0.01},
+    **{"save_strategy": "steps", "save_steps": 2, "ignore_data_skip": False},
+}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Return a function of a trainer's class: one with a window, after a run that nothing stopped,
+    and its checkpoint of half of the steps."""
+    runs = {}
+
+    def run(cls):
+        if cls not in runs:
+            folder = tmp_path_factory.mktemp("whole")
+            trainer = make(cls, folder, objective=Objective(WINDOW), **OPTIONS)
+            trainer.train()
+            runs[cls] = trainer, str(folder / "checkpoint-2")
+        return runs[cls]
+
+    return run
+
+
+@pytest.mark.parametrize("cls", [SmileTrainer, SmileSFTTrainer])
+def test_the_window_of_truncation_is_that_of_the_undisturbed_run(cls, whole, tmp_path):
+    undisturbed, checkpoint = whole(cls)
+    other = llama(initializer_range=0.5)
+    resumed = make(cls, tmp_path, model=other, objective=Objective(WINDOW), **OPTIONS)
+    resumed.train(resume_from_checkpoint=checkpoint)
+    losses = [[entry["loss"] for entry in logs(each)] for each in (resumed, undisturbed)]
+    assert losses[0] == losses[1]
+    torch.testing.assert_close(found(resumed), found(undisturbed), rtol=0, atol=0)
+    state = undisturbed.smile_objective.state()
+    assert state["seen"] == 8 - 1  # the last row begins an epoch alone
+    torch.testing.assert_close(resumed.smile_objective.state(), state)
+
+
+def test_a_checkpoint_without_a_window_is_told_of(tmp_path):
+    make(SmileTrainer, tmp_path, objective="smile", **OPTIONS).train()
+    assert not list(tmp_path.rglob("smile_objective*"))
+    resumed = make(SmileTrainer, tmp_path, objective=Objective(WINDOW), **OPTIONS)
+    with pytest.warns(
+        UserWarning, match="drops no captions until its window is full again: .*checkpoint-2"
+    ):
+        resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))

@@ -8,7 +8,7 @@ import transformers
 
 from smile import Objective
 from smile.hf import SmileLossMixin
-from tests.smile.hf_steps import gradients
+from tests.smile.hf_steps import gradients, one_line
 
 pytest.importorskip("accelerate", reason="Trainer needs accelerate, in the tests from Python 3.10")
 trl = pytest.importorskip("trl", reason="TRL is in the tests from Python 3.11")
@@ -217,3 +217,8 @@ def check(trainer, expected):
     (entry,) = logs(trainer)
     assert entry["loss"] == pytest.approx(loss, rel=1e-6)  # it is added up in float32
     torch.testing.assert_close(found(trainer), gradients)
+
+
+def refused_in_training(trainer, line):
+    with one_line(line):
+        trainer.train()
