@@ -8,7 +8,7 @@ import transformers
 
 from smile.hf import SmileLossMixin, undo, use_smile
 from smile.hf.conflicts import find_conflicts
-from tests.smile.hf_steps import one_line
+from tests.smile.hf_steps import from_logits_and_hidden, one_line
 from tests.smile.trainer_parts import (
     EXAMPLES,
     MIXTURE,
@@ -183,6 +183,16 @@ def test_use_smile_after_the_trainer_was_made_is_refused(tmp_path):
     trainer = make(trl.SFTTrainer, tmp_path)
     use_smile(trainer.model, MIXTURE)
     refused_in_training(trainer, r"own loss \(fused_lm_head\).*SmileLossMixin")
+
+
+@from_logits_and_hidden
+def test_use_smile_in_trls_own_trainer(from_hidden, tmp_path):
+    """It trains the objective, or says in a line what to type: that depends on TRL's version."""
+    trainer = make(trl.SFTTrainer, tmp_path, model=use_smile(llama(), MIXTURE, from_hidden))
+    try:
+        check(trainer, definition(llama(), rows(), MIXTURE))
+    except ValueError as error:
+        assert "class Mine(SmileLossMixin" in str(error) and "\n" not in str(error)
 
 
 def test_zero_3_is_trained_from_logits(tmp_path):
