@@ -1,16 +1,12 @@
 """SmileLossMixin: one step of each trainer is the definition's, with all that the trainer does."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
 import transformers
 
 from smile import Objective
+from tests.smile import hf_trainers_two_processes
 from tests.smile.trainer_parts import (
     CAPTIONS,
     MIXTURE,
@@ -29,6 +25,7 @@ from tests.smile.trainer_parts import (
     t5,
     tokenizer,
 )
+from tests.soak.processes import Processes
 
 peft = pytest.importorskip("peft")
 
@@ -150,15 +147,7 @@ def test_a_packed_step_of_trainer(tmp_path):
 
 
 @pytest.mark.slow
-def test_two_processes(repository, tmp_path):
-    script = Path(__file__).with_name("hf_trainers_two_processes.py")
-    done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(repository)},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert len([line for line in done.stdout.splitlines() if line.startswith("Smile")]) == 9
-    assert all((tmp_path / f"refused_by_{rank}").exists() for rank in (0, 1))
+def test_two_processes(tmp_path):
+    llama().float().save_pretrained(tmp_path / "model")
+    run = Processes(hf_trainers_two_processes.main, str(tmp_path), tmp_path / "output", 2)
+    assert run.wait(200) == [0, 0], run.said()[-3000:]
