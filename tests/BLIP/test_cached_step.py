@@ -74,24 +74,3 @@ def test_tokens_and_scores_are_those_without_a_cache(captioners, problem):
     for other in decoded[1:]:
         assert other.token_ids.tolist() == decoded[0].token_ids.tolist()
         torch.testing.assert_close(other.scores, decoded[0].scores, atol=2e-5, rtol=2e-5)
-
-
-def test_keys_of_captions_are_never_moved(captioners):
-    """There is one allocation for the whole search, and a step writes only its own slots."""
-    captioner, _ = captioners[-2.0]
-    chosen = DecodingSettings(num_beams=3, max_length=12, min_length=12)
-    step = CachedStep(captioner.text_decoder, torch.randn(2, 10, 32), chosen.max_length)
-    written = []
-
-    def watch(tokens, rows):
-        before = [key.clone() for key, _ in step.past]
-        logits = step(tokens, rows)
-        after = [key for key, _ in step.past]
-        if before and before[0].shape == after[0].shape:
-            changed = (before[1] != after[1]).any(3).any(1)  # (b, slots)
-            written.append((after[1].data_ptr(), changed.nonzero()[:, 1].unique().tolist()))
-        return logits
-
-    decode(watch, torch.full((2, 4), 7), captioner.tokenizer.end, 0, chosen)
-    assert len({address for address, _ in written}) == 1
-    assert [slots for _, slots in written] == [[7 + i, 8 + i, 9 + i] for i in range(0, 18, 3)]

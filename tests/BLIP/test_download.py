@@ -28,10 +28,7 @@ CERTIFICATE = Path(__file__).with_name("server.pem")
 
 @pytest.fixture
 def server(monkeypatch):
-    """Return a TLS server of `content` with `headers`, after `delay` seconds.
-
-    It collects `requests`. /absent is not there, /to/URL redirects to URL.
-    """
+    """A TLS server of `content` that collects `requests`. /to/URL redirects to URL."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):

@@ -51,22 +51,6 @@ def test_tokens_and_scores_are_those_of_the_growing_cache(captioner, uncompiled,
     assert len(lengths) > 1  # or no image was done before another
 
 
-def test_batches_share_the_cache(captioner, uncompiled):
-    """A smaller batch uses a part; other rows or more images need another cache."""
-
-    def cache_after(batch, settings):
-        embeds = torch.randn(batch, 10, 32)
-        step = uncompiled(captioner.text_decoder, embeds, settings.max_length)
-        prompts = captioner.prompt_ids.expand(batch, -1)
-        decode(step, prompts, captioner.tokenizer.end, captioner.tokenizer.pad, settings)
-        return uncompiled.cache
-
-    first = cache_after(3, BEAM)
-    assert cache_after(2, BEAM) is first and cache_after(3, BEAM) is first
-    assert cache_after(3, SAMPLED) is not first
-    assert cache_after(4, BEAM).tokens.shape == (4, 3)
-
-
 def test_one_compilation_serves_all_batches_and_all_copies(captioner):
     """A copy is made at every validation: the step must not be compiled for each."""
     counter = CompileCounterWithBackend("aot_eager")
