@@ -97,11 +97,6 @@ def test_the_caption_and_the_end_are_scored_and_nothing_else(name, make_vlm, vlm
         assert not before or before == [*captioner.decoder_prefix] or captioner.decoder_prefix == []
 
 
-def test_florences_decoder_begins_as_its_tokenizer_begins_a_text(make_vlm):
-    captioner = make_vlm("Florence2ForConditionalGeneration")
-    assert captioner.decoder_prefix == [folders.END, folders.START]
-
-
 def test_a_long_caption_is_cut_and_ended(make_vlm, vlm_photos):
     captioner = make_vlm("GitForCausalLM", max_tokens=3)
     image = ImageBatch([captioner.prompt_processor(vlm_photos[0])])

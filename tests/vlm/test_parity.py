@@ -176,9 +176,5 @@ def test_the_attention_map_is_the_cross_attention_to_the_image(name, make_vlm, v
     expected = weights[-4:, 1:5]  # two by two patches, after one place of all of them
     torch.testing.assert_close(attention_map, expected / expected.sum(1, keepdim=True))
     assert implementation != "eager"
-
-
-def test_a_decoder_without_cross_attention_has_no_attention_map(make_vlm, vlm_photos):
-    captioner = make_vlm(CHATS[0])
-    ids = torch.tensor(captioner.tokenizer.ids("a red disc", 20))
-    assert captioner.score_tokens(image_of(captioner, vlm_photos[:1]), ids)[1] is None
+    chat = make_vlm(CHATS[0])
+    assert chat.score_tokens(image_of(chat, vlm_photos[:1]), ids)[1] is None

@@ -20,7 +20,7 @@ CHAT, PLAIN = "Idefics3ForConditionalGeneration", "VisionEncoderDecoderModel"
 
 @pytest.fixture
 def write(tmp_path):
-    """Return a function that writes a configuration of these settings, and returns its path."""
+    """A function that writes a configuration of these settings."""
 
     def write(**settings):
         path = tmp_path / "vlm.yaml"
@@ -33,7 +33,7 @@ def write(tmp_path):
 
 @pytest.fixture
 def error_of(write):
-    """Return a function of settings: the line that ends their captioner."""
+    """A function of settings: the line that ends their captioner."""
 
     def error_of(**settings):
         config = load_config(write(**settings))
