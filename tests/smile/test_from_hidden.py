@@ -19,18 +19,14 @@ from tests.smile.hidden_states import (
 from tests.smile.largest_made import LargestMade
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("spec", SPECS, ids=str)
-def test_it_is_the_definition(spec, first, smoothing):
-    objective = Objective(spec, smoothing, first, random_subset_size=4, pad_token_id=1)
-    compare(objective, *example())
-
-
-@pytest.mark.parametrize("how", HOW.values(), ids=HOW)
-@pytest.mark.parametrize("spec", SPECS, ids=str)
-def test_each_way_that_it_can_be_asked_for(spec, how):
-    compare(Objective(spec, 0.1), *example(), **how)
+def test_it_is_the_definition(spec):
+    for first in (True, False):
+        for smoothing in (0.0, 0.1):
+            objective = Objective(spec, smoothing, first, random_subset_size=4, pad_token_id=1)
+            compare(objective, *example())
+    for how in HOW.values():
+        compare(Objective(spec, 0.1), *example(), **how)
 
 
 @pytest.mark.parametrize("spec", [*SPECS, "unlikelihood", "gem"], ids=str)
@@ -63,18 +59,9 @@ def test_labels_are_smoothed_over_words_that_the_bias_does_not_rule_out(spec):
     assert output.loss.isfinite()
     expected = [F.pad(x, (0, 0, 0, 3) if x.dim() == 2 else (0, 3)) for x in expected[1:]]
     torch.testing.assert_close(list(found[1:]), expected)
-    if spec == "mle":  # of torch's own
-        smoothed = F.cross_entropy(
-            F.linear(*fewer).flatten(0, 1), labels.flatten(), label_smoothing=0.3
-        )
-        torch.testing.assert_close(output.loss, smoothed)
-
-
-def test_a_soft_cap_leaves_no_word_ruled_out():
-    inputs, labels = example()
-    with torch.no_grad():
-        inputs[2][3] = torch.finfo(torch.float64).min
-    compare(Objective("mle", 0.1), inputs, labels, **CAPPED)
+    with torch.no_grad():  # a soft cap leaves no word ruled out
+        bias[23] = torch.finfo(torch.float64).min
+    compare(objective, [hidden, weight, bias.nan_to_num(neginf=-1)], labels, **CAPPED)
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)

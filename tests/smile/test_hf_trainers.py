@@ -90,17 +90,13 @@ def test_each_turn_of_an_assistant_is_a_caption(packing, tmp_path):
     check(make(SmileSFTTrainer, tmp_path, data, assistant_only_loss=True, **packing), expected)
 
 
-def with_adapters(config):
-    model = llama()
-    torch.manual_seed(42)  # SFTTrainer's, as it makes them
-    return peft.get_peft_model(model, config)
-
-
 def test_adapters_and_packed_rows(tmp_path):
     """Adapters alone have gradients, and those of the definition."""
     config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
     trainer = make(SmileSFTTrainer, tmp_path, peft_config=config, **STEPS["packed"])
-    expected = definition(with_adapters(config), rows(), MIXTURE)
+    model = llama()
+    torch.manual_seed(42)  # SFTTrainer's, as it makes adapters
+    expected = definition(peft.get_peft_model(model, config), rows(), MIXTURE)
     assert expected[1] and all("lora_" in name for name in expected[1])
     check(trainer, expected)
 

@@ -33,7 +33,6 @@ def test_a_large_vocabulary_costs_its_weights_and_no_logits():
 def test_ddp_and_fsdp_in_two_processes(tmp_path):
     run = Processes(hf_two_processes.main, BOTH_KINDS, tmp_path / "output", 2)
     assert run.wait(200) == [0, 0], run.said()
-    assert run.said().count("from_hidden=") == 2 * 2 * len(BOTH_KINDS), run.said()
 
 
 @pytest.fixture
