@@ -47,9 +47,7 @@ def after(model, objective, **options):
 
 
 def before(model, objective, **options):
-    compiled = torch.compile(model, **options)
-    assert use_smile(compiled, objective) is compiled
-    return compiled
+    return use_smile(torch.compile(model, **options), objective)
 
 
 def in_place(model, objective, **options):
@@ -57,17 +55,12 @@ def in_place(model, objective, **options):
     return model
 
 
-def in_place_before(model, objective, **options):
-    model.compile(**options)
-    return use_smile(model, objective)
-
-
 def its_forward_before(model, objective, **options):
     model.forward = torch.compile(model.forward, **options)
     return use_smile(model, objective)
 
 
-@pytest.mark.parametrize("way", [after, before, in_place, in_place_before])
+@pytest.mark.parametrize("way", [after, before, in_place])
 def test_a_whole_graph_with_the_objective_in_it(way):
     model = way(made(CAUSAL).model, MLE, backend="eager", fullgraph=True)
     assert_same(model, CAUSAL, MLE)
@@ -128,22 +121,6 @@ def test_several_captions_in_a_row_of_a_compiled_encoder_decoder_model():
     expected = use_smile(model)(**batch).loss
     model = torch.compile(model, backend="aot_eager")
     torch.testing.assert_close(model(**batch).loss, expected)
-
-
-@pytest.mark.slow
-def test_a_change_of_a_compiled_models_logits_is_refused():
-    model = made(CAUSAL).model
-    before = model.forward
-
-    def forward(self, *args, **kwargs):
-        output = before(*args, **kwargs)
-        output.logits = output.logits * 2
-        return output
-
-    model.forward = types.MethodType(forward, model)
-    model = torch.compile(use_smile(model, from_hidden=True), backend="aot_eager")
-    with one_line("changes the logits of its language head"):
-        model(**made(CAUSAL).batch)
 
 
 def test_what_goes_past_a_compiled_model():
