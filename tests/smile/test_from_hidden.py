@@ -1,4 +1,4 @@
-"""The objective from hidden states against the definition on logits."""
+"""The objective from hidden states against the definition on logits, in processes too."""
 
 import pytest
 import torch
@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 from smile import Objective, head
 from smile.captions import LONG_ROW, blocks
+from tests.smile import head_in_processes
 from tests.smile.hidden_states import (
     CAPPED,
     HOW,
@@ -17,6 +18,7 @@ from tests.smile.hidden_states import (
     fused,
 )
 from tests.smile.largest_made import LargestMade
+from tests.soak.processes import Processes
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
@@ -179,3 +181,17 @@ def test_nothing_of_the_size_of_all_logits_is_made(spec, first, largest, monkeyp
         loss = Objective(spec, 0.1, first_token_mle=first).from_hidden(*inputs, labels).loss
         torch.autograd.grad(loss, inputs)
     assert made.elements <= max(largest, 5000)
+
+
+CASES = {
+    "what the head's methods give": "definitions no_whole_weight",
+    "placements": "placements what_is_refused",
+    "models": "tensor_parallel fsdp",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cases", CASES)
+def test_two_processes_give_what_one_gives(cases, tmp_path):
+    run = Processes(head_in_processes.main, CASES[cases].split(), tmp_path / "output", 2)
+    assert run.wait(200) == [0, 0], run.said()
