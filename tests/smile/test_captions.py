@@ -1,5 +1,6 @@
 """Several captions in a row, weights of tokens, and losses that are not summed."""
 
+import functools
 import re
 
 import pytest
@@ -32,45 +33,35 @@ class SampledBefore(Objective):
         return self.words if "random" in self.weights else None
 
 
-@st.composite
-def packed_rows(draw):
-    """Captions of 1 to 9 labels, some after a prompt, packed into rows; the same ones padded.
+def packed_rows(rows, start):
+    """Rows of captions, each (unlabelled tokens before it, labels), packed; the same ones padded.
 
     Returns the packed labels (B, N), their segments, the padded labels (C, L), and for each padded
     label its place in the packed rows.
     """
-    captions = st.lists(
-        st.tuples(st.integers(0, 3), st.lists(st.integers(0, VOCABULARY - 1), max_size=9)),
-        max_size=6,
-    )
-    rows = draw(st.lists(captions, min_size=1, max_size=3))
-    length = max(1, max(sum(p + len(c) for p, c in row) for row in rows))
-    labels = torch.full((len(rows), length), IGNORE)
-    segments = torch.zeros(
-        len(rows), length, dtype=draw(st.sampled_from([torch.int32, torch.long]))
-    )
-    padded, places = [], []
+    length = max(1, *(sum(map(sum, row)) for row in rows))
+    labels, segments = torch.full((len(rows), length), IGNORE), torch.zeros(len(rows), length).int()
+    padded, places = [torch.zeros(0).long()], [torch.zeros(0).long()]
     for number, row in enumerate(rows):
-        at, name = 0, draw(st.integers(-3, 3))
-        for prompt, caption in row:
-            name += draw(st.integers(1, 4))
-            start, at = at + prompt, at + prompt + len(caption)
-            segments[number, start - prompt : at] = name
-            labels[number, start:at] = torch.tensor(caption, dtype=torch.long)
-            padded.append(torch.tensor(caption, dtype=torch.long))
-            places.append(number * length + torch.arange(start, at))
-        segments[number, at:] = name + 1
-    if not padded:
-        padded, places = [torch.zeros(0, dtype=torch.long)], [torch.zeros(0, dtype=torch.long)]
-    pad = torch.nn.utils.rnn.pad_sequence
-    padded = F.pad(pad(padded, batch_first=True, padding_value=IGNORE), (0, 1), value=IGNORE)
-    places = F.pad(pad(places, batch_first=True), (0, 1))
-    return labels, segments, padded, places
+        at = 0
+        for name, (prompt, caption) in enumerate(row, start):
+            end = at + prompt + caption
+            labels[number, at + prompt : end] = torch.randint(VOCABULARY, (caption,))
+            segments[number, at:end], segments[number, end:] = 2 * name, 2 * name + 1
+            padded.append(labels[number, at + prompt : end])
+            places.append(number * length + torch.arange(at + prompt, end))
+            at = end
+    pad = functools.partial(torch.nn.utils.rnn.pad_sequence, batch_first=True)
+    padded = F.pad(pad(padded, padding_value=IGNORE), (0, 1), value=IGNORE)
+    return labels, segments, padded, F.pad(pad(places), (0, 1))
+
+
+captions = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=6)
 
 
 @settings(max_examples=150, deadline=None)
 @given(
-    rows=packed_rows(),
+    rows=st.lists(captions, min_size=1, max_size=3),
     spec=st.sampled_from(SPECS),
     first=st.booleans(),
     reduction=st.sampled_from(["mean", "sum", "none"]),
@@ -79,8 +70,8 @@ def packed_rows(draw):
 )
 def test_packed_captions_are_padded_captions(rows, spec, first, reduction, weighted, seed):
     """Losses, parts and gradients, on logits and from hidden states."""
-    labels, segments, padded, places = rows
     torch.manual_seed(seed)
+    labels, segments, padded, places = packed_rows(rows, start=seed - 9)
     hidden = torch.randn(*labels.shape, WIDTH, dtype=torch.float64, requires_grad=True)
     head = torch.randn(VOCABULARY, WIDTH, dtype=torch.float64, requires_grad=True)
     words = torch.randint(VOCABULARY, (*labels.shape, 3))
