@@ -2,14 +2,12 @@
 
 import importlib
 import json
-import random
 
 import pytest
 import torch
 import transformers
+from PIL import Image
 
-from captioning.scenes.make import draw
-from captioning.scenes.world import random_scene
 from smile import Objective
 from smile.hf import use_smile
 from tests.smile import tiny_vlm
@@ -40,35 +38,36 @@ def model_folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    folder, rng = tmp_path_factory.mktemp("photos"), random.Random(0)
-    with (folder / "captions.jsonl").open("w") as file:
-        for number, (size, caption) in enumerate(PHOTOS.items()):
-            draw(random_scene(rng), rng).resize(size).save(folder / f"{number}.png")
-            # As captioning.caption writes it.
-            line = {"image": f"{number}.png", "caption": caption, "score": -1.5}
-            file.write(json.dumps(line) + "\n")
+    """A folder as captioning.caption writes it."""
+    folder, lines = tmp_path_factory.mktemp("photos"), []
+    for number, (size, caption) in enumerate(PHOTOS.items()):
+        Image.effect_noise(size, 80).convert("RGB").save(folder / f"{number}.png")
+        lines.append(json.dumps({"image": f"{number}.png", "caption": caption, "score": -1.5}))
+    (folder / "captions.jsonl").write_text("\n".join(lines))
     return folder
 
 
-def one_by_one(example, packing, model, photos, objective):
-    """The loss and gradients of each caption alone with its photo, written out from its logits."""
+OBJECTIVE = Objective({"mle": 0.01, "smile": 0.99})
+load = transformers.AutoModelForImageTextToText.from_pretrained
+
+
+def one_by_one(example, packing, model, photos):
+    """The loss of each caption alone with its photo, written out from its logits."""
     total, tokens = 0.0, 0
     for row in example.read_rows(photos):
         alone = packing.row(**row)
         labels = alone.pop("labels")[:, 1:]
         del alone["position_ids"]
         alone["pixel_values"] = alone["pixel_values"].double()
-        result = objective(model(**alone).logits[:, :-1], labels)
+        result = OBJECTIVE(model(**alone).logits[:, :-1], labels)
         total, tokens = total + result.loss * result.tokens, tokens + result.tokens
     return total / tokens
 
 
 def test_a_packed_row_is_each_photo_alone(example, model_folder, photos):
     packing = example.Packing(transformers.AutoProcessor.from_pretrained(model_folder))
-    load = transformers.AutoModelForImageTextToText.from_pretrained
-    objective = Objective({"mle": 0.01, "smile": 0.99})
     model = load(model_folder, dtype=torch.float64).train()
-    expected = one_by_one(example, packing, model, photos, objective)
+    expected = one_by_one(example, packing, model, photos)
     expected.backward()
     gradients = {key: value.grad for key, value in model.named_parameters()}
     row = packing(example.read_rows(photos))
@@ -77,7 +76,7 @@ def test_a_packed_row_is_each_photo_alone(example, model_folder, photos):
     assert text == "".join(f" {caption}<end_of_utterance>" for caption in PHOTOS.values())
     row["pixel_values"] = row["pixel_values"].double()
     model = load(model_folder, dtype=torch.float64).train()
-    loss = use_smile(model, objective)(**row).loss
+    loss = use_smile(model, OBJECTIVE)(**row).loss
     loss.backward()
     torch.testing.assert_close(loss, expected)
     found = {key: value.grad for key, value in model.named_parameters()}
@@ -94,12 +93,9 @@ def test_the_recipe(example, model_folder, photos, tmp_path, capsys):
     assert "before: " in printed and "after: " in printed
     # What it began with: the adapter does nothing yet, and the step has all photos.
     packing = example.Packing(transformers.AutoProcessor.from_pretrained(model_folder))
-    load = transformers.AutoModelForImageTextToText.from_pretrained
-    plain = load(model_folder, dtype=torch.float64)
-    objective = Objective({"mle": 0.01, "smile": 0.99})
     with torch.no_grad():
-        expected = one_by_one(example, packing, plain, photos, objective).item()
-    assert trainer.state.log_history[-1]["train_loss"] == pytest.approx(expected, rel=1e-4)
+        expected = one_by_one(example, packing, load(model_folder, dtype=torch.float64), photos)
+    assert trainer.state.log_history[-1]["train_loss"] == pytest.approx(expected.item(), rel=1e-4)
     loaded = PeftModel.from_pretrained(load(model_folder), output)
     changed = [value for key, value in loaded.named_parameters() if "lora_B" in key]
     assert changed and all(value.abs().max() > 0 for value in changed)
