@@ -186,23 +186,6 @@ def test_transformers_4_15_gives_the_same_tokens(seed):
     assert decoded.token_ids.flatten(0, 1).tolist() == expected.tolist()
 
 
-def test_finished_prompts_are_dropped():
-    seen = []
-
-    def step(tokens, rows):
-        seen.append(tokens.size(0))
-        logits = torch.full((*tokens.shape[:2], 6), -20.0)
-        logits[..., 4] = 0
-        if tokens.size(0) == 3:
-            logits[0, :, END], logits[0, :, 4] = 0, -20
-        return logits
-
-    chosen = DecodingSettings(num_beams=2, max_length=9, min_length=0)
-    decoded = decode(step, torch.tensor([[2, 3], [2, 3], [2, 3]]), END, PAD, chosen)
-    assert strip(decoded.token_ids[0, 0]) == [2, 3, END]
-    assert seen == [3, 3, 2, 2, 2, 2, 2]
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

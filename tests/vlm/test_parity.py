@@ -137,17 +137,6 @@ def test_a_scale_of_1_is_plain_whatever_the_model_comes_with(make_vlm, vlm_photo
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_photo_among_others_has_the_caption_that_it_has_alone(name, make_vlm, vlm_photos):
-    captioner = make_vlm(name)
-    image = image_of(captioner, vlm_photos)
-    together = captioner.generate_details(image, BEAMS)
-    for n in range(len(image)):
-        alone = captioner.generate_details(image[n : n + 1], BEAMS)
-        assert together.captions[n] == alone.captions[0]
-        torch.testing.assert_close(together.scores[n], alone.scores[0], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_teacher_forced_scores_are_those_of_generation(name, make_vlm, vlm_photos):
     captioner = make_vlm(name)
     image = image_of(captioner, vlm_photos)[1:2]
