@@ -9,12 +9,12 @@ import transformers
 from accelerate.state import AcceleratorState
 
 from smile.hf import use_smile
+from tests.smile.hf_steps import each_alone
 from tests.smile.trainer_parts import (
     MIXTURE,
     SmileSFTTrainer,
     SmileTrainer,
     datasets,
-    definition,
     found,
     llama,
     logs,
@@ -39,7 +39,7 @@ def assert_parts(entry, prefix=""):
 def compare(cls, folder, **options):
     trainer = make(cls, folder, ROWS, **{"per_device_train_batch_size": 2, **options})
     trainer.train()
-    loss, gradients = definition(llama(), ROWS, MIXTURE)
+    loss, gradients = each_alone(llama(), ROWS, MIXTURE)
     torch.testing.assert_close(found(trainer), gradients)
     if dist.get_rank() == 0:
         (entry,) = logs(trainer)

@@ -9,7 +9,7 @@ import transformers
 from smile import Objective
 from smile.hf import use_smile
 from tests.smile import tiny_vlm
-from tests.smile.hf_steps import gradients
+from tests.smile.hf_steps import each_alone
 from tests.smile.largest_made import LargestMade
 from tests.smile.trainer_parts import (
     CAPTIONS,
@@ -21,7 +21,6 @@ from tests.smile.trainer_parts import (
     SmileTrainer,
     check,
     datasets,
-    definition,
     found,
     ids,
     llama,
@@ -63,7 +62,7 @@ def test_evaluation_loss(cls, tmp_path):
     model = llama(vocab_size=3000)
     batches = (rows()[:3], rows()[3:])
     smile = Objective("smile")
-    expected = sum(definition(model, batch, smile)[0] * len(batch) for batch in batches) / 5
+    expected = sum(each_alone(model, batch, smile)[0] * len(batch) for batch in batches) / 5
     data = datasets.Dataset.from_list(rows())
     options = {"eval_dataset": data, "per_device_eval_batch_size": 3}
     for from_hidden, logits in ((True, False), (False, True)):
@@ -91,7 +90,7 @@ def test_metrics_get_logits(cls, tmp_path):
     trainer = make(cls, tmp_path, per_device_eval_batch_size=5, **options)
     metrics = trainer.evaluate()
     assert metrics["eval_half"] == 0.5
-    loss, _ = definition(llama(), rows(), MIXTURE)
+    loss, _ = each_alone(llama(), rows(), MIXTURE)
     assert metrics["eval_loss"] == pytest.approx(loss, rel=1e-6)
     again = MIXTURE(seen["logits"][:, :-1], seen["labels"][:, 1:]).loss
     assert again.item() == pytest.approx(loss, rel=1e-5)
@@ -107,7 +106,7 @@ def test_a_model_that_is_made_by_the_trainer(tmp_path):
         return made[-1]
 
     trainer = make(SmileTrainer, tmp_path, model_init=model_init, **ACCUMULATED)
-    check(trainer, definition(llama(), rows(), MIXTURE))
+    check(trainer, each_alone(llama(), rows(), MIXTURE))
     assert len(made) == 2 and trainer.model is made[-1]
 
 
@@ -119,7 +118,7 @@ def test_predict_with_generate(tmp_path):
         SmileSeq2SeqTrainer, tmp_path, model=t5(), per_device_eval_batch_size=5, **options
     )
     metrics = trainer.evaluate()
-    assert metrics["eval_loss"] == pytest.approx(definition(t5(), rows(), MIXTURE)[0], rel=1e-6)
+    assert metrics["eval_loss"] == pytest.approx(each_alone(t5(), rows(), MIXTURE)[0], rel=1e-6)
     assert metrics["eval_n"] == len(CAPTIONS)
 
 
@@ -159,13 +158,8 @@ def test_weights_of_tokens(cls, tmp_path):
         row["weights"] = [0.5 + n % 3 for n in range(len(row["input_ids"]))]
     options = {"data_collator": collate, "from_hidden": True, **ACCUMULATED}
     trainer = make(cls, tmp_path, data=data, **options)
-    model, total, weights = llama().train(), 0.0, 0.0
-    for row in data:
-        words, each = torch.tensor([row["input_ids"]]), torch.tensor([row["weights"]]).double()
-        result = MIXTURE(model(input_ids=words).logits[:, :-1], words[:, 1:], None, each[:, 1:])
-        total, weights = total + result.loss * result.tokens, weights + each[:, 1:].sum()
-    (total / weights).backward()
-    check(trainer, ((total / weights).item(), gradients(model)))
+    labelled = [{**row, "labels": row["input_ids"]} for row in data]
+    check(trainer, each_alone(llama(), labelled, MIXTURE))
 
 
 def test_the_collator_of_trl_for_photos(tmp_path):
@@ -190,21 +184,15 @@ def test_the_collator_of_trl_for_photos(tmp_path):
     refused_in_training(trainer, "row 0 of the labels .* completion_only_loss=True")
     model = load(folder, dtype=torch.float64)
     trainer = make(SmileSFTTrainer, tmp_path, data, model, **options, **ACCUMULATED)
-    plain, total, tokens = load(folder, dtype=torch.float64).train(), 0.0, 0
-    for row in trainer.train_dataset:
-        batch = trainer.data_collator([row])
-        labels, batch["pixel_values"] = batch.pop("labels"), batch["pixel_values"].double()
-        labels = labels[:, 1:]
-        logits = plain(**batch, use_cache=False).logits[:, :-1]
-        result = MIXTURE(logits, labels)
-        total, tokens = total + result.loss * result.tokens, tokens + result.tokens
-    (total / tokens).backward()
-    check(trainer, ((total / tokens).item(), gradients(plain)))
+    alone = [trainer.data_collator([row]) for row in trainer.train_dataset]
+    for batch in alone:
+        batch["pixel_values"] = batch["pixel_values"].double()
+    check(trainer, each_alone(load(folder, dtype=torch.float64), alone, MIXTURE))
 
 
 def test_the_trainers_objective_replaces_that_of_the_model_and_is_not_saved(tmp_path):
     trainer = make(SmileSFTTrainer, tmp_path, model=use_smile(llama(), Objective("reverse")))
-    check(trainer, definition(llama(), rows(), MIXTURE))
+    check(trainer, each_alone(llama(), rows(), MIXTURE))
     trainer.save_model(str(tmp_path / "saved"))
     config = json.loads((tmp_path / "saved" / "config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLM"]

@@ -8,7 +8,7 @@ import transformers
 
 from smile.hf import SmileLossMixin, undo, use_smile
 from smile.hf.conflicts import find_conflicts
-from tests.smile.hf_steps import from_logits_and_hidden, one_line
+from tests.smile.hf_steps import each_alone, from_logits_and_hidden, one_line
 from tests.smile.trainer_parts import (
     EXAMPLES,
     MIXTURE,
@@ -16,7 +16,6 @@ from tests.smile.trainer_parts import (
     SmileTrainer,
     check,
     datasets,
-    definition,
     llama,
     make,
     of_trl,
@@ -168,7 +167,7 @@ def test_an_sft_trainer_that_reads_outputs(tmp_path):
 
     data = datasets.Dataset.from_list(rows())
     uneven = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}
-    expected = definition(llama(), rows(), MIXTURE)
+    expected = each_alone(llama(), rows(), MIXTURE)
     for from_hidden in (False, True):
         options = {"from_hidden": from_hidden, "eval_dataset": data}
         trainer = make(SmileFormer, tmp_path, per_device_eval_batch_size=5, **uneven, **options)
@@ -190,7 +189,7 @@ def test_use_smile_in_trls_own_trainer(from_hidden, tmp_path):
     """It trains the objective, or says in a line what to type: that depends on TRL's version."""
     trainer = make(trl.SFTTrainer, tmp_path, model=use_smile(llama(), MIXTURE, from_hidden))
     try:
-        check(trainer, definition(llama(), rows(), MIXTURE))
+        check(trainer, each_alone(llama(), rows(), MIXTURE))
     except ValueError as error:
         assert "class Mine(SmileLossMixin" in str(error) and "\n" not in str(error)
 
