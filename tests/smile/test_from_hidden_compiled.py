@@ -125,3 +125,10 @@ def test_by_inductor():
     compare(model, example(), run, tolerance=1e-5)
     compare(model, example(9), run, tolerance=1e-5, reduction="none")
     compare(model, example(), run, autocast=torch.float16, tolerance=0.02)
+
+
+def test_a_gradient_of_the_gradient_is_refused():
+    model = Captioner("smile")
+    loss = torch.compile(model, fullgraph=True, backend="eager")(*example()).loss
+    with pytest.raises(RuntimeError, match="has no second derivative"):
+        torch.autograd.grad(loss, model.layer.weight, create_graph=True)

@@ -93,3 +93,9 @@ def test_arguments_by_position_reach_a_forward_of_the_instance(name):
     undo(model)
     model(**family.batch)
     assert len(calls) == 2 and calls[1] is not None and model.forward.__func__ is own_forward
+
+
+def test_an_argument_given_twice_is_refused():
+    family = hf_models.make("GPT2LMHeadModel")
+    with pytest.raises(TypeError, match="multiple values for input_ids"):
+        use_smile(family.model)(family.batch["input_ids"], **family.batch)
