@@ -103,14 +103,12 @@ def test_the_merged_model_is_a_model_of_transformers(trained, tmp_path, capsys):
     torch.testing.assert_close(logits_of(merged, batch), expected, rtol=1e-4, atol=1e-5)
     assert not any("lora" in name for name, _ in merged.named_parameters())
     capsys.readouterr()
-    for source, line in (
-        (path, f"{folder} exists and is not an empty folder: name a new folder"),
-        (
-            tmp_path,
-            f"{tmp_path} is a folder; a sharded checkpoint must be gathered into a file first",
-        ),
+    gather = f"{tmp_path} is a folder; a sharded checkpoint must be gathered into a file first: "
+    for source, target, line in (
+        (path, folder, f"{folder} exists and is not an empty folder: name a new folder"),
+        (tmp_path, f"{folder}2", gather + f"python -m captioning.gather {tmp_path} whole.pth"),
     ):
-        assert export.main([str(source), folder]) == 2
+        assert export.main([str(source), target]) == 2
         assert capsys.readouterr().err.startswith(f"error: {line}")
 
 
