@@ -191,9 +191,8 @@ def _losses_by_caption(
     ignore_index: int,
 ) -> Tensor:
     check_segments(segments, labels)
-    zero = at_least_float32(
-        inputs[0].flatten()[:0].sum()
-    )  # 0 with a gradient, for a batch without labels
+    # 0 with a gradient, for a batch without labels
+    zero = at_least_float32(inputs[0].flatten()[:0].sum())
     losses = zero.expand(labels.numel())
     for positions, block_labels in blocks(labels, segments, ignore_index):
         block_losses = loss_fn(*(x.flatten(0, 1)[positions] for x in inputs), block_labels)

@@ -7,6 +7,7 @@ case of `cases()` its error, or nothing, as JSON.
 
 import json
 import sys
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, Callable
 
@@ -115,32 +116,27 @@ def cases() -> dict[str, Callable[[str], Any]]:
     from smile import OBJECTIVES
 
     specs = [*OBJECTIVES, {"mle": 0.1, "smile": 0.9}, {"truncation": {"window": 5}}]
+    kinds = ("logits", "hidden states", "packed logits", "packed hidden states")
+    groups = {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5}
+    best = {"sample": True, "top_k": 1, "repetition_penalty": 1.2, "min_p": 0.1}
     found = {
-        f"{LOSS} {spec}, {kind}": lambda device, spec=spec, kind=kind: _objective(
-            spec, kind, device
-        )
-        for spec in specs
-        for kind in ("logits", "hidden states", "packed logits", "packed hidden states")
+        **{f"{LOSS} {s}, {kind}": partial(_objective, s, kind) for s in specs for kind in kinds},
+        "a training step": _training_step,
+        "captions by beams": partial(_captions, num_beams=3, num_return=2),
+        "captions by groups of beams": partial(_captions, no_repeat_ngram_size=2, **groups),
+        "captions by compiled steps": partial(_captions, compiled=True, num_beams=3),
+        "captions by sampling the best word": partial(_captions, **best),
+        "guided captions": partial(_captions, guidance_scale=2.0),
+        "contrasted captions": partial(_captions, contrastive_alpha=1.0),
+        "the attention map of a caption": _score_tokens,
+        "a model of transformers": partial(_transformers, from_hidden=False),
+        "its hidden states": partial(_transformers, from_hidden=True),
+        "a packed row of a later batch": _packed_later,
     }
-    found["a training step"] = _training_step
-    found["captions by beams"] = lambda device: _captions(device, num_beams=3, num_return=2)
-    found["captions by groups of beams"] = lambda device: _captions(
-        device, num_beams=4, num_beam_groups=2, diversity_penalty=0.5, no_repeat_ngram_size=2
-    )
-    found["captions by compiled steps"] = lambda device: _captions(device, True, num_beams=3)
-    found["captions by sampling the best word"] = lambda device: _captions(
-        device, sample=True, top_k=1, repetition_penalty=1.2, min_p=0.1
-    )
-    found["guided captions"] = lambda device: _captions(device, guidance_scale=2.0)
-    found["contrasted captions"] = lambda device: _captions(device, contrastive_alpha=1.0)
-    found["the attention map of a caption"] = _score_tokens
-    found["a model of transformers"] = lambda device: _transformers(device, from_hidden=False)
-    found["its hidden states"] = lambda device: _transformers(device, from_hidden=True)
-    found["a packed row of a later batch"] = _packed_later
     if find_spec("accelerate"):
         found["a trainer waits once a batch"] = _waits_once
-        found["its head elsewhere"] = lambda device: _head_elsewhere(device, from_hidden=False)
-        found["its hidden states elsewhere"] = lambda device: _head_elsewhere(device, True)
+        found["its head elsewhere"] = partial(_head_elsewhere, from_hidden=False)
+        found["its hidden states elsewhere"] = partial(_head_elsewhere, from_hidden=True)
     return found
 
 
@@ -199,11 +195,16 @@ def _score_tokens(device: str) -> list[torch.Tensor]:
     return [likelihoods, *captioner.score_tokens(encoded[:1], ids)]
 
 
-def _transformers(device: str, from_hidden: bool) -> list[torch.Tensor]:
-    from smile.hf import use_smile
+def _gpt2():
     from tests.smile.hf_steps import GPT2, made
 
-    family = made(GPT2)
+    return made(GPT2)
+
+
+def _transformers(device: str, from_hidden: bool) -> list[torch.Tensor]:
+    from smile.hf import use_smile
+
+    family = _gpt2()
     spec = {"mle": 0.1, "smile": 0.8, "truncation": 0.1}
     model = use_smile(family.model.to(device), spec, from_hidden=from_hidden)
     loss = model(**{name: value.to(device) for name, value in family.batch.items()}).loss
@@ -214,9 +215,8 @@ def _transformers(device: str, from_hidden: bool) -> list[torch.Tensor]:
 def _packed_later(device: str) -> list[torch.Tensor]:
     """It is refused although the first batch is not packed."""
     from smile.hf import use_smile
-    from tests.smile.hf_steps import GPT2, made
 
-    model = use_smile(made(GPT2).model.to(device))
+    model = use_smile(_gpt2().model.to(device))
     model.config.eos_token_id = model.generation_config.eos_token_id = 1
     fine, packed = torch.tensor([[[5, 6, 7, 8, 9, 1]], [[5, 6, 1, 8, 9, 1]]]).to(device)
     loss = model(input_ids=fine, labels=fine).loss
@@ -259,9 +259,7 @@ def _steps(cls: type, device: str, **options: Any) -> tuple[list[torch.Tensor], 
 
     from transformers import TrainingArguments
 
-    from tests.smile.hf_steps import GPT2, made
-
-    model, batch, *_ = made(GPT2)
+    model, batch, *_ = _gpt2()
     losses, counts = [], []
     with TemporaryDirectory() as folder:
         arguments = TrainingArguments(folder, use_cpu=True, report_to=[])
@@ -281,9 +279,8 @@ def _head_elsewhere(device: str, from_hidden: bool) -> list[torch.Tensor]:
     from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 
     from smile.hf import last_parts, use_smile
-    from tests.smile.hf_steps import GPT2, made
 
-    model, batch, *_ = made(GPT2)
+    model, batch, *_ = _gpt2()
     add_hook_to_module(model, AlignDevicesHook("cpu", io_same_device=True))
     add_hook_to_module(model.lm_head, AlignDevicesHook(device))
     use_smile(model, {"mle": 0.1, "smile": 0.9}, from_hidden=from_hidden)

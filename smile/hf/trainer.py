@@ -56,15 +56,9 @@ class SmileLossMixin:
         if not isinstance(objective, Objective):
             objective = Objective() if objective is None else Objective(objective)
         self.smile_objective, self._from_hidden = objective, from_hidden
-        self._wants_logits, self._train_means, self._eval_means = (
-            True,
-            RunningMeans(),
-            RunningMeans(),
-        )
-        self._accumulated_batches, self._trained_tokens = (
-            1,
-            0,
-        )  # accumulated batches; trained tokens
+        self._wants_logits = True
+        self._train_means, self._eval_means = RunningMeans(), RunningMeans()
+        self._accumulated_batches, self._trained_tokens = 1, 0
         arguments = inspect.signature(super().__init__).bind_partial(*args, **kwargs).arguments
         columns = _column_names(arguments.get("train_dataset"))
         self._batch_columns = [name for name in BATCH_KEYS if name in columns]
@@ -229,12 +223,10 @@ class SmileLossMixin:
         """Count tokens without padding. TRL logs num_tokens from `_metrics`."""
         if self.model.training:
             token_count = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).sum()
-            self._trained_tokens += self.accelerator.gather(token_count).sum().item() // self._size(
-                "tp"
-            )
-        self._metrics["train" if self.model.training else "eval"]["num_tokens"] = [
-            self._trained_tokens
-        ]
+            token_count = self.accelerator.gather(token_count).sum().item()
+            self._trained_tokens += token_count // self._size("tp")
+        mode = "train" if self.model.training else "eval"
+        self._metrics[mode]["num_tokens"] = [self._trained_tokens]
 
     def train(self, *args, **kwargs):
         self._train_means = RunningMeans()
@@ -268,7 +260,7 @@ def _column_names(rows: Any) -> Iterable[str]:
 
 
 def _divide(items: Union[Tensor, int], divisor: int) -> Union[Tensor, int, float]:
-    """items / by, in float64 if the device supports it."""
+    """items / divisor, in float64 if the device supports it."""
     if divisor == 1 or not isinstance(items, Tensor):
         return items / divisor if divisor > 1 else items
     return (items if items.device.type == "mps" else items.double()) / divisor

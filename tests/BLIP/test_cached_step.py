@@ -1,12 +1,14 @@
-"""Decoding with the cache against a step without one."""
+"""Decoding with a cache: the tokens of a step without one; static steps are compiled once."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from BLIP.cached_step import CachedStep
 from BLIP.inference import inference_copy
+from BLIP.kernels.static_step import CompiledStepFactory, append_to_static
 from decoding import DecodingSettings, decode
 
 
@@ -76,22 +78,70 @@ def test_tokens_and_scores_are_those_without_a_cache(captioners, problem):
         torch.testing.assert_close(other.scores, decoded[0].scores, atol=2e-5, rtol=2e-5)
 
 
-def test_keys_of_captions_are_never_moved(captioners):
-    """There is one allocation for the whole search, and a step writes only its own slots."""
-    captioner, _ = captioners[-2.0]
-    chosen = DecodingSettings(num_beams=3, max_length=12, min_length=12)
-    step = CachedStep(captioner.text_decoder, torch.randn(2, 10, 32), chosen.max_length)
-    written = []
+BEAM = DecodingSettings(num_beams=3, num_return=2, max_length=16, min_length=5)
+SAMPLED = DecodingSettings(sample=True, num_return=4, max_length=13)
+GREEDY = DecodingSettings(num_beams=1, max_length=9)
 
-    def watch(tokens, rows):
-        before = [key.clone() for key, _ in step.past]
-        logits = step(tokens, rows)
-        after = [key for key, _ in step.past]
-        if before and before[0].shape == after[0].shape:
-            changed = (before[1] != after[1]).any(3).any(1)  # (b, slots)
-            written.append((after[1].data_ptr(), changed.nonzero()[:, 1].unique().tolist()))
-        return logits
 
-    decode(watch, torch.full((2, 4), 7), captioner.tokenizer.end, 0, chosen)
-    assert len({address for address, _ in written}) == 1
-    assert [slots for _, slots in written] == [[7 + i, 8 + i, 9 + i] for i in range(0, 18, 3)]
+@pytest.fixture
+def captioner(make_captioner):
+    """One that ends captions now and then, so that images are done at different times."""
+    torch.manual_seed(0)
+    captioner = make_captioner()
+    head = captioner.text_decoder.cls["predictions"]
+    head.bias.data[captioner.tokenizer.end] = 1.0
+    return captioner
+
+
+@pytest.fixture
+def uncompiled():
+    steps = CompiledStepFactory()
+    steps.append = append_to_static
+    return steps
+
+
+@pytest.mark.parametrize("images", [5, 1])
+@pytest.mark.parametrize("settings", [BEAM, SAMPLED, GREEDY], ids=["beam", "sampled", "greedy"])
+def test_tokens_and_scores_are_those_of_the_growing_cache(captioner, uncompiled, settings, images):
+    """Batch after batch in the same cache, a smaller one in between."""
+    words, lengths = captioner.tokenizer, set()
+    prompt = captioner.prompt_ids
+    for seed, batch in enumerate([5, images, 4]):
+        embeds = torch.randn(batch, 10, 32, generator=torch.Generator().manual_seed(seed))
+        decoded = []
+        for step_factory in (CachedStep, uncompiled):
+            torch.manual_seed(7)
+            step = step_factory(captioner.text_decoder, embeds, settings.max_length)
+            prompts = prompt.expand(batch, -1)
+            decoded.append(decode(step, prompts, words.end, words.pad, settings))
+        assert decoded[1].token_ids.tolist() == decoded[0].token_ids.tolist()
+        torch.testing.assert_close(decoded[1].scores, decoded[0].scores, atol=2e-5, rtol=2e-5)
+        lengths |= set((decoded[0].token_ids != words.pad).sum(-1).flatten().tolist())
+    assert len(lengths) > 1  # or no image was done before another
+
+
+def test_one_compilation_serves_all_batches_and_all_copies(captioner):
+    """A copy is made at every validation: the step must not be compiled for each."""
+    counter = CompileCounterWithBackend("aot_eager")
+    captions = []
+    for _ in range(3):
+        quick = inference_copy(captioner)
+        quick.step_factory = CompiledStepFactory(backend=counter)
+        for batch in (4, 4, 2):
+            images = torch.randn(batch, 3, 48, 48, generator=torch.Generator().manual_seed(3))
+            made = quick.generate_details(images, BEAM)
+            assert (
+                made.token_ids.tolist()
+                == captioner.generate_details(images, BEAM).token_ids.tolist()
+            )
+            captions.append(made.captions)
+    assert counter.frame_count == 1
+    assert captions[0] == captions[3] == captions[6]
+
+
+def test_a_compiled_copy_is_asked_for_by_name(captioner):
+    quick = inference_copy(captioner, compiled=True)
+    assert isinstance(quick.step_factory, CompiledStepFactory)
+    assert quick.visual_encoder._compiled_call_impl is not None
+    assert captioner.step_factory is CachedStep
+    assert captioner.visual_encoder._compiled_call_impl is None

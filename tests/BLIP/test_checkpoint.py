@@ -66,15 +66,6 @@ def test_half_precision_files_load_into_float32(make_captioner):
     assert {p.dtype for p in captioner.parameters()} == {torch.float32}
 
 
-def test_another_image_size_resizes_the_position_embedding(make_captioner):
-    small, large = make_captioner(), make_captioner(image_size=96)
-    report = load_weights(large, small.state_dict(), "file")
-    assert report.reshaped == ["visual_encoder.pos_embed"]
-    embedding = large.visual_encoder.pos_embed
-    assert embedding.shape == (1, 37, 32)
-    torch.testing.assert_close(embedding[:, 0], small.visual_encoder.pos_embed[:, 0])
-
-
 @pytest.mark.parametrize(
     ("shape", "message"), [((1, 13, 32), "cannot be resiz"), ((1, 5, 8), "pos_embed is (1, 10, 8)")]
 )

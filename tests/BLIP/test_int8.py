@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 from BLIP.kernels import int8_linear
-from BLIP.kernels.inference_linear import InferenceLinear
 from BLIP.kernels.int8_linear import FLOAT16, INT8, HalfLinear, Int8Linear, check_int8
 from captioning import caption
 from captioning.train import main
@@ -84,29 +83,16 @@ def test_half_weights_are_exact_to_their_eleven_bits(before_mkl):
     assert torch.backends.quantized.engine == before
 
 
-@pytest.mark.parametrize(("bf16", "kind"), [(True, InferenceLinear), (False, HalfLinear)])
+@pytest.mark.parametrize("bf16", [True, False])
 @pytest.mark.parametrize("amx", [True, False])
-def test_the_copy(make_captioner, monkeypatch, bf16, kind, amx):
-    """Which layer becomes what, how near the results are, and that the original is unchanged."""
+def test_the_copy(make_captioner, monkeypatch, bf16, amx):
+    """The encoder's layers have 8 bits, results are near, and the original is unchanged."""
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: bf16)
     monkeypatch.setattr(int8_linear, "AMX", amx)
     captioner, images = make_captioner(), 2 * torch.randn(6, 3, 48, 48)
     before = {name: value.clone() for name, value in captioner.state_dict().items()}
     quick = captioner.for_inference(torch.int8)
-    layers = {name: layer for name, layer in quick.named_modules() if "position" not in name}
-    assert not any(isinstance(layer, (nn.Linear, nn.Embedding)) for layer in layers.values())
-    assert sum(isinstance(layer, Int8Linear) for layer in layers.values()) == 2 * 4
-    for block in quick.visual_encoder.blocks:
-        linear = block.attn.qkv, block.attn.proj, block.mlp.fc1, block.mlp.fc2
-        assert [layer.after_gelu for layer in linear] == [False, False, False, True]
-        half = [layer.dtype == torch.bfloat16 for layer in linear]
-        assert half == [amx, False, False, False]
-    for layer in quick.text_decoder.layers:
-        of_image, own = layer.crossattention.self, layer.attention.self
-        assert type(of_image["key"]) is type(of_image["value"]) is kind
-        assert type(of_image["query"]) is type(own["key"]) is HalfLinear
-        # Of float32 keys the scores are MKL's.
-        assert of_image["query"].before_mkl != bf16 and not own["query"].before_mkl
+    assert sum(isinstance(layer, Int8Linear) for layer in quick.modules()) == 2 * 4
     exact, ours = captioner.encode(images), quick.encode(images)
     assert 0 < (ours - exact).abs().mean() < 0.05 * exact.abs().mean()
     details = captioner.generate_details(images, BEAM)

@@ -79,33 +79,6 @@ def test_only_the_input_is_kept_beside_the_parameters(linear, name):
     assert [t.data_ptr() for t in kept] == [t.data_ptr() for t in (x, linear.weight, *own)]
 
 
-def test_small_layers_recompute_nothing(linear, monkeypatch):
-    x = torch.randn(3, 24, requires_grad=True)
-    for least, recomputes in ((72 + 240, True), (72 + 240 + 1, False)):
-        monkeypatch.setattr(module, "MIN_ELEMENTS", least)
-        made = recompute_linear(x, linear, F.gelu)
-        assert (getattr(made.grad_fn, "input_fn", None) is F.gelu) is recomputes
-
-
-@pytest.mark.parametrize("learns", [True, False])
-def test_small_layers_and_inference_use_onednn_for_large_products(linear, monkeypatch, learns):
-    calls = []
-    monkeypatch.setattr(matmul, "linear", lambda x, *layer: calls.append(x) or F.linear(x, *layer))
-    monkeypatch.setattr(module, "MIN_ELEMENTS", 10**9)
-    x = torch.randn(3, 24)
-    for least, large in ((3 * 24 * 10, True), (3 * 24 * 10 + 1, False)):
-        monkeypatch.setattr(module, "MIN_PRODUCTS", least)
-        calls.clear()
-        if learns:
-            ours = with_gradients(recompute_linear, linear, F.gelu, x, torch.float32)
-            expected = with_gradients(usual, linear, F.gelu, x, torch.float32)
-            torch.testing.assert_close(ours, expected)
-        else:
-            with torch.no_grad():
-                assert torch.equal(recompute_linear(x, linear, F.gelu), linear(F.gelu(x)))
-        assert len(calls) == (large and matmul.ONEDNN_FP32)
-
-
 @pytest.mark.parametrize("learning", ["none", "bias"])
 def test_a_layer_that_is_frozen_hands_the_gradient_on(linear, learning):
     linear.requires_grad_(False)

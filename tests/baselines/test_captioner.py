@@ -85,14 +85,6 @@ def test_tied_word_vectors_are_the_output_weights(model):
         tied.load_state_dict(untied.state_dict())
 
 
-def test_the_image_is_encoded_once_however_many_captions_it_has():
-    calls = []
-    encoder = Pixels()
-    encoder.register_forward_hook(lambda _, inputs, __: calls.append(len(inputs[0])))
-    make("sat", encoder=encoder)(images(), [["a dog"] * 5] * 3)
-    assert calls == [3]
-
-
 def test_captions_are_cut_to_max_tokens():
     _, labels = make("lstm", max_tokens=4).predictions(images(1), [["a dog runs on grass"]])
     assert labels.tolist() == WORDS.encode(["a dog"], 9)[0][:, 1:].tolist()

@@ -1,9 +1,12 @@
-"""The decoders against their equations, computed caption by caption and place by place."""
+"""The decoders against their equations, and how often they read their captions' own words."""
+
+import math
 
 import pytest
 import torch
 
 from baselines.cells import AttentionLSTM, PooledDecoder, ShowAttendTell
+from baselines.decoder import inverse_sigmoid_k, teacher_forcing
 
 V, D, E, H, A, P = 11, 5, 4, 6, 7, 3
 KINDS = {
@@ -126,3 +129,55 @@ def test_dropout_acts_in_training_alone():
     assert not torch.equal(decoder(tokens, places)[0], decoder(tokens, places)[0])
     decoder.eval()
     assert torch.equal(decoder(tokens, places)[0], decoder(tokens, places)[0])
+
+
+def test_the_schedules_are_bengios():
+    assert [teacher_forcing("always", e, 5) for e in (0, 9)] == [1, 1]
+    assert [teacher_forcing("never", e, 5) for e in (0, 9)] == [0, 0]
+    assert [teacher_forcing("linear", e, 4) for e in (0, 1, 4, 9)] == [1, 0.75, 0, 0]
+    assert [teacher_forcing("exponential", e, 0.5) for e in (0, 1, 3)] == [1, 0.5, 0.125]
+    for epoch in range(40):
+        expected = 5 / (5 + math.exp(epoch / 5))
+        assert teacher_forcing("inverse_sigmoid", epoch, 5) == pytest.approx(expected)
+    assert teacher_forcing("inverse_sigmoid", 100000, 1) == pytest.approx(0)
+
+
+@pytest.mark.parametrize("middle", [1e-3, 0.4, 2.5, 15, 30, 1e4])
+def test_an_inverse_sigmoid_is_placed_by_its_middle(middle):
+    k = inverse_sigmoid_k(middle)
+    assert k >= 1
+    assert teacher_forcing("inverse_sigmoid", middle, k) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("kind", ["rnn", "lstm", "attn", "sat"])
+def test_left_alone_it_reads_its_own_best_guesses(kind):
+    decoder, (tokens, places) = make(kind).train(), inputs(captions=4, length=7)
+    decoder.teacher_forcing = 0.0
+    logits, _ = decoder(tokens, places, 2)
+    read = tokens.clone()
+    for n in range(2, 7):  # the first two are given
+        read[:, :, n] = logits[:, :, n - 2].argmax(-1)
+    decoder.teacher_forcing = 1.0
+    torch.testing.assert_close(decoder(read, places, 2)[0], logits)
+    whole = decoder(tokens, places, 2)[0]
+    assert not torch.allclose(whole, logits)
+    decoder.eval().teacher_forcing = 0.0
+    torch.testing.assert_close(decoder(tokens, places, 2)[0], whole)
+
+
+def test_words_are_drawn_one_by_one_with_the_probability():
+    decoder = make("attn").train()
+    decoder.teacher_forcing = 0.7
+    seen = []
+    # The guess is always the last word, which no caption has.
+    torch.nn.init.zeros_(decoder.head.weight)
+    with torch.no_grad():
+        decoder.head.bias.copy_(torch.arange(V))
+    original = decoder.step
+    decoder.step = lambda word, *rest: (seen.append(word), original(word, *rest))[1]
+    decoder(torch.zeros(1, 500, 9, dtype=torch.int64), inputs(1)[1])
+    own = torch.stack([(word[0] == decoder.embedding.weight[0]).all(-1) for word in seen[1:]])
+    own = own.double()  # (8 words, 500 captions)
+    assert own.mean().item() == pytest.approx(0.7, abs=0.03)
+    assert (own.mean(1) - 0.7).abs().max() < 0.1  # not one draw for all captions
+    assert ((own.mean(0) > 0) & (own.mean(0) < 1)).sum() > 400  # nor one for all words

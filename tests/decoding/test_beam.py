@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from decoding import DecodingSettings, decode, until_end
+from decoding import DecodingSettings, decode
 
 END, PAD = 1, 99
 
@@ -186,29 +186,6 @@ def test_transformers_4_15_gives_the_same_tokens(seed):
     assert decoded.token_ids.flatten(0, 1).tolist() == expected.tolist()
 
 
-def test_finished_prompts_are_dropped():
-    seen = []
-
-    def step(tokens, rows):
-        seen.append(tokens.size(0))
-        logits = torch.full((*tokens.shape[:2], 6), -20.0)
-        logits[..., 4] = 0
-        if tokens.size(0) == 3:
-            logits[0, :, END], logits[0, :, 4] = 0, -20
-        return logits
-
-    chosen = DecodingSettings(num_beams=2, max_length=9, min_length=0)
-    decoded = decode(step, torch.tensor([[2, 3], [2, 3], [2, 3]]), END, PAD, chosen)
-    assert strip(decoded.token_ids[0, 0]) == [2, 3, END]
-    assert seen == [3, 3, 2, 2, 2, 2, 2]
-
-
-def test_a_prompt_of_max_length_is_an_error():
-    chosen = DecodingSettings(max_length=3, min_length=1)
-    with pytest.raises(ValueError, match="max_length is 3, but the prompt alone is 3 tokens"):
-        decode(None, torch.ones(1, 3).long(), END, PAD, chosen)
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -231,6 +208,12 @@ def test_a_prompt_of_max_length_is_an_error():
 def test_impossible_settings_are_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
         DecodingSettings(**wrong)
+
+
+def test_a_prompt_of_max_length_is_refused():
+    chosen = DecodingSettings(max_length=3, min_length=1)
+    with pytest.raises(ValueError, match="max_length is 3, but the prompt alone is 3 tokens"):
+        decode(None, torch.ones(1, 3).long(), END, PAD, chosen)
 
 
 def test_if_every_word_is_banned_there_still_is_a_caption():
@@ -263,9 +246,3 @@ def test_a_step_synchronises_with_the_device_once(changes):
     with Synchronisations() as waits:
         decode(model.step(), torch.tensor([[2, 3], [4, 5]]), END, PAD, chosen)
     assert waits.count == 10
-
-
-def test_tokens_until_the_end():
-    tokens = torch.tensor([[2, END, 3, END], [2, 3, 4, 5]])
-    expected = [[True, True, False, False], [True] * 4]
-    assert until_end(tokens, END).tolist() == expected

@@ -76,18 +76,24 @@ def transformers_generation():
     )
 
 
+def warped(scores, settings, *warpers):
+    """Ours, and transformers'."""
+    expected = scores.flatten(0, 1)
+    for name, value in warpers:
+        expected = getattr(transformers_generation(), f"{name}LogitsWarper")(value)(None, expected)
+    return warp(scores, DecodingSettings(sample=True, **settings)).flatten(0, 1), expected
+
+
 @pytest.mark.parametrize("top_k", [0, 1, 3, 50])
 @pytest.mark.parametrize("top_p", [0.3, 0.9, 1.0])
 def test_warping_equals_that_of_transformers(top_k, top_p):
-    library = transformers_generation()
-    scores = 3 * torch.randn(2, 4, 60)
-    chosen = DecodingSettings(sample=True, top_k=top_k, top_p=top_p, temperature=0.7)
-    expected = library.TemperatureLogitsWarper(0.7)(None, scores.flatten(0, 1))
-    if top_k:
-        expected = library.TopKLogitsWarper(top_k)(None, expected)
-    if top_p < 1:
-        expected = library.TopPLogitsWarper(top_p)(None, expected)
-    torch.testing.assert_close(warp(scores, chosen).flatten(0, 1), expected)
+    warpers = [
+        ("Temperature", 0.7),
+        *[("TopK", top_k)] * (top_k > 0),
+        *[("TopP", top_p)] * (top_p < 1),
+    ]
+    settings = {"top_k": top_k, "top_p": top_p, "temperature": 0.7}
+    torch.testing.assert_close(*warped(3 * torch.randn(2, 4, 60), settings, *warpers))
 
 
 @pytest.mark.skipif(transformers.__version__ == "4.15.0", reason="4.15.0 has neither")
@@ -95,19 +101,16 @@ def test_warping_equals_that_of_transformers(top_k, top_p):
 @pytest.mark.parametrize("typical_p", [0.1, 0.6, 0.95, 1.0])
 def test_min_p_and_typical_p_are_those_of_transformers(min_p, typical_p):
     """After top_k, as `generate` has them."""
-    library = transformers_generation()
-    torch.manual_seed(0)
-    scores = 3 * torch.randn(2, 40, 60)
-    chosen = DecodingSettings(sample=True, top_k=20, top_p=1.0, min_p=min_p, typical_p=typical_p)
-    expected = library.TopKLogitsWarper(20)(None, scores.flatten(0, 1))
-    if min_p:
-        expected = library.MinPLogitsWarper(min_p)(None, expected)
-    if typical_p < 1:
-        expected = library.TypicalLogitsWarper(mass=typical_p)(None, expected)
-    torch.testing.assert_close(warp(scores, chosen).flatten(0, 1), expected)
-    kept = warp(scores, chosen).isfinite().sum(-1)
-    assert kept.min() >= 1
-    assert (kept.min() < 20) == (min_p > 0 or typical_p < 1)
+    warpers = [
+        ("TopK", 20),
+        *[("MinP", min_p)] * (min_p > 0),
+        *[("Typical", typical_p)] * (typical_p < 1),
+    ]
+    settings = {"top_k": 20, "top_p": 1.0, "min_p": min_p, "typical_p": typical_p}
+    ours, expected = warped(3 * torch.randn(2, 40, 60), settings, *warpers)
+    torch.testing.assert_close(ours, expected)
+    least = ours.isfinite().sum(-1).min()
+    assert least >= 1 and (least < 20) == (min_p > 0 or typical_p < 1)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

@@ -2,17 +2,16 @@
 
 import importlib
 import json
-import random
 
 import pytest
 import torch
 import transformers
+from PIL import Image
 
-from captioning.scenes.make import draw
-from captioning.scenes.world import random_scene
 from smile import Objective
 from smile.hf import use_smile
 from tests.smile import tiny_vlm
+from tests.smile.hf_steps import each_alone, gradients
 
 for library in ("trl", "peft", "accelerate", "datasets"):
     pytest.importorskip(library, reason="what TRL needs is in the tests from Python 3.11")
@@ -40,48 +39,40 @@ def model_folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    folder, rng = tmp_path_factory.mktemp("photos"), random.Random(0)
-    with (folder / "captions.jsonl").open("w") as file:
-        for number, (size, caption) in enumerate(PHOTOS.items()):
-            draw(random_scene(rng), rng).resize(size).save(folder / f"{number}.png")
-            # As captioning.caption writes it.
-            line = {"image": f"{number}.png", "caption": caption, "score": -1.5}
-            file.write(json.dumps(line) + "\n")
+    """A folder as captioning.caption writes it."""
+    folder, lines = tmp_path_factory.mktemp("photos"), []
+    for number, (size, caption) in enumerate(PHOTOS.items()):
+        Image.effect_noise(size, 80).convert("RGB").save(folder / f"{number}.png")
+        lines.append(json.dumps({"image": f"{number}.png", "caption": caption, "score": -1.5}))
+    (folder / "captions.jsonl").write_text("\n".join(lines))
     return folder
 
 
-def one_by_one(example, packing, model, photos, objective):
-    """The loss and gradients of each caption alone with its photo, written out from its logits."""
-    total, tokens = 0.0, 0
-    for row in example.read_rows(photos):
-        alone = packing.row(**row)
-        labels = alone.pop("labels")[:, 1:]
-        del alone["position_ids"]
-        alone["pixel_values"] = alone["pixel_values"].double()
-        result = objective(model(**alone).logits[:, :-1], labels)
-        total, tokens = total + result.loss * result.tokens, tokens + result.tokens
-    return total / tokens
+OBJECTIVE = Objective({"mle": 0.01, "smile": 0.99})
+load = transformers.AutoModelForImageTextToText.from_pretrained
+
+
+def alone(example, packing, model, photos):
+    """The loss and gradients of each caption alone with its photo."""
+    rows = [dict(packing.row(**row)) for row in example.read_rows(photos)]
+    for row in rows:
+        del row["position_ids"]
+        row["pixel_values"] = row["pixel_values"].double()
+    return each_alone(model, rows, OBJECTIVE)
 
 
 def test_a_packed_row_is_each_photo_alone(example, model_folder, photos):
     packing = example.Packing(transformers.AutoProcessor.from_pretrained(model_folder))
-    load = transformers.AutoModelForImageTextToText.from_pretrained
-    objective = Objective({"mle": 0.01, "smile": 0.99})
-    model = load(model_folder, dtype=torch.float64).train()
-    expected = one_by_one(example, packing, model, photos, objective)
-    expected.backward()
-    gradients = {key: value.grad for key, value in model.named_parameters()}
+    expected = alone(example, packing, load(model_folder, dtype=torch.float64), photos)
     row = packing(example.read_rows(photos))
     assert len(row["input_ids"]) == 1 and (row["position_ids"] == 0).sum() == len(PHOTOS)
     text = packing.processor.tokenizer.decode(row["labels"][row["labels"] != -100])
     assert text == "".join(f" {caption}<end_of_utterance>" for caption in PHOTOS.values())
     row["pixel_values"] = row["pixel_values"].double()
     model = load(model_folder, dtype=torch.float64).train()
-    loss = use_smile(model, objective)(**row).loss
+    loss = use_smile(model, OBJECTIVE)(**row).loss
     loss.backward()
-    torch.testing.assert_close(loss, expected)
-    found = {key: value.grad for key, value in model.named_parameters()}
-    torch.testing.assert_close(found, gradients)
+    torch.testing.assert_close((loss.item(), gradients(model)), expected)
 
 
 def test_the_recipe(example, model_folder, photos, tmp_path, capsys):
@@ -94,11 +85,7 @@ def test_the_recipe(example, model_folder, photos, tmp_path, capsys):
     assert "before: " in printed and "after: " in printed
     # What it began with: the adapter does nothing yet, and the step has all photos.
     packing = example.Packing(transformers.AutoProcessor.from_pretrained(model_folder))
-    load = transformers.AutoModelForImageTextToText.from_pretrained
-    plain = load(model_folder, dtype=torch.float64)
-    objective = Objective({"mle": 0.01, "smile": 0.99})
-    with torch.no_grad():
-        expected = one_by_one(example, packing, plain, photos, objective).item()
+    expected, _ = alone(example, packing, load(model_folder, dtype=torch.float64), photos)
     assert trainer.state.log_history[-1]["train_loss"] == pytest.approx(expected, rel=1e-4)
     loaded = PeftModel.from_pretrained(load(model_folder), output)
     changed = [value for key, value in loaded.named_parameters() if "lora_B" in key]

@@ -2,14 +2,9 @@
 
 import torch
 
-from benchmarks.loader import draw_photos
 from captioning.data import (
     Prefetcher,
-    Sample,
-    TrainingDataset,
     normalise,
-    training_loader,
-    training_transform,
 )
 
 BUSY_CYCLES = 2_000_000_000  # of the model's stream: about a second
@@ -54,15 +49,3 @@ def test_batches_are_whole_when_the_model_reads_them(card):
     for found, wanted in zip(seen, expected):
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
     assert len(seen) == 8
-
-
-def test_a_training_loader_gives_pinned_batches(card):
-    folder = card.folder / "pinned"
-    folder.mkdir(exist_ok=True)
-    samples = [Sample(str(path), ("a",), n) for n, path in enumerate(draw_photos(folder, (80, 60)))]
-    dataset = TrainingDataset(samples, "", training_transform(32), seed=0)
-    loader = training_loader(dataset, 4, 0, num_workers=0 if card.tiny else 2)
-    loader.set_epoch(0)
-    batches = list(loader)
-    assert len(batches) == 4
-    assert all(batch["image"].is_pinned() == card.on_gpu for batch in batches)

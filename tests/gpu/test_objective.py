@@ -77,13 +77,3 @@ def test_losses_and_gradients_are_those_of_float64(card):
                 )
                 card.note(f"V {vocabulary:,}, {name}{', autocast' * autocast}: {found}")
                 assert all(errors[dtype] < ERRORS[dtype] for dtype in dtypes), card.notes[-1]
-
-
-def test_segments_and_weights_count_as_on_the_cpu(card):
-    inputs, labels = problem(card, (TINY_VOCABULARIES if card.tiny else VOCABULARIES)[0])
-    segments = (torch.arange(labels.size(1)) // 3).expand(labels.shape).contiguous()
-    weights = torch.rand(labels.shape, generator=torch.Generator().manual_seed(1))
-    objective = with_words({"mle": 0.5, "smile": 0.5}, labels, len(inputs[1]))
-    more = {"segments": segments, "weights": weights}
-    found = from_hidden(card, objective, inputs, labels, torch.float32, **more)
-    assert worst(found, defined(objective, inputs, labels, **more)) < ERRORS[torch.float32]

@@ -97,11 +97,8 @@ def with_fsdp2(device):
         torch.optim.AdamW(model.parameters(), lr=1e-3).step()
 
 
-def test_ddp_has_the_gradients_of_one_process(card):
+def test_ddp_and_fsdp2_have_the_gradients_of_one_process(card):
     in_processes(card, with_ddp)
-
-
-def test_fsdp2_has_the_gradients_of_one_process(card):
     in_processes(card, with_fsdp2)
 
 

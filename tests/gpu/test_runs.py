@@ -1,4 +1,4 @@
-"""Whole runs: stopped and resumed, ended by a loss that is not finite, short of memory."""
+"""Whole runs: stopped and resumed, and short of memory."""
 
 import contextlib
 import io
@@ -34,12 +34,12 @@ def config_of(card):
     return path
 
 
-def trained(card, folder, *changes, code=0):
-    """The output of a run in that folder, which ends with `code`."""
+def trained(card, folder, *changes):
+    """The output of a run in that folder."""
     given = ["--config", str(config_of(card)), "--output_dir", str(folder)]
     with contextlib.redirect_stderr(io.StringIO()) as output:
         ended = train.main([*given, "--device", card.device.type, *changes])
-    assert ended == code, output.getvalue()[-1000:]
+    assert ended == 0, output.getvalue()[-1000:]
     return output.getvalue()
 
 
@@ -82,15 +82,6 @@ def test_a_resumed_run_has_the_loss_curve_of_one_that_was_never_stopped(card):
     equal, apart = sum(a == b for a, b in pairs), relative_error(weights(parted), weights(whole))
     card.note(f"{equal} of {len(pairs)} losses to the bit, weights {apart:.1e} apart")
     assert len(pairs) == 6 and all(abs(a - b) < 2e-2 * abs(a) for a, b in pairs), pairs
-
-
-def test_a_step_that_is_not_finite_is_repeated(card):
-    """Of float16 with its scaler, which does not take that for an overflow."""
-    folder = card.folder / "not_finite"
-    changes = ("precision=fp16", "init_lr=1e30")
-    lines = [trained(card, folder, *changes, code=2).strip().splitlines()[-1] for _ in range(2)]
-    assert lines[0] == lines[1] and "is not finite at step" in lines[0]
-    card.note(lines[0].partition(";")[0].replace("error: ", ""))
 
 
 def test_bulk_captioning_that_runs_out_of_memory_takes_half_and_goes_on(card):

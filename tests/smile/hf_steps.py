@@ -1,5 +1,9 @@
 """A step of a tiny model in training, and what its loss and gradients are by definition."""
 
+import contextlib
+import copy
+
+import pytest
 import torch
 
 from smile import Objective
@@ -43,6 +47,28 @@ def definition(name, spec="smile"):
     return loss.detach(), gradients(family.model)
 
 
+def each_alone(model, rows, objective):
+    """The loss and every gradient of a step on the rows: each alone, unpadded, from its logits.
+
+    A row has what the model reads, labels, and maybe weights: lists, or tensors of one row.
+    """
+    model, total, tokens = copy.deepcopy(model).train(), 0.0, 0
+    for row in rows:
+        row = {k: v if torch.is_tensor(v) else torch.tensor([v]) for k, v in row.items()}
+        labels, weights = row.pop("labels"), row.pop("weights", None)
+        if model.config.is_encoder_decoder:
+            row["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels)
+            result = objective(model(**row).logits, labels)
+        else:
+            weights = None if weights is None else weights[:, 1:].double()
+            logits = model(**row, use_cache=False).logits
+            result = objective(logits[:, :-1], labels[:, 1:], weights=weights)
+        total, tokens = total + result.loss * result.tokens, tokens + result.tokens
+    loss = total / (tokens if tokens > 0 else 1)
+    loss.backward()
+    return loss.item(), gradients(model)
+
+
 def assert_trains(name, model, tolerance=1e-9):
     """A step of the model on the family's batch is the definition's."""
     expected, expected_gradients = definition(name)
@@ -56,3 +82,18 @@ def assert_trains(name, model, tolerance=1e-9):
         torch.testing.assert_close(
             gradient.double(), expected_gradients[key], atol=tolerance, rtol=0, msg=key
         )
+
+
+from_logits_and_hidden = pytest.mark.parametrize("from_hidden", [False, True])
+
+
+def needs(name):
+    return pytest.mark.skipif(name not in hf_models.HERE, reason=f"transformers has no {name}")
+
+
+@contextlib.contextmanager
+def one_line(match):
+    """A ValueError of one line."""
+    with pytest.raises(ValueError, match=match) as error:
+        yield
+    assert "\n" not in str(error.value)

@@ -1,34 +1,27 @@
-"""Two processes' steps of half the rows each, under the trainers, against the definition.
-
-python hf_trainers_two_processes.py FOLDER
-
-A process of its own that forks, so that libraries are imported once.
-"""
+"""Two processes' steps of half the rows each, under the trainers, against the definition."""
 
 import gc
-import os
-import socket
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 import transformers
+from accelerate.state import AcceleratorState
 
 from smile.hf import use_smile
+from tests.smile.hf_steps import each_alone
 from tests.smile.trainer_parts import (
     MIXTURE,
     SmileSFTTrainer,
     SmileTrainer,
     datasets,
-    definition,
     found,
     llama,
     logs,
     make,
     mixtral,
     of_trl,
+    refused_in_training,
     rows,
     with_routers,
 )
@@ -38,72 +31,60 @@ PACKED = {"packing": True, "max_length": 24}
 ACCUMULATED = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2}
 
 
-def compare(name, cls, folder, rank, **options):
+def assert_parts(entry, prefix=""):
+    parts = 0.3 * entry[f"{prefix}loss_mle"] + 0.7 * entry[f"{prefix}loss_smile"]
+    assert entry[f"{prefix}loss"] == pytest.approx(parts, rel=1e-5)
+
+
+def compare(cls, folder, **options):
     trainer = make(cls, folder, ROWS, **{"per_device_train_batch_size": 2, **options})
     trainer.train()
-    loss, gradients = definition(llama(), ROWS, MIXTURE)
+    loss, gradients = each_alone(llama(), ROWS, MIXTURE)
     torch.testing.assert_close(found(trainer), gradients)
-    if rank == 0:
+    if dist.get_rank() == 0:
         (entry,) = logs(trainer)
         assert entry["loss"] == pytest.approx(loss, rel=1e-6)
-        parts = 0.3 * entry["loss_mle"] + 0.7 * entry["loss_smile"]
-        assert entry["loss"] == pytest.approx(parts, rel=1e-5)
-        if "num_tokens" in entry:
+        assert_parts(entry)
+        if cls is SmileSFTTrainer:
             assert entry["num_tokens"] == sum(len(row["input_ids"]) for row in ROWS)
-        print(cls.__name__, name, flush=True)
 
 
-def compare_routers(cls, folder, rank, coefficient, **options):
+def compare_routers(cls, folder, coefficient, **options):
     trainer = make(cls, folder, ROWS, mixtral(), **ACCUMULATED, **options)
     trainer.train()
     loss, auxiliary, gradients = with_routers(ROWS, coefficient)
     torch.testing.assert_close(found(trainer), gradients)
-    if rank == 0:
+    if dist.get_rank() == 0:
         (entry,) = logs(trainer)
         assert entry["loss"] == pytest.approx(loss, rel=1e-6)
         assert entry["aux_loss"] == pytest.approx(auxiliary, rel=1e-5)
-        print(cls.__name__, "routers", flush=True)
 
 
-def evaluate(cls, folder, rank):
+def evaluate(cls, folder):
     """The trainer weighs either half by its rows."""
     data = datasets.Dataset.from_list(ROWS)
     trainer = make(cls, folder, ROWS, eval_dataset=data, per_device_eval_batch_size=2)
-    metrics = trainer.evaluate()
-    parts = 0.3 * metrics["eval_loss_mle"] + 0.7 * metrics["eval_loss_smile"]
-    assert metrics["eval_loss"] == pytest.approx(parts, rel=1e-5)
-    if rank == 0:
-        print(cls.__name__, "evaluated", flush=True)
+    assert_parts(trainer.evaluate(), "eval_")
 
 
-def refused(folder, rank):
+def refused(folder):
     """DPOTrainer ends in its first step, in both processes, before they wait for each other."""
     model = transformers.LlamaForCausalLM.from_pretrained(f"{folder}/model")
     trainer = of_trl("DPO", folder, use_smile(model))
-    with pytest.raises(ValueError, match="LlamaModel was run outside"):
-        trainer.train()
+    refused_in_training(trainer, "LlamaModel was run outside")
     assert isinstance(trainer.model_wrapped, torch.nn.parallel.DistributedDataParallel)
-    Path(folder, f"refused_by_{rank}").touch()  # two lines at once can come as one
 
 
-def main(rank, folder, port):
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+def main(folder):
+    AcceleratorState._reset_state(reset_partial_state=True)  # that of the process that forked
     for cls in (SmileTrainer, SmileSFTTrainer):
-        compare("at once", cls, folder, rank)
-        compare("accumulated", cls, folder, rank, **ACCUMULATED)
-        evaluate(cls, folder, rank)
-    compare("packed", SmileSFTTrainer, folder, rank, **{**PACKED, **ACCUMULATED})
-    compare_routers(SmileTrainer, folder, rank, 0.25)
-    compare_routers(SmileSFTTrainer, folder, rank, 0.5, router_aux_loss_coef=0.5)
-    refused(folder, rank)
+        compare(cls, folder)
+        compare(cls, folder, **ACCUMULATED)
+        evaluate(cls, folder)
+    compare(SmileSFTTrainer, folder, **PACKED, **ACCUMULATED)
+    compare_routers(SmileTrainer, folder, 0.25)
+    compare_routers(SmileSFTTrainer, folder, 0.5, router_aux_loss_coef=0.5)
+    refused(folder)
     gc.collect()  # a wrapped model that outlives the group can abort the process at its end
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    llama().float().save_pretrained(f"{sys.argv[1]}/model")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    torch.multiprocessing.start_processes(main, (sys.argv[1], port), nprocs=2, start_method="fork")
+    return 0

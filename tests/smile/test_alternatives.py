@@ -2,16 +2,19 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
-from smile import OBJECTIVES, Objective, parse_objective
+from smile import Objective, mle_loss
 from smile.alternatives import ALTERNATIVES
 from smile.alternatives.gem import Gem
+from smile.alternatives.truncation import LastMeans
 from tests.smile import hidden_states
-from tests.smile.hidden_states import HOW, compare
+from tests.smile.hidden_states import HOW, IGNORE, compare
 
-IGNORE, EOS = -100, 3
+EOS = 3
 
 # Each is (z of the position, its label, the caption's earlier labels) -> the loss of that token.
 
@@ -73,18 +76,15 @@ FORMULAS = {
     "focal": [
         ({}, weighed(lambda p: (1 - p) ** 2)),
         ({"gamma": 0.5}, weighed(lambda p: (1 - p) ** 0.5)),
-        ({"gamma": 0}, weighed(lambda p: 1)),
     ],
     "dft": [({}, weighed(lambda p: p))],
     "tailr": [
         ({}, weighed(lambda p: min(max(p / (0.5 + 0.5 * p), 0.2), 1))),
         ({"gamma": 0.1, "min_weight": 0}, weighed(lambda p: p / (0.1 + 0.9 * p))),
-        ({"gamma": 0}, weighed(lambda p: 1)),
     ],
     "mixce": [
         ({}, weighed(lambda p: 0.5 + 0.5 * p)),
-        ({"eta": 0}, weighed(lambda p: p)),
-        ({"eta": 1}, weighed(lambda p: 1)),
+        ({"eta": 0.1}, weighed(lambda p: 0.1 + 0.9 * p)),
     ],
     "gem": [
         ({}, gem(0.7, "linear")),
@@ -94,13 +94,15 @@ FORMULAS = {
     "truncation": [({}, weighed(lambda p: 1))],  # what it drops has tests of its own
 }
 CASES = [(name, *case) for name, cases in FORMULAS.items() for case in cases]
-each_case = pytest.mark.parametrize(
-    ("name", "parameters", "formula"), CASES, ids=[f"{name} {given}" for name, given, _ in CASES]
-)
-BY_TOKEN = [case for case in CASES if case[0] != "truncation"]
-each_token_loss = pytest.mark.parametrize(
-    ("name", "parameters", "formula"), BY_TOKEN, ids=[f"{n} {given}" for n, given, _ in BY_TOKEN]
-)
+
+
+def each(cases):
+    ids = [f"{name} {given}" for name, given, _ in cases]
+    return pytest.mark.parametrize(("name", "parameters", "formula"), cases, ids=ids)
+
+
+each_case = each(CASES)
+each_token_loss = each([case for case in CASES if case[0] != "truncation"])
 
 
 def spec_of(name, parameters, weight=1.0):
@@ -189,42 +191,6 @@ def test_logits_of_hundreds_and_labels_that_are_all_but_impossible(name, paramet
     assert all(x.isfinite().all() for x in torch.autograd.grad(hidden.loss, inputs))
 
 
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ({"focal": {"gamma": -1}}, "'focal': gamma is -1.0; it must be 0 or more"),
-        ({"focal": {"alpha": 1}}, "'focal' has no parameter 'alpha'; it has weight, gamma"),
-        ({"dft": {"gamma": 1}}, "'dft' has no parameter 'gamma'; it has weight"),
-        ({"mle": {"gamma": 1}}, "'mle' has no parameter 'gamma'; it has weight"),
-        ({"tailr": {"gamma": 1.5}}, "gamma is 1.5; it must be from 0 to 1"),
-        ({"tailr": {"min_weight": float("nan")}}, "min_weight is nan; it must be a number"),
-        ({"mixce": {"eta": "half"}}, "eta is 'half'; it must be a number"),
-        ({"mixce": {"eta": True}}, "eta is True; it must be a number"),
-        ({"scalegrad": {"gamma": 0}}, "gamma is 0.0; it must be above 0, at most 1"),
-        ({"gem": {"beta": 0}}, "beta is 0.0; it must be above 0"),
-        ({"gem": {"h": "relu"}}, "h is 'relu'; it must be one of linear, logsigmoid"),
-        ({"truncation": {"drop": 1}}, "drop is 1.0; it must be from 0, below 1"),
-        ({"truncation": {"window": 2.5}}, "window is 2.5; it must be a whole number"),
-        ({"truncation": {"window": 0}}, "window is 0; it must be from 1"),
-        ({"truncation": {"window": float("inf")}}, "window is inf; it must be a whole number"),
-        ({"selective_eos": {"eos_token_id": -1}}, "eos_token_id is -1; it must be an id"),
-        ({"focal": {"weight": 0, "gamma": 1}}, "'focal' has weight 0; give a number above 0"),
-    ],
-)
-def test_a_wrong_parameter_is_one_clear_line(spec, message):
-    with pytest.raises(ValueError, match=message) as error:
-        parse_objective(spec)
-    assert "\n" not in str(error.value)
-    with pytest.raises(ValueError):
-        Objective(spec)
-
-
-def test_weights_with_and_without_parameters():
-    found = parse_objective({"mle": 0.5, "tailr": {"weight": 0.25, "gamma": 0.1}, "focal": {}})
-    assert found == {"mle": 0.5, "tailr": 0.25, "focal": 1.0}
-    assert set(OBJECTIVES) == {"mle", "smile", "random", "reverse", *ALTERNATIVES}
-
-
 def test_the_end_of_a_caption_has_to_be_known():
     logits, labels = example()
     with pytest.raises(ValueError, match="give the id of the end token"):
@@ -241,3 +207,95 @@ def test_gem_has_no_share_for_a_word_that_is_impossible(h):
     without = torch.cat([logits[:, :3], logits[:, 4:]], 1)
     losses = Gem(h=h).losses(logits, labels)
     torch.testing.assert_close(losses, Gem(h=h).losses(without, torch.tensor([0, 2, 4])))
+
+
+def means_of(losses, labels, segments):
+    """The mean loss of each caption by hand, with its tokens: [(mean, [(row, position)])]."""
+    captions = {}
+    for b, n in (labels != IGNORE).nonzero().tolist():
+        captions.setdefault((b, segments[b, n].item()), []).append((b, n))
+    return [
+        (sum(losses[at].item() for at in where) / len(where), where) for where in captions.values()
+    ]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("from_hidden", [False, True])
+def test_truncation_drops_captions_of_the_highest_loss(packed, from_hidden):
+    """Step by step beside a list of the last means; another loss of the mixture drops nothing."""
+    spec = {"mle": 0.2, "truncation": {"weight": 0.5, "drop": 0.4, "window": 12}, "smile": 0.3}
+    objective = Objective(spec)
+    history, dropped = [], 0
+    for step in range(8):
+        torch.manual_seed(step)
+        inputs, labels = hidden_states.example()
+        segments = torch.tensor([[0, 0, 0, 1, 1, 1, 1]] if packed else [[0] * 7]).expand(5, -1)
+        logits = F.linear(*inputs)
+        losses = mle_loss(logits, labels, reduction="none")
+        captions = means_of(losses, labels, segments)
+        limit = math.inf
+        if len(history) >= 12:
+            limit = torch.tensor(history[-12:], dtype=torch.float64).quantile(0.6).item()
+        kept = [where for mean, where in captions if mean < limit]
+        dropped += len(captions) - len(kept)
+        history += [mean for mean, _ in captions]
+        truncated = sum(losses[at] / len(where) for where in kept for at in where) / len(captions)
+        others = Objective({"mle": 0.2, "smile": 0.3})(logits, labels, segments)
+        expected = 0.5 * truncated + others.loss
+        given = (*inputs, labels) if from_hidden else (logits, labels)
+        call = objective.from_hidden if from_hidden else objective
+        output = call(*given, segments=segments if packed else None)
+        torch.testing.assert_close(output.loss, expected)
+        assert list(output.parts) == list(spec)
+        torch.testing.assert_close(output.parts["truncation"], truncated.detach())
+        torch.testing.assert_close(output.parts["smile"], others.parts["smile"])
+        ours, theirs = (
+            torch.autograd.grad(x, inputs, retain_graph=True) for x in (output.loss, expected)
+        )
+        torch.testing.assert_close(ours, theirs)
+    assert dropped > 5
+
+
+def test_a_batch_wider_than_truncations_window():
+    """The last captions that are there, whatever is behind them; a whole number as YAML has it."""
+    window = LastMeans(2)
+    for _ in range(2):
+        window.add(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([True, True, False]))
+    assert window.seen == 4 and sorted(window.state()["means"].tolist()) == [1.0, 2.0]
+    window.add(torch.tensor([5.0, 6.0, 7.0]), torch.tensor([True, True, True]))
+    assert window.seen == 6 and sorted(window.state()["means"].tolist()) == [6.0, 7.0]
+    assert Objective({"truncation": {"window": 1e3}}).state()["means"].shape == (1000,)
+
+
+@pytest.mark.parametrize("drop", [0, 0.3, 0.4, 0.77])
+@pytest.mark.parametrize("size", [1, 2, 7, 10_000])
+def test_the_limit_of_truncation_is_the_quantile_of_a_full_window(size, drop):
+    means, window = torch.randn(size, dtype=torch.float64).float(), LastMeans(size)
+    window.add(means[: size - 1], torch.ones(size - 1, dtype=torch.bool))
+    assert window.threshold(drop) == math.inf
+    # Checkpoints of before have them in float64.
+    window.restore({"means": means.double(), "seen": torch.tensor(size)})
+    expected = float(np.quantile(means.double().numpy(), 1 - drop))
+    assert window.threshold(drop).item() == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+def test_what_truncation_has_seen_is_kept_in_a_checkpoint_and_of_training_alone():
+    inputs, labels = hidden_states.example()
+    spec = {"truncation": {"drop": 0.5, "window": 6}}
+    first, second = Objective(spec), Objective(spec)
+    with torch.no_grad():
+        first.from_hidden(*inputs, labels)
+    first.eval()(F.linear(*inputs), labels)
+    assert first.state()["seen"] == 0
+    first.train()
+    for _ in range(3):
+        first.from_hidden(*inputs, labels)
+    assert first.state()["seen"] == 12  # one of the five rows has no label
+    second.restore(first.state())
+    here, there = (x.from_hidden(*inputs, labels).loss for x in (first, second))
+    assert here == there != Objective(spec).from_hidden(*inputs, labels).loss
+    whole = Objective(spec).from_hidden(*inputs, labels).loss
+    assert first.eval().from_hidden(*inputs, labels).loss == whole  # nothing is dropped there
+    with pytest.raises(ValueError, match="no window of 7 captions"):
+        Objective({"truncation": {"window": 7}}).restore(first.state())
+    assert Objective("mle").state() == {}

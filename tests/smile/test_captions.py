@@ -1,5 +1,6 @@
 """Several captions in a row, weights of tokens, and losses that are not summed."""
 
+import functools
 import re
 
 import pytest
@@ -32,45 +33,35 @@ class SampledBefore(Objective):
         return self.words if "random" in self.weights else None
 
 
-@st.composite
-def packed_rows(draw):
-    """Captions of 1 to 9 labels, some after a prompt, packed into rows; the same ones padded.
+def packed_rows(rows, start):
+    """Rows of captions, each (unlabelled tokens before it, labels), packed; the same ones padded.
 
     Returns the packed labels (B, N), their segments, the padded labels (C, L), and for each padded
     label its place in the packed rows.
     """
-    captions = st.lists(
-        st.tuples(st.integers(0, 3), st.lists(st.integers(0, VOCABULARY - 1), max_size=9)),
-        max_size=6,
-    )
-    rows = draw(st.lists(captions, min_size=1, max_size=3))
-    length = max(1, max(sum(p + len(c) for p, c in row) for row in rows))
-    labels = torch.full((len(rows), length), IGNORE)
-    segments = torch.zeros(
-        len(rows), length, dtype=draw(st.sampled_from([torch.int32, torch.long]))
-    )
-    padded, places = [], []
+    length = max(1, *(sum(map(sum, row)) for row in rows))
+    labels, segments = torch.full((len(rows), length), IGNORE), torch.zeros(len(rows), length).int()
+    padded, places = [torch.zeros(0).long()], [torch.zeros(0).long()]
     for number, row in enumerate(rows):
-        at, name = 0, draw(st.integers(-3, 3))
-        for prompt, caption in row:
-            name += draw(st.integers(1, 4))
-            start, at = at + prompt, at + prompt + len(caption)
-            segments[number, start - prompt : at] = name
-            labels[number, start:at] = torch.tensor(caption, dtype=torch.long)
-            padded.append(torch.tensor(caption, dtype=torch.long))
-            places.append(number * length + torch.arange(start, at))
-        segments[number, at:] = name + 1
-    if not padded:
-        padded, places = [torch.zeros(0, dtype=torch.long)], [torch.zeros(0, dtype=torch.long)]
-    pad = torch.nn.utils.rnn.pad_sequence
-    padded = F.pad(pad(padded, batch_first=True, padding_value=IGNORE), (0, 1), value=IGNORE)
-    places = F.pad(pad(places, batch_first=True), (0, 1))
-    return labels, segments, padded, places
+        at = 0
+        for name, (prompt, caption) in enumerate(row, start):
+            end = at + prompt + caption
+            labels[number, at + prompt : end] = torch.randint(VOCABULARY, (caption,))
+            segments[number, at:end], segments[number, end:] = 2 * name, 2 * name + 1
+            padded.append(labels[number, at + prompt : end])
+            places.append(number * length + torch.arange(at + prompt, end))
+            at = end
+    pad = functools.partial(torch.nn.utils.rnn.pad_sequence, batch_first=True)
+    padded = F.pad(pad(padded, padding_value=IGNORE), (0, 1), value=IGNORE)
+    return labels, segments, padded, F.pad(pad(places), (0, 1))
+
+
+captions = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=6)
 
 
 @settings(max_examples=150, deadline=None)
 @given(
-    rows=packed_rows(),
+    rows=st.lists(captions, min_size=1, max_size=3),
     spec=st.sampled_from(SPECS),
     first=st.booleans(),
     reduction=st.sampled_from(["mean", "sum", "none"]),
@@ -79,8 +70,8 @@ def packed_rows(draw):
 )
 def test_packed_captions_are_padded_captions(rows, spec, first, reduction, weighted, seed):
     """Losses, parts and gradients, on logits and from hidden states."""
-    labels, segments, padded, places = rows
     torch.manual_seed(seed)
+    labels, segments, padded, places = packed_rows(rows, start=seed - 9)
     hidden = torch.randn(*labels.shape, WIDTH, dtype=torch.float64, requires_grad=True)
     head = torch.randn(VOCABULARY, WIDTH, dtype=torch.float64, requires_grad=True)
     words = torch.randint(VOCABULARY, (*labels.shape, 3))
@@ -164,6 +155,9 @@ def test_the_functions_and_the_module_take_them_too():
         smile_loss(logits, labels, segments=segments, weights=weights), expected
     )
     torch.testing.assert_close(SmileLoss()(logits, labels, segments, weights), expected)
+    ignored, settings = labels.where(labels > 2, 2), (2, True, "sum")
+    module = SmileLoss(*settings)(logits, ignored)
+    torch.testing.assert_close(module, smile_loss(logits, ignored, *settings))
     each = F.cross_entropy(logits[0], labels[0], reduction="none")
     torch.testing.assert_close(
         mle_loss(logits, labels, weights=weights), (each * weights[0]).sum() / weights.sum()
@@ -208,54 +202,53 @@ def test_each_turn_is_a_caption():
     assert turns[0, 5] != turns[0, 6] == turns[0, 7]
 
 
-labels_of_bad = torch.zeros(2, 5, dtype=torch.long)
-BAD = [
-    ({"segments": torch.zeros(2, 5)}, "segments is torch.float32; give whole numbers"),
-    ({"segments": torch.zeros(2, 6).long()}, r"segments is (2, 6), but labels is (2, 5)"),
-    ({"segments": torch.zeros(5).long()}, r"segments is (5,), but labels is (2, 5)"),
-    ({"weights": torch.ones(5)}, r"weights is (5,), but labels is (2, 5); give one weight"),
-    ({"weights": torch.ones(2, 6)}, r"weights is (2, 6)"),
-    ({"weights": torch.tensor([1.0, float("nan")])}, "a weight is nan; weights are finite"),
-    ({"weights": [1.0, 1.0]}, "weights is a list; give a tensor of floats"),
-    ({"segments": [[0, 0, 1], [0, 1, 1]]}, "segments is a list; give a tensor of whole numbers"),
-    ({"weights": torch.tensor([1.0, float("inf")])}, "a weight is inf"),
-    ({"weights": torch.tensor([1.0, -1.0])}, "a weight is -1.0"),
-    ({"reduction": "some"}, "reduction is 'some'"),
-]
+LABELS = torch.zeros(2, 5, dtype=torch.long)
 
 
-@pytest.mark.parametrize(("given", "says"), BAD, ids=[says for _, says in BAD])
-def test_what_cannot_be_is_said_in_a_line(given, says):
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"segments": torch.zeros(2, 5)}, "segments is torch.float32; give whole numbers"),
+        ({"segments": torch.zeros(5).long()}, "segments is (5,), but labels is (2, 5)"),
+        ({"segments": [[0, 0, 1]]}, "segments is a list; give a tensor of whole numbers"),
+        ({"weights": torch.ones(5)}, "weights is (5,), but labels is (2, 5); give one weight"),
+        ({"weights": torch.tensor([1.0, float("nan")])}, "a weight is nan; weights are finite"),
+        ({"weights": [1.0, 1.0]}, "weights is a list; give a tensor of floats"),
+        ({"weights": torch.tensor([1.0, float("inf")])}, "a weight is inf"),
+        ({"weights": torch.tensor([1.0, -1.0])}, "a weight is -1.0"),
+        ({"reduction": "some"}, "reduction is 'some'"),
+    ],
+)
+def test_wrong_arguments_are_one_line(given, line):
     objective, hidden, head = Objective("smile"), torch.randn(2, 5, WIDTH), torch.randn(9, WIDTH)
-    for call in (
-        lambda: objective(F.linear(hidden, head), labels_of_bad, **given),
-        lambda: objective.from_hidden(hidden, head, None, labels_of_bad, **given),
+    for call, inputs in (
+        (objective, (F.linear(hidden, head),)),
+        (objective.from_hidden, (hidden, head, None)),
     ):
-        with pytest.raises(ValueError, match=re.escape(says)) as error:
-            call()
+        with pytest.raises(ValueError, match=re.escape(line)) as error:
+            call(*inputs, LABELS, **given)
         assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("boundaries", "says"),
+    ("call", "arguments", "line"),
     [
-        ([0, 3, 9], "goes from 0 to 9; it must go from 0 to 8"),
-        ([0, 5, 3, 8], "must not decrease"),
-        ([1, 8], "goes from 1 to 8"),
-        ([0.0, 2.5, 8.0], "give whole numbers"),
-        ([0], "give boundaries"),
+        *(
+            (segments_from_cu_seq_lens, (torch.tensor(boundaries), 8), line)
+            for boundaries, line in (
+                ([0, 3, 9], "goes from 0 to 9; it must go from 0 to 8"),
+                ([0, 5, 3, 8], "must not decrease"),
+                ([1, 8], "goes from 1 to 8"),
+                ([0.0, 2.5, 8.0], "give whole numbers"),
+                ([0], "give boundaries"),
+            )
+        ),
+        (segments_from_position_ids, (torch.rand(1, 5),), "give whole numbers"),
+        (segments_from_position_ids, (torch.zeros(2, 1, 5).long(),), "give (batch, tokens)"),
+        (Objective("smile"), (torch.randn(2, 5, 9), LABELS[:1]), "logits are"),
+        (Objective("smile"), (torch.randn(2, 5, 9), LABELS[:, :4]), "logits are"),
     ],
 )
-def test_boundaries_that_do_not_fit_the_row(boundaries, says):
-    with pytest.raises(ValueError, match=re.escape(says)):
-        segments_from_cu_seq_lens(torch.tensor(boundaries), 8)
-    with pytest.raises(ValueError, match="give whole numbers"):
-        segments_from_position_ids(torch.rand(1, 5))
-    with pytest.raises(ValueError, match="give \\(batch, tokens\\)"):
-        segments_from_position_ids(torch.zeros(2, 1, 5).long())
-
-
-@pytest.mark.parametrize("shape", [(1, 5), (2, 4), (1, 4)])
-def test_labels_of_another_shape_than_logits(shape):
-    with pytest.raises(ValueError, match="logits are"):
-        Objective("smile")(torch.randn(2, 5, 9), torch.zeros(shape, dtype=torch.long))
+def test_shapes_and_types_that_do_not_fit(call, arguments, line):
+    with pytest.raises(ValueError, match=re.escape(line)):
+        call(*arguments)

@@ -7,9 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-import smile.operator
 from smile import Objective
-from smile.mixture import Settings
 from tests.smile.hidden_states import CAPPED, HOW, IGNORE, PACKED, SPECS
 
 MIXED = SPECS[-1]
@@ -129,34 +127,8 @@ def test_by_inductor():
     compare(model, example(), run, autocast=torch.float16, tolerance=0.02)
 
 
-def operands(dtype=torch.float64, wanted=(True, True, True), how="mean"):
-    """Arguments of the operator."""
-    torch.manual_seed(0)
-    inputs = [torch.randn(*size, dtype=dtype) for size in ((5, 7, 8), (23, 8), (23,))]
-    for each, want in zip(inputs, wanted):
-        each.requires_grad_(want)
-    how = WITH[how]
-    weights = how.get("weights")
-    weights = None if weights is None else weights.unsqueeze(1).expand(5, 7)
-    tensors = (example()[1], torch.randint(23, (5, 7, 4)), how.get("segments"), weights, None)
-    reduction, scale, softcap = (
-        how.get(key, default)
-        for key, default in (("reduction", "mean"), ("scale", 1.0), ("softcap", None))
-    )
-    weights = Objective(MIXED).weights
-    settings = Settings(weights, 0.1, True, 1, IGNORE, "{}", reduction, scale, softcap)
-    return (*inputs, *tensors, None, settings.text(), dtype, list(wanted))
-
-
-@pytest.mark.parametrize("how", ["mean", "none", "all"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
-def test_the_operator_keeps_to_what_torch_asks_of_operators(dtype, how):
-    for wanted in ((True, True, True), (True, False, False)):
-        torch.library.opcheck(smile.operator._operator, operands(dtype, wanted, how=how))
-
-
-def test_a_gradient_of_the_operator_s_gradient_is_refused():
-    arguments = operands()
-    loss = smile.operator._operator(*arguments)[0]
+def test_a_gradient_of_the_gradient_is_refused():
+    model = Captioner("smile")
+    loss = torch.compile(model, fullgraph=True, backend="eager")(*example()).loss
     with pytest.raises(RuntimeError, match="has no second derivative"):
-        torch.autograd.grad(loss, arguments[0], create_graph=True)
+        torch.autograd.grad(loss, model.layer.weight, create_graph=True)

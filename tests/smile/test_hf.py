@@ -11,48 +11,65 @@ from smile import Objective
 from smile.hf import compute_loss_func, undo, use_smile
 from tests.smile import hf_models
 from tests.smile.families.expected import expected_smile
-from tests.smile.hf_steps import BOTH_KINDS
+from tests.smile.hf_steps import BOTH_KINDS, one_line
 
 
 def test_compute_loss_func_of_both_kinds():
-    kinds = ["T5ForConditionalGeneration", "GPT2LMHeadModel", "MixtralForCausalLM"]
-    for name in {*kinds} & {*hf_models.HERE}:
+    for name in {*BOTH_KINDS, "MixtralForCausalLM"} & {*hf_models.HERE}:
         family = hf_models.make(name)
-        function = compute_loss_func(family.model)
         outputs, labels = family.model(**family.batch), family.batch["labels"]
-        loss = function(outputs, labels)
-        torch.testing.assert_close(loss, expected_smile(family), atol=1e-6, rtol=0)
-        by_items = function(outputs, labels, num_items_in_batch=torch.tensor(50))
-        torch.testing.assert_close(by_items, expected_smile(family, 50), atol=1e-6, rtol=0)
+        loss_fn = compute_loss_func(family.model)
+        for items in (None, 50):
+            loss = loss_fn(outputs, labels, num_items_in_batch=items)
+            torch.testing.assert_close(loss, expected_smile(family, items), atol=1e-6, rtol=0)
 
 
-@pytest.mark.skipif(
-    "LlavaForConditionalGeneration" not in hf_models.HERE, reason="transformers has no LLaVA"
-)
-def test_image_tokens_left_in_the_labels_are_no_words():
-    family = hf_models.make("LlavaForConditionalGeneration")
-    use_smile(family.model)
-    expected = family.model(**family.batch).loss
-    labels = family.batch["labels"].clone()
-    labels[family.batch["input_ids"] == hf_models.IMAGE_TOKEN] = hf_models.IMAGE_TOKEN
-    torch.testing.assert_close(family.model(**{**family.batch, "labels": labels}).loss, expected)
-
-
-def test_what_cannot_be_done_is_said():
+def test_models_that_are_refused():
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
     masked = transformers.BertForMaskedLM(transformers.BertConfig(**sizes, intermediate_size=8))
-    with pytest.raises(ValueError, match="BertForMaskedLM fills in masked words"):
-        use_smile(masked)
-    family = hf_models.make("GPT2LMHeadModel")
-    with pytest.raises(ValueError, match="does not accept labels"):
-        use_smile(family.model.transformer)
-    with pytest.raises(ValueError, match="does not accept labels"):
-        use_smile(torch.nn.Linear(2, 2))
-    with pytest.raises(ValueError, match="ignore_index is 0"):
-        use_smile(family.model, Objective("smile", ignore_index=0))
+    model = hf_models.make("GPT2LMHeadModel").model
+    for wrong, line in (
+        (masked, "BertForMaskedLM fills in masked words"),
+        (model.transformer, "does not accept labels"),
+        (torch.nn.Linear(2, 2), "does not accept labels"),
+    ):
+        with one_line(line):
+            use_smile(wrong)
+    with one_line("ignore_index is 0"):
+        use_smile(model, Objective("smile", ignore_index=0))
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("BertForSequenceClassification", "writes no text"),
+        ("XLNetLMHeadModel", "reads words in a permuted order"),
+        ("ProphetNetForConditionalGeneration", "predicts several words at a time"),
+        ("Wav2Vec2ForCTC", "aligns sound with text"),
+        ("RagTokenForGeneration", "mixes predictions from several documents"),
+    ],
+)
+def test_a_family_whose_loss_is_of_another_kind_is_refused_by_name(name, reason):
+    model = torch.nn.Module()
+    model.__class__ = type(name, (torch.nn.Module,), {})
+    with one_line(f"{name} {reason}; give a model that generates text"):
+        use_smile(model)
+
+
+@pytest.mark.parametrize("name", BOTH_KINDS)
+def test_labels_that_do_not_fit(name):
+    family = hf_models.make(name)
     use_smile(family.model)
-    with pytest.raises(ValueError, match="9 labels for 7 predictions"):
-        family.model(input_ids=hf_models.text(), labels=torch.ones(3, 9, dtype=torch.long))
+    for labels, line in (
+        (torch.ones(3, 7, 2, dtype=torch.long), "give captions x tokens, as integers"),
+        (torch.ones(3, 7), "give captions x tokens, as integers"),
+        (torch.ones(1, 7, dtype=torch.long), r"labels of 1 rows for predictions of 3"),
+        (torch.ones(3, 9, dtype=torch.long), "9 labels for 7 predictions"),
+        (torch.ones(3, 5, dtype=torch.long), "5 labels for 7 input_ids"),
+    ):
+        if family.shift or labels.shape[1:] == (7, 2) or labels.is_floating_point():
+            with one_line(line):
+                family.model(**{**family.batch, "labels": labels})
 
 
 @pytest.mark.parametrize("name", BOTH_KINDS)
@@ -80,6 +97,5 @@ def test_arguments_by_position_reach_a_forward_of_the_instance(name):
 
 def test_an_argument_given_twice_is_refused():
     family = hf_models.make("GPT2LMHeadModel")
-    use_smile(family.model)
     with pytest.raises(TypeError, match="multiple values for input_ids"):
-        family.model(family.batch["input_ids"], **family.batch)
+        use_smile(family.model)(family.batch["input_ids"], **family.batch)

@@ -10,7 +10,7 @@ import transformers
 from smile import Objective
 from smile.hf import last_parts, refusal, use_smile
 from tests.smile import hf_models
-from tests.smile.hf_steps import GPT2, LLAMA, gradients, made
+from tests.smile.hf_steps import GPT2, LLAMA, T5, from_logits_and_hidden, gradients, made, one_line
 
 CAUSAL = LLAMA if LLAMA in hf_models.HERE else GPT2
 SMILE, MLE = Objective(), Objective("mle")
@@ -47,9 +47,7 @@ def after(model, objective, **options):
 
 
 def before(model, objective, **options):
-    compiled = torch.compile(model, **options)
-    assert use_smile(compiled, objective) is compiled
-    return compiled
+    return use_smile(torch.compile(model, **options), objective)
 
 
 def in_place(model, objective, **options):
@@ -57,17 +55,12 @@ def in_place(model, objective, **options):
     return model
 
 
-def in_place_before(model, objective, **options):
-    model.compile(**options)
-    return use_smile(model, objective)
-
-
 def its_forward_before(model, objective, **options):
     model.forward = torch.compile(model.forward, **options)
     return use_smile(model, objective)
 
 
-@pytest.mark.parametrize("way", [after, before, in_place, in_place_before])
+@pytest.mark.parametrize("way", [after, before, in_place])
 def test_a_whole_graph_with_the_objective_in_it(way):
     model = way(made(CAUSAL).model, MLE, backend="eager", fullgraph=True)
     assert_same(model, CAUSAL, MLE)
@@ -75,7 +68,7 @@ def test_a_whole_graph_with_the_objective_in_it(way):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", [after, its_forward_before])
-@pytest.mark.parametrize("from_hidden", [False, True])
+@from_logits_and_hidden
 def test_smile_of_a_compiled_model(way, from_hidden):
     # From hidden states the objective is one operator; from logits the captions' sizes are read.
     model = way(made(CAUSAL).model, SMILE, backend="aot_eager", fullgraph=from_hidden)
@@ -87,7 +80,7 @@ def test_a_compiled_decoder_and_a_copy():
     decoder = "model" if CAUSAL == LLAMA else "transformer"
     setattr(model, decoder, torch.compile(getattr(model, decoder), backend="eager"))
     assert_same(model, CAUSAL, SMILE)
-    with pytest.raises(ValueError, match="Model was run outside"):
+    with one_line("Model was run outside"):
         getattr(model, decoder)(made(CAUSAL).batch["input_ids"])
     compiled = use_smile(made(CAUSAL).model)
     compiled.compile(backend="eager")
@@ -122,28 +115,12 @@ def test_a_packed_row_of_a_compiled_model_is_refused():
 @pytest.mark.slow
 @pytest.mark.skipif(OLD, reason="transformers 4.15.0 looks at the values of T5's labels")
 def test_several_captions_in_a_row_of_a_compiled_encoder_decoder_model():
-    model, batch, *_ = made("T5ForConditionalGeneration")
+    model, batch, *_ = made(T5)
     labels = torch.tensor([[5, 6, 7, 1, -100, -100, 8, 9, 5, 1]]).expand(3, -1)
     batch = {**batch, "labels": labels}
     expected = use_smile(model)(**batch).loss
     model = torch.compile(model, backend="aot_eager")
     torch.testing.assert_close(model(**batch).loss, expected)
-
-
-@pytest.mark.slow
-def test_a_change_of_a_compiled_models_logits_is_refused():
-    model = made(CAUSAL).model
-    before = model.forward
-
-    def forward(self, *args, **kwargs):
-        output = before(*args, **kwargs)
-        output.logits = output.logits * 2
-        return output
-
-    model.forward = types.MethodType(forward, model)
-    model = torch.compile(use_smile(model, from_hidden=True), backend="aot_eager")
-    with pytest.raises(ValueError, match="changes the logits of its language head"):
-        model(**made(CAUSAL).batch)
 
 
 def test_what_goes_past_a_compiled_model():
@@ -152,7 +129,7 @@ def test_what_goes_past_a_compiled_model():
     with pytest.raises(RuntimeError, match="does not require grad"):
         model(**batch).logits.square().sum().backward()
     del batch["labels"]
-    with pytest.raises(ValueError, match="is trained without labels"):
+    with one_line("is trained without labels"):
         model(**batch)
     assert model.eval()(**batch).loss is None
 

@@ -9,7 +9,7 @@ import transformers
 
 from smile import Objective
 from smile.hf import last_parts, undo, use_smile
-from tests.smile.hf_steps import BOTH_KINDS, GPT2, assert_trains, definition, gradients, made
+from tests.smile.hf_steps import BOTH_KINDS, GPT2, definition, gradients, made, one_line
 
 both_kinds = pytest.mark.parametrize("name", BOTH_KINDS)
 
@@ -55,25 +55,13 @@ DECODER, HEAD = (f"{part} was run outside of its model's forward" for part in ("
 )
 def test_another_loss_ends_in_one_line(past, line):
     model = use_smile(made(GPT2).model)
-    with pytest.raises(ValueError, match=f"{line}.*SmileLossMixin.*undo") as error:
+    with one_line(f"{line}.*SmileLossMixin.*undo"):
         past(model)
-    assert "\n" not in str(error.value)
     if past in (by_its_parts, by_its_head, by_another_loss):
         past(model.eval())
         with torch.no_grad():
             past(model.train())
         past(undo(model)).backward()
-
-
-def test_a_subclass_that_calls_the_forward_trains():
-    model = use_smile(made(GPT2).model)
-
-    class Sub(type(model)):
-        def forward(self, *args, **kwargs):
-            return super().forward(*args, **kwargs)
-
-    model.__class__ = Sub
-    assert_trains(GPT2, model)
 
 
 @both_kinds
@@ -83,9 +71,7 @@ def test_another_loss_of_the_outputs_states_has_no_gradient(name):
     output = model(**family.batch, output_hidden_states=True)
     states = "hidden_states" if family.shift else "decoder_hidden_states"
     for state in (output.logits, output[states][-1]):
-        with pytest.raises(
-            ValueError, match="another loss was computed from its logits or hidden states"
-        ):
+        with one_line("another loss was computed from its logits or hidden states"):
             state.square().mean().backward(retain_graph=True)
     other = model(**family.batch, output_hidden_states=True)
     model.zero_grad()
@@ -117,7 +103,7 @@ def setting(forward):
 )
 def test_a_forward_without_usable_logits(returned):
     family = setting(lambda model, own, *args, **kwargs: returned(own(*args, **kwargs)))
-    with pytest.raises(ValueError, match="returns no logits"):
+    with one_line("returns no logits"):
         use_smile(family.model)(**family.batch)
 
 
@@ -129,7 +115,7 @@ def test_a_forward_that_computes_logits_itself_has_none_from_hidden_states():
 
     family = setting(forward)
     batch = {key: family.batch[key] for key in ("input_ids", "labels")}
-    with pytest.raises(ValueError, match=r"does not call its language head.*from_hidden=False"):
+    with one_line(r"does not call its language head.*from_hidden=False"):
         use_smile(family.model, from_hidden=True)(**batch)
     unmasked = use_smile(made(GPT2).model)(**batch).loss
     torch.testing.assert_close(use_smile(family.model)(**batch).loss, unmasked)
@@ -156,7 +142,7 @@ def test_parts_of_the_last_step(name):
         (0.3 * parts["mle"] + 0.7 * parts["smile"]) * tokens / 5, loss.detach()
     )
     assert not any(part.requires_grad for part in parts.values())
-    with pytest.raises(ValueError, match="call use_smile"):
+    with one_line("call use_smile"):
         last_parts(undo(model))
 
 

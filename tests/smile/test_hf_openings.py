@@ -1,4 +1,4 @@
-"""Special tokens that labels of an encoder-decoder model begin with are no words of a caption."""
+"""Labels that are no words of a caption: opening tokens, and prompts next to an image's tokens."""
 
 import pytest
 import torch
@@ -8,9 +8,9 @@ import transformers
 from smile import Objective
 from smile.hf import compute_loss_func, undo, use_smile
 from tests.smile import hf_models
-from tests.smile.families.batches import START
+from tests.smile.families.batches import IMAGE_TOKEN, START
 from tests.smile.families.expected import naive_smile
-from tests.smile.hf_steps import made
+from tests.smile.hf_steps import LLAVA, made, needs, one_line
 
 BART, WHISPER = "BartForConditionalGeneration", "WhisperForConditionalGeneration"
 VED = "VisionEncoderDecoderModel"
@@ -60,7 +60,7 @@ def test_a_beginning_of_a_text_is_scored_over_all_words_and_is_none_of_them(name
     torch.testing.assert_close(found, loss, atol=1e-6, rtol=0)
 
 
-@pytest.mark.skipif(WHISPER not in hf_models.HERE, reason="transformers has no Whisper")
+@needs(WHISPER)
 def test_language_and_task_of_whisper():
     model, batch, *_ = made(WHISPER)
     generation = model.generation_config
@@ -103,9 +103,8 @@ def test_a_language_that_no_configuration_names_has_to_be_named(name):
     model, batch = multilingual(name)
     loss = expected(model, batch, 1)
     use_smile(model)
-    with pytest.raises(ValueError, match="configuration does not have; set") as error:
+    with one_line("configuration does not have; set"):
         model(**batch)
-    assert "\n" not in str(error.value)
     segments = (torch.arange(batch["labels"].size(1)) > 0).long().expand(3, -1)
     torch.testing.assert_close(model(**batch, segments=segments).loss, loss, atol=1e-6, rtol=0)
     use_smile(model, "mle")(**batch)  # to it captions are the same
@@ -119,25 +118,20 @@ def test_a_language_that_no_configuration_names_has_to_be_named(name):
 
 
 @pytest.mark.parametrize(
-    "objective",
-    [Objective({"truncation": 0.5, "smile": 0.5}), Objective("smile", first_token_mle=False)],
-    ids=["truncation", "no first-token MLE"],
+    ("spec", "first"),
+    [({"truncation": 0.5, "smile": 0.5}, None), ("smile", False), ({"mle": 0.5, "smile": 0.5}, 0)],
+    ids=["truncation", "no first-token MLE", "MLE in a mixture scores the beginning"],
 )
-def test_captions_without_their_beginning(objective):
+def test_captions_without_their_beginning(spec, first):
     model, batch, *_ = made(BART)
     batch["labels"] = labels = opened(batch["labels"], START)
-    logits = model(**batch).logits
-    alone = labels.masked_fill(torch.arange(labels.size(1)) == 0, -100)
-    assert_is(objective(logits, alone).loss, model, batch, objective)
-
-
-def test_mle_in_a_mixture_scores_the_beginning():
-    model, batch, *_ = made(BART)
-    batch["labels"] = labels = opened(batch["labels"], START)
-    logits = model(**batch).logits
-    objective = Objective({"mle": 0.5, "smile": 0.5}, first_token_mle=False)
-    segments = (torch.arange(labels.size(1)) > 0).long().expand(3, -1)
-    assert_is(objective(logits, labels, segments).loss, model, batch, objective)
+    logits, objective = model(**batch).logits, Objective(spec, first_token_mle=first)
+    begins = (torch.arange(labels.size(1)) == 0).expand(3, -1)
+    if "mle" in objective.weights:
+        expected = objective(logits, labels, (~begins).long())
+    else:
+        expected = objective(logits, labels.masked_fill(begins, -100))
+    assert_is(expected.loss, model, batch, objective)
 
 
 def test_the_trainers_division_is_by_what_is_scored(tmp_path):
@@ -164,15 +158,106 @@ def test_the_trainers_division_is_by_what_is_scored(tmp_path):
         assert entry["loss"] == pytest.approx(loss.item(), rel=1e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(transformers.__version__ == "4.15.0", reason="it looks at labels' values")
-def test_a_compiled_model():
-    torch._dynamo.reset()
-    model, batch, *_ = made(BART)
-    batch["labels"] = opened(batch["labels"], START)
-    loss = use_smile(model)(**batch).loss
-    for from_hidden in (True, False):
-        use_smile(model, from_hidden=from_hidden)
-        compiled = torch.compile(model, backend="aot_eager")
-        torch.testing.assert_close(compiled(**batch).loss, loss)
-        torch._dynamo.reset()
+IMAGE = [IMAGE_TOKEN] * 4
+USER, ASSISTANT = [5, 6], [7, 8]
+TEXT = [9, 10, 11, END]
+
+
+def llava(*tokens, scored, rows=2):
+    """LLaVA, and a batch in whose labels the tokens are -100 where `scored` is not true of them."""
+    model, batch, *_ = made(LLAVA)
+    model.config.text_config.bos_token_id = START
+    words = torch.tensor([[*tokens]]).expand(rows, -1)
+    labels = torch.tensor([[token if yes else -100 for token, yes in zip(tokens, scored)]])
+    batch = {"input_ids": words, "pixel_values": batch["pixel_values"][:rows]}
+    return use_smile(model), {**batch, "labels": labels.expand(rows, -1).clone()}
+
+
+def all_but_the_image(tokens):
+    return [token != IMAGE_TOKEN for token in tokens]
+
+
+COPIES = {
+    "LLaVA-1.5": [START, *USER, *IMAGE, 12, 13, *ASSISTANT, *TEXT],
+    "an image behind the first token": [START, *IMAGE, 12, 13, *ASSISTANT, *TEXT],
+    "a text that begins behind the image": [*IMAGE, START, 12, *ASSISTANT, *TEXT],
+}
+
+
+# Words behind an image without labels, which is behind the first token, could be a caption.
+UNLABELLED = COPIES.keys() - {"an image behind the first token"}
+EACH = [(name, True) for name in COPIES] + [(name, False) for name in sorted(UNLABELLED)]
+
+
+@needs(LLAVA)
+@pytest.mark.parametrize("name, image_labelled", EACH)
+def test_a_copy_of_the_input_is_refused(name, image_labelled):
+    tokens = COPIES[name]
+    model, batch = llava(
+        *tokens, scored=[True] * len(tokens) if image_labelled else all_but_the_image(tokens)
+    )
+    for training in (True, False):
+        with one_line("^row 0 .* completion_only_loss=True"):
+            model.train(training)(**batch)
+    batch["labels"][0, :-4] = -100
+    with one_line("^row 1 of the labels"):
+        model(**batch)
+    shifted = {**batch, "shift_labels": batch["labels"].roll(-1)}
+    shifted["shift_labels"][:, -1] = -100
+    del shifted["labels"]
+    with one_line("^row 1 of the labels"):
+        model(**shifted)
+    batch["labels"][1, :-4] = -100
+    expected = model(**batch).loss
+    segments = (torch.arange(len(tokens)) >= len(tokens) - 4).long().expand(2, -1)
+    labels = batch["input_ids"]
+    assert model(**{**batch, "labels": labels, "segments": segments}).loss != expected
+    # To cross-entropy alone it is no matter.
+    own = undo(model)(**{**batch, "labels": labels.masked_fill(labels == IMAGE_TOKEN, -100)}).loss
+    use_smile(model, Objective("mle", label_smoothing=0.0))
+    torch.testing.assert_close(model(**{**batch, "labels": labels}).loss, own.double())
+
+
+@needs(LLAVA)
+def test_what_a_loss_function_sees_of_it():
+    model, batch = llava(*COPIES["LLaVA-1.5"], scored=[True] * 15)
+    logits = torch.zeros(2, 15, hf_models.VOCABULARY)
+    with one_line("next to an image"):
+        compute_loss_func(model)({"logits": logits}, batch["labels"])
+
+
+FINE = {
+    "a prompt": ([START, *USER, *IMAGE, *ASSISTANT, *TEXT], 9),
+    "no prompt": ([START, *IMAGE, *TEXT], 5),
+    "nothing but an image": ([*IMAGE, *TEXT], 4),
+    "two images": ([*USER, *IMAGE, 12, *IMAGE, *ASSISTANT, *TEXT], 13),
+}
+
+
+@needs(LLAVA)
+@pytest.mark.parametrize("tokens, before", FINE.values(), ids=FINE)
+def test_a_caption_is_not_refused_wherever_its_image_is(tokens, before):
+    places = range(len(tokens))
+    model, batch = llava(*tokens, scored=[n >= before for n in places], rows=1)
+    if tokens.count(IMAGE_TOKEN) == 8:
+        batch["pixel_values"] = batch["pixel_values"].repeat(2, 1, 1, 1)
+    loss = model(**batch).loss
+    assert loss.isfinite()
+    batch["labels"][:, tokens.index(IMAGE_TOKEN)] = IMAGE_TOKEN  # is no word
+    if tokens[before - 1] != IMAGE_TOKEN:
+        torch.testing.assert_close(model(**batch).loss, loss)
+
+
+@needs(LLAVA)
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_first_token_that_is_not_scored_is_no_prompt(packed):
+    """Labels of it change nothing, though an image follows."""
+    tokens = [START, *IMAGE, *TEXT]
+    scored = [True] + [False] * 4 + [True] * 4
+    model, batch = llava(*tokens * (1 + packed), scored=scored * (1 + packed), rows=1)
+    if packed:
+        batch["pixel_values"] = batch["pixel_values"].repeat(2, 1, 1, 1)
+        batch["position_ids"] = torch.arange(9).repeat(2)[None]
+    loss = model(**batch).loss
+    batch["labels"] = batch["labels"].masked_fill(batch["labels"] == START, -100)
+    torch.testing.assert_close(loss, model(**batch).loss)

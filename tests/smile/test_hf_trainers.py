@@ -1,16 +1,13 @@
 """SmileLossMixin: one step of each trainer is the definition's, with all that the trainer does."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
 import transformers
 
 from smile import Objective
+from tests.smile import hf_trainers_two_processes
+from tests.smile.hf_steps import each_alone
 from tests.smile.trainer_parts import (
     CAPTIONS,
     MIXTURE,
@@ -20,7 +17,6 @@ from tests.smile.trainer_parts import (
     SmileTrainer,
     check,
     datasets,
-    definition,
     ids,
     llama,
     logs,
@@ -29,6 +25,7 @@ from tests.smile.trainer_parts import (
     t5,
     tokenizer,
 )
+from tests.soak.processes import Processes
 
 peft = pytest.importorskip("peft")
 
@@ -52,7 +49,7 @@ STEPS = {
 @pytest.mark.parametrize("step", STEPS)
 def test_a_step_of_sft(from_hidden, step, tmp_path):
     trainer = make(SmileSFTTrainer, tmp_path, from_hidden=from_hidden, **STEPS[step])
-    check(trainer, definition(llama(), rows(), MIXTURE))
+    check(trainer, each_alone(llama(), rows(), MIXTURE))
     (entry,) = logs(trainer)
     assert entry["num_tokens"] == sum(len(row["input_ids"]) for row in rows())
 
@@ -69,7 +66,7 @@ def test_completions_alone_are_scored(packing, alone, tmp_path):
     said = [ids(caption + " </s>") for caption in CAPTIONS]
     before = asked if alone is False else [-100] * len(asked)
     expected = [{"input_ids": asked + x, "labels": before + x} for x in said]
-    expected = definition(llama(), expected, MIXTURE)
+    expected = each_alone(llama(), expected, MIXTURE)
     packing = {**packing, "completion_only_loss": alone}
     check(make(SmileSFTTrainer, tmp_path, data, **packing), expected)
 
@@ -88,22 +85,18 @@ def test_each_turn_of_an_assistant_is_a_caption(packing, tmp_path):
             labels = [-100] * len(before) + turn
             labels += [-100] * (len(whole) - len(labels))
             expected.append({"input_ids": whole, "labels": labels})
-    expected = definition(llama(), expected, MIXTURE)
+    expected = each_alone(llama(), expected, MIXTURE)
     packing = {**packing, "max_length": 128}
     check(make(SmileSFTTrainer, tmp_path, data, assistant_only_loss=True, **packing), expected)
-
-
-def with_adapters(config):
-    model = llama()
-    torch.manual_seed(42)  # SFTTrainer's, as it makes them
-    return peft.get_peft_model(model, config)
 
 
 def test_adapters_and_packed_rows(tmp_path):
     """Adapters alone have gradients, and those of the definition."""
     config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
     trainer = make(SmileSFTTrainer, tmp_path, peft_config=config, **STEPS["packed"])
-    expected = definition(with_adapters(config), rows(), MIXTURE)
+    model = llama()
+    torch.manual_seed(42)  # SFTTrainer's, as it makes adapters
+    expected = each_alone(peft.get_peft_model(model, config), rows(), MIXTURE)
     assert expected[1] and all("lora_" in name for name in expected[1])
     check(trainer, expected)
 
@@ -112,7 +105,7 @@ def test_adapters_and_packed_rows(tmp_path):
 @pytest.mark.parametrize("model", [llama, t5])
 @pytest.mark.parametrize("step", ["padded", "accumulated in uneven parts"])
 def test_a_step_of_transformers_trainers(cls, model, step, tmp_path):
-    expected = definition(model(), rows(), MIXTURE)
+    expected = each_alone(model(), rows(), MIXTURE)
     check(make(cls, tmp_path, model=model(), **STEPS[step]), expected)
 
 
@@ -121,7 +114,7 @@ def test_a_step_of_transformers_trainers(cls, model, step, tmp_path):
 def test_another_objective_and_the_default(cls, objective, tmp_path):
     """Which is SMILE; one objective alone has no parts that are logged."""
     trainer = make(cls, tmp_path, objective=objective)
-    check(trainer, definition(llama(), rows(), objective or Objective("smile")))
+    check(trainer, each_alone(llama(), rows(), objective or Objective("smile")))
     assert not [name for entry in trainer.state.log_history for name in entry if "loss_" in name]
 
 
@@ -137,7 +130,7 @@ def test_labels_that_are_shifted_already(tmp_path):
     options = {"data_collator": collate, "label_names": ["shift_labels"], **UNEVEN}
     data = datasets.Dataset.from_list(rows())
     trainer = make(SmileTrainer, tmp_path, eval_dataset=data, **options)
-    expected = definition(llama(), rows(), MIXTURE)
+    expected = each_alone(llama(), rows(), MIXTURE)
     assert trainer.evaluate()["eval_loss"] == pytest.approx(expected[0], rel=1e-6)
     check(trainer, expected)
 
@@ -146,19 +139,11 @@ def test_a_packed_step_of_trainer(tmp_path):
     """With the collator of transformers that flattens a batch."""
     collate = transformers.DataCollatorWithFlattening(return_flash_attn_kwargs=True)
     trainer = make(SmileTrainer, tmp_path, data_collator=collate)
-    check(trainer, definition(llama(), rows(), MIXTURE))
+    check(trainer, each_alone(llama(), rows(), MIXTURE))
 
 
 @pytest.mark.slow
-def test_two_processes(repository, tmp_path):
-    script = Path(__file__).with_name("hf_trainers_two_processes.py")
-    done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(repository)},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert len([line for line in done.stdout.splitlines() if line.startswith("Smile")]) == 9
-    assert all((tmp_path / f"refused_by_{rank}").exists() for rank in (0, 1))
+def test_two_processes(tmp_path):
+    llama().float().save_pretrained(tmp_path / "model")
+    run = Processes(hf_trainers_two_processes.main, str(tmp_path), tmp_path / "output", 2)
+    assert run.wait(200) == [0, 0], run.said()[-3000:]

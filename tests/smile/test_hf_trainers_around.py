@@ -9,24 +9,25 @@ import transformers
 from smile import Objective
 from smile.hf import use_smile
 from tests.smile import tiny_vlm
-from tests.smile.hf_steps import gradients
+from tests.smile.hf_steps import each_alone
 from tests.smile.largest_made import LargestMade
 from tests.smile.trainer_parts import (
     CAPTIONS,
     LLAMA,
     MIXTURE,
+    QUIET,
     SmileSeq2SeqTrainer,
     SmileSFTTrainer,
     SmileTrainer,
     check,
     datasets,
-    definition,
     found,
     ids,
     llama,
     logs,
     make,
     mixtral,
+    refused_in_training,
     rows,
     t5,
     with_routers,
@@ -61,7 +62,7 @@ def test_evaluation_loss(cls, tmp_path):
     model = llama(vocab_size=3000)
     batches = (rows()[:3], rows()[3:])
     smile = Objective("smile")
-    expected = sum(definition(model, batch, smile)[0] * len(batch) for batch in batches) / 5
+    expected = sum(each_alone(model, batch, smile)[0] * len(batch) for batch in batches) / 5
     data = datasets.Dataset.from_list(rows())
     options = {"eval_dataset": data, "per_device_eval_batch_size": 3}
     for from_hidden, logits in ((True, False), (False, True)):
@@ -89,48 +90,36 @@ def test_metrics_get_logits(cls, tmp_path):
     trainer = make(cls, tmp_path, per_device_eval_batch_size=5, **options)
     metrics = trainer.evaluate()
     assert metrics["eval_half"] == 0.5
-    loss, _ = definition(llama(), rows(), MIXTURE)
+    loss, _ = each_alone(llama(), rows(), MIXTURE)
     assert metrics["eval_loss"] == pytest.approx(loss, rel=1e-6)
     again = MIXTURE(seen["logits"][:, :-1], seen["labels"][:, 1:]).loss
     assert again.item() == pytest.approx(loss, rel=1e-5)
 
 
 def test_a_model_that_is_made_by_the_trainer(tmp_path):
-    """model_init is called at first, and again when training begins."""
+    """It is made at first, and again when training begins; it cannot count tokens itself."""
     made = []
 
     def model_init():
         made.append(llama())
+        made[-1].accepts_loss_kwargs = False  # as of Qwen-VL, whose loss divides by its own tokens
         return made[-1]
 
-    trainer = make(SmileTrainer, tmp_path, model_init=model_init)
-    trainer.train()
+    trainer = make(SmileTrainer, tmp_path, model_init=model_init, **ACCUMULATED)
+    check(trainer, each_alone(llama(), rows(), MIXTURE))
     assert len(made) == 2 and trainer.model is made[-1]
-    torch.testing.assert_close(found(trainer), definition(llama(), rows(), MIXTURE)[1])
 
 
 def test_predict_with_generate(tmp_path):
-    data = datasets.Dataset.from_list(rows())
     options = {"predict_with_generate": True, "generation_max_length": 12}
-    shapes = []
-
-    def compute_metrics(prediction):
-        shapes.append(prediction.predictions.shape)
-        return {}
-
+    data = datasets.Dataset.from_list(rows())
+    options.update(eval_dataset=data, compute_metrics=lambda found: {"n": len(found.predictions)})
     trainer = make(
-        SmileSeq2SeqTrainer,
-        tmp_path,
-        model=t5(),
-        eval_dataset=data,
-        compute_metrics=compute_metrics,
-        per_device_eval_batch_size=5,
-        **options,
+        SmileSeq2SeqTrainer, tmp_path, model=t5(), per_device_eval_batch_size=5, **options
     )
     metrics = trainer.evaluate()
-    loss, _ = definition(t5(), rows(), MIXTURE)
-    assert metrics["eval_loss"] == pytest.approx(loss, rel=1e-6)
-    assert shapes[0][:1] == (len(CAPTIONS),)
+    assert metrics["eval_loss"] == pytest.approx(each_alone(t5(), rows(), MIXTURE)[0], rel=1e-6)
+    assert metrics["eval_n"] == len(CAPTIONS)
 
 
 @BOTH
@@ -149,13 +138,6 @@ def test_losses_of_routers(cls, tmp_path):
     assert logs(trainer)[0]["aux_loss"] == pytest.approx(auxiliary, rel=1e-5)
 
 
-def test_tokens_are_counted_though_the_model_cannot_say_so(tmp_path):
-    model = llama()
-    model.accepts_loss_kwargs = False  # as of Qwen-VL, whose loss divides by its own tokens
-    trainer = make(SmileTrainer, tmp_path, model=model, **ACCUMULATED)
-    check(trainer, definition(llama(), rows(), MIXTURE))
-
-
 def collate(parts):
     """One packed row that weighs every token, the first of each caption too."""
     ends = torch.tensor([len(part["input_ids"]) for part in parts])
@@ -168,7 +150,7 @@ def collate(parts):
     return batch
 
 
-@pytest.mark.parametrize("cls", [SmileTrainer, SmileSFTTrainer])
+@BOTH
 def test_weights_of_tokens(cls, tmp_path):
     """A batch divides by the weights of all that are accumulated."""
     data = [{"input_ids": ids(caption)} for caption in CAPTIONS]
@@ -176,16 +158,8 @@ def test_weights_of_tokens(cls, tmp_path):
         row["weights"] = [0.5 + n % 3 for n in range(len(row["input_ids"]))]
     options = {"data_collator": collate, "from_hidden": True, **ACCUMULATED}
     trainer = make(cls, tmp_path, data=data, **options)
-    model, total, weights = llama().train(), 0.0, 0.0
-    for row in data:
-        words, each = torch.tensor([row["input_ids"]]), torch.tensor([row["weights"]]).double()
-        result = MIXTURE(model(input_ids=words).logits[:, :-1], words[:, 1:], None, each[:, 1:])
-        total, weights = total + result.loss * result.tokens, weights + each[:, 1:].sum()
-    (total / weights).backward()
-    check(trainer, ((total / weights).item(), gradients(model)))
-    (entry,) = logs(trainer)
-    parts = 0.3 * entry["loss_mle"] + 0.7 * entry["loss_smile"]
-    assert entry["loss"] == pytest.approx(parts, rel=1e-5)
+    labelled = [{**row, "labels": row["input_ids"]} for row in data]
+    check(trainer, each_alone(llama(), labelled, MIXTURE))
 
 
 def test_the_collator_of_trl_for_photos(tmp_path):
@@ -207,27 +181,72 @@ def test_the_collator_of_trl_for_photos(tmp_path):
     options = {"processing_class": processor, "max_length": None, "remove_unused_columns": False}
     whole = [{"images": x["images"], "text": x["prompt"] + x["completion"]} for x in data]
     trainer = make(SmileSFTTrainer, tmp_path, whole, load(folder), **options)
-    with pytest.raises(ValueError, match=r"row 0 of the labels .* completion_only_loss=True"):
-        trainer.train()
+    refused_in_training(trainer, "row 0 of the labels .* completion_only_loss=True")
     model = load(folder, dtype=torch.float64)
     trainer = make(SmileSFTTrainer, tmp_path, data, model, **options, **ACCUMULATED)
-    plain, total, tokens = load(folder, dtype=torch.float64).train(), 0.0, 0
-    for row in trainer.train_dataset:
-        batch = trainer.data_collator([row])
-        labels, batch["pixel_values"] = batch.pop("labels"), batch["pixel_values"].double()
-        labels = labels[:, 1:]
-        logits = plain(**batch, use_cache=False).logits[:, :-1]
-        result = MIXTURE(logits, labels)
-        total, tokens = total + result.loss * result.tokens, tokens + result.tokens
-    (total / tokens).backward()
-    check(trainer, ((total / tokens).item(), gradients(plain)))
+    alone = [trainer.data_collator([row]) for row in trainer.train_dataset]
+    for batch in alone:
+        batch["pixel_values"] = batch["pixel_values"].double()
+    check(trainer, each_alone(load(folder, dtype=torch.float64), alone, MIXTURE))
 
 
-def test_the_objective_stays_when_it_was_there(tmp_path):
-    """use_smile before the trainer is no second objective."""
+def test_the_trainers_objective_replaces_that_of_the_model_and_is_not_saved(tmp_path):
     trainer = make(SmileSFTTrainer, tmp_path, model=use_smile(llama(), Objective("reverse")))
-    trainer.train()
-    torch.testing.assert_close(found(trainer), definition(llama(), rows(), MIXTURE)[1])
+    check(trainer, each_alone(llama(), rows(), MIXTURE))
     trainer.save_model(str(tmp_path / "saved"))
     config = json.loads((tmp_path / "saved" / "config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLM"]
+
+
+@pytest.mark.parametrize("made", [llama, t5])
+def test_segments_and_weights_of_a_data_set(made, tmp_path):
+    """Trainer leaves out columns that it does not see in the signature of the forward."""
+    row = max(rows(), key=lambda row: len(row["labels"]))
+    middle = len(row["labels"]) // 2
+    row["segments"] = [place // middle for place in range(len(row["labels"]))]
+    row["weights"] = [0.5 + place % 3 for place in range(len(row["labels"]))]
+    trainer = transformers.Trainer(
+        use_smile(made(), MIXTURE),
+        transformers.TrainingArguments(str(tmp_path), **QUIET),
+        train_dataset=datasets.Dataset.from_list([row]),
+        eval_dataset=datasets.Dataset.from_list([row]),
+    )
+    batch = {key: torch.tensor([value]) for key, value in row.items()}
+    tokens = (
+        (batch["labels"] != -100).sum() if made is t5 else (batch["labels"][:, 1:] != -100).sum()
+    )
+    expected = use_smile(made().train(), MIXTURE)(**batch, num_items_in_batch=tokens).loss.item()
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-6)
+    assert trainer.train().training_loss == pytest.approx(expected, rel=1e-6)
+
+
+WINDOW = {"mle": 0.1, "truncation": {"weight": 0.9, "drop": 0.5, "window": 6}}
+OPTIONS = {
+    **{"max_steps": 4, "per_device_train_batch_size": 2, "learning_rate": 0.01},
+    **{"save_strategy": "steps", "save_steps": 2, "ignore_data_skip": False},
+}
+
+
+@BOTH
+def test_the_window_of_truncation_is_that_of_the_undisturbed_run(cls, tmp_path):
+    undisturbed = make(cls, tmp_path / "whole", objective=Objective(WINDOW), **OPTIONS)
+    undisturbed.train()
+    other = llama(initializer_range=0.5)
+    resumed = make(cls, tmp_path / "run", model=other, objective=Objective(WINDOW), **OPTIONS)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    losses = [[entry["loss"] for entry in logs(each)] for each in (resumed, undisturbed)]
+    assert losses[0] == losses[1]
+    torch.testing.assert_close(found(resumed), found(undisturbed), rtol=0, atol=0)
+    state = undisturbed.smile_objective.state()
+    assert state["seen"] == 8 - 1  # the last row begins an epoch alone
+    torch.testing.assert_close(resumed.smile_objective.state(), state)
+
+
+def test_a_checkpoint_without_a_window_is_told_of(tmp_path):
+    make(SmileTrainer, tmp_path, objective="smile", **OPTIONS).train()
+    assert not list(tmp_path.rglob("smile_objective*"))
+    resumed = make(SmileTrainer, tmp_path, objective=Objective(WINDOW), **OPTIONS)
+    with pytest.warns(
+        UserWarning, match="drops no captions until its window is full again: .*checkpoint-2"
+    ):
+        resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))

@@ -1,86 +1,87 @@
-"""SmileLossMixin: what it is refused, a line each, when the trainer is made."""
+"""Losses and settings that are refused, in one line each; losses that may be changed."""
 
 from types import SimpleNamespace
 
 import pytest
+import torch
 import transformers
 
-from smile.hf import SmileLossMixin, use_smile
+from smile.hf import SmileLossMixin, undo, use_smile
 from smile.hf.conflicts import find_conflicts
-from tests.smile.trainer_parts import SmileSFTTrainer, SmileTrainer, llama, make, rows, trl
+from tests.smile.hf_steps import each_alone, from_logits_and_hidden, one_line
+from tests.smile.trainer_parts import (
+    EXAMPLES,
+    MIXTURE,
+    SmileSFTTrainer,
+    SmileTrainer,
+    check,
+    datasets,
+    llama,
+    make,
+    of_trl,
+    refused_in_training,
+    rows,
+    trl,
+)
 
 PACKED = {"packing": True, "max_length": 20}
-BOTH = pytest.mark.parametrize("cls", [SmileTrainer, SmileSFTTrainer])
-
-REFUSED = [
-    (SmileTrainer, {"label_smoothing_factor": 0.1}, r"Objective\(..., label_smoothing=0.1\)"),
-    (SmileSFTTrainer, {"label_smoothing_factor": 0.1}, r"Objective\(..., label_smoothing=0.1\)"),
-    (SmileSFTTrainer, {"loss_type": "dft"}, "loss_type 'dft' is another loss"),
-    (
-        SmileSFTTrainer,
-        {**PACKED, "packing_strategy": "wrapped"},
-        '"wrapped" cuts captions',
-    ),
-    (SmileTrainer, {"use_liger_kernel": True}, "fused_linear_cross_entropy"),
-    (SmileTrainer, {"compute_loss_func": print}, "compute_loss_func is another loss"),
-    (SmileSFTTrainer, {"compute_loss_func": print}, "compute_loss_func is another loss"),
-]
+WRAPPED = {**PACKED, "packing_strategy": "wrapped"}
+SMOOTHED = ({"label_smoothing_factor": 0.1}, r"Objective\(..., label_smoothing=0.1\)")
+LOSS_FUNCTION = ({"compute_loss_func": print}, "compute_loss_func is another loss")
 
 
-@pytest.mark.parametrize(("cls", "options", "line"), REFUSED)
+@pytest.mark.parametrize(
+    ("cls", "options", "line"),
+    [
+        *(
+            (cls, *case)
+            for cls in (SmileTrainer, SmileSFTTrainer)
+            for case in (SMOOTHED, LOSS_FUNCTION)
+        ),
+        (SmileSFTTrainer, {"loss_type": "dft"}, "loss_type 'dft' is another loss"),
+        (SmileSFTTrainer, WRAPPED, '"wrapped" cuts captions'),
+        (SmileTrainer, {"use_liger_kernel": True}, "fused_linear_cross_entropy"),
+    ],
+)
 def test_another_loss_is_refused(cls, options, line, tmp_path):
-    with pytest.raises(ValueError, match=line) as error:
+    with one_line(f"^{cls.__name__}.*{line}"):
         make(cls, tmp_path, **options)
-    assert "\n" not in str(error.value) and str(error.value).startswith(cls.__name__)
 
 
 def test_mle_alone_may_be_cut(tmp_path):
-    options = {**PACKED, "packing_strategy": "wrapped"}
-    trainer = make(SmileSFTTrainer, tmp_path, objective="mle", **options)
+    trainer = make(SmileSFTTrainer, tmp_path, objective="mle", **WRAPPED)
     assert trainer.train().training_loss > 0
 
 
-def test_captions_divided_between_processes_are_refused(tmp_path):
-    """Under context and sequence parallelism, which need several processes to be set up."""
-    for kind in ("cp", "sp"):
-        for objective, lines in (("smile", 1), ("mle", 0)):
-            trainer = make(SmileTrainer, tmp_path, objective=objective)
+@pytest.mark.parametrize(
+    ("kind", "mle", "line"), [("cp", 0, "cp_size"), ("sp", 0, "sp_size"), ("", 1, "torchrun")]
+)
+def test_captions_divided_between_devices_are_refused(kind, mle, line, tmp_path):
+    """By context and sequence parallelism, which need several processes, and nn.DataParallel."""
+    for objective, lines in (("smile", 1), ("mle", mle)):
+        trainer = make(SmileTrainer, tmp_path, objective=objective)
+        if kind:
             parallel = SimpleNamespace(**{f"{kind}_enabled": True})
             trainer.accelerator = SimpleNamespace(parallelism_config=parallel)
-            found = list(find_conflicts(trainer))
-            assert len(found) == lines and all(f"{kind}_size" in line for line in found)
-
-
-def test_nn_data_parallel_is_refused(tmp_path):
-    trainer = make(SmileTrainer, tmp_path)
-    trainer.args._n_gpu = 2
-    (line,) = find_conflicts(trainer)
-    assert "torchrun" in line
+        else:
+            trainer.args._n_gpu = 2
+        found = list(find_conflicts(trainer))
+        assert len(found) == lines and all(line in each for each in found)
 
 
 def test_a_learnt_prompt_and_packing_are_refused(tmp_path):
     peft = pytest.importorskip("peft")
     config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
-    model = peft.get_peft_model(llama(), config)
-    with pytest.raises(ValueError, match="packed captions would see each other"):
-        make(SmileSFTTrainer, tmp_path, model=model, **PACKED)
-
-
-def test_trainers_of_other_losses_are_refused():
-    class SmileDPOTrainer(SmileLossMixin, trl.DPOTrainer):
-        pass
-
-    with pytest.raises(ValueError, match="DPOTrainer has another loss"):
-        SmileDPOTrainer()
+    with one_line("packed captions would see each other"):
+        make(SmileSFTTrainer, tmp_path, model=peft.get_peft_model(llama(), config), **PACKED)
 
 
 @pytest.mark.parametrize("base", [transformers.Trainer, trl.SFTTrainer])
-def test_a_trainer_before_the_mixin_is_refused(base):
-    """It would train its own loss: the mixin would never be asked."""
+def test_the_mixin_comes_first_and_has_its_trainers(base):
     with pytest.raises(TypeError, match=f"^Wrong: put SmileLossMixin before {base.__name__}$"):
-
-        class Wrong(base, SmileLossMixin):
-            pass
+        type("Wrong", (base, SmileLossMixin), {})
+    with one_line("DPOTrainer has another loss"):
+        type("SmileDPOTrainer", (SmileLossMixin, trl.DPOTrainer), {})()
 
 
 def test_a_loss_may_be_changed_above_the_mixin_and_below(tmp_path):
@@ -118,15 +119,12 @@ def test_a_trainer_of_ones_own_with_another_loss_is_refused(tmp_path):
     class SmileOwn(SmileLossMixin, Own):
         pass
 
-    with pytest.raises(ValueError, match="another loss was computed from its logits") as error:
-        make(SmileOwn, tmp_path).train()
-    assert "\n" not in str(error.value)
+    refused_in_training(make(SmileOwn, tmp_path), "another loss was computed from its logits")
 
 
 def test_weights_that_a_collator_drops(tmp_path):
     trainer = make(SmileSFTTrainer, tmp_path, data=[{**row, "weights": 2.0} for row in rows()])
-    with pytest.raises(ValueError, match="has a column weights, but batches do not"):
-        trainer.train()
+    refused_in_training(trainer, "has a column weights, but batches do not")
 
 
 @pytest.mark.parametrize("change", ["model", "objective"])
@@ -136,6 +134,83 @@ def test_a_model_that_is_changed_after_the_trainer_is_made(change, tmp_path):
         trainer.model = trainer.model_wrapped = llama()
     else:
         use_smile(trainer.model, "reverse")
-    with pytest.raises(ValueError, match="SmileTrainer: the trained model does not have") as error:
-        trainer.train()
-    assert "\n" not in str(error.value)
+    refused_in_training(trainer, "SmileTrainer: the trained model does not have")
+
+
+class BaseTrainer(transformers.Trainer):
+    """As TRL has had one, with other names."""
+
+
+class SFTTrainer(BaseTrainer):
+    """TRL's of 0.24 to 1.9, in what is of the loss: it reads figures off the model's output."""
+
+    def __init__(
+        self, model, args, formatting_func=None, compute_loss_func=None, *, data_collator, **kwargs
+    ):
+        super().__init__(model, args, data_collator, compute_loss_func=compute_loss_func, **kwargs)
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        inputs.pop("_prediction_loss_only", None)
+        inputs["use_cache"] = False
+        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        self.figures = outputs.logits[..., :-1, :].softmax(-1)
+        return (loss, outputs) if return_outputs else loss
+
+    def prediction_step(self, model, inputs, prediction_loss_only, *args, **kwargs):
+        inputs["_prediction_loss_only"] = prediction_loss_only
+        return super().prediction_step(model, inputs, prediction_loss_only, *args, **kwargs)
+
+
+def test_an_sft_trainer_that_reads_outputs(tmp_path):
+    class SmileFormer(SmileLossMixin, SFTTrainer):
+        pass
+
+    data = datasets.Dataset.from_list(rows())
+    uneven = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}
+    expected = each_alone(llama(), rows(), MIXTURE)
+    for from_hidden in (False, True):
+        options = {"from_hidden": from_hidden, "eval_dataset": data}
+        trainer = make(SmileFormer, tmp_path, per_device_eval_batch_size=5, **uneven, **options)
+        assert trainer.evaluate()["eval_loss"] == pytest.approx(expected[0], rel=1e-6)
+        check(trainer, expected)
+    trainer = make(SFTTrainer, tmp_path, model=use_smile(llama(), MIXTURE, from_hidden=True))
+    refused_in_training(trainer, "reads logits.*SmileLossMixin.*from_hidden=False")
+
+
+def test_use_smile_after_the_trainer_was_made_is_refused(tmp_path):
+    """TRL from 1.15 on sets a forward that computes its own loss."""
+    trainer = make(trl.SFTTrainer, tmp_path)
+    use_smile(trainer.model, MIXTURE)
+    refused_in_training(trainer, r"own loss \(fused_lm_head\).*SmileLossMixin")
+
+
+@from_logits_and_hidden
+def test_use_smile_in_trls_own_trainer(from_hidden, tmp_path):
+    """It trains the objective, or says in a line what to type: that depends on TRL's version."""
+    trainer = make(trl.SFTTrainer, tmp_path, model=use_smile(llama(), MIXTURE, from_hidden))
+    try:
+        check(trainer, each_alone(llama(), rows(), MIXTURE))
+    except ValueError as error:
+        assert "class Mine(SmileLossMixin" in str(error) and "\n" not in str(error)
+
+
+def test_zero_3_is_trained_from_logits(tmp_path):
+    """DeepSpeed's parameters are imitated: empty, with the attributes that it gives them."""
+    model = llama()
+    for number, parameter in enumerate(model.parameters()):
+        parameter.ds_id, parameter.ds_shape = number, parameter.shape
+        parameter.data = torch.empty(0, dtype=parameter.dtype)
+    with pytest.warns(UserWarning, match="is trained from logits"):
+        make(SmileSFTTrainer, tmp_path, model=model)
+
+
+@pytest.mark.parametrize(
+    "kind, options", [*[(kind, {}) for kind in EXAMPLES], ("SFT", {"loss_type": "dft"})]
+)
+def test_a_loss_of_trls_ends_in_its_first_step(kind, options, tmp_path):
+    llama().float().save_pretrained(tmp_path / "llama")  # some load another one to compare with
+    model = use_smile(transformers.LlamaForCausalLM.from_pretrained(tmp_path / "llama"))
+    trainer = of_trl(kind, tmp_path, model, **options)
+    refused_in_training(trainer, "LlamaModel was run outside")
+    undo(model)
+    assert trainer.train().global_step == 1

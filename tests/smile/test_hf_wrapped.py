@@ -1,36 +1,47 @@
-"""What is put around a model after use_smile, or was before, trains the objective."""
+"""Models that are wrapped, or whose parts run again in backward, train the objective."""
 
 import copy
+import functools
 import threading
 import types
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 import transformers
+from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as torchs
+from torch.utils.checkpoint import checkpoint
 
 from smile import Objective
 from smile.hf import undo, use_smile
-from tests.smile import hf_models
-from tests.smile.hf_steps import GPT2, LLAMA, T5, assert_trains, definition, gradients, made
+from tests.smile.hf_steps import (
+    GPT2,
+    LLAMA,
+    T5,
+    assert_trains,
+    definition,
+    from_logits_and_hidden,
+    gradients,
+    made,
+    needs,
+    one_line,
+)
 
 each_way = pytest.mark.parametrize(
     ("name", "from_hidden"), [(GPT2, False), (GPT2, True), (T5, True)]
 )
-needs_llama = pytest.mark.skipif(LLAMA not in hf_models.HERE, reason="transformers has no Llama")
-from_logits_and_hidden = pytest.mark.parametrize("from_hidden", [False, True])
+needs_llama = needs(LLAMA)
 
 
-def wrapped(model, name="wrapper"):
-    """By a method that calls the forward it found, and says so."""
+def wrapped(model):
+    """By a method that calls the forward it found."""
     before = model.forward
-    model.called = getattr(model, "called", [])
-
-    def forward(self, *args, **kwargs):
-        self.called.append(name)
-        return before(*args, **kwargs)
-
-    model.forward = types.MethodType(forward, model)
+    model.forward = types.MethodType(lambda self, *args, **kwargs: before(*args, **kwargs), model)
     return model
+
+
+def wrapped_twice(model):
+    return wrapped(wrapped(model))
 
 
 def hooked(model):
@@ -50,47 +61,61 @@ def dispatched(model):
     return accelerate.dispatch_model(model, places, main_device="cpu", force_hooks=True)
 
 
-def with_head_of_trl(model):
-    pytest.importorskip("trl").trainer.utils.add_fused_lm_head(model)
+LAYERS = ("GPT2Block", "T5Block")
+
+
+def on_decoder(model, wrapper=torchs.checkpoint_wrapper):
+    name = "transformer" if hasattr(model, "transformer") else "decoder"
+    setattr(model, name, wrapper(getattr(model, name)))
     return model
 
 
-WRAPPERS = [wrapped, hooked, dispatched]
+def on_layers(model, wrapper=torchs.checkpoint_wrapper):
+    torchs.apply_activation_checkpointing(
+        model, wrapper, lambda module: type(module).__name__ in LAYERS
+    )
+    return model
+
+
+def on_head(model):
+    model.lm_head = torchs.checkpoint_wrapper(model.lm_head)
+    return model
+
+
+def reentrant(model):
+    impl = torchs.CheckpointImpl.REENTRANT
+    wrapper = functools.partial(torchs.checkpoint_wrapper, checkpoint_impl=impl)
+    return on_layers(model, wrapper)
+
+
+def hooked_decoder(model):
+    hooks = pytest.importorskip("accelerate.hooks")
+    decoder = model.transformer if hasattr(model, "transformer") else model.decoder
+    hooks.add_hook_to_module(decoder, hooks.ModelHook())
+    return model
+
+
+def moved(model):
+    accelerate = pytest.importorskip("accelerate")
+    return accelerate.cpu_offload_with_hook(model, execution_device="cpu")[0]
+
+
+def as_transformers_does(model):
+    model.gradient_checkpointing_enable()
+    return model
+
+
+WRAPPERS = [wrapped, wrapped_twice, hooked, dispatched, moved, on_decoder, on_layers, reentrant]
+WRAPPERS += [as_transformers_does, hooked_decoder]
 
 
 @each_way
 @pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_a_forward_that_is_set_is_called_with_the_objective_around_it(name, from_hidden, wrapper):
+def test_a_model_that_is_wrapped_trains(name, from_hidden, wrapper):
     assert_trains(name, use_smile(wrapper(made(name).model), from_hidden=from_hidden))
-    assert_trains(name, wrapper(use_smile(made(name).model, from_hidden=from_hidden)))
-
-
-@each_way
-def test_forwards_that_are_set_are_called_one_above_the_other(name, from_hidden):
-    model = use_smile(wrapped(made(name).model, "first"), from_hidden=from_hidden)
-    wrapped(wrapped(model, "second"), "third")
-    assert_trains(name, model)
-    assert model.called == ["third", "second", "first"]
-    assert_trains(name, use_smile(model, from_hidden=not from_hidden))
-    undo(model).called.clear()
-    loss = model(**made(name).batch).loss
-    torch.testing.assert_close(loss, made(name).model(**made(name).batch).loss)
-    assert model.called == ["third", "second", "first"]
-    model.called.clear()
-    assert_trains(name, use_smile(wrapped(model, "fourth"), from_hidden=from_hidden))
-    assert model.called == ["fourth", "third", "second", "first"]
-
-
-@needs_llama
-@from_logits_and_hidden
-def test_the_fused_head_of_trl(from_hidden):
-    """Unused it changes nothing; set later and used, it is refused."""
-    assert_trains(LLAMA, with_head_of_trl(use_smile(made(LLAMA).model, from_hidden=from_hidden)))
-    model = use_smile(with_head_of_trl(made(LLAMA).model), from_hidden=from_hidden)
-    assert_trains(LLAMA, model)
-    model = with_head_of_trl(use_smile(made(LLAMA).model, from_hidden=from_hidden))
-    with pytest.raises(ValueError, match=r"LlamaModel was run outside.*SmileLossMixin"):
-        model(**made(LLAMA).batch, fused_lm_head=True)
+    model = wrapper(use_smile(made(name).model, from_hidden=from_hidden))
+    for _ in range(2):
+        assert_trains(name, model)
 
 
 @needs_llama
@@ -104,8 +129,7 @@ def test_ligers_patch_of_instance_and_class(from_hidden, monkeypatch):
     assert_trains(LLAMA, use_smile(model, from_hidden=from_hidden))
     model = use_smile(made(LLAMA).model, from_hidden=from_hidden)
     liger.apply_liger_kernel_to_llama(model=model, **rest)
-    line = r"LlamaModel was run outside.*fused_linear_cross_entropy"
-    with pytest.raises(ValueError, match=line):
+    with one_line("LlamaModel was run outside.*fused_linear_cross_entropy"):
         model(**made(LLAMA).batch)
     cls = transformers.LlamaForCausalLM
     monkeypatch.setattr(cls, "forward", cls.forward)
@@ -205,7 +229,7 @@ def test_the_copy_of_a_head_that_peft_trains(before, from_hidden):
             copied.mul_(2)
         with trained.disable_adapter():
             torch.testing.assert_close(trained(**batch).loss.detach(), expected)
-        with pytest.raises(ValueError, match="was run outside"):
+        with one_line("was run outside"):
             head(head.weight[:1])
         undo(trained)
         hooks = (hook for part in trained.modules() for hook in part._forward_pre_hooks.values())
@@ -213,22 +237,10 @@ def test_the_copy_of_a_head_that_peft_trains(before, from_hidden):
 
 
 @from_logits_and_hidden
-def test_a_replica_of_data_parallel_trains(from_hidden):
-    """nn.DataParallel makes one for each GPU."""
-    model = use_smile(made(GPT2).model, from_hidden=from_hidden)
-    replica = model._replicate_for_data_parallel()
-    replica._modules = dict(model._modules)
-    del model._modules["transformer"]  # so that it cannot be the first one that runs
-    loss = replica(**made(GPT2).batch).loss
-    torch.testing.assert_close(loss.detach(), definition(GPT2)[0])
-
-
-@from_logits_and_hidden
-def test_two_threads_train_one_model_at_once(from_hidden):
-    """Each is in the model while the other is, and has its own batch's loss."""
-    batch, found = made(GPT2).batch, {}
+def test_replicas_of_data_parallel_train_in_threads(from_hidden):
+    """As nn.DataParallel makes them, one for each GPU; each has its own batch's loss."""
+    model, batch, found = use_smile(made(GPT2).model, from_hidden=from_hidden), made(GPT2).batch, {}
     batches = {"all": batch, "two rows": {key: value[:2] for key, value in batch.items()}}
-    model = use_smile(made(GPT2).model, from_hidden=from_hidden)
     one_there, both_there = threading.Event(), threading.Barrier(2, timeout=60)
 
     def wait(*_):
@@ -238,7 +250,9 @@ def test_two_threads_train_one_model_at_once(from_hidden):
     model.transformer.h[0].register_forward_pre_hook(wait)
 
     def train(name):
-        found[name] = model(**batches[name]).loss.detach()
+        replica = model._replicate_for_data_parallel()
+        replica._modules = dict(model._modules)
+        found[name] = replica(**batches[name]).loss.detach()
 
     threads = [threading.Thread(target=train, args=(name,)) for name in batches]
     for thread in threads:
@@ -246,6 +260,51 @@ def test_two_threads_train_one_model_at_once(from_hidden):
         assert one_there.wait(60)
     for thread in threads:
         thread.join()
-    alone = use_smile(made(GPT2).model)
     for name, rows in batches.items():
-        torch.testing.assert_close(found[name], alone(**rows).loss.detach())
+        alone = use_smile(made(GPT2).model)(**rows).loss.detach()
+        torch.testing.assert_close(found[name], alone)
+
+
+def test_a_head_that_is_run_again():
+    assert_trains(GPT2, on_head(use_smile(made(GPT2).model)))
+    assert_trains(GPT2, use_smile(on_head(made(GPT2).model)))
+    with pytest.warns(UserWarning, match="is trained from logits"):
+        assert_trains(GPT2, use_smile(on_head(made(GPT2).model), from_hidden=True))
+
+
+def test_backward_in_a_thread_of_its_own():
+    """As of a GPU, for which autograd has one."""
+    model = on_decoder(use_smile(made(GPT2).model))
+    loss = model(**made(GPT2).batch).loss
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(loss.backward).result()
+    torch.testing.assert_close(gradients(model), definition(GPT2)[1])
+
+
+@from_logits_and_hidden
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_whole_step_that_is_run_again(from_hidden, reentrant):
+    model = use_smile(made(GPT2).model, from_hidden=from_hidden)
+    batch = dict(made(GPT2).batch)
+    words = model.transformer.wte(batch.pop("input_ids"))
+    loss = checkpoint(
+        lambda words: model(inputs_embeds=words, **batch).loss, words, use_reentrant=reentrant
+    )
+    loss.backward()
+    expected, expected_gradients = definition(GPT2)
+    torch.testing.assert_close(loss.detach(), expected)
+    torch.testing.assert_close(gradients(model), expected_gradients)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_step_past_the_objective_that_is_run_again_is_refused(reentrant):
+    """The first run of a reentrant one has no gradient, and is not refused."""
+    model = use_smile(made(GPT2).model)
+    model(**made(GPT2).batch).loss.backward()  # which allows what is run again in it alone
+    own = type(model)._without_smile.forward
+    words = model.transformer.wte(made(GPT2).batch["input_ids"])
+    with one_line("GPT2Model was run outside of its model's forward"):
+        logits = checkpoint(
+            lambda words: own(model, inputs_embeds=words).logits, words, use_reentrant=reentrant
+        )
+        logits.square().mean().backward()

@@ -1,14 +1,12 @@
 """What tests of trainers share: the trainers, tiny models, captions, and a step's definition."""
 
-import copy
-
 import pytest
 import torch
 import transformers
 
 from smile import Objective
 from smile.hf import SmileLossMixin
-from tests.smile.hf_steps import gradients
+from tests.smile.hf_steps import each_alone, gradients, one_line
 
 pytest.importorskip("accelerate", reason="Trainer needs accelerate, in the tests from Python 3.10")
 trl = pytest.importorskip("trl", reason="TRL is in the tests from Python 3.11")
@@ -78,23 +76,6 @@ def rows(prompt="user : a cat"):
     return made
 
 
-def definition(model, rows, objective):
-    """The loss and every gradient of a step on the rows: each alone, unpadded, from its logits."""
-    model = copy.deepcopy(model).train()
-    total, tokens = 0.0, 0
-    for row in rows:
-        row = {key: torch.tensor([value]) for key, value in row.items()}
-        labels = row.pop("labels")
-        if model.config.is_encoder_decoder:
-            row["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels)
-            result = objective(model(**row).logits, labels)
-        else:
-            result = objective(model(**row).logits[:, :-1], labels[:, 1:])
-        total, tokens = total + result.loss * result.tokens, tokens + result.tokens
-    (total / tokens).backward()
-    return (total / tokens).item(), gradients(model)
-
-
 MIXTURE = Objective({"mle": 0.3, "smile": 0.7}, label_smoothing=0.1)
 
 
@@ -110,7 +91,7 @@ def mixtral():
 def with_routers(rows, coefficient):
     """Loss, routers' part of it, and gradients, of a step in which each row is a batch."""
     model = mixtral().train()
-    loss, expected = definition(model, rows, MIXTURE)
+    loss, expected = each_alone(model, rows, MIXTURE)
     words = [torch.tensor([row["input_ids"]]) for row in rows]
     losses = [model(input_ids=x, attention_mask=torch.ones_like(x)).aux_loss for x in words]
     auxiliary = sum(losses) / len(rows)
@@ -217,3 +198,8 @@ def check(trainer, expected):
     (entry,) = logs(trainer)
     assert entry["loss"] == pytest.approx(loss, rel=1e-6)  # it is added up in float32
     torch.testing.assert_close(found(trainer), gradients)
+
+
+def refused_in_training(trainer, line):
+    with one_line(line):
+        trainer.train()

@@ -33,6 +33,12 @@ def config(vlm_folder, tmp_path):
     return load_config(path)
 
 
+def checkpoint_of(captioner, config, folder):
+    content = {"model": captioner.state_dict(), "config": config.model_dump()}
+    torch.save({**content, **captioner.saved_beside_weights()}, folder / "checkpoint_best.pth")
+    return folder / "checkpoint_best.pth"
+
+
 @pytest.fixture
 def trained(config, vlm_photos, tmp_path):
     """Return a captioner after a step, its image, and the file of its checkpoint."""
@@ -44,10 +50,7 @@ def trained(config, vlm_photos, tmp_path):
         captioner.train()(image, CAPTIONS).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    content = {"model": captioner.state_dict(), "config": config.model_dump()}
-    path = tmp_path / "checkpoint_best.pth"
-    torch.save({**content, **captioner.saved_beside_weights()}, path)
-    return captioner.eval(), image, path
+    return captioner.eval(), image, checkpoint_of(captioner, config, tmp_path)
 
 
 @torch.no_grad()
@@ -99,68 +102,31 @@ def test_the_merged_model_is_a_model_of_transformers(trained, tmp_path, capsys):
     expected = logits_of(captioner.model, batch)
     torch.testing.assert_close(logits_of(merged, batch), expected, rtol=1e-4, atol=1e-5)
     assert not any("lora" in name for name, _ in merged.named_parameters())
-    assert export.main([str(path), folder]) == 2
-    assert (
-        f"error: {folder} exists and is not an empty folder: name a new folder"
-        in capsys.readouterr().err
-    )
-
-
-def test_a_folder_is_gathered_first(tmp_path, capsys):
-    assert export.main([str(tmp_path), str(tmp_path / "merged")]) == 2
-    assert capsys.readouterr().err == (
-        f"error: {tmp_path} is a folder; a sharded checkpoint must be gathered into a file first: "
-        f"python -m captioning.gather {tmp_path} whole.pth\n"
-    )
-
-
-class TestFourBits:
-    """QLoRA: the weights that stay are in four bits. bitsandbytes computes on a CPU, too."""
-
-    @pytest.fixture
-    def four_bit(self, config):
-        pytest.importorskip("bitsandbytes", reason="bitsandbytes is an option")
-        changed = Lora(**{**LORA, "load_in_4bit": True})
-        return config.model_copy(update={"lora": changed})
-
-    def test_it_learns_and_is_the_model_of_the_dequantised_weights(self, four_bit, vlm_photos):
-        import bitsandbytes
-
-        captioner, _ = captioner_from(four_bit, None)
-        image = ImageBatch([captioner.prompt_processor(photo) for photo in vlm_photos])
-        batch, _ = captioner.rows(image, CAPTIONS)
-        found = logits_of(captioner.model, batch)
-        captioner.train()(image, CAPTIONS).loss.backward()
-        learns = {name for name, p in captioner.named_parameters() if p.grad is not None}
-        assert learns and all("lora_" in name for name in learns)
-        # Without the adapter, which has learned nothing yet.
-        plain, layers = captioner.model, 0
-        dequantised = bitsandbytes.functional.dequantize_4bit
-        for module in list(plain.modules()):
-            for name, layer in module.named_children():
-                layer = getattr(layer, "base_layer", layer)
-                if isinstance(layer, bitsandbytes.nn.Linear4bit):
-                    weight = dequantised(layer.weight.data, layer.weight.quant_state)
-                    made = torch.nn.Linear(*reversed(weight.shape), bias=layer.bias is not None)
-                    made.load_state_dict({**dict(layer.named_parameters()), "weight": weight})
-                    setattr(module, name, made)
-                    layers += 1
-        assert layers > 10
-        torch.testing.assert_close(logits_of(plain, batch), found, rtol=1e-4, atol=1e-5)
-
-    def test_its_checkpoint_is_an_adapter_that_is_merged_into_whole_weights(
-        self, four_bit, tmp_path, vlm_folder
+    capsys.readouterr()
+    gather = f"{tmp_path} is a folder; a sharded checkpoint must be gathered into a file first: "
+    for source, target, line in (
+        (path, folder, f"{folder} exists and is not an empty folder: name a new folder"),
+        (tmp_path, f"{folder}2", gather + f"python -m captioning.gather {tmp_path} whole.pth"),
     ):
-        captioner, _ = captioner_from(four_bit, None)
-        content = {"model": captioner.state_dict(), "config": four_bit.model_dump()}
-        path = tmp_path / "checkpoint_best.pth"
-        torch.save({**content, **captioner.saved_beside_weights()}, path)
-        _, told = captioner_from(four_bit, str(path))
-        assert told.endswith("every key matched")
-        assert export.main([str(path), str(tmp_path / "merged")]) == 0
-        merged = load_model(str(tmp_path / "merged"), weights=True).state_dict()
-        expected = load_model(vlm_folder(NAME)[0], weights=True).state_dict()
-        torch.testing.assert_close(merged, expected)  # it has learned nothing
+        assert export.main([str(source), target]) == 2
+        assert capsys.readouterr().err.startswith(f"error: {line}")
+
+
+def test_four_bits(config, vlm_photos, vlm_folder, tmp_path):
+    """QLoRA learns the adapter alone, which is merged into whole weights."""
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is an option")
+    config = config.model_copy(update={"lora": Lora(**{**LORA, "load_in_4bit": True})})
+    captioner, _ = captioner_from(config, None)
+    image = ImageBatch([captioner.prompt_processor(photo) for photo in vlm_photos])
+    captioner.train()(image, CAPTIONS).loss.backward()
+    learns = {name for name, p in captioner.named_parameters() if p.grad is not None}
+    assert learns and all("lora_" in name for name in learns)
+    path = checkpoint_of(captioner, config, tmp_path)
+    assert captioner_from(config, str(path))[1].endswith("every key matched")
+    assert export.main([str(path), str(tmp_path / "merged")]) == 0
+    merged = load_model(str(tmp_path / "merged"), weights=True).state_dict()
+    expected = load_model(vlm_folder(NAME)[0], weights=True).state_dict()
+    torch.testing.assert_close(merged, expected)  # it has learned nothing
 
 
 def test_four_bits_without_their_library(config, monkeypatch):

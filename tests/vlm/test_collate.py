@@ -1,10 +1,12 @@
-"""What a model reads, and which tokens are scored, beside what its processor makes itself."""
+"""What a model reads, and which tokens are scored; a photo of several captions is read once."""
 
 import pytest
 import torch
 
 pytest.importorskip("transformers", minversion="5.0", reason="model vlm needs transformers 5.0")
 
+from smile import Objective
+from tests.smile.hf_models import knows_float64
 from tests.vlm import folders
 from vlm.collate import collate
 from vlm.image_batch import ImageBatch
@@ -97,14 +99,70 @@ def test_the_caption_and_the_end_are_scored_and_nothing_else(name, make_vlm, vlm
         assert not before or before == [*captioner.decoder_prefix] or captioner.decoder_prefix == []
 
 
-def test_florences_decoder_begins_as_its_tokenizer_begins_a_text(make_vlm):
-    captioner = make_vlm("Florence2ForConditionalGeneration")
-    assert captioner.decoder_prefix == [folders.END, folders.START]
-
-
 def test_a_long_caption_is_cut_and_ended(make_vlm, vlm_photos):
     captioner = make_vlm("GitForCausalLM", max_tokens=3)
     image = ImageBatch([captioner.prompt_processor(vlm_photos[0])])
     _, labels = captioner.rows(image, [["a red disc on sand"]])
     words = captioner.tokenizer.tokenizer.convert_ids_to_tokens(labels[0, 1:].tolist())
     assert words == ["a", "red", "<end>"]
+
+
+THREE_EACH = [
+    ["a red disc", "snow", "two large blue block"],
+    ["a ring on sand", "grass", "a star"],
+    ["night", "small green ring left of the star", "a disc"],
+]
+
+
+def loss_and_gradients(captioner, loss):
+    captioner.zero_grad()
+    loss.backward()
+    return {k: p.grad.clone() for k, p in captioner.named_parameters() if p.grad is not None}
+
+
+def pixels_of(image):
+    return sum(item["pixel_values"].numel() for item in image.items)
+
+
+@pytest.mark.parametrize("name", folders.PROCESSORS)
+def test_once_is_as_good_as_once_a_caption(name, make_vlm, vlm_photos):
+    captioner = make_vlm(name, Objective({"mle": 0.3, "smile": 0.7})).double()
+    knows_float64(captioner.model)
+    image = ImageBatch([captioner.prompt_processor(photo) for photo in vlm_photos])
+    for item in image.items:
+        item.update({k: v.double() for k, v in item.items() if v.is_floating_point()})
+    seen = []
+    convolutions = (torch.nn.Conv2d, torch.nn.Conv3d)  # the first one reads pixels
+    reads = next(part for part in captioner.modules() if isinstance(part, convolutions))
+    reads.register_forward_pre_hook(lambda module, arguments: seen.append(arguments[0]))
+    output = captioner(image, THREE_EACH)
+    found = loss_and_gradients(captioner, output.loss)
+    (pixels,) = seen
+    assert pixels.numel() == pixels_of(image)
+    batch, labels = captioner.rows(image, THREE_EACH)
+    loss = captioner.model(**batch, labels=labels).loss
+    assert seen[1].numel() == 3 * pixels_of(image)
+    torch.testing.assert_close(output.loss, loss)
+    # Some make a part of it in float32.
+    torch.testing.assert_close(found, loss_and_gradients(captioner, loss), rtol=1e-4, atol=1e-7)
+    with torch.no_grad():
+        logits, _ = captioner.predictions(image, THREE_EACH)
+    assert len(logits) == 9 and seen[2].numel() == pixels_of(image)
+
+
+def test_features_that_are_more_than_those_among_the_words_are_not_repeated(make_vlm, vlm_photos):
+    captioner = make_vlm("Idefics3ForConditionalGeneration")
+    image = ImageBatch([captioner.prompt_processor(photo) for photo in vlm_photos])
+    expected = captioner(image, THREE_EACH).loss
+    base, calls = captioner.model.model, []
+
+    def with_more(*arguments, **named):
+        calls.append(named)
+        output = type(base).get_image_features(base, *arguments, **named)
+        output["of_each_layer"] = output.last_hidden_state
+        return output
+
+    base.get_image_features = with_more
+    for _ in range(2):
+        torch.testing.assert_close(captioner(image, THREE_EACH).loss, expected)
+    assert [len(call.get("pixel_values", ())) for call in calls] == [3, 0, 0]  # by name, of B

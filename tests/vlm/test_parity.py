@@ -1,4 +1,4 @@
-"""Loss, gradients and captions beside the library's own of the same weights and photos."""
+"""Loss, gradients and captions beside the library's own, also with a prompt for each photo."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("transformers", minversion="5.0", reason="model vlm needs transformers 5.0")
 
-from decoding import DecodingSettings
+from decoding import DecodingSettings, SettingsError
 from smile import Objective
 from smile.hf import undo
 from smile.hf.families import align_labels
@@ -16,7 +16,7 @@ from tests.vlm import folders
 from tests.vlm.test_collate import CAPTIONS, CHATS, library_batch
 from vlm.image_batch import ImageBatch
 from vlm.library import load_model, load_parts
-from vlm.prompt import GUIDED_FAMILIES
+from vlm.prompt import GUIDED_FAMILIES, NO_TEXT_FAMILY, PromptProcessor
 
 NAMES = list(folders.PROCESSORS)
 KINDS = {kind.replace("_", "") for kind in GUIDED_FAMILIES}
@@ -137,17 +137,6 @@ def test_a_scale_of_1_is_plain_whatever_the_model_comes_with(make_vlm, vlm_photo
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_photo_among_others_has_the_caption_that_it_has_alone(name, make_vlm, vlm_photos):
-    captioner = make_vlm(name)
-    image = image_of(captioner, vlm_photos)
-    together = captioner.generate_details(image, BEAMS)
-    for n in range(len(image)):
-        alone = captioner.generate_details(image[n : n + 1], BEAMS)
-        assert together.captions[n] == alone.captions[0]
-        torch.testing.assert_close(together.scores[n], alone.scores[0], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_teacher_forced_scores_are_those_of_generation(name, make_vlm, vlm_photos):
     captioner = make_vlm(name)
     image = image_of(captioner, vlm_photos)[1:2]
@@ -176,9 +165,51 @@ def test_the_attention_map_is_the_cross_attention_to_the_image(name, make_vlm, v
     expected = weights[-4:, 1:5]  # two by two patches, after one place of all of them
     torch.testing.assert_close(attention_map, expected / expected.sum(1, keepdim=True))
     assert implementation != "eager"
+    chat = make_vlm(CHATS[0])
+    assert chat.score_tokens(image_of(chat, vlm_photos[:1]), ids)[1] is None
 
 
-def test_a_decoder_without_cross_attention_has_no_attention_map(make_vlm, vlm_photos):
-    captioner = make_vlm(CHATS[0])
-    ids = torch.tensor(captioner.tokenizer.ids("a red disc", 20))
-    assert captioner.score_tokens(image_of(captioner, vlm_photos[:1]), ids)[1] is None
+PROMPTS = ["describe two small disc on snow", None, "image of the night"]
+FIXED = ("VisionEncoderDecoder", "Florence2")  # no text, or a task instead of a prompt
+ASKED = [name for name in NAMES if not name.startswith(FIXED)]
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_captions_and_loss_are_those_of_each_prompt_alone(name, make_vlm, vlm_photos):
+    captioner = make_vlm(name)
+    sharpened(captioner.model)
+    processor = captioner.prompt_processor
+    image = ImageBatch([processor(photo, text) for photo, text in zip(vlm_photos, PROMPTS)])
+    together = captioner.generate_details(image, BEAMS)
+    output, total = captioner(image, CAPTIONS), 0.0
+    for n, text in enumerate(PROMPTS):
+        own = processor if text is None else PromptProcessor(processor.parts, text)
+        one = ImageBatch([own(vlm_photos[n])])
+        alone = captioner.generate_details(one, BEAMS)
+        assert together.captions[n] == alone.captions[0]
+        torch.testing.assert_close(together.scores[n], alone.scores[0], rtol=1e-4, atol=1e-5)
+        part = captioner(one, CAPTIONS[n : n + 1])
+        total = total + part.loss * part.tokens
+    torch.testing.assert_close(output.loss, total / output.tokens, rtol=1e-4, atol=1e-5)
+
+
+def test_prompts_that_cannot_be_used_are_one_line(make_vlm, vlm_photos):
+    photo = vlm_photos[0]
+    git = make_vlm("GitForCausalLM").prompt_processor
+    room = git.parts.config.max_position_embeddings
+    short = PromptProcessor(
+        git.parts, git.prompt, need=room - git(photo, "describe")["input_ids"].size(1)
+    )
+    short(photo, "describe")
+    with pytest.raises(ValueError, match=f"has {room}: shorten the prompt 'describe two"):
+        short(photo, PROMPTS[0] + " left right above below")
+    name = next(name for name in NAMES if name.partition("For")[0].lower() in GUIDED_FAMILIES)
+    captioner = make_vlm(name)
+    with pytest.raises(SettingsError, match="needs one prompt for all images of a batch"):
+        items = [captioner.prompt_processor(photo, text) for text in PROMPTS]
+        settings = replace(BEAMS, num_beams=1, num_return=1, guidance_scale=2.0)
+        captioner.generate_details(ImageBatch(items), settings)
+    fixed = make_vlm("VisionEncoderDecoderModel").prompt_processor
+    assert fixed.family == NO_TEXT_FAMILY
+    with pytest.raises(ValueError, match="has no text input"):
+        fixed(photo, "describe")

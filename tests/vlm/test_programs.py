@@ -1,9 +1,5 @@
 """A vision-language model in every program; a resumed run equals one that was not stopped."""
 
-import json
-import tarfile
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -39,11 +35,8 @@ def results(scenes, tmp_path_factory, repository):
     train = ["--config", str(config)]
     here, there = ["--output_dir", str(run)], ["--output_dir", str(whole)]
     best, out = str(run / "checkpoint_best.pth"), str(folder / "captions.jsonl")
-    photos, tar, sweep = str(scenes / "images"), folder / "photos.tar", folder / "sweep"
+    photos, sweep = str(scenes / "images"), folder / "sweep"
     few = ["max_epoch=1", "num_beams=1"]
-    with tarfile.open(tar, "w") as written:
-        for photo in sorted((scenes / "images").iterdir())[:2]:
-            written.add(photo, photo.name)
     programs = [
         ("captioning.train", [*train, *here, "max_epoch=1", "checkpoint_every=2"], 0),
         ("captioning.train", [*train, *here, "max_epoch=2", "checkpoint_every=2"], 0),
@@ -51,7 +44,6 @@ def results(scenes, tmp_path_factory, repository):
         ("captioning.train", [*train, *here, "max_epoch=2", "--evaluate", "--eval_split=test"], 0),
         ("captioning.train", [*train, *there, "max_epoch=2"], 0),
         ("captioning.caption", [str(run), photos, "--out", out, "--batch_size", "3"], 0),
-        ("captioning.caption", [str(run), str(tar), "--out", str(folder / "tar.jsonl")], 0),
         (
             "captioning.sweep.__main__",
             [str(config), "--mle=1", "--output_dir", str(sweep), *few],
@@ -83,15 +75,6 @@ def test_it_captions_the_same_everywhere(results):
     caption, words, label, _ = captioned_everywhere(folder)
     assert " ".join(word for word in words if word != "(end)").split() == caption.split()
     assert label == "model, MLE+SMILE 0.5:0.5"
-
-
-def test_photos_in_a_tar_have_the_captions_that_they_have_in_a_folder(results):
-    folder, _, _ = results
-    of_tar, of_folder = (
-        {Path(line["image"]).name: line["caption"] for line in map(json.loads, path.open())}
-        for path in (folder / "tar.jsonl", folder / "captions.jsonl")
-    )
-    assert len(of_tar) == 2 and of_tar.items() <= of_folder.items()
 
 
 def test_it_is_swept_scored_and_reported(results):

@@ -1,6 +1,5 @@
 """A vision-language model divided over two processes, with and without LoRA, beside one process."""
 
-import os
 import resource
 import signal
 
@@ -15,13 +14,11 @@ pytest.importorskip("peft", reason="peft is in the tests from Python 3.10")
 
 from captioning.files.manifest import verify
 from captioning.models import checkpoints
-from captioning.training.fine_tuning import FineTuning
 from captioning.training.run_state import RunState
 from tests.captioning.training import test_sharding
 from tests.captioning.training.test_sharding import assert_close, each_step, weights
-from tests.e2e.test_stopped_runs import stop_at
 from tests.smile import tiny_vlm
-from tests.soak.runs import Run, be_quick, kept_runs, last_step, write_config
+from tests.soak.runs import Run, be_quick, kept_runs, write_config
 
 pytestmark = test_sharding.pytestmark
 KEYS = """
@@ -80,23 +77,6 @@ def test_two_captions_of_a_photo_in_bf16(finished):
     assert all(w.dtype == torch.float32 for w in weights(divided).values())
 
 
-def kill_at(step):
-    """A hook: rank 1 is killed in the midst of a step, counted from 1."""
-
-    def hook(rank):
-        be_quick(rank)
-        original = FineTuning._optimiser_step
-
-        def with_signal(self, batches, done):
-            if rank == 1 and done + 1 == step:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return original(self, batches, done)
-
-        FineTuning._optimiser_step = with_signal
-
-    return hook
-
-
 def with_a_full_disk(rank):
     """A hook: at the end of the epoch no file of rank 1's may be larger than 20 kB."""
     be_quick(rank)
@@ -111,9 +91,7 @@ def with_a_full_disk(rank):
     RunState.save_epoch = save
 
 
-def test_one_rank_cannot_write_and_one_is_killed_and_the_run_ends_as_if_not(
-    finished, config, tmp_path
-):
+def test_one_rank_cannot_write_and_the_run_ends_as_if_it_could(finished, config, tmp_path):
     folder, settings = tmp_path / "run", (*DIVIDED, "vit_grad_ckpt=true")
     run = Run(config, folder, *settings, processes=2, hook=with_a_full_disk)
     assert run.wait() == [2, 2]
@@ -121,9 +99,6 @@ def test_one_rank_cannot_write_and_one_is_killed_and_the_run_ends_as_if_not(
     assert first == f"error: cannot write {folder}/checkpoint_00.pth: File too large"
     assert second == f"[rank 1] {first}"
     assert [path.name for path in checkpoints.saved(folder)] == ["checkpoint_00_step00000002.pth"]
-    run = Run(config, folder, *settings, processes=2, hook=kill_at(4))
-    assert run.wait()[1] == -signal.SIGKILL
-    assert last_step(folder) == 3
     run = Run(config, folder, *settings, processes=2)
     assert run.wait() == [0, 0], run.said()
     assert f"resuming from {folder}/checkpoint_00_step00000002.pth" in run.said()
@@ -133,12 +108,3 @@ def test_one_rank_cannot_write_and_one_is_killed_and_the_run_ends_as_if_not(
         assert each_step(folder, name) == each_step(whole, name)
     one, two = weights(folder), weights(whole)
     assert one.keys() == two.keys() and all(one[name].equal(two[name]) for name in one)
-
-
-def test_it_goes_on_in_one_process_with_checkpoints_of_one_file(finished, config, tmp_path):
-    run = Run(config, tmp_path / "run", *DIVIDED, LORA, processes=2, hook=stop_at(2))
-    assert run.wait() == [0, 0] and last_step(tmp_path / "run") == 2
-    run = Run(config, tmp_path / "run", *ONE, LORA)
-    assert run.wait() == [0], run.said()
-    assert_close(tmp_path / "run", finished(*ONE, LORA))
-    assert (tmp_path / "run" / checkpoints.BEST).is_file()

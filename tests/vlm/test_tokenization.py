@@ -82,14 +82,21 @@ def test_pieces_are_joined_to_words(tokenizer):
     assert words.decode(ids) == "rings a red"
 
 
-def test_what_ends_a_turn():
+@pytest.mark.parametrize(
+    ("turn", "of_model", "end"),
+    [
+        ("<end>\n", [7], [1, 7]),  # the template's
+        ("s", [7, 1], [1, 7]),  # the tokenizer's
+        ("", [7], [7]),  # the model's, as BLIP-2's
+    ],
+)
+def test_the_end_of_a_turn(turn, of_model, end):
+    words = CaptionTokenizer(byte_level(), Turn("", "", turn), of_model)
+    assert words.end == end[0] and words.end_tokens == end
+
+
+def test_no_end_is_refused():
     tokenizer = byte_level()
-    assert CaptionTokenizer(tokenizer, Turn("", "", "<end>\n"), [7]).end_tokens == [
-        1,
-        7,
-    ]  # the template's
-    assert CaptionTokenizer(tokenizer, Turn("", "", "s"), [7, 1]).end == 1  # the tokenizer's
-    assert CaptionTokenizer(tokenizer, Turn("", "", ""), [7]).end == 7  # the model's, as BLIP-2's
     tokenizer.eos_token = None
     with pytest.raises(ValueError, match="no end token"):
         CaptionTokenizer(tokenizer, Turn("", "", ""), [])
