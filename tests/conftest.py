@@ -99,6 +99,19 @@ a picture of the man woman dog cat red blue small large on in and with ball box 
 SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
+TINY = {
+    "vit": {"embed_dim": 32, "depth": 2, "num_heads": 4},
+    "image_size": 48,
+    "med_config": {
+        "hidden_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+        "max_position_embeddings": 64,
+    },
+}
+
+
 @pytest.fixture(scope="session")
 def vocabulary(tmp_path_factory):
     """Return the path of a BERT vocabulary of a few words."""
@@ -113,19 +126,8 @@ def make_captioner(vocabulary):
     from BLIP import build_captioner
 
     def make(**settings):
-        tiny = {
-            "tokenizer": str(vocabulary),
-            "vit": {"embed_dim": 32, "depth": 2, "num_heads": 4},
-            "image_size": 48,
-            "med_config": {
-                "hidden_size": 24,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 4,
-                "intermediate_size": 48,
-                "max_position_embeddings": 64,
-                "initializer_range": 0.3,
-            },
-        }
+        med_config = {**TINY["med_config"], "initializer_range": 0.3}
+        tiny = {**TINY, "tokenizer": str(vocabulary), "med_config": med_config}
         return build_captioner(**{**tiny, **settings}).eval()
 
     return make
@@ -139,15 +141,8 @@ def itm_checkpoint(vocabulary, tmp_path_factory):
     from BLIP.tokenizer import CaptionTokenizer
     from BLIP.vit import ImageEncoder
 
-    vit = {"embed_dim": 32, "depth": 2, "num_heads": 4}
-    med_config = {
-        "hidden_size": 24,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 48,
-        "max_position_embeddings": 40,
-    }
-    encoder, words = ImageEncoder(vit, 48), CaptionTokenizer(str(vocabulary))
+    med_config = {**TINY["med_config"], "max_position_embeddings": 40}
+    encoder, words = ImageEncoder(TINY["vit"], 48), CaptionTokenizer(str(vocabulary))
     model = BlipItm(encoder, read_med_config(med_config), words, width=16)
     random = torch.Generator().manual_seed(3)
     for name, weight in model.named_parameters():
@@ -162,7 +157,7 @@ def itm_checkpoint(vocabulary, tmp_path_factory):
     state.update(image_queue=torch.randn(16, 8), ptr_queue=torch.zeros(1), temp=torch.tensor(0.07))
     folder = tmp_path_factory.mktemp("itm")
     (folder / "vocab.txt").write_bytes(vocabulary.read_bytes())
-    config = {"vit": vit, "med_config": med_config, "image_size": 48}
+    config = {**TINY, "med_config": med_config}
     torch.save({"model": state, "config": config}, folder / "retrieval.pth")
     return folder / "retrieval.pth"
 

@@ -108,10 +108,8 @@ class Stage:
         )
         if done.returncode != 0:
             raise Wrong(done.stderr.strip() or f"bash ended with {done.returncode}")
-        calls = (
-            self.record.read_bytes().decode().split("\0\0\0")[:-1] if self.record.exists() else []
-        )
-        return [self._command(call) for call in calls]
+        recorded = self.record.read_text() if self.record.exists() else ""
+        return [self._command(call) for call in recorded.split("\0\0\0")[:-1]]
 
     def _command(self, call):
         words, _, variables = call.partition("\0\0")
@@ -135,11 +133,8 @@ class Stage:
             if not re.search(rf"\$\{{{name}\b|environ\.get\(.{name}\b", scripts):
                 raise Wrong(f"no script reads the variable {name}")
         for word in words:
-            named = re.fullmatch(
-                r"(?:\./)?((?:configs|scripts|docs|tests|benchmarks)/[\w./-]+)", word
-            )
-            if named and not (self.repository / named[1]).exists():
-                raise Wrong(f"{named[1]} does not exist")
+            if OURS.fullmatch(word) and not (self.repository / word).exists():
+                raise Wrong(f"{word} does not exist")
         if program == "torchrun":
             _check_launched(words)
         elif program == "python" and words[:1] == ["-m"]:
@@ -148,16 +143,15 @@ class Stage:
 
 def check_module(name, words):
     """Raises Wrong for a module that does not exist or that does not take the arguments."""
-    if name.split(".")[0] not in OWN:
-        if importlib.util.find_spec(name.split(".")[0]) is None and name not in FOREIGN:
-            raise Wrong(f"no module {name}")
-        return
+    own = name.split(".")[0] in OWN
     try:
-        found = importlib.util.find_spec(name)
+        found = importlib.util.find_spec(name if own else name.split(".")[0])
     except ModuleNotFoundError:
         found = None
-    if found is None:
+    if found is None and name not in FOREIGN:
         raise Wrong(f"no module {name}")
+    if not own:
+        return
     if name == "captioning.launch":
         _check_launched(words)
     else:
@@ -195,7 +189,9 @@ def arguments_of(module, words):
         for name, method in before.items():
             setattr(argparse.ArgumentParser, name, stop_after(method))
         sys.argv = [module, *words]
-        with contextlib.redirect_stderr(said), contextlib.suppress(_Parsed), _quietly():
+        quietly = warnings.catch_warnings()  # runpy warns of what has been imported before
+        with contextlib.redirect_stderr(said), contextlib.suppress(_Parsed), quietly:
+            warnings.simplefilter("ignore", RuntimeWarning)
             runpy.run_module(module, run_name="__main__")
     except SystemExit:
         lines = said.getvalue().strip().splitlines() or ["it ended before it read its arguments"]
@@ -207,14 +203,6 @@ def arguments_of(module, words):
     if not parsed:
         raise Wrong("it does not read its arguments with argparse")
     return parsed[0]
-
-
-@contextlib.contextmanager
-def _quietly():
-    """Without runpy's warning that the module has been imported before."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        yield
 
 
 def check_settings(given):

@@ -1,8 +1,10 @@
-"""requirements-lock.txt resolves the requirements on every Python, and is installed."""
+"""Requirements resolve on every Python, as they are locked; the wheel needs torch alone."""
 
 import os
+import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -56,3 +58,38 @@ def test_what_is_locked_is_installed(repository):
         f"{found.stderr}: test in an environment that scripts/setup.sh has made (VENV=...), or "
         "make the file anew: its first lines say how"
     )
+
+
+NOT_SOURCE = (".*", "data", "checkpoints", "output", "build", "*.egg-info", "__pycache__")
+
+
+@pytest.fixture(scope="module")
+def wheel(repository, tmp_path_factory):
+    """The wheel that `pip install .` builds, out of a copy of the tree."""
+    pytest.importorskip("setuptools", minversion="77", reason="builds wheels from 77 on")
+    tree, target = (tmp_path_factory.mktemp(name) for name in ("tree", "wheel"))
+    ignore = shutil.ignore_patterns(*NOT_SOURCE)
+    shutil.copytree(repository, tree, ignore=ignore, dirs_exist_ok=True)
+    build = "from setuptools import build_meta; import sys; build_meta.build_wheel(sys.argv[1])"
+    run([sys.executable, "-c", build, str(target)], cwd=tree)
+    (path,) = target.glob("*.whl")
+    return path
+
+
+def run(command, **options):
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, **options)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def test_wheel_holds_the_objective_alone_and_asks_for_torch_alone(wheel, repository):
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if ".dist-info/" not in name]
+        (metadata,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
+        lines = archive.read(metadata).decode().splitlines()
+    files = repository.glob("smile/**/*.py")
+    assert sorted(names) == sorted(path.relative_to(repository).as_posix() for path in files)
+    assert [line for line in lines if line.startswith("Requires-Dist")] == [
+        "Requires-Dist: torch>=2.8"
+    ]

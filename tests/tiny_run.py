@@ -26,13 +26,17 @@ num_workers: 0
 """
 
 
-def leave_an_epoch(config):
-    """Write the checkpoint of a run of one epoch, of one process, that has learned nothing."""
+def leave_an_epoch(config, epoch=0, without=None):
+    """Write the checkpoint of a run of one process that has learned nothing, after that epoch.
+
+    without: a key that its configuration lacks.
+    """
     folder = Path(config.output_dir)
     folder.mkdir(exist_ok=True)
     batches = {"batch_size": config.batch_size, "processes": 1, "accumulation_steps": 1}
-    content = {"model": {}, "optimizer": {}, "epoch": 0, "batches": batches}
-    torch.save({**content, "config": config.model_dump()}, folder / "checkpoint_00.pth")
+    kept = {key: value for key, value in config.model_dump().items() if key != without}
+    content = {"model": {}, "optimizer": {}, "epoch": epoch, "batches": batches, "config": kept}
+    torch.save(content, folder / f"checkpoint_{epoch:02d}.pth")
 
 
 def log_of(folder, event):

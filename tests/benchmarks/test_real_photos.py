@@ -2,8 +2,6 @@
 all of it, on a small data set of scenes."""
 
 import json
-import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +11,6 @@ from benchmarks.real_photos import __main__ as program
 from benchmarks.real_photos import judge, parts, summary
 from captioning.config import load_config
 from captioning.data import read_annotations, read_split
-from captioning.training.run_log import record_run
 
 TINY = [
     *("model=lstm", "encoder=shufflenet_v2_x0_5", "encoder_weights=none", "encoder_lr=1e-3"),
@@ -97,55 +94,6 @@ def test_the_configuration_has_both_data_sets(repository, shared_data):
     config = load_config(repository / "configs" / "real_photos.yaml", roots)
     sizes = [len(read_split(config, split)) for split in parts.SPLITS]
     assert sizes == [1000 + 330, 250 + 36, 250 + 50]
-
-
-def test_a_finished_start_of_other_keys_is_not_taken(scenes_config, tmp_path, monkeypatch):
-    """Its job goes to captioning.train, which refuses to go on with another run."""
-    begun = []
-
-    def train(argv):
-        folder = Path(argv[argv.index("--output_dir") + 1])
-        begun.append(folder.name)
-        record_run(load_config(argv[1], argv[4:], {"output_dir": str(folder)}), folder)
-
-    def run_here(jobs, slots):
-        return {job.name: "failed" for job in jobs if job.do()}
-
-    monkeypatch.setattr(program.train, "main", train)
-    monkeypatch.setattr(program, "run_in_slots", run_here)
-    monkeypatch.setattr(
-        program, "is_trained", lambda config: Path(config.output_dir, "config.yaml").exists()
-    )
-    monkeypatch.setattr(program.Sweep, "train", lambda sweep, jobs: {})
-    monkeypatch.setattr(program, "write_summary", lambda *_: "")
-    command = ["--config", str(scenes_config), "--output_dir", str(tmp_path), "--seeds", "1", *TINY]
-    for keys, expected in (
-        ([], ["start", "judge"]),
-        (["eval_batch_size=3"], []),  # changes no weights
-        (["init_lr=0.5"], ["start", "judge"]),  # role "run"
-        (["init_lr=0.5", "hidden_dim=32"], ["start", "judge"]),  # a key of the captioner's own
-        (["init_lr=0.5", "hidden_dim=32", "batch_size=4"], ["start", "judge"]),
-    ):
-        begun.clear()
-        assert program.main([*command, *keys]) == 0
-        assert begun == expected, keys
-
-
-def test_judgements_are_kept_until_the_judge_is_trained_further(config, tmp_path, monkeypatch):
-    ranks = iter([1, 2, 3, 4])
-    monkeypatch.setattr(judge, "load_trained", lambda *_: (config, None))
-    monkeypatch.setattr(
-        judge, "photo_ranks", lambda *arguments: dict.fromkeys(arguments[-1], next(ranks))
-    )
-    best = tmp_path / "judge" / "checkpoint_best.pth"
-    best.parent.mkdir()
-    best.touch()
-    os.utime(best, (1, 1))
-    assert set(judge.judge_runs(tmp_path, [])["humans"].values()) == {100.0}
-    assert set(judge.judge_runs(tmp_path, [])["humans"].values()) == {100.0}
-    later = (best.parent / "result" / "judged_humans.json").stat().st_mtime + 1
-    os.utime(best, (later, later))
-    assert set(judge.judge_runs(tmp_path, [])["humans"].values()) == {0.0}
 
 
 @pytest.mark.slow

@@ -14,17 +14,8 @@ from tokenizers import pre_tokenizers
 from captioning.files import stores
 from tests.captioning.object_store import FaultyStore
 
-CLIP_MERGES = [
-    "t h",
-    "th e</w>",
-    "a n",
-    "an d</w>",
-    "c a",
-    "ca t</w>",
-    "d o",
-    "do g</w>",
-    "' s</w>",
-]
+CLIP_MERGES = ["t h", "th e</w>", "a n", "an d</w>", "c a", "ca t</w>", "d o", "do g</w>"]
+CLIP_MERGES.append("' s</w>")
 GPT2_MERGES = ["t h", "th e", "Ġ t", "Ġt h", "Ġth e", "Ġ a", "a n", "an d", "Ġ c", "Ġc a", "Ġca t"]
 
 
@@ -66,13 +57,9 @@ def clip_folder(tmp_path_factory):
     tower = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
     tower["num_attention_heads"] = 4
     ends = {"bos_token_id": len(vocabulary) - 2, "eos_token_id": len(vocabulary) - 1}
+    ends["vocab_size"] = len(vocabulary)
     config = CLIPConfig(
-        text_config_dict={
-            **tower,
-            **ends,
-            "vocab_size": len(vocabulary),
-            "max_position_embeddings": 24,
-        },
+        text_config_dict={**tower, **ends, "max_position_embeddings": 24},
         vision_config_dict={**tower, "image_size": 24, "patch_size": 8},
         projection_dim=16,
     )

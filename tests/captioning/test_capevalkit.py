@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from captioning import capevalkit
 from captioning.data.caption_files import read_predictions, read_references
 
 CAPTIONS = {"007": "a red ring on the sand", "b": "two dogs in the snow"}
@@ -66,11 +65,3 @@ def test_its_release_runs_our_metric(rows, repository, tmp_path, monkeypatch):
     for ours, theirs in {"ROUGE_L": "ROUGE-L", "CIDEr": "CIDEr"}.items():
         assert found[ours]["score"] == pytest.approx(expected[theirs]["score"])
         assert found[ours]["per_item"] == pytest.approx(expected[theirs]["per_item"])
-
-
-def test_a_file_that_is_missing_is_one_line(rows, tmp_path, capsys):
-    words = ["--predictions", str(rows[0]), "--references", str(rows[1])]
-    words += ["--metric", "facts", "--facts_file", str(tmp_path / "none.json")]
-    assert capevalkit.main([*words, "--output", str(tmp_path / "scores.json")]) == 2
-    assert "none.json: no such file" in capsys.readouterr().err
-    assert not (tmp_path / "scores.json").exists()

@@ -6,8 +6,6 @@ import pytest
 from PIL import Image
 
 from captioning.evaluate import main
-from captioning.metrics.registry import EVALUATORS
-from captioning.runtime.registry import load
 from tests.soak.processes import Processes
 
 CAPTIONS = ["the cat", "a dog and the ball", "", "the dog's cat and", "a ball"]
@@ -73,18 +71,6 @@ def test_two_processes_give_the_results_of_one(arguments, tmp_path):
     assert written(tmp_path / "one") == written(tmp_path / "two") == written(tmp_path / "again")
 
 
-def test_a_pool_of_a_split_beside_a_mapping_of_images(arguments, tmp_path):
-    names = {str(i): f"images/COCO_val2014_{i:012d}.png" for i in range(5)}
-    (tmp_path / "map.json").write_text(json.dumps(names))
-    Image.new("RGB", (20, 20), "green").save(tmp_path / "images" / "more.png")
-    split = [{"image": name, "caption": "a"} for name in ("images/more.png", names["2"])]
-    (tmp_path / "split.json").write_text(json.dumps(split))
-    arguments[arguments.index("--images") + 1] = str(tmp_path / "map.json")
-    more = ["--pool", str(tmp_path / "split.json"), "--output_dir", str(tmp_path / "out")]
-    assert main([*arguments, *more]) == 0
-    assert written(tmp_path / "out")[0]["settings"]["pool"].startswith("6 images")
-
-
 @pytest.mark.slow
 def test_an_image_that_one_process_cannot_read_costs_its_metrics(arguments, tmp_path):
     """Of both processes, which neither wait for each other nor fail."""
@@ -104,8 +90,3 @@ def test_weights_that_are_missing_cost_their_metrics_alone(arguments, capsys):
     titles, values = (line.split() for line in printed.splitlines()[:2])
     assert titles[2:6] == ["R@1", "R@5", "CLIPScore", "PPL"]
     assert values[1:4] == ["-"] * 3 and float(values[4]) > 1
-
-
-def test_those_that_run_models_are_called_on_every_rank():
-    for name, entry in EVALUATORS.items():
-        assert load(entry).on_every_rank == (name in [*METRICS, "pacs"]), name

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
@@ -163,21 +162,3 @@ def test_no_process_outlives_its_launcher(launch, tmp_path):
     launched.send(signal.SIGKILL)
     wait_for(lambda: "the launcher's death" in launched.said(), launched)
     assert last_step(tmp_path / "run") == saved_step(tmp_path / "run", 8)
-
-
-def has_ended(process):
-    """Whether a process is gone or a zombie."""
-    try:
-        return "State:\tZ" in Path(f"/proc/{process}/status").read_text()
-    except OSError:
-        return True
-
-
-def test_nor_one_that_was_killed_before_the_group_was_there(launch, tmp_path):
-    launched = launch("-m", "captioning.train")
-    wait_for(lambda: len(launched.children()) == 2, launched)
-    left = launched.children()
-    launched.send(signal.SIGKILL)
-    assert launched.wait() == [-9]
-    wait_for(lambda: all(map(has_ended, left)), launched)
-    assert not (tmp_path / "run" / "log.jsonl").exists()

@@ -7,9 +7,7 @@ import subprocess
 import pytest
 
 INTERPRETER = """#!/bin/sh
-case "$*" in
-    "$FAILING") exit 1 ;;
-esac
+case "$*" in "$FAILING") exit 1 ;; esac
 case "$1 $2" in
     *version_info*) echo 3.11 ;;
     *torch.cuda*) echo "$GPUS" ;; # at least 1
@@ -21,13 +19,7 @@ echo uv 1.0
 echo "$@" >>"$0.log" # everything is installed
 """
 VARIABLES = (
-    "NPROC_PER_NODE",
-    "NNODES",
-    "RDZV_ENDPOINT",
-    "RDZV_ID",
-    "EVAL_SPLIT",
-    "VENV",
-    "PYTHON",
+    *("NPROC_PER_NODE", "NNODES", "RDZV_ENDPOINT", "RDZV_ID", "EVAL_SPLIT", "VENV", "PYTHON"),
     "OMP_NUM_THREADS",
 )
 
@@ -94,20 +86,10 @@ ODD = ["prompt=a photo of ", "b.yaml", "--resume"]
         # The user's split comes after the default one, and the last one counts.
         (["eval.sh", "c.yaml", "a=1"], {}, [*EVALUATE, "test", "a=1"]),
         (["eval.sh", "c.yaml"], {"EVAL_SPLIT": "val"}, [*EVALUATE, "val"]),
-        (
-            ["eval.sh", "c.yaml", "--eval_split", "val"],
-            {},
-            [*EVALUATE, "test", "--eval_split", "val"],
-        ),
-        (["caption.sh", *BULK], {}, ["-m", "captioning.caption", *BULK]),
         (["caption.sh", *BULK], {"gpus": 8}, ["-m", "captioning.caption", *BULK]),
         (["demo.sh", "--quick", *ODD], {}, ["-m", "captioning.demo", "--quick", *ODD]),
         (["benchmark.sh", "objective"], {}, ["-m", "benchmarks", "objective"]),
-        (
-            ["app.sh", "my runs/smile", "--port", "8"],
-            {},
-            ["-m", "app", "my runs/smile", "--port", "8"],
-        ),
+        (["app.sh", "my run", "--port", "8"], {}, ["-m", "app", "my run", "--port", "8"]),
         # One process, without torchrun, where a number or a device is given.
         (["train.sh"], {"gpus": 4, "NPROC_PER_NODE": "1"}, COCO),
         (["train.sh", "--device", "cpu"], {"gpus": 4}, [*COCO, "--device", "cpu"]),
@@ -134,24 +116,22 @@ def test_captions_by_ray_have_ray_set_up(launch, tmp_path, flags, requirements):
     assert log[-1] == requirements
 
 
-RAY_ALONE = (
-    "error: NNODES and NPROC_PER_NODE are for training; to caption in several processes "
-    "use --engine ray"
-)
-NO_ENDPOINT = "error: NNODES=2 needs RDZV_ENDPOINT=host:port, the same on every machine"
-
-
 @pytest.mark.parametrize(
     ("command", "variables", "line"),
     [
-        (["caption.sh", "a", "b", "--out", "c.jsonl"], {"NNODES": "2"}, RAY_ALONE),
-        (["caption.sh", "a", "b", "--out", "c.jsonl"], {"NPROC_PER_NODE": "2"}, RAY_ALONE),
-        (["train.sh"], {"NNODES": "2", "NPROC_PER_NODE": "1"}, NO_ENDPOINT),
+        (
+            "caption.sh",
+            {"NNODES": "2"},
+            "NNODES and NPROC_PER_NODE are for training; to caption",
+        ),
+        ("caption.sh", {"NPROC_PER_NODE": "2"}, "NNODES and NPROC_PER_NODE are for training; to c"),
+        ("train.sh", {"NNODES": "2"}, "NNODES=2 needs RDZV_ENDPOINT=host:port, the same on every"),
     ],
 )
 def test_variables_that_are_refused(run_script, command, variables, line):
-    result = run_script(*command, **variables)
-    assert (result.returncode, result.stdout, result.stderr) == (2, "", f"{line}\n")
+    result = run_script(command, "a", **variables)
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert result.stderr.startswith(f"error: {line}")
 
 
 @pytest.mark.parametrize(
@@ -177,23 +157,13 @@ def test_several_machines_meet_at_the_endpoint(launch):
     ]
 
 
-TESTS = "-m pytest --numprocesses auto --maxprocesses 8 --dist loadfile"
-CHECKS = {"-m ruff format --check": "ruff format", "-m ruff check": "ruff check", TESTS: "pytest"}
-
-
-@pytest.mark.parametrize("failing", [None, *CHECKS])
+@pytest.mark.parametrize("failing", ["", "-m ruff check"])
 def test_tests_fail_with_any_check_and_run_the_others(run_script, failing):
-    result = run_script("test.sh", FAILING=failing or "")
-    last = f"failed: {CHECKS[failing]}" if failing else "passed: ruff format, ruff check, pytest"
-    assert (result.returncode, result.stdout.splitlines()[-1]) == (int(failing is not None), last)
-    ran = " ".join(result.stdout.split())
-    assert all((check in ran) == (check != failing) for check in CHECKS)
-
-
-def test_tests_with_arguments_are_pytest_alone(run_script):
-    result = run_script("test.sh", "tests/smile", "-k", "some name")
-    assert result.stdout.splitlines()[2:] == ["-m", "pytest", "tests/smile", "-k", "some name"]
-    assert run_script("test.sh", "tests", FAILING="-m pytest tests").returncode == 1
+    result = run_script("test.sh", FAILING=failing)
+    last = "failed: ruff check" if failing else "passed: ruff format, ruff check, pytest"
+    assert (result.returncode, result.stdout.splitlines()[-1]) == (int(failing != ""), last)
+    ran = [line for line in result.stdout.splitlines() if line in ("ruff", "pytest")]
+    assert ran == (["ruff", "pytest"] if failing else ["ruff", "ruff", "pytest"])
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")

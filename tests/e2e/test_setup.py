@@ -32,7 +32,8 @@ class Project:
             kept.pop(name, None)
         kept["PATH"] = f"{self.root / 'bin'}{os.pathsep}{kept['PATH']}"
         kept.update(PIP_CONFIG_FILE=os.devnull, PIP_NO_INDEX="1", UV_HTTP_RETRIES="0")
-        kept.update(PIP_FIND_LINKS=str(self.root / "wheels"), UV_CACHE_DIR=str(self.root / "cache"))
+        links = f"{self.root / 'bin'} {self.root / 'wheels'}"  # several folders
+        kept.update(PIP_FIND_LINKS=links, UV_CACHE_DIR=str(self.root / "cache"))
         kept.update({name: str(value) for name, value in variables.items()})
         return subprocess.Popen(
             ["bash", str(self.root / "scripts" / "setup.sh"), *arguments],
@@ -76,17 +77,18 @@ def write_program(path, text):
     return path
 
 
-def without_uv(project):
-    write_program(project.root / "bin" / "uv", "exit 127")
+def fill(root, repository, venv=None):
+    """Make a project that requires tiny-package 1.0, of two versions in a folder of wheels.
 
-
-def fill(root, repository):
-    """Make a project that requires tiny-package 1.0, of two versions in a folder of wheels."""
+    venv: an environment that Python copies instead of making one, which takes seconds.
+    """
     shutil.copytree(repository / "scripts", root / "scripts")
     (root / "wheels").mkdir()
     for name, version in (("package", "1.0"), ("package", "1.1"), ("tool", "1.0")):
         write_wheel(root / "wheels", f"tiny_{name}", version)
-    write_program(root / "bin" / "python3", f'exec "{sys.executable}" "$@"')
+    copy = f'cp -r "{venv}/." "$3"; rm -r "$3"/lib/python*/site-packages/tiny_*; exit'
+    made = f'case "$1 $2" in "-m venv") {copy};; esac\n' if venv else ""
+    write_program(root / "bin" / "python3", f'{made}exec "{sys.executable}" "$@"')
     write_program(root / "bin" / "uv", f'exec "{uv.find_uv_bin()}" "$@"')
     project = Project(root)
     for more in ("app", "cluster", "dev"):
@@ -108,17 +110,23 @@ def assert_refused(result, *words, code=1):
     assert lines[-1].startswith("error: ") and all(str(word) in lines[-1] for word in words)
 
 
-@pytest.fixture
-def bare(tmp_path, repository):
-    """A project in which nothing has been set up."""
-    return fill(tmp_path / "project", repository)
-
-
 @pytest.fixture(scope="module")
 def first_call(tmp_path_factory, repository):
     """A project that was set up once, and the result of that call. Not to be changed."""
     project = fill(tmp_path_factory.mktemp("first") / "project", repository)
     return project, project.set_up()
+
+
+@pytest.fixture
+def active(first_call):
+    """The environment of the project that was set up. Not to be changed."""
+    return first_call[0].venv
+
+
+@pytest.fixture
+def bare(tmp_path, repository, active):
+    """A project in which nothing has been set up."""
+    return fill(tmp_path / "project", repository, active)
 
 
 @pytest.fixture
@@ -152,10 +160,6 @@ def test_more_requirements_are_added_to_the_same_environment(installed, more):
     assert (installed.venv / "kept").exists()
 
 
-def test_unknown_argument_is_refused(bare):
-    assert_refused(bare.set_up("develop"), "develop")
-
-
 def test_latest_takes_what_the_requirements_allow(bare):
     bare.write("requirements-lock", "tiny-package==1.0.5")  # which is no longer there
     assert_refused(bare.set_up(), bare.log, "LATEST=1")
@@ -163,12 +167,12 @@ def test_latest_takes_what_the_requirements_allow(bare):
     assert "the newest versions" in result.stderr and bare.versions() == {"tiny_package": "1.1"}
 
 
-@pytest.mark.parametrize("program", ["exit 127", "echo uv 0.4.30"], ids=["absent", "old"])
-def test_uv_is_installed_where_there_is_none_that_knows_the_settings(bare, program):
-    write_program(bare.root / "bin" / "uv", program)
+def test_uv_is_installed_where_there_is_none_that_knows_the_settings(bare):
+    write_program(bare.root / "bin" / "uv", "echo uv 0.4.30")
     unreachable = {"PIP_NO_INDEX": "", "PIP_FIND_LINKS": "", "PIP_INDEX_URL": NOWHERE}
     refused = bare.set_up(PIP_RETRIES="0", **unreachable)
     assert_refused(refused, "the package index cannot be reached", bare.log)
+    write_program(bare.root / "bin" / "uv", "exit 127")
     program = f'#!/bin/sh\nexec "{uv.find_uv_bin()}" "$@"\n'
     write_wheel(bare.root / "wheels", "uv", "1.0", {"uv-1.0.data/scripts/uv": program})
     assert bare.set_up().returncode == 0
@@ -176,16 +180,10 @@ def test_uv_is_installed_where_there_is_none_that_knows_the_settings(bare, progr
     assert bare.set_up().stderr == ""
 
 
-@pytest.mark.parametrize("in_file", [True, False], ids=["pip.conf", "variable"])
-def test_wheels_are_found_in_several_folders(bare, tmp_path, in_file):
-    folders = [bare.root / "empty", bare.root / "wheels"]
-    folders[0].mkdir()
-    given = {"PIP_FIND_LINKS": " ".join(map(str, folders))}
-    if in_file:
-        lines = "".join(f"\n    {folder}" for folder in folders)
-        (tmp_path / "pip.conf").write_text(f"[global]\nfind-links ={lines}\n")
-        given = {"PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": tmp_path / "pip.conf"}
-    result = bare.set_up(**given)
+def test_wheels_are_found_in_several_folders_of_pips_file(bare, tmp_path):
+    lines = "".join(f"\n    {bare.root / folder}" for folder in ("bin", "wheels"))
+    (tmp_path / "pip.conf").write_text(f"[global]\nfind-links ={lines}\n")
+    result = bare.set_up(PIP_FIND_LINKS="", PIP_CONFIG_FILE=tmp_path / "pip.conf")
     assert result.returncode == 0, result.stderr
     assert bare.versions() == {"tiny_package": "1.0"}
 
@@ -199,39 +197,33 @@ def test_the_users_constraints_hold_beside_the_lock(installed, tmp_path):
     assert installed.versions() == {"tiny_package": "1.0", "tiny_tool": "1.0"}
 
 
+@pytest.fixture(params=["uv", "pip"])
+def either(bare, request):
+    """A project in which nothing has been set up, with and without uv."""
+    if request.param == "pip":
+        write_program(bare.root / "bin" / "uv", "exit 127")
+    return bare
+
+
 @pytest.mark.parametrize("variable", ["VIRTUAL_ENV", "CONDA_PREFIX"])
-@pytest.mark.parametrize("has_uv", [True, False], ids=["uv", "pip"])
-def test_active_environment_that_satisfies_is_used(bare, first_call, variable, has_uv):
-    active, _ = first_call
-    if not has_uv:
-        without_uv(bare)
-    result = bare.set_up(**{variable: active.venv})
-    assert (result.stdout, result.stderr) == (f"{active.interpreter}\n", "")
-    assert not bare.venv.exists()
-
-
-def test_active_environment_of_a_pip_before_22_2_is_used(bare, first_call, tmp_path):
-    real = first_call[0].interpreter
+def test_active_environment_that_satisfies_is_used(either, active, tmp_path, variable):
+    """Also with a pip before 22.2."""
     python = write_program(
         tmp_path / "active" / "bin" / "python",
         f'case "$*" in *--dry-run*) echo "no such option: --dry-run" >&2; exit 2; esac\n'
-        f'exec "{real}" "$@"',
+        f'exec "{active}/bin/python" "$@"',
     )
-    without_uv(bare)
-    result = bare.set_up(VIRTUAL_ENV=tmp_path / "active")
+    result = either.set_up(**{variable: tmp_path / "active"})
     assert (result.stdout, result.stderr) == (f"{python}\n", "")
+    assert not either.venv.exists()
 
 
-@pytest.mark.parametrize("has_uv", [True, False], ids=["uv", "pip"])
-def test_active_environment_that_does_not_satisfy_is_named_and_left(bare, first_call, has_uv):
-    active, _ = first_call
-    bare.write("requirements", "tiny-package==1.1")
-    bare.write("requirements-lock")
-    if not has_uv:
-        without_uv(bare)
-    result = bare.set_up(VIRTUAL_ENV=active.venv)
-    assert f"the active environment {active.venv} lacks tiny-package==1.1: using" in result.stderr
-    assert active.versions() == {"tiny_package": "1.0"}
+def test_active_environment_that_does_not_satisfy_is_named_and_left(either, active):
+    either.write("requirements", "tiny-package==1.1")
+    either.write("requirements-lock")
+    result = either.set_up(VIRTUAL_ENV=active)
+    assert f"the active environment {active} lacks tiny-package==1.1: using" in result.stderr
+    assert Project(active.parent).versions() == {"tiny_package": "1.0"}
 
 
 def test_active_environment_of_an_old_python_is_left(installed, tmp_path):
@@ -241,31 +233,25 @@ def test_active_environment_of_an_old_python_is_left(installed, tmp_path):
     assert "lacks Python 3.9 or later" in result.stderr
 
 
-def test_venv_passes_over_the_active_environment(installed, first_call):
+def test_venv_passes_over_the_active_environment(installed, active):
     installed.venv.rename(installed.root / "other")
-    result = installed.set_up(VENV="other", VIRTUAL_ENV=first_call[0].venv)
+    result = installed.set_up(VENV="other", VIRTUAL_ENV=active)
     assert result.stdout == f"{installed.root / 'other' / 'bin' / 'python'}\n"
 
 
 @pytest.mark.parametrize(
     ("program", "what", "code", "words"),
     [
-        (None, "", 1, ["my-python", "not found"]),
-        ("exit 127", "", 1, ["my-python", "does not run"]),
-        ("echo 2.7", "", 1, ["my-python", "Python 2.7", "3.9 or later"]),
-        ("echo 3.8", "", 1, ["my-python", "Python 3.8", "3.9 or later"]),
-        (AS_OTHER_VERSION.format("3.11", 1), "", 1, ["my-python", "python3.11-venv"]),
-        (
-            *(AS_OTHER_VERSION.format("3.9", 0), "app", 2),
-            ["the web page needs Python 3.10 or later", "PYTHON=python3.11"],
-        ),
+        ("exit 127", "", 1, ["is not found or does not run"]),
+        ("echo 3.8", "", 1, ["is Python 3.8", "3.9 or later"]),
+        (AS_OTHER_VERSION.format("3.11", 1), "", 1, ["python3.11-venv"]),
+        (AS_OTHER_VERSION.format("3.9", 0), "app", 2, ["3.10 or later", "PYTHON=python3.11"]),
+        ("exit", "develop", 1, ["develop"]),
     ],
-    ids=["absent", "broken", "python2", "too-old", "no-venv-module", "the-page"],
+    ids=["broken", "too-old", "no-venv-module", "the-page", "no-such-argument"],
 )
-def test_unusable_python_is_refused_before_anything_is_installed(bare, program, what, code, words):
-    python = bare.root / "bin" / "my-python"
-    if program is not None:
-        write_program(python, program)
+def test_what_is_unusable_is_refused_before_anything_is_installed(bare, program, what, code, words):
+    python = write_program(bare.root / "bin" / "my-python", program)
     assert_refused(bare.set_up(*filter(None, [what]), PYTHON=python), *words, code=code)
     assert not bare.venv.exists()
 
@@ -292,15 +278,6 @@ def test_folder_that_is_no_environment_is_refused(bare):
     assert (bare.root / "work" / "thesis.txt").read_text() == "two years"
 
 
-def test_unreachable_index_is_one_line_and_keeps_the_environment(installed):
-    installed.write("requirements", "tiny-package==1.0", "another-package")
-    result = installed.set_up(PIP_NO_INDEX="", PIP_INDEX_URL=NOWHERE)
-    assert_refused(result, "the package index cannot be reached", installed.log)
-    assert len(result.stderr.splitlines()) == 2  # what it was doing, and the error
-    installed.write("requirements", "tiny-package==1.0")
-    assert installed.set_up().stderr == ""
-
-
 OWN_INDEX = NOWHERE.replace("simple", "own")
 
 
@@ -313,11 +290,15 @@ OWN_INDEX = NOWHERE.replace("simple", "own")
         ({"PIP_NO_INDEX": "", "UV_INDEX_URL": OWN_INDEX}, OWN_INDEX),
     ],
 )
-def test_the_index_that_is_asked(bare, given, index):
+def test_an_unreachable_index_is_one_line_and_keeps_the_environment(installed, given, index):
     """uv's own variables come before pip's, whose setting may forbid any index."""
-    result = bare.set_up(PIP_INDEX_URL=NOWHERE, **given)
-    assert_refused(result, "the package index cannot be reached", bare.log)
-    assert f"{index}/tiny-package/" in bare.log.read_text()
+    installed.write("requirements", "tiny-package==1.0", "another-package")
+    result = installed.set_up(PIP_INDEX_URL=NOWHERE, **given)
+    assert_refused(result, "the package index cannot be reached", installed.log)
+    assert len(result.stderr.splitlines()) == 2  # what it was doing, and the error
+    assert f" {index}/" in installed.log.read_text()
+    installed.write("requirements", "tiny-package==1.0")
+    assert installed.set_up().stderr == ""
 
 
 def test_other_failure_shows_the_end_of_the_log(installed):

@@ -39,8 +39,7 @@ def full(folder: Path, tries: int) -> Counter:
     """Runs on disks of many sizes: a full disk is one line, and the run resumes with more room."""
     counts: Counter[str] = Counter()
     config = write_config(folder)
-    if Run(config, folder / "whole").wait() != [0]:
-        raise Broken((folder / "whole.output").read_text())
+    _whole(config, folder)
     needed = sum(path.stat().st_size for path in (folder / "whole").rglob("*") if path.is_file())
     for number in range(tries):
         size = int(needed * (0.05 + number / tries))
@@ -50,25 +49,18 @@ def full(folder: Path, tries: int) -> Counter:
 
 
 def _full(codes: list[int], config: Path, folder: Path, counts: Counter) -> None:
-    run = folder / "disk" / "run"
-    said = _said(folder)
+    before = saved_step(folder / "disk" / "run", STEPS)
     if codes == [0]:
         counts["disks that were large enough"] += 1
     else:
-        lines = [line for line in said.splitlines() if "error" in line.lower()]
-        if codes != [2] or len(lines) != 1 or "No space left on device" not in lines[0]:
-            raise Broken(f"exit code {codes} on a full disk: {said}")
+        _check_refused(codes, folder, "No space left on device")
         counts["full disks, told in one line with exit code 2"] += 1
-    before = saved_step(run, STEPS)
-    counts["most steps saved on a disk that got full"] = max(
-        counts["most steps saved on a disk that got full"], before if codes != [0] else 0
-    )
+        most = "most steps saved on a disk that got full"
+        counts[most] = max(counts[most], before)
     _mount("-o", "remount,size=64m", str(folder / "disk"))
-    if _go_on(config, folder) != [0]:
-        raise Broken(f"with room again: {_said(folder)}")
-    if before and "weights are random" in _said(folder):
+    said = _finish(config, folder, counts)
+    if before and "weights are random" in said:
         raise Broken("a run that had a checkpoint began anew")
-    _compare(folder, run, counts)
 
 
 def read_only(folder: Path) -> Counter:
@@ -77,29 +69,48 @@ def read_only(folder: Path) -> Counter:
     config = write_config(folder)
     with open(config, "a") as file:
         file.write("lr_schedule: exponential\n")  # which lets a run of one epoch go on to more
-    if Run(config, folder / "whole").wait() != [0]:
-        raise Broken((folder / "whole.output").read_text())
-    with disk(folder / "disk", 64 << 20):
-        place = str(folder / "disk")
+    _whole(config, folder)
+    place = folder / "disk"
+    with disk(place, 64 << 20):
         for begun in (False, True):
             if begun:
-                if _go_on(config, folder, "max_epoch=1") != [0]:
-                    raise Broken(_said(folder))
-                (folder / "disk" / "run" / ".left.1.staged").write_text("by a kill")
-            before = _contents(folder / "disk")
-            _mount("-o", "remount,ro", place)
-            codes = _go_on(config, folder)
-            lines = [line for line in _said(folder).splitlines() if "error" in line.lower()]
-            if codes != [2] or len(lines) != 1 or "Read-only file system" not in lines[0]:
-                raise Broken(f"exit code {codes} on a read-only disk: {_said(folder)}")
-            if _contents(folder / "disk") != before:
+                _expect(_go_on(config, folder, "max_epoch=1"), folder)
+                (place / "run" / ".left.1.staged").write_text("by a kill")
+            before = _contents(place)
+            _mount("-o", "remount,ro", str(place))
+            _check_refused(_go_on(config, folder), folder, "Read-only file system")
+            if _contents(place) != before:
                 raise Broken("a read-only disk was changed")
             counts["read-only disks, told in one line with exit code 2"] += 1
-            _mount("-o", "remount,rw", place)
-        if _go_on(config, folder) != [0]:
-            raise Broken(_said(folder))
-        _compare(folder, folder / "disk" / "run", counts)
+            _mount("-o", "remount,rw", str(place))
+        _finish(config, folder, counts)
     return counts
+
+
+def _whole(config: Path, folder: Path) -> None:
+    """The undisturbed run."""
+    _expect(Run(config, folder / "whole", output=folder / "run.output").wait(), folder)
+
+
+def _expect(codes: list[int], folder: Path) -> None:
+    if codes != [0]:
+        raise Broken(f"exit code {codes}: {_said(folder)}")
+
+
+def _check_refused(codes: list[int], folder: Path, reason: str) -> None:
+    lines = [line for line in _said(folder).splitlines() if "error" in line.lower()]
+    if codes != [2] or len(lines) != 1 or reason not in lines[0]:
+        raise Broken(f"exit code {codes}: {_said(folder)}")
+
+
+def _finish(config: Path, folder: Path, counts: Counter) -> str:
+    """Let the run go on to its end; returns what it printed."""
+    _expect(_go_on(config, folder), folder)
+    found = difference(folder / "whole", folder / "disk" / "run")
+    if found:
+        raise Broken(f"the run that went on differs in {found}")
+    counts["runs that ended bit-identical to the undisturbed one"] += 1
+    return _said(folder)
 
 
 def _go_on(config: Path, folder: Path, *arguments: str) -> list[int]:
@@ -108,13 +119,6 @@ def _go_on(config: Path, folder: Path, *arguments: str) -> list[int]:
 
 def _said(folder: Path) -> str:
     return (folder / "run.output").read_text()
-
-
-def _compare(folder: Path, run: Path, counts: Counter) -> None:
-    found = difference(folder / "whole", run)
-    if found:
-        raise Broken(f"the run that went on differs in {found}")
-    counts["runs that ended bit-identical to the undisturbed one"] += 1
 
 
 def _contents(folder: Path) -> dict[str, str]:

@@ -2,10 +2,8 @@
 
 import os
 import runpy
-import signal
 import subprocess
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Sequence
@@ -13,10 +11,9 @@ from pathlib import Path
 from typing import Optional
 
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
-from tqdm import tqdm
 
 from captioning import launch
-from tests.soak.processes import Processes
+from tests.soak.processes import Processes, forget_parent
 
 
 class Launched(Processes):
@@ -69,9 +66,7 @@ def _be_program(command, environment):
     code = 1
     try:
         os.setsid()
-        tqdm.set_lock(threading.RLock())  # the parent's may be held
-        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
-            signal.signal(number, signal.SIG_DFL)
+        forget_parent()
         os.environ.update(environment)
         sys.argv[:] = [word for word in command[1:] if word != "-u"]
         if sys.argv[0] == "-m":

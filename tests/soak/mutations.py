@@ -18,14 +18,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def copy_of_the_code(folder: Path) -> None:
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-        cwd=REPOSITORY,
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout
-    for name in filter(None, listed.split("\n")):
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    for name in subprocess.check_output(listed, cwd=REPOSITORY, text=True).splitlines():
         if (REPOSITORY / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(REPOSITORY / name, folder / name)

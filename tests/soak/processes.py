@@ -75,11 +75,7 @@ def _be_rank(rank, processes, port, output, program, arguments, hook):
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
         sys.stdout, sys.stderr = (os.fdopen(n, "w", buffering=1, closefd=False) for n in (1, 2))
-        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
-            signal.signal(number, signal.SIG_DFL)
-        _forget_exit_functions()
-        # Forked processes share tqdm's lock, and one that is killed may hold it.
-        tqdm.set_lock(threading.RLock())
+        forget_parent()
         if processes > 1:
             os.environ.update(
                 RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(processes),
@@ -95,9 +91,12 @@ def _be_rank(rank, processes, port, output, program, arguments, hook):
         os._exit(code)
 
 
-def _forget_exit_functions() -> None:
-    """Drop those of the process that forked this one. Clearing the real list can crash."""
-    own: list[Callable] = []
+def forget_parent() -> None:
+    """Take nothing from the process that forked this one: no handlers, locks or exit functions."""
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    tqdm.set_lock(threading.RLock())  # the shared one may be held by a process that was killed
+    own: list[Callable] = []  # exit functions; clearing the real list can crash
 
     def register(function, *arguments, **keywords):
         own.append(functools.partial(function, *arguments, **keywords))

@@ -1,4 +1,4 @@
-"""Captioners, but for a VLM, tell how likely the captions were that they drew."""
+"""Captions are decoded, with and without guidance, and as likely, as the formulas say."""
 
 import pytest
 import torch
@@ -6,7 +6,10 @@ import torch
 from BLIP.kernels.int8_linear import has_int8
 from captioning.config import load_config
 from captioning.models.build import captioner_from
-from decoding import DecodingSettings
+from captioning.models.score_tokens import scored_captions
+from decoding import DecodingSettings, decode
+from decoding.guided import add_noise
+from tests.decoding.test_beam import uncached
 
 SMALL = ["encoder=shufflenet_v2_x0_5", "encoder_weights=none", "encoder_lr=1e-3"]
 SMALL += ["embed_dim=16", "hidden_dim=16", "attention_dim=8", "prompt='a '"]
@@ -76,3 +79,156 @@ def test_they_have_a_gradient_for_all_that_learns(captioner):
     captioner.log_likelihoods(encoded, ids).sum().backward()
     without = [n for n, p in captioner.named_parameters() if p.requires_grad and p.grad is None]
     assert without == []
+
+
+METHODS = {"guidance": {"guidance_scale": 2.0}, "contrast": {"contrastive_alpha": 1.0}}
+LENGTHS = {"max_length": 12, "min_length": 6}
+SEARCHES = {"beams": {"num_beams": 3, "num_return": 2}, "greedy": {"num_beams": 1}}
+CAPTIONS = [["a dog", "a red cat"], ["two birds", "a ball on the grass"], ["a cat", "a man"]]
+
+
+@pytest.fixture
+def make(scenes_config, tmp_path):
+    def make(model, *overrides):
+        flags = {"output_dir": str(tmp_path)}
+        config = load_config(scenes_config, [*MODELS[model], "image_size=64", *overrides], flags)
+        captioner = captioner_from(config, None)[0].eval()
+        decoder = captioner.text_decoder if model == "blip" else captioner.decoder
+        for parameter in decoder.parameters():
+            parameter.data.mul_(6)  # so that words depend on the image
+        return captioner
+
+    return make
+
+
+def images(model, count=3):
+    """A random network of a classic captioner hardly tells usual images apart."""
+    return torch.randn(count, 3, 64, 64) * (1 if model == "blip" else 10_000)
+
+
+def formula(own, other, settings):
+    own, other = own.double().log_softmax(-1), other.double().log_softmax(-1)
+    if settings.contrastive_alpha:
+        alpha = settings.contrastive_alpha
+        plausible = own.exp() >= settings.contrastive_beta * own.exp().amax(-1, keepdim=True)
+        return ((1 + alpha) * own - alpha * other).where(plausible, own - 1e4)
+    guided = other + settings.guidance_scale * (own - other)
+    return guided.where(own > float("-inf"), own)
+
+
+def naive(captioner, own, other, settings):
+    """Decode image by image, reading all tokens again at each step."""
+
+    def last(encoded, row):
+        return captioner.score_tokens(encoded, torch.cat([row, row[-1:]]))[0][-1]
+
+    def logits(rows):
+        return torch.stack([formula(last(own, row), last(other, row), settings) for row in rows])
+
+    words = captioner.tokenizer
+    return decode(uncached(logits), captioner.prompt_ids[None], words.end, words.pad, settings)
+
+
+@pytest.mark.parametrize("null", ["zeros", "mean", "learnt"])
+@pytest.mark.parametrize("model", ["blip", "rnn", "attn", "sat"])
+def test_guided_captions_are_those_of_the_formula(make, model, null):
+    captioner = make(model, f"null_image={null}", "drop_image=0.2")
+    for part in captioner.null_image.state_dict().values():
+        part.copy_(torch.randn(part.shape))
+    encoded = captioner.encode(images(model))
+    for search in SEARCHES.values():
+        settings = DecodingSettings(**METHODS["guidance"], **search, **LENGTHS)
+        found = captioner.generate_from(encoded, settings)
+        assert not torch.allclose(found.scores, found.own_scores, atol=1e-3)
+        for n in range(3):
+            if null == "mean":
+                other = captioner.encode(captioner.null_image.image[None])
+            else:
+                other = torch.zeros_like(encoded[:1])
+                other += captioner.null_image.vector.data if null == "learnt" else 0
+            ids, scores = naive(captioner, encoded[n : n + 1], other, settings)
+            width = ids.size(2)
+            assert found.token_ids[n, :, :width].tolist() == ids[0].tolist()
+            torch.testing.assert_close(found.scores[n], scores[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("model", ["blip", "rnn", "sat"])
+def test_contrasted_captions_are_those_of_the_formula(make, model):
+    """Whatever the batch, and in the scores of attend and the page, too."""
+    captioner, image = make(model), images(model)
+    for search in SEARCHES.values():
+        settings = DecodingSettings(**METHODS["contrast"], **search, **LENGTHS)
+        found = captioner.generate_details(image, settings)
+        assert not torch.allclose(found.scores, found.own_scores, atol=1e-3)
+        scored = scored_captions(captioner, image, settings)
+        for n in range(3):
+            own, other = (
+                captioner.encode(x) for x in (image[n, None], add_noise(image, settings)[n, None])
+            )
+            ids, scores = naive(captioner, own, other, settings)
+            assert found.token_ids[n, :, : ids.size(2)].tolist() == ids[0].tolist()
+            torch.testing.assert_close(found.scores[n], scores[0], rtol=1e-4, atol=1e-4)
+            assert scored[n].caption == found.captions[n][0]
+            assert scored[n].own_score == pytest.approx(found.own_scores[n, 0].item())
+
+
+@pytest.mark.parametrize("search", [*SEARCHES.values(), {"sample": True, "num_return": 3}])
+@pytest.mark.parametrize("model", ["blip", "sat"])
+def test_a_scale_of_1_and_an_alpha_of_0_are_plain_decoding_to_the_bit(make, model, search):
+    captioner, image = make(model), images(model)
+    none = {"guidance_scale": 1.0, "contrastive_alpha": 0.0}
+    found = []
+    for more in ({}, {**none, "contrastive_beta": 0.9, "contrastive_noise": 3}):
+        torch.manual_seed(1)
+        settings = DecodingSettings(**search, **LENGTHS, **more)
+        found.append(captioner.generate_details(image, settings))
+    plain, other = found
+    assert torch.equal(plain.token_ids, other.token_ids)
+    assert torch.equal(plain.scores, other.scores) and other.own_scores is None
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("method", METHODS)
+def test_copies_for_inference_follow(make, method, compiled, quick_compiler):
+    captioner, image = make("blip"), torch.randn(3, 3, 64, 64)
+    copy = captioner.for_inference(torch.float32, compiled)
+    settings = DecodingSettings(**METHODS[method], **SEARCHES["beams"], **LENGTHS)
+    expected, found = (c.generate_details(image, settings) for c in (captioner, copy))
+    assert found.token_ids.tolist() == expected.token_ids.tolist()
+    torch.testing.assert_close(found[2:], expected[2:], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("null", ["zeros", "mean", "learnt"])
+@pytest.mark.parametrize("model", ["blip", "lstm"])
+def test_a_step_with_dropped_images_is_that_of_the_null(make, model, null):
+    """The loss by hand: that of each image or the null alone, weighted by its tokens."""
+    mle = ["objective=mle", "label_smoothing=0.0"]
+    captioner = make(model, f"null_image={null}", "drop_image=0.2", *mle).double()
+    for part in captioner.null_image.state_dict().values():
+        part.copy_(torch.randn(part.shape))
+    image, dropped = images(model).double(), torch.tensor([False, True, False])
+    found = captioner(image, CAPTIONS, dropped)
+    words, prompt, total = captioner.tokenizer, len(captioner.prompt_ids), 0.0
+    for n in range(3):
+        encoded = captioner.encode(image[n : n + 1])
+        encoded = captioner.encode_null(encoded) if dropped[n] else encoded
+        for text in CAPTIONS[n]:
+            ids = words.encode([captioner.prompt + text], 40)[0]
+            if model == "blip":
+                logits = captioner.text_decoder.logits(
+                    ids, torch.ones_like(ids), encoded, prompt - 1
+                )
+            else:
+                logits = captioner.decoder(ids[None, :, :-1], encoded, prompt)[0][0]
+            total += torch.nn.functional.cross_entropy(
+                logits[0, : ids.size(1) - prompt], ids[0, prompt:], reduction="sum"
+            )
+    torch.testing.assert_close(found.loss, total / found.tokens)
+    plain = captioner(image, CAPTIONS)
+    assert torch.equal(
+        captioner(image, CAPTIONS, torch.zeros(3, dtype=torch.bool)).loss, plain.loss
+    )
+    assert not torch.allclose(plain.loss, found.loss, rtol=1e-7)
+    found.loss.backward()
+    if null == "learnt":
+        assert captioner.null_image.vector.grad.abs().sum() > 0

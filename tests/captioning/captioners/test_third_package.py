@@ -2,14 +2,11 @@
 
 import ast
 from pathlib import Path
-from typing import Annotated
 
 import pytest
-from pydantic import BaseModel
 
 from captioning.captioners import interface
 from captioning.captioners.registry import CAPTIONERS
-from captioning.config import config_class
 from captioning.models.build import check_interface
 from captioning.runtime.registry import load
 from smile import Objective
@@ -36,6 +33,8 @@ def results(scenes, tmp_path_factory, repository):
     train = ["--config", str(config), "--output_dir", str(run)]
     other = [*train[:3], str(folder / "other")]
     out = str(folder / "captions.jsonl")
+    best = ["--checkpoint", str(run / "checkpoint_best.pth")]
+    truth = ["--references", str(scenes / "scenes_test.json")]
     programs = [
         ("captioning.train", [*train, "max_epoch=1"], 0),
         ("captioning.train", [*train, "max_epoch=2"], 0),
@@ -46,24 +45,10 @@ def results(scenes, tmp_path_factory, repository):
         ("captioning.train", [*other, "rerank=mmi"], 2),
         ("captioning.train", [*train, "max_epoch=2", "--evaluate", "--eval_split", "test"], 0),
         ("captioning.caption", [str(run), str(scenes / "images"), "--out", out], 0),
-        ("captioning.calibrate", ["--checkpoint", str(run / "checkpoint_best.pth")], 0),
-        (
-            "captioning.evaluate",
-            [
-                *(str(run / "result/test.json"), "--metrics", "length"),
-                *("--references", str(scenes / "scenes_test.json")),
-            ],
-            0,
-        ),
+        ("captioning.calibrate", best, 0),
+        ("captioning.evaluate", [str(run / "result/test.json"), "--metrics", "length", *truth], 0),
         ("captioning.report.__main__", [str(run), "--output", str(folder / "report.html")], 0),
-        (
-            "captioning.attend",
-            [
-                *("--checkpoint", str(run / "checkpoint_best.pth")),
-                str(min((scenes / "images").iterdir())),
-            ],
-            2,
-        ),
+        ("captioning.attend", [*best, str(min((scenes / "images").iterdir()))], 2),
         ("tests.captioning.captioners.page", [str(run), str(folder / "page.json")], 0),
     ]
     return folder, *run_programs(programs, folder, repository, ENTRY)
@@ -118,13 +103,3 @@ def test_what_a_captioner_lacks_is_said_when_it_is_built():
 
     with pytest.raises(TypeError, match="Hasty lacks score_tokens, saved_beside_weights"):
         check_interface(Hasty(["a"], Objective("smile"), "", 4))
-
-
-def test_a_key_of_two_packages_is_refused(monkeypatch):
-    class Keys(BaseModel):
-        dropout: Annotated[float, "run"] = 0.5
-
-    monkeypatch.setattr(fake, "Keys", Keys)
-    monkeypatch.setitem(CAPTIONERS, "fake", fake.__name__)
-    with pytest.raises(TypeError, match=r"key 'dropout' is of baselines\.configured and of tests"):
-        config_class()

@@ -4,7 +4,7 @@ import pytest
 
 from captioning import caption
 from captioning.config import Config, config_class, keys_of, load_config
-from captioning.config.keys import ROLES, Keys, roles_of
+from captioning.config.keys import ROLES, roles_of
 from captioning.report.runs import EXCLUDED_KEYS
 from captioning.runtime.errors import UserError
 from captioning.sweep.runs import SWEEP_KEYS
@@ -18,25 +18,6 @@ def test_every_key_has_one_role_and_every_role_a_key():
         assert set(roles_of(keys)) == set(keys.model_fields)
         named = [key for role in ROLES for key in keys_of(role, keys)]
         assert sorted(named) == sorted(keys.model_fields)
-
-
-def test_a_key_without_a_role_changes_the_results():
-    class Added(Keys):
-        new_key: int = 0
-
-    assert roles_of(Added)["new_key"] == "run"
-
-
-def test_no_class_of_keys_overrides_a_validator_of_another():
-    kinds = ("field_validators", "field_serializers", "model_validators")
-    own = [
-        name
-        for keys in config_class().__mro__
-        for kind in kinds
-        for name in getattr(vars(keys).get("__pydantic_decorators__"), kind, ())
-        if name in vars(keys)
-    ]
-    assert "_check_combinations" in own and len(own) == len(set(own))
 
 
 # A key whose value is looked into where the settings are compared.

@@ -107,36 +107,32 @@ def test_what_cannot_be_read_is_asked_three_times_and_counted(ask, server, monke
     assert ask().metrics["CLAIR"].value == 60 and len(server.asked) == 7  # it alone is asked again
 
 
-BUSY = (503, {}, "busy")
-
-
 @pytest.mark.parametrize(
     "trouble",
     [
         ["close", (200, {}, "<html>"), (200, {}, '{"choices": []}')],
         [said(None), (200, {}, "[" * 100), (200, {}, "x" * (5 << 20))],
         ["hang", "drip", (502, {"Retry-After": "Sunday"}, "")],
+        None,
     ],
 )
-def test_passing_trouble_is_waited_out(ask, server, monkeypatch, trouble):
+def test_passing_trouble_is_waited_out_and_lasting_trouble_reported(
+    ask, server, monkeypatch, trouble
+):
+    """What was answered before is kept."""
+    monkeypatch.setattr("captioning.metrics.judge.AT_ONCE", 1)
     monkeypatch.setattr(chat.ChatServer.__init__, "__defaults__", (1,))  # the timeout
     monkeypatch.setattr(chat, "ANSWER_S", 1)
-    server.answers = list(trouble)
-    found = ask({1: CAPTIONS[1]})
-    assert found.metrics["CLAIR"].value == 80 and not found.skipped
-    assert len(server.asked) >= 4  # a busy machine may be late with another
-
-
-def test_lasting_trouble_is_reported_and_what_was_answered_is_kept(ask, server, monkeypatch):
-    monkeypatch.setattr("captioning.metrics.judge.AT_ONCE", 1)
-    server.answers = [good(50)]
-    server.usual = lambda: BUSY
+    server.answers = [good(50), *(trouble or [(503, {}, "busy")] * 4)]
     found = ask()
-    assert not found.metrics
-    assert found.skipped["CLAIR"].endswith("/v1: 503 Service Unavailable, after 4 tries")
-    server.usual = good
+    if trouble is None:
+        assert found.skipped["CLAIR"].endswith("/v1: 503 Service Unavailable, after 4 tries")
+    else:
+        assert found.metrics["CLAIR"].value == 70 and not found.skipped
+        assert len(server.asked) >= 6  # a busy machine may be late with another
     before = len(server.asked)
-    assert ask().metrics["CLAIR"].value == 70 and len(server.asked) == before + 2
+    assert ask().metrics["CLAIR"].value == 70
+    assert len(server.asked) == before + (2 if trouble is None else 0)
 
 
 @pytest.mark.parametrize(
@@ -171,9 +167,7 @@ def test_the_address_is_looked_at_before_captions_are_made(server, tmp_path, mon
     ("url", "message"),
     [
         ("ftp://host/v1", "is no address"),
-        ("http://[", "is no address"),
         ("https://host:x/v1", "is no address"),
-        ("https://a b/v1", "is no address"),
         ("https://me:secret@host/v1", "give only the address"),
         ("https://host/v1?key=secret", "give only the address"),
         ("http://host.example/v1", "sent only over https:"),

@@ -12,7 +12,6 @@ from captioning.metrics.clipscore import ClipScore
 from captioning.metrics.evaluator import CaptionSet, Settings
 from captioning.runtime.errors import UserError
 
-TEXTS = ["the cat", "", "and the dog's ball is 3", "the " * 40, "a cat and a dog"]
 PREDICTIONS = {7: "the cat", "b": "", 3: "a dog " * 20, 9: "and the dog's ball"}
 REFERENCES = {
     7: ["a cat", "the cat and the dog"],
@@ -37,15 +36,6 @@ def unit(features):
     return features / np.sqrt((features**2).sum())
 
 
-def test_text_features(clip, naive):
-    ids, long = clip.encode(TEXTS)
-    assert long == [False, False, False, True, False] and len(ids[3]) == 24
-    assert all(text[0] == clip.start and text[-1] == clip.end for text in ids)
-    assert clip.end not in ids[3][:-1]
-    expected = [unit(naive.get_text_features(torch.tensor([text]))) for text in ids]
-    assert clip.text_features(ids).numpy() == pytest.approx(np.array(expected), abs=1e-6)
-
-
 @pytest.mark.parametrize(("width", "height"), [(24, 24), (61, 40), (31, 90), (10, 7)])
 def test_image_features(clip, naive, tmp_path, width, height):
     pixels = np.random.default_rng(3).integers(0, 255, (height, width, 3), dtype=np.uint8)
@@ -61,14 +51,6 @@ def test_image_features(clip, naive, tmp_path, width, height):
     image = clip.read_image(tmp_path / "noise.png")
     both = clip.image_features(torch.stack([image, torch.zeros(3, 24, 24)]))
     assert both[0].numpy() == pytest.approx(expected, abs=1e-6)
-
-
-def test_values_are_those_of_every_version(clip):
-    """Recorded with transformers 5.23.0; the weights depend on a seed alone."""
-    text = clip.text_features(clip.encode(["the cat and the dog"])[0])[0]
-    image = clip.image_features(torch.linspace(-1, 1, 3 * 24 * 24).view(1, 3, 24, 24))[0]
-    assert text[:3].tolist() == pytest.approx([-0.362853, 0.014817, 0.381269], abs=1e-5)
-    assert image[:3].tolist() == pytest.approx([-0.280454, -0.108550, -0.080130], abs=1e-5)
 
 
 def test_name_identifies_the_weights(clip, clip_folder, tmp_path):
@@ -96,37 +78,15 @@ def test_what_is_missing_is_one_line(clip_folder, gpt2_folder, tmp_path):
     refused("download it again")
     weights.unlink()
     torch.save({"wte.weight": torch.zeros(3)}, tmp_path / "pytorch_model.bin")
+    refused("the weights of another model")
     (tmp_path / "config.json").write_text((gpt2_folder / "config.json").read_text())
     refused("clip_model: no configuration of this kind of model")
-    (tmp_path / "config.json").write_text((clip_folder / "config.json").read_text())
-    refused("the weights of another model")
-
-
-def test_a_strip_does_not_fill_the_memory(clip, tmp_path):
-    """Enlarged whole, so that its short side fits, it would have 58 million values."""
-    ramp = np.linspace(0, 255, 100_000).astype(np.uint8)
-    strip = np.stack([ramp, np.full_like(ramp, 9), np.full_like(ramp, 99)], axis=1)[:, None]
-    for name, pixels in {"tall": strip, "wide": strip.transpose(1, 0, 2)}.items():
-        Image.fromarray(np.ascontiguousarray(pixels)).save(tmp_path / f"{name}.png")
-        image = clip.read_image(tmp_path / f"{name}.png")
-        middle = (torch.tensor([127.0, 9, 99]) / 255 - torch.tensor(MEAN)) / torch.tensor(STD)
-        assert image.shape == (3, 24, 24)
-        torch.testing.assert_close(image.mean((1, 2)), middle, atol=0.02, rtol=0)
-    noise = np.random.default_rng(0).integers(0, 256, (64 * 9, 9, 3), dtype=np.uint8)
-    Image.fromarray(noise).save(tmp_path / "long.png")  # no strip yet
-    assert torch.equal(
-        clip.read_image(tmp_path / "long.png"), clip.preprocess(Image.fromarray(noise))
-    )
 
 
 @pytest.fixture
-def cache(tmp_path):
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def evaluate(clip_folder, photos, cache):
-    settings = Settings(dict(zip(PREDICTIONS, photos)), cache_dir=cache, batch_size=3)
+def evaluate(clip_folder, photos, tmp_path):
+    files = dict(zip(PREDICTIONS, photos))
+    settings = Settings(files, cache_dir=tmp_path / "cache", batch_size=3)
     evaluator = ClipScore(settings, clip_model=str(clip_folder))
     return lambda: evaluator.evaluate(CaptionSet(PREDICTIONS, REFERENCES))
 
@@ -164,31 +124,24 @@ def test_the_second_evaluation_skips_the_image_tower(evaluate, monkeypatch, phot
     assert evaluate().per_image != before.per_image
 
 
-def test_a_damaged_cache_is_made_again(evaluate, cache, capsys):
+def test_a_damaged_cache_is_made_again(evaluate, tmp_path, capsys):
     before = evaluate()
-    [file] = cache.iterdir()
+    [file] = (tmp_path / "cache").iterdir()
     whole = file.read_bytes()
     inside = whole.index(b"features.npy") + 200  # a number among them
     damages = [b"", whole[:100], whole[:inside] + b"????" + whole[inside + 4 :]]
-    for features in (np.ones((4, 3), np.float32), np.ones((4, 16), np.float32)):  # no unit vectors
-        np.savez(cache / "other.npz", features=features, files=["a"] * 4)
-        damages.append((cache / "other.npz").read_bytes())
-        (cache / "other.npz").unlink()
+    for width in (3, 16):  # no unit vectors
+        np.savez(tmp_path / "other.npz", features=np.ones((4, width), np.float32), files=["a"] * 4)
+        damages.append((tmp_path / "other.npz").read_bytes())
     for damaged in damages:
         file.write_bytes(damaged)
         assert evaluate() == before
         assert f"{file} is damaged" in capsys.readouterr().err
         assert len(np.load(file)["features"]) == 4
-    assert list(cache.iterdir()) == [file]
+    assert list((tmp_path / "cache").iterdir()) == [file]
 
 
-def test_a_cache_that_cannot_be_written(evaluate, cache, capsys):
-    cache.write_text("a file, no folder")
+def test_a_cache_that_cannot_be_written(evaluate, tmp_path, capsys):
+    (tmp_path / "cache").write_text("a file, no folder")
     assert evaluate().metrics["CLIPScore"].n == 4
     assert "image features are not cached" in capsys.readouterr().err
-
-
-def test_missing_weights_are_reported_before():
-    reasons = ClipScore().unavailable()
-    assert list(reasons) == ["CLIPScore", "RefCLIPScore", "CLIPScore_sentences"]
-    assert "no config.json of openai/clip-vit-base-patch32 here or on" in reasons["CLIPScore"]

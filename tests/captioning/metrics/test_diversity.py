@@ -1,12 +1,18 @@
-"""Length and diversity against their formulas written out."""
+"""Length, diversity, repetition and detail on captions that were counted by hand."""
 
 import json
+import sys
 
 import pytest
 
+from captioning.metrics.detail import Detail, count
 from captioning.metrics.diversity import Diversity, Length
-from captioning.metrics.evaluator import CaptionSet
+from captioning.metrics.evaluator import CaptionSet, build_evaluators
+from captioning.metrics.repetition import loops, repeated
+from captioning.metrics.scoring import score
 from captioning.runtime.errors import UserError
+
+pytestmark = pytest.mark.usefixtures("no_java")
 
 # The Dogs occur twice: neither a capital nor a full stop makes another caption.
 PREDICTIONS = {1: "A dog and a dog.", "b": "a  dog and a dog", 3: "a red, red cat", 4: ""}
@@ -22,7 +28,7 @@ def test_length_counts_what_white_space_separates():
     assert 0 < estimate.low < 3.5 < estimate.high <= 5
 
 
-def test_diversity_is_the_formulas(no_java):
+def test_diversity_is_the_formulas():
     result = Diversity().evaluate(CAPTIONS)
     sentences = ["a dog and a dog", "a dog and a dog", "a red red cat", ""]
     words = " ".join(sentences).split()
@@ -42,7 +48,7 @@ def test_diversity_is_the_formulas(no_java):
     assert tuple(result.metrics) == Diversity().names
 
 
-def test_what_a_captioner_was_trained_on(no_java, tmp_path):
+def test_what_a_captioner_was_trained_on(tmp_path):
     rows = [
         {"image": "1.jpg", "caption": "a dog, and A DOG"},
         {"image": "1.jpg", "caption": "two zebras"},
@@ -61,3 +67,94 @@ def test_what_a_captioner_was_trained_on(no_java, tmp_path):
 def test_training_captions_that_are_not_there_are_missed_at_once(tmp_path):
     with pytest.raises(UserError, match="no such file"):
         Diversity(train_captions=str(tmp_path / "train.json"))
+
+
+@pytest.mark.parametrize(
+    ("caption", "shares"),
+    [
+        ("a cat on a mat", (0, 0, 0)),
+        ("a cat and a cat", (25, 0, 0)),  # of a cat, cat and, and a, a cat
+        ("the end the end the end", (60, 50, 100 / 3)),
+        ("one two", (0, None, None)),
+        ("one", (None, None, None)),
+        ("", (None, None, None)),
+    ],
+)
+def test_repeated_ngrams(caption, shares):
+    assert [repeated(caption.split(), n) for n in (2, 3, 4)] == pytest.approx(shares)
+
+
+@pytest.mark.parametrize(
+    ("caption", "expected"),
+    [
+        ("a very very big dog", False),
+        ("a very very very big dog", True),
+        ("a dog on a table on a table", True),
+        ("on a table a dog on a table", False),  # twice, and not running
+        ("a dog a dog", True),
+        ("a dog and a dog and", True),
+        ("a dog and a dog and a cat", True),
+        ("a man with a hat and a man with a coat", False),
+        ("x a b c d e a b c d e", True),
+        ("", False),
+        ("dog dog", False),
+    ],
+)
+def test_loops(caption, expected):
+    assert loops(caption.split()) is expected
+
+
+LOOPING = {1: "The end. The end! The end?", 2: "one, two", 3: "", 4: "a cat and a cat"}
+
+
+def test_means_over_captions_that_have_ngrams():
+    references = {image_id: ["a cat"] for image_id in LOOPING}
+    scores = score(LOOPING, references, build_evaluators(["repetition"]))
+    values = {name: estimate.value for name, estimate in scores.metrics.items()}
+    expected = {"rep_2": 85 / 3, "rep_3": 25, "rep_4": 50 / 3, "loops": 25}
+    assert values == pytest.approx(expected)
+    assert scores.metrics["rep_2"].low == 0 and scores.metrics["rep_2"].high == 60
+    first, second, *_ = zip(*scores.per_image.values())
+    assert first == pytest.approx((60, 50, 100 / 3, 100)) and second == (0, None, None, 0)
+
+
+@pytest.mark.parametrize(
+    ("caption", "expected"),  # nouns, adjectives, numbers, relations
+    [
+        ("A small dog and two cats on a red sofa.", (3, 2, 1, 1)),
+        ("Three men in blue shirts next to a bus", (3, 1, 1, 2)),
+        ("a woman standing in front  of a large window", (2, 1, 0, 1)),
+        ("a cup on top of a table near the sea", (3, 0, 0, 2)),
+        ("a group of people walking to the beach", (3, 0, 0, 1)),  # "of" relates nothing
+        ("a boy trying to swim while the sun is shining", (2, 0, 0, 0)),
+        ("a girl reaching up for a kite", (2, 0, 0, 1)),
+        ("a man looking out of a car", (2, 0, 0, 1)),
+        ("a dog with a ball in its mouth", (3, 0, 0, 2)),
+        ("12 birds", (1, 0, 1, 0)),
+        ("a dog jumps", (2, 0, 0, 0)),  # a verb that the tagger does not know as one
+        ("", (0, 0, 0, 0)),
+        ("...", (0, 0, 0, 0)),
+    ],
+)
+def test_counted_by_hand(caption, expected):
+    found = count(caption)
+    assert tuple(found[name] for name in Detail().names) == expected
+
+
+def test_means_over_captions():
+    captions = {1: "A red ball and a kite.", 2: "two dogs in the snow", 3: ""}
+    scores = score(captions, {i: ["a"] for i in captions}, build_evaluators(["detail"]))
+    values = {name: estimate.value for name, estimate in scores.metrics.items()}
+    expected = {"nouns": 4 / 3, "adjectives": 1 / 3, "numbers": 1 / 3, "relations": 1 / 3}
+    assert values == pytest.approx(expected)
+    assert scores.metrics["nouns"].low == 0 and scores.metrics["nouns"].high == 2
+    assert [values[1] for values in scores.per_image.values()] == [2, 0, 1, 1]
+
+
+def test_without_textblob_it_is_said_before(monkeypatch):
+    [evaluator] = build_evaluators(["detail"])
+    assert evaluator.unavailable() == {}
+    monkeypatch.setitem(sys.modules, "textblob.en", None)
+    reasons = evaluator.unavailable()
+    assert set(reasons) == set(evaluator.names)
+    assert reasons["nouns"] == "detail needs TextBlob: pip install textblob"

@@ -1,15 +1,17 @@
-"""METEOR is that of pycocoevalcap; one Java process can score for several."""
+"""METEOR is that of pycocoevalcap; one Java can score for several; one that fails is one line."""
 
 import json
 import os
+import time
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
 from captioning.metrics import meteor
-from captioning.metrics.java import JavaError, java_process
+from captioning.metrics.java import JavaError, java_process, java_version
 from captioning.metrics.meteor import meteor_of_sums, meteor_scores
+from tests.captioning.conftest import is_running
 
 CAPTIONS = ["a man rides a horse", "", "two cats sit on a red sofa", "a | | | dog", "zebra"]
 REFERENCES = [
@@ -64,7 +66,11 @@ def test_the_formula_scores_statistics_as_java_does(java, shared_data):
     ("script", "seconds", "reason"),
     [
         ("exec sleep 60", 0.5, "no result within 1 s"),
-        ("read line; echo 1; echo 'Error: broken' >&2; exit 1", 60, "exit code 1: Error: broken"),
+        (
+            "read line; echo 1; echo 'Picked up JAVA_TOOL_OPTIONS' >&2; "
+            "echo 'Exception: heap space' >&2; echo '    at Meteor.main' >&2; exit 3",
+            *(60, "exit code 3: Exception: heap space$"),
+        ),
         ("cat", 60, "is invalid: .*SCORE"),
     ],
 )
@@ -103,26 +109,42 @@ def test_a_shared_process_scores_for_forks_and_is_replaced(alone, own_meteor, mo
         scores()
 
 
-def test_a_shared_process_that_fails_is_reported_by_an_own_one(own_meteor, monkeypatch):
-    def broken(seconds):
-        if seconds != meteor._SHARED_SECONDS:
-            raise JavaError("its own")
-        return java_process(["-version"], 60)
-
-    monkeypatch.setattr(meteor, "_java", broken)
-    with meteor.shared_process(), pytest.raises(JavaError, match="its own"):
-        scores()
+@pytest.mark.parametrize(
+    ("printed", "version"),
+    [('openjdk version "17.0.15" 2025-04-15', 17), ('java version "1.8.0"', 8)],
+)
+def test_version(fake_java, printed, version):
+    fake_java(f"echo '{printed}' >&2")
+    assert java_version() == version
 
 
-def test_without_java_there_is_nothing_to_share(no_java):
-    refused = pytest.raises(JavaError, match="there is no `java` on PATH")
-    with meteor.shared_process(start=True), refused:
-        scores()
+def test_java_that_is_not_there_or_cannot_run(fake_java, monkeypatch, tmp_path):
+    fake_java("echo 'Unable to locate a Java Runtime.' >&2; exit 1")
+    with pytest.raises(JavaError, match="exit code 1: Unable to locate a Java Runtime"):
+        java_version()
+    with open(os.environ["PATH"].split(os.pathsep)[0] + "/java", "wb") as java:
+        java.write(b"\0\1\2")
+    with pytest.raises(JavaError, match="cannot be started"):
+        java_version()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(JavaError, match="no `java` on PATH"):
+        java_version()
 
 
-def test_a_shared_process_hides_no_other_error(fake_java):
-    fake_java("read line; echo 1; echo 'Error: broken' >&2; exit 1")
-    with pytest.raises(OSError, match="disk full"), meteor.shared_process():
-        with pytest.raises(JavaError, match="exit code 1: Error: broken"):
-            scores()
-        raise OSError("disk full")
+def test_hanging_java_is_killed_with_what_it_started(fake_java, tmp_path):
+    # The script's own child holds the pipes, which must not be waited for either.
+    fake_java(f"sleep 60 & echo $! > {tmp_path}/child; wait")
+    raises = pytest.raises(JavaError, match=r"no result within 2 s")
+    with raises, java_process([], time_limit=2) as (process, _):
+        process.communicate("question")
+    child = int((tmp_path / "child").read_text())
+    until = time.monotonic() + 30
+    while is_running(child):
+        assert time.monotonic() < until
+
+
+def test_a_bug_in_the_block_is_not_hidden_and_leaves_no_java(fake_java):
+    fake_java("exec sleep 60")
+    with pytest.raises(ZeroDivisionError), java_process([], time_limit=60) as (process, _):
+        1 / 0  # noqa: B018
+    assert process.poll() is not None

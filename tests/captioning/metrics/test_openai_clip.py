@@ -103,7 +103,6 @@ def make(clip_folder, tmp_path):
 @pytest.mark.parametrize(
     ("name", "activation", "change"),
     [
-        ("clip_ViT-B-32.pth", quick_gelu, lambda state: {"state_dict": state, "epoch": 3}),
         ("openClip_ViT-L-14.pth", nn.functional.gelu, lambda state: {"state_dict": state}),
         ("bare.pt", quick_gelu, lambda state: {**state, "context_length": torch.tensor(24)}),
     ],
@@ -165,10 +164,9 @@ def test_another_file_is_reported_before_captions_are_made(settings, make, chang
         assert message in reason and path in reason and "\n" not in reason
 
 
-@pytest.mark.parametrize("bias", [None, torch.zeros(3)])
-def test_weights_of_another_size_are_one_line(make, bias):
-    change = without("ln_final.bias") if bias is None else lambda s: {**s, "ln_final.bias": bias}
-    path, _ = make(change=change)
+@pytest.mark.parametrize("more", [{}, {"ln_final.bias": torch.zeros(3)}])
+def test_weights_of_another_size_are_one_line(make, more):
+    path, _ = make(change=lambda state: {**without("ln_final.bias")(state), **more})
     with pytest.raises(UserError, match=r"pac\.pth: (lacks|the sizes do not fit)") as caught:
         Clip(path)
     assert "\n" not in str(caught.value)

@@ -1,13 +1,14 @@
-"""Perplexity against its definition in float64, one caption at a time, without padding."""
+"""Perplexity against its definition in float64; tokens of CLIP and GPT-2 against transformers."""
 
-import json
 import math
 
 import pytest
 import torch
-from transformers import GPT2LMHeadModel
+from tokenizers import Tokenizer, models, processors
+from transformers import CLIPTokenizerFast, GPT2LMHeadModel, GPT2TokenizerFast
 
 from captioning.metrics.evaluator import CaptionSet, Settings
+from captioning.metrics.model_files import Bpe, find_model
 from captioning.metrics.perplexity import LanguageModel, Perplexity
 from captioning.runtime.errors import UserError
 
@@ -24,9 +25,9 @@ TEXTS = [
 EMPTY = [3, 4]
 
 
-def evaluate(folder, texts, batch_size=3):
+def evaluate(folder, texts):
     captions = dict(enumerate(texts))
-    evaluator = Perplexity(Settings(batch_size=batch_size), ppl_model=str(folder))
+    evaluator = Perplexity(Settings(batch_size=3), ppl_model=str(folder))
     return evaluator.evaluate(CaptionSet(captions, {number: ["a"] for number in captions}))
 
 
@@ -44,24 +45,15 @@ def naive(folder, text):
 
 def test_values_are_those_of_the_definition(gpt2_folder):
     result = evaluate(gpt2_folder, TEXTS)
-    expected = [
-        None if number in EMPTY else naive(gpt2_folder, text) for number, text in enumerate(TEXTS)
-    ]
-    each = result.per_image["PPL"]
-    assert [number for number, value in enumerate(each) if value is None] == EMPTY
-    known = [value for value in expected if value is not None]
-    assert [value for value in each if value is not None] == pytest.approx(known, rel=1e-5)
+    each = dict(enumerate(result.per_image["PPL"]))
+    assert [each.pop(number) for number in EMPTY] == [None, None]
+    known = [naive(gpt2_folder, TEXTS[number]) for number in each]
+    assert [*each.values()] == pytest.approx(known, rel=1e-5)
     assert max(known) > 1.5 * min(known)
     estimate = result.metrics["PPL"]
     assert estimate.value == pytest.approx(sum(known) / 6) and estimate.n == 6
     assert estimate.low < estimate.value < estimate.high
     assert result.settings == {"ppl_model": str(gpt2_folder), "ppl_truncated": 1, "ppl_empty": 2}
-
-
-def test_batches_change_no_value(gpt2_folder):
-    values = [evaluate(gpt2_folder, TEXTS[5:], size).per_image["PPL"] for size in (1, 2, 3, 6)]
-    for other in values[1:]:
-        assert other == pytest.approx(values[0], rel=1e-5)
 
 
 def test_nothing_but_empty_captions(gpt2_folder):
@@ -71,21 +63,55 @@ def test_nothing_but_empty_captions(gpt2_folder):
     assert result.per_image["PPL"] == [None, None]
 
 
-def test_value_is_that_of_every_version(gpt2_folder):
-    """Recorded with transformers 5.23.0; the weights depend on a seed alone."""
-    found = evaluate(gpt2_folder, TEXTS[:1]).metrics["PPL"]
-    assert found.value == pytest.approx(841.45988, rel=1e-5)
-
-
-def test_sizes_that_are_none(gpt2_folder, tmp_path):
-    for path in gpt2_folder.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    sizes = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**sizes, "n_embd": "wide"}))
-    with pytest.raises(UserError, match="ppl_model: no configuration of this kind"):
-        LanguageModel(str(tmp_path))
-
-
 def test_missing_weights_are_reported_before():
     reasons = Perplexity().unavailable()
     assert "ppl_model: found no config.json of gpt2 here or on the hub: put" in reasons["PPL"]
+
+
+TOKENIZED = [
+    "",
+    "a photo of the cat and the dog's ball",
+    "The CAT, 2 dogs... it's   12:30!?",
+    "\tcafé naïve \u2014 ни 中文 😀\n",
+    "I'll don't they're 's",
+]
+
+
+@pytest.fixture
+def files(clip_folder):
+    return find_model("clip_model", str(clip_folder))
+
+
+@pytest.mark.parametrize("kind", ["clip", "gpt2"])
+def test_tokens_are_those_of_transformers(kind, request):
+    folder = request.getfixturevalue(f"{kind}_folder")
+    names = (str(folder / name) for name in ("vocab.json", "merges.txt"))
+    theirs = {"clip": CLIPTokenizerFast, "gpt2": GPT2TokenizerFast}[kind](*names)
+    ours = Bpe(find_model("some_model", str(folder)), clip=kind == "clip")
+    expected = [theirs(text, add_special_tokens=False)["input_ids"] for text in TOKENIZED]
+    assert len(expected[1]) < len(TOKENIZED[1]) - 5  # merges are applied
+    assert ours.encode(TOKENIZED) == expected
+    assert ours.encode(["a \ud83d cat"]) == ours.encode(["a ? cat"])  # no Unicode
+
+
+def test_the_whole_tokenizer_in_one_file(files, tmp_path):
+    """With special tokens and truncation of its own, as transformers saves it."""
+    names, end = (str(files.vocabulary), str(files.merges)), "<|endoftext|>"
+    whole = Tokenizer(models.BPE.from_file(*names, end_of_word_suffix="</w>"))
+    whole.add_special_tokens([end])
+    whole.post_processor = processors.TemplateProcessing(f"$A {end}", None, [(end, 0)])
+    whole.enable_truncation(3)
+    whole.save(str(tmp_path / "tokenizer.json"))
+    one = Bpe(files._replace(vocabulary=tmp_path / "tokenizer.json", merges=None), clip=True)
+    both = Bpe(files, clip=True)
+    assert one.encode(TOKENIZED) == both.encode(TOKENIZED) and one.special(end) == both.special(end)
+
+
+def test_a_file_that_is_no_vocabulary_or_lacks_a_token(files, tmp_path):
+    wrong = tmp_path / "vocab.json"
+    for content, merges in (("[1]", files.merges), ('{"a": 0}', files.merges), ("{}", None)):
+        wrong.write_text(content)
+        with pytest.raises(UserError, match="holds no BPE"):
+            Bpe(files._replace(vocabulary=wrong, merges=merges), clip=True)
+    with pytest.raises(UserError, match=r"lacks <.other.>: download it again"):
+        Bpe(files, clip=True).special("<|other|>")

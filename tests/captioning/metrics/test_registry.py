@@ -1,10 +1,17 @@
-"""Evaluators by name: what the registry and the classes declare."""
+"""What metrics declare, how they are computed together, and the table and sums of their scores."""
+
+import math
 
 import pytest
 
 from captioning.config import config_class
-from captioning.metrics.evaluator import Evaluator, build_evaluators
-from captioning.metrics.registry import COMPUTED, EVALUATORS, METRICS
+from captioning.metrics import diversity, evaluator
+from captioning.metrics.bootstrap import Estimate
+from captioning.metrics.evaluator import Evaluator, Scores, build_evaluators
+from captioning.metrics.metric_sum import MetricSum
+from captioning.metrics.registry import COMPUTED, EVALUATORS, METRICS, metric_of
+from captioning.metrics.score_table import format_table
+from captioning.metrics.scoring import score
 from captioning.rewards.interface import Reward
 from captioning.rewards.registry import REWARDS
 from captioning.runtime.errors import UserError
@@ -49,3 +56,140 @@ def test_an_impossible_option_is_one_line():
         UserError, match=r"^spice_timeout: found -1; input should be greater than 0"
     ):
         build_evaluators(["coco"], spice_timeout=-1)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("CIDEr", 0.9),
+        ("CIDEr + Bleu_4", 1.2),
+        ("CIDEr+Bleu_4", 1.2),
+        (" Bleu_4 - PPL ", -79.7),
+        ("-PPL", -80.0),
+        ("+ CIDEr", 0.9),
+        ("R@1", 10.0),
+        ("CIDEr + METEOR", None),  # which is missing
+        ("CIDEr - wrong_facts", None),  # which is not finite
+    ],
+)
+def test_the_higher_the_better(text, value):
+    scores = {"CIDEr": 0.9, "Bleu_4": 0.3, "PPL": 80.0, "R@1": 10.0, "wrong_facts": math.nan}
+    found = MetricSum.parse(text).of(scores)
+    assert found == (value if value is None else pytest.approx(value))
+
+
+def test_every_metric_can_be_named():
+    text = " - ".join(METRICS)
+    first, *others = METRICS
+    assert MetricSum.parse(text).signs == {first: 1, **dict.fromkeys(others, -1)}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("cider", "'cider' is no metric; did you mean CIDEr?"),
+        ("CIDEr + BLEU_4", "'BLEU_4' is no metric; did you mean Bleu_4?"),
+        ("perplexity", f"'perplexity' is no metric; there are {', '.join(METRICS)}"),
+        ("CIDEr Bleu_4", "write it as METRIC, -METRIC or METRIC + METRIC"),
+        ("CIDEr +", "write it as METRIC, -METRIC or METRIC + METRIC"),
+        ("", "write it as METRIC, -METRIC or METRIC + METRIC"),
+        ("--PPL", "write it as METRIC, -METRIC or METRIC + METRIC"),
+        ("CIDEr - CIDEr", "CIDEr occurs twice"),
+    ],
+)
+def test_what_cannot_be_read(text, message):
+    with pytest.raises(ValueError) as error:
+        MetricSum.parse(text)
+    assert str(error.value) == message
+
+
+def test_published_order_and_alignment():
+    metrics = {
+        "CIDEr": Estimate(12.5, 11.0, 14.1, 1),
+        "METEOR": Estimate(0.1954, 0.19, 0.21, 1),
+        "lex_div": Estimate(0.292, None, None, 1),
+        "cap_len": Estimate(9.893, 9.75, 10.04, 1),
+    }
+    skipped = {"SPICE": "it broke", "ROUGE_L": "it broke", "Bleu_1": "no words"}
+    scores = Scores(metrics, {}, {"tokenizer": "PTBTokenizer", "empty": 0, "seed": 7}, skipped)
+    assert format_table(scores, 1) == (
+        "Cap. Len.  Lex. Div.  BLEU-1  METEOR  ROUGE-L   CIDEr  SPICE\n"
+        "     9.89      0.292       -   0.195        -  12.500      -\n"
+        "    ±0.14                     ±0.010           ±1.550\n"
+        "±: half of the 95 % interval over images\n"
+        "1 captions, tokenizer: PTBTokenizer, seed: 7\n"
+        "BLEU-1 skipped: no words\n"
+        "ROUGE-L, SPICE skipped: it broke"
+    )
+
+
+def test_all_columns_fit_a_terminal():
+    scores = Scores({name: Estimate(12.0, 1.0, 99.0, 5) for name in METRICS})
+    lines = format_table(scores, 5).splitlines()
+    assert max(map(len, lines)) <= 80
+    titles = "  ".join(lines[0:-2:3]).split("  ")
+    assert [title.strip() for title in titles if title] == [
+        metric_of(name).title for name in METRICS
+    ]
+
+
+def test_without_intervals_there_is_no_word_of_them():
+    scores = Scores({"ttr": Estimate(0.5, None, None, 2)})
+    assert format_table(scores, 2) == "  TTR\n0.500\n2 captions"
+
+
+pytestmark = pytest.mark.usefixtures("no_java")  # whose start takes seconds
+
+
+def test_score_takes_results_or_a_mapping():
+    references = {5: ["a man on a horse"], 6: ["a cat"]}
+    results = [{"image_id": 5, "caption": "a man"}, {"image_id": 6, "caption": "a cat"}]
+    scores = score(results, references)
+    assert scores == score({5: "a man", 6: "a cat"}, references)
+    assert scores == score(results, {str(i): group for i, group in references.items()})
+    assert scores.per_image["ROUGE_L"][1] == 1.0
+    with pytest.raises(UserError, match="nothing to score"):
+        score({}, references)
+
+
+class Broken(Evaluator):
+    name = "itm"
+
+    def evaluate(self, captions):
+        raise UserError("no scene of image 5")
+
+
+class Undefined(Evaluator):
+    name = "facts"
+
+    def evaluate(self, captions):
+        nothing = Estimate(float("nan"), None, None, 2)
+        return Scores({"wrong_facts": nothing}, {"wrong_facts": [None, None]}, {"scenes": 2})
+
+
+def test_an_evaluator_that_fails_loses_no_other(monkeypatch):
+    monkeypatch.setattr(diversity, "zip", lambda *_: 1 / 0, raising=False)
+    own = [Broken(), Undefined()]
+    chosen = [*own, *build_evaluators(["diversity", "length"])]
+    scores = score({5: "a man", 6: "a"}, {5: ["a"], 6: ["b"]}, chosen)
+    assert list(scores.metrics) == ["cap_len"] and scores.settings == {"scenes": 2}
+    assert scores.per_image == {"wrong_facts": [None, None], "cap_len": [2, 1]}
+    undefined = scores.skipped.pop("wrong_facts")
+    assert "undefined" in undefined
+    assert scores.skipped == {
+        **dict.fromkeys(("ITM", "ITC"), "no scene of image 5"),
+        **dict.fromkeys(diversity.Diversity().names, "ZeroDivisionError('division by zero')"),
+    }
+
+
+def test_captions_are_tokenized_once(monkeypatch):
+    calls = []
+
+    def tokenize(captions):
+        calls.append(captions)
+        return captions, "none"
+
+    monkeypatch.setattr(evaluator, "tokenize", tokenize)
+    scores = score({5: "a man", 6: "a"}, {5: ["a"], 6: ["b"], 7: ["c"]})
+    assert calls == [{5: ["a man", "a"], 6: ["a", "b"]}]
+    assert scores.settings == {"tokenizer": "none"} and {"ttr", "CIDEr"} <= scores.metrics.keys()

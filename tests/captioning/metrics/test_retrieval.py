@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import tracemalloc
 import zipfile
 
 import numpy as np
@@ -51,17 +50,12 @@ def pool(photos, tmp_path):
 
 def naive_ranks(folder, own, further):
     clip = Clip(str(folder))
-    image = [
-        clip.image_features(clip.read_image(path)[None])[0].double() for path in [*own, *further]
-    ]
+    images = [clip.image_features(clip.read_image(path)[None])[0] for path in [*own, *further]]
     found = []
     for number, caption in enumerate(PREDICTIONS.values()):
-        (ids,), _ = clip.encode([caption])
-        text = clip.text_features([ids])[0].double()
-        better = [
-            i for i, v in enumerate(image) if i != number and text @ v >= text @ image[number]
-        ]
-        found.append(1 + len(better))
+        text = clip.text_features(clip.encode([caption])[0])[0].double()
+        similar = [(text @ image.double()).item() for image in images]
+        found.append(sum(value >= similar[number] for value in similar))
     return found
 
 
@@ -97,15 +91,6 @@ def test_a_pool_is_a_folder_a_list_or_features(evaluate, clip_folder, photos, po
         assert result.settings["pool"] == f"10 images ({given})"
 
 
-def test_a_splits_images_start_in_their_root(evaluate, pool, tmp_path):
-    (tmp_path / "annotation").mkdir()
-    path = tmp_path / "annotation" / "split.json"
-    path.write_text(json.dumps([{"image": "other_0.png", "caption": "one"}]))
-    assert evaluate(path, root=pool).settings["pool"].startswith("5 images")
-    with pytest.raises(UserError, match=r"annotation/other_0.png: no such image"):
-        evaluate(path)
-
-
 def test_images_of_the_same_name_and_of_the_cache(evaluate, tmp_path):
     for folder, colour in (("a", "red"), ("b", "blue")):
         (tmp_path / "pool" / folder).mkdir(parents=True)
@@ -115,11 +100,6 @@ def test_images_of_the_same_name_and_of_the_cache(evaluate, tmp_path):
     assert before.settings["pool"].startswith("6 images")
     cached = {len(np.load(path)["files"]): path for path in (tmp_path / "cache").iterdir()}
     assert evaluate(cached[2]).metrics == before.metrics  # a file of the cache is a pool
-
-
-def test_an_image_of_two_captions_is_in_the_pool_once(evaluate, photos):
-    result = evaluate(images=[photos[0], photos[1], photos[0], photos[1]])
-    assert result.settings["pool"].startswith("2 images") and max(result.per_image["rank"]) <= 2
 
 
 def test_ties_count_against_the_caption():
@@ -139,17 +119,6 @@ def test_chunks_change_nothing():
     expected = [(row >= row[i]).sum() for row, i in zip(similar, own)]
     for at_once in (1, 8192 * 7, 2**24):
         assert ranks(captions, images, own, at_once) == pytest.approx(expected, abs=1)
-
-
-def test_a_large_pool_is_scored_in_little_memory():
-    """120,000 images and 5,000 captions, whose similarities would take 2.4 GB."""
-    random = np.random.default_rng(0)
-    captions, images = (random.normal(size=(n, 16)).astype(np.float32) for n in (5000, 120_000))
-    tracemalloc.start()
-    found = ranks(captions, images, range(5000))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert 0 < found.min() < found.max() <= 120_000 and peak < 200e6
 
 
 @pytest.mark.parametrize(
@@ -178,19 +147,16 @@ def test_members_that_are_no_arrays_or_too_large(tmp_path, monkeypatch, content)
 
 
 @pytest.mark.parametrize(
-    ("arrays", "message"),
+    ("features", "files", "message"),
     [
-        ({"features": np.ones((2, 16))}, "cannot be read: .files is not a file in the archive"),
-        (
-            {"features": np.ones((2, 16)), "files": ["a"]},
-            r"found float64 \(2, 16\) and \(1,\)",
-        ),
-        ({"features": np.zeros((1, 16)), "files": ["a"]}, "not all 0"),
-        ({"features": np.array([["x"] * 16]), "files": ["a"]}, "expected features"),
-        ({"features": np.ones((1, 15)), "files": ["a"]}, "of width 15, clip_model of 16"),
+        (np.ones((2, 16)), {}, "cannot be read: .files is not a file in the archive"),
+        (np.ones((2, 16)), {"files": ["a"]}, r"found float64 \(2, 16\) and \(1,\)"),
+        (np.zeros((1, 16)), {"files": ["a"]}, "not all 0"),
+        (np.array([["x"] * 16]), {"files": ["a"]}, "expected features"),
+        (np.ones((1, 15)), {"files": ["a"]}, "of width 15, clip_model of 16"),
     ],
 )
-def test_features_that_are_none(evaluate, tmp_path, arrays, message):
-    np.savez(tmp_path / "pool.npz", **arrays)
+def test_features_that_are_none(evaluate, tmp_path, features, files, message):
+    np.savez(tmp_path / "pool.npz", features=features, **files)
     with pytest.raises(UserError, match=message):
         evaluate(tmp_path / "pool.npz")

@@ -1,11 +1,10 @@
-"""Captions of many images: each once, in order, and none for those that cannot be read."""
+"""Captions of many images: each once, in order, none for those that cannot be read."""
 
 import shutil
 
 import pytest
 import torch
 
-from BLIP.inference import inference_copy
 from captioning.config import load_config
 from captioning.data import read_split
 from captioning.models.build import captioner_from
@@ -54,21 +53,19 @@ def test_no_worker_stays_when_it_breaks_off(caption, no_child_stays, monkeypatch
     no_child_stays()
 
 
-def test_weights_are_cast_once_for_all_batches(caption, monkeypatch):
-    made = []
-
-    def counted(captioner, dtype, compiled):
-        made.append((dtype, compiled))
-        return inference_copy(captioner, dtype, compiled)
-
-    monkeypatch.setattr("BLIP.blip.inference_copy", counted)
-    results = caption("eval_batch_size=2", "precision=bf16")
-    assert [result["image_id"] for result in results] == list(range(29, 36))
-    assert made == [(torch.bfloat16, False)]
-
-
 def test_compiled_captions_are_the_same(caption, quick_compiler):
     """With a smaller last batch, 7 images in batches of 3."""
     compiled = caption("eval_batch_size=3", "compile=true")
     assert quick_compiler.frame_count > 1  # the encoder and the step
     assert compiled == caption("eval_batch_size=3")
+
+
+def test_a_checkpoints_captioner_is_the_checkpoints_with_none_drawn(scenes_config, tmp_path):
+    config = load_config(scenes_config, ["seed=3"])
+    made_up, _ = captioner_from(config, None)
+    torch.save({"model": made_up.state_dict()}, tmp_path / "made_up.pth")
+    loaded, _ = captioner_from(config, str(tmp_path / "made_up.pth"))
+    state = torch.get_rng_state()
+    assert torch.equal(state, torch.manual_seed(3).get_state())
+    for key, value in made_up.state_dict().items():
+        assert torch.equal(loaded.state_dict()[key], value), key

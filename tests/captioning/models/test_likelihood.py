@@ -1,4 +1,4 @@
-"""The likelihood of human captions, and the temperature that makes it highest."""
+"""The likelihood of captions: of human ones, and word by word."""
 
 import math
 
@@ -13,6 +13,8 @@ from captioning.config import load_config
 from captioning.data.annotations import Sample
 from captioning.data.image import evaluation_transform, load_image
 from captioning.models.likelihood import TEMPERATURES, UNSCALED, likelihood, unigram_nll
+from captioning.models.score_tokens import END, scored_captions
+from decoding import DecodingSettings
 from smile import smile_loss
 
 CPU = torch.device("cpu")
@@ -80,3 +82,60 @@ def test_the_unigram_model_counts_words_and_ends(world):
     counts = {"a": 2, "cat": 1, "sits": 0, "END": 2}
     expected = -sum(math.log((1 + n) / (7 + 9)) for n in counts.values()) / 4
     assert found == pytest.approx(expected)
+
+
+BEAM = DecodingSettings(max_length=9, min_length=6, num_beams=2)
+SAMPLED = DecodingSettings(max_length=9, min_length=4, sample=True, temperature=0.5, top_k=3)
+
+
+def by_teacher_forcing(captioner, image, caption):
+    """The probability of each token of a caption, read from its text, as in training."""
+    logits, labels = captioner.predictions(image, [[caption]])
+    return logits[0].double().softmax(-1)[range(labels.size(1)), labels[0]]
+
+
+@pytest.mark.parametrize("settings", [BEAM, SAMPLED], ids=["beam", "sampled"])
+def test_probabilities_are_those_of_teacher_forcing(make_captioner, settings):
+    captioner = make_captioner(prompt="a picture ")
+    # No special token but the end, and no piece, so that the text has the tokens that were said.
+    with torch.no_grad():
+        kept = [
+            captioner.tokenizer.end,
+            *captioner.tokenizer.ids("dog cat red on"),
+            captioner.tokenizer.end,
+        ]
+        bias = captioner.text_decoder.cls["predictions"].bias
+        bias += torch.full_like(bias, -100).index_fill(0, torch.tensor(kept), 0)
+    image = torch.randn(1, 3, 48, 48)
+    (scored,) = scored_captions(captioner, image, settings)
+    assert " ".join(word for word in scored.words if word != END) == scored.caption
+    expected = by_teacher_forcing(captioner, image, scored.caption)[: len(scored.words)]
+    torch.testing.assert_close(scored.probabilities, expected, rtol=1e-4, atol=1e-7)
+    assert scored.attention_map.shape == (len(scored.words), 3, 3)
+
+
+@pytest.mark.parametrize("model", ["lstm", "sat"])
+def test_probabilities_of_a_classic_captioner_make_up_its_score(model):
+    words = Vocabulary(["a", "dog", "runs"])
+    captioner = ClassicCaptioner(model, ImageEncoder("shufflenet_v2_x0_5", grid=2), words).eval()
+    settings = DecodingSettings(max_length=7, min_length=4, num_beams=2)
+    image = torch.randn(1, 3, 64, 64)
+    (scored,) = scored_captions(captioner, image, settings)
+    ids = captioner.generate_details(image, settings).token_ids[0, 0]
+    length = int((ids != words.end).sum())
+    assert scored.probabilities.log().sum().item() == pytest.approx(scored.score * length, rel=1e-5)
+    assert (scored.attention_map is None) == (model == "lstm")
+
+
+def test_a_word_of_two_pieces_has_their_product_and_the_mean_of_their_gaze(make_captioner):
+    captioner = make_captioner()
+    tokenizer = captioner.tokenizer
+    with torch.no_grad():  # nothing but "##s" is ever said
+        bias = captioner.text_decoder.cls["predictions"].bias
+        bias[tokenizer.bert.token_to_id("##s")] += 8
+    settings = DecodingSettings(max_length=8, min_length=0, num_beams=1)
+    (scored,) = scored_captions(captioner, torch.randn(1, 3, 48, 48), settings)
+    assert scored.words == ["s" * (8 - len(captioner.prompt_ids))]
+    total = 8 * scored.score  # greedy: the sum of all log-probabilities over the length
+    assert scored.probabilities.log().sum().item() == pytest.approx(total, rel=1e-4)
+    torch.testing.assert_close(scored.attention_map.sum((1, 2)), torch.ones(1))

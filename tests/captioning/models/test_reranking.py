@@ -166,22 +166,17 @@ def test_a_judge_of_another_vocabulary_or_prompt(built, saved):
         Reranker(built(), Reranking("judge", model=str(path)), CPU)
 
 
-@pytest.mark.parametrize("shifted", [False, True])
 def test_a_judge_of_another_first_token_shift_is_refused_before_loading(
-    saved, scenes, scenes_config, shifted
+    saved, scenes, scenes_config
 ):
     """The first token id of a caption would be another word for the judge."""
-    tokenizer = f"tokenizer={scenes / 'vocab_pieces.txt'}"
-    path, *_ = saved(tokenizer, f"first_token_shift={shifted}".lower())
-    keys = [tokenizer, "rerank=judge", f"rerank_judge={path}"]
-    same, other = (
-        load_config(scenes_config, [*keys, f"first_token_shift={own}".lower()])
-        for own in (shifted, not shifted)
-    )
-    check_reranking(same)
-    line = f"rerank_judge: {path} has first_token_shift {shifted}, the captioner {not shifted}: use"
+    shift = [f"tokenizer={scenes / 'vocab_pieces.txt'}", "first_token_shift=true"]
+    path, *_ = saved(*shift)
+    keys = ["rerank=judge", f"rerank_judge={path}"]
+    check_reranking(load_config(scenes_config, [*shift, *keys]))
+    line = f"rerank_judge: {path} has first_token_shift True, the captioner False: use"
     with pytest.raises(UserError, match=line):
-        check_reranking(other)
+        check_reranking(load_config(scenes_config, [shift[0], *keys]))
 
 
 def test_attention_maps_are_of_the_reranked_caption(saved, scenes, tmp_path, capsys):

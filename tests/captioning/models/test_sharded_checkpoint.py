@@ -54,18 +54,6 @@ def test_one_is_written_in_the_place_of_another_and_of_a_file(save, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == names
 
 
-def test_the_oldest_are_removed_and_the_best_survives(save, tmp_path):
-    for epoch in range(4):
-        save(epoch)
-    checkpoints.keep_as_best(tmp_path, 1)
-    checkpoints.remove_oldest(tmp_path, keep=2)
-    assert [p.name for p in checkpoints.saved(tmp_path)] == [
-        "checkpoint_02.pth",
-        "checkpoint_03.pth",
-    ]
-    assert read_checkpoint(str(checkpoints.best(tmp_path)))["model"]["a.w"].max() == 1
-
-
 @pytest.mark.parametrize("part", [REST, INDEX, "__0_0.distcp"])
 @pytest.mark.parametrize("harm", ["cut", "missing"])
 def test_a_damaged_one_is_passed_over(save, tmp_path, part, harm):

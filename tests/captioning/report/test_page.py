@@ -4,8 +4,14 @@ import html
 import json
 import re
 
+from captioning.metrics.bootstrap import Estimate
 from captioning.report.__main__ import default_output, main
-from captioning.report.comparison import compare
+from captioning.report.comparison import Comparison, Row, compare
+from captioning.report.comparison_table import (
+    format_cell,
+    other_columns,
+    select_columns,
+)
 from captioning.report.page import render, write_report
 
 
@@ -124,3 +130,25 @@ def test_program(runs, tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().err.startswith("error: one: no captions of split val")
     assert main(["one", "--output", str(tmp_path / "page.html")]) == 0
     assert (tmp_path / "page.html").exists()
+
+
+def estimate(value, low=None, high=None):
+    return Estimate(value, low, high, 5)
+
+
+class TwoRows(Comparison):
+    rows = (
+        Row("Humans", "humans", {}, {"CIDEr": estimate(0.9), "Bleu_1": estimate(0.5)}),
+        Row("MLE", "mle", {}, {"CIDEr": estimate(1.2344, 1.1, 1.3), "lex_div": estimate(0.042)}),
+    )
+
+
+def test_columns_and_cells():
+    humans, mle = TwoRows.rows
+    columns = select_columns(TwoRows.rows)
+    assert [column.name for column in columns] == ["lex_div", "CIDEr"]
+    assert [format_cell(column, humans) for column in columns] == [[], ["0.900"]]
+    assert [format_cell(column, mle) for column in columns] == [["42"], ["1.234", "1.100", "1.300"]]
+    [other] = other_columns(TwoRows.rows)
+    assert other.title == "BLEU-1"
+    assert (format_cell(other, humans), format_cell(other, mle)) == (["0.500"], [])

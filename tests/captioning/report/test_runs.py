@@ -1,12 +1,15 @@
-"""Run folders, and what is refused."""
+"""Runs and people side by side, what is refused, and what a report must not pass over."""
 
 import json
 
 import pytest
+import torch
 
-from captioning.metrics.bootstrap import Estimate
-from captioning.report.comparison import compare
-from captioning.report.runs import plain_command, read_runs
+from captioning.config import load_config, write_config
+from captioning.metrics.scoring import score
+from captioning.report.comparison import compare, hold_out
+from captioning.report.page import render
+from captioning.report.runs import differing_settings, read_runs
 from captioning.runtime.errors import UserError
 
 
@@ -18,34 +21,6 @@ def test_labels_and_kinds(runs, make_run):
     assert [run.label for run in twice] == ["MLE (one)", "MLE (again)", "SMILE"]
     nested = read_runs([make_run("a/run"), make_run("b/run")], "test")
     assert [run.label for run in nested] == ["MLE (a/run)", "MLE (b/run)"]
-
-
-def test_what_a_run_says(runs):
-    run = read_runs(runs, "test")[0]
-    assert run.metrics["CIDEr"] == Estimate(1.2345, 1.1, 1.35, 12)
-    assert run.metrics["Bleu_4"] == Estimate(0.321, None, None, 12)
-    assert len(run.log) == 22  # the unfinished line is passed over
-    assert run.checkpoint == runs[0] / "checkpoint_best.pth"
-
-
-def test_weights_that_were_not_trained_here(make_run):
-    folder = make_run("blip")
-    (folder / "config.yaml").rename(folder / "result" / "test" / "config.yaml")
-    run = read_runs([folder], "test")[0]
-    assert (run.label, run.kind, run.is_trained) == ("blip", "weights", False)
-
-
-@pytest.mark.parametrize(
-    "command, plain",
-    [
-        ("/a/python3.11 /b/captioning/train.py --seed 1", "python -m captioning.train --seed 1"),
-        ("/a/python /b/captioning/report/__main__.py x", "python -m captioning.report x"),
-        ("/a/python 'my own.py'", "/a/python 'my own.py'"),
-        ("bash run.sh", "bash run.sh"),
-    ],
-)
-def test_plain_command(command, plain):
-    assert plain_command({"command": command}) == plain
 
 
 def test_refusals(runs, tmp_path):
@@ -79,3 +54,138 @@ def test_captions_of_another_data_set(make_run):
     comparison = compare([make_run("one", captions={10**6: "a dog"})])
     assert comparison.human is None and comparison.image_ids == [10**6]
     assert "none of the captioned images" in comparison.missing[0]
+
+
+def record(run, **values):
+    (run / "result" / "test" / "run.json").write_text(json.dumps(values))
+
+
+def score_with(run, **changes):
+    config = load_config(run / "config.yaml", (), changes)
+    write_config(config, run / "result" / "test" / "config.yaml")
+
+
+def test_foreign_weights(make_run, tmp_path):
+    run = make_run("one")
+    record(run, checkpoint=str(run / "checkpoint_best.pth"))
+    assert read_runs([run], "test")[0].label == "MLE"
+    foreign = tmp_path / "blip.pth"
+    torch.save({}, foreign)
+    record(run, checkpoint=str(foreign))
+    read = read_runs([run], "test")[0]
+    assert (read.label, read.kind, read.checkpoint) == ("blip.pth", "weights", foreign)
+    assert read.log == [] and "not trained here" in render(compare([run]))
+
+
+def test_data_of_the_scores(make_run, world):
+    run = make_run("one", ann_root="/gone", image_root="/gone")
+    score_with(run, ann_root=str(world), image_root=str(world))
+    comparison = compare([run])
+    assert comparison.human and comparison.image_path(comparison.image_ids[0]).exists()
+    with pytest.raises(UserError, match="different data sets: image_root") as caught:
+        compare([run, make_run("two", image_root="/gone")])
+    assert "\n" not in str(caught.value)
+
+
+def test_parts_of_one_file_by_two_seeds_are_other_data(make_run):
+    split = {"train_file": "scenes_test.json", "test_file": None}
+    split["split"] = {"val": 0.3, "test": 0.3}
+    run = make_run("one", **split, seed=1)
+    assert compare([run, make_run("same", **split, seed=1)])
+    with pytest.raises(UserError, match=r"different data sets: split is .*\('seed', 1\)"):
+        compare([run, make_run("two", **split, seed=2)])
+
+
+def test_settings_of_scoring(runs):
+    score_with(runs[1], precision="bf16")
+    found = differing_settings(read_runs(runs, "test"))
+    assert found["precision, in scoring"] == ["fp32", "bf16", "fp32"]
+
+
+def test_facts_of_any_run(make_run):
+    runs = [make_run("one", facts_file=None, metrics=["coco"]), make_run("two", "smile")]
+    comparison = compare(runs)
+    assert "true_facts" in comparison.human.metrics and comparison.scenes
+    page = render(comparison)
+    assert "people are simulated" in page and "A person wrote" not in page
+
+
+@pytest.mark.parametrize("part", ["captions", "annotations"])
+def test_part_of_the_split(make_run, world, tmp_path, part):
+    entries = json.loads((world / "scenes_test.json").read_text())
+    (tmp_path / "few.json").write_text(json.dumps(entries[:5]))
+    said = {entry["image_id"]: "a ball" for entry in entries[:7]}
+    run = make_run("one", captions=said if part == "captions" else None)
+    if part == "annotations":
+        score_with(run, test_file=str(tmp_path / "few.json"))
+    comparison = compare([run])
+    count, sentence = {
+        "captions": (7, "Only 7 of the split's 12 images"),
+        "annotations": (12, "only 5 of the 12 captioned images"),
+    }[part]
+    assert any(sentence in each for each in comparison.missing)
+    assert f"on {count} captioned images" in render(comparison)
+
+
+@pytest.mark.parametrize("content", ["[]", '{"metrics": {"CIDEr": 1.0}}', '{"metrics": []}'])
+def test_other_shapes(make_run, content):
+    run = make_run("one")
+    (run / "result" / "test" / "metrics.json").write_text(content)
+    with pytest.raises(UserError, match=r"metrics\.json"):
+        read_runs([run], "test")
+
+
+def test_held_out():
+    captions, others = hold_out({7: ["a", "b", "c"], 8: ["d", "e", "f"], 9: ["g"], 10: ["h", "i"]})
+    assert captions == {7: "a", 8: "e", 9: "g", 10: "i"}
+    assert others == {7: ["b", "c"], 8: ["d", "f"], 10: ["h"]}
+
+
+def test_people_are_scored_by_the_others(runs, world):
+    human = compare(runs).human
+    entries = json.loads((world / "scenes_test.json").read_text())
+    mine = {e["image_id"]: e["caption"][i % 5] for i, e in enumerate(entries)}
+    rest = {
+        e["image_id"]: [c for j, c in enumerate(e["caption"]) if j != i % 5]
+        for i, e in enumerate(entries)
+    }
+    expected = score(mine, rest).metrics
+    assert human.captions == mine
+    for name in ("CIDEr", "Bleu_4", "cap_len", "lex_div"):
+        assert human.metrics[name] == expected[name]
+    assert human.metrics["wrong_facts"].value == 0  # the annotators of the world tell the truth
+    assert "Bleu_1" not in human.metrics  # which no run has
+
+
+def test_people_are_scored_by_objects_and_no_judge_is_asked(make_run, tmp_path, monkeypatch):
+    pytest.importorskip("textblob", reason="chair needs TextBlob")
+    monkeypatch.setattr("captioning.metrics.judge.ChatServer.ask", lambda *_: pytest.fail("asked"))
+    (tmp_path / "words.txt").write_text("circle, disc\nstar\n")
+    plain = make_run("plain")
+    ids = [entry["image_id"] for entry in json.loads((plain / "result" / "test.json").read_text())]
+    (tmp_path / "objects.json").write_text(json.dumps({i: [] for i in ids}))
+    value = {"value": 25.0, "low": 20.0, "high": 30.0, "n": 12}
+    other = make_run(
+        "other",
+        scores={"CHAIRi": value, "CLAIR": value},
+        metrics=["chair", "clair"],
+        objects_file=str(tmp_path / "objects.json"),
+        synonyms=str(tmp_path / "words.txt"),
+        judge_url="https://host.example/v1",
+        judge_model="wise",
+    )
+    comparison = compare([plain, other])
+    assert "CHAIRi" in comparison.human.metrics and "CLAIR" not in comparison.human.metrics
+    assert 0 <= comparison.human.metrics["CHAIRi"].value < 50  # people mostly agree
+    assert "cap_len" in comparison.human.metrics
+
+
+def test_one_caption_an_image(make_run, world, tmp_path):
+    entries = json.loads((world / "scenes_test.json").read_text())
+    for entry in entries:
+        entry["caption"] = entry["caption"][3]
+    (tmp_path / "single.json").write_text(json.dumps(entries))
+    comparison = compare([make_run("one", test_file=str(tmp_path / "single.json"))])
+    assert set(comparison.human.metrics) == {"cap_len", "lex_div", "true_facts", "wrong_facts"}
+    assert any("one human caption" in sentence for sentence in comparison.missing)
+    assert "one reference fewer" not in render(comparison)

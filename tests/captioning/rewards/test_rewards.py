@@ -14,11 +14,17 @@ from captioning.metrics.clipscore import ClipScore
 from captioning.metrics.evaluator import CaptionSet, Settings
 from captioning.metrics.facts import Facts
 from captioning.metrics.itm import Itm
+from captioning.metrics.tokenizer import tokenize
+from captioning.rewards.cider import END, CiderD
 from captioning.rewards.clipscore import ClipScoreReward
 from captioning.rewards.facts import FactsReward
 from captioning.rewards.interface import Sampled, TrainingImages
 from captioning.rewards.itm import ItmReward
+from captioning.rewards.registry import REWARDS
+from captioning.rewards.trl import reward_function
 from captioning.rewards.workers import Rewards
+from captioning.runtime.errors import UserError
+from captioning.runtime.registry import load
 from captioning.scenes.facts import NOUNS, PLACES, describe_all
 from captioning.scenes.make import read_scenes
 from tests.captioning.conftest import is_running
@@ -117,3 +123,98 @@ def test_processes_do_not_outlive_a_run_that_is_killed(tmp_path):
     if left:
         os.kill(worker, signal.SIGKILL)
     assert not left
+
+
+CAPTIONS = {
+    1: ["A man rides a horse.", "A man on a brown horse, riding.", "The rider's horse"],
+    2: ["A cat sits on a mat.", "a cat, sitting"],
+    "three": ["Two dogs run on the grass.", "Dogs are running on grass in a park."],
+    4: ["A man with a dog on the grass", "a man walks his dog"],
+}
+SAMPLED = {
+    1: ["a man on a horse", "horse horse horse a man", "a man rides a horse ."],
+    2: ["a cat sits on a mat", "zebra", ""],
+    "three": ["two dogs run on the grass with a", "a man", "dogs are running on grass"],
+    4: ["a man with a dog with a dog with a dog", "the", "a man's dog"],
+}
+
+
+def reward(captions):
+    return CiderD(TrainingImages(captions, {}, "cpu"))
+
+
+def of_pycocoevalcap(references, sampled):
+    """Cider of each caption; references, sampled: tokens joined by spaces, END among them."""
+    from pycocoevalcap.cider.cider import Cider
+
+    # One caption of each image a time: the images of the corpus are those that are scored.
+    columns = zip(*sampled.values())
+    values = [
+        Cider().compute_score(references, {i: [text] for i, text in zip(sampled, column)})[1]
+        for column in columns
+    ]
+    return np.array(values).T
+
+
+def with_end(groups, ended=True):
+    return {i: [f"{text} {END}" if ended else text for text in g] for i, g in groups.items()}
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_the_reward_is_that_of_pycocoevalcap(ended):
+    pytest.importorskip("pycocoevalcap")
+    references, _ = tokenize(CAPTIONS)
+    sampled, _ = tokenize(SAMPLED)
+    found = reward(CAPTIONS)([*SAMPLED], [[Sampled(t, ended) for t in g] for g in SAMPLED.values()])
+    expected = of_pycocoevalcap(with_end(references), with_end(sampled, ended))
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+    assert found.max() > 3 and found[1, 1] < 0.1
+
+
+EOS = 7
+TEXTS = ("a cat on the sand", "two dogs")
+
+
+@pytest.fixture
+def known(photos, scenes, clip_folder, itm_checkpoint):
+    files = dict(zip([0, 1], photos))
+    options = {"facts_file": str(scenes / "scenes.json"), "clip_model": str(clip_folder)}
+    images = TrainingImages({0: ["a cat"], 1: ["two dogs play", "dogs"]}, files, "cpu")
+    return images, {**options, "itm_model": str(itm_checkpoint)}
+
+
+@pytest.mark.parametrize("name", REWARDS)
+@pytest.mark.parametrize("chat", [False, True])
+def test_every_reward_is_a_function_of_trl(name, chat, known):
+    images, options = known
+    kind = load(REWARDS[name])
+    options = {key: options[key] for key in kind.Options.model_fields}
+    reward = reward_function(name, images, [EOS], **options)
+    completions = [f" {text} " for text in TEXTS]
+    if chat:
+        completions = [[{"role": "assistant", "content": text}] for text in completions]
+    found = reward(
+        prompts=["", ""],
+        completions=completions,
+        completion_ids=[[3, EOS], [3, 4]],
+        image_id=[1, 0],
+        trainer_state=None,
+    )
+    sampled = [[Sampled(TEXTS[0], True)], [Sampled(TEXTS[1], False)]]
+    assert found == pytest.approx(kind(images, **options)([1, 0], sampled)[:, 0].tolist())
+    assert all(type(value) is float for value in found) and reward.__name__ == name
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "line"),
+    [
+        ("facts", {}, "reward: facts needs facts_file"),
+        ("cider", {}, "image_id of a row is None, which is no image"),
+        ("cider", {"image_id": [5]}, "image_id of a row is 5, which is no image"),
+    ],
+)
+def test_mistakes_are_one_line(name, columns, line, photos):
+    with pytest.raises(UserError, match=line):
+        images = TrainingImages({0: ["a cat"]}, {0: photos[0]}, "cpu")
+        reward = reward_function(name, images, [EOS])
+        reward(completions=["a"], completion_ids=[[EOS]], **columns)

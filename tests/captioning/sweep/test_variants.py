@@ -1,20 +1,34 @@
-"""What a sweep's runs are: every published one, each once, each a configuration that is valid."""
+"""A sweep's runs: published ones, each once and valid; its decodings and the choice of weights."""
+
+import json
+import os
+from types import SimpleNamespace
 
 import pytest
+import torch
 
-from captioning.config import load_config
+from captioning.config import config_class, load_config
 from captioning.runtime.errors import UserError
+from captioning.sweep.__main__ import main
+from captioning.sweep.decoding_table import write_decodings
+from captioning.sweep.decodings import (
+    DECODINGS,
+    TokenCounter,
+    applicable_decodings,
+    decoding_folder,
+    drop_shares,
+    with_drop_shares,
+)
+from captioning.sweep.runs import choose_judge
 from captioning.sweep.variants import (
     ABLATIONS,
     mle_share,
     objective_variants,
     plan,
-    read_ablations,
     read_objectives,
-    read_sizes,
-    read_weights,
     with_seeds,
 )
+from decoding import DecodingSettings
 from smile import OBJECTIVES
 
 
@@ -74,19 +88,6 @@ def test_a_share_of_other_objectives_is_none(scenes_config):
     assert mle_share(weights) == 0.25
 
 
-@pytest.mark.parametrize(
-    ("read", "text"),
-    [
-        *((read_weights, text) for text in ("", "0,x", "1.1", "-0.1", "nan", "0.1 0.2")),
-        *((read_sizes, text) for text in ("0", "1.5", "a")),
-        *((read_ablations, text) for text in ("first", "all,objective", "")),
-    ],
-)
-def test_what_cannot_be_read_is_named(read, text):
-    with pytest.raises(UserError, match=f"^{text!r} |^'' |^'all' "):
-        read(text)
-
-
 def test_every_objective_is_compared_once_alone_and_some_mixtures_are(settings_of):
     variants = objective_variants(read_objectives("all"))
     found = [settings_of(variant).build_objective().weights for variant in variants]
@@ -113,3 +114,103 @@ def test_seeds_are_runs_of_their_own(settings_of):
     assert [v.name for v in seeded][:3] == ["mle_seed0", "gem_seed0", "mle_seed1"]
     assert [settings_of(v).seed for v in seeded] == [0, 0, 1, 1, 2, 2]
     assert {v.label for v in seeded} == {v.label for v in variants}
+
+
+def test_every_decoding_is_a_possible_configuration(tiny_config):
+    for decoding in DECODINGS.values():
+        keys = [f"{key}={value}" for key, value in {**decoding.keys, "rerank_judge": "a"}.items()]
+        config = load_config(tiny_config, [key.replace("True", "true") for key in keys])
+        assert decoding.keys.items() <= config.model_dump().items()
+
+
+def test_captioners_trained_for_guidance():
+    assert drop_shares(["beam3", "guidance2", "greedy"]) == [0.0, 0.2]
+    variants = with_drop_shares(plan([1.0], ()), [0.0, 0.2])
+    assert [variant.name for variant in variants] == ["mle", "mle_dropped"]
+    assert [v.overrides[-1] for v in variants] == ["drop_image=0", "drop_image=0.2"]
+    assert drop_shares(["greedy"]) == [0.0]
+    names = list(DECODINGS)
+    whole, dropped = (
+        applicable_decodings(SimpleNamespace(drop_image=share), names) for share in (0.0, 0.2)
+    )
+    assert whole == names and {"beam3", "guidance3", "mmi1"} < set(dropped) < set(whole)
+
+
+def test_the_judge_is_mle_of_another_seed():
+    variants = with_seeds(with_drop_shares(plan([0.0, 1.0], ()), [0.0]), 3)
+    by_name = {variant.name: variant for variant in variants}
+    judges = [choose_judge(by_name[f"smile_seed{seed}"], variants) for seed in range(3)]
+    assert judges == ["mle_seed1", "mle_seed2", "mle_seed0"]
+    with pytest.raises(UserError, match="needs runs of MLE with two seeds or more"):
+        choose_judge(by_name["smile_seed0"], [by_name["smile_seed0"], by_name["mle_seed0"]])
+
+
+def test_decoder_tokens(make_captioner):
+    """Greedily the prompt and each word are read once, whatever the copy of the captioner."""
+    captioner = make_captioner()
+    settings = DecodingSettings(num_beams=1, max_length=9, min_length=9)
+    counted = TokenCounter(captioner)
+    captioner.for_inference(torch.float32).generate_details(torch.randn(2, 3, 48, 48), settings)
+    counted.close()
+    assert counted.tokens == 2 * (9 - 1)  # the last word is not read
+    captioner.generate_details(torch.randn(2, 3, 48, 48), settings)
+    assert counted.tokens == 2 * (9 - 1)
+
+
+def test_an_impossible_judge_is_refused_before_training(tiny_config, in_process, tmp_path, capsys):
+    command = [str(tiny_config), "--mle", "1", "--output_dir", str(tmp_path / "sweep")]
+    assert main([*command, "--decodings", "judge"]) == 2
+    assert "needs runs of MLE with two seeds or more" in capsys.readouterr().err
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_a_sweep_decodes_each_run_once(tiny_config, in_process, tmp_path, capsys):
+    folder = tmp_path / "sweep"
+    command = [str(tiny_config), "--mle", "1", "--output_dir", str(folder)]
+    command += ["--decodings", "guidance1.5,mmi0.5,mmi1"]
+    assert main(command) == 0
+    text = capsys.readouterr().out
+    assert text.count("| beam 3 |") == text.count("| guidance 1.5 * |") == 2
+    assert text.count("20 samples, mutual information") == 4 and text.count("* |") == 4
+    assert (folder / "decodings.svg").exists() and (folder / "decodings.md").read_text() in text
+    costs = list(folder.rglob("*_cost.json"))
+    # Weights are chosen on the validation split, which beam search does not caption.
+    assert len(costs) == 2 * (1 + 2 * 3)
+    reranked = json.loads((decoding_folder(folder / "mle", "mmi1") / "test_cost.json").read_text())
+    plain = json.loads((decoding_folder(folder / "mle", "beam3") / "test_cost.json").read_text())
+    assert reranked["tokens"] > 4 * plain["tokens"] > 0
+    times = [path.stat().st_mtime_ns for path in costs]
+    costs[0].unlink()
+    assert main(command) == 0
+    again = [path.stat().st_mtime_ns for path in costs]
+    assert again[1:] == times[1:] and again[0] > times[0]
+    # Other weights are captioned again.
+    os.utime(folder / "mle" / "checkpoint_best.pth")
+    assert main(command) == 0
+    last = [path.stat().st_mtime_ns for path in costs]
+    assert all(
+        (new > old) == ("mle_dropped" not in str(path))
+        for path, new, old in zip(costs, last, again)
+    )
+
+
+def test_weights_are_chosen_by_validation_scores(tiny_config, tmp_path):
+    """The weight that is best on the test split is not chosen."""
+    names = ["beam3", "mmi0.25", "mmi1"]
+    found = {"mmi0.25": {"val": 9, "test": 1}, "mmi1": {"val": 5, "test": 7}}
+    variants = plan([1.0], ())
+    for name in names:
+        for split in ("val", "test"):
+            value = found.get(name, {}).get(split, 0)
+            folder = decoding_folder(tmp_path / "mle", name) / "result" / split
+            folder.mkdir(parents=True)
+            scores = {"scene_R@1": {"value": value, "low": value, "high": value, "n": 5}}
+            (folder / "metrics.json").write_text(json.dumps({"metrics": scores}))
+            cost = {"tokens": 10, "time": 1 + value}
+            (folder.parents[1] / f"{split}_cost.json").write_text(json.dumps(cost))
+    config = config_class()(image_root="a", ann_root="b", output_dir="c")
+    sweep = SimpleNamespace(folder=tmp_path, variants=variants, scored={"mle": config})
+    text = write_decodings([sweep], names, tmp_path)
+    chosen = [line.split(" | ")[0] for line in text.splitlines() if " * |" in line]
+    assert chosen == ["| 20 samples, mutual information 0.25 *"]
+    assert "| 20 samples, mutual information 1 | 7.0 (7.0-7.0) | 10 | 8.0 |" in text

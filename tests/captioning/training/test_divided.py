@@ -1,5 +1,7 @@
 """A run on a data set without splits: trained, scored, and scored again from its file."""
 
+import contextlib
+import io
 import json
 
 import pytest
@@ -34,28 +36,23 @@ def divided(scenes, scenes_config, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(divided):
-    assert divided("max_epoch=1", SPLIT) == 0
+    with contextlib.redirect_stderr(io.StringIO()) as shown:
+        assert divided("max_epoch=1", SPLIT) == 0
+    assert "split of captions.txt: 20 train, 7 val, 9 test photos" in shown.getvalue()
     return divided.folder / "run"
 
 
 def test_what_is_scored_is_what_the_file_scores(divided, trained, tmp_path, capsys):
     assert divided("--evaluate", "--eval_split", "test", SPLIT) == 0
-    results = json.loads((trained / "result" / "test.json").read_text())
-    assert len(results) == 9  # a quarter of 36
-    assert not {r["image_id"] for r in results} & {
-        r["image_id"] for r in json.loads((trained / "result" / "val_epoch00.json").read_text())
-    }
-    given = [str(trained / "result" / "test.json"), "--references", str(divided.references)]
+    found, val = (trained / "result" / name for name in ("test.json", "val_epoch00.json"))
+    results, others = ({r["image_id"] for r in json.loads(p.read_text())} for p in (found, val))
+    assert len(results) == 9 and not results & others  # a quarter of 36
+    given = [str(found), "--references", str(divided.references)]
     assert evaluate.main([*given, "--output_dir", str(tmp_path)]) == 0
     scores = [folder / "metrics.json" for folder in (trained / "result" / "test", tmp_path)]
     first, again = (json.loads(path.read_text())["metrics"] for path in scores)
     assert first == again and "CIDEr" in first
     assert "27 of 36 images with references have no prediction" in capsys.readouterr().err
-
-
-def test_how_many_photos_each_split_has_is_said(divided, capsys):
-    assert divided("max_epoch=1", SPLIT, output="other") == 0
-    assert "split of captions.txt: 20 train, 7 val, 9 test photos" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("other", ["--seed=7", "split={val: 0.2, test: 0.3}"])

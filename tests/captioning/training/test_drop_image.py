@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from captioning import train
-from captioning.data import evaluation_transform, load_image, training_loader
+from captioning.data import evaluation_transform, load_image
 from captioning.models import checkpoints
 from captioning.models.build import captioner_from
 from captioning.runtime.errors import UserError
@@ -39,22 +39,6 @@ def test_the_share_is_dropped_and_all_other_draws_stay(dataset):
     assert len(dropped) == 60 * 24
     assert abs(sum(dropped) / len(dropped) - 0.3) < 0.04
     assert len({tuple(dropped[n : n + 24]) for n in range(0, len(dropped), 24)}) == 60
-
-
-def test_workers_and_ranks_drop_the_same_images(dataset):
-    def drops(size, ranks, workers):
-        found = {}
-        for rank in range(ranks):
-            loader = training_loader(dataset, size, 1, rank, ranks, workers)
-            loader.set_epoch(3)
-            for batch in loader:
-                found.update(zip(batch["index"], batch["dropped"]))
-            loader.close()
-        return found
-
-    alone = drops(8, 1, 0)
-    assert len(alone) == 24 and 0 < sum(alone.values()) < 24
-    assert drops(8, 1, 2) == alone and drops(4, 2, 0) == alone
 
 
 @pytest.mark.parametrize("null", ["zeros", "mean", "learnt"])

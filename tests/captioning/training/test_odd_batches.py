@@ -104,9 +104,5 @@ def test_a_step_without_any_label_has_no_gradient(run, precision):
     without_labels(tuning, {0, 1, 2})
     found = first_gradient(tuning)
     assert all((value == 0).all() for value in found.values())
-    (line,) = [line for line in tuning.log.written if line[0] == "step"]
-    assert line == ("step", 1)
-    assert (
-        all(map(math.isfinite, tuning.progress.sums.values()))
-        and tuning.progress.sums["tokens"] == 0
-    )
+    sums = tuning.progress.sums
+    assert all(map(math.isfinite, sums.values())) and sums["tokens"] == 0

@@ -1,5 +1,6 @@
 """A run's folder in a store: after a stop at any write, what is there is a run that goes on."""
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -37,27 +38,27 @@ def on(s3, tmp_path, monkeypatch):
 
 @pytest.fixture
 def killed_at(monkeypatch):
-    """Return a function that lets the n-th write from now on, or none, not happen any more."""
-    originals = {name: getattr(uploads, name) for name in ("upload", "copy", "remove")}
-    count = {"left": None}
+    """Return a function that acts until its n-th write, and says whether it came to its end."""
 
-    def watched(name):
-        def call(*arguments):
-            if count["left"] is not None:
-                count["left"] -= 1
-                if count["left"] < 0:
+    def until(number, act):
+        left = iter(range(number))
+
+        def watched(call):
+            def write(*arguments):
+                if next(left, None) is None:
                     raise Killed
-            return originals[name](*arguments)
+                return call(*arguments)
 
-        return call
+            return write
 
-    for name in originals:
-        monkeypatch.setattr(uploads, name, watched(name))
+        with monkeypatch.context() as patch, contextlib.suppress(Killed):
+            for name in ("upload", "copy", "remove"):
+                patch.setattr(uploads, name, watched(getattr(uploads, name)))
+            act()
+            return True
+        return False
 
-    def set_to(number):
-        count["left"] = number
-
-    return set_to
+    return until
 
 
 def save(folder, epoch):
@@ -80,25 +81,22 @@ def rounds(output):
 
 def test_a_kill_before_any_write_leaves_a_run_that_goes_on(s3, on, killed_at):
     assert SELECTED == RECORD_FILE
-    number = 0
-    while True:
-        output, done = on(f"one{number}"), (-1, "")
-        killed_at(number)
-        try:
-            for done in rounds(output):  # noqa: B007
-                output.upload()
-            finished = True
-        except Killed:
-            finished = False
-        killed_at(None)
-        _check_what_is_there(on(f"two{number}").folder, *done)
-        if finished:
-            break
-        s3.files.rm("bucket/run", recursive=True) if s3.files.exists("bucket/run") else None
+    number, finished = -1, False
+    while not finished:
+        if s3.files.exists("bucket/run"):
+            s3.files.rm("bucket/run", recursive=True)
         number += 1
+        output, done = on(f"one{number}"), [(-1, "")]
+
+        def act(output=output, done=done):
+            for step in rounds(output):
+                done.append(step)
+                output.upload()
+
+        finished = killed_at(number, act)
+        _check_what_is_there(on(f"two{number}").folder, *done[-1])
     assert number == 3 * 6 + 1 + 2  # files of an epoch, the token, what is removed
-    names = set(stores.stamps(ADDRESS))
-    assert names == {
+    assert set(stores.stamps(ADDRESS)) == {
         *("writer.json", "log.jsonl", "selected.json", "checkpoint_best.pth"),
         *(f"checkpoint_{epoch:02d}.{end}" for epoch in (1, 2) for end in ("pth", "json")),
         *(f"result/val_epoch{epoch:02d}/metrics.json" for epoch in range(3)),
@@ -132,44 +130,26 @@ def test_a_checkpoint_in_parts_is_known_by_its_last_file(s3, on, killed_at):
         for name in ("rest.pth", "__0_0.distcp", ".metadata"):
             write_text(text, folder / name)
 
-    for number in range(9):
+    for number in range(5):  # what it is known by goes first and comes last
         output = on(f"parts{number}")
         write(output.folder / checkpoints.BEST, "first")
         output.upload()
         write(output.folder / checkpoints.BEST, "second")
-        killed_at(number)
-        try:
-            output.upload()
-            finished = True
-        except Killed:
-            finished = False
-        killed_at(None)
+        finished = killed_at(number, output.upload)
         folder = on(f"other{number}").folder / checkpoints.BEST
         texts = {path.read_text() for path in folder.iterdir()} if folder.exists() else set()
-        assert len(texts) <= 1 and (texts == {"second"}) == finished
-        if finished:
-            break
+        assert len(texts) <= 1 and (texts == {"second"}) == finished == (number == 4)
         s3.files.rm("bucket/run", recursive=True)
-    assert number == 4  # what it is known by goes first and comes last
 
 
-def test_what_was_not_written_stays_where_it_is(s3, on):
-    output = on("one")
-    save(output.folder, 0)
-    s3.refused = "checkpoint_00.pth"
-    with pytest.raises(UserError, match=r"not allowed.*nothing is lost.*the same command"):
-        output.upload()
-    s3.refused = None
-    assert "checkpoint_00.pth" not in stores.stamps(ADDRESS)
-    again = on("one")  # nobody else has written
-    assert checkpoints.read_newest(again.folder)[1]["epoch"] == 0
-    again.upload()
-    elsewhere = on("two")
-    save(elsewhere.folder, 1)
-    elsewhere.upload()
-    save(again.folder, 7)  # of a machine that has not noticed
+def test_what_was_not_written_is_moved_aside(s3, on):
+    """What a store refuses: tests/e2e/test_stored_runs.py."""
+    first, second = on("one"), on("two")
+    save(second.folder, 1)
+    second.upload()
+    save(first.folder, 7)  # of a machine that has not noticed
     assert checkpoints.read_newest(on("one").folder)[1]["epoch"] == 1
-    aside = again.folder.with_name(f"{again.folder.name}.1")
+    aside = first.folder.with_name(f"{first.folder.name}.1")
     assert checkpoints.read_newest(aside)[1]["epoch"] == 7
 
 
@@ -198,35 +178,17 @@ def test_another_machine_than_rank_0s_reads_a_copy(s3, on, tmp_path, monkeypatch
     assert on_disk.store_name(path) == on_disk.local_path(path) == path
 
 
-def test_a_store_that_was_emptied_begins_anew_and_the_copy_stays(s3, on):
-    output = on("one")
-    save(output.folder, 0)
-    output.upload()
-    s3.files.rm("bucket/run", recursive=True)
-    assert checkpoints.read_newest(on("one").folder) is None
-    aside = output.folder.with_name(f"{output.folder.name}.1")
-    assert checkpoints.read_newest(aside)[1]["epoch"] == 0
-
-
-def test_a_second_name_is_copied_by_the_store(s3, on):
+def test_a_second_name_is_copied_by_the_store(s3, on, monkeypatch):
     output = on("one")
     save(output.folder, 0)
     output.upload()
     checkpoints.keep_as_best(output.folder, 0)
-    calls = []
-    original = uploads.copy
-    try:
-        uploads.copy = lambda *given: calls.append(given) or original(*given)
-        output.upload()
-    finally:
-        uploads.copy = original
-    assert [given[:2] for given in calls] == [
-        (f"{ADDRESS}/checkpoint_00.pth", f"{ADDRESS}/{checkpoints.BEST}")
-    ]
-    assert (
-        stores.whole(f"{ADDRESS}/{checkpoints.BEST}")
-        == (output.folder / "checkpoint_00.pth").read_bytes()
-    )
+    calls, copy = [], uploads.copy
+    monkeypatch.setattr(uploads, "copy", lambda *given: calls.append(given) or copy(*given))
+    output.upload()
+    epoch, best = f"{ADDRESS}/checkpoint_00.pth", f"{ADDRESS}/{checkpoints.BEST}"
+    assert [given[:2] for given in calls] == [(epoch, best)]
+    assert stores.whole(best) == (output.folder / "checkpoint_00.pth").read_bytes()
     s3.requests.clear()
     output.upload()
     assert not s3.requests
@@ -265,9 +227,3 @@ def test_a_folder_fetched_up_to_its_name_is_not_the_other_machines(s3, on, monke
     second.upload()
     assert not checkpoints.epoch_path(first.folder, 1).exists()
     assert checkpoints.epoch_path(on("first").folder, 1).exists()
-
-
-def test_a_folder_of_a_stores_name_is_on_disk(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in ("s3", "gs", "https"):
-        assert OutputFolder(name).folder == Path(name) and checkpoints.resolve(name) == name

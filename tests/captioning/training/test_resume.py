@@ -3,7 +3,6 @@
 import os
 
 import pytest
-import torch
 
 from captioning import train
 from captioning.config import load_config
@@ -13,23 +12,15 @@ from tests.soak.processes import Processes
 from tests.tiny_run import leave_an_epoch
 
 
-def test_an_empty_folder_is_a_new_run(scenes_config, tmp_path):
-    for resume in ("auto", "never"):
-        flags = {"output_dir": str(tmp_path / "absent")}
-        assert resume_content(load_config(scenes_config, [f"resume={resume}"], flags)) is None
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_that_cannot_be_moved_is_one_line(scenes_config, tmp_path, monkeypatch):
-    (tmp_path / "run" / "result").mkdir(parents=True)
+def test_a_folder_that_cannot_be_moved_is_one_line(at, tmp_path, monkeypatch):
+    (tmp_path / "result").mkdir()
 
     def refuse(*_):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("pathlib.Path.rename", refuse)
-    config = load_config(scenes_config, [], {"output_dir": str(tmp_path / "run")})
-    with pytest.raises(UserError, match=r"cannot write .*run.1: Permission denied"):
-        resume_content(config)
+    with pytest.raises(UserError, match=r"cannot write .*\.1: Permission denied"):
+        resume_content(at())
 
 
 def test_rank_0_decides_where_all_begin(scenes_config, tmp_path):
@@ -47,52 +38,40 @@ def test_rank_0_decides_where_all_begin(scenes_config, tmp_path):
     assert not list(tmp_path.glob("1/*.pth"))
 
 
-def test_a_run_of_before_a_key_existed_goes_on(scenes_config, tmp_path):
-    config = load_config(scenes_config, [], {"output_dir": str(tmp_path)})
-    before = {key: value for key, value in config.model_dump().items() if key != "augmentation"}
-    content = {"model": {}, "optimizer": {}, "epoch": 0, "config": before}
-    torch.save(content, tmp_path / "checkpoint_00.pth")
-    assert resume_content(config)["epoch"] == 0
-    other = load_config(scenes_config, ["augmentation=none"], {"output_dir": str(tmp_path)})
+@pytest.fixture
+def at(scenes_config, tmp_path):
+    """Return a function that loads the configuration of a run in the test's folder."""
+    return lambda *overrides: load_config(scenes_config, overrides, {"output_dir": str(tmp_path)})
+
+
+def test_a_run_of_before_a_key_existed_goes_on(at):
+    leave_an_epoch(at(), without="augmentation")
+    assert resume_content(at())["epoch"] == 0
     with pytest.raises(UserError, match="augmentation was 'blip', is 'none'"):
-        resume_content(other)
+        resume_content(at("augmentation=none"))
 
 
-def test_a_run_that_has_run_more_epochs_than_asked_is_refused(scenes_config, tmp_path):
-    config = load_config(scenes_config, [], {"output_dir": str(tmp_path)})
-    content = {"model": {}, "optimizer": {}, "epoch": 2, "config": config.model_dump()}
-    torch.save(content, tmp_path / "checkpoint_02.pth")
-    assert resume_content(config)["epoch"] == 2
+def test_a_run_that_has_run_more_epochs_than_asked_is_refused(at):
+    leave_an_epoch(at(), epoch=2)
+    assert resume_content(at())["epoch"] == 2
     with pytest.raises(UserError, match=r"max_epoch is 2, but the run in .* has finished 3 epochs"):
-        resume_content(load_config(scenes_config, ["max_epoch=2"], {"output_dir": str(tmp_path)}))
+        resume_content(at("max_epoch=2"))
 
 
-def test_what_a_reward_is_made_of_is_the_runs(scenes_config, tmp_path):
-    flags = {"output_dir": str(tmp_path)}
-    for reward, refused in ((["reward={clipscore: 1}"], True), (["reward={cider: 1}"], False)):
-        config = load_config(scenes_config, reward, flags)
-        content = {"model": {}, "optimizer": {}, "epoch": 0, "config": config.model_dump()}
-        torch.save(content, tmp_path / "checkpoint_00.pth")
-        other = load_config(scenes_config, [*reward, "clip_model=another"], flags)
-        if refused:
-            with pytest.raises(UserError, match=r"other settings \(clip_model was .*'another'\)"):
-                resume_content(other)
-        else:
-            assert resume_content(other)["epoch"] == 0
+def test_what_a_reward_is_made_of_is_the_runs(at):
+    leave_an_epoch(at("reward={clipscore: 1}"))
+    with pytest.raises(UserError, match=r"other settings \(clip_model was .*'another'\)"):
+        resume_content(at("reward={clipscore: 1}", "clip_model=another"))
+    leave_an_epoch(at("reward={cider: 1}"))
+    assert resume_content(at("reward={cider: 1}", "clip_model=another"))["epoch"] == 0
 
 
-def test_a_run_goes_on_with_another_signature_of_an_address(scenes_config, tmp_path):
-    address = "pretrained=https://me:{0}@host/a.pth?X-Signature={0}"
-    flags = {"output_dir": str(tmp_path)}
-    began = load_config(scenes_config, [address.format("FIRST")], flags)
-    content = {"model": {}, "optimizer": {}, "epoch": 0, "config": began.model_dump()}
-    assert "FIRST" not in str(content)
-    torch.save(content, tmp_path / "checkpoint_00.pth")
-    now = load_config(scenes_config, [address.format("SECOND")], flags)
-    assert resume_content(now)["epoch"] == 0
-    other = load_config(scenes_config, ["pretrained=https://me:SECOND@host/b.pth?SECOND"], flags)
+def test_a_run_goes_on_with_another_signature_of_an_address(at):
+    address = "pretrained=https://me:{0}@host/{1}.pth?X-Signature={0}"
+    leave_an_epoch(at(address.format("FIRST", "a")))
+    assert "FIRST" not in str(resume_content(at(address.format("SECOND", "a"))))
     with pytest.raises(UserError, match=r"pretrained was 'https://host/a\.pth'") as error:
-        resume_content(other)
+        resume_content(at(address.format("SECOND", "b")))
     assert "FIRST" not in str(error.value) and "SECOND" not in str(error.value)
 
 
@@ -119,13 +98,10 @@ ROWS = [  # the settings of the run, another setting, parts of the error line
 
 @pytest.mark.parametrize(("had", "given", "parts"), [(h, g, p) for h, g, *p in ROWS])
 def test_a_setting_that_would_make_it_another_run_is_refused_in_one_line(
-    scenes_config, tmp_path, had, given, parts
+    at, tmp_path, had, given, parts
 ):
-    run = tmp_path / "run"
-    config = load_config(scenes_config, had, {"output_dir": str(run)})
-    leave_an_epoch(config)
-    assert resume_content(config)["epoch"] == 0
-    with pytest.raises(UserError, match=f"^the run in {run} ") as error:
-        resume_content(load_config(scenes_config, [*had, given], {"output_dir": str(run)}))
+    leave_an_epoch(at(*had))
+    with pytest.raises(UserError, match=f"^the run in {tmp_path} ") as error:
+        resume_content(at(*had, given))
     assert all(part in str(error.value) for part in parts) and "\n" not in str(error.value)
-    assert (run / "checkpoint_00.pth").exists()  # nothing is lost
+    assert (tmp_path / "checkpoint_00.pth").exists()  # nothing is lost

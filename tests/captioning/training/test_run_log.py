@@ -2,7 +2,6 @@
 
 import json
 import shlex
-from types import SimpleNamespace
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -36,16 +35,6 @@ def test_values_become_lines_and_curves(tmp_path):
     assert (tmp_path / "log.jsonl").read_text().endswith('{"event": "step", "step": 3}\n')
     curves = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [(e.step, e.value) for e in curves.Scalars("step/loss")] == [(1, 1.0), (2, 0.5)]
-
-
-def test_a_run_records_configuration_command_and_versions(scenes_config, tmp_path, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["captioning/train.py", "--config", "my run.yaml"])
-    config, folder = load_config(scenes_config, ["seed=5"]), tmp_path / "a" / "run"
-    record_run(config, folder)
-    assert load_config(folder / "config.yaml") == config
-    record = json.loads((folder / "run.json").read_text())
-    assert record["command"].endswith("captioning/train.py --config 'my run.yaml'")
-    assert {"torch", "transformers", "timm"} <= record["versions"].keys()
 
 
 def test_a_run_records_no_secret_of_an_address(scenes_config, tmp_path, monkeypatch):
@@ -87,24 +76,14 @@ def test_a_command_is_shown_without_the_secrets_in_its_words(word, shown):
     assert shlex.split(command(["train.py", word, "seed=5"])) == ["train.py", shown, "seed=5"]
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(scenes_config, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"cannot write .*file/run.json: "):
-        record_run(load_config(scenes_config), tmp_path / "file")
-
-
-def test_only_rank_0_shows_anything(monkeypatch, capsys):
-    monkeypatch.setenv("RANK", "1")
-    log_line("hello")
-    with progress(3, "bar") as bar:
-        bar.update(3)
-    assert capsys.readouterr().err == ""
-    monkeypatch.setenv("RANK", "0")
+@pytest.mark.parametrize("rank", [0, 1])
+def test_only_rank_0_shows_anything(monkeypatch, capsys, rank):
+    monkeypatch.setenv("RANK", str(rank))
     log_line("hello")
     with progress(3, "bar") as bar:
         bar.update(3)
     shown = capsys.readouterr().err
-    assert "hello" in shown and "bar: 100%" in shown
+    assert ("hello" in shown and "bar: 100%" in shown) if rank == 0 else shown == ""
 
 
 def test_a_log_goes_on_where_the_run_does(tmp_path):
@@ -124,16 +103,6 @@ def test_a_log_goes_on_where_the_run_does(tmp_path):
     assert [(line["event"], line["step"]) for line in lines] == first
     curves = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [e.value for e in curves.Scalars("step/loss")] == [1, 1, 1, 2]
-
-
-def test_a_line_is_one_write(tmp_path, monkeypatch):
-    """So that a kill leaves all of it or nothing, however long it is."""
-    log, writes = RunLog(tmp_path), []
-    log.write("step", 1, {})  # which opens it
-    log.file.close()
-    log.file = SimpleNamespace(write=lambda text: writes.append(text) or len(text))
-    log.write("val", 0, {f"metric_{number}": 0.1 for number in range(2000)})
-    assert len(writes) == 1 and len(writes[0]) > 30000 and writes[0].endswith(b"}\n")
 
 
 def test_a_disk_that_takes_no_more_is_one_line(tmp_path):

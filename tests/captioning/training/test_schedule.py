@@ -1,10 +1,14 @@
-"""The learning rate against the values of the formula worked out by hand."""
+"""The learning rate against formulas and torch's; which parameters have which."""
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from captioning.config import load_config
-from captioning.training.optimiser import scheduled_rate
+from captioning.models.build import captioner_from
+from captioning.training.optimiser import build_optimizer, scheduled_rate
+from captioning.training.validation_history import count_plateaus
 
 
 def config(scenes_config, *overrides):
@@ -67,3 +71,37 @@ def test_restarts_of_a_run_that_is_too_short_for_them_end_at_the_lowest(scenes_c
         rates = [scheduled_rate(chosen, n // 2, n, 2, 0) for n in range(8)]
         assert rates[-1] == pytest.approx(0.1), cycles
         assert sum(rate == pytest.approx(0.1) for rate in rates) == min(cycles, 8)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 5), max_size=30), st.integers(0, 4))
+def test_plateaus_are_those_of_torch(values, patience):
+    optimiser = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(
+        optimiser, mode="max", factor=0.5, patience=patience, threshold=0.0, min_lr=0.0, eps=0.0
+    )
+    for value in values:
+        schedule.step(value)
+    assert 0.5 ** count_plateaus(values, patience) == optimiser.param_groups[0]["lr"]
+
+
+CLASSIC = ["model=attn", "encoder=shufflenet_v2_x0_5", "encoder_weights=none", "encoder_dim=8"]
+CLASSIC += ["hidden_dim=8", "embed_dim=8"]
+
+
+def built(scenes_config, *overrides):
+    config = load_config(scenes_config, overrides)
+    captioner, _ = captioner_from(config, None)
+    return captioner, *build_optimizer(captioner, config)
+
+
+def test_word_vectors_may_have_a_rate_of_their_own_beside_the_encoders(scenes_config):
+    rates = ["encoder_lr=1e-4", "embedding_lr=2e-2"]
+    captioner, optimiser, shares = built(scenes_config, *CLASSIC, *rates)
+    assert shares == pytest.approx([1.0, 0.1, 20])
+    rest, encoder, words = (group["params"] for group in optimiser.param_groups)
+    assert set(map(id, encoder)) == set(map(id, captioner.encoder.network.parameters()))
+    assert words == [captioner.decoder.embedding.weight]
+    assert id(words[0]) not in {id(p) for p in rest}
+    every = [p for group in optimiser.param_groups for p in group["params"]]
+    assert sorted(map(id, every)) == sorted(map(id, captioner.parameters()))

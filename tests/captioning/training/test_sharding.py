@@ -14,7 +14,7 @@ from captioning.runtime.errors import UserError
 from captioning.training.fine_tuning import FineTuning
 from captioning.training.sharding import MIN_TORCH, check_sharding
 from tests.e2e.test_stopped_runs import stop_at
-from tests.soak.runs import Run, difference, kept_runs, last_step, log, write_config
+from tests.soak.runs import Run, kept_runs, log, write_config
 
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 pytestmark = [
@@ -109,33 +109,6 @@ def test_a_classic_captioner_and_losses_that_are_remembered(finished):
     )
 
 
-def test_bf16(finished):
-    """Weights are rounded in each forward, not where they are kept; the loss is nearly the same."""
-    sharded = finished(*BLIP, "precision=bf16", "sharding=fsdp")
-    losses = each_step(finished(*BLIP, "sharding=fsdp"), "loss")
-    found = each_step(sharded, "loss")
-    assert found != losses and found == pytest.approx(losses, rel=0.01)
-    kept = [w for w in weights(sharded).values() if w.is_floating_point()]
-    assert all(w.dtype == torch.float32 for w in kept)
-    assert not all(torch.equal(w, w.bfloat16().float()) for w in kept)
-
-
-def test_bf16_beside_statistics_of_batches(finished):
-    """Which are in float32, and with them the weights of what normalises."""
-    assert each_step(finished(*CLASSIC, "precision=bf16", "sharding=fsdp"), "loss")
-
-
-def test_stopped_by_a_signal_it_goes_on_to_the_same_end(finished, config, tmp_path):
-    settings = (*BLIP, "sharding=fsdp")
-    run = Run(config, tmp_path / "run", *settings, processes=2, hook=stop_at(3, rank=1))
-    assert run.wait() == [0, 0], run.said()
-    assert last_step(tmp_path / "run") == 3
-    run = Run(config, tmp_path / "run", *settings, processes=2)
-    assert run.wait() == [0, 0], run.said()
-    assert "resuming from" in run.said()
-    assert difference(finished(*settings), tmp_path / "run") is None
-
-
 def test_a_run_goes_on_divided_or_not(finished, config, tmp_path):
     """From two processes to one and back, checkpoints in parts: they do not tell of how many."""
     undropped = [f"med_config.{n}_dropout_prob=0" for n in ("hidden", "attention_probs")]
@@ -168,20 +141,10 @@ def test_its_checkpoint_is_read_as_any_other(finished, config):
     ("settings", "processes", "version", "line"),
     [
         (["sharding=fsdp"], 1, "2.9.0", "fsdp, but there is only one process; start several (NPRO"),
-        (
-            ["sharding=fsdp", "compile=true"],
-            2,
-            "2.9.0",
-            "fsdp, but compile is true, which does not",
-        ),
+        (["sharding=fsdp", "compile=true"], 2, "2.9.0", "fsdp, but compile is true, which does no"),
         (["sharding=fsdp", "precision=fp16"], 2, "2.9.0", "fsdp, but precision is fp16, and fsdp"),
         (["sharding=fsdp"], 2, "2.8.0+cpu", "fsdp, but this is torch 2.8.0+cpu, which computes wr"),
-        (
-            ["checkpoint_format=sharded"],
-            2,
-            "2.9.0",
-            "checkpoint_format is sharded, but sharding is",
-        ),
+        (["checkpoint_format=sharded"], 2, "2.9.0", "checkpoint_format is sharded, but sharding i"),
     ],
 )
 def test_settings_that_cannot_be_combined_are_one_line(

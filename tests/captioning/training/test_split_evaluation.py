@@ -50,19 +50,6 @@ def test_facts_file_is_relative_to_ann_root(evaluation, tmp_path):
         evaluation("metrics=[length, facts]", "facts_file=facts.json")
 
 
-def test_what_a_caption_has_besides_scores_is_written(evaluation, tmp_path):
-    pytest.importorskip("textblob", reason="chair and detail need TextBlob")
-    (tmp_path / "words.txt").write_text("sports ball, ball\ndog, puppy\n")
-    (tmp_path / "objects.json").write_text('{"7": ["dog"], "8": ["dog"]}')
-    files = ("objects_file=objects.json", "synonyms=words.txt")
-    scores = evaluation("metrics=[chair, repetition, detail]", *files).run(None, "test")
-    # A reference names the ball of each image.
-    assert (scores["CHAIRs"], scores["CHAIRi"], scores["object_recall"]) == (0, 0, 50)
-    assert (scores["nouns"], scores["adjectives"], scores["loops"]) == (1, 0.5, 0)
-    lines = (tmp_path / "run" / "result" / "test" / "per_caption.jsonl").read_text().splitlines()
-    assert [json.loads(line)["hallucinated"] for line in lines] == [[], []]
-
-
 def test_what_is_missing_is_said_before_captions_are_made(evaluation, monkeypatch, capsys):
     monkeypatch.setattr(diversity.Length, "unavailable", lambda _: {"cap_len": "no ruler"})
     evaluation("metrics=[length]")
@@ -74,19 +61,17 @@ def test_models_are_told_of_images_and_device(evaluation, tmp_path):
     settings = evaluator.settings
     assert settings.images == {7: tmp_path / "7.png", 8: tmp_path / "8.png"}
     assert evaluator.options.clip_model == "some/model" and settings.device == "cpu"
-    with pytest.raises(UserError, match="pool: test is a part of train_file; name a list"):
-        given = ["val_file=", "train_file=val.json", "split={val: 0.5}", "metrics=[retrieval]"]
-        evaluation(*given, "pool=test")
+
+
+def test_a_pool_is_a_list_or_another_split(evaluation, tmp_path):
     (tmp_path / "pool.txt").write_text("7.png")
-    [evaluator] = evaluation("metrics=[retrieval]", f"pool={tmp_path / 'pool.txt'}").evaluators
-    assert evaluator.pool.files == [tmp_path / "7.png"]
-
-
-def test_a_pool_may_be_a_split(evaluation, tmp_path):
     (tmp_path / "train.json").write_text('[{"image": "1.png", "caption": "a", "image_id": 1}]')
-    more = ("metrics=[retrieval]", "pool=train", "train_file=train.json")
-    [evaluator] = evaluation(*more).evaluators
-    assert evaluator.pool.files == [tmp_path / "1.png"]
+    given = ("metrics=[retrieval]", "train_file=train.json")
+    for pool, name in ((tmp_path / "pool.txt", "7.png"), ("train", "1.png")):
+        [evaluator] = evaluation(*given, f"pool={pool}").evaluators
+        assert evaluator.pool.files == [tmp_path / name]
+    with pytest.raises(UserError, match="pool: test is a part of train_file; name a list"):
+        evaluation(*given, "val_file=", "train_file=val.json", "split={val: 0.5}", "pool=test")
 
 
 def test_spice_and_training_captions_reach_the_metrics(evaluation, tmp_path):
