@@ -9,7 +9,8 @@ import pytest
 from captioning.data.caption_files import read_references
 from captioning.files.writing import write_json
 from captioning.metrics.correlation import correlate, kendall, main
-from captioning.metrics.ratings import RATING, read_ratings
+from captioning.metrics.diversity import Length
+from captioning.metrics.ratings import RATING, Rated, read_ratings
 from captioning.metrics.scene_ratings import read_runs
 from captioning.runtime.errors import UserError
 from captioning.scenes.facts import mark
@@ -96,6 +97,34 @@ def test_published_files(files, name, expected):
     first = {"kit.jsonl": ["dogs"], "8k_correctness.csv": ["The dog runs ."]}
     assert rated[0].references == first.get(name, TOKENS["a.jpg"])
     assert rated[1].references == human[rated[1].image]
+
+
+def test_an_images_objects_are_those_of_each_of_its_captions(files, capsys):
+    """chair's values, computed by hand, order the captions as the ratings do."""
+    texts = {"a dog": 3, "a dog and a boat": 2, "a boat": 1}
+    rows = [
+        {"image": "img/a.jpg", "caption": text, "references": ["x"], "score": rating}
+        for text, rating in texts.items()
+    ]
+    (files / "kit.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_json({"img/a.jpg": ["dog"]}, files / "objects.json")
+    (files / "words.txt").write_text("dog, puppy\nboat, ship\n")
+    call = [str(files / "kit.jsonl"), "--metrics", "chair"]
+    call += ["--objects_file", str(files / "objects.json"), "--synonyms", str(files / "words.txt")]
+    assert main(call) == 0
+    found = capsys.readouterr()
+    rows = {line.split("  ")[0]: line.split() for line in found.out.split("\n\n")[0].splitlines()}
+    assert rows["CHAIRi"][1] == "-1.00" and rows["Obj. Recall"][2] == "0.82" and not found.err
+
+
+def test_metrics_are_built_once(tmp_path, monkeypatch):
+    """However many systems wrote the captions."""
+    built = []
+    monkeypatch.setattr(Length, "prepare", lambda self: built.append(self))
+    lines = [Rated("a.jpg", "a dog", ["dogs"], {RATING: n}, f"system {n}") for n in range(3)]
+    monkeypatch.setattr("captioning.metrics.correlation.read_ratings", lambda *_: lines)
+    assert main([str(tmp_path / "x.jsonl"), "--metrics", "length"]) == 0
+    assert len(built) == 1
 
 
 @pytest.mark.parametrize(
