@@ -78,11 +78,11 @@ class ShardImages(IterableDataset):
             if "error" in entry:
                 continue
             try:
-                if data is None and stores.is_store(entry["image"]):
+                if data is None and tables.is_row(entry["image"]):
+                    data = tables.image_bytes(entry["image"])
+                elif data is None and stores.is_store(entry["image"]):
                     data = stores.whole(entry["image"])
                     self.last_read = entry["image"]
-                elif data is None and tables.is_row(entry["image"]):
-                    data = tables.image_bytes(entry["image"])
                 elif data is None and not os.path.exists(entry["image"]):
                     raise UserError(f"{entry['image']}: no such file")
                 content = None if data is None else io.BytesIO(data)
@@ -106,7 +106,7 @@ class ShardImages(IterableDataset):
 
         https addresses may be on different servers. Therefore an https error concerns one file.
         """
-        if not stores.has_folders(address):
+        if address.startswith("https:"):
             return
         try:
             if self.last_read:
