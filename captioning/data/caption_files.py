@@ -9,6 +9,7 @@ from captioning.data.annotations import ImageId, derived_id, read_annotations
 from captioning.data.formats import is_json
 from captioning.files.cache import local
 from captioning.files.reading import StrPath, parse_json_lines, read_json, read_text
+from captioning.files.tables import is_row
 from captioning.runtime.errors import UserError
 
 Captions = dict[ImageId, str]
@@ -84,10 +85,17 @@ def read_references(path: StrPath) -> References:
 
 
 def ids_by_name(references: Path) -> dict[str, ImageId]:
-    """Return the id of each image file name in a file of references."""
+    """Return the id of each image file name in a file of references.
+
+    A row of a data set with images inside is FILE/ROW, wherever the file is.
+    """
     document = _other_than_annotations(references)
     if document is None:
-        return {sample.image: sample.image_id for sample in read_annotations(references)}
+        names = {sample.image: sample.image_id for sample in read_annotations(references)}
+        short = ["/".join(name.split("/")[-2:]) for name in names if is_row(name)]
+        if len(set(short)) == len(names):
+            return dict(zip(short, names.values()))
+        return names
     images = document.get("images")
     rows = [row for row in images if isinstance(row, dict)] if isinstance(images, list) else []
     return {

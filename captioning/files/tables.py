@@ -57,7 +57,10 @@ def image_bytes(name: StrPath) -> bytes:
     if content is None and value and value.get("path"):
         path, folder = Path(value["path"]), Path(file).parent
         if path.is_absolute() or ".." in path.parts or not (folder / path).is_file():
-            raise UserError(f"{name}: its image {path} is not in {folder}: embed the images")
+            raise UserError(
+                f"{name}: its image {path} is not in {folder}: embed the images, as save_to_disk "
+                "and push_to_hub of datasets do, and its to_parquet does not"
+            )
         return (folder / path).read_bytes()
     if not content:
         raise UserError(f"{name}: the row has no image: leave it out")

@@ -69,7 +69,10 @@ class Checklist(JudgeEvaluator):
         lists = [known[i] for i in captions.ids]
         for image_id, questions in zip(map(image_of, captions.ids), lists):
             if not questions:
-                raise UserError(f"{self.options.checklist} has no question for image {image_id!r}")
+                raise UserError(
+                    f"{self.options.checklist} has no question for image {image_id!r}: add some, "
+                    "or leave the image out"
+                )
         asked = [prompt(text, q) for text, q in zip(captions.predictions.values(), lists)]
         questions_in = dict(zip(asked, lists))
         answers = self.verdicts(asked, lambda each, reply: read_reply(reply, questions_in[each]))

@@ -168,6 +168,8 @@ def _run(arguments: argparse.Namespace) -> None:
         rated = read_ratings(arguments.ratings, arguments.references)
     with shared_process():
         captions, sets = columns_of(rated, arguments)
+    if not captions:
+        raise UserError("nothing was scored, for the reasons above")
     ratings = {name: np.array([row.ratings[name] for row in rated]) for name in rated[0].ratings}
     images = np.unique([row.image for row in rated], return_inverse=True)[1]
     print(

@@ -75,7 +75,7 @@ def test_tables_and_cards_after_a_kill_are_those_of_an_undisturbed_run(run, call
     assert content[known]["tags"] == "1girl" and len(lines) == 10
     card = DatasetCard.load(tmp_path / "data" / "README.md").data
     assert (card.license, card.language, card.size_categories) == ("cc-by-4.0", "en", "n<1K")
-    assert publish.main([str(tmp_path / "data")]) == publish.main([str(photos)]) == 0
+    assert publish.main([str(photos)]) == 0
     before = metadata.read_bytes()
     run(photos, *flags)  # nothing is left to caption
     assert metadata.read_bytes() == before
@@ -90,6 +90,19 @@ def test_tables_and_cards_after_a_kill_are_those_of_an_undisturbed_run(run, call
         assert found == {line["image"]: line["caption"] for line in lines}
     next((photos / "within").glob("*.png")).unlink()
     assert publish.main([str(photos)]) == 2
+
+
+def test_a_table_for_others_has_no_path_of_this_machine(run, photos, tmp_path, capsys, monkeypatch):
+    flags = ["--parquet", "data/train.parquet", "--license", "cc0-1.0"]
+    monkeypatch.chdir(tmp_path)
+    run(photos, *flags)
+    assert publish.main(["data"]) == 2
+    first = min(photos.rglob("*.png"))
+    assert f"10 images are paths of this machine, the first is {first}" in capsys.readouterr().out
+    (tmp_path / "out" / "captions.jsonl").unlink()
+    run("photos", *flags)
+    assert publish.main(["data"]) == 0
+    assert "hf upload OWNER/data data --repo-type dataset" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

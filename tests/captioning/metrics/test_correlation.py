@@ -115,6 +115,11 @@ def test_an_images_objects_are_those_of_each_of_its_captions(files, capsys):
     found = capsys.readouterr()
     rows = {line.split("  ")[0]: line.split() for line in found.out.split("\n\n")[0].splitlines()}
     assert rows["CHAIRi"][1] == "-1.00" and rows["Obj. Recall"][2] == "0.82" and not found.err
+    write_json({"c.jpg": ["dog"]}, files / "objects.json")
+    assert main(call) == 2
+    assert (
+        "no image id in common" in (log := capsys.readouterr().err) and "nothing was scored" in log
+    )
 
 
 def test_metrics_are_built_once(tmp_path, monkeypatch):
@@ -135,6 +140,7 @@ def test_metrics_are_built_once(tmp_path, monkeypatch):
         ("ExpertAnnotations.txt", "a.jpg\tb.jpg#1\t1", "holds no ratings as they were published"),
         ("ExpertAnnotations.txt", "a.jpg\ta.jpg#1\t1\t1\t1", "no rating of a caption of another"),
         ("kit.jsonl", '{"image": "c.jpg", "caption": "a", "score": 1}', "image 'c.jpg' has no ref"),
+        ("kit.jsonl", '{"image": "a.jpg", "caption": 1, "score": 1}', "line 1 has no caption text"),
         ("kit.jsonl", '{"image": "a.jpg"}', "expected a file of Flickr8k, Composite, or lines"),
         (
             "x.csv",
