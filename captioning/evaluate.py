@@ -25,6 +25,7 @@ from typing import Optional
 
 from captioning.data.caption_files import (
     ids_by_name,
+    image_of,
     read_predictions,
     read_references,
     with_references,
@@ -93,7 +94,8 @@ def _run(arguments, argv):
     if not is_main:
         return
     print(format_table(scores, len(predictions)))
-    num_unscored = len(references) - len(predictions)
+    scored = {str(name) for i in predictions for name in (i, image_of(i))}
+    num_unscored = len(set(map(str, references)) - scored)
     if num_unscored:
         print(
             f"warning: {num_unscored} of {len(references)} images with references have no "

@@ -8,6 +8,7 @@ read or that are pickled, missing images, paths of this machine.
 
 import argparse
 import json
+import os
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ from typing import Optional
 from adapters.card import NAME, UNKNOWN, is_repository
 from captioning.data.formats import METADATA
 from captioning.files.reading import read_lines
+from captioning.files.tables import IMAGE
 from captioning.files.writing import unfinished_writes
 from captioning.runtime.errors import UserError, one_line
 from captioning.runtime.program import exit_code
@@ -34,7 +36,10 @@ def kind_of(folder: Path) -> str:
         return "model"
     if any(next(folder.glob(pattern), None) for pattern in DATA):
         return "dataset"
-    raise UserError(f"{folder} has neither {' or '.join(MODEL)} nor {', '.join(DATA)}")
+    raise UserError(
+        f"{folder} has neither {' or '.join(MODEL)} nor {', '.join(DATA)}: export the checkpoint "
+        "with BLIP.convert or vlm.export"
+    )
 
 
 def problems(folder: Path, kind: str) -> Iterator[str]:
@@ -96,9 +101,19 @@ def _data_problems(folder: Path) -> Iterator[str]:
         from pyarrow import ArrowException, parquet
 
         try:
-            parquet.ParquetFile(path).close()
+            with parquet.ParquetFile(path) as file:
+                columns = [name for name in file.schema_arrow.names if name == IMAGE]
+                batches = file.iter_batches(columns=columns) if columns else ()
+                images = [value for batch in batches for value in batch.column(0).to_pylist()]
         except (OSError, ArrowException) as error:
             yield f"{path}: cannot be read: {one_line(error)}"
+            continue
+        paths = [image for image in images if isinstance(image, str) and os.path.isabs(image)]
+        if paths:
+            yield (
+                f"{path}: {len(paths)} images are paths of this machine, the first is {paths[0]}: "
+                "caption in their folder, or with --write-shards, which has the images"
+            )
     rows = list(read_lines(folder / METADATA[0]))
     names = [str(row["file_name"]) for row in rows if row and "file_name" in row]
     if len(names) < len(rows):

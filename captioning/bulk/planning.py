@@ -188,7 +188,7 @@ def _tars(
     captioned_in, failed_in = _by_tar(captioned, urls), _by_tar(skipped_failures, urls)
     again_in = _by_tar(again, urls)
     for url in urls:
-        entry: dict[str, Any] = {"tar": url, "stamp": stamps[url]}
+        entry: dict[str, Any] = {"tar": url, "stamp": stamps[url], "prompt": request.prompt}
         tally.found += 1
         if request.skips_existing:
             with_caption, without = captioned_in.get(url, []), failed_in.get(url, [])

@@ -14,6 +14,7 @@ from captioning.bulk import tars
 from captioning.captioners.interface import Images
 from captioning.data import load_image
 from captioning.files import stores, tables
+from captioning.files.images import prompt_of
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError
 
@@ -78,11 +79,11 @@ class ShardImages(IterableDataset):
             if "error" in entry:
                 continue
             try:
-                if data is None and stores.is_store(entry["image"]):
+                if data is None and tables.is_row(entry["image"]):
+                    data = tables.image_bytes(entry["image"])
+                elif data is None and stores.is_store(entry["image"]):
                     data = stores.whole(entry["image"])
                     self.last_read = entry["image"]
-                elif data is None and tables.is_row(entry["image"]):
-                    data = tables.image_bytes(entry["image"])
                 elif data is None and not os.path.exists(entry["image"]):
                     raise UserError(f"{entry['image']}: no such file")
                 content = None if data is None else io.BytesIO(data)
@@ -106,7 +107,7 @@ class ShardImages(IterableDataset):
 
         https addresses may be on different servers. Therefore an https error concerns one file.
         """
-        if not stores.has_folders(address):
+        if address.startswith("https:"):
             return
         try:
             if self.last_read:
@@ -125,7 +126,8 @@ class ShardImages(IterableDataset):
         try:
             for member in tars.members(tar):
                 if member.name not in skip:
-                    yield {"image": member.name, "image_id": member.key, "data": member.data}
+                    found = {"image": member.name, "image_id": member.key, "data": member.data}
+                    yield {**found, **_prompt(member, entry.get("prompt"))}
         except stores.StoreError as error:
             raise _StoreDown(error) from None
         except Exception as error:
@@ -133,6 +135,15 @@ class ShardImages(IterableDataset):
             reason = str(error.args[0]).partition(" @ ")[0] if error.args else ""
             reason = " ".join(reason.split()) or type(error).__name__
             yield {"image": tar, "error": f"{tar}: cannot be read on: {reason}"}
+
+
+def _prompt(member: tars.Member, template: Optional[str]) -> dict[str, str]:
+    """The prompt of a tar's image, or why it cannot be read."""
+    try:
+        prompt = prompt_of(member.fields(), member.name, template)
+    except UserError as error:
+        return {"error": str(error)}
+    return {"prompt": prompt} if prompt else {}
 
 
 class _StoreDown(Exception):

@@ -142,7 +142,6 @@ class Request:
         """
         source = Path(self.source)
         is_table = tables.is_table(self.source)
-        template = self.prompt if self.prompt and has_columns(self.prompt) else None
         is_list = source.suffix in LISTS
         stored = stores.is_store(self.source)
         if stored:
@@ -157,27 +156,24 @@ class Request:
         for name, given in {"--root": self.root, "--column": self.column}.items():
             if given and not is_list:
                 raise UserError(f"{name} is for a list, and {source} is not one")
-        if template and not (is_list or is_table):
+        if has_columns(self.prompt) and not (is_list or is_table):
             raise UserError(f"--prompt names columns, and {source} has none: give a list")
         if is_folder:
             return map(Listed, images_in(self.source, self.recursive, self.glob))
         if is_table and self.sidecar:
             raise UserError(f"--sidecar: the photos of {source} have no folder: use --write-shards")
         if is_table:
-            rows = read_list(self.source, None, template)
-            keeps = self.prompt is None or template
-            return rows if keeps else (row._replace(prompt=None) for row in rows)
+            return read_list(self.source, None, self.prompt)
         if not is_list:
             return iter([Listed(self.source)])
         items: dict[str, Listed] = {}  # annotations may list an image once per caption
         root = str(self.root or os.path.dirname(self.source))
         if stores.is_store(root):
             stores.check_address(root)
-        for item in read_list(self.source, self.column, template):
+        for item in read_list(self.source, self.column, self.prompt):
             image = stores.joined(root, item.image)
-            prompt = item.prompt if self.prompt is None or template else None
-            items.setdefault(image, Listed(image, item.image_id, prompt=prompt))
-            if items[image].prompt != prompt:
+            items.setdefault(image, Listed(image, item.image_id, prompt=item.prompt))
+            if items[image].prompt != item.prompt:
                 raise UserError(f"{source}: {item.image} has two prompts: give an image one")
         return iter(items.values())
 

@@ -104,10 +104,10 @@ class Sidecars:
 
     def _in_store(self, folder: str) -> set[str]:
         """The sidecars in a folder of a store. Raises UserError if the folder is not writable."""
-        if stores.has_folders(folder):
+        if stores.is_bucket(folder):
             return {name for name in stores.listed(folder, False) if name.endswith(self.extension)}
         if stores.is_store(folder):
-            raise UserError(f"--sidecar: {folder} is on an https server, which is read-only")
+            raise UserError(f"--sidecar: {folder} is read-only: use --out alone")
         if os.path.isdir(folder) and not os.access(folder, os.W_OK):
             raise UserError(f"--sidecar: cannot write to {folder}")
         return set()

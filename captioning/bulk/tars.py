@@ -7,21 +7,35 @@ import json
 import os
 import tarfile
 from collections.abc import Iterator, Sequence
-from typing import BinaryIO, NamedTuple, Optional
+from typing import Any, BinaryIO, NamedTuple, Optional
 
 from captioning.bulk.shards import Line, captions_of
 from captioning.data.image import open_image
 from captioning.files import stores, tables
 from captioning.files.images import FORMATS, is_image
-from captioning.files.tars import LARGEST, Tar, key_and_suffix
+from captioning.files.reading import parse_json
+from captioning.files.tars import LARGEST, LARGEST_TEXT, Tar, key_and_suffix
+from captioning.runtime.errors import UserError
 
 
 class Member(NamedTuple):
-    """The image of a webdataset sample. name: the tar's URL/KEY.SUFFIX. key: the sample's key."""
+    """The image of a webdataset sample.
+
+    name: the tar's URL/KEY.SUFFIX. key, text: the sample's key and its `.json` member.
+    """
 
     name: str
     key: str
     data: bytes
+    text: Optional[bytes] = None
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of the sample. Raises UserError."""
+        try:
+            found = parse_json((self.text or b"{}").decode("utf-8-sig"), self.name)
+        except UnicodeDecodeError:
+            raise UserError(f"{self.name}: its .json is not UTF-8 text") from None
+        return found if isinstance(found, dict) else {}
 
 
 def estimate(urls: Sequence[str]) -> Optional[int]:
@@ -41,17 +55,21 @@ def members(url: str) -> Iterator[Member]:
     """Yield the images of a tar in order. A broken tar raises any error of tarfile or gzip.
 
     Samples without an image are left out. If a sample has several images, or several images have
-    one name, only the first is yielded.
+    one name, only the first is yielded. The sample in which a tar breaks off is not yielded.
     """
-    key, taken, seen = None, False, set()
+    key, text, held, seen = None, None, [], set()
     with stores.opened(url) as file, Tar.open(fileobj=file, mode="r|*") as tar:
         for member in tar.each():
             found, suffix = key_and_suffix(member.name)
             if not member.isreg() or found is None:
                 continue
             if found != key:
-                key, taken = found, False
+                if held:
+                    yield held.pop()._replace(text=text)
+                key, text, taken = found, None, False
             name = f"{key}.{suffix}"
+            if suffix == "json" and member.size <= LARGEST_TEXT:
+                text = tar.content(member)
             if taken or not is_image(name):
                 continue
             if member.size > LARGEST:
@@ -59,7 +77,9 @@ def members(url: str) -> Iterator[Member]:
             taken = True
             if name not in seen:
                 seen.add(name)
-                yield Member(f"{url}/{name}", key, tar.content(member))
+                held.append(Member(f"{url}/{name}", key, tar.content(member)))
+    if held:
+        yield held.pop()._replace(text=text)
 
 
 def write(file: BinaryIO, number: int, lines: list[Line], tar: Optional[str]) -> None:

@@ -1,18 +1,21 @@
 """Reads predictions and references from the usual file formats, and matches them by image id."""
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, TypeVar, Union
 
 from captioning.data.annotations import ImageId, derived_id, read_annotations
 from captioning.data.formats import is_json
 from captioning.files.cache import local
 from captioning.files.reading import StrPath, parse_json_lines, read_json, read_text
+from captioning.files.tables import is_row
 from captioning.runtime.errors import UserError
 
 Captions = dict[ImageId, str]
 References = dict[ImageId, list[str]]
 NO_IDS: Mapping[str, ImageId] = {}
+Known = TypeVar("Known")
 
 
 def read_predictions(path: StrPath, ids: Mapping[str, ImageId] = NO_IDS) -> Captions:
@@ -82,10 +85,17 @@ def read_references(path: StrPath) -> References:
 
 
 def ids_by_name(references: Path) -> dict[str, ImageId]:
-    """Return the id of each image file name in a file of references."""
+    """Return the id of each image file name in a file of references.
+
+    A row of a data set with images inside is FILE/ROW, wherever the file is.
+    """
     document = _other_than_annotations(references)
     if document is None:
-        return {sample.image: sample.image_id for sample in read_annotations(references)}
+        names = {sample.image: sample.image_id for sample in read_annotations(references)}
+        short = ["/".join(name.split("/")[-2:]) for name in names if is_row(name)]
+        if len(set(short)) == len(names):
+            return dict(zip(short, names.values()))
+        return names
     images = document.get("images")
     rows = [row for row in images if isinstance(row, dict)] if isinstance(images, list) else []
     return {
@@ -125,7 +135,7 @@ def with_references(
 
     Raises UserError if no image has any.
     """
-    matched = by_id(captions, references)
+    matched = of_images(captions, references)
     kept = {image_id: caption for image_id, caption in captions.items() if matched[image_id]}
     if not kept:
         match_ids(captions, references)  # raises
@@ -133,7 +143,7 @@ def with_references(
 
 
 def match_ids(captions: Captions, references: Mapping[ImageId, Sequence[str]]) -> References:
-    """Return the references of each caption, with the ids of `captions`; see `by_id`.
+    """Return the references of each caption, with the ids of `captions`; see `of_images`.
 
     Raises UserError for the first caption without references.
     """
@@ -145,7 +155,7 @@ def match_ids(captions: Captions, references: Mapping[ImageId, Sequence[str]]) -
                 f"image_id {other!r} and {image_id!r} are the same image with two predictions: "
                 "keep one of them"
             )
-    matched = by_id(captions, references)
+    matched = of_images(captions, references)
     missing = [image_id for image_id, group in matched.items() if not group]
     if missing and len(missing) == len(captions):
         raise UserError(
@@ -161,17 +171,32 @@ def match_ids(captions: Captions, references: Mapping[ImageId, Sequence[str]]) -
 
 
 def by_id(
-    ids: Iterable[ImageId], references: Mapping[ImageId, Sequence[str]]
-) -> dict[ImageId, Sequence[str]]:
-    """Return the references of each id, or () for an id without references.
+    ids: Iterable[ImageId], known: Mapping[ImageId, Known]
+) -> dict[ImageId, Union[Known, tuple[()]]]:
+    """Return what is known of each id, such as its references, or () for an unknown id.
 
-    "139" and 139 are the same image, unless the references have both ids.
+    "139" and 139 are the same image, unless both ids are known.
     """
-    as_text = {str(image_id): group for image_id, group in references.items()}
+    as_text = {str(image_id): entry for image_id, entry in known.items()}
     return {
-        image_id: references[image_id] if image_id in references else as_text.get(str(image_id), ())
+        image_id: known[image_id] if image_id in known else as_text.get(str(image_id), ())
         for image_id in ids
     }
+
+
+def of_images(
+    ids: Iterable[ImageId], known: Mapping[ImageId, Known]
+) -> dict[ImageId, Union[Known, tuple[()]]]:
+    """As `by_id`, where an unknown "a.jpg#0" is a caption of "a.jpg", as in Flickr8k's files."""
+    found = by_id(ids, known)
+    numbered = [image_id for image_id, entry in found.items() if entry == ()]
+    images = by_id(map(image_of, numbered), known)
+    return {**found, **{image_id: images[image_of(image_id)] for image_id in numbered}}
+
+
+def image_of(caption_id: ImageId) -> ImageId:
+    """Return "a.jpg" for "a.jpg#0", and another id as it is."""
+    return re.sub(r"#\d+\Z", "", caption_id) if isinstance(caption_id, str) else caption_id
 
 
 def _pairs(entries: Iterable[Any], where: str, ids: Mapping[str, ImageId] = NO_IDS):

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import torch
 from PIL import Image
@@ -30,12 +30,13 @@ class TarSample(NamedTuple):
     captions: tuple[str, ...]
     image_id: str  # the same as image
     place: tuple[str, int, int]  # the tar, the first byte and the number of bytes
-    prompt: None = None
+    prompt: Optional[str] = None
 
 
 def _sample_of(tar: str, row: Row) -> TarSample:
     name = f"{tar}/{row['image']}"
-    return TarSample(name, tuple(row["captions"]), name, (tar, row["at"], row["size"]))
+    place = (tar, row["at"], row["size"])
+    return TarSample(name, tuple(row["captions"]), name, place, row.get("prompt"))
 
 
 class Shards:
@@ -57,6 +58,11 @@ class Shards:
     def __iter__(self) -> Iterator[TarSample]:
         for number, tar in enumerate(self.tars):
             yield from (_sample_of(tar, row) for row in self.rows(number) if "error" not in row)
+
+    def with_prompts(self) -> Iterator[TarSample]:
+        """The samples of the tars that have prompts."""
+        tars = [tar for tar, summary in zip(self.tars, self.summaries) if summary["prompts"]]
+        return iter(Shards(tars)) if tars else iter(())
 
     def rows(self, number: int) -> list[Row]:
         return read_rows(self.tars[number], self.summaries[number])

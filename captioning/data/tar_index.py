@@ -10,20 +10,19 @@ from typing import Any, BinaryIO, Optional
 from captioning.data.annotations import checked_row
 from captioning.files import stores
 from captioning.files.cache import cache_folder, cache_key
-from captioning.files.images import is_image
+from captioning.files.images import is_image, prompt_in
 from captioning.files.reading import parse_json, read_lines
-from captioning.files.tars import LARGEST, Tar, key_and_suffix
+from captioning.files.tars import LARGEST, LARGEST_TEXT, Tar, key_and_suffix
 from captioning.files.writing import user_errors, write_lines
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import progress
 
-VERSION = 1  # of the cached files
+VERSION = 2  # of the cached files
 AT_ONCE = 16  # tars to read concurrently; reading from a store waits for the network
-LARGEST_TEXT = 1 << 24  # bytes of a member with captions
 
-# {"image": name in the tar, "at": first byte, "size": bytes, "captions": list}, or {"error": line}
-# for a sample that cannot be used.
+# {"image": name in the tar, "at": first byte, "size": bytes, "captions": list, "prompt": text if it
+# has one}, or {"error": line} for a sample that cannot be used.
 Row = dict[str, Any]
 
 
@@ -34,7 +33,7 @@ def index_path(tar: str) -> Path:
 
 
 def summaries(tars: list[str]) -> list[dict[str, Any]]:
-    """Return a summary of each tar: numbers of samples, captions and errors, and the first error.
+    """Return a summary of each tar: numbers of samples, captions, errors, prompts; the first error.
 
     Tars that have no index or have changed are read. Raises UserError, and Stopped if a stop is
     requested.
@@ -69,6 +68,7 @@ def _build_index(tar: str) -> Optional[dict[str, Any]]:
     errors = [row["error"] for row in rows if "error" in row]
     summary = {"version": VERSION, "tar": tar, "stamp": stamp, "samples": len(captions)}
     summary.update(captions=sum(captions), errors=len(errors), first=next(iter(errors), None))
+    summary["prompts"] = sum("prompt" in row for row in rows)
     with user_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_lines(path, [summary, *rows])
@@ -102,7 +102,8 @@ def _rows(file: BinaryIO, tar: str) -> Iterator[Row]:
     """Yield the samples of a tar. A sample is adjacent members whose names have the same key.
 
     A sample without an image is skipped. If a sample has several images, the first is used. The
-    captions are the lines of a `.txt` member, or `caption` or `captions` of a `.json` member.
+    captions are the lines of a `.txt` member, or `caption` or `captions` of a `.json` member, which
+    may also have a `prompt`.
     """
     keys: set[str] = set()
     key, members = "", {}
@@ -145,19 +146,21 @@ def _row(tar: str, key: str, members: dict, keys: set[str]) -> Iterator[Row]:
     else:
         texts = {suffix: alike[0][3] for suffix, alike in members.items()}
         try:
-            yield {"image": name, "at": at, "size": size, "captions": _captions(texts, where)}
+            yield {"image": name, "at": at, "size": size, **_texts(texts, where)}
         except UserError as error:
             yield {"error": str(error)}
     keys.add(key)
 
 
-def _captions(texts: dict[str, Optional[bytes]], where: str) -> list[str]:
+def _texts(texts: dict[str, Optional[bytes]], where: str) -> dict[str, Any]:
+    """The captions of a sample, and its prompt if it has one."""
     fields: Any = {}
     try:
+        if texts.get("json") is not None:
+            fields = parse_json(texts["json"].decode("utf-8-sig"), f"{where}.json")
+        prompt = prompt_in(fields, where) if isinstance(fields, dict) else None
         if texts.get("txt") is not None:
             fields = {"captions": texts["txt"].decode("utf-8-sig").split("\n")}
-        elif texts.get("json") is not None:
-            fields = parse_json(texts["json"].decode("utf-8-sig"), f"{where}.json")
     except UnicodeDecodeError:
         raise UserError(f"{where}: its captions are not UTF-8 text") from None
     if isinstance(fields, dict):
@@ -165,4 +168,5 @@ def _captions(texts: dict[str, Optional[bytes]], where: str) -> list[str]:
     _, captions, _ = checked_row(fields, where)
     if not captions:
         raise UserError(f"{where} has no caption: add one")
-    return [caption.strip() for caption in captions]
+    found = {"captions": [caption.strip() for caption in captions]}
+    return {**found, "prompt": prompt} if prompt else found

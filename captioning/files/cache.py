@@ -34,10 +34,17 @@ def cache_key(of: str, length: int = 64) -> str:
 
 
 def local(name: StrPath) -> Path:
-    """Return a path unchanged; for a file in a store, the path of its copy. Raises UserError."""
+    """Return a path unchanged; for a file in a store, the path of its copy. Raises UserError.
+
+    For a pattern with "*" the files are copied, and a pattern of the copies is returned.
+    """
     name = str(name)
     if not stores.is_store(name):
         return Path(name)
+    if "*" in name:
+        folder = name.partition("*")[0].rpartition("/")[0]
+        within = [found[len(folder) + 1 :] for found in stores.matching(name)]
+        return local_folder(folder, within) / name[len(folder) + 1 :]
     stores.check_address(name)
     return _copied(name, {"": stores.stamp(name)})
 

@@ -145,15 +145,16 @@ def read_list(
     - a JSON list of files, or {id: file}
     - a data set with images inside, see `captioning.files.tables`
 
-    template: makes each row's prompt of its columns; without it a column `prompt` is read. Large
-    lists other than `.json` are read line by line. Raises UserError.
+    template: see `prompt_of`. Large lists other than `.json` are read line by line. Raises
+    UserError.
     """
     suffix = os.path.splitext(path)[1]
     if tables.is_table(path):
         return (_listed(row, name, tables.IMAGE, template) for name, row in tables.rows(path))
-    if template is not None and suffix == ".txt":
-        raise UserError(f"--prompt names columns, and {path} has none: write a .csv or .jsonl")
+    no_columns = UserError(f"--prompt names columns, {path} has none: write a .csv or .jsonl")
     if suffix == ".txt":
+        if has_columns(template):
+            raise no_columns
         return (Listed(line.strip()) for line in _lines(path) if line.strip())
     if suffix == ".csv":
         rows = _csv_rows(path)
@@ -166,6 +167,8 @@ def read_list(
         if isinstance(document, dict):
             if not all(isinstance(name, str) for name in document.values()):
                 raise UserError(f"{path}: expected a list of images, or {{image id: image file}}")
+            if has_columns(template):
+                raise no_columns
             return (Listed(name, image_id) for image_id, name in document.items())
         entries = document if isinstance(document, list) else [document]
         rows = ((f"row {n}", row) for n, row in enumerate(entries, 1))
@@ -182,7 +185,7 @@ def _csv_rows(path: StrPath) -> Iterator[tuple[str, Any]]:
 
 
 def _listed(row: Any, where: str, column: Optional[str], template: Optional[str]) -> Listed:
-    if isinstance(row, str) and template is None:
+    if isinstance(row, str) and not has_columns(template):
         return Listed(row)
     fields = row if isinstance(row, Mapping) else {}
     names = (column,) if column else PATH_COLUMNS
@@ -196,8 +199,17 @@ def _listed(row: Any, where: str, column: Optional[str], template: Optional[str]
     ids = (fields[name] for name in ID_COLUMNS if fields.get(name) not in (None, ""))
     image_id = next(ids, None)
     image_id = image_id if type(image_id) in (int, str) else None
-    prompt = prompt_in(fields, where) if template is None else _filled(template, fields, where)
-    return Listed(image, image_id, True, prompt)
+    return Listed(image, image_id, True, prompt_of(fields, where, template))
+
+
+def prompt_of(fields: Mapping[str, Any], where: str, template: Optional[str]) -> Optional[str]:
+    """The prompt of a row: its own, or the template with the row's columns. UserError.
+
+    None if there is none, and if the template names no column: then it is the prompt of all images.
+    """
+    if template is None:
+        return prompt_in(fields, where)
+    return _filled(template, fields, where) if has_columns(template) else None
 
 
 def prompt_in(fields: Mapping[str, Any], where: str) -> Optional[str]:
@@ -208,9 +220,9 @@ def prompt_in(fields: Mapping[str, Any], where: str) -> Optional[str]:
     return (prompt or "").strip() or None
 
 
-def has_columns(template: str) -> bool:
+def has_columns(template: Optional[str]) -> bool:
     """Whether a prompt names columns, as {column}. Other braces are text."""
-    return bool(_COLUMN.search(template))
+    return bool(_COLUMN.search(template or ""))
 
 
 def _filled(template: str, fields: Mapping[str, Any], where: str) -> str:

@@ -17,8 +17,9 @@ from captioning.runtime.errors import UserError
 
 T = TypeVar("T")
 
-# The supported schemes, and the library that fsspec needs for each of them.
-LIBRARIES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "https": "aiohttp"}
+# The supported schemes, and the library that fsspec needs for each of them. datasets brings
+# huggingface_hub, which has the file system, and aiohttp.
+LIBRARIES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "https": "aiohttp", "hf": "datasets"}
 PAGE = 1000  # names per answer of S3
 PIECE = 1 << 22  # bytes per request of a file that is read from end to end
 AT_ONCE = 32  # parts that are retried concurrently
@@ -39,9 +40,9 @@ def is_store(address: str) -> bool:
     return bool(separator) and scheme in LIBRARIES
 
 
-def has_folders(address: str) -> bool:
-    """Whether an address is in a store with folders that can be listed and written, not https."""
-    return is_store(address) and not address.startswith("https:")
+def is_bucket(address: str) -> bool:
+    """Whether an address is in a store that can be written to, and not on https or the hub."""
+    return is_store(address) and not address.startswith(("https:", "hf:"))
 
 
 def check_address(address: str) -> None:
@@ -58,7 +59,7 @@ def check_address(address: str) -> None:
 def check_can_hold(what: str, place: str) -> None:
     """Raise UserError for an address that cannot be written to."""
     scheme, colon, _ = place.partition(":/")
-    if has_folders(place):
+    if is_bucket(place):
         check_address(place)
     elif colon and scheme in LIBRARIES:  # a Path has turned the two slashes into one
         raise UserError(
@@ -69,7 +70,7 @@ def check_can_hold(what: str, place: str) -> None:
 def check_names_file(what: str, place: str) -> None:
     """Like `check_can_hold`. Also raises UserError for an address without a file name."""
     check_can_hold(what, place)
-    if has_folders(place) and (place.endswith("/") or not urlsplit(place).path):
+    if is_bucket(place) and (place.endswith("/") or not urlsplit(place).path):
         raise UserError(f"{what} is {place}; it has to name a file, such as s3://BUCKET/NAME")
 
 
@@ -227,6 +228,16 @@ def _s3_names(folder: str, place: str, recursive: bool) -> Iterator[str]:
         query["ContinuationToken"] = page["NextContinuationToken"]
 
 
+def matching(pattern: str) -> list[str]:
+    """Return the addresses of the files that match a pattern with "*", sorted. Raises UserError."""
+    check_address(pattern)
+    scheme, _, _ = pattern.partition("://")
+    found = sorted(f"{scheme}://{name}" for name in call(pattern, "glob"))
+    if not found:
+        raise _missing(pattern)
+    return found
+
+
 def stamp(address: str) -> list[Any]:
     """Return [size in bytes, a value that changes when the file is written]. Raises UserError.
 
@@ -275,7 +286,7 @@ def stamps(folder: str) -> dict[str, list[Any]]:
 
 
 def _stamp_of(info: Mapping[str, Any]) -> list[Any]:
-    names = ("ETag", "etag", "LastModified", "last_modified", "Last-Modified", "updated")
+    names = ("ETag", "etag", "blob_id", "LastModified", "last_modified", "Last-Modified", "updated")
     return [info["size"], str(next((info[n] for n in names if info.get(n)), "")).strip('"')]
 
 
@@ -363,8 +374,9 @@ def retried(address: str, ask: Callable[[], T]) -> T:
 
 def _is_denied(error: Exception) -> bool:
     no_credentials = type(error).__name__ == "NoCredentialsError"
-    denied = isinstance(error, PermissionError) or getattr(error, "status", None) in (401, 403)
-    return denied or no_credentials
+    answer = getattr(error, "response", None)  # of the hub's errors
+    status = getattr(error, "status", None) or getattr(answer, "status_code", None)
+    return isinstance(error, PermissionError) or status in (401, 403) or no_credentials
 
 
 def _silent(address: str) -> StoreError:

@@ -14,7 +14,7 @@ from typing import Any
 
 from captioning.files.cache import cache_folder, local
 from captioning.files.reading import StrPath
-from captioning.files.stores import is_store
+from captioning.files.stores import is_store, matching
 from captioning.runtime.errors import UserError, one_line
 
 IMAGE = "image"  # the column of images
@@ -57,7 +57,10 @@ def image_bytes(name: StrPath) -> bytes:
     if content is None and value and value.get("path"):
         path, folder = Path(value["path"]), Path(file).parent
         if path.is_absolute() or ".." in path.parts or not (folder / path).is_file():
-            raise UserError(f"{name}: its image {path} is not in {folder}: embed the images")
+            raise UserError(
+                f"{name}: its image {path} is not in {folder}: embed the images, as save_to_disk "
+                "and push_to_hub of datasets do, and its to_parquet does not"
+            )
         return (folder / path).read_bytes()
     if not content:
         raise UserError(f"{name}: the row has no image: leave it out")
@@ -67,7 +70,7 @@ def image_bytes(name: StrPath) -> bytes:
 def _files(name: str) -> list[str]:
     pattern = name if re.search(rf"{_TABLE}\Z", name) else os.path.join(name, "*.arrow")
     if is_store(pattern):
-        return [str(local(pattern))]
+        return matching(pattern) if "*" in pattern else [pattern]
     files = [pattern] if os.path.isfile(pattern) else sorted(glob.glob(pattern, recursive=True))
     if not files:
         raise UserError(f"{name}: no such file: put it there, or correct the path")
@@ -83,11 +86,12 @@ def _opened(file: str) -> Any:
         raise UserError(f"{file} needs the datasets library: pip install datasets") from None
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # errors are raised, too
+    copy = str(local(file))
     try:
         if file.endswith(".arrow"):
-            data = datasets.Dataset.from_file(file)
+            data = datasets.Dataset.from_file(copy)
         else:
-            data = datasets.Dataset.from_parquet(file, cache_dir=str(cache_folder() / "datasets"))
+            data = datasets.Dataset.from_parquet(copy, cache_dir=str(cache_folder() / "datasets"))
     except Exception as error:  # the library wraps the errors of pyarrow
         reason = one_line(error.__cause__ or error)
         raise UserError(f"{file}: cannot be read ({reason}): write or download it again") from None

@@ -11,6 +11,7 @@ from captioning.runtime.errors import UserError
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz")
 LARGEST = 1 << 30  # most bytes of a member; a small compressed archive can be huge when unpacked
+LARGEST_TEXT = 1 << 24  # bytes of a member with captions or other fields
 LARGEST_HEADERS = (
     1 << 20
 )  # most bytes of a member's headers: long names, PAX records, maps of sparse files

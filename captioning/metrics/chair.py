@@ -12,7 +12,7 @@ from typing import Annotated, Literal, Optional, Union
 from pydantic import Field, TypeAdapter, ValidationError
 
 from captioning.data.annotations import ImageId
-from captioning.data.caption_files import by_id
+from captioning.data.caption_files import of_images
 from captioning.data.sources import download_once
 from captioning.files.cache import cache_folder
 from captioning.files.reading import read_json
@@ -81,7 +81,7 @@ class Chair(Evaluator):
     def _known(self, ids: Iterable[ImageId]) -> dict[ImageId, set[str]]:
         """The objects of the images that are in the files. Raises UserError if no image is."""
         # An image without objects has an empty set, an unknown image an empty tuple.
-        known = {i: objects for i, objects in by_id(ids, self.objects).items() if objects != ()}
+        known = {i: each for i, each in of_images(ids, self.objects).items() if each != ()}
         if not known:
             raise UserError(
                 f"objects_file: {', '.join(map(str, self.paths))} and the captions have no image "

@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple, Optional
 from pydantic import Field
 
 from captioning.data.annotations import ImageId
-from captioning.data.caption_files import by_id
+from captioning.data.caption_files import image_of, of_images
 from captioning.files.reading import parse_json_lines, read_json, read_text
 from captioning.metrics.bootstrap import percentages, ratio
 from captioning.metrics.evaluator import CaptionSet, Scores
@@ -65,11 +65,14 @@ class Checklist(JudgeEvaluator):
         self.questions = read_checklist(Path(self.options.checklist))
 
     def evaluate(self, captions: CaptionSet) -> Scores:
-        known = by_id(captions.ids, self.questions)
+        known = of_images(captions.ids, self.questions)
         lists = [known[i] for i in captions.ids]
-        for image_id, questions in zip(captions.ids, lists):
+        for image_id, questions in zip(map(image_of, captions.ids), lists):
             if not questions:
-                raise UserError(f"{self.options.checklist} has no question for image {image_id!r}")
+                raise UserError(
+                    f"{self.options.checklist} has no question for image {image_id!r}: add some, "
+                    "or leave the image out"
+                )
         asked = [prompt(text, q) for text, q in zip(captions.predictions.values(), lists)]
         questions_in = dict(zip(asked, lists))
         answers = self.verdicts(asked, lambda each, reply: read_reply(reply, questions_in[each]))
@@ -129,7 +132,7 @@ def read_checklist(path: Path) -> dict[ImageId, list[Question]]:
     - CAPEval's lines {id, img_path, ..._checklist: [{Question}]}; the answer is always "yes"
     - CaptionQA's rows {id, image_paths, questions: [{question, answer, choices}]}, a list or lines
 
-    An image of the last two is known by its id and by its file's name.
+    An image of the last two is known by its id, its file's path and its file's name.
     """
     if path.suffix == ".jsonl":
         rows = [row for _, row in parse_json_lines(read_text(path).split("\n"), path)]
@@ -148,8 +151,8 @@ def read_checklist(path: Path) -> dict[ImageId, list[Question]]:
         questions = _questions(path, row["id"], listed)
         paths = row.get("image_paths")
         files = [row.get("img_path"), *(paths if isinstance(paths, list) else [paths])]
-        names = [PurePosixPath(file).name for file in files if isinstance(file, str)]
-        for name in (row["id"], *names):
+        files = [file for file in files if isinstance(file, str)]
+        for name in (row["id"], *files, *(PurePosixPath(file).name for file in files)):
             if found.setdefault(name, questions) != questions:
                 raise UserError(f"{path}: {name!r} names two entries: keep one")
     return found

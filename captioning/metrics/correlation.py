@@ -18,7 +18,6 @@ if __name__ == "__main__":
 
 import argparse
 import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Optional
@@ -27,7 +26,7 @@ import numpy as np
 
 from captioning.metrics.arguments import add_metrics, parse
 from captioning.metrics.bootstrap import Estimate, bounds, resampled_counts
-from captioning.metrics.evaluator import Scores, Settings, build_evaluators
+from captioning.metrics.evaluator import Evaluator, Scores, Settings, build_evaluators
 from captioning.metrics.meteor import shared_process
 from captioning.metrics.ratings import Rated, read_ratings
 from captioning.metrics.registry import METRICS, metric_of
@@ -87,32 +86,36 @@ def columns_of(rated: Sequence[Rated], arguments: argparse.Namespace) -> tuple[C
 
     Systems are in sorted order. Raises UserError.
     """
-    device = str(distributed.start(arguments.device))
+    rows = {f"{row.image}#{number}": row for number, row in enumerate(rated)}
+    evaluators = _evaluators(rows, arguments)
     systems = np.array([row.system for row in rated])
     captions: dict[str, np.ndarray] = {}
     sets: dict[str, np.ndarray] = {}
     for number, system in enumerate(np.unique(systems)):
-        rows = np.flatnonzero(systems == system)
-        own = [rated[row] for row in rows]
-        found = _scores(own, arguments, device)
-        values = {**found.per_image, **{n: [row.metrics[n] for row in own] for n in own[0].metrics}}
-        for name, column in values.items():
-            captions.setdefault(name, np.full(len(rated), np.nan))[rows] = column
-        means = {name: np.nanmean(captions[name][rows]) for name in values}
+        own = {key: row for key, row in rows.items() if row.system == system}
+        found = _scores(own, evaluators)
+        names = next(iter(own.values())).metrics
+        known = {name: [row.metrics[name] for row in own.values()] for name in names}
+        of_system = systems == system
+        for name, column in {**found.per_image, **known}.items():
+            captions.setdefault(name, np.full(len(rated), np.nan))[of_system] = column
+        means = {n: np.nanmean(captions[n][of_system]) for n in (*found.per_image, *known)}
         single = {name: estimate.value for name, estimate in found.metrics.items()}
         for name, value in {**means, **single}.items():
             sets.setdefault(name, np.full(len(np.unique(systems)), np.nan))[number] = value
     return captions, sets
 
 
-def _scores(rated: Sequence[Rated], arguments: argparse.Namespace, device: str) -> Scores:
-    often = Counter(row.image for row in rated)
-    rows = {r.image if often[r.image] == 1 else f"{r.image}#{i}": r for i, r in enumerate(rated)}
+def _evaluators(rows: Mapping[str, Rated], arguments: argparse.Namespace) -> list[Evaluator]:
+    device = str(distributed.start(arguments.device))
     images = None
     if arguments.images:
         images = {key: arguments.images / row.image for key, row in rows.items()}
     settings = Settings(images, arguments.images, arguments.cache_dir, device, arguments.batch_size)
-    evaluators = build_evaluators(arguments.metrics, settings, **arguments.options)
+    return build_evaluators(arguments.metrics, settings, **arguments.options)
+
+
+def _scores(rows: Mapping[str, Rated], evaluators: Sequence[Evaluator]) -> Scores:
     captions = {key: row.caption for key, row in rows.items()}
     found = score(captions, {key: row.references for key, row in rows.items()}, evaluators)
     for reason in dict.fromkeys(found.skipped.values()):
@@ -165,6 +168,8 @@ def _run(arguments: argparse.Namespace) -> None:
         rated = read_ratings(arguments.ratings, arguments.references)
     with shared_process():
         captions, sets = columns_of(rated, arguments)
+    if not captions:
+        raise UserError("nothing was scored, for the reasons above")
     ratings = {name: np.array([row.ratings[name] for row in rated]) for name in rated[0].ratings}
     images = np.unique([row.image for row in rated], return_inverse=True)[1]
     print(

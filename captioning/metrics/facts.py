@@ -11,7 +11,7 @@ from typing import Annotated, Optional
 
 from pydantic import Field
 
-from captioning.data.caption_files import by_id
+from captioning.data.caption_files import image_of, of_images
 from captioning.metrics.bootstrap import percentages, ratio
 from captioning.metrics.evaluator import CaptionSet, Evaluator, Scores
 from captioning.metrics.options import FILE, Options
@@ -38,16 +38,17 @@ class Facts(Evaluator):
         self.scenes = read_scenes(Path(self.options.facts_file))
 
     def evaluate(self, captions: CaptionSet) -> Scores:
-        known = by_id(captions.ids, self.scenes)
+        known = of_images(captions.ids, self.scenes)
         scenes = [known[image_id] for image_id in captions.ids]
         if not all(scenes):
-            unknown = next(i for i in captions.ids if not known[i])
+            unknown = next(image_of(i) for i in captions.ids if not known[i])
             raise UserError(f"{self.options.facts_file} has no entry for image {unknown!r}")
         statements = [read_caption(captions.predictions[image_id]) for image_id in captions.ids]
         counts = [stated_and_true(s, scene) for s, scene in zip(statements, scenes)]
         stated, true = (list(of_all) for of_all in zip(*counts))
         wrong = [total - right for total, right in zip(stated, true)]
-        ranks = [_rank(s, i, true[i], scenes) for i, s in enumerate(statements)]
+        distinct = list({id(scene): scene for scene in scenes}.values())
+        ranks = [_rank(*each, distinct) for each in zip(statements, scenes, true)]
         scores = Scores.of_means(
             {
                 "true_facts": true,
@@ -64,10 +65,10 @@ def stated_and_true(statement: Statement, scene: Scene) -> tuple[int, int]:
     return len(statement.facts()), len(true_facts(statement, scene))
 
 
-def _rank(statement: Statement, own: int, true: int, scenes: list[Scene]) -> int:
-    """The rank of scene `own` among all scenes; 1 is best. true: its number of true facts."""
+def _rank(statement: Statement, own: Scene, true: int, scenes: list[Scene]) -> int:
+    """The rank of the own scene among all scenes; 1 is best. true: its number of true facts."""
     facts = statement.facts()
-    others = (scene for i, scene in enumerate(scenes) if i != own)
+    others = (scene for scene in scenes if scene is not own)
     return 1 + sum(
         max_true_facts(facts, scene) >= true and len(true_facts(statement, scene)) >= true
         for scene in others

@@ -5,7 +5,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from captioning.data.annotations import read_annotations
-from captioning.data.caption_files import ImageId, ids_by_name
+from captioning.data.caption_files import ImageId, ids_by_name, of_images
 from captioning.files.images import images_in, read_list
 from captioning.files.tables import is_row, is_table
 from captioning.runtime.errors import UserError
@@ -22,8 +22,8 @@ def find_images(source: Path, references: Path, ids: Collection[ImageId]) -> dic
     COCO's format with file_name. Otherwise a file belongs to an id if its name is the id or ends in
     the id's digits, as in COCO (COCO_val2014_000000000042.jpg is 42). Subfolders are searched, too.
 
-    "42" and 42 are the same image. Raises UserError for the first id without a file, or with
-    several files.
+    "42" and 42 are the same image, "42#1" is a caption of it. Raises UserError for the
+    first id without a file, or with several files.
     """
     if is_table(source):
         named = {sample.image_id: Path(sample.image) for sample in read_annotations(source)}
@@ -35,12 +35,11 @@ def find_images(source: Path, references: Path, ids: Collection[ImageId]) -> dic
             expected = "expected {image id: image file}, or give a folder of images"
             raise UserError(f"{source}: {expected}")
     files = {str(i): [path] for i, path in named.items() if path.is_file() or is_row(path)}
-    if source.is_dir() and not all(str(image_id) in files for image_id in ids):
+    if source.is_dir() and not all(of_images(ids, files).values()):
         files = {**_by_name(source), **files}
     found = {}
-    for image_id in ids:
-        paths = files.get(str(image_id))
-        if paths is None:
+    for image_id, paths in of_images(ids, files).items():
+        if not paths:
             raise UserError(f"image_id {image_id!r}: found no image file for it in {source}")
         if len(paths) > 1:
             raise UserError(

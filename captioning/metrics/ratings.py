@@ -100,9 +100,12 @@ def _of_flickr8k(path: Path) -> Iterator[Rated]:
 def _of_lines(path: Path, human: Mapping[str, Sequence[str]]) -> Iterator[Rated]:
     for number, row in parse_json_lines(read_text(path).split("\n"), path):
         where = f"{path}: line {number}"
-        references = row.get("references") or _human(human, PurePosixPath(row["image"]).name, where)
+        image, caption = str(row["image"]), row["caption"]
+        if not isinstance(caption, str):
+            raise TypeError(f"line {number} has no caption text")
+        references = row.get("references") or _human(human, PurePosixPath(image).name, where)
         rating = row["score"] if "score" in row else row["human_score"]
-        yield Rated(row["image"], row["caption"], references, {RATING: float(rating)})
+        yield Rated(image, caption, references, {RATING: float(rating)})
 
 
 def _of_composite(path: Path, human: Mapping[str, Sequence[str]]) -> Iterator[Rated]:

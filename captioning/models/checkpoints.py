@@ -22,7 +22,7 @@ from BLIP.weights.safe_load import read_pickled
 from BLIP.weights.sharded_checkpoint import REST, is_sharded, read_rest
 from captioning.files.cache import local, local_folder
 from captioning.files.manifest import Hashed, manifest_path, verify, write_manifest
-from captioning.files.stores import Missing, check_address, has_folders, stamp, stamps
+from captioning.files.stores import Missing, check_address, is_bucket, stamp, stamps
 from captioning.files.writing import (
     SUFFIX,
     atomic_write,
@@ -106,7 +106,7 @@ def resolve(name: str) -> str:
     The name of anything else, such as a file, is returned unchanged. The folder may be in an object
     store. Raises UserError for a folder without a checkpoint.
     """
-    if has_folders(name):
+    if is_bucket(name):
         name = name.rstrip("/")
         files = _files_in_store(name)
         if not files or REST in files:
@@ -138,7 +138,7 @@ def _files_in_store(address: str) -> list[str]:
 
 def version_of(name: str) -> Union[float, str, None]:
     """A value that changes when the checkpoint is rewritten; None if unknown."""
-    if has_folders(name):
+    if is_bucket(name):
         try:
             return stamp(name)[1]
         except Missing:

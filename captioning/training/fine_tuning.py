@@ -266,7 +266,8 @@ class FineTuning:
         """Build captioner, optimiser and step, and restore them from the checkpoint if any."""
         config = self.config
         self.captioner = build_captioner(config, checkpoint)
-        annotated = [] if isinstance(self.samples, Shards) else self.samples
+        tars = isinstance(self.samples, Shards)
+        annotated = self.samples.with_prompts() if tars else self.samples
         check_prompts(annotated, self.captioner, config, "max_tokens")
         check_prompts(self.evaluation.samples, self.captioner, config, "max_length")
         null = self.captioner.null_image

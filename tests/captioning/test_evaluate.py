@@ -69,6 +69,19 @@ def test_program(files, tmp_path, repository):
     assert (first["cap_len"], second["cap_len"]) == (5, 2)
 
 
+def test_several_captions_of_an_image_are_scored(files, capsys):
+    """Ids as in Flickr8k's files; each caption has the references of its image."""
+    texts = {"5#0": "a rider", "5#1": "a horse", "6": "a bus"}
+    results = [{"image_id": i, "caption": text} for i, text in texts.items()]
+    assert main([*files(results, REFERENCES), "--metrics", "coco"]) == 0
+    several = capsys.readouterr()
+    assert "warning: 1 of 3 images with references" in several.err
+    alone = [{"image_id": i, "caption": text} for i, text in enumerate(texts.values())]
+    references = [REFERENCES[i.partition("#")[0]] for i in texts]
+    assert main([*files(alone, dict(enumerate(references))), "--metrics", "coco"]) == 0
+    assert several.out == capsys.readouterr().out
+
+
 def test_a_folder_that_cannot_be_written_to_costs_no_work(files, capsys, monkeypatch):
     arguments = files([{"image_id": 5, "caption": "a man"}], {"5": ["a man"]})
     monkeypatch.setattr("captioning.evaluate.score", lambda *_: pytest.fail("scored"))

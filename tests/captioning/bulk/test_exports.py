@@ -12,9 +12,11 @@ from captioning import publish
 from captioning.bulk.xmp import with_description
 from captioning.runtime.errors import UserError
 from tests.captioning.bulk.conftest import killed_at
+from tests.captioning.hub import serving
 
 pytest.importorskip("pyarrow", reason="pyarrow writes Parquet")
 
+import fsspec
 import pyarrow as pa
 from pyarrow import parquet
 
@@ -73,7 +75,7 @@ def test_tables_and_cards_after_a_kill_are_those_of_an_undisturbed_run(run, call
     assert content[known]["tags"] == "1girl" and len(lines) == 10
     card = DatasetCard.load(tmp_path / "data" / "README.md").data
     assert (card.license, card.language, card.size_categories) == ("cc-by-4.0", "en", "n<1K")
-    assert publish.main([str(tmp_path / "data")]) == publish.main([str(photos)]) == 0
+    assert publish.main([str(photos)]) == 0
     before = metadata.read_bytes()
     run(photos, *flags)  # nothing is left to caption
     assert metadata.read_bytes() == before
@@ -88,6 +90,19 @@ def test_tables_and_cards_after_a_kill_are_those_of_an_undisturbed_run(run, call
         assert found == {line["image"]: line["caption"] for line in lines}
     next((photos / "within").glob("*.png")).unlink()
     assert publish.main([str(photos)]) == 2
+
+
+def test_a_table_for_others_has_no_path_of_this_machine(run, photos, tmp_path, capsys, monkeypatch):
+    flags = ["--parquet", "data/train.parquet", "--license", "cc0-1.0"]
+    monkeypatch.chdir(tmp_path)
+    run(photos, *flags)
+    assert publish.main(["data"]) == 2
+    first = min(photos.rglob("*.png"))
+    assert f"10 images are paths of this machine, the first is {first}" in capsys.readouterr().out
+    (tmp_path / "out" / "captions.jsonl").unlink()
+    run("photos", *flags)
+    assert publish.main(["data"]) == 0
+    assert "hf upload OWNER/data data --repo-type dataset" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -133,3 +148,21 @@ def test_captions_of_parquet_are_those_of_the_files(run, photos, tmp_path, monke
     tar = list(webdataset.WebDataset(url, shardshuffle=False))
     assert [sample["png"] for sample in tar] == [path.read_bytes() for path in paths]
     assert json.loads(tar[3]["json"])["image"] == lines[3]["image"]
+
+
+@pytest.mark.skipif(not find_spec("datasets"), reason="the datasets library reads Parquet")
+def test_captions_of_a_data_set_on_the_hub_name_its_rows(run, photos, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    paths = sorted(photos.glob("*.png"))
+    of_files, _ = run(photos, "--no-recursive", "--batch_size", "3")
+    (tmp_path / "out" / "captions.jsonl").unlink()
+    rows = pa.Table.from_pylist([{"image": path.read_bytes()} for path in paths])
+    parquet.write_table(rows, tmp_path / "a.parquet")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    with serving({"data/a.parquet": (tmp_path / "a.parquet").read_bytes()}) as address:
+        monkeypatch.setitem(fsspec.config.conf, "hf", {"endpoint": address})
+        rows = "hf://datasets/owner/birds/data/*.parquet"
+        lines, _ = run(rows, "--restart", "--batch_size", "3", "--num_workers", "0")
+    assert [line["caption"] for line in lines] == [line["caption"] for line in of_files]
+    names = [f"hf://datasets/owner/birds/data/a.parquet/{n}" for n in range(len(paths))]
+    assert [line["image"] for line in lines] == names

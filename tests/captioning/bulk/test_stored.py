@@ -151,11 +151,7 @@ def test_tars_are_captioned_as_on_disk_whatever_fails(run, s3, photos, tmp_path)
         ("s3://bucket/empty", [], "s3://bucket/empty: found no images"),
         ("s3://key:S3CR3T@bucket/a", [], "s3://bucket/a: an address with a user or a query"),
         ("https://host/folder/", [], "https://host/folder: an https server has no folders"),
-        (
-            "https://host/a.png",
-            ["--sidecar"],
-            "https://host is on an https server, which is read-only",
-        ),
+        ("https://host/a.png", ["--sidecar"], "--sidecar: https://host is read-only: use --out"),
         ("s3://bucket/photos", ["--write-shards", "s3://no-bucket/a"], "no such file or bucket"),
         ("s3://bucket/photos", ["--write-shards", "s3:/bucket/a"], "--write-shards is on s3; use"),
         ("s3://bucket/photos", ["--parquet", "s3://k:S3CR3T@b/a"], "may contain a secret"),

@@ -121,8 +121,8 @@ HUGE = {
 
 @pytest.mark.parametrize("what", HUGE)
 def test_a_header_that_is_huge_is_not_read(photos, tmp_path, what):
-    first = sorted(photos.rglob("*.png"))[0]
-    write_tar(tmp_path / "00.tar", [first])
+    first, second = sorted(photos.rglob("*.png"))[:2]
+    write_tar(tmp_path / "00.tar", [first, second])
     members = (tmp_path / "00.tar").read_bytes().rstrip(b"\0")
     members += bytes(-len(members) % 512)
     with gzip.open(tmp_path / "a.tar.gz", "wb", compresslevel=1) as file:
@@ -199,6 +199,28 @@ def test_tars_may_be_in_a_folder_of_such_a_name(run, photos, tmp_path):
     assert len(lines) == 3 and "failed 1" in log
     again, log = run(tar, "--retry-failed")
     assert again == lines and "skipped 3, failed 1" in log
+
+
+def test_prompts_of_a_tar_are_those_of_a_list(run, photos, tmp_path):
+    """In a batch as one by one; the field may come before the image or after it."""
+    prompts = ["the", None, "a big", "on the", None]
+    found = sorted(photos.rglob("*.png"))[: len(prompts)]
+    rows = [{"image": str(path), "prompt": prompt} for path, prompt in zip(found, prompts)]
+    (tmp_path / "list.json").write_text(json.dumps(rows))
+    expected, _ = run(tmp_path / "list.json", "--batch_size", "1")
+    (tmp_path / "out" / "captions.jsonl").unlink()
+    members = []
+    for number, (path, row) in enumerate(zip(found, rows)):
+        text = (f"{path.stem}.json", json.dumps(row).encode())
+        members += [text, (path.name, path.read_bytes())][:: 1 - 2 * (number % 2)]
+    members += [("x.json", b"{"), ("x.png", found[0].read_bytes())]
+    write_members(tmp_path / "a.tar", members)
+    lines, _ = run(tmp_path / "a.tar", "--restart", "--batch_size", "4")
+    assert len(lines) == len(expected) == 5
+    for line, one in zip(lines, expected):
+        assert (line["caption"], line.get("prompt")) == (one["caption"], one.get("prompt"))
+    failed = [json.loads(line) for line in (tmp_path / "out/failed.jsonl").open()]
+    assert failed[-1]["error"].startswith(f"{tmp_path}/a.tar/x.png: not valid JSON at line 1")
 
 
 def test_a_truncated_tar_is_continued_when_it_is_whole(run, photos, shards, tmp_path):

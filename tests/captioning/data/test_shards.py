@@ -93,6 +93,24 @@ def test_an_item_is_that_of_the_same_files(tars, photos, samples, captions_per_i
         assert one["image_id"].endswith(f".tar/{other['image_id'] - 100}.png")
 
 
+def test_prompts_are_those_of_the_files(photos, samples):
+    """A sample may have a prompt in its JSON, beside captions there or in a text file."""
+    samples = [sample._replace(prompt=p) for sample, p in zip(samples, ("the", None, " on "))]
+    tar = str(photos / "a.tar")
+
+    def told(sample):
+        fields = json.dumps({"caption": "x", "prompt": sample.prompt}).encode()
+        return [*as_text(sample), ("json", fields)]
+
+    write_members(tar, members(photos, samples, told))
+    (batch,) = loaded([tar], batch_size=3, captions_per_image=2)
+    found = dict(zip(batch["index"], batch["prompt"]))
+    assert found == {0: "the", 1: None, 2: "on"}
+    assert [sample.prompt for sample in Shards([tar]).with_prompts()] == ["the", None, "on"]
+    write_members(tar, members(photos, samples, as_text))
+    assert not list(Shards([tar]).with_prompts())
+
+
 @pytest.mark.parametrize("shuffle_buffer", [1, 8, 1000])
 def test_an_epoch_has_every_pair_once_in_a_different_order(tars, shuffle_buffer):
     of_tars = dataset(tars, shuffle_buffer=shuffle_buffer)

@@ -14,6 +14,7 @@ from pyarrow import parquet
 
 from captioning.config import load_config
 from captioning.data import load_image, read_annotations
+from captioning.data.caption_files import ids_by_name, predictions_by_id
 from captioning.metrics.image_files import find_images
 from captioning.runtime.errors import UserError
 from captioning.training.fine_tuning import FineTuning
@@ -87,6 +88,20 @@ def test_a_run_on_parquet_is_the_run_on_files(rows, scenes_config, tmp_path):
         tuning.close()
         found.append(tuning.captioner.state_dict())
     assert all(torch.equal(value, found[1][key]) for key, value in found[0].items())
+
+
+def test_captions_of_several_files_meet_their_references(rows, tmp_path):
+    """Rows of two files have equal numbers; predictions may name the files in another way."""
+    split(rows, tmp_path / "part-*.parquet")
+    ids = ids_by_name(tmp_path / "part-*.parquet")
+    samples = read_annotations(tmp_path / "part-*.parquet")
+    lines = [{"image": sample.image, "caption": str(n)} for n, sample in enumerate(samples)]
+    for folder in (str(tmp_path), "data", "hf://datasets/owner/birds/data"):
+        renamed = [
+            {**line, "image": line["image"].replace(str(tmp_path), folder)} for line in lines
+        ]
+        found = predictions_by_id(renamed, "a", ids)
+        assert found == {sample.image_id: str(n) for n, sample in enumerate(samples)}
 
 
 BAD = {

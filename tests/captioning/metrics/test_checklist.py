@@ -92,7 +92,8 @@ def test_published_files(tmp_path):
     robot = [Question("Is a robot mentioned?"), Question("Is 'Strain gauge' mentioned?")]
     colour = [Question("What colour?", "Red", ("Red", "1"))]
     assert read_checklist(path) == {
-        "DK001": robot, "DK001.jpg": robot, "nat_001": colour, "1.jpg": colour,
+        "DK001": robot, "DK001.jpg": robot, "nat_001": colour,
+        "images/1.jpg": colour, "1.jpg": colour,
     }  # fmt: skip
     assert "1. What colour? (Red / 1 / not said)\n" in prompt("a\nb", colour)
     for reply, answers in {
@@ -115,6 +116,23 @@ def test_unreadable_replies_are_counted_and_answers_kept(server, tmp_path):
         assert found.per_image["checklist_precision"] == [100, None]
         assert found.metrics["checklist_coverage"].value == 100
     assert len(server.asked) == 1 + 3 + 3  # that of the kite is kept
+
+
+def test_each_caption_of_an_image_is_asked_its_questions(server, tmp_path):
+    server.usual = lambda: said(
+        f'{{"1": "{"yes" if "a dog" in server.asked[-1][2]["messages"][0]["content"] else "no"}"}}'
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("captioning.metrics.judge.AT_ONCE", 1)
+        captions = {"a.jpg#0": "a dog", "a.jpg#1": "a cat", "b.jpg": "a dog"}
+        found = scored(server, tmp_path, {"a.jpg": ["A dog?"], "b.jpg": ["Dogs?"]}, captions)
+        assert found.per_image["checklist_precision"] == [100, 0, 100]
+        found = scored(server, tmp_path, {"a.jpg": ["A dog?"]}, {"c.jpg#0": "a dog"})
+    assert (
+        found.skipped["checklist_coverage"]
+        .partition(": ")[0]
+        .endswith("has no question for image 'c.jpg'")
+    )
 
 
 @pytest.mark.parametrize(

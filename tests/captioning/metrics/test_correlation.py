@@ -9,7 +9,8 @@ import pytest
 from captioning.data.caption_files import read_references
 from captioning.files.writing import write_json
 from captioning.metrics.correlation import correlate, kendall, main
-from captioning.metrics.ratings import RATING, read_ratings
+from captioning.metrics.diversity import Length
+from captioning.metrics.ratings import RATING, Rated, read_ratings
 from captioning.metrics.scene_ratings import read_runs
 from captioning.runtime.errors import UserError
 from captioning.scenes.facts import mark
@@ -98,6 +99,39 @@ def test_published_files(files, name, expected):
     assert rated[1].references == human[rated[1].image]
 
 
+def test_an_images_objects_are_those_of_each_of_its_captions(files, capsys):
+    """chair's values, computed by hand, order the captions as the ratings do."""
+    texts = {"a dog": 3, "a dog and a boat": 2, "a boat": 1}
+    rows = [
+        {"image": "img/a.jpg", "caption": text, "references": ["x"], "score": rating}
+        for text, rating in texts.items()
+    ]
+    (files / "kit.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_json({"img/a.jpg": ["dog"]}, files / "objects.json")
+    (files / "words.txt").write_text("dog, puppy\nboat, ship\n")
+    call = [str(files / "kit.jsonl"), "--metrics", "chair"]
+    call += ["--objects_file", str(files / "objects.json"), "--synonyms", str(files / "words.txt")]
+    assert main(call) == 0
+    found = capsys.readouterr()
+    rows = {line.split("  ")[0]: line.split() for line in found.out.split("\n\n")[0].splitlines()}
+    assert rows["CHAIRi"][1] == "-1.00" and rows["Obj. Recall"][2] == "0.82" and not found.err
+    write_json({"c.jpg": ["dog"]}, files / "objects.json")
+    assert main(call) == 2
+    assert (
+        "no image id in common" in (log := capsys.readouterr().err) and "nothing was scored" in log
+    )
+
+
+def test_metrics_are_built_once(tmp_path, monkeypatch):
+    """However many systems wrote the captions."""
+    built = []
+    monkeypatch.setattr(Length, "prepare", lambda self: built.append(self))
+    lines = [Rated("a.jpg", "a dog", ["dogs"], {RATING: n}, f"system {n}") for n in range(3)]
+    monkeypatch.setattr("captioning.metrics.correlation.read_ratings", lambda *_: lines)
+    assert main([str(tmp_path / "x.jsonl"), "--metrics", "length"]) == 0
+    assert len(built) == 1
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -106,6 +140,7 @@ def test_published_files(files, name, expected):
         ("ExpertAnnotations.txt", "a.jpg\tb.jpg#1\t1", "holds no ratings as they were published"),
         ("ExpertAnnotations.txt", "a.jpg\ta.jpg#1\t1\t1\t1", "no rating of a caption of another"),
         ("kit.jsonl", '{"image": "c.jpg", "caption": "a", "score": 1}', "image 'c.jpg' has no ref"),
+        ("kit.jsonl", '{"image": "a.jpg", "caption": 1, "score": 1}', "line 1 has no caption text"),
         ("kit.jsonl", '{"image": "a.jpg"}', "expected a file of Flickr8k, Composite, or lines"),
         (
             "x.csv",

@@ -51,6 +51,14 @@ def test_ids_may_be_strings(evaluators):
     assert scores.metrics["true_facts"].value == 2 and not scores.skipped
 
 
+def test_an_image_with_several_captions_is_ranked_once(evaluators):
+    """Each caption has the values that it has as the only caption of its image."""
+    single = [scored({**CAPTIONS, 1: text}, evaluators).per_image for text in (CAPTIONS[1], "sand")]
+    numbered = {"1#0": CAPTIONS[1], "1#1": "sand", 2: CAPTIONS[2], 3: CAPTIONS[3]}
+    for name, values in scored(numbered, evaluators).per_image.items():
+        assert values == [single[0][name][0], single[1][name][0], *single[0][name][1:]]
+
+
 def test_captions_that_state_nothing(evaluators):
     scores = scored({1: "", 2: "and the"}, evaluators)
     assert scores.metrics["true_facts"].value == 0 and "wrong_facts" in scores.skipped

@@ -1,0 +1,70 @@
+"""Data sets on the Hugging Face hub: read by huggingface_hub from a server on this machine."""
+
+import pytest
+
+pytest.importorskip("datasets", reason="the datasets library reads Parquet")
+pytest.importorskip("pyarrow", reason="pyarrow writes Parquet")
+
+import fsspec
+import pyarrow as pa
+from pyarrow import parquet
+
+from captioning.data import load_image, read_annotations
+from captioning.files import stores, tables
+from captioning.files.cache import local
+from captioning.files.images import images_in
+from captioning.runtime.errors import UserError
+from tests.captioning.hub import serving
+
+DATA = "hf://datasets/owner/birds"
+
+
+@pytest.fixture
+def photos(scenes, tmp_path, monkeypatch):
+    """Return four photos. The hub has two in each of two Parquet files, and the last as a file."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    photos, files = sorted((scenes / "images").glob("*.png"))[:4], {}
+    for number in range(2):
+        rows = [{"image": p.read_bytes(), "text": p.name} for p in photos[2 * number :][:2]]
+        parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "part")
+        files[f"data/train-{number}.parquet"] = (tmp_path / "part").read_bytes()
+    files["photos/a.png"] = photos[3].read_bytes()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    with serving(files) as address:
+        monkeypatch.setitem(fsspec.config.conf, "hf", {"endpoint": address})
+        yield photos
+
+
+@pytest.mark.parametrize("pattern", [f"{DATA}/data/train-*.parquet", f"{DATA}/**/*.parquet"])
+def test_rows_of_its_parquet_are_images_with_their_addresses(photos, pattern):
+    names, rows = zip(*tables.rows(pattern))
+    assert names == tuple(f"{DATA}/data/train-{n}.parquet/{row}" for n in (0, 1) for row in (0, 1))
+    assert [row["text"] for row in rows] == [photo.name for photo in photos]
+    for name, photo in zip(names, photos):
+        assert load_image(name).tobytes() == load_image(photo).tobytes()
+    samples = read_annotations(local(pattern))  # as for training
+    assert [sample.captions[0] for sample in samples] == [photo.name for photo in photos]
+    assert load_image(samples[3].image).tobytes() == load_image(photos[3]).tobytes()
+
+
+def test_its_photos_are_listed_and_read(photos):
+    assert list(images_in(DATA)) == [f"{DATA}/photos/a.png"]
+    assert stores.whole(f"{DATA}/photos/a.png") == photos[3].read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        (f"{DATA}/data/test-*.parquet", "no such file or bucket"),
+        ("hf://datasets/owner/fish/a.parquet", "no such file or bucket"),
+    ],
+)
+def test_what_it_lacks_is_one_line(photos, address, message):
+    with pytest.raises(UserError, match=message) as error:
+        list(tables.rows(address))
+    assert str(error.value).startswith(address) and "\n" not in str(error.value)
+
+
+def test_nothing_is_written_there():
+    with pytest.raises(UserError, match="--out is on hf; use a path"):
+        stores.check_names_file("--out", f"{DATA}/a.jsonl")
