@@ -151,6 +151,11 @@ def test_keyboard_and_a_phone(page, photos, expected):
     for _ in range(8):
         page.press("Tab")
         order.append(page.ask("document.activeElement.id || document.activeElement.name"))
+        rings = "[...document.querySelectorAll('main *')].filter(e => e.checkVisibility() &&"
+        rings += (
+            " getComputedStyle(e).outlineStyle == 'solid').map(e => e.htmlFor || e.id || e.name)"
+        )
+        assert page.ask(f"[...new Set({rings})]") == order[-1:]
     numbers = ["num_beams", "min_length", "max_length"]
     assert order == ["file", "take", *numbers, "dtype", "device", "caption"]
     act(page, lambda: page.press("Enter"))
