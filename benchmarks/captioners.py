@@ -2,7 +2,7 @@
 
 import tempfile
 from pathlib import Path
-from typing import Union
+from typing import Any, Union
 
 import torch
 from torch import nn
@@ -31,13 +31,20 @@ TINY = {
 
 def our_captioner(tiny: bool, objective: Union[str, dict[str, float]] = "mle") -> BlipCaptioner:
     """BLIP-base at 384 pixels, or a tiny BLIP, with fixed random weights and a dummy vocabulary."""
+    sizes = TINY if tiny else {}
+    return random_captioner(60 if tiny else BERT_VOCAB_SIZE, objective, **sizes)
+
+
+def random_captioner(
+    vocab_size: int, objective: Union[str, dict[str, float]] = "mle", **sizes: Any
+) -> BlipCaptioner:
+    """BLIP with fixed random weights and a dummy vocabulary; sizes as for `build_captioner`."""
     torch.manual_seed(0)
     words = [*SPECIAL_TOKENS, *PROMPT]
-    words += [f"w{index}" for index in range(len(words), 60 if tiny else BERT_VOCAB_SIZE)]
+    words += [f"w{index}" for index in range(len(words), vocab_size)]
     with tempfile.TemporaryDirectory() as folder:
         vocabulary = Path(folder) / "vocab.txt"
         vocabulary.write_text("\n".join(words) + "\n")
-        sizes = TINY if tiny else {}
         return build_captioner(str(vocabulary), objective=Objective(objective, SMOOTHING), **sizes)
 
 

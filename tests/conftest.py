@@ -2,6 +2,7 @@
 
 import gc
 import os
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -198,3 +199,20 @@ def scenes_config(scenes, tmp_path_factory):
     path = tmp_path_factory.mktemp("config") / "tiny.yaml"
     path.write_text(TINY_RUN.format(data=scenes) + "max_length: 16\n")
     return path
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    """Return a headless Chromium; skip the test where there is none."""
+    from benchmarks.browser import Browser
+
+    program = shutil.which("chromium") or shutil.which("chromium-browser")
+    if program is None:
+        pytest.skip("chromium is not installed")
+    # On a busy machine Chromium sometimes hangs at its start.
+    try:
+        started = Browser(program, tmp_path_factory.mktemp("profile"))
+    except OSError:
+        started = Browser(program, tmp_path_factory.mktemp("profile"))
+    with started:
+        yield started

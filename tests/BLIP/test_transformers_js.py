@@ -16,6 +16,11 @@ pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 pytestmark = pytest.mark.slow
 SIZE = 48
+VITS = {
+    "base": {"embed_dim": 32, "depth": 2, "num_heads": 4},
+    # As in ViT-L, the encoder is wider and deeper than the decoder, with more heads.
+    "large": {"embed_dim": 64, "depth": 4, "num_heads": 8, "drop_path_rate": 0.1},
+}
 
 
 @pytest.fixture(scope="module")
@@ -33,12 +38,12 @@ def node(repository):
     )
 
 
-def test_node_finds_the_tokens_of_torch(make_captioner, node, repository, tmp_path):
+@pytest.mark.parametrize("vit", VITS.values(), ids=VITS)
+def test_node_finds_the_tokens_of_torch(make_captioner, node, repository, tmp_path, vit):
     if not (repository / "web/node_modules").is_dir():
         pytest.skip("no web/node_modules: run npm ci --prefix web")
     torch.manual_seed(0)
-    vit = {"embed_dim": 32, "depth": 2, "num_heads": 4, "initializer_range": 0.3}
-    captioner = make_captioner(vit=vit)
+    captioner = make_captioner(vit={**vit, "initializer_range": 0.3})
     captioner.text_decoder.cls["predictions"].bias.data[captioner.tokenizer.end] = 4
     export_onnx(captioner, tmp_path / "tiny", layout="transformers.js")
     images = 2 * torch.randn(12, 3, SIZE, SIZE)

@@ -12,8 +12,6 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.app.browser import Browser
-
 NAMES = {"mle": "mle", "smile": "smile", "mle_smile": {"mle": 0.5, "smile": 0.5}}
 
 
@@ -113,18 +111,3 @@ def server(serving):
     """Return the address of the page of the three checkpoints, with small limits."""
     with serving() as (address, _):
         yield address
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    """Return a headless Chromium; skip the test where there is none."""
-    program = shutil.which("chromium") or shutil.which("chromium-browser")
-    if program is None:
-        pytest.skip("chromium is not installed")
-    # On a busy machine Chromium sometimes hangs at its start.
-    try:
-        started = Browser(program, tmp_path_factory.mktemp("profile"))
-    except OSError:
-        started = Browser(program, tmp_path_factory.mktemp("profile"))
-    with started:
-        yield started

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from tests.app.browser import Browser
+from benchmarks.browser import Browser
 
 CARDS = "document.querySelectorAll('.smile-card').length == 3"
 # Left, top, right and bottom of the photo and the captions in the whole page.

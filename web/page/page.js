@@ -1,5 +1,7 @@
 // The page: what a visitor chooses and sees. worker.js does the work.
 
+import { checkHeader } from "./pixels.js";
+
 const $ = (selector) => document.querySelector(selector);
 const say = (text) => ($("#status").textContent = text);
 const MEGABYTE = 2 ** 20;
@@ -7,7 +9,8 @@ const MEGABYTE = 2 ** 20;
 const SIMD = [0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 8, 1, 6, 0, 65, 0, 253, 15, 11];
 const PRECISIONS = { fp32: "32 bits", fp16: "16 bits", q8: "8 bits" };
 
-let worker, full = false, models = [], photo = null, asked = 0;
+const doubtful = new Set(); // names of models whose files are fetched again
+let worker, question, models = [], photo = null, asked = 0;
 
 function element(tag, properties = {}, ...children) {
   const made = Object.assign(document.createElement(tag), properties);
@@ -17,7 +20,6 @@ function element(tag, properties = {}, ...children) {
 
 function start() {
   worker?.terminate();
-  full = false;
   worker = new Worker("worker.js", { type: "module" });
   worker.addEventListener("message", ({ data }) => heard(data));
   worker.addEventListener("error", (event) => {
@@ -26,6 +28,10 @@ function start() {
     $("#caption").disabled = !photo;
     worker = null;
   });
+}
+
+function send(names) {
+  worker.postMessage({ ...question, models: names, doubtful: [...doubtful] });
 }
 
 function card(name) {
@@ -54,6 +60,12 @@ function words(list) {
 
 /** What the worker says. Answers to an earlier question are dropped. */
 function heard({ kind, id, name, ...more }) {
+  if (more.damaged) doubtful.add(name);
+  if (more.restart) {
+    const names = models.map((model) => model.name);
+    start();
+    send(id === asked ? names.slice(names.indexOf(name) + 1) : names);
+  }
   if (id !== undefined && id !== asked) return;
   if (kind === "loading") {
     const all = models.find((model) => model.name === name).bytes[$("[name=dtype]").value];
@@ -65,15 +77,14 @@ function heard({ kind, id, name, ...more }) {
   } else if (kind === "caption") {
     show(name, { state: "", bar: null, text: more.text, words: words(more.words) });
     card(name).dataset.tokens = more.tokens.join(" ");
+    doubtful.delete(name);
     say(`${models.find((model) => model.name === name).label}: ${more.text}`);
   } else if (kind === "failed") {
     // A photo that cannot be read fails for all models.
     for (const model of models.filter((each) => !name || each.name === name)) {
       show(model.name, { state: element("span", { className: "failed" }, more.text), bar: null });
     }
-    if (!name) $("#caption").disabled = false;
     say(more.text);
-    if (more.memory) full = true; // the next caption starts another worker
   } else if (kind === "done") {
     $("#caption").disabled = false;
     document.body.dataset.done = id;
@@ -86,18 +97,22 @@ function caption() {
   const settings = Object.fromEntries(Object.entries(lengths).map(([key, text]) => [key, Number(text)]));
   asked += 1;
   $("#caption").disabled = true;
-  if (!worker || full) start();
+  question = { id: asked, file: photo, dtype, device, settings };
+  if (!worker) start();
   for (const { name } of models) show(name, { state: "Waiting", bar: 0, text: "", words: [] });
   say("");
-  worker.postMessage({ id: asked, file: photo, models: models.map(({ name }) => name), dtype, device, settings });
+  send(models.map(({ name }) => name));
 }
 
-function choose(file) {
+async function choose(file) {
   if (!file) return say("There is no photo in what was dropped or pasted.");
   photo = file;
+  // A photo with too many pixels is not shown: decoding it could take all memory.
+  const shown = await checkHeader(file).then(() => URL.createObjectURL(file), () => "data:,");
+  if (photo !== file) return;
   const image = $("#photo");
   URL.revokeObjectURL(image.src);
-  image.src = URL.createObjectURL(file);
+  image.src = shown;
   image.alt = `The photo ${file.name ?? ""}`;
   image.hidden = false;
   image.onerror = () => (image.hidden = true);

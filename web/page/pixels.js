@@ -31,6 +31,38 @@ export function sizeInHeader(bytes) {
   }
 }
 
+/** An error whose message is a sentence for the page. */
+export class Sentence extends Error {}
+
+function check(width, height) {
+  if (width * height <= MOST_PIXELS) return;
+  const millions = Math.round((width * height) / 1e6);
+  throw new Sentence(`The photo has ${millions} megapixels; at most ${MOST_PIXELS / 1e6} are read. Make it smaller.`);
+}
+
+/** Throws a Sentence if the header of a file says that there are too many pixels. */
+export async function checkHeader(file) {
+  const size = sizeInHeader(new Uint8Array(await file.slice(0, 1 << 20).arrayBuffer()));
+  if (size) check(...size);
+}
+
+/** The RGBA pixels of an image file, as ImageData. Throws a Sentence if it has none or too many. */
+export async function decode(file) {
+  await checkHeader(file);
+  let bitmap;
+  try {
+    bitmap = await createImageBitmap(file, { colorSpaceConversion: "none", premultiplyAlpha: "none" });
+  } catch {
+    throw new Sentence(`${file.name || "The file"} is not an image that this browser can read.`);
+  }
+  const { width, height } = bitmap;
+  check(width, height);
+  const canvas = new OffscreenCanvas(width, height).getContext("2d", { willReadFrequently: true });
+  canvas.drawImage(bitmap, 0, 0);
+  bitmap.close();
+  return canvas.getImageData(0, 0, width, height);
+}
+
 /** Keys' cubic with a = -1/2, which Pillow calls BICUBIC. */
 function cubic(x) {
   const t = Math.abs(x);

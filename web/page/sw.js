@@ -26,7 +26,8 @@ async function answer(request) {
   const kept = await cache.match(request, { ignoreVary: true });
   if (kept) return kept;
   const found = await fetch(request, { cache: "no-cache" });
-  if (found.status !== 200) return found;
+  // The library asks for a range first, for a file's size; some hosts send the whole file.
+  if (found.status !== 200 || request.headers.has("range")) return found;
   cache.put(request, found.clone()).catch(() => {}); // no room: it is fetched again next time
   return found;
 }

@@ -2,7 +2,7 @@
 
 import { AutoImageProcessor, AutoModelForVision2Seq, Tensor, env } from "./vendor/transformers.min.js";
 import { Captioner } from "./decode.js";
-import { MOST_PIXELS, normalise, resize, sizeInHeader } from "./pixels.js";
+import { Sentence, decode, normalise, resize } from "./pixels.js";
 
 env.allowRemoteModels = false;
 env.allowLocalModels = true; // below; browsers read none by default
@@ -15,9 +15,7 @@ wasm.wasmPaths = { mjs: `${runtime}.mjs`, wasm: `${runtime}.wasm` };
 wasm.numThreads = self.crossOriginIsolated ? Math.min(navigator.hardwareConcurrency, 8) : 1;
 
 const loaded = new Map();
-
-/** An error whose message is a sentence for the page. */
-class Sentence extends Error {}
+let loading = null; // the name of a model; when one of its files fails, others still go on
 
 function sentence(error, name) {
   const text = String(error?.message ?? error);
@@ -25,7 +23,7 @@ function sentence(error, name) {
   if (/memory|alloc|out of bounds|too large/i.test(text) || /^\d+$/.test(text)) {
     return `There is not enough memory for ${name}. Choose 8 bits, or close other tabs, and try again.`;
   }
-  if (/locate|fetch|JSON|protobuf|404|not whole|undefined|Can't create a session/i.test(text)) {
+  if (/locate|not found|fetch|JSON|protobuf|404|not whole|undefined|Can't create a session/i.test(text)) {
     return `The model ${name} could not be loaded: its folder models/${name} is not whole. (${text.slice(0, 200)})`;
   }
   return `${name}: ${text.slice(0, 300)}`;
@@ -37,12 +35,23 @@ async function json(path) {
   return answer.json();
 }
 
+/** Removes a model's files from the browser's cache, so that they are fetched again. */
+async function forget(name) {
+  const folder = new URL(`./models/${name}/`, location.href).href;
+  for (const key of (await self.caches?.keys()) ?? []) {
+    const cache = await caches.open(key);
+    const requests = (await cache.keys()).filter(({ url }) => url.startsWith(folder));
+    await Promise.all(requests.map((request) => cache.delete(request)));
+  }
+}
+
 async function load(name, dtype, device) {
   const key = `${name} ${dtype} ${device}`;
   if (loaded.has(key)) return loaded.get(key);
+  loading = name;
   const sizes = new Map();
   const progress_callback = ({ status, file, loaded: bytes }) => {
-    if (status !== "progress") return;
+    if (status !== "progress" || loading !== name) return;
     sizes.set(file, bytes);
     postMessage({ kind: "loading", name, bytes: [...sizes.values()].reduce((a, b) => a + b, 0) });
   };
@@ -58,40 +67,21 @@ async function load(name, dtype, device) {
   return one;
 }
 
-async function decoded(file) {
-  const head = new Uint8Array(await file.slice(0, 1 << 20).arrayBuffer());
-  const check = (width, height) => {
-    if (width * height <= MOST_PIXELS) return;
-    const millions = Math.round((width * height) / 1e6);
-    throw new Sentence(`The photo has ${millions} megapixels; at most ${MOST_PIXELS / 1e6} are read. Make it smaller.`);
-  };
-  const size = sizeInHeader(head);
-  if (size) check(...size);
-  let bitmap;
-  try {
-    bitmap = await createImageBitmap(file, { colorSpaceConversion: "none", premultiplyAlpha: "none" });
-  } catch {
-    throw new Sentence(`${file.name || "The file"} is not an image that this browser can read.`);
-  }
-  const { width, height } = bitmap;
-  check(width, height);
-  const canvas = new OffscreenCanvas(width, height).getContext("2d", { willReadFrequently: true });
-  canvas.drawImage(bitmap, 0, 0);
-  bitmap.close();
-  return canvas.getImageData(0, 0, width, height);
-}
-
-async function caption({ id, file, pixels, models, dtype, device, settings }) {
+async function caption({ id, file, pixels, models, doubtful = [], dtype, device, settings }) {
   let image;
   try {
-    image = pixels ? null : await decoded(file);
+    image = pixels ? null : await decode(file);
   } catch (error) {
-    return postMessage({ kind: "failed", id, text: sentence(error, "this photo") });
+    postMessage({ kind: "failed", id, text: sentence(error, "this photo") });
+    models = [];
   }
   const resized = new Map(); // by side: models of one size share it
   for (const name of models) {
+    let isLoaded = false;
     try {
+      if (doubtful.includes(name)) await forget(name);
       const { captioner, side, mean, std } = await load(name, dtype, device);
+      isLoaded = true;
       postMessage({ kind: "encoding", id, name });
       if (image && !resized.has(side)) resized.set(side, resize(image.data, image.width, image.height, side));
       const input = pixels ?? normalise(resized.get(side), mean, std);
@@ -101,8 +91,13 @@ async function caption({ id, file, pixels, models, dtype, device, settings }) {
       const { tokens, score } = found;
       postMessage({ kind: "caption", id, name, text: captioner.text(tokens), words: captioner.scored(found), tokens, score });
     } catch (error) {
+      loading = null;
       const text = sentence(error, name);
-      postMessage({ kind: "failed", id, name, text, memory: text.startsWith("There is not enough memory") });
+      const memory = text.startsWith("There is not enough memory");
+      // After a session that could not be made, the library makes none.
+      const restart = memory || !(isLoaded || error instanceof Sentence || /not found|JSON/.test(text));
+      postMessage({ kind: "failed", id, name, text, restart, damaged: !isLoaded && !memory });
+      if (restart) return;
     }
   }
   postMessage({ kind: "done", id });

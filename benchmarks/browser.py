@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-PATIENCE = 60.0  # seconds of any wait
+PATIENCE = 120.0
 KEYS = {"Tab": 9, "Enter": 13, " ": 32, "ArrowRight": 39, "ArrowLeft": 37}
 
 
@@ -18,9 +18,10 @@ class Browser:
     """A page in a new Chromium, which ends with the `with` block.
 
     requests: the URLs that the page has asked for; problems: uncaught errors of its scripts.
+    patience: seconds that any answer may take.
     """
 
-    def __init__(self, program: str, profile: Path):
+    def __init__(self, program: str, profile: Path, patience: float = PATIENCE):
         to_read, self._write = os.pipe()
         self._read, to_write = os.pipe()
         # Chromium reads commands from file 3 and answers on file 4.
@@ -42,6 +43,7 @@ class Browser:
         os.close(to_read)
         os.close(to_write)
         self._buffer, self._number, self._session = b"", 0, None
+        self._patience = patience
         self.requests: list[str] = []
         self.problems: list[str] = []
         try:
@@ -81,7 +83,7 @@ class Browser:
         if self._session:
             message["sessionId"] = self._session
         os.write(self._write, json.dumps(message).encode() + b"\0")
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + self._patience
         while True:
             answer = self._next(deadline)
             if answer.get("id") == self._number:
@@ -109,16 +111,22 @@ class Browser:
             self.problems.append(details.get("exception", {}).get("description", details["text"]))
 
     def open(self, url: str, width: int = 1280, height: int = 900, dark: bool = False) -> None:
-        self._call(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=height,
-            deviceScaleFactor=1,
-            mobile=False,
-        )
+        self.resize(width, height)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._call("Emulation.setEmulatedMedia", features=[scheme])
         self._call("Page.navigate", url=url)
+
+    def resize(self, width: int, height: int = 900) -> None:
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self._call("Emulation.setDeviceMetricsOverride", **size)
+
+    def inject(self, script: str) -> str:
+        """Run a script in every page from now on, before the page's own."""
+        return self._call("Page.addScriptToEvaluateOnNewDocument", source=script)["identifier"]
+
+    def withdraw(self, script: str) -> None:
+        """End what `inject` began; script: its answer."""
+        self._call("Page.removeScriptToEvaluateOnNewDocument", identifier=script)
 
     def ask(self, expression: str) -> Any:
         """Return the value of a JavaScript expression; promises are awaited."""
@@ -131,7 +139,7 @@ class Browser:
 
     def wait(self, expression: str) -> None:
         """Wait until the JavaScript expression is true; promises are awaited."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + self._patience
         while not self.ask(f"(async () => Boolean(await ({expression})))()"):
             if time.monotonic() > deadline:
                 body = self.ask("document.body.innerText")[:1500]

@@ -1,0 +1,107 @@
+"""Captions per second of the page of docs/web.md and of Node, compared with torch.
+
+    python -m benchmarks.web [--quick]
+
+BLIP-base at 384 pixels with random weights captions one image at a time, greedily, with 20 tokens.
+"page" is the page in Chromium, "page, no threads" the same from a host without the headers for
+threads, "runner" is `BLIP/onnx_runner.py`, for 8 bits with an 8-bit encoder. torch has 32 bits in
+all rows. Notes have the MB to download. Needs Node 20, web/node_modules and Chromium.
+"""
+
+import argparse
+import functools
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Optional
+
+import torch
+
+from benchmarks.captioners import our_captioner
+from benchmarks.captioning import NEVER_ENDS
+from benchmarks.measure import compare
+from benchmarks.topic import Cases, make_main
+from benchmarks.web_captioners import NodeCaptions, PageCaptions, build_page, find_programs
+from BLIP.export import export_onnx
+from BLIP.onnx_runner import OnnxCaptioner
+from captioning.files.reading import read_json
+from captioning.runtime.program import exit_code
+from decoding import DecodingSettings
+
+DTYPES = {"fp32": "32 bits", "fp16": "16 bits", "q8": "8 bits"}
+SETTINGS = {"num_beams": 1, "max_length": 20, "min_length": 5}
+MB = 2**20
+
+
+def cases(options: argparse.Namespace) -> Cases:
+    """A row for each precision of the page's weights."""
+    find_programs()
+    temporary = tempfile.TemporaryDirectory()
+    folder = Path(temporary.name)
+    ours = our_captioner(options.quick).eval()
+    with torch.no_grad():
+        ours.text_decoder.cls["predictions"].bias[ours.tokenizer.end] = NEVER_ENDS
+    export_onnx(ours, folder / "model", layout="transformers.js")
+    for name, int8 in (("runner", False), ("runner, int8", True)):
+        export_onnx(ours, folder / name, int8)
+    build_page(folder / "model", folder / "page")
+    captioner = ours.for_inference(torch.float32)
+    size = ours.visual_encoder.patch_embed.img_size[0]
+    image = torch.randn(1, 3, size, size, generator=torch.Generator().manual_seed(1))
+    pixels = image.numpy()
+    pixels.tofile(folder / "pixels")
+
+    def measure(dtype: str) -> dict[str, Any]:
+        """Raises RuntimeError if the tokens differ in fp32."""
+        runner = OnnxCaptioner(folder / ("runner, int8" if dtype == "q8" else "runner"))
+        settings, part = DecodingSettings(**SETTINGS), slice(0, pixels.nbytes)
+        with ExitStack() as stack:
+            node = stack.enter_context(NodeCaptions(folder / "model", SETTINGS, dtype))
+            page, single = (
+                stack.enter_context(
+                    PageCaptions(folder / "page", folder / profile, folder / "pixels", (), threads)
+                )
+                for profile, threads in ((f"{dtype} threads", True), (f"{dtype} plain", False))
+            )
+            works = {
+                "torch": lambda: captioner.generate_details(image, settings).token_ids[0, 0],
+                "page": lambda: page.tokens(SETTINGS, dtype, part),
+                "page, no threads": lambda: single.tokens(SETTINGS, dtype, part),
+                "Node": lambda: node.tokens(pixels[0]),
+                "runner": lambda: runner.generate(pixels, **SETTINGS).tokens,
+            }
+            expected, *others = [list(map(int, work())) for work in works.values()]
+            if dtype == "fp32" and any(other != expected for other in others):
+                raise RuntimeError("the tokens differ")
+            note = f"MB to download: {_model_bytes(folder, dtype) / MB:.1f}"
+            notes = [f"{note}, and once {_page_bytes(folder / 'page') / MB:.1f}"]
+            return compare(works, ["torch"], options.rounds, (1, "captions"), notes=notes)
+
+    # The partial keeps the folder until the last row is measured.
+    return {
+        bits: functools.partial(lambda dtype, _: measure(dtype), dtype, temporary)
+        for dtype, bits in DTYPES.items()
+    }
+
+
+def _model_bytes(folder: Path, dtype: str) -> int:
+    return read_json(folder / "page" / "models.json")["models"][0]["bytes"][dtype]
+
+
+def _page_bytes(page: Path) -> int:
+    """The bytes of the page and its runtime, which all models share."""
+    files = [path for path in page.rglob("*") if path.is_file()]
+    return sum(path.stat().st_size for path in files if "models" not in path.parts)
+
+
+_measure = make_main("web", __doc__, 3, cases)
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    return exit_code(lambda: _measure(argv), "stopped")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""Captions with an export for transformers.js, in Node and in the page of docs/web.md in Chromium.
+
+Both generate one caption at a time. They need Node 20 and web/node_modules (`npm ci --prefix web`);
+the page needs Chromium.
+"""
+
+import base64
+import json
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+
+from benchmarks.browser import Browser
+from captioning.runtime.errors import UserError
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+NAME = "model"
+SECONDS = 600.0  # that loading a model may take
+# Its files are the pixels, float32 (N, 3, S, S), and after them the photos.
+CAPTION = f"""
+document.body.append(Object.assign(document.createElement("input"), {{
+  type: "file", multiple: true, id: "inputs" }}));
+window.inputs = document.querySelector("#inputs");
+window.captioner = new Worker("worker.js", {{ type: "module" }});
+window.captionOf = (more) => new Promise((resolve, reject) => {{
+  captioner.onerror = ({{ message }}) => reject(new Error(message));
+  captioner.onmessage = ({{ data }}) => {{
+    if (data.kind === "caption") resolve(data);
+    if (data.kind === "failed") reject(new Error(data.text));
+  }};
+  captioner.postMessage({{ id: 0, models: ["{NAME}"], device: "wasm", ...more }});
+}});
+"""
+
+
+def find_programs() -> str:
+    """Return the path of Chromium. Raises UserError if it, Node or its packages are missing."""
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if not chromium:
+        raise UserError("Chromium is missing: install it, so that `chromium` is on the PATH")
+    if not shutil.which("node") or not (REPOSITORY / "web/node_modules").is_dir():
+        raise UserError("Node 20 or its packages are missing: npm ci --prefix web")
+    return chromium
+
+
+def build_page(export: Path, folder: Path) -> None:
+    """Build the page in `folder` with the folder that `BLIP.export` has written."""
+    command = ["node", "web/build.mjs", folder, f"{NAME}={NAME}={export}"]
+    subprocess.run(command, cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL)
+
+
+class NodeCaptions:
+    """`web/captions.mjs`, which ends with the `with` block."""
+
+    def __init__(self, export: Path, settings: Mapping[str, Any], dtype: str = "fp32"):
+        command = ["node", "web/captions.mjs", export, "/dev/stdin", json.dumps(settings), dtype]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self._process = subprocess.Popen(command, cwd=REPOSITORY, **pipes)
+
+    def __enter__(self) -> "NodeCaptions":
+        return self
+
+    def __exit__(self, *error) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def tokens(self, pixels: np.ndarray) -> list[int]:
+        """The tokens of the caption of an image, float32 (3, S, S)."""
+        self._process.stdin.write(np.ascontiguousarray(pixels).tobytes())
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())["tokens"]
+
+
+class PageCaptions:
+    """The page's modules in Chromium; its server and Chromium end with the `with` block.
+
+    pixels: a file of float32 (N, 3, S, S). threads: whether the host sends the headers for threads.
+    Raises RuntimeError in the page's own words if it fails.
+    """
+
+    def __init__(
+        self, page: Path, profile: Path, pixels: Path, photos: Sequence[Path] = (), threads=True
+    ):
+        chromium = find_programs()
+        command = ["node", "web/serve.mjs", page, "0", *["plain"] * (not threads)]
+        pipe = subprocess.PIPE
+        self._server = subprocess.Popen(command, cwd=REPOSITORY, stdout=pipe, text=True)
+        address = self._server.stdout.readline().split()[-1]
+        self._browser = Browser(chromium, profile, SECONDS)
+        self._browser.open(address)
+        self._browser.wait("document.body && 'ready' in document.body.dataset")
+        self._browser.ask(CAPTION)
+        self._browser.choose_files("#inputs", pixels, *photos)
+        if self._browser.ask("crossOriginIsolated") != threads:
+            raise RuntimeError("the page's threads are not those of its headers")
+
+    def __enter__(self) -> "PageCaptions":
+        return self
+
+    def __exit__(self, *error) -> None:
+        self._browser.__exit__(*error)
+        self._server.kill()
+        self._server.communicate()
+
+    def tokens(
+        self,
+        settings: Mapping[str, Any],
+        dtype: str = "fp32",
+        image: Optional[slice] = None,
+        photo: int = 0,
+    ) -> list[int]:
+        """The tokens of the caption of a photo, or of an image, given by its bytes in the file."""
+        settings = json.dumps(settings)
+        what = f"file: inputs.files[{photo + 1}]"
+        if image:
+            part = f"inputs.files[0].slice({image.start}, {image.stop})"
+            what = f"pixels: new Float32Array(await {part}.arrayBuffer())"
+        expression = f"captionOf({{ {what}, dtype: '{dtype}', settings: {settings} }})"
+        return self._browser.ask(f"(async () => (await {expression}).tokens)()")
+
+    def pixels(self, photo: int, side: int) -> np.ndarray:
+        """The pixels of a photo, resized by the page: uint8 (side, side, 3)."""
+        code = f"""(async () => {{
+          const {{ decode, resize }} = await import("./pixels.js");
+          const {{ data, width, height }} = await decode(inputs.files[{photo + 1}]);
+          const reader = new FileReader();
+          reader.readAsDataURL(new Blob([resize(data, width, height, {side})]));
+          await new Promise((read) => reader.onload = read);
+          return reader.result.split(",")[1];
+        }})()"""
+        rgb = np.frombuffer(base64.b64decode(self._browser.ask(code)), dtype=np.uint8)
+        return rgb.reshape(side, side, 3)
