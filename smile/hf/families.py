@@ -8,7 +8,7 @@ from typing import Optional
 import torch
 from torch import Tensor, nn
 
-from smile.hf.head_table import masks_by_labels, value_of
+from smile.hf.head_table import needs_labels_for_mask, value_of
 
 IGNORED = -100
 # Configuration keys of the tokens that stand for images, videos or sounds.
@@ -55,7 +55,7 @@ def add_labels(model: nn.Module, labels: Tensor, inputs: dict) -> None:
 
     Raises ValueError if the batch has no token types: words would see later words.
     """
-    if not masks_by_labels(model):
+    if not needs_labels_for_mask(model):
         return
     if inputs.get("token_type_ids") is None:
         raise ValueError(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from smile.head import Transform
-from smile.hf.head_table import head_row, masks_by_labels, value_of, z_loss_weight
+from smile.hf.head_table import head_row, needs_labels_for_mask, value_of, z_loss_weight
 from smile.objective import Objective, ObjectiveOutput
 
 
@@ -78,7 +78,7 @@ def linear_head(model: nn.Module) -> Optional[LinearHead]:
     """
     part, head = _output_layer(model)
     row = None if part is None or head_row(model) is None else head_row(part)
-    if row is None or z_loss_weight(model) or masks_by_labels(model):
+    if row is None or z_loss_weight(model) or needs_labels_for_mask(model):
         return None
     if not _is_linear(head) or hasattr(head.weight, "ds_id"):
         return None

@@ -148,7 +148,7 @@ def version_of(model: nn.Module) -> tuple[int, int]:
     return int(numbers[0]), int(numbers[1])
 
 
-def masks_by_labels(model: nn.Module) -> bool:
+def needs_labels_for_mask(model: nn.Module) -> bool:
     """Whether the attention mask is causal only if the model gets labels.
 
     True for PaliGemma and its subclasses before transformers 5.0.

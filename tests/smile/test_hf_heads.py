@@ -13,7 +13,7 @@ from smile.hf import compute_loss_func, last_parts, use_smile
 from smile.hf.auxiliary import auxiliary_losses
 from smile.hf.families import align_labels
 from smile.hf.head import linear_head
-from smile.hf.head_table import masks_by_labels
+from smile.hf.head_table import needs_labels_for_mask
 from tests.smile import hf_models
 from tests.smile.families.batches import DECODER
 from tests.smile.hf_steps import GPT2, gradients, made
@@ -198,11 +198,11 @@ def test_a_users_subclass_keeps_the_loss_of_its_logits():
 
 
 @pytest.mark.parametrize("subclass", ["Mine", "FSDPPaliGemma"])
-def test_a_subclass_masks_by_labels_as_its_base_does(subclass, monkeypatch):
+def test_a_subclass_needs_labels_for_its_mask_as_its_base_does(subclass, monkeypatch):
     kind = type(subclass, (PaliGemmaForConditionalGeneration,), {"__module__": "mine"})
     for version, masks in (("4.50.3", True), ("5.0.0", False)):
         monkeypatch.setattr(sys.modules["transformers"], "__version__", version)
-        assert masks_by_labels(kind()) == masks
+        assert needs_labels_for_mask(kind()) == masks
 
 
 @pytest.mark.parametrize(
