@@ -100,7 +100,7 @@ class _BlockAttention(torch.autograd.Function):
 
 def _fused_is_fast(query: Tensor) -> bool:
     """Whether torch's fused kernel has the fastest forward pass in 16 bits."""
-    has_amx = matmul.AMX and query.device.type == "cpu" and query.dtype == torch.bfloat16
+    has_amx = matmul.HAS_AMX and query.device.type == "cpu" and query.dtype == torch.bfloat16
     return has_amx and query.size(2) > FEW_QUERIES
 
 

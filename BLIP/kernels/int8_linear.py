@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from BLIP.kernels.inference_linear import InferenceLinear
-from BLIP.kernels.matmul import AMX, has_bf16
+from BLIP.kernels.matmul import HAS_AMX, has_bf16
 
 # For the hundreds of rows of an image, oneDNN is the fastest in 8 bits. Only FBGEMM has float16
 # weights.
@@ -42,7 +42,7 @@ def int8_linear(linear: nn.Linear, name: str) -> nn.Module:
     in 8 bits, one in twenty changed; see docs/benchmarks.md.
     """
     if name.startswith("visual_encoder"):
-        bf16_out = AMX and name.endswith("attn.qkv")  # attention in bf16 takes half the time
+        bf16_out = HAS_AMX and name.endswith("attn.qkv")  # attention in bf16 takes half the time
         dtype = torch.bfloat16 if bf16_out else torch.float32
         return Int8Linear(linear, after_gelu=name.endswith("mlp.fc2"), dtype=dtype)
     bf16 = has_bf16()

@@ -40,7 +40,7 @@ def is_intel(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 
 
 HAS_ONEDNN = torch.backends.mkldnn.is_available()
-AMX = torch.cpu._is_amx_tile_supported() and isa_allows("AMX")  # for torch's bf16 attention
+HAS_AMX = torch.cpu._is_amx_tile_supported() and isa_allows("AMX")  # for torch's bf16 attention
 ONEDNN_FP32 = HAS_ONEDNN and torch.backends.cpu.get_cpu_capability() == "AVX512" and not is_intel()
 ONEDNN_BF16 = HAS_ONEDNN and has_bf16()
 

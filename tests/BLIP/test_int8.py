@@ -89,7 +89,7 @@ def test_half_weights_are_exact_to_their_eleven_bits(before_mkl):
 def test_the_copy(make_captioner, monkeypatch, bf16, kind, amx):
     """Which layer becomes what, how near the results are, and that the original is unchanged."""
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: bf16)
-    monkeypatch.setattr(int8_linear, "AMX", amx)
+    monkeypatch.setattr(int8_linear, "HAS_AMX", amx)
     captioner, images = make_captioner(), 2 * torch.randn(6, 3, 48, 48)
     before = {name: value.clone() for name, value in captioner.state_dict().items()}
     quick = captioner.for_inference(torch.int8)
