@@ -41,8 +41,10 @@ def is_intel(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 
 HAS_ONEDNN = torch.backends.mkldnn.is_available()
 HAS_AMX = torch.cpu._is_amx_tile_supported() and isa_allows("AMX")  # for torch's bf16 attention
-ONEDNN_FP32 = HAS_ONEDNN and torch.backends.cpu.get_cpu_capability() == "AVX512" and not is_intel()
-ONEDNN_BF16 = HAS_ONEDNN and has_bf16()
+USE_ONEDNN_FP32 = (
+    HAS_ONEDNN and torch.backends.cpu.get_cpu_capability() == "AVX512" and not is_intel()
+)
+USE_ONEDNN_BF16 = HAS_ONEDNN and has_bf16()
 
 
 def uses_onednn(device: torch.device, dtype: torch.dtype) -> bool:
@@ -50,7 +52,7 @@ def uses_onednn(device: torch.device, dtype: torch.dtype) -> bool:
 
     oneDNN's ops do not support autograd.
     """
-    return ONEDNN_FP32 and device.type == "cpu" and dtype == torch.float32
+    return USE_ONEDNN_FP32 and device.type == "cpu" and dtype == torch.float32
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -58,7 +60,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
     In bfloat16 it is faster than F.linear, which first copies the bias to the output.
     """
-    bf16 = ONEDNN_BF16 and x.device.type == "cpu" and x.dtype == torch.bfloat16
+    bf16 = USE_ONEDNN_BF16 and x.device.type == "cpu" and x.dtype == torch.bfloat16
     if not (bf16 or uses_onednn(x.device, x.dtype)):
         return F.linear(x, weight, bias)
     return onednn_linear(x.contiguous(), weight, bias)
