@@ -118,7 +118,7 @@ def _keep_mask(shape: tuple[int, ...], dropout: float, device: torch.device) -> 
 
 def _one_head_per_block(query: Tensor) -> bool:
     """Whether to process one head per block, as oneDNN requires. query: (b, heads, q, d)."""
-    return matmul.uses_onednn(query.device, query.dtype) and query.size(2) >= MANY_QUERIES
+    return matmul.uses_onednn_fp32(query.device, query.dtype) and query.size(2) >= MANY_QUERIES
 
 
 def _blocks(*inputs: Tensor) -> Iterator[tuple]:

@@ -36,7 +36,7 @@ def recompute_linear(
     recompute = needs_grad and is_large and (autocast or input_fn is not None)
     if not recompute:
         x, input_fn = (x if input_fn is None else input_fn(x)), None
-        use_onednn = matmul.uses_onednn(x.device, dtype) and not autocast
+        use_onednn = matmul.uses_onednn_fp32(x.device, dtype) and not autocast
         if not use_onednn or x.numel() * linear.out_features < MIN_PRODUCTS:
             return linear(x)
     parameters = input_fn.parameters() if isinstance(input_fn, nn.Module) else ()
