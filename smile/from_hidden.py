@@ -148,7 +148,7 @@ class _LossAccumulator:
         logits, slope = head.logits(positions)  # (R, V)
         leaves = {"label": head.gather_logits(logits, label_column)}  # (R, 1)
         if types is not None:
-            leaves["earlier"] = head.gather_logits(logits, types)
+            leaves["caption_logits"] = head.gather_logits(logits, types)
         smoothing = self.settings.label_smoothing if "mle" in self.token_losses else 0.0
         mean = head.mean(logits).squeeze(1) if smoothing else None
         if any(loss.reads_logits for loss in self.alternatives.values()):
@@ -180,17 +180,18 @@ class _LossAccumulator:
             head.subtract_unmasked_(d_logits, smoothing_grad)
         head.scatter_add_(d_logits, label_column, d_leaves["label"])
         if types is not None:
-            head.scatter_add_(d_logits, types, d_leaves["earlier"])
+            head.scatter_add_(d_logits, types, d_leaves["caption_logits"])
         if "logits" in leaves:
             d_logits += d_leaves["logits"]
         head.backward(positions, d_logits, slope)
 
     def _compute_losses(self, leaves, mean, label, is_first, masks) -> dict[str, Tensor]:
-        """The losses (R,) of each objective that needs all logits.
+        """Return the losses (R,) of each objective that needs all logits.
 
-        leaves: logits of "label" (R, 1), "earlier" (R, L) and all "logits" (R, V); logsumexp (R, 1)
-        of all logits, "total", and of reverse subsetting's "subset". mean: (R,), the mean logit for
-        label smoothing; `_add_chunk` adds its gradient.
+        leaves: "label" (R, 1), the label's logit; "caption_logits" (R, L); all "logits" (R, V);
+        "total" (R, 1), the logsumexp of all logits; "subset" (R, 1), that of reverse subsetting's
+        tokens. Those that no objective needs are missing. mean: (R,), the mean logit for label
+        smoothing, or None; `_add_chunk` adds its gradient.
         """
         target, total = leaves["label"].squeeze(1), leaves["total"].squeeze(1)
         mle, losses = total - target, {}
@@ -199,7 +200,9 @@ class _LossAccumulator:
             if loss is not None and loss.reads_logits:
                 losses[name] = loss.losses(leaves["logits"], label)
             elif loss is not None:
-                losses[name] = loss.losses_from_fields(total, target, leaves.get("earlier"), *masks)
+                losses[name] = loss.losses_from_fields(
+                    total, target, leaves.get("caption_logits"), *masks
+                )
             elif name == "truncation":
                 losses[name] = mle
             elif name == "mle":

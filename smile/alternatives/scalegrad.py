@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from smile.alternatives.interface import LikelihoodLoss, Likelihoods
+from smile.alternatives.interface import LikelihoodLoss, PositionLogits
 
 EPSILON = 1e-8  # added to a probability
 
@@ -27,8 +27,8 @@ class ScaleGrad(LikelihoodLoss):
     def check(self) -> None:
         self.require(0 < self.gamma <= 1, "gamma", "above 0, at most 1")
 
-    def losses(self, likelihoods: Likelihoods) -> Tensor:
-        total = self.gamma + (1 - self.gamma) * likelihoods.earlier_probabilities.sum(1)
-        is_new = ~(likelihoods.is_label & likelihoods.is_earlier).any(1)
-        log_p = likelihoods.log_p + math.log(self.gamma) * is_new.to(total.dtype) - total.log()
+    def losses(self, position_logits: PositionLogits) -> Tensor:
+        total = self.gamma + (1 - self.gamma) * position_logits.earlier_probabilities.sum(1)
+        is_new = ~(position_logits.is_label & position_logits.is_earlier).any(1)
+        log_p = position_logits.log_p + math.log(self.gamma) * is_new.to(total.dtype) - total.log()
         return -(log_p.exp() + EPSILON).log()
