@@ -7,15 +7,15 @@ from torch import Tensor
 
 from smile.alternatives.interface import LikelihoodLoss, PositionLogits
 
-EPSILON = 1e-8  # added to a probability
+EPSILON = 1e-8  # added to p' before the logarithm
 
 
 @dataclass(frozen=True)
 class ScaleGrad(LikelihoodLoss):
-    """-log p' of the label. gamma 1 is MLE.
+    """-log p' of the label. gamma 1 is MLE, except for EPSILON.
 
-    p' is p after the probabilities of all tokens that are new to the caption are multiplied by
-    gamma and p is normalised. The normaliser is gamma + (1 - gamma) * sum of p over the caption's
+    To get p', the probabilities of all tokens that are new to the caption are multiplied by gamma,
+    and all are divided by their new sum, gamma + (1 - gamma) * the sum of p over the caption's
     earlier tokens. Source: Lin, Han and Joty, "Straight to the Gradient", ICML 2021,
     shawnlimn/ScaleGrad.
     """

@@ -9,7 +9,7 @@ KNOWN = ("Trainer", "Seq2SeqTrainer", "SFTTrainer", "BaseTrainer", "_BaseTrainer
 
 
 def loss_classes(trainer: type, mixin: type) -> list[type]:
-    """The classes after `mixin` in the MRO that define compute_loss, except SFTTrainer."""
+    """Return the classes after `mixin` in the MRO that define compute_loss, except SFTTrainer."""
     classes = trainer.__mro__[trainer.__mro__.index(mixin) + 1 :]
     return [
         base for base in classes if "compute_loss" in vars(base) and base.__name__ != "SFTTrainer"
@@ -24,7 +24,7 @@ def find_other_losses(trainer: type, mixin: type) -> Iterator[str]:
 
 
 def reads_logits(base: type) -> bool:
-    """Whether a class with a compute_loss may read logits. Classes of LIBRARIES do not."""
+    """Return whether a class with a compute_loss may read logits. Classes of LIBRARIES do not."""
     return base.__module__.split(".")[0] not in LIBRARIES
 
 

@@ -66,7 +66,7 @@ def add_labels(model: nn.Module, labels: Tensor, inputs: dict) -> None:
 
 
 def is_encoder_decoder(model: nn.Module) -> bool:
-    """Whether the model is an encoder-decoder, whose logits are aligned with its labels."""
+    """Return whether the model is an encoder-decoder, whose logits are aligned with its labels."""
     configs = (model.config, getattr(model.config, "text_config", None))
     return any(getattr(config, "is_encoder_decoder", False) for config in configs)
 
@@ -79,17 +79,17 @@ def check_tokens(labels: Tensor) -> None:
 
 
 def ignore_media(model: nn.Module, labels: Tensor) -> Tensor:
-    """Labels with IGNORED at tokens that stand for an image, a video or a sound."""
+    """Return labels with IGNORED at tokens that stand for an image, a video or a sound."""
     return labels.masked_fill(is_media(model, labels), IGNORED)
 
 
 def is_media(model: nn.Module, tokens: Tensor) -> Tensor:
-    """bool (B, N): tokens that stand for an image, a video or a sound."""
+    """Return bool (B, N): tokens that stand for an image, a video or a sound."""
     return is_one_of(tokens, configured_ids(model, *MEDIA_TOKENS))
 
 
 def opening_tokens(model: nn.Module) -> set[int]:
-    """The special tokens with which labels of an encoder-decoder model can begin.
+    """Return the special tokens with which labels of an encoder-decoder model can begin.
 
     Raises ValueError if one is a language's token that only the tokenizer knows.
     """
@@ -105,7 +105,7 @@ def opening_tokens(model: nn.Module) -> set[int]:
 
 
 def configured_ids(model: nn.Module, *names: str) -> set[int]:
-    """The token ids with these names in the model's configurations."""
+    """Return the token ids with these names in the model's configurations."""
     config, ids = model.config, set()
     for source in (
         config,

@@ -261,7 +261,7 @@ def _from_hidden(
 def total_loss(
     result: ObjectiveOutput, num_items_in_batch, auxiliary_loss: Optional[Tensor]
 ) -> Tensor:
-    """The objective's loss plus the auxiliary losses `auxiliary_loss`."""
+    """Return the objective's loss plus the auxiliary losses `auxiliary_loss`."""
     loss = result.loss
     if num_items_in_batch is not None:
         if isinstance(num_items_in_batch, Tensor):  # it is on the model's first device
@@ -271,7 +271,7 @@ def total_loss(
 
 
 def unwrap_model(model: nn.Module) -> nn.Module:
-    """The transformers model without wrappers. Raises ValueError if there is none."""
+    """Return the transformers model without wrappers. Raises ValueError if there is none."""
     return unwrap_generative(model._modules.get("_orig_mod", model))
 
 

@@ -89,7 +89,7 @@ def linear_head(model: nn.Module) -> Optional[LinearHead]:
 
 
 def language_head(model: nn.Module) -> nn.Module:
-    """The layer that computes logits. Raises ValueError if it is not linear or not found."""
+    """Return the layer that computes logits. Raises ValueError if it is not linear or not found."""
     head = _output_layer(model)[1]
     if not isinstance(getattr(head, "base_layer", head), nn.Linear):  # PEFT's has a base layer
         raise ValueError(f"{type(model).__name__} has no linear language head")
@@ -115,7 +115,7 @@ def _active_head(head: nn.Module) -> nn.Module:
 
 
 def _is_linear(head: Optional[nn.Module]) -> bool:
-    """Whether logits are hidden @ weight.T + bias.
+    """Return whether logits are hidden @ weight.T + bias.
 
     They are not if a subclass of nn.Linear has a forward, if a forward was set on the head, or if
     it has another hook than ours and FSDP's.

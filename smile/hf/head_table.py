@@ -101,7 +101,7 @@ Z_LOSSES = {"BambaForCausalLM": "z_loss_coefficient"}
 
 
 def classes_of(model: nn.Module) -> tuple[type, ...]:
-    """The model's class and base classes, without `object`.
+    """Return the model's class and base classes, without `object`.
 
     Dynamo of torch 2.8 cannot read the name of `object`.
     """
@@ -109,7 +109,7 @@ def classes_of(model: nn.Module) -> tuple[type, ...]:
 
 
 def class_of(model: nn.Module) -> type:
-    """The model's class, without classes of torch: FSDP2 adds a subclass."""
+    """Return the model's class, without classes of torch: FSDP2 adds a subclass."""
     return next(kind for kind in classes_of(model) if not kind.__module__.startswith("torch."))
 
 
@@ -124,7 +124,7 @@ def head_row(model: nn.Module) -> Optional[HeadRow]:
 
 
 def z_loss_weight(model: nn.Module) -> Optional[float]:
-    """The weight of the model's z-loss. None if it has no z-loss."""
+    """Return the weight of the model's z-loss. None if it has no z-loss."""
     names = [kind.__name__ for kind in classes_of(model) if kind.__name__ in Z_LOSSES]
     return value_of(model, Z_LOSSES[names[0]]) if names else None
 
@@ -149,7 +149,7 @@ def version_of(model: nn.Module) -> tuple[int, int]:
 
 
 def needs_labels_for_mask(model: nn.Module) -> bool:
-    """Whether the attention mask is causal only if the model gets labels.
+    """Return whether the attention mask is causal only if the model gets labels.
 
     True for PaliGemma and its subclasses before transformers 5.0.
     """

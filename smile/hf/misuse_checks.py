@@ -104,7 +104,7 @@ def unwatch(model: nn.Module) -> None:
 
 
 def _decoder_of(model: nn.Module) -> Optional[nn.Module]:
-    """The module that computes the head's hidden states, or None if it is not found.
+    """Return the module that computes the head's hidden states, or None if it is not found.
 
     It is the innermost decoder: encoder-decoder models call encoder and decoder directly, not the
     model around both.

@@ -207,7 +207,7 @@ class Targets:
 
 
 def text_numbers(inputs: dict, labels: Tensor) -> Optional[Tensor]:
-    """int64 (B, N), the number of each token's text in its row, or None if it is unknown."""
+    """Return int64 (B, N), the number of each token's text in its row, or None if it is unknown."""
     if inputs.get("seq_idx") is not None:
         name, numbers = "seq_idx", inputs["seq_idx"]
     elif inputs.get("cu_seq_lens_q") is not None:
@@ -251,7 +251,7 @@ def find_leaks(mask, texts: Optional[Tensor]) -> Optional[Tensor]:
 
 
 def find_repeated_ends(end_tokens: list[int], labels: Tensor, captions: Tensor) -> Tensor:
-    """bool (B,): rows in which a caption ends more than once.
+    """Return bool (B,): rows in which a caption ends more than once.
 
     captions: (B, N), numbers from 0 to N. Consecutive end tokens, such as labelled padding, count
     once. A caption's first token does not count, because some models begin a text with the end

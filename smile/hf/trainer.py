@@ -130,7 +130,7 @@ class SmileLossMixin:
         return None if self.model.training else self._count_items(batches)
 
     def _count_items(self, batches: Sequence[Mapping[str, Tensor]]) -> Optional[Tensor]:
-        """The number of scored labels in all processes, or the sum of their weights.
+        """Return the number of scored labels in all processes, or the sum of their weights.
 
         None if the trainer counts them itself, or if there are no labels.
         """
@@ -168,7 +168,7 @@ class SmileLossMixin:
         return prepare_weights(labels, weights, IGNORED)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        """The loss of the model's forward, scaled as transformers' trainer expects.
+        """Return the loss of the model's forward, scaled as transformers' trainer expects.
 
         Auxiliary losses are averaged over accumulated batches and processes.
         """

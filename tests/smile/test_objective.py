@@ -115,7 +115,7 @@ def test_every_image_has_as_many_captions():
         ([["a"]], 2),
         ([["a"], "bc"], 2),
     ):
-        with pytest.raises(ValueError, match=f"captions for {images} images; each needs as many"):
+        with pytest.raises(ValueError, match=f"captions for {images} images; give each"):
             captions_per_image(wrong, images)
 
 
