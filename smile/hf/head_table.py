@@ -41,10 +41,11 @@ CONDITIONAL_GENERATION = """
 
 
 class HeadRow(NamedTuple):
-    """A model's logits are softcap * tanh(z / softcap), with z = (head's logits + bias) * scale.
+    """How a model computes its logits from the head's logits x: z = (x + bias) * scale / divisor.
 
-    Each field is the name of a value in the model or its configuration, or None. divisor: divides
-    the scale. vocabulary: the number of tokens in use, if the head is padded.
+    With a softcap they are softcap * tanh(z / softcap), otherwise z. Each field is the name of a
+    value in the model or its configuration (see `value_of`), or None. vocabulary: the number of
+    tokens in use, if the head is padded.
     """
 
     scale: Optional[str] = None
@@ -114,7 +115,7 @@ def class_of(model: nn.Module) -> type:
 
 
 def head_row(model: nn.Module) -> Optional[HeadRow]:
-    """The row of a model's class. None for a class that is not in the table or is a user's."""
+    """Return the row of a model's class, or None for a user's class or one without a row."""
     model_class = class_of(model)
     return (
         HEADS.get(model_class.__name__)
@@ -130,7 +131,10 @@ def z_loss_weight(model: nn.Module) -> Optional[float]:
 
 
 def value_of(model: nn.Module, name: Optional[str], default: Any = None) -> Any:
-    """The value `name` of the model, its text configuration or its configuration, in this order."""
+    """Return the value `name` of the model, its text or decoder configuration or its configuration.
+
+    The first of them that is not None counts. Returns `default` if there is none or no name.
+    """
     config = model.config
     sources = (model, *(getattr(config, inner, None) for inner in ("text_config", "decoder")))
     for source in (*sources, config) if name else ():
@@ -141,7 +145,7 @@ def value_of(model: nn.Module, name: Optional[str], default: Any = None) -> Any:
 
 
 def version_of(model: nn.Module) -> tuple[int, int]:
-    """The version of transformers, (major, minor). (0, 0) if the model is not one of its models."""
+    """Return the version of transformers, (major, minor); (0, 0) for a model of another library."""
     if not any(kind.__module__.startswith("transformers.") for kind in classes_of(model)):
         return 0, 0
     numbers = sys.modules["transformers"].__version__.split(".")

@@ -17,8 +17,8 @@ def compute_loss_func(model: nn.Module, objective: Optional[Objective] = None) -
 
     The trainer does not pass labels to the model. Therefore batches of an encoder-decoder model
     need `decoder_input_ids`, which `DataCollatorForSeq2Seq(tokenizer, model=model)` adds. The
-    function gets only the labels of a batch. Packed rows need `use_smile`; here they raise
-    ValueError if the labels show that rows are packed.
+    returned function gets nothing of a batch but its labels. Packed rows need `use_smile`; the
+    function raises ValueError if the labels show that rows are packed.
     """
     model, objective = unwrap_model(model), to_objective(objective)
     if needs_labels_for_mask(model):

@@ -1,7 +1,7 @@
 """Raises ValueError if a model of `use_smile` is about to be trained with another loss.
 
-Hooks on decoder and head raise it if these modules run in training outside of the model's forward.
-Hooks on the forward's output raise it in the backward pass of another loss.
+Hooks on decoder and head raise ValueError if these modules run in training outside of the model's
+forward. Hooks on the forward's output raise it in the backward pass of another loss.
 """
 
 import threading
@@ -56,11 +56,12 @@ _BACKWARDS: deque[int] = deque(maxlen=8)
 
 
 def is_running(model: nn.Module) -> bool:
+    """Return whether this thread is inside a forward of the model."""
     return any(call.model is model for call in _CALLS.stack)
 
 
 def _pre_forward_hook(part: nn.Module, args: tuple) -> Optional[tuple]:
-    """The pre-forward hook of decoder and head."""
+    """Replace the head's input in a call with `replace_input`. Raise ValueError for a misuse."""
     for call in _CALLS.stack:
         if call.head is part:
             return (call.replace_input(args[0]), *args[1:])
@@ -79,7 +80,7 @@ def _forward_hook(head: nn.Module, _, logits: Tensor) -> None:
 
 
 def watch_parts(model: nn.Module) -> None:
-    """Make decoder and head raise an error if another loss is trained. Either may be frozen."""
+    """Make decoder and head, also frozen, raise ValueError if they are trained by another loss."""
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     for part in (_decoder_of(model), head):
         if isinstance(part, nn.Module):
@@ -118,7 +119,7 @@ def _decoder_of(model: nn.Module) -> Optional[nn.Module]:
 
 
 def output_logits(model: nn.Module, output: Any) -> Tensor:
-    """The logits of an output. Raises ValueError if a forward set on the model returns none."""
+    """Return the logits (B, N, V) of an output. Raises ValueError if it has none."""
     logits = output.get("logits") if isinstance(output, dict) else None
     if not isinstance(logits, Tensor) or logits.dim() != 3:
         raise ValueError(

@@ -14,7 +14,7 @@ from smile.captions import (
 from smile.hf.families import (
     IGNORED,
     align_labels,
-    check_tokens,
+    check_label_tensor,
     configured_ids,
     ignore_media,
     is_encoder_decoder,
@@ -74,7 +74,7 @@ class Targets:
         weights: Optional[Tensor] = None,
         inputs: Optional[dict] = None,
     ):
-        check_tokens(labels)
+        check_label_tensor(labels)
         prepare_weights(labels, weights, IGNORED)  # checks the weights
         if segments is not None:
             check_segments(segments, labels)
@@ -243,7 +243,10 @@ def packed_mask_error(description: str) -> str:
 
 
 def find_leaks(mask, texts: Optional[Tensor]) -> Optional[Tensor]:
-    """bool (B,): rows in which an attention mask (B, N) lets one text see another, or None."""
+    """Return bool (B,): rows in which an attention mask lets one text see another.
+
+    None if the texts are unknown, and for a mask that is not (B, N).
+    """
     if texts is None or not isinstance(mask, Tensor) or mask.shape != texts.shape:
         return None
     attends_both = (mask[:, 1:] > 0) & (mask[:, :-1] > 0)

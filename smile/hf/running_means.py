@@ -20,7 +20,7 @@ class RunningMeans:
         self.total += weight
 
     def means(self) -> dict[str, float]:
-        """The mean of each value over all processes, which all call this. Resets the sums."""
+        """Return the mean of each value over all processes, and reset. All processes call this."""
         sums, total = self.sums, self.total
         self.__init__()
         if not sums:

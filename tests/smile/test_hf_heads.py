@@ -227,7 +227,7 @@ def test_a_family_whose_loss_is_of_another_kind_is_refused_by_name(name, reason)
 def test_labels_that_are_no_words(name, labels):
     family = hf_models.make(name)
     use_smile(family.model)
-    with pytest.raises(ValueError, match="give captions x tokens, as integers"):
+    with pytest.raises(ValueError, match="give integers of the shape"):
         family.model(**{**family.batch, "labels": labels})
 
 
