@@ -23,15 +23,15 @@ class SettingsError(ValueError):
 class DecodingSettings:
     """How captions are generated, under transformers' names. Lengths include the prompt's tokens.
 
-    Beam search with `num_beams` > 1, greedy with 1, sampling with `sample` (BLIP's nucleus
-    sampling is top_p 0.9, top_k 50, repetition_penalty 1.1). `num_return` captions per image: the
-    best beams, or samples. top_p 1, top_k 0, min_p 0 and typical_p 1 do not change the
-    distribution. No n-gram of `no_repeat_ngram_size` tokens occurs twice; 0 allows repetition.
-    `diversity_penalty` makes the `num_beam_groups` groups of beams differ (arXiv 1610.02424).
-    seeds: one for each prompt, for sampling. A prompt's samples then depend only on its seed and
-    logits, not on the batch. None samples from torch's global generator.
-    A `guidance_scale` other than 1, or a `contrastive_alpha` other than 0, gives decoding a second
-    stream, see `decoding.guided`.
+    The method is sampling if `sample`, else beam search if `num_beams` > 1, else greedy decoding.
+    BLIP's nucleus sampling is top_p 0.9, top_k 50, repetition_penalty 1.1. `num_return` is the
+    number of captions per image: the best beams, or samples. top_p 1, top_k 0, min_p 0 and
+    typical_p 1 do not change the distribution. No n-gram of `no_repeat_ngram_size` tokens occurs
+    twice; 0 allows repetition. `diversity_penalty` makes the `num_beam_groups` groups of beams
+    differ (arXiv 1610.02424). seeds: one for each prompt, for sampling. A prompt's samples then
+    depend only on its seed and logits, not on the batch. None samples from torch's global
+    generator. A `guidance_scale` other than 1, or a `contrastive_alpha` other than 0, gives
+    decoding a second stream, see `decoding.guided`.
 
     Raises ValueError, in one line, for an impossible value.
     """
@@ -80,7 +80,7 @@ class DecodingSettings:
             )
         if penalty and groups == 1:
             raise ValueError(
-                f"diversity_penalty is {penalty}, which holds groups of beams apart; raise "
+                f"diversity_penalty is {penalty}, which makes groups of beams differ; raise "
                 "num_beam_groups"
             )
         if self.min_length > self.max_length:
@@ -128,7 +128,7 @@ class Decoded(NamedTuple):
 
 
 def until_end(tokens: Tensor, end: int) -> Tensor:
-    """A mask of the tokens up to and including the first `end`: bool (..., n)."""
+    """Return a mask of the tokens up to and including the first `end`: bool (..., n)."""
     ended = (tokens == end).int()
     return ended.cumsum(-1) - ended == 0
 

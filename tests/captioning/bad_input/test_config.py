@@ -120,7 +120,7 @@ LINES = [
     ),
     (
         "diversity_penalty=1",
-        "diversity_penalty is 1.0, which holds groups of beams apart; raise num_beam_groups",
+        "diversity_penalty is 1.0, which makes groups of beams differ; raise num_beam_groups",
     ),
     ("min_p=2", "min_p is 2.0; it must be from 0 to 1"),
     ("typical_p=0", "typical_p is 0.0; it must be above 0"),
