@@ -15,7 +15,7 @@ from torch import nn
 
 OLDEST_VERSION = 5  # major version of transformers
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-# An attribute of bitsandbytes' 4-bit layers.
+# The attribute of bitsandbytes' 4-bit layers that makes them repack their weights.
 REPACKING_FLAG = "support_avx512bf16_for_cpu"
 TRUST_REMOTE_CODE = "trust_remote_code"
 
@@ -112,7 +112,7 @@ def _disable_repacking(model: nn.Module) -> None:
 
 
 def checkpointed_layers(model: nn.Module) -> list[nn.Module]:
-    """The outermost layers that support gradient checkpointing."""
+    """Return the outermost layers that support gradient checkpointing."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     outermost: list[nn.Module] = []
@@ -170,7 +170,7 @@ def _one_line_errors(name: str) -> Iterator[None]:
 
 
 def one_line(error: Exception, max_length: Optional[int] = 200) -> str:
-    """The error's message on one line, truncated to `max_length`; its type if it has none."""
+    """Return an error's message on one line, truncated to `max_length`, or its type without one."""
     return " ".join(str(error).split())[:max_length] or type(error).__name__
 
 

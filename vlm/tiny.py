@@ -1,4 +1,4 @@
-"""Writes a tiny SmolVLM with random weights, for trying model vlm without a download.
+"""Writes a tiny SmolVLM with random weights, to try model vlm without a download.
 
     python -m vlm.tiny output/tiny_vlm --words data/scenes/vocab.txt
 

@@ -101,7 +101,7 @@ def test_the_merged_model_is_a_model_of_transformers(trained, tmp_path, capsys):
     assert not any("lora" in name for name, _ in merged.named_parameters())
     assert export.main([str(path), folder]) == 2
     assert (
-        f"error: {folder} exists and is not an empty folder: name a new folder"
+        f"error: {folder} exists and is not an empty folder: give a new folder"
         in capsys.readouterr().err
     )
 
