@@ -33,7 +33,7 @@ class StepGraph(nn.Module):
     def run(
         self, tokens: Tensor, past: list[KeysValues], image_past: list[KeysValues]
     ) -> tuple[Tensor, list[KeysValues]]:
-        """The step on a pair of tensors for each layer."""
+        """Return the same as `forward`. A past is a pair of keys and values for each layer."""
         done, new = past[0][0].size(2), tokens.size(1)
         positions = torch.arange(done + new)
         mask = positions <= positions[done:].unsqueeze(1)  # (n, t + n)
@@ -60,9 +60,9 @@ def export_graph(
     outputs: list[str],
     past: Optional[dict[str, tuple[Tensor, dict]]] = None,
 ) -> None:
-    """Export a graph. inputs: for each name, an example and its dynamic dimensions.
+    """Export a graph. inputs: for each name, an example tensor and its dynamic dimensions.
 
-    past: as inputs, of tensors that the graph takes as a list, its last argument.
+    past: like inputs. The graph gets these tensors together, as a list in its last argument.
     """
     examples, dynamic = (list(each) for each in zip(*inputs.values()))
     if past:

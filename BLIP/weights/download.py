@@ -34,10 +34,10 @@ CHUNK = 1 << 20
 TIMEOUT_S = 60
 HUB_TIMEOUT_S = 10
 STORES = ("s3", "gs", "az")
-LARGEST = 16 << 30  # bytes; a checkpoint of BLIP ViT-L with its optimizer has 5 GB
+LARGEST = 16 << 30  # bytes of a download; a checkpoint of BLIP ViT-L with its optimizer has 5 GB
 
-# For a URL scheme such as s3, a function from an address to a local path. This package cannot read
-# object stores; programs that can add their functions here.
+# For each URL scheme such as s3, a function that maps an address to a local path. This package
+# cannot read object stores. Programs that can read them add functions here.
 FETCHERS: dict[str, Callable[[str], Path]] = {}
 
 _HUB_FILE = re.compile(
@@ -150,7 +150,7 @@ def _receive(url: str, part: Path, largest: int) -> None:
 
 
 def _request(url: str) -> urllib.request.Request:
-    """A request that sends user and password only to the host of the URL, not after a redirect."""
+    """Return a request that sends user and password only to the URL's host, not after redirects."""
     parts = urlsplit(url)
     user, separator, host = parts.netloc.rpartition("@")
     request = urllib.request.Request(parts._replace(netloc=host).geturl())

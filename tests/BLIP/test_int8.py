@@ -6,14 +6,20 @@ from torch import nn
 
 from BLIP.kernels import int8_linear
 from BLIP.kernels.inference_linear import InferenceLinear
-from BLIP.kernels.int8_linear import FLOAT16, INT8, HalfLinear, Int8Linear, check_int8
+from BLIP.kernels.int8_linear import (
+    FLOAT16_ENGINE,
+    INT8_ENGINE,
+    HalfLinear,
+    Int8Linear,
+    check_int8,
+)
 from captioning import caption
 from captioning.train import main
 from decoding import DecodingSettings
 
 ENGINES = torch.backends.quantized.supported_engines
 pytestmark = pytest.mark.skipif(
-    not {INT8, FLOAT16} <= set(ENGINES), reason="torch has no kernels for 8 bits here"
+    not {INT8_ENGINE, FLOAT16_ENGINE} <= set(ENGINES), reason="torch has no kernels for 8 bits here"
 )
 BEAM = DecodingSettings(num_beams=3, max_length=16, min_length=5)
 
