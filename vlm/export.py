@@ -42,7 +42,7 @@ def trained_model(checkpoint: str) -> tuple[nn.Module, Parts, dict[str, Any]]:
         raise ValueError(
             f"{checkpoint} is a checkpoint of model {config.get('model')}, not of model vlm"
         )
-    model = load_model(name, weights=lora is not None)
+    model = load_model(name, pretrained=lora is not None)
     try:
         if lora is None:
             model.load_state_dict({k.removeprefix("model."): v for k, v in state.items()})

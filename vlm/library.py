@@ -67,11 +67,11 @@ def load_parts(name: str) -> Parts:
     return Parts(name, config, processor, image_processor, tokenizer)
 
 
-def load_model(name: str, weights: bool, four_bit: Optional[str] = None) -> nn.Module:
+def load_model(name: str, pretrained: bool, four_bit: Optional[str] = None) -> nn.Module:
     """Load the model in float32 and evaluation mode. Raises ValueError.
 
-    weights: if false, the weights are random. four_bit: if given, load the linear layers in 4 bits
-    and compute in this precision, a key of DTYPES.
+    pretrained: if false, the weights are random. four_bit: if given, load the linear layers in 4
+    bits and compute in this precision, a key of DTYPES.
     """
     import transformers
 
@@ -82,7 +82,7 @@ def load_model(name: str, weights: bool, four_bit: Optional[str] = None) -> nn.M
     config, source = load_parts(name).config, _resolve_source(name)
     auto_class = transformers.AutoModelForImageTextToText
     with _one_line_errors(name):
-        if weights:
+        if pretrained:
             options = {"dtype": torch.float32, "output_loading_info": True}
             options["trust_remote_code"] = False
             if four_bit is not None:
