@@ -101,7 +101,7 @@ class BlipCaptioner(CaptionGenerator):
         count = captions_per_image(captions, len(image))
         texts, prompt_lengths = with_prompts(self, captions, prompts)
         tokens, attention_mask = self.tokenizer.encode(texts, self.max_tokens)
-        starts = torch.tensor(prompt_lengths).repeat_interleave(count)  # (R,), of the captions
+        starts = torch.tensor(prompt_lengths).repeat_interleave(count)  # (R,), of captions
         if self.shift:
             tokens = self.shift.apply(tokens, starts)
         unlabelled = (attention_mask == 0) | (torch.arange(tokens.size(1)) < starts.unsqueeze(1))

@@ -85,6 +85,7 @@ def export_onnx(
 
 
 def _write(captioner: BlipCaptioner, folder: Path, int8: bool) -> None:
+    """Write the files of the layout "runner"."""
     tokenizer = captioner.tokenizer
     captioner = captioner.eval().cpu()
     encoder, decoder = EncoderGraph(captioner), StepGraph(captioner)

@@ -135,7 +135,7 @@ def _log_softmax(logits: np.ndarray) -> np.ndarray:
 def _session(path: Path, options: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:
     try:
         return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # the only common base class
+    except Exception as error:  # onnxruntime's errors have no other common base class
         raise ValueError(f"{path} cannot be run: {error}".splitlines()[0]) from error
 
 

@@ -70,7 +70,7 @@ def write_folder(captioner: BlipCaptioner, folder: Path) -> None:
     encoder = ImageGraph(captioner)
     with torch.no_grad():
         image = encoder(pixels)[:1]
-    batch = Dim("batch_size")  # the library sizes the empty past by this name
+    batch = Dim("batch_size")  # the library looks for this name when it makes the empty past
     inputs = {"pixel_values": (pixels, {0: batch})}
     export_graph(encoder, graphs / "encoder_model.onnx", inputs, ["last_hidden_state"])
 

@@ -99,6 +99,7 @@ class RecurrentDecoder(nn.Module, ABC):
 
 
 def _check_tied(_, state: dict[str, Tensor], prefix: str, *__) -> None:
+    """Raise ValueError, as a hook of load_state_dict, if the two tied weights differ."""
     embedding, head = (state.get(f"{prefix}{part}.weight") for part in ("embedding", "head"))
     if embedding is not None and head is not None and not torch.equal(embedding, head):
         raise ValueError(

@@ -55,6 +55,7 @@ class FeatureCache:
         return features
 
     def _folder(self) -> Path:
+        """Return the subfolder for the network with its present weights."""
         if self._network_folder is None:
             weights_hash = _digest(self.network.state_dict().values())
             self._network_folder = self.folder / f"{self.name.replace('/', '_')}-{weights_hash}"

@@ -100,7 +100,7 @@ def beam_search(
         scores, beam, token = (torch.cat(parts, dim=1) for parts in zip(*group_choices))
         tokens = take(tokens, beam)
         tokens[..., length] = token
-        # Indexing with a mask would synchronise with a GPU at every use.
+        # Indexing with a mask would synchronise with a GPU at every use, nonzero does so once.
         kept = (~done).nonzero().squeeze(1)
         rows = rows.gather(1, beam)[kept]
         active, tokens, scores, token = active[kept], tokens[kept], scores[kept], token[kept]

@@ -60,8 +60,8 @@ def fused_loss(
             d_losses = d_losses / divisor.masked_fill(divisor == 0, 1)
         accumulator = _LossAccumulator(head, inputs, d_losses * d_loss)
         # Reverse subsetting needs whole rows: it checks whether a row is padded at its end.
-        reverse = "reverse" in settings.weights
-        for positions, block_labels in blocks(labels, segments, settings.ignore_index, reverse):
+        whole_rows = "reverse" in settings.weights
+        for positions, block_labels in blocks(labels, segments, settings.ignore_index, whole_rows):
             accumulator.add_whole_vocabulary(positions, block_labels)
             if "smile" in settings.weights:
                 accumulator.add_smile(positions, block_labels)

@@ -187,6 +187,7 @@ class Head:
         return self.transform(at_least_float32(self._product_grouped(positions, tokens)))
 
     def _product_grouped(self, positions: Tensor, tokens: Tensor) -> Tensor:
+        """Return hidden @ weight.T + bias of `logits_grouped`."""
         weight = self._weight_rows(tokens).transpose(1, 2)  # (G, D, J)
         if self.bias is None:
             return torch.bmm(self.hidden[positions], weight)

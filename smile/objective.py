@@ -255,6 +255,7 @@ class Objective(nn.Module):
         return torch.randint(vocabulary, shape, device=labels.device)
 
     def _compute_part(self, name, logits, labels, sampled, segments, reduction, weights) -> Tensor:
+        """Return the reduced loss of the objective `name`. sampled: see `_sample_tokens`."""
         ignore, pad = self.ignore_index, self.pad_token_id
         options = {"reduction": reduction, "weights": weights}
         if name == "mle":

@@ -100,6 +100,7 @@ class PromptProcessor:
             )
 
     def _process(self, photo: Image.Image) -> dict[str, Tensor]:
+        """Return the processor's output for the photo and this processor's prompt."""
         parts = self.parts
         if self.family == NO_TEXT_FAMILY:
             return dict(parts.image_processor(photo, return_tensors="pt"))
@@ -119,6 +120,7 @@ class PromptProcessor:
 
     @cached_property
     def _negative_prompt(self) -> dict[str, Tensor]:
+        """{NEGATIVE_PROMPT: ids (1, n)}, or {} if guidance is not possible."""
         if self.family not in GUIDED_FAMILIES:
             return {}
         if self.family not in PROMPT_FORMATS:
@@ -139,6 +141,7 @@ class PromptProcessor:
         return {key: value[:, :-1] if key in text_keys else value for key, value in inputs.items()}
 
     def _turn(self) -> Turn:
+        """Return the text around a caption. Raises ValueError for an unusable prompt or model."""
         name, processor = self.parts.name, self.parts.processor
         if self.family == NO_TEXT_FAMILY:
             if self.prompt:

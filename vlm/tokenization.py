@@ -47,6 +47,7 @@ class CaptionTokenizer:
         return self._size
 
     def token(self, token_id: int) -> str:
+        """Return a token as text, with "##" before one that continues a word, as BERT writes it."""
         token = self.tokenizer.convert_ids_to_tokens(int(token_id))
         if token is None or (token_id in self.special and token_id != self.end):
             return "##"  # `decode` drops special tokens and ids without a token, too

@@ -12,7 +12,7 @@ from BLIP.kernels.matmul import HAS_AMX, has_bf16
 INT8_ENGINE, FLOAT16_ENGINE = "onednn", "fbgemm"
 MAX_WEIGHT = 127  # -128 is unused, so that the range is symmetric
 GELU_MIN = -0.17  # the minimum of the GELU function
-GRAIN_SIZE = 2**15  # elements per thread in torch's operators
+GRAIN_SIZE = 2**15  # elements for which torch's operators use one thread
 
 
 def has_int8(device: torch.device) -> bool:
@@ -47,7 +47,7 @@ def int8_linear(linear: nn.Linear, name: str) -> nn.Module:
         return Int8Linear(linear, after_gelu=name.endswith("mlp.fc2"), dtype=dtype)
     bf16 = has_bf16()
     if bf16 and name.endswith(("crossattention.self.key", "crossattention.self.value")):
-        return InferenceLinear(linear, torch.bfloat16)  # half the time and half the cache size
+        return InferenceLinear(linear, torch.bfloat16)  # half the time, and half the cached bytes
     return HalfLinear(linear, before_mkl=name.endswith("crossattention.self.query") and not bf16)
 
 

@@ -210,6 +210,7 @@ def _sha256(path: Path) -> str:
 
 
 def _fetch_from_hub(source: str) -> Path:
+    """Return the local path of an hf:// name. Raises DownloadError."""
     match = _HUB_FILE.fullmatch(source)
     if not match or {"", ".", ".."} & set(re.split("[/@]", source[len("hf://") :])):
         raise DownloadError(

@@ -75,8 +75,8 @@ def _check_members(path: Path) -> None:
     """
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
-    compressed = any(member.compress_type != zipfile.ZIP_STORED for member in members)
-    if compressed or sum(member.file_size for member in members) > path.stat().st_size:
+    is_compressed = any(member.compress_type != zipfile.ZIP_STORED for member in members)
+    if is_compressed or sum(member.file_size for member in members) > path.stat().st_size:
         raise PickledError("is damaged: its content is larger than the file")
 
 

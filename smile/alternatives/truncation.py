@@ -67,6 +67,7 @@ class Truncation(TokenLoss):
         )
 
     def new_window(self) -> "LastMeans":
+        """Return an empty window for `factors`."""
         return LastMeans(self.window)
 
 

@@ -50,16 +50,18 @@ def find_conflicts(trainer: Any) -> Iterator[str]:
         )
     if args.n_gpu > 1:
         yield f"nn.DataParallel would split a batch over {args.n_gpu} GPUs; start with torchrun"
-    packed = getattr(args, "packing", False) or getattr(args, "eval_packing", False)
+    is_packed = getattr(args, "packing", False) or getattr(args, "eval_packing", False)
     peft = getattr(trainer.model, "active_peft_config", None)
-    if (packed or getattr(args, "padding_free", False)) and getattr(peft, "is_prompt_learning", 0):
+    if (is_packed or getattr(args, "padding_free", False)) and getattr(
+        peft, "is_prompt_learning", 0
+    ):
         yield (
             f"{type(peft).__name__} does not accept position_ids, so packed captions would see "
             "each other; leave packing and padding_free out"
         )
     if set(trainer.smile_objective.weights) == {"mle"}:
         return  # MLE can be computed from parts of captions
-    if packed and args.packing_strategy != "bfd":
+    if is_packed and args.packing_strategy != "bfd":
         yield f'packing_strategy "{args.packing_strategy}" cuts captions into pieces; give "bfd"'
     parallel = getattr(getattr(trainer, "accelerator", None), "parallelism_config", None)
     for kind in ("cp", "sp"):

@@ -95,8 +95,8 @@ def opening_tokens(model: nn.Module) -> set[int]:
     Raises ValueError if one is a language's token that only the tokenizer knows.
     """
     opening = configured_ids(model, *OPENING_TOKENS)
-    multilingual = model.config.model_type in MULTILINGUAL
-    if multilingual and opening <= configured_ids(model, "eos_token_id"):
+    is_multilingual = model.config.model_type in MULTILINGUAL
+    if is_multilingual and opening <= configured_ids(model, "eos_token_id"):
         raise ValueError(
             f"{type(model).__name__}: labels begin with a language's token, which the model's "
             "configuration does not have; set model.generation_config.forced_bos_token_id, or for "

@@ -34,6 +34,8 @@ ObjectiveLike = Union[Objective, str, Mapping[str, float], None]
 
 @dataclass(eq=False)
 class _Settings:
+    """What `use_smile` stores on a model."""
+
     objective: Objective
     from_hidden: bool
     arguments: list[str]  # names of the arguments of the class's forward, in order
@@ -125,7 +127,7 @@ def undo(model: nn.Module) -> nn.Module:
         unwatch(model)
     if original_class is not None:
         model.__class__ = original_class
-        if "forward" not in vars(model):  # otherwise a later forward calls the earlier ones
+        if "forward" not in vars(model):  # otherwise that forward, set later, calls the others
             *model._smile_below, set_forward = model._smile_below
             if set_forward is not None:
                 model.forward = set_forward
@@ -186,8 +188,8 @@ def _forward(model, settings: _Settings, inner_forward: Callable, args: tuple, k
     objective = settings.objective
     targets = Targets(model, objective, labels, shifted, segments, weights, {**inputs})
     targets.check()
-    packed = targets.texts is not None and "kwargs" in settings.arguments
-    if packed or "use_cache" in settings.arguments:
+    is_packed = targets.texts is not None and "kwargs" in settings.arguments
+    if is_packed or "use_cache" in settings.arguments:
         inputs["use_cache"] = False  # with a cache, texts of a row see each other in some models
     add_decoder_inputs(model, labels, inputs)
     # Other models get no labels, so that they do not compute their own loss.

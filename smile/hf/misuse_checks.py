@@ -36,6 +36,7 @@ class Call:
     head_output: Optional[Tensor] = None
 
     def run(self, inner_forward: Callable, inputs: dict) -> Any:
+        """Return `inner_forward(**inputs)`. The hooks know of the call while it runs."""
         _CALLS.stack.append(self)
         try:
             return inner_forward(**inputs)
@@ -67,8 +68,8 @@ def _pre_forward_hook(part: nn.Module, args: tuple) -> Optional[tuple]:
             return (call.replace_input(args[0]), *args[1:])
     in_training = part.training and torch.is_grad_enabled()
     # Activation checkpointing runs decoder and head again in the objective's backward pass.
-    outside = in_training and not _CALLS.stack
-    if outside and torch._C._current_graph_task_id() not in _BACKWARDS:
+    is_outside = in_training and not _CALLS.stack
+    if is_outside and torch._C._current_graph_task_id() not in _BACKWARDS:
         raise ValueError(f"{type(part).__name__} was run outside of its model's forward, {REMEDY}")
     return None
 
@@ -88,6 +89,7 @@ def watch_parts(model: nn.Module) -> None:
 
 
 def watch(part: nn.Module) -> None:
+    """Register the hooks on decoder or head, unless they are registered already."""
     if _pre_forward_hook not in [
         *part._forward_pre_hooks.values()
     ]:  # Dynamo of torch 2.8 needs a list
@@ -96,6 +98,7 @@ def watch(part: nn.Module) -> None:
 
 
 def unwatch(model: nn.Module) -> None:
+    """Remove the hooks from all modules of the model."""
     for module in model.modules():
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
             for key in [
@@ -137,7 +140,7 @@ def refuse_other_losses(model: nn.Module, fields: dict, loss: Tensor) -> dict:
     the forward pass. `loss` is created last, so that its gradient comes first. In a compiled
     program, logits and hidden states are detached, because its backward pass runs for all outputs.
     """
-    compiling, name, loss_gradients = torch.compiler.is_compiling(), type(model).__name__, []
+    is_compiling, name, loss_gradients = torch.compiler.is_compiling(), type(model).__name__, []
 
     def record_loss_gradient(gradient: Tensor) -> None:
         loss_gradients.append(gradient)
@@ -154,14 +157,14 @@ def refuse_other_losses(model: nn.Module, fields: dict, loss: Tensor) -> dict:
             return type(state)([watch_state(item) for item in state])
         if not (isinstance(state, Tensor) and state.requires_grad):
             return state
-        if compiling:
+        if is_compiling:
             return state.detach()
         state = state.view_as(state)
         state.register_hook(check_loss_gradient)
         return state
 
     states = {key: watch_state(fields[key]) for key in STATES if fields.get(key) is not None}
-    if loss.requires_grad and not compiling:
+    if loss.requires_grad and not is_compiling:
         loss = loss.clone()
         loss.register_hook(record_loss_gradient)
     return {**fields, **states, "loss": loss}

@@ -93,10 +93,15 @@ class Targets:
         self.captions = None
         if segments is None and objective.weights.keys() != {"mle"}:
             only_smile = objective.weights.keys() == {"smile"}
-            unscored = only_smile and not scores_first_token("smile", objective.first_token_mle)
-            self.captions = self._number_captions(unscored or "truncation" in objective.weights)
+            opening_loss_is_zero = only_smile and not scores_first_token(
+                "smile", objective.first_token_mle
+            )
+            self.captions = self._number_captions(
+                opening_loss_is_zero or "truncation" in objective.weights
+            )
 
     def _ignore_first_labels(self) -> None:
+        """Set `texts`, and ignore labels that another text or segment would have to predict."""
         labels, self.texts = self.labels, text_numbers(self.inputs, self.labels)
         if self.texts is not None:
             is_first = self.texts[:, 1:] != self.texts[:, :-1]  # (B, N - 1), for tokens 1 to N - 1
@@ -111,7 +116,7 @@ class Targets:
     def _number_captions(self, without_openings: bool) -> Tensor:
         """Return int64 (B, N), the number of each label's caption.
 
-        without_openings: ignore the special tokens with which labels begin.
+        without_openings: set labels to IGNORED at the special tokens with which they begin.
         """
         if not self.is_encoder_decoder:
             return captions_of_turns(self.labels, self.texts)
@@ -236,6 +241,7 @@ def refuse_separating_mask(mask) -> None:
 
 
 def packed_mask_error(description: str) -> str:
+    """Return the line for an attention mask that may separate texts. description: of the mask."""
     error = (
         f"attention_mask {description}, so a row may have several captions, but it is unknown where"
     )
@@ -271,6 +277,7 @@ def find_repeated_ends(end_tokens: list[int], labels: Tensor, captions: Tensor) 
 
 
 def repeated_end_error(end_tokens: list[int]) -> str:
+    """Return the line for rows of `find_repeated_ends`; `refuse` fills in {row}."""
     names = " or ".join(map(str, end_tokens))
     return (
         f"row {{row}} of the labels has the end token {names} more than once, so it seems to "

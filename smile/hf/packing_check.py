@@ -26,7 +26,7 @@ SINCE_5 = (
     *("GPT2", "GraniteMoe", "JetMoe", "Nemotron", "Olmoe", "Phimoe", "Qwen2Moe", "Qwen2VL"),
     *("Qwen2_5_VL", "StableLm"),
 )
-THREE_AXES = ("Qwen2VL", "Qwen2_5_VL")  # text positions must precede their three axes
+THREE_AXES = ("Qwen2VL", "Qwen2_5_VL")  # (3, B, N) position_ids lack the text positions
 LEAK_ERROR = (
     "lets captions of a packed row see each other, with this version of transformers or this "
     "attn_implementation; leave packing and padding_free out"
@@ -46,6 +46,7 @@ def refuse_leaks(model: nn.Module, inputs: dict, texts: Tensor) -> None:
 
 
 def _separates_texts(model: nn.Module, inputs: dict, rows: int) -> bool:
+    """Return whether attention is known to separate the texts of a batch of `rows` packed rows."""
     model_class, positions = class_of(model), inputs.get("position_ids")
     name = model_class.__name__
     if name not in MASKED or not model_class.__module__.startswith("transformers."):

@@ -74,10 +74,12 @@ class SmileLossMixin:
         self.model_accepts_loss_kwargs = not getattr(parallel, "sp_enabled", False)
 
     def _refuse(self, problems: Iterable[str]) -> None:
+        """Raise ValueError with the first problem, if any."""
         for problem in problems:
             raise ValueError(f"{type(self).__name__}: {problem}")
 
     def _add_objective(self, model: nn.Module) -> nn.Module:
+        """Call `use_smile` on the model, and return it."""
         self._objective_model = use_smile(model, self.smile_objective, self._from_hidden)
         # TRL changes the coefficient in the configuration, but models read it when they are built.
         if hasattr(self, "aux_loss_enabled"):
