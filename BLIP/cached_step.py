@@ -101,9 +101,9 @@ def append_tokens(
 ) -> Tensor:
     """Return hidden states (b * k, H) of one token per row, (b, k, 1).
 
-    past, image_kv: a pair (b, heads, capacity, d) for each layer. The keys and values of the k rows
-    are written to `slots` of `past`. mask: bool (b, k, capacity), the slots that each row attends
-    to.
+    position: that of the tokens in their rows. past, image_kv: a pair (b, heads, capacity, d) for
+    each layer. The keys and values of the k rows are written to `slots` of `past`. mask: bool
+    (b, k, capacity), the slots that each row attends to.
     """
     images, rows, _ = tokens.shape
     hidden = decoder.bert["embeddings"](tokens.flatten(0, 1), position)

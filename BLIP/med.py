@@ -94,7 +94,7 @@ class Embeddings(nn.Module):
 
 
 class AddAndNorm(nn.Module):
-    """LayerNorm(dropout(dense(activation(x))) + residual)."""
+    """LayerNorm(dropout(dense(activation(x))) + residual). width: that of x."""
 
     def __init__(self, config: MedConfig, width: int):
         super().__init__()
@@ -107,7 +107,11 @@ class AddAndNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Attention to precomputed keys and values, then output projection, residual and LayerNorm."""
+    """Attention to precomputed keys and values, then output projection, residual and LayerNorm.
+
+    source_width: the width of the caption's or the image's states, from which keys and values are
+    computed.
+    """
 
     def __init__(self, config: MedConfig, source_width: int):
         super().__init__()

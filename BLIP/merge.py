@@ -26,7 +26,8 @@ from BLIP.weights.download import without_secrets
 def merge_checkpoint(checkpoint: str, target: Path, adapter: bool, license: str = UNKNOWN) -> str:
     """Write a new file or folder, and return a line that describes it. Raises ValueError.
 
-    adapter: write only the LoRA adapter, as a folder. license: for its card.
+    target: the file, or with `adapter` the folder, which gets only the LoRA adapter. license: for
+    the folder's card.
     """
     if target.exists():
         raise ValueError(f"{target} exists already: choose another path")

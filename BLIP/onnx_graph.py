@@ -63,6 +63,7 @@ def export_graph(
     """Export a graph. inputs: for each name, an example tensor and its dynamic dimensions.
 
     past: like inputs. The graph gets these tensors together, as a list in its last argument.
+    outputs: the names of its outputs.
     """
     examples, dynamic = (list(each) for each in zip(*inputs.values()))
     if past:

@@ -1,7 +1,8 @@
 """The base class of the recurrent decoders, their step function, and teacher forcing schedules.
 
 Shapes: B images with P annotation vectors of width D; k captions per image; n tokens per caption;
-E the width of word vectors; H the width of the hidden state; V the vocabulary size.
+E the width of word vectors; H the width of the hidden state; O the width of the head's input
+(`output_dim`); V the vocabulary size.
 """
 
 import math
@@ -21,7 +22,7 @@ class RecurrentDecoder(nn.Module, ABC):
     """A decoder that reads the words of a caption one by one.
 
     Subclasses define `initial_state` and `step`. teacher_forcing: the probability that an input in
-    training is the caption's word. Otherwise the input is the most likely word at the position
+    training is the caption's word. Otherwise it is the word that the decoder finds most likely
     (scheduled sampling, arXiv 1506.03099).
     """
 

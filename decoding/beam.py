@@ -23,8 +23,9 @@ class Hypotheses:
     def add(self, prompts: Tensor, tokens: Tensor, scores: Tensor, length: int) -> None:
         """Keep the best of the stored captions and m candidates of each of the b `prompts`.
 
-        prompts: (b,), indices; tokens: (b, m, max_length); scores: (b, m). A score of -inf marks no
-        candidate. A candidate does not displace a caption with an equal score.
+        prompts: (b,), indices; tokens: (b, m, max_length); scores: (b, m). length: of the
+        candidates, without the end token. A score of -inf marks no candidate. A candidate does not
+        displace a caption with an equal score.
         """
         beams = self.scores.size(1)
         scores = torch.cat([self.scores[prompts], scores], dim=1)

@@ -14,7 +14,8 @@ from decoding.sampling import sample
 def decode(step: Step, prompt: Tensor, end: int, pad: int, settings: DecodingSettings) -> Decoded:
     """Return captions of every prompt by beam search, greedy decoding or sampling.
 
-    prompt: int64 (B, n). Raises ValueError if `max_length` is not above n.
+    prompt: int64 (B, n). end, pad: ids of the token that ends a caption, and of the one after it.
+    Raises ValueError if `max_length` is not above n.
     """
     if prompt.size(1) >= settings.max_length:
         raise ValueError(

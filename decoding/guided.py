@@ -111,6 +111,9 @@ def own_scores(
 
 
 def caption_lengths(ids: Tensor, prompt: int, end: int) -> Tensor:
-    """Return the lengths of captions (B, k, n) as in `Decoded.scores`, int64 (B, k)."""
+    """Return the lengths of captions (B, k, n) as in `Decoded.scores`, int64 (B, k).
+
+    prompt: the number of its tokens.
+    """
     num_tokens = until_end(ids[..., prompt:], end).sum(-1)
     return prompt + num_tokens - (ids[..., prompt:] == end).any(-1).int()

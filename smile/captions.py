@@ -172,7 +172,7 @@ def reduce_by_caption(
     segments: Optional[Tensor],
     weights: Optional[Tensor],
 ) -> Tensor:
-    """Return the reduced losses of `loss_fn`, which gets each caption as a row, also if packed.
+    """Return the reduced losses of `loss_fn`, which gets each caption, packed or not, as a row.
 
     inputs: (B, N, ...) each; the first is logits. loss_fn: maps inputs (C, L, ...) and labels
     (C, L), one caption per row, to losses (C, L). Other arguments are as in `smile_loss`.

@@ -22,8 +22,9 @@ def collate_decoder_only(
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Collate R prompts with their captions. Return the model's inputs and labels (R, N).
 
-    Labels are IGNORED at the prompt. caption_token_type: the `token_type_ids` of captions, for
-    models that read them.
+    Labels are IGNORED at the prompt. images: R items; caption_ids: R captions with the end token.
+    pad: the padding token's id. caption_token_type: the `token_type_ids` of captions, for models
+    that read them.
     """
     items = []
     for item, token_ids in zip(images.items, caption_ids):

@@ -28,7 +28,10 @@ class CaptionTokenizer:
         end_tokens: Sequence[int],
         image_token: Optional[int] = None,
     ):
-        """end_tokens: ids that end generation. Raises ValueError if there is no end token."""
+        """end_tokens: ids that end generation. image_token: an id to treat as a special token.
+
+        Raises ValueError if there is no end token.
+        """
         self.tokenizer, self.turn = tokenizer, turn
         added = tokenizer.added_tokens_decoder.items()
         self.special = {*tokenizer.all_special_ids, *(i for i, token in added if token.special)}

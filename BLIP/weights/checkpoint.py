@@ -150,7 +150,8 @@ def base_weights(
 ) -> tuple[dict[str, Tensor], str]:
     """Return the frozen weights of an adapter's checkpoint, and the file that contains them.
 
-    A checkpoint without an adapter is its own base. Raises CheckpointError.
+    A checkpoint without an adapter is its own base. content, name: the checkpoint's. Raises
+    CheckpointError.
     """
     base = base_of(content, name)
     if base is None:

@@ -98,7 +98,8 @@ def download(
     """Download `url` to the file `destination`, which appears only when it is complete.
 
     If several processes call this, one downloads the file and the others wait. url: may contain
-    `user:password@`. largest: the size limit in bytes. Shows a progress bar. Raises DownloadError.
+    `user:password@`. sha256: the expected hash, in hexadecimal digits. largest: the size limit in
+    bytes. Shows a progress bar. Raises DownloadError.
     """
     destination, safe_url = Path(destination), without_secrets(url)
     part = destination.with_name(destination.name + ".part")

@@ -106,7 +106,7 @@ def opening_tokens(model: nn.Module) -> set[int]:
 
 
 def configured_ids(model: nn.Module, *names: str) -> set[int]:
-    """Return the ids under these names in the model's, text and generation configurations."""
+    """Return the token ids with these names in the model's, text and generation configurations."""
     config, ids = model.config, set()
     for source in (
         config,

@@ -15,6 +15,7 @@ class RunningMeans:
         self.total = 0.0
 
     def add(self, values: Mapping[str, Tensor], weight: float) -> None:
+        """Add a batch's values by name. weight: that of the batch in the means."""
         for name, value in values.items():
             self.sums[name] = self.sums.get(name, 0) + weight * value.detach().float()
         self.total += weight

@@ -144,7 +144,7 @@ class SmileLossMixin:
         return items.masked_fill(items == 0, 1)
 
     def _processes(self) -> int:
-        """Return the number of processes whose tokens are counted together; 1 if each counts."""
+        """Return among how many processes tokens are counted; 1 if each counts its own."""
         if not getattr(self.args, "average_tokens_across_devices", False):
             return 1
         return self.accelerator.num_processes // self._size("tp")
