@@ -70,13 +70,13 @@ class DecodingSettings:
             raise ValueError(
                 f"guidance_scale is {self.guidance_scale} and contrastive_alpha "
                 f"{self.contrastive_alpha}; set one of them: guidance_scale 1 and "
-                "contrastive_alpha 0 are none"
+                "contrastive_alpha 0 turn them off"
             )
         groups, penalty = self.num_beam_groups, self.diversity_penalty
         if groups > 1 and (self.sample or self.num_beams % groups):
             raise ValueError(
                 f"num_beam_groups is {groups} with num_beams {self.num_beams}"
-                f"{' and sample' if self.sample else ''}; groups divide the beams of beam search"
+                f"{' and sample' if self.sample else ''}; it must divide num_beams of beam search"
             )
         if penalty and groups == 1:
             raise ValueError(

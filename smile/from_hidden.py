@@ -73,7 +73,7 @@ def fused_loss(
     if factors is not None:
         losses_by_name["truncation"] = losses_by_name["truncation"] * factors
     parts = torch.stack([reduce_losses(loss, *reduce_args) for loss in losses_by_name.values()])
-    loss = sum(factor * part for factor, part in zip(settings.weights.values(), parts))
+    loss = sum(share * part for share, part in zip(settings.weights.values(), parts))
     d_hidden = head.d_hidden
     if d_hidden is not None:
         d_hidden = head.sum_shards(d_hidden).view(hidden.shape)

@@ -53,8 +53,7 @@ def check_labels(labels: Tensor, vocabulary: int, ignore_index: int) -> None:
     """Raise ValueError for a label outside the vocabulary. vocabulary: its size.
 
     Labels are checked only on a CPU: on an accelerator the check would need a synchronisation, and
-    indexing with a wrong label fails there anyway. Nothing is checked during compilation, when
-    tensors have no values.
+    CUDA raises an error itself. Nothing is checked during compilation, when tensors have no values.
     """
     if labels.device.type != "cpu" or torch.compiler.is_compiling():
         return

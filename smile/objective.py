@@ -182,7 +182,7 @@ class Objective(nn.Module):
                 if loss.reads_logits:
                     raise ValueError(
                         f"objective {name!r} reads all logits of a position, which a sharded head "
-                        "never has; give it logits, or another objective"
+                        "never has; compute it from logits, or use another objective"
                     )
         if hidden.shape[:2] != labels.shape:
             raise ValueError(

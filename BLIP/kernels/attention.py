@@ -37,11 +37,13 @@ def attention(
         # copies keys and values in every call, and its backward pass is slow.
         is_16_bit = query.dtype in (torch.bfloat16, torch.float16)
         has_grad = torch.is_grad_enabled()
-        has_few = not has_grad and query.size(2) <= FEW_QUERIES
-        fused_is_slow = is_16_bit and not has_few and (has_grad or not _fused_is_fast(query))
+        has_few_queries = not has_grad and query.size(2) <= FEW_QUERIES
+        fused_is_slow = (
+            is_16_bit and not has_few_queries and (has_grad or not _fused_is_fast(query))
+        )
         if mask is None and (dropout > 0 or fused_is_slow or _one_head_per_block(query)):
             return _BlockAttention.apply(query, key, value, dropout)
-        if has_few or (fused_is_slow and not has_grad):
+        if has_few_queries or (fused_is_slow and not has_grad):
             scores = _scaled(query) @ key.mT
             if mask is not None:
                 scores = scores.masked_fill(~mask, float("-inf"))

@@ -115,6 +115,8 @@ def _reader(path: Path):
 
 
 class _Unpickler(pickle.Unpickler):
+    """Raises PickledError for classes other than ALLOWED_CLASSES and dtypes."""
+
     def find_class(self, module: str, name: str) -> Any:
         is_allowed = name in ALLOWED_CLASSES.get(module, ())
         if is_allowed or (
