@@ -145,9 +145,9 @@ class ClassicCaptioner(CaptionGenerator):
         texts, prompt_lengths = with_prompts(self, captions, prompts)
         tokens, mask = (t.to(image.device) for t in self.tokenizer.encode(texts, self.max_tokens))
         prompt_length = min(prompt_lengths)
-        first = torch.tensor(prompt_lengths, device=image.device).repeat_interleave(batch_shape[1])
+        starts = torch.tensor(prompt_lengths, device=image.device).repeat_interleave(batch_shape[1])
         positions = torch.arange(tokens.size(1), device=image.device)
-        unlabelled = (mask == 0) | (positions < first.unsqueeze(1))
+        unlabelled = (mask == 0) | (positions < starts.unsqueeze(1))
         labels = tokens.masked_fill(unlabelled, self.objective.ignore_index)[:, prompt_length:]
         inputs = tokens[:, :-1].unflatten(0, batch_shape)  # (B, k, n)
         annotations = self.null_image.encode(self.encoder, image, dropped)

@@ -6,12 +6,14 @@ from typing import NamedTuple, Optional, Protocol
 
 from torch import Tensor
 
+# The allowed values of settings.
 AT_LEAST = {
     **{"max_length": 1, "min_length": 0, "num_beams": 1, "num_return": 1, "top_k": 0},
     **{"no_repeat_ngram_size": 0, "num_beam_groups": 1, "diversity_penalty": 0},
     **{"guidance_scale": 0, "contrastive_alpha": 0},
 }
 FROM_0_TO = {"min_p": 1, "contrastive_beta": 1, "contrastive_noise": 999}
+# Above 0, and at most the value.
 ABOVE_0 = {"repetition_penalty": math.inf, "temperature": math.inf, "top_p": 1, "typical_p": 1}
 
 

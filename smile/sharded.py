@@ -82,7 +82,7 @@ def to_local_tensors(hidden: Tensor, weight: Tensor, bias: Optional[Tensor]):
             f"a head of {vocabulary} tokens cannot be sharded over {mesh.size()} processes; use "
             "fewer processes"
         )
-    # The last process may have fewer rows.
+    # As in torch, each process has the same number of rows, rounded up; the last may have fewer.
     group, rows_per_process = mesh.get_group(), -(-vocabulary // mesh.size())
     shards = Shards(group, dist.get_rank(group) * rows_per_process, vocabulary)
     return (

@@ -54,7 +54,10 @@ class FeatureReuse:
 
     @contextmanager
     def __call__(self, images: ImageBatch, count: int) -> Iterator[tuple[ImageBatch, dict]]:
-        """Yield the photos of all rows, and a dict of further inputs, for a call of the model."""
+        """Yield the photos of all rows, and a dict of further inputs, for a call of the model.
+
+        count: k, the number of captions of each photo.
+        """
         with ExitStack() as hooks:
             inputs = {}
             if count > 1 and self.accepts_features:

@@ -73,7 +73,7 @@ class Int8Linear(nn.Module):
         max_code = 255 if torch.cpu._is_vnni_supported() else 127
         self.after_gelu, self.dtype = after_gelu, dtype
         self.zero_point = max_code // 8 if after_gelu else max_code // 2 + 1
-        self.positive = max_code - self.zero_point
+        self.max_positive = max_code - self.zero_point
         self.min_scale = -GELU_MIN / self.zero_point if after_gelu else 1e-12
         # A vector of equal values, with which addcmul takes half the time that a scalar takes.
         self.offset = weight.new_full(weight.shape[1:], self.zero_point + 0.5, dtype=torch.float32)
@@ -83,7 +83,7 @@ class Int8Linear(nn.Module):
         scales = x.amax(-1, keepdim=True)
         if not self.after_gelu:
             scales = torch.maximum(scales, -x.amin(-1, keepdim=True))
-        scales = scales.div_(self.positive).clamp_(min=self.min_scale)
+        scales = scales.div_(self.max_positive).clamp_(min=self.min_scale)
         codes = torch.addcmul(self.offset, x, scales.reciprocal()).to(torch.uint8)
         weight = self.packed, self.scales, self.zeros
         output_args = 1.0, 0, torch.float32, "none", [], ""

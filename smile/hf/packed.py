@@ -144,7 +144,8 @@ class Targets:
         if torch.compiler.is_compiling():
             self.segments = self.segments if self.captions is None else self.captions
         elif self.captions is not None:
-            # Segments are set only if necessary: rows of one caption are faster without them.
+            # One transfer from the device for all checks. Segments are set only if necessary: rows
+            # of one caption are faster without them.
             flags = [torch.stack([*flags, self.captions.amax(1) > 1]).cpu()]
             self.segments = self.captions if flags[0][-1].any() else None
             flags = [*flags[0]]
