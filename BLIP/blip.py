@@ -31,7 +31,7 @@ class BlipCaptioner(CaptionGenerator):
 
     Its methods are those of `captioning.captioners.interface.Captioner`, documented there.
 
-    prompt: the beginning of every caption. It is not scored in training and cut off in generation.
+    prompt: the start of every caption. It is not scored, and generation removes it.
     max_tokens: training captions are truncated to this length, with [DEC] and [SEP].
     shift: turns the first word of a caption into a word piece, in training and generation.
     null_image: a name in `decoding.null_image.NULL_IMAGES`.
@@ -70,12 +70,13 @@ class BlipCaptioner(CaptionGenerator):
         """Compute the objective on k captions of each image. An image is encoded once.
 
         image: (B, 3, S, S), normalised; captions: B lists of k strings, without the prompt;
-        dropped: bool (B,), the images that are replaced by the null image. prompts: B strings, None
-        for `prompt`. Raises ValueError if images differ in their number of captions.
+        dropped: bool (B,), the images that the null image replaces. prompts: B strings; None, for
+        one image or for all, means `self.prompt`. Raises ValueError if there are not B lists of
+        equal length.
         """
-        tokens, attention_mask, labels, start = self._encode(image, captions, prompts)
+        tokens, attention_mask, labels, prompt_length = self._encode(image, captions, prompts)
         embeds = self.null_image.encode(self.visual_encoder, image, dropped)
-        return self.text_decoder(tokens, attention_mask, embeds, labels, start)
+        return self.text_decoder(tokens, attention_mask, embeds, labels, prompt_length)
 
     def predictions(
         self,
@@ -83,23 +84,24 @@ class BlipCaptioner(CaptionGenerator):
         captions: list[list[str]],
         prompts: Optional[list[Optional[str]]] = None,
     ) -> tuple[Tensor, Tensor]:
-        """Logits (R, N, V) and their labels (R, N), R = B * k; see `forward`."""
-        tokens, attention_mask, labels, start = self._encode(image, captions, prompts)
+        """Return logits (R, N, V) and their labels (R, N), R = B * k; see `forward`."""
+        tokens, attention_mask, labels, prompt_length = self._encode(image, captions, prompts)
         embeds = self.visual_encoder(image)
-        logits = self.text_decoder.logits(tokens, attention_mask, embeds, start - 1)
-        return logits[:, :-1], labels[:, start:]
+        logits = self.text_decoder.logits(tokens, attention_mask, embeds, prompt_length - 1)
+        return logits[:, :-1], labels[:, prompt_length:]
 
     def _encode(
         self, image: Tensor, captions: list[list[str]], prompts: Optional[list[Optional[str]]]
     ) -> tuple[Tensor, Tensor, Tensor, int]:
-        """Tokens, attention mask and labels, int64 (R, n) each, on the device of the images.
+        """Return tokens, attention mask and labels, int64 (R, n) each, on the device of the images.
 
-        Also returns the length of the shortest prompt; no longer prompt has labels.
+        The fourth result is the length of the shortest prompt. Tokens of longer prompts have no
+        labels, either.
         """
         count = captions_per_image(captions, len(image))
-        texts, starts = with_prompts(self, captions, prompts)
+        texts, prompt_lengths = with_prompts(self, captions, prompts)
         tokens, attention_mask = self.tokenizer.encode(texts, self.max_tokens)
-        starts = torch.tensor(starts).repeat_interleave(count)  # (R,)
+        starts = torch.tensor(prompt_lengths).repeat_interleave(count)  # (R,), of captions
         if self.shift:
             tokens = self.shift.apply(tokens, starts)
         unlabelled = (attention_mask == 0) | (torch.arange(tokens.size(1)) < starts.unsqueeze(1))
@@ -119,10 +121,11 @@ class BlipCaptioner(CaptionGenerator):
 
     @torch.inference_mode()
     def score_tokens(self, encoded: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits (n - p, V) of the ids (n,) after the prompt, and the attention map (n - p, P).
+        """Return logits (n - p, V) that predict the ids after the prompt, and the attention map.
 
-        encoded: of one image, (1, 1 + P, width). The attention map is the mean cross-attention over
-        heads and layers, normalised over the patches without [CLS].
+        encoded: of one image, (1, 1 + P, width). ids: (n,), p of them the prompt's. The attention
+        map (n - p, P) is the mean cross-attention over heads and layers, normalised over the
+        patches without [CLS].
         """
         start, tokens, attention_maps = self.prompt_ids.size(-1) - 1, ids[None, :-1], []
 
@@ -145,10 +148,10 @@ class BlipCaptioner(CaptionGenerator):
         return logits[0], patch_attention / patch_attention.sum(1, keepdim=True)
 
     def log_likelihoods(self, encoded: Tensor, ids: Tensor, temperature: float = 1.0) -> Tensor:
-        """Log-likelihoods, float32 (B, k, n - p), of captions (B, k, n). They are 0 after the end.
+        """Return log-likelihoods of captions (B, k, n): float32 (B, k, n - p), 0 after the end.
 
-        They have a gradient, except those of an inference copy. The fused linear loss computes
-        them without a tensor of all logits.
+        p is the length of the prompt. Log-likelihoods have a gradient, except those of an inference
+        copy. The fused linear loss computes them without a tensor of all logits.
         """
         rows, start = ids.flatten(0, 1), self.prompt_ids.size(-1)
         inputs, labels = rows[:, :-1], rows[:, start:]
@@ -173,7 +176,7 @@ class BlipCaptioner(CaptionGenerator):
     def _inference_log_likelihoods(
         self, inputs, labels, is_scored, encoded, temperature: float
     ) -> Tensor:
-        """Log-likelihoods (R, n - p) by an inference copy. is_scored: bool (R, n - p)."""
+        """Return an inference copy's log-likelihoods (R, n - p). is_scored: bool (R, n - p)."""
         with self.inference_context():
             hidden = self.text_decoder.hidden_states(inputs, torch.ones_like(inputs), encoded)
             hidden = hidden[:, self.prompt_ids.size(-1) - 1 :]
@@ -203,7 +206,7 @@ class BlipCaptioner(CaptionGenerator):
         return [*self.visual_encoder.blocks, *self.text_decoder.layers]
 
     def saved_beside_weights(self) -> dict[str, Any]:
-        """Return peft's configuration of an adapter. The state dict has only its weights."""
+        """Return the configuration of an adapter, else {}. With one, only its weights are saved."""
         return {CONFIG: adapter_config(self)} if is_adapted(self) else {}
 
     def state_dict(self, *args, **kwargs) -> dict[str, Tensor]:

@@ -13,8 +13,8 @@ class CachedStep:
     """A step function, see `decoding.Step`. Each call after the first appends one token per row.
 
     Keys and values of an image are computed once, for all its rows. Keys and values of captions are
-    never moved: all k rows of an image append to the same cache slots, and `mask` marks the slots
-    that belong to the past of each row. Reordering beams changes only the mask.
+    never moved: the k rows of an image append to one cache, one slot each per step, and `mask`
+    marks the slots that belong to the past of each row. Reordering beams changes only the mask.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class CachedStep:
         return self.decoder.cls["predictions"](hidden).unflatten(0, tokens.shape[:2])
 
     def _prompt(self, tokens: Tensor) -> Tensor:
-        """The first call: tokens (B, n), one row per image -> hidden states (B, H) of the last."""
+        """Process the prompts: tokens (B, n) -> hidden states (B, H) of each image's last token."""
         hidden = self.decoder.bert["embeddings"](tokens)
         for layer, image_kv in zip(self.decoder.layers, self.image_kv):
             self_kv = layer.attention.keys_values(hidden)
@@ -101,9 +101,9 @@ def append_tokens(
 ) -> Tensor:
     """Return hidden states (b * k, H) of one token per row, (b, k, 1).
 
-    past, image_kv: a pair (b, heads, capacity, d) for each layer. The keys and values of the k rows
-    are written to `slots` of `past`. mask: bool (b, k, capacity), the slots that each row attends
-    to.
+    position: that of the tokens in their rows. past, image_kv: a pair (b, heads, capacity, d) for
+    each layer. The keys and values of the k rows are written to `slots` of `past`. mask: bool
+    (b, k, capacity), the slots that each row attends to.
     """
     images, rows, _ = tokens.shape
     hidden = decoder.bert["embeddings"](tokens.flatten(0, 1), position)
@@ -118,7 +118,7 @@ def append_tokens(
 def _image_keys_values(
     attention: Attention, image_embeds: Tensor, other: Optional[Tensor]
 ) -> KeysValues:
-    """The image keys and values of both streams, contiguous, because every step reads them."""
+    """Return the image keys and values of all streams. Contiguous: every step reads them."""
     image_kv = attention.keys_values(image_embeds)
     if other is None:
         return tuple(x.contiguous() for x in image_kv)

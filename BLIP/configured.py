@@ -52,7 +52,7 @@ def build(config: Any, context: Any) -> BlipCaptioner:
     if config.lora is None:
         return captioner
     if context.content is None:
-        raise ValueError("lora is set, but pretrained is not: set it to the frozen base weights")
+        raise ValueError("lora is set, but pretrained is not: set pretrained to the base weights")
     address = config.pretrained or ""
     if CONFIG not in context.content and address != without_secrets(address):
         raise ValueError(

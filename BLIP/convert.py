@@ -1,14 +1,14 @@
 """Converts a captioner to a folder of transformers' BlipForConditionalGeneration, and back.
 
-A retrieval checkpoint, BLIP's filter, becomes a folder of BlipForImageTextRetrieval. A file with a
-text decoder is a captioner.
+A retrieval checkpoint, BLIP's filter, becomes a folder of BlipForImageTextRetrieval. A file that
+also has a text decoder is converted as a captioner.
 
     python -m BLIP.convert to-hf checkpoints/blip_mle_smile_base.pth output/hf
     python -m BLIP.convert from-hf output/hf output/again.pth
 
 The folder contains model.safetensors, config.json, the tokenizer and the image processor.
-`from_pretrained` loads it. A round trip gives the same state dict bit for bit, without a null
-image. transformers is not imported, because version 4.15.0 has no BLIP.
+`from_pretrained` loads it. A round trip gives the same state dict bit for bit, but a null image is
+left out. transformers is not imported, because version 4.15.0 has no BLIP.
 """
 
 import argparse
@@ -62,7 +62,7 @@ NAMES = {
     ".norm1.": ".layer_norm1.",
     ".norm2.": ".layer_norm2.",
 }
-POSITIONS = "text_decoder.bert.embeddings.position_ids"
+DECODER_POSITION_IDS = "text_decoder.bert.embeddings.position_ids"
 ITM_WORD_EMBEDDING = "text_encoder.embeddings.word_embeddings.weight"
 # Names of the image encoder's sizes, in `build_captioner` and in transformers' config.json.
 VIT_NAMES = {
@@ -75,13 +75,13 @@ VIT_NAMES = {
 
 
 def to_hf_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A model's state dict under transformers' names, without OPTIONAL_KEYS and position ids."""
+    """Return a state dict under transformers' names, without OPTIONAL_KEYS and position ids."""
     left_out = {*OPTIONAL_KEYS, POSITION_IDS}
     return {_rename(k, NAMES.items()): v for k, v in state.items() if k not in left_out}
 
 
 def from_hf_names(state: Mapping[str, Tensor], positions: int) -> dict[str, Tensor]:
-    """The inverse of `to_hf_names`. positions: the number of positions of the text decoder.
+    """Return the inverse of `to_hf_names`. positions: the number of positions of the text decoder.
 
     A captioner's tied head is always copied from the word embedding. Raises KeyError if the word
     embedding or the head's bias is missing.
@@ -92,7 +92,7 @@ def from_hf_names(state: Mapping[str, Tensor], positions: int) -> dict[str, Tens
     if HEAD in renamed:
         return {**renamed, POSITION_IDS: position_ids}
     derived = {key: renamed[source] for key, source in OPTIONAL_KEYS.items() if source}
-    return {**renamed, **derived, POSITIONS: position_ids}
+    return {**renamed, **derived, DECODER_POSITION_IDS: position_ids}
 
 
 def _rename(key: str, names: Iterable[tuple[str, str]]) -> str:
@@ -133,7 +133,7 @@ def hf_config(model: Union[BlipCaptioner, BlipItm], label_smoothing: float = 0.1
 
 
 def settings_of(config: Mapping) -> dict:
-    """The arguments `vit`, `image_size` and `med_config` of `build_captioner`, from `config.json`.
+    """Return `vit`, `image_size` and `med_config` of `build_captioner`. config: `config.json`.
 
     Raises CheckpointError for another model and for sizes that `build_captioner` does not support.
     """
@@ -194,7 +194,10 @@ def save_hf(model: Union[BlipCaptioner, BlipItm], folder: Union[str, Path]) -> N
 
 
 def write_processing(tokenizer: CaptionTokenizer, size: int, names: dict, folder: Path) -> None:
-    """Write the configurations of the tokenizer and of the processor, whose classes are `names`."""
+    """Write the configurations of the tokenizer and of the processor.
+
+    size: of images. names: the configuration keys of the processor's classes, with their values.
+    """
     flags = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
     tokenizer_config = {
         "tokenizer_class": "BertTokenizer",
@@ -277,7 +280,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def write_vocabulary(tokenizer: CaptionTokenizer, folder: Path) -> None:
-    """Write BERT's `vocab.txt` without BLIP's two added tokens, which its readers append."""
+    """Write BERT's `vocab.txt` without BLIP's two added tokens, which readers of it append."""
     ids = {
         token: id_ for token, id_ in tokenizer.bert.get_vocab().items() if token not in ADDED_TOKENS
     }
@@ -368,7 +371,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     to_hf = commands.add_parser("to-hf", help="convert a checkpoint to a folder of transformers")
     add_captioner_arguments(to_hf)
     to_hf.add_argument("folder")
-    to_hf.add_argument("--license", default=UNKNOWN, help="of the card, such as bsd-3-clause")
+    to_hf.add_argument("--license", default=UNKNOWN, help="for the card, such as bsd-3-clause")
     from_hf = commands.add_parser("from-hf", help="convert a folder of transformers back")
     from_hf.add_argument("folder")
     from_hf.add_argument("checkpoint", help="the .pth file to write")
@@ -379,8 +382,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         if arguments.pop("command") == "to-hf":
             license, name = arguments.pop("license"), arguments["checkpoint"]
             save_hf(model_of(**arguments), folder)
-            kept = read_checkpoint(name, arguments["trust_checkpoint"], mapped=True).get("config")
-            config = kept if isinstance(kept, dict) else {}
+            saved = read_checkpoint(name, arguments["trust_checkpoint"], mapped=True).get("config")
+            config = saved if isinstance(saved, dict) else {}
             write_model_card(Path(folder), name, config, license, "transformers")
             return f"wrote {folder}"
         content = read_hf(folder)

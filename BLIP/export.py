@@ -64,7 +64,7 @@ def export_onnx(
 ) -> None:
     """Write the folder, see the module's docstring. A failed export writes none of the files.
 
-    layout: of LAYOUTS. Needs onnxscript, and onnxruntime for `int8` and for transformers.js.
+    layout: a key of LAYOUTS. Needs onnxscript, and onnxruntime for `int8` and for transformers.js.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -73,8 +73,8 @@ def export_onnx(
             _write(captioner, Path(temporary), int8)
         else:
             write_folder(captioner, Path(temporary))
-        # The settings are removed first and written last: without them, no reader can mix old and
-        # new files.
+        # The settings are removed first and written last, and no reader works without them. So it
+        # never reads a mixture of old and new files.
         settings = LAYOUTS[layout]
         (folder / settings).unlink(missing_ok=True)
         files = [path for path in Path(temporary).rglob("*") if path.is_file()]
@@ -85,7 +85,8 @@ def export_onnx(
 
 
 def _write(captioner: BlipCaptioner, folder: Path, int8: bool) -> None:
-    words = captioner.tokenizer
+    """Write the files of the layout "runner"."""
+    tokenizer = captioner.tokenizer
     captioner = captioner.eval().cpu()
     encoder, decoder = EncoderGraph(captioner), StepGraph(captioner)
     size = captioner.visual_encoder.patch_embed.img_size[0]
@@ -94,7 +95,7 @@ def _write(captioner: BlipCaptioner, folder: Path, int8: bool) -> None:
     with torch.no_grad():
         image_past = encoder(image)
     layers, _, batch, heads, _, width = image_past.shape
-    tokens = torch.full((batch, 3), words.start)
+    tokens = torch.full((batch, 3), tokenizer.start)
     past = torch.zeros(layers, 2, batch, heads, 4, width)
     rows, new, done = Dim("rows"), Dim("new"), Dim("done")
     inputs = {"image": (image, {0: rows})}
@@ -107,14 +108,14 @@ def _write(captioner: BlipCaptioner, folder: Path, int8: bool) -> None:
     export_graph(decoder, folder / "decoder_step.onnx", inputs, ["logits", "new_past"])
     if int8:
         to_int8(folder / "encoder.onnx", folder / "encoder.onnx")
-    write_vocabulary(words, folder)
+    write_vocabulary(tokenizer, folder)
     settings = {
         "image_size": size,
         "image_mean": MEAN,
         "image_std": STD,
         "prompt_ids": captioner.prompt_ids.tolist(),
-        "end": words.end,
-        "pad": words.pad,
+        "end": tokenizer.end,
+        "pad": tokenizer.pad,
         "empty_past": [layers, 2, 1, heads, 0, width],
         "max_length": captioner.max_positions,
     }
@@ -132,14 +133,16 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("folder")
     parser.add_argument("--int8", action="store_true", help="quantise the image encoder to 8 bits")
     parser.add_argument("--layout", choices=LAYOUTS, default="runner", help="who reads the folder")
-    given = vars(parser.parse_args(argv))
-    folder, int8, layout = (given.pop(name) for name in ("folder", "int8", "layout"))
+    arguments = vars(parser.parse_args(argv))
+    folder, int8, layout = (arguments.pop(name) for name in ("folder", "int8", "layout"))
     if int8 and layout != "runner":
-        parser.error("--int8 is for the runner's layout; transformers.js always gets 8 bits, too")
+        parser.error(
+            "--int8 is for the layout runner; transformers.js always gets 8-bit files, too"
+        )
 
     def program() -> str:
         try:
-            export_onnx(captioner_of(**given), folder, int8, layout)
+            export_onnx(captioner_of(**arguments), folder, int8, layout)
         except ImportError as error:
             needed = "onnx onnxscript onnxruntime"
             raise ValueError(f"{error}; export needs: pip install {needed}") from error

@@ -11,7 +11,7 @@ from BLIP.kernels.inference_linear import InferenceLinear
 from BLIP.kernels.int8_linear import HalfEmbedding, int8_linear
 from BLIP.kernels.static_step import CompiledStepFactory
 
-HEADS = (".itm_head", ".vision_proj", ".text_proj")  # of BlipItm
+ITM_HEADS = (".itm_head", ".vision_proj", ".text_proj")  # layers of `BlipItm`
 
 
 def inference_copy(
@@ -19,18 +19,18 @@ def inference_copy(
 ) -> nn.Module:
     """Return a faster copy of a `BlipCaptioner` or `BlipItm`, in evaluation mode.
 
-    Linear layers compute in `dtype`, except those of `keeps_float32`. All else is float32. Autocast
-    is off inside the copy, because it would cast every layer. For torch.int8 see `int8_linear`. The
-    copy does not follow later training: it has its own linear weights and shares the other
-    parameters. compiled: compile the encoder and the decoding step; on a GPU the step is a CUDA
-    graph. A `BlipItm` supports neither int8 nor `compiled`.
+    Linear layers compute in `dtype`, except those of `keeps_float32`. Everything else is float32.
+    Autocast is off inside the copy, because it would cast every layer. For torch.int8 see
+    `int8_linear`. The copy has copies of the linear weights and shares the other parameters, so
+    make a new one after further training. compiled: compile the encoder and the decoding step; on a
+    GPU the step is a CUDA graph. A `BlipItm` supports neither int8 nor `compiled`.
     """
     shared = (*captioner.parameters(), *captioner.buffers(), captioner.tokenizer)
     inference = copy.deepcopy(captioner, {id(part): part for part in shared})
     if is_adapted(inference):
         merge(inference)
     for prefix, module in list(inference.named_modules()):
-        # fairscale's wrapper would call the block of the original captioner.
+        # fairscale sets `forward` on a block. In the copy, it would call the original's block.
         module.__dict__.pop("forward", None)
         for name, child in module.named_children():
             if isinstance(child, nn.Linear):
@@ -48,7 +48,7 @@ def inference_copy(
 
 
 def _inference_linear(linear: nn.Linear, name: str, dtype: torch.dtype, pack: bool) -> nn.Module:
-    """The inference layer that replaces the layer `name`."""
+    """Return the inference layer that replaces the layer `name`."""
     if dtype == torch.int8:
         return int8_linear(linear, name)
     return InferenceLinear(linear, torch.float32 if keeps_float32(name) else dtype, pack)
@@ -62,5 +62,5 @@ def keeps_float32(layer: str) -> bool:
     float32. They are a sixth of the weights. docs/benchmarks.md says how many captions still
     differ.
     """
-    head = "cls.predictions" in layer or layer.endswith(HEADS)
+    head = "cls.predictions" in layer or layer.endswith(ITM_HEADS)
     return head or "crossattention.self.query" in layer or "crossattention.output" in layer

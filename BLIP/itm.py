@@ -31,8 +31,8 @@ class BlipItm(nn.Module):
     """BLIP's image-text matching (ITM) and contrastive similarity (ITC), arXiv 2201.12086.
 
     Both share a ViT and a bidirectional text encoder, which attends to the image only for ITM.
-    Parameter names are those of the released retrieval checkpoints. width: that of the vectors
-    which ITC compares.
+    Parameter names are those of the released retrieval checkpoints. width: of the vectors that ITC
+    compares.
     """
 
     def __init__(
@@ -59,10 +59,10 @@ class BlipItm(nn.Module):
 
     @torch.inference_mode()
     def match(self, encoded: Tensor, captions: list[list[str]]) -> Tensor:
-        """The probability (B, k) that a caption matches its image: softmax of the ITM head.
+        """Return the probability (B, k) that a caption matches its image: softmax of the ITM head.
 
-        encoded: (B, 1 + P, width); captions: B lists of k strings. Raises ValueError if their
-        numbers differ.
+        encoded: (B, 1 + P, width); captions: B lists of k strings. Raises ValueError if there are
+        not B lists of equal length.
         """
         with self.inference_context():
             logits = self.itm_head(self._text_states("[ENC]", captions, encoded, True))  # (R, 2)
@@ -70,11 +70,10 @@ class BlipItm(nn.Module):
 
     @torch.inference_mode()
     def similarity(self, encoded: Tensor, captions: list[list[str]]) -> Tensor:
-        """The cosine similarity (B, k) of captions and their images; arguments as in `match`."""
+        """Return the cosine similarity (B, k) of captions and their images; see `match`."""
         with self.inference_context():
-            texts = self.text_proj(
-                self._text_states("[CLS]", captions, encoded, False)
-            )  # (R, width)
+            # (R, width)
+            texts = self.text_proj(self._text_states("[CLS]", captions, encoded, False))
             texts = F.normalize(texts, dim=-1)
             images = F.normalize(self.vision_proj(encoded[:, 0]), dim=-1)
             return (texts.unflatten(0, (len(encoded), -1)) * images[:, None]).sum(-1)
@@ -92,7 +91,7 @@ class BlipItm(nn.Module):
         return bert_states(self.text_encoder, tokens, mask, image_embeds, is_causal=False)[:, 0]
 
     def truncates(self, caption: str) -> bool:
-        """Whether a caption has more than MAX_TOKENS, with its first token and [SEP]."""
+        """Return whether a caption has more than MAX_TOKENS, with its first token and [SEP]."""
         return len(self.tokenizer.ids(caption)) > MAX_TOKENS - 2
 
     def for_inference(self, dtype: torch.dtype) -> "BlipItm":
@@ -108,11 +107,11 @@ def load_itm(
     med_config: Union[str, Path, dict, None] = None,
     trust_checkpoint: bool = True,
 ) -> tuple[BlipItm, LoadReport]:
-    """The model of a released retrieval or pre-training checkpoint, in evaluation mode.
+    """Return the model of a released retrieval or pre-training checkpoint, in evaluation mode.
 
     image_size: None for that of the file's position embedding, which is resized to any other size.
-    For other arguments that are None, see `settings_in`; a vocab.txt beside the file is preferred
-    to bert-base-uncased. Raises CheckpointError, DownloadError and ValueError.
+    `settings_in` gives the values of other arguments that are None, but a vocab.txt beside the file
+    is preferred as tokenizer. Raises CheckpointError, DownloadError and ValueError.
     """
     path, name = fetch(checkpoint), without_secrets(checkpoint)
     content = read_checkpoint(str(path), trust_checkpoint)

@@ -27,7 +27,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 class MedConfig(Sizes):
-    """Sizes of the decoder, with BERT's names. The defaults are the sizes of bert-base."""
+    """Sizes of the decoder under BERT's names. The defaults are those of bert-base."""
 
     hidden_size: int = Field(768, gt=0)
     num_hidden_layers: int = Field(12, gt=0)
@@ -94,7 +94,7 @@ class Embeddings(nn.Module):
 
 
 class AddAndNorm(nn.Module):
-    """LayerNorm(dropout(dense(activation(x))) + residual)."""
+    """LayerNorm(dropout(dense(activation(x))) + residual). width: that of x."""
 
     def __init__(self, config: MedConfig, width: int):
         super().__init__()
@@ -107,7 +107,11 @@ class AddAndNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Attention to precomputed keys and values, then output projection, residual and LayerNorm."""
+    """Attention to precomputed keys and values, then output projection, residual and LayerNorm.
+
+    source_width: the width of the caption's or the image's states, from which keys and values are
+    computed.
+    """
 
     def __init__(self, config: MedConfig, source_width: int):
         super().__init__()
@@ -181,7 +185,7 @@ class Layer(nn.Module):
         is_causal: bool = False,
         unpadding: Optional[Unpadding] = None,
     ) -> Tensor:
-        """The layer with precomputed keys and values of self-attention and cross-attention.
+        """Return the layer's output, given keys and values of self-attention and cross-attention.
 
         image_kv: None leaves cross-attention out.
         """
@@ -206,7 +210,7 @@ def bert_states(
     image_embeds: Optional[Tensor],
     is_causal: bool,
 ) -> Tensor:
-    """The last layer's output, (R, n, H).
+    """Return the last layer's output, (R, n, H).
 
     tokens, attention_mask (1 token, 0 padding): int64 (R, n). image_embeds: (B, P, width), or None
     without cross-attention. is_causal: whether a token attends only to itself and earlier tokens.
@@ -240,7 +244,7 @@ class Predictions(nn.Module):
         self.bias = self.decoder.bias
 
     def transform_hidden(self, hidden: Tensor) -> Tensor:
-        """The input of `self.decoder`: hidden (..., H) -> (..., H)."""
+        """Return the input of `self.decoder`: hidden (..., H) -> (..., H)."""
         return self.transform["LayerNorm"](F.gelu(self.transform["dense"](hidden)))
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -270,13 +274,13 @@ class TextDecoder(nn.Module):
         return self.bert["encoder"]["layer"]
 
     def hidden_states(self, tokens: Tensor, attention_mask: Tensor, image_embeds: Tensor) -> Tensor:
-        """The last layer's output, (R, n, H); see `bert_states`."""
+        """Return the last layer's output, (R, n, H); see `bert_states`."""
         return bert_states(self.bert, tokens, attention_mask, image_embeds, is_causal=True)
 
     def logits(
         self, tokens: Tensor, attention_mask: Tensor, image_embeds: Tensor, start: int = 0
     ) -> Tensor:
-        """Next-token logits (R, n - start, V) from position `start` on; see `bert_states`."""
+        """Return next-token logits (R, n - start, V) at positions from `start` on."""
         hidden = self.hidden_states(tokens, attention_mask, image_embeds)
         return self.cls["predictions"](hidden[:, start:])
 

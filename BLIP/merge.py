@@ -24,13 +24,17 @@ from BLIP.weights.download import without_secrets
 
 
 def merge_checkpoint(checkpoint: str, target: Path, adapter: bool, license: str = UNKNOWN) -> str:
-    """Write a new file or folder, and return a line that describes it. Raises ValueError."""
+    """Write a new file or folder, and return a line that describes it. Raises ValueError.
+
+    target: the file, or with `adapter` the folder, which gets only the LoRA adapter. license: for
+    the folder's card.
+    """
     if target.exists():
         raise ValueError(f"{target} exists already: choose another path")
     content = read_checkpoint(checkpoint)
     base = base_of(content, without_secrets(checkpoint))
     if base is None:
-        raise CheckpointError(f"{without_secrets(checkpoint)} has no adapter but whole weights")
+        raise CheckpointError(f"{without_secrets(checkpoint)} has whole weights, not an adapter")
     if adapter:
         target.mkdir(parents=True)
         state = {name: tensor.contiguous() for name, tensor in content["model"].items()}
@@ -56,7 +60,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("checkpoint", help="a checkpoint of a run of model blip with lora")
     parser.add_argument("target", type=Path, help="the .pth file to write, or the folder")
     parser.add_argument("--adapter", action="store_true", help="write only the LoRA adapter")
-    parser.add_argument("--license", default=UNKNOWN, help="of the adapter's card")
+    parser.add_argument("--license", default=UNKNOWN, help="for the adapter's card")
     arguments = vars(parser.parse_args(argv))
     return exit_code(lambda: merge_checkpoint(**arguments))
 

@@ -22,7 +22,7 @@ class StepGraph(nn.Module):
     def __init__(self, captioner: BlipCaptioner):
         super().__init__()
         self.decoder = captioner.text_decoder
-        self.shift, self.first = captioner.shift, len(captioner.prompt_ids)
+        self.shift, self.first_position = captioner.shift, len(captioner.prompt_ids)
 
     def forward(self, tokens: Tensor, past: Tensor, image_past: Tensor) -> tuple[Tensor, Tensor]:
         logits, pasts = self.run(
@@ -33,13 +33,13 @@ class StepGraph(nn.Module):
     def run(
         self, tokens: Tensor, past: list[KeysValues], image_past: list[KeysValues]
     ) -> tuple[Tensor, list[KeysValues]]:
-        """The step on a pair of tensors for each layer."""
-        done, new = past[0][0].size(2), tokens.size(1)
+        """Return the same as `forward`. A past is a pair of keys and values for each layer."""
+        done, new = past[0][0].size(2), tokens.size(1)  # t, n
         positions = torch.arange(done + new)
         mask = positions <= positions[done:].unsqueeze(1)  # (n, t + n)
         if self.shift:
             shifted = self.shift.piece[tokens]
-            tokens = torch.where(positions[done:] == self.first, shifted, tokens)
+            tokens = torch.where(positions[done:] == self.first_position, shifted, tokens)
         hidden = self.decoder.bert["embeddings"](tokens, done)
         pasts = []
         for index, layer in enumerate(self.decoder.layers):
@@ -48,7 +48,7 @@ class StepGraph(nn.Module):
             hidden = layer.attend(hidden, pasts[-1], image_past[index], mask)
         logits = self.decoder.cls["predictions"](hidden[:, -1:])[:, 0]
         if self.shift:
-            next_is_first = positions[-1] + 1 == self.first
+            next_is_first = positions[-1] + 1 == self.first_position
             logits = torch.where(next_is_first, self.shift.read(logits), logits)
         return logits, pasts
 
@@ -60,9 +60,10 @@ def export_graph(
     outputs: list[str],
     past: Optional[dict[str, tuple[Tensor, dict]]] = None,
 ) -> None:
-    """Export a graph. inputs: for each name, an example and its dynamic dimensions.
+    """Export a graph. inputs: for each name, an example tensor and its dynamic dimensions.
 
-    past: as inputs, of tensors that the graph takes as a list, its last argument.
+    past: like inputs. The graph gets these tensors together, as a list in its last argument.
+    outputs: the names of its outputs.
     """
     examples, dynamic = (list(each) for each in zip(*inputs.values()))
     if past:

@@ -28,7 +28,7 @@ NO_SPACE_BEFORE = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", 
 
 
 class Caption(NamedTuple):
-    """tokens: with the prompt, and with the end token unless the caption reached max_length.
+    """tokens: with the prompt, and with the end token unless max_length ended the caption.
 
     score: the sum of log-probabilities divided by length ** length_penalty. The length includes the
     prompt but not the end token.
@@ -72,7 +72,7 @@ class OnnxCaptioner:
         min_length: int = 5,
         length_penalty: float = 1.0,
     ) -> Caption:
-        """The best caption of one image (1, 3, S, S); see `decoding.DecodingSettings`."""
+        """Return the best caption of one image (1, 3, S, S); see `decoding.DecodingSettings`."""
         end, prompt = self.settings["end"], self.settings["prompt_ids"]
         if not len(prompt) < max_length <= self.settings["max_length"]:
             limits = f"{len(prompt) + 1} to {self.settings['max_length']}"
@@ -111,7 +111,7 @@ class OnnxCaptioner:
         return max(finished, key=lambda one: one.score)
 
     def text(self, tokens: Sequence[int]) -> str:
-        """The text of the tokens, without the prompt."""
+        """Return the text of the tokens, without the prompt."""
         prompt = self._decode(self.settings["prompt_ids"])
         return self._decode(tokens)[len(prompt) + bool(prompt) :]
 
@@ -135,7 +135,7 @@ def _log_softmax(logits: np.ndarray) -> np.ndarray:
 def _session(path: Path, options: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:
     try:
         return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # the only common base class
+    except Exception as error:  # onnxruntime's errors have no other common base class
         raise ValueError(f"{path} cannot be run: {error}".splitlines()[0]) from error
 
 

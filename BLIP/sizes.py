@@ -7,13 +7,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 
 class Sizes(BaseModel):
-    """The base of `MedConfig` and `VitSizes`. Refuses unknown keys, NaN and other types."""
+    """The base of `MedConfig` and `VitSizes`. Refuses unknown keys, NaN and wrong types."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     @classmethod
     def read(cls, key: str, values: Mapping[str, Any]) -> "Sizes":
-        """Build sizes from the values of the key `key`. Raises a one-line ValueError."""
+        """Build sizes from the mapping of the configuration key `key`. Raises ValueError."""
         for name in values.keys() - cls.model_fields.keys():
             known = ", ".join(cls.model_fields)
             raise ValueError(f"{key}: unknown key {name!r}; known keys are {known}")

@@ -41,7 +41,7 @@ class CaptionTokenizer:
         return self.bert.id_to_token(token_id)
 
     def ids(self, text: str) -> list[int]:
-        """The token ids of a text, without special tokens."""
+        """Return the token ids of a text, without special tokens."""
         return self.bert.encode(_unicode(text), add_special_tokens=False).ids
 
     def encode(self, texts: list[str], max_length: int) -> tuple[Tensor, Tensor]:
@@ -55,11 +55,11 @@ class CaptionTokenizer:
         return ids, pad_sequence(masks, True)
 
     def encode_prompt(self, prompt: str) -> Tensor:
-        """int64 (n,): [DEC] and the prompt's tokens, without [SEP]."""
+        """Return int64 (n,): [DEC] and the prompt's tokens, without [SEP]."""
         return torch.tensor([self.start, *self.ids(prompt)])
 
     def decode(self, ids: Tensor) -> str:
-        """The text of ids (n,), without special tokens and without spaces before punctuation."""
+        """Return the text of ids (n,) without special tokens and spaces before punctuation."""
         text = self.bert.decode(ids.tolist(), skip_special_tokens=True)
         text = re.sub(r" ([.?!,])", r"\1", text).replace(" ' ", "'")
         return re.sub(r" (n't|'(?:m|s|ve|re))", r"\1", text)
@@ -86,7 +86,7 @@ def _find_vocabulary(source: str) -> Path:
 
 
 def _load_bert(vocabulary: Path) -> BertWordPieceTokenizer:
-    """Build the same tokenizer as BertTokenizer of transformers, whose import takes seconds.
+    """Build a tokenizer equal to transformers' BertTokenizer, whose import takes seconds.
 
     Raises TokenizerError.
     """
@@ -109,8 +109,8 @@ def _load_bert(vocabulary: Path) -> BertWordPieceTokenizer:
 class FirstTokenShift:
     """Maps the first token of a caption, `word`, to the piece `##word`, and back.
 
-    SMILE's softmax is over the words of the caption. A first "a" may occur again in the caption,
-    but `##a` occurs only once. A word without a piece is not changed. Raises ValueError for a
+    SMILE's softmax is over the tokens of the caption. A first "a" may occur again in the caption,
+    but `##a` occurs only once. A word without such a piece is not changed. Raises ValueError for a
     vocabulary without pieces. Source: SMILE (arXiv 2306.13460), an alternative to first-token MLE.
     """
 

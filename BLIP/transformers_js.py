@@ -42,7 +42,10 @@ class ImageGraph(nn.Module):
 
 
 class MergedGraph(nn.Module):
-    """A step with one tensor for each layer's keys, and one for its values; see the module."""
+    """`StepGraph` with separate tensors for the keys and the values of each layer.
+
+    The module's docstring gives the shapes.
+    """
 
     def __init__(self, captioner: BlipCaptioner):
         super().__init__()
@@ -58,7 +61,7 @@ class MergedGraph(nn.Module):
 
 def write_folder(captioner: BlipCaptioner, folder: Path) -> None:
     """Write the folder. Needs onnx, onnxscript and onnxruntime."""
-    words, sizes = captioner.tokenizer, captioner.text_decoder.config
+    tokenizer, sizes = captioner.tokenizer, captioner.text_decoder.config
     graphs = folder / "onnx"
     graphs.mkdir()
     captioner = captioner.eval().cpu()
@@ -67,7 +70,7 @@ def write_folder(captioner: BlipCaptioner, folder: Path) -> None:
     encoder = ImageGraph(captioner)
     with torch.no_grad():
         image = encoder(pixels)[:1]
-    batch = Dim("batch_size")  # the library sizes the empty past by this name
+    batch = Dim("batch_size")  # the library looks for this name when it makes the empty past
     inputs = {"pixel_values": (pixels, {0: batch})}
     export_graph(encoder, graphs / "encoder_model.onnx", inputs, ["last_hidden_state"])
 
@@ -80,7 +83,7 @@ def write_folder(captioner: BlipCaptioner, folder: Path) -> None:
     past = torch.zeros(3, heads, 4, width)
     new, done = Dim("sequence_length"), Dim("past_sequence_length")
     inputs = {
-        "input_ids": (torch.full((3, 2), words.start), {0: batch, 1: new}),
+        "input_ids": (torch.full((3, 2), tokenizer.start), {0: batch, 1: new}),
         "encoder_hidden_states": (image, None),
     }
     pasts = {f"past_key_values.{name}": (past.clone(), {0: batch, 2: done}) for name in names}
@@ -91,26 +94,35 @@ def write_folder(captioner: BlipCaptioner, folder: Path) -> None:
         to_int8(path, path.with_stem(path.stem + "_quantized"))
         _to_fp16(path, path.with_stem(path.stem + "_fp16"))
 
-    words.bert.save(str(folder / "tokenizer.json"))
-    write_processing(words, size, {"image_processor_type": "ViTImageProcessor"}, folder)
+    tokenizer.bert.save(str(folder / "tokenizer.json"))
+    write_processing(tokenizer, size, {"image_processor_type": "ViTImageProcessor"}, folder)
     prompt = captioner.prompt_ids.tolist()
-    ends = {"bos_token_id": words.start, "eos_token_id": words.end, "pad_token_id": words.pad}
-    # The library takes a list with one entry for each image as their decoder_input_ids.
-    generation = {**ends, "decoder_start_token_id": [prompt], "max_length": 20, "min_length": 5}
+    special_ids = {
+        "bos_token_id": tokenizer.start,
+        "eos_token_id": tokenizer.end,
+        "pad_token_id": tokenizer.pad,
+    }
+    # A list of ids for each image: the library takes them as decoder_input_ids.
+    generation = {
+        **special_ids,
+        "decoder_start_token_id": [prompt],
+        "max_length": 20,
+        "min_length": 5,
+    }
     write_json(generation, folder / "generation_config.json")
     decoder_sizes = {
         "model_type": "musicgen_decoder",
         "num_hidden_layers": sizes.num_hidden_layers,
         "num_attention_heads": heads,
         "hidden_size": sizes.hidden_size,
-        "vocab_size": len(words),
+        "vocab_size": len(tokenizer),
     }
     config = {
         "architectures": ["VisionEncoderDecoderModel"],
         "model_type": "vision-encoder-decoder",
         "is_encoder_decoder": True,
         "max_position_embeddings": captioner.max_positions,
-        **ends,
+        **special_ids,
         "encoder": {"model_type": "vit", "image_size": size},
         "decoder": decoder_sizes,
     }

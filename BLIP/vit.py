@@ -138,6 +138,7 @@ class ImageEncoder(VisionTransformer):
 
 
 def _sizes(vit: Union[str, Mapping, VitSizes]) -> VitSizes:
+    """Return the sizes of a name or a mapping. Raises ValueError."""
     if isinstance(vit, VitSizes):
         return vit
     if isinstance(vit, Mapping):

@@ -1,4 +1,4 @@
-"""Cards: README.md of weights or of a data set, with the metadata that the Hub reads."""
+"""Writes cards: the README.md of weights or of a data set, with the metadata that the Hub reads."""
 
 import json
 import math
@@ -17,10 +17,11 @@ _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 def write_model_card(
     folder: Path, checkpoint: str, config: Mapping[str, Any], license: str, library: str
 ) -> None:
-    """Write the card of exported weights; keep another author's. Raises OSError.
+    """Write the card of exported weights, unless the folder has a card without MARK.
 
-    checkpoint: the run's, beside whose results its scores are looked for. config: the run's
-    configuration, {} if unknown. library: of the weights, as the Hub names it.
+    checkpoint: the exported file in its run's folder, whose results have its scores. config: the
+    run's configuration, {} if unknown. library: the one that loads the weights, by the Hub's name.
+    Raises OSError.
     """
     from huggingface_hub import ModelCardData
 
@@ -50,13 +51,13 @@ def write_model_card(
         text += "| metric | value | interval |\n|-|-|-|\n"
         for result in results:
             low, high = (result.metric_args or {}).get("interval_95", (math.nan, math.nan))
-            shown = f"{low:.4g} to {high:.4g}" if low == low else "-"
+            shown = f"{low:.4g} to {high:.4g}" if low == low else "-"  # low may be NaN
             text += f"| {result.metric_name} | {result.metric_value:.4g} | {shown} |\n"
     path.write_text(text, encoding="utf-8")
 
 
 def license_of(folder: str) -> str:
-    """The licence in the card of a base model's folder; UNKNOWN without one."""
+    """Return the licence in the card of a base model's folder; UNKNOWN without one."""
     from huggingface_hub import ModelCard
 
     try:
@@ -66,16 +67,17 @@ def license_of(folder: str) -> str:
 
 
 def is_repository(name: str) -> bool:
-    """Whether a name is of a model on the Hub, which a card may link to."""
+    """Return whether a name can be that of a model on the Hub, to which a card may link."""
     return bool(_REPOSITORY.fullmatch(name)) and not Path(name).exists()
 
 
 def is_generated(text: str) -> bool:
+    """Return whether a card's text has the MARK of this module, which an author removes."""
     return MARK in text
 
 
 def card(title: str, metadata: str, rows: Mapping[str, str]) -> str:
-    """The text of a card. metadata: YAML. rows: {what: value} of the table."""
+    """Return the text of a card. metadata: YAML. rows: those of the table, {name: value}."""
     table = "".join(f"| {name} | {value} |\n" for name, value in rows.items())
     return f"---\n{metadata.strip()}\n---\n\n{MARK}\n\n# {title}\n\n| | |\n|-|-|\n{table}"
 
@@ -92,7 +94,10 @@ def described_objective(config: Mapping[str, Any]) -> str:
 
 
 def _results(checkpoint: Path, config: Mapping[str, Any]) -> Iterable[Any]:
-    """`EvalResult`s of exactly this checkpoint: of test if it was evaluated there, else of val."""
+    """Yield `EvalResult`s of the checkpoint on test, or on val if it was not evaluated on test.
+
+    Results of another checkpoint of the run do not count.
+    """
     from huggingface_hub import EvalResult
 
     for split in ("test", "val"):
@@ -119,6 +124,7 @@ def _results(checkpoint: Path, config: Mapping[str, Any]) -> Iterable[Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    """Return the content of a JSON file; {} if it cannot be read."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 CONFIG = "adapter_config"  # the key of peft's configuration in a checkpoint
 PREFIX = "base_model.model."  # peft's files put this before a model's parameter names
-NAME = "default"
+NAME = "default"  # peft's name of an adapter without a name
 
 
 class Lora(BaseModel):
-    """Settings of LoRA, with peft's names.
+    """Settings of LoRA: `r`, `lora_alpha`, `lora_dropout`, `target_modules` of peft's LoraConfig.
 
     load_in_4bit: quantise the frozen weights to 4 bits (QLoRA, arXiv 2305.14314).
     """
@@ -37,8 +37,8 @@ def add_lora(
 ) -> nn.Module:
     """Freeze a model and add low-rank layers in place (arXiv 2106.09685); return its `PeftModel`.
 
-    base_file: the file of the frozen weights. excluded: names of layers that get no adapter. Raises
-    ValueError.
+    base_file: the file of the frozen weights, for peft's configuration. excluded: names of layers
+    that get no adapter. Raises ValueError without peft and for target_modules that match no layer.
     """
     try:
         from peft import LoraConfig, get_peft_model
@@ -64,7 +64,7 @@ def is_adapted(model: nn.Module) -> bool:
 
 
 def adapter_state(model: nn.Module, **options) -> dict[str, Tensor]:
-    """The adapter's state dict, with peft's names. options: those of `nn.Module.state_dict`."""
+    """Return the adapter's state dict under peft's names. options: of `nn.Module.state_dict`."""
     return _adapter_entries(model, nn.Module.state_dict(model, **options))
 
 
@@ -90,12 +90,12 @@ def _adapter_entries(model: nn.Module, state: Mapping[str, Any]) -> dict[str, An
 
 
 def adapter_config(model: nn.Module) -> dict[str, Any]:
-    """peft's configuration of the adapter, as JSON values."""
+    """Return peft's configuration of the adapter, as JSON values."""
     return json.loads(json.dumps(model.peft_config[NAME].to_dict(), default=list))
 
 
 def merge(model: nn.Module) -> None:
-    """Merge the adapters into plain layers, in place.
+    """Replace adapted layers of the model by plain ones with the merged weights.
 
     The frozen weights are copied first, because another model may share them.
     """

@@ -27,7 +27,7 @@ class ClassicCaptioner(CaptionGenerator):
     - model: one of MODELS.
     - tokenizer: a `Vocabulary`, or a word-piece tokenizer with the same methods.
     - objective: SMILE by default.
-    - prompt: the start of every caption. The loss ignores it, and generation removes it.
+    - prompt: the start of every caption. It is not scored, and generation removes it.
     - max_tokens: training captions are truncated to this length, start and end tokens included.
     - attention_dim, num_layers, deep_output: only for Show, Attend and Tell.
     - tie_embeddings: see `baselines.decoder.RecurrentDecoder.tie_embeddings`.
@@ -106,11 +106,12 @@ class ClassicCaptioner(CaptionGenerator):
         dropped: Optional[Tensor] = None,
         prompts: Optional[list[Optional[str]]] = None,
     ) -> ObjectiveOutput:
-        """The objective on k captions of each image, which is encoded once.
+        """Compute the objective on k captions of each image. An image is encoded once.
 
         image: (B, 3, S, S), normalised; captions: B lists of k strings, without the prompt;
-        dropped: bool (B,), the images that the null image replaces. prompts: B strings, None for
-        `prompt`. Raises ValueError if there are not B lists of equal length.
+        dropped: bool (B,), the images that the null image replaces. prompts: B strings; None, for
+        one image or for all, means `self.prompt`. Raises ValueError if there are not B lists of
+        equal length.
         """
         logits, labels, attention = self._predict(image, captions, dropped, prompts)
         output = self.objective(logits, labels)
@@ -129,7 +130,7 @@ class ClassicCaptioner(CaptionGenerator):
         captions: list[list[str]],
         prompts: Optional[list[Optional[str]]] = None,
     ) -> tuple[Tensor, Tensor]:
-        """Logits (R, N, V) and the labels (R, N) that they predict, R = B * k; see `forward`."""
+        """Return logits (R, N, V) and the labels (R, N) they predict, R = B * k; see `forward`."""
         return self._predict(image, captions, None, prompts)[:2]
 
     def _predict(
@@ -141,12 +142,12 @@ class ClassicCaptioner(CaptionGenerator):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return logits (R, N, V), labels (R, N) and the attention (R, N, P) or None."""
         batch_shape = (len(image), captions_per_image(captions, len(image)))
-        texts, starts = with_prompts(self, captions, prompts)
+        texts, prompt_lengths = with_prompts(self, captions, prompts)
         tokens, mask = (t.to(image.device) for t in self.tokenizer.encode(texts, self.max_tokens))
-        prompt_length = min(starts)
-        first = torch.tensor(starts, device=image.device).repeat_interleave(batch_shape[1])
+        prompt_length = min(prompt_lengths)
+        starts = torch.tensor(prompt_lengths, device=image.device).repeat_interleave(batch_shape[1])
         positions = torch.arange(tokens.size(1), device=image.device)
-        unlabelled = (mask == 0) | (positions < first.unsqueeze(1))
+        unlabelled = (mask == 0) | (positions < starts.unsqueeze(1))
         labels = tokens.masked_fill(unlabelled, self.objective.ignore_index)[:, prompt_length:]
         inputs = tokens[:, :-1].unflatten(0, batch_shape)  # (B, k, n)
         annotations = self.null_image.encode(self.encoder, image, dropped)
@@ -181,13 +182,13 @@ class ClassicCaptioner(CaptionGenerator):
     def for_inference(
         self, dtype: torch.dtype = torch.float32, compiled: bool = False
     ) -> "ClassicCaptioner":
-        """Return this captioner in evaluation mode. For another dtype, the caller uses autocast."""
+        """Return this captioner in evaluation mode. The caller sets autocast to `dtype`."""
         return self.eval()
 
     def log_likelihoods(self, encoded: Tensor, ids: Tensor, temperature: float = 1.0) -> Tensor:
-        """Log-likelihoods of captions (B, k, n): float32 (B, k, n - p), 0 after the end.
+        """Return log-likelihoods of captions (B, k, n): float32 (B, k, n - p), 0 after the end.
 
-        They have a gradient.
+        p is the length of the prompt. Log-likelihoods have a gradient.
         """
         prompt_length = self.prompt_ids.size(-1)
         logits, _ = self.decoder(ids[:, :, :-1], encoded, prompt_length)
@@ -221,13 +222,13 @@ class ClassicCaptioner(CaptionGenerator):
         self.decoder.teacher_forcing = teacher_forcing(schedule, epoch, k)
 
     def saved_beside_weights(self) -> dict[str, Any]:
-        """The words of a `Vocabulary`; nothing for a word-piece tokenizer."""
+        """Return the words of a `Vocabulary`; {} for a word-piece tokenizer."""
         has_vocabulary = isinstance(self.tokenizer, Vocabulary)
         return {"vocabulary": self.tokenizer.words} if has_vocabulary else {}
 
 
 def coverage_penalty(attention: Tensor, is_scored: Tensor) -> Tensor:
-    """The doubly stochastic term of Show, Attend and Tell (arXiv 1502.03044, equation 14).
+    """Return the doubly stochastic term of Show, Attend and Tell (arXiv 1502.03044, equation 14).
 
     attention: (R, N, P); is_scored: bool (R, N), the positions with a label. The penalty of a
     caption is the mean over image positions of (1 - attention summed over time) ** 2; the paper

@@ -47,7 +47,7 @@ class Keys(BaseModel):
     attention_penalty: Annotated[float, "run"] = Field(0.0, ge=0)
     teacher_forcing: Annotated[Literal[SCHEDULES], "run"] = "always"
     teacher_forcing_k: Annotated[float, "run"] = Field(10.0, gt=0)
-    # A fraction of max_epoch.
+    # The time at which inverse_sigmoid is 0.5, as a fraction of max_epoch.
     teacher_forcing_middle: Annotated[Optional[float], "run"] = Field(None, gt=0)
 
     @model_validator(mode="after")

@@ -1,7 +1,8 @@
 """The base class of the recurrent decoders, their step function, and teacher forcing schedules.
 
 Shapes: B images with P annotation vectors of width D; k captions per image; n tokens per caption;
-E the width of word vectors; H the width of the hidden state; V the vocabulary size.
+E the width of word vectors; H the width of the hidden state; O the width of the head's input
+(`output_dim`); V the vocabulary size.
 """
 
 import math
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 Tensors = tuple[Tensor, ...]
-StepOutput = tuple[Tensor, Tensors, Optional[Tensor]]  # output, next state, attention
+StepOutput = tuple[Tensor, Tensors, Optional[Tensor]]  # head input, next state, attention
 DecoderOutput = tuple[Tensor, Optional[Tensor]]  # logits or head inputs, attention
 SCHEDULES = ("always", "never", "linear", "exponential", "inverse_sigmoid")
 
@@ -21,8 +22,8 @@ class RecurrentDecoder(nn.Module, ABC):
     """A decoder that reads the words of a caption one by one.
 
     Subclasses define `initial_state` and `step`. teacher_forcing: the probability that an input in
-    training is the caption's word. Otherwise the input is the decoder's argmax (scheduled sampling,
-    arXiv 1506.03099).
+    training is the caption's word. Otherwise it is the word that the decoder finds most likely
+    (scheduled sampling, arXiv 1506.03099).
     """
 
     def __init__(self, vocabulary_size: int, embed_dim: int, output_dim: int, dropout: float):
@@ -62,20 +63,21 @@ class RecurrentDecoder(nn.Module, ABC):
         return self.dropout(self.embedding(tokens))
 
     def forward(self, tokens: Tensor, annotations: Tensor, prompt_length: int = 1) -> DecoderOutput:
-        """Next-token logits and the attention.
+        """Return next-token logits (B, k, n - p + 1, V) and the attention (B, k, n - p + 1, P).
 
-        tokens: int64 (B, k, n). Scheduled sampling never replaces the first p = `prompt_length`.
-        Returns logits (B, k, n - p + 1, V), which start with the prediction after the p-th token,
-        and the attention (B, k, n - p + 1, P) or None.
+        tokens: int64 (B, k, n). The first p = `prompt_length` are never replaced by scheduled
+        sampling. The first logits predict the token after them. The attention is None for a decoder
+        without attention.
         """
         outputs, attention = self.unroll(tokens, annotations, prompt_length)
         caption_attention = None if attention is None else attention[:, :, prompt_length - 1 :]
         return self.head(outputs[:, :, prompt_length - 1 :]), caption_attention
 
     def unroll(self, tokens: Tensor, annotations: Tensor, prompt_length: int) -> DecoderOutput:
-        """The head's inputs (B, k, n, O) at all tokens, and the attention (B, k, n, P) or None.
+        """Return the head's inputs (B, k, n, O) at all tokens, and the attention (B, k, n, P).
 
-        Scheduled sampling uses the argmax of the loss's logits, which are computed with dropout.
+        The attention is None for a decoder without attention. The head's inputs have dropout, also
+        for the words that scheduled sampling takes from the head.
         """
         memory, state = self.initial_state(annotations)
         state = tuple(part.unsqueeze(1).expand(-1, tokens.size(1), -1) for part in state)
@@ -98,6 +100,7 @@ class RecurrentDecoder(nn.Module, ABC):
 
 
 def _check_tied(_, state: dict[str, Tensor], prefix: str, *__) -> None:
+    """Raise ValueError, as a hook of load_state_dict, if the two tied weights differ."""
     embedding, head = (state.get(f"{prefix}{part}.weight") for part in ("embedding", "head"))
     if embedding is not None and head is not None and not torch.equal(embedding, head):
         raise ValueError(
@@ -131,11 +134,12 @@ class RecurrentStep:
 
 
 def teacher_forcing(schedule: str, epoch: int, k: float) -> float:
-    """The probability of teacher forcing in `epoch`, counted from 0.
+    """Return the probability of teacher forcing in `epoch`, counted from 0.
 
-    linear: 1 - epoch / k, then 0 from epoch k on. exponential: k ** epoch, with k < 1.
-    inverse_sigmoid: k / (k + exp(epoch / k)), with k >= 1; the value is 0.5 at epoch k ln k.
-    Source: Bengio et al. 2015 (arXiv 1506.03099), section 2.4. The schedule there counts batches.
+    schedule: one of SCHEDULES. linear: 1 - epoch / k, but 0 from epoch k on. exponential:
+    k ** epoch, with k < 1. inverse_sigmoid: k / (k + exp(epoch / k)), with k >= 1; the value is 0.5
+    at epoch k ln k. Source: Bengio et al. 2015 (arXiv 1506.03099), section 2.4, where the schedules
+    count batches, not epochs.
     """
     if schedule == "always":
         return 1.0
@@ -149,10 +153,10 @@ def teacher_forcing(schedule: str, epoch: int, k: float) -> float:
 
 
 def inverse_sigmoid_k(epoch: float) -> float:
-    """The k for which the inverse sigmoid schedule is 0.5 at `epoch`.
+    """Return the k for which the inverse sigmoid schedule is 0.5 at `epoch`.
 
-    Solves k ln k = epoch by Newton's method. It converges from above, because the first iterate is
-    above the solution and the function is convex.
+    Solves k ln k = epoch by Newton's method, which converges because the start is above the
+    solution and k ln k is convex.
     """
     k = 1 + epoch
     for _ in range(20):

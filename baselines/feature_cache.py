@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class FeatureCache:
-    """Stores the feature map of each image in a file of its own, in `folder`.
+    """Stores the feature map of each image in a separate file in `folder`.
 
     The path consists of the network's name, a hash of its weights and a hash of the image. A
     feature map is computed for one image at a time and in float32, so that it does not depend on
@@ -55,6 +55,7 @@ class FeatureCache:
         return features
 
     def _folder(self) -> Path:
+        """Return the subfolder for the network with its present weights."""
         if self._network_folder is None:
             weights_hash = _digest(self.network.state_dict().values())
             self._network_folder = self.folder / f"{self.name.replace('/', '_')}-{weights_hash}"
@@ -76,7 +77,7 @@ class FeatureCache:
 
 
 def _digest(tensors: Iterable[Tensor]) -> str:
-    """The first 32 hexadecimal digits of a hash of the tensors' values."""
+    """Return the first 32 hexadecimal digits of a hash of the tensors' values."""
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(tensor.detach().cpu().contiguous().numpy())

@@ -21,8 +21,10 @@ class ImageEncoder(nn.Module):
     - name: one of `baselines.torchvision_network.encoder_names`, or "timm/NAME".
     - weights: "none" (random), "default" (the library's default weights, downloaded), "package"
       (see `baselines.weight_files`), or a file with a state dict of the network.
-    - dim: D, by a 1x1 convolution. None: the network's number of channels.
-    - grid: P = grid * grid, by average pooling. A smaller map is interpolated bilinearly.
+    - dim: D, to which a 1x1 convolution projects. None: the network's number of channels, without
+      a projection.
+    - grid: P = grid * grid, by average pooling; a smaller map is interpolated bilinearly. None: all
+      positions of the feature map.
     - norm: whether a BatchNorm is applied to the annotations.
     - finetune: if false, the network is frozen, including its batch statistics.
     - mean, std: the normalisation of the input images. The encoder converts images to the
@@ -87,7 +89,7 @@ class ImageEncoder(nn.Module):
         return self.norm(features.flatten(2)).transpose(1, 2)
 
     def _feature_map(self, image: Tensor) -> Tensor:
-        # Evaluation does not write to the cache: bulk captioning sees each image only once.
+        # Evaluation does not write to the cache, because bulk captioning sees each image only once.
         return self.network(image) if self.cache is None else self.cache(image, write=self.training)
 
     @property
@@ -100,10 +102,10 @@ class ImageEncoder(nn.Module):
         return 2 if network_needs_two or norm_needs_two else 1
 
     def _probe_map_shape(self, image_size: int, name: str) -> Sequence[int]:
-        """Return channels, height and width of the network's feature map, from a black image.
+        """Return channels, height and width of the network's feature map, from a zero image.
 
         Also freezes parameters without influence on the map, such as the head's, because DDP would
-        wait for their gradients.
+        wait for their gradients. Raises ValueError if the network does not accept the image size.
         """
         self.network.eval()
         try:

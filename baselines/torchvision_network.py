@@ -20,13 +20,13 @@ SAFE_LOADING = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # an environment variable that t
 
 
 def encoder_names() -> list[str]:
-    """The networks of torchvision that can be an encoder."""
+    """Return the names of torchvision's networks that can be an encoder."""
     names = torchvision.models.list_models(module=torchvision.models)
     return [name for name in names if name.startswith(FAMILIES)]
 
 
 def torchvision_network(name: str, weights: str) -> nn.Module:
-    """A network that maps images (B, 3, S, S) to a feature map (B, C, h, w).
+    """Return a network that maps images (B, 3, S, S) to a feature map (B, C, h, w).
 
     Images are normalised by IMAGENET_MEAN and IMAGENET_STD. name: one of `encoder_names`. weights:
     see `baselines.image_encoder`. Raises ValueError for an unknown name, and for weights that
@@ -44,7 +44,7 @@ def _build_network(name: str, weights: str) -> nn.Module:
     get_model = torchvision.models.get_model
     if weights == "default":
         download = f"encoder_weights: cannot download torchvision's weights of {name}"
-        # Load with weights_only=True: unpickling a downloaded file could run code.
+        # SAFE_LOADING sets weights_only=True, because unpickling a download could run code.
         with (
             one_line_errors(download, DOWNLOAD_ADVICE),
             patch.dict(os.environ, {SAFE_LOADING: "1"}),
@@ -59,7 +59,7 @@ def _build_network(name: str, weights: str) -> nn.Module:
 
 
 def _remove_head(network: nn.Module) -> nn.Module:
-    """The layers up to the feature map (B, C, h, w). Parameters keep their names."""
+    """Return the layers up to the feature map (B, C, h, w). Parameters keep their names."""
     if hasattr(network, "features"):  # squeezenet, densenet, mobilenet
         is_densenet = isinstance(network, torchvision.models.DenseNet)
         # DenseNet applies its last activation in `forward`.

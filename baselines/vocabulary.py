@@ -73,7 +73,7 @@ class Vocabulary:
         return self.tokens[token_id]
 
     def encode(self, texts: list[str], max_length: int) -> tuple[Tensor, Tensor]:
-        """Token ids of R texts, and their mask (1 token, 0 padding): int64 (R, n), n <= max_length.
+        """Return ids and mask (1 token, 0 padding) of R texts, int64 (R, n) with n <= max_length.
 
         <START> comes first and <END> last, even if a text is truncated.
         """
@@ -85,14 +85,14 @@ class Vocabulary:
         return ids, (ids != self.pad).long()
 
     def encode_prompt(self, prompt: str) -> Tensor:
-        """int64 (n,): <START> and the prompt's words, without <END>."""
+        """Return int64 (n,): <START> and the prompt's words, without <END>."""
         return torch.tensor(self._ids_without_end(prompt))
 
     def _ids_without_end(self, text: str) -> list[int]:
         return [self.start, *(self._ids.get(word, self.unknown) for word in split_words(text))]
 
     def decode(self, ids: Tensor) -> str:
-        """The words of ids (n,), joined by spaces. Special tokens are left out."""
+        """Return the words of ids (n,), joined by spaces. Special tokens are left out."""
         first_word_id = len(SPECIAL_TOKENS)
         return " ".join(
             self.tokens[token_id] for token_id in ids.tolist() if token_id >= first_word_id
@@ -105,8 +105,8 @@ def load_word_vectors(
     """Copy pre-trained vectors of `tokens` into an embedding. Return the number of tokens found.
 
     The file has GloVe's format (Pennington et al. 2014): each line is a word and its numbers,
-    separated by spaces. Raises ValueError, which names the line, for another format or width, and
-    for a file that cannot be read or has none of the words.
+    separated by spaces. Raises ValueError for another format or width (with the line's number), and
+    for a file that cannot be read or has none of the tokens.
     """
     token_ids = {token: token_id for token_id, token in enumerate(tokens)}
     width, num_found = embedding.embedding_dim, 0

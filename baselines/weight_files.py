@@ -16,7 +16,7 @@ DOWNLOAD_ADVICE = "; connect to the network, or set encoder_weights to none or a
 
 
 def weights_path(weights: str, name: str) -> Path:
-    """The path of network `name`'s weights. weights: "package" or a path. Raises ValueError."""
+    """Return the path of a network's weights. weights: "package" or a path. Raises ValueError."""
     if weights != "package":
         return Path(weights)
     if name != PACKAGE_NETWORK:
@@ -34,9 +34,10 @@ def weights_path(weights: str, name: str) -> Path:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Read a state dict from a `.safetensors` file or a file of `torch.save`. Runs no pickled code.
+    """Read a state dict from a `.safetensors` file or a file of `torch.save`, without running code.
 
-    Raises ValueError for values that are not finite, and any exception for a damaged file.
+    Raises ValueError for values that are not finite. A damaged file can raise any exception, see
+    `one_line_errors`.
     """
     if path.suffix == ".safetensors":
         from safetensors.torch import load_file
@@ -53,7 +54,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 @contextmanager
 def one_line_errors(message: str, advice: str = "") -> Iterator[None]:
-    """Turn any exception into a one-line ValueError: a damaged file can raise any type."""
+    """Turn any exception into a ValueError with the line "MESSAGE: REASON ADVICE"."""
     try:
         yield
     except Exception as error:
@@ -61,5 +62,5 @@ def one_line_errors(message: str, advice: str = "") -> Iterator[None]:
 
 
 def reason(error: Exception) -> str:
-    """The message of an error on one line."""
+    """Return the message of an error on one line."""
     return " ".join(str(error).split())[:200] or type(error).__name__

@@ -1,4 +1,4 @@
-"""Beam search with the semantics of transformers 4.15.0, on tensors throughout."""
+"""Beam search with the results of transformers 4.15.0, vectorised over prompts and beams."""
 
 import torch
 from torch import Tensor
@@ -6,12 +6,13 @@ from torch import Tensor
 from decoding.interface import Decoded, DecodingSettings, Step
 from decoding.sampling import adjust
 
-# The initial score of the beams of a group after the first, so that they do not repeat the first.
+# The initial score of all beams of a group but its first: they have the same prompt, and would
+# repeat the first.
 NOT_STARTED = -1e9
 
 
 class Hypotheses:
-    """The best ended captions of each prompt, at most `beams`, best first."""
+    """The best captions of each prompt that have ended, at most `beams`, the best first."""
 
     def __init__(self, prompts: int, beams: int, max_length: int, pad: int, device: torch.device):
         shape = (prompts, beams)
@@ -20,9 +21,11 @@ class Hypotheses:
         self.lengths = torch.zeros(shape, dtype=torch.int64, device=device)
 
     def add(self, prompts: Tensor, tokens: Tensor, scores: Tensor, length: int) -> None:
-        """Offer candidates to `prompts` (b,): tokens (b, m, max_length), scores (b, m).
+        """Keep the best of the stored captions and m candidates of each of the b `prompts`.
 
-        Scores of -inf are ignored; an equal score does not displace an earlier one.
+        prompts: (b,), indices; tokens: (b, m, max_length); scores: (b, m). length: of the
+        candidates, without the end token. A score of -inf marks no candidate. A candidate does not
+        displace a caption with an equal score.
         """
         beams = self.scores.size(1)
         scores = torch.cat([self.scores[prompts], scores], dim=1)
@@ -43,11 +46,11 @@ def take(tokens: Tensor, index: Tensor) -> Tensor:
 def beam_search(
     step: Step, prompt: Tensor, end: int, pad: int, settings: DecodingSettings
 ) -> Decoded:
-    """The `num_return` best of `num_beams` beams; see `decode`.
+    """Return the `num_return` best of `num_beams` beams; see `decode`.
 
     A prompt is done when it has `num_beams` ended captions, and the worst of them scores at least
-    as high as its best active beam. Done prompts are not stepped. Scores are defined in `Decoded`.
-    The `num_beam_groups` groups choose their beams one after the other.
+    as high as the best continuation of a group. Done prompts are not stepped. Scores are defined in
+    `Decoded`. In each step, the `num_beam_groups` groups choose their beams one after the other.
     """
     num_beams, max_length = settings.num_beams, settings.max_length
     group_size = num_beams // settings.num_beam_groups
@@ -98,7 +101,7 @@ def beam_search(
         scores, beam, token = (torch.cat(parts, dim=1) for parts in zip(*group_choices))
         tokens = take(tokens, beam)
         tokens[..., length] = token
-        # Indexing with a mask would synchronise with a GPU at every use.
+        # Indexing with a mask would synchronise with a GPU at every use, nonzero does so once.
         kept = (~done).nonzero().squeeze(1)
         rows = rows.gather(1, beam)[kept]
         active, tokens, scores, token = active[kept], tokens[kept], scores[kept], token[kept]

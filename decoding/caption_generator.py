@@ -17,9 +17,10 @@ from decoding.null_image import NullImage
 def with_prompts(
     captioner: Any, captions: list[list[str]], prompts: Optional[list[Optional[str]]]
 ) -> tuple[list[str], list[int]]:
-    """The R texts of B images, and the number of tokens of each image's prompt.
+    """Return R texts, each a caption after its image's prompt, and the B lengths of the prompts.
 
-    prompts: B strings; None is the captioner's own, for one image or for all.
+    captions: B lists of strings, R in all. prompts: B strings; None, for one image or for all,
+    means the captioner's prompt. A length is a number of tokens.
     """
     own, lengths, texts = (captioner.prompt, captioner.prompt_ids.size(-1)), [], []
     for group, prompt in zip(captions, prompts or [None] * len(captions)):
@@ -45,15 +46,18 @@ class CaptionGenerator(nn.Module):
     def step_function(
         self, encoded: Tensor, settings: DecodingSettings, other: Optional[Tensor]
     ) -> Step:
-        """encoded: (B, P, width). other: the second stream's, see `decoding.guided`."""
+        """Return the step function of encoded images (B, P, width).
+
+        other: the encoded images of the second stream, see `decoding.guided`, or None.
+        """
 
     @abstractmethod
     def caption_text(self, ids: Tensor) -> str:
-        """The caption of ids (L,) as text, without the prompt."""
+        """Return the caption of ids (L,) as text, without the prompt."""
 
     @torch.inference_mode()
     def generate_details(self, image: Tensor, settings: DecodingSettings) -> Generated:
-        """Captions of images (B, 3, S, S) with their token ids and scores."""
+        """Return captions of images (B, 3, S, S) with their token ids and scores."""
         encoded = self.encode(image)
         return self.generate_from(encoded, settings, encode_noisy(self, image, settings))
 
@@ -61,7 +65,7 @@ class CaptionGenerator(nn.Module):
     def generate_from(
         self, encoded: Tensor, settings: DecodingSettings, other: Optional[Tensor] = None
     ) -> Generated:
-        """Captions of encoded images (B, P, width)."""
+        """Return captions of encoded images (B, P, width)."""
         other = second_stream(self, encoded, settings, other)
         with self.inference_context():
             return generate_captions(
@@ -75,7 +79,7 @@ class CaptionGenerator(nn.Module):
             )
 
     def generate(self, image: Tensor, settings: DecodingSettings) -> list[str]:
-        """The best caption of each image (B, 3, S, S)."""
+        """Return the best caption of each image (B, 3, S, S)."""
         return [captions[0] for captions in self.generate_details(image, settings).captions]
 
     def encode_null(self, encoded: Tensor) -> Tensor:

@@ -12,9 +12,10 @@ from decoding.sampling import sample
 
 
 def decode(step: Step, prompt: Tensor, end: int, pad: int, settings: DecodingSettings) -> Decoded:
-    """Captions of every prompt by beam search, greedy decoding or sampling.
+    """Return captions of every prompt by beam search, greedy decoding or sampling.
 
-    prompt: int64 (B, n). Raises ValueError if `max_length` is not above n.
+    prompt: int64 (B, n). end, pad: ids of the token that ends a caption, and of the one after it.
+    Raises ValueError if `max_length` is not above n.
     """
     if prompt.size(1) >= settings.max_length:
         raise ValueError(
@@ -34,11 +35,12 @@ def generate_captions(
     text: Callable[[Tensor], str],
     log_likelihoods: Optional[Callable[[Tensor], Tensor]] = None,
 ) -> Generated:
-    """Captions of B images that start with a prompt, int64 (n,), or each with its own, (B, n).
+    """Return captions of B images. prompt: int64 (n,), or one for each image, (B, n).
 
     images: (B, ...); only their number and device are used. tokenizer: has the token ids `end` and
-    `pad`. text: turns ids (L,), prompt included, into a caption. With two streams, `step` takes 2B
-    prompts, see `decoding.guided`; `log_likelihoods` is the argument of `own_scores`.
+    `pad`. text: a function that turns ids (L,), prompt included, into a caption. With two streams,
+    `step` takes 2B prompts, see `decoding.guided`; `log_likelihoods` is the argument of
+    `own_scores`.
     """
     step = GuidedStep(step, settings) if settings.two_streams else step
     prompts = prompt.to(images.device).expand(len(images), -1)

@@ -1,8 +1,8 @@
 """Decoding with two streams of one captioner: the image, and another image to move away from.
 
-Classifier-free guidance (arXiv 2307.16686) uses the null image, visual contrastive decoding (arXiv
-2311.16922) the image with noise. In a step, the first B prompts see the images, the second B
-prompts the other images.
+The other image is the null image in classifier-free guidance (arXiv 2307.16686), and the image with
+noise in visual contrastive decoding (arXiv 2311.16922). In a step, the first B prompts see the
+images, the second B prompts the other images.
 """
 
 import math
@@ -21,7 +21,7 @@ IMPLAUSIBLE = -1e4
 class GuidedStep:
     """Implements `decoding.Step`: steps both streams in one batch, and combines their logits.
 
-    step: the step function of 2B prompts.
+    step: the captioner's step function, for 2B prompts.
     """
 
     def __init__(self, step: Step, settings: DecodingSettings):
@@ -39,7 +39,7 @@ class GuidedStep:
 def combine_streams(
     image_logits: Tensor, other_logits: Tensor, settings: DecodingSettings
 ) -> Tensor:
-    """Logits (..., V) of guidance or contrast, from the logits of both streams.
+    """Return logits (..., V) of guidance or contrast, from the logits of both streams.
 
     Guidance: log p_other + guidance_scale * (log p_image - log p_other). Contrast: (1 + alpha) *
     log p_image - alpha * log p_other; tokens with p_image < beta * max p_image are banned.
@@ -61,29 +61,30 @@ def combine_streams(
 def second_stream(
     captioner: Any, encoded: Any, settings: DecodingSettings, other: Any = None
 ) -> Any:
-    """The encoded images of the second stream, B or one for all; None for plain decoding.
+    """Return the encoded images of the second stream, B or one for all; None for plain decoding.
 
-    captioner: has the methods `encode` and `encode_null`. other: the result of `encode_noisy`.
-    Raises ValueError for contrast if `other` is None.
+    captioner: has the method `encode_null`. other: the result of `encode_noisy`. Raises ValueError
+    for contrast if `other` is None.
     """
     if settings.contrastive_alpha and other is None:
         raise ValueError(
-            f"contrastive_alpha is {settings.contrastive_alpha}, which needs the images, and here "
-            "are only their features; set it to 0"
+            f"contrastive_alpha is {settings.contrastive_alpha}, which needs the images, not only "
+            "their features; set it to 0"
         )
     return captioner.encode_null(encoded[:1]) if settings.guidance_scale != 1 else other
 
 
 def encode_noisy(captioner: Any, image: Tensor, settings: DecodingSettings) -> Any:
-    """Encode images (B, 3, S, S) with noise for contrast; return None without contrast."""
+    """Return encoded images (B, 3, S, S) with noise for contrast; None without contrast."""
     return captioner.encode(add_noise(image, settings)) if settings.contrastive_alpha else None
 
 
 def add_noise(image: Tensor, settings: DecodingSettings) -> Tensor:
-    """Images (B, 3, S, S) after step t = `contrastive_noise` of a diffusion (arXiv 2006.11239).
+    """Return images (B, 3, S, S) after step t = `contrastive_noise` of a diffusion.
 
-    sqrt(a_t) x + sqrt(1 - a_t) e, where a_t is the product of 1 - beta up to t, and beta goes from
-    1e-5 to 5e-3 along a sigmoid. e is the same for all images.
+    A result is sqrt(a_t) x + sqrt(1 - a_t) e, where x is the image, a_t the product of 1 - beta up
+    to step t, and beta goes from 1e-5 to 5e-3 along a sigmoid. The normal noise e is the same for
+    all images. Source: arXiv 2006.11239.
     """
     betas = torch.linspace(-6, 6, DIFFUSION_STEPS, dtype=torch.float64).sigmoid()
     betas = betas * (5e-3 - 1e-5) + 1e-5
@@ -99,16 +100,20 @@ def own_scores(
     end: int,
     settings: DecodingSettings,
 ) -> Tensor:
-    """The captioner's scores of captions (B, k, n) without the second stream: float64 (B, k).
+    """Return the captioner's scores of captions (B, k, n) without the second stream.
 
-    They are defined as in `Decoded`. prompt: its number of tokens. log_likelihoods: returns those
-    of the tokens after the prompt, (B, k, n - prompt).
+    The scores, float64 (B, k), are defined as in `Decoded`. log_likelihoods: maps captions to the
+    log-likelihoods of the tokens after the prompt, (B, k, n - prompt). prompt: the number of its
+    tokens.
     """
     total = log_likelihoods(ids).double().sum(-1)
     return total / caption_lengths(ids, prompt, end) ** settings.length_penalty
 
 
 def caption_lengths(ids: Tensor, prompt: int, end: int) -> Tensor:
-    """The lengths by which scores of captions (B, k, n) are divided, int64 (B, k)."""
+    """Return the lengths of captions (B, k, n) as in `Decoded.scores`, int64 (B, k).
+
+    prompt: the number of its tokens.
+    """
     num_tokens = until_end(ids[..., prompt:], end).sum(-1)
     return prompt + num_tokens - (ids[..., prompt:] == end).any(-1).int()

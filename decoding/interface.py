@@ -6,12 +6,14 @@ from typing import NamedTuple, Optional, Protocol
 
 from torch import Tensor
 
+# The allowed values of settings.
 AT_LEAST = {
     **{"max_length": 1, "min_length": 0, "num_beams": 1, "num_return": 1, "top_k": 0},
     **{"no_repeat_ngram_size": 0, "num_beam_groups": 1, "diversity_penalty": 0},
     **{"guidance_scale": 0, "contrastive_alpha": 0},
 }
 FROM_0_TO = {"min_p": 1, "contrastive_beta": 1, "contrastive_noise": 999}
+# Above 0, and at most the value.
 ABOVE_0 = {"repetition_penalty": math.inf, "temperature": math.inf, "top_p": 1, "typical_p": 1}
 
 
@@ -23,15 +25,15 @@ class SettingsError(ValueError):
 class DecodingSettings:
     """How captions are generated, under transformers' names. Lengths include the prompt's tokens.
 
-    Beam search with `num_beams` > 1, greedy with 1, sampling with `sample` (BLIP's nucleus
-    sampling is top_p 0.9, top_k 50, repetition_penalty 1.1). `num_return` captions per image: the
-    best beams, or samples. top_p 1, top_k 0, min_p 0 and typical_p 1 do not change the
-    distribution. No n-gram of `no_repeat_ngram_size` tokens occurs twice; 0 allows repetition.
-    `diversity_penalty` makes the `num_beam_groups` groups of beams differ (arXiv 1610.02424).
-    seeds: one for each prompt, for sampling. A prompt's samples then depend only on its seed and
-    logits, not on the batch. None samples from torch's global generator.
-    A `guidance_scale` other than 1, or a `contrastive_alpha` other than 0, gives decoding a second
-    stream, see `decoding.guided`.
+    The method is sampling if `sample`, else beam search if `num_beams` > 1, else greedy decoding.
+    BLIP's nucleus sampling is top_p 0.9, top_k 50, repetition_penalty 1.1. `num_return` is the
+    number of captions per image: the best beams, or samples. top_p 1, top_k 0, min_p 0 and
+    typical_p 1 do not change the distribution. No n-gram of `no_repeat_ngram_size` tokens occurs
+    twice; 0 allows repetition. `diversity_penalty` makes the `num_beam_groups` groups of beams
+    differ (arXiv 1610.02424). seeds: one for each prompt, for sampling. A prompt's samples then
+    depend only on its seed and logits, not on the batch. None samples from torch's global
+    generator. A `guidance_scale` other than 1, or a `contrastive_alpha` other than 0, gives
+    decoding a second stream, see `decoding.guided`.
 
     Raises ValueError, in one line, for an impossible value.
     """
@@ -70,17 +72,17 @@ class DecodingSettings:
             raise ValueError(
                 f"guidance_scale is {self.guidance_scale} and contrastive_alpha "
                 f"{self.contrastive_alpha}; set one of them: guidance_scale 1 and "
-                "contrastive_alpha 0 are none"
+                "contrastive_alpha 0 turn them off"
             )
         groups, penalty = self.num_beam_groups, self.diversity_penalty
         if groups > 1 and (self.sample or self.num_beams % groups):
             raise ValueError(
                 f"num_beam_groups is {groups} with num_beams {self.num_beams}"
-                f"{' and sample' if self.sample else ''}; groups divide the beams of beam search"
+                f"{' and sample' if self.sample else ''}; it must divide num_beams of beam search"
             )
         if penalty and groups == 1:
             raise ValueError(
-                f"diversity_penalty is {penalty}, which holds groups of beams apart; raise "
+                f"diversity_penalty is {penalty}, which makes groups of beams differ; raise "
                 "num_beam_groups"
             )
         if self.min_length > self.max_length:
@@ -128,7 +130,7 @@ class Decoded(NamedTuple):
 
 
 def until_end(tokens: Tensor, end: int) -> Tensor:
-    """A mask of the tokens up to and including the first `end`: bool (..., n)."""
+    """Return a mask of the tokens up to and including the first `end`: bool (..., n)."""
     ended = (tokens == end).int()
     return ended.cumsum(-1) - ended == 0
 

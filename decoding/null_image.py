@@ -19,7 +19,7 @@ class NullImage(nn.Module):
     def __init__(self, kind: str, width: int, image_size: int):
         super().__init__()
         self.kind = kind
-        # Zeros until a checkpoint or a run fills them, so that torch's generator is not advanced.
+        # Zeros, so that torch's generator is not advanced. The run or a checkpoint sets the values.
         if kind == "mean":
             self.register_buffer("image", torch.zeros(3, image_size, image_size))
         if kind == "learnt":
@@ -28,7 +28,10 @@ class NullImage(nn.Module):
     def encode(
         self, encoder: Callable[[Tensor], Tensor], image: Tensor, dropped: Optional[Tensor]
     ) -> Tensor:
-        """Encoded images (B, P, width). The null image replaces those `dropped`, bool (B,)."""
+        """Return encoded images (B, P, width), with the null image for those `dropped`, bool (B,).
+
+        dropped: None drops no image.
+        """
         if dropped is None:
             return encoder(image)
         if self.kind == "mean":
@@ -37,7 +40,7 @@ class NullImage(nn.Module):
         return self._vector(encoded).where(dropped[:, None, None], encoded)
 
     def encode_like(self, encoder: Callable[[Tensor], Tensor], encoded: Tensor) -> Tensor:
-        """The encoded null image, expanded to the shape of `encoded`, (B, P, width)."""
+        """Return the encoded null image, expanded to the shape of `encoded`, (B, P, width)."""
         null = encoder(self.image[None]) if self.kind == "mean" else self._vector(encoded)
         return null.expand_as(encoded)
 

@@ -16,10 +16,11 @@ from decoding.interface import DecodingSettings, Generated
 class Reranking:
     """How candidates are generated and scored. The names are those of the configuration keys.
 
-    rerank: the name of a reranker. rerank_weight: the weight of log p(y | null); None for a
-    reranker without it. Samples depend on `seed` and the image only. model: the file, checkpoint or
-    hub id of the model that scores candidates; None for a reranker without one. num_return: the
-    number of captions returned per image.
+    rerank: the name of a reranker. candidates: "samples" or "beams". rerank_weight: the weight of
+    log p(caption | null image); None for a reranker without it. seed: that of samples, which depend
+    on nothing else but the image. model: the file, checkpoint or hub id of the model that scores
+    candidates; None for a reranker without one. num_return: the number of captions returned per
+    image.
 
     Raises ValueError if num_return exceeds num_candidates.
     """
@@ -42,7 +43,10 @@ class Reranking:
     def settings(
         self, settings: DecodingSettings, seeds: Optional[tuple[int, ...]] = None
     ) -> DecodingSettings:
-        """Change decoding settings so that they generate the candidates. Raises ValueError."""
+        """Return the settings that generate the candidates. Raises ValueError.
+
+        settings: those of the user. seeds: as in `DecodingSettings`, for samples.
+        """
         count = self.num_candidates
         if self.candidates == "beams":
             return dataclasses.replace(settings, sample=False, num_beams=count, num_return=count)
@@ -57,13 +61,13 @@ class Reranking:
         )
 
     def record(self) -> dict[str, Any]:
-        """The settings that are recorded beside a caption."""
+        """Return the settings that are recorded beside a caption."""
         names = ("rerank", "candidates", "rerank_weight")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
 def expected_similarity(similarity: Tensor) -> Tensor:
-    """The mean similarity of each candidate to the others, (B, k), from similarities (B, k, k).
+    """Return each candidate's mean similarity to the others, (B, k), of similarities (B, k, k).
 
     The candidate with the highest mean has minimum Bayes risk (Eikema and Aziz 2020, arXiv
     2005.10283).

@@ -7,7 +7,7 @@ from decoding.interface import Decoded, DecodingSettings, Step
 
 
 def sample(step: Step, prompt: Tensor, end: int, pad: int, settings: DecodingSettings) -> Decoded:
-    """`num_return` captions per prompt, greedy or sampled; see `decode`.
+    """Return `num_return` captions per prompt, greedy or sampled; see `decode`.
 
     Prompts whose captions have all ended are not stepped.
     """
@@ -106,13 +106,13 @@ def _uniform_noise(seeds: tuple[int, ...], captions: int, length: int) -> Tensor
 
 
 def invert(probabilities: Tensor, uniform: Tensor) -> Tensor:
-    """Sample a token id from each row of (n, V) by the inverse of its distribution: int64 (n,).
+    """Sample a token id from each row of (n, V) by its inverse cumulative distribution: int64 (n,).
 
     uniform: (n,), random numbers in [0, 1). A token of probability 0 is never chosen.
     """
     cumulative = probabilities.double().cumsum(-1)  # (n, V)
     totals = cumulative[:, -1]
-    # The product may round up to the total. No cumulative probability exceeds the total.
+    # The product may round up to the total, for which searchsorted would find no token.
     thresholds = (uniform * totals).minimum(totals.nextafter(torch.zeros_like(totals)))
     token_ids = torch.searchsorted(cumulative, thresholds.unsqueeze(1), right=True).squeeze(1)
     return token_ids.clamp(max=cumulative.size(1) - 1)  # for rows that are not finite
@@ -121,9 +121,9 @@ def invert(probabilities: Tensor, uniform: Tensor) -> Tensor:
 def warp(scores: Tensor, settings: DecodingSettings) -> Tensor:
     """Apply temperature, top_k, top_p, min_p and typical_p, in this order, to scores (..., V).
 
-    top_p keeps the smallest set of best tokens whose probability exceeds it (arXiv 1904.09751).
-    min_p keeps tokens at least that many times as likely as the best one (arXiv 2407.01082). The
-    best token is always kept.
+    top_p keeps the fewest best tokens whose total probability exceeds it (arXiv 1904.09751). min_p
+    keeps tokens whose probability is at least min_p times that of the best one (arXiv 2407.01082).
+    The best token is always kept.
     """
     scores = scores / settings.temperature
     if settings.top_k:
@@ -144,9 +144,9 @@ def warp(scores: Tensor, settings: DecodingSettings) -> Tensor:
 
 
 def _keep_typical(scores: Tensor, mass: float) -> Tensor:
-    """Keep the tokens whose surprisal is nearest to the entropy (arXiv 2202.00666).
+    """Keep the tokens whose surprisal, -log p, is nearest to the entropy (arXiv 2202.00666).
 
-    It keeps the fewest tokens whose total probability reaches `mass`, and ties with the last one.
+    Of these it keeps the fewest whose total probability reaches `mass`, and ties with the last one.
     """
     log_p = scores.log_softmax(-1)
     p = log_p.exp()

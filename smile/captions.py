@@ -18,15 +18,17 @@ from smile.labels import (
     reduce_losses,
 )
 
-# Rows from this length on may be reduced to labelled positions: SMILE's cost is quadratic.
+# Rows of this many tokens or more are reduced to their labelled positions if less than half are
+# labelled: SMILE's cost grows with the square of the length.
 LONG_ROW = 128
 
 
 def segments_from_position_ids(position_ids: Tensor) -> Tensor:
-    """Segments, int64 (B, N): the number changes wherever positions restart.
+    """Return segments, int64 (B, N), whose number changes wherever positions restart.
 
-    position_ids: (B, N) or (N,). Models with positions of time, height and width have (3, B, N);
-    all tokens of an image then have the same time. (4, B, N) has text positions first.
+    position_ids: (B, N) or (N,); or (3, B, N), positions in time, height and width, where all
+    tokens of an image have the same time; or (4, B, N), text positions before these three. Raises
+    ValueError for another shape.
     """
     check_integers(position_ids, "position_ids")
     is_grid = position_ids.dim() == 3 and len(position_ids) != 4
@@ -41,10 +43,10 @@ def segments_from_position_ids(position_ids: Tensor) -> Tensor:
 
 
 def segments_from_cu_seq_lens(cu_seq_lens: Tensor, length: int) -> Tensor:
-    """Segments, int64 (1, length), of a flattened batch.
+    """Return segments, int64 (1, length), of a batch whose S texts are joined into one row.
 
-    cu_seq_lens: (S + 1,) boundaries from 0 to `length`, as in FlashAttention. Raises ValueError for
-    other boundaries; their values are checked only on a CPU.
+    cu_seq_lens: (S + 1,), the boundaries of the texts from 0 to `length`, as in FlashAttention.
+    Raises ValueError for other boundaries; their values are checked only on a CPU.
     """
     check_integers(cu_seq_lens, "cu_seq_lens")
     if cu_seq_lens.dim() != 1 or len(cu_seq_lens) < 2:
@@ -63,9 +65,10 @@ def segments_from_cu_seq_lens(cu_seq_lens: Tensor, length: int) -> Tensor:
 def captions_of_turns(
     labels: Tensor, segments: Optional[Tensor] = None, ignore_index: int = -100
 ) -> Tensor:
-    """Segments, int64 (B, N), in which each contiguous run of labels is a caption.
+    """Return segments, int64 (B, N), in which each contiguous run of labels is a caption.
 
-    labels: (B, N). A run may be an assistant's turn. It also ends where `segments` change.
+    Such a run may be an assistant's turn in a chat. labels: (B, N). segments: (B, N) or None; a
+    run also ends where their number changes.
     """
     is_labelled = labels != ignore_index
     is_start = is_labelled.clone()
@@ -101,9 +104,10 @@ def blocks(
 
     labels, segments: (B, N). A block is a pair: `positions`, int64 (C, L), positions in
     `labels.flatten()`, and the labels at these positions, (C, L), padded with `ignore_index`.
-    Without segments, all rows are one block, and long rows with few labels, such as an answer after
-    an image, are reduced to labelled positions, unless `whole_rows`. With segments, the longest
-    caption of a block is at most twice as long as the shortest.
+    Without segments, all rows are one block. If they are long and few of their tokens are labelled,
+    such as an answer after an image, the block has only labelled positions, unless `whole_rows`.
+    With segments, blocks have only labelled positions, and the longest caption of a block has less
+    than twice the length of the shortest.
     """
     if labels.numel() == 0:
         return
@@ -126,7 +130,8 @@ def blocks(
     order = caption.argsort(stable=True)
     start = lengths.cumsum(0) - lengths
     column = torch.arange(len(order), device=order.device) - start[caption[order]]
-    # The exponent of the next power of 2, in integers because MPS has no float64.
+    # Captions of a block have the same length when rounded up to a power of 2. bucketize returns
+    # the exponent without log2, which would need float64, and MPS has none.
     exponents = torch.bucketize(lengths, 1 << torch.arange(63, device=lengths.device))
     for in_block in (exponents == exponent for exponent in exponents.unique()):  # bool, by caption
         longest = lengths[in_block].max()
@@ -150,7 +155,7 @@ def number_captions(labels: Tensor, segments: Optional[Tensor]) -> tuple[Tensor,
 
 
 def _segment_ids(labels: Tensor, segments: Tensor) -> Tensor:
-    """int64 (B, N), a different id for each segment of each row."""
+    """Return int64 (B, N), a different id for each segment of each row."""
     segments = segments.to(labels.device, torch.int64)
     minimum = segments.min()
     spread = segments.max() - minimum + 1
@@ -167,7 +172,7 @@ def reduce_by_caption(
     segments: Optional[Tensor],
     weights: Optional[Tensor],
 ) -> Tensor:
-    """Compute losses by caption, and reduce them. A caption in a packed row counts as a row.
+    """Return the reduced losses of `loss_fn`, which gets each caption, packed or not, as a row.
 
     inputs: (B, N, ...) each; the first is logits. loss_fn: maps inputs (C, L, ...) and labels
     (C, L), one caption per row, to losses (C, L). Other arguments are as in `smile_loss`.
@@ -191,7 +196,7 @@ def _losses_by_caption(
     ignore_index: int,
 ) -> Tensor:
     check_segments(segments, labels)
-    # 0 with a gradient, for a batch without labels
+    # This 0 depends on the logits, so that a batch without labels has a backward pass, too.
     zero = at_least_float32(inputs[0].flatten()[:0].sum())
     losses = zero.expand(labels.numel())
     for positions, block_labels in blocks(labels, segments, ignore_index):

@@ -2,11 +2,11 @@
 
 `smile_loss`, `random_subset_loss`, `reverse_subset_loss` and `mle_loss` define the losses.
 
-SMILE and random subsetting need the logits of only a few tokens per position. The head's rows for
-these tokens are gathered, and the definitions compute the losses in a vocabulary of these tokens.
-MLE, reverse subsetting and first tokens need the whole vocabulary. Their losses are computed in
-chunks of positions. The gradient of a chunk is accumulated before its logits are freed, as in the
-fused cross-entropy of Liger-Kernel (arXiv 2410.10989).
+SMILE and random subsetting need the logits of only a few tokens per position. The rows of the
+head's weight for these tokens are gathered, and the functions above are called as if these tokens
+were the vocabulary. MLE, reverse subsetting, the alternatives and first-token MLE need the whole
+vocabulary. Their losses are computed in chunks of positions. The gradient of a chunk is accumulated
+before its logits are freed, as in the fused cross-entropy of Liger-Kernel (arXiv 2410.10989).
 """
 
 from collections.abc import Callable
@@ -35,11 +35,12 @@ def fused_loss(
 ):
     """Return (loss, parts, (d_hidden, d_weight, d_bias)).
 
-    loss: a scalar or (B, N). parts: (len(weights), ...), the unweighted loss of each objective.
-    d_loss: the gradient of the loss; 1 if it is None. A gradient that is not needed is None. All
-    three are None if d_loss is None and gradients are deferred to the backward pass.
+    weight, bias: the head's. loss: a scalar or (B, N). parts: (K,) or (K, B, N), the loss of each
+    of the K objectives, not multiplied by the objective's weight. d_loss: the gradient of the loss;
+    None: 1. A gradient that is not needed is None. All three are None if d_loss is None and
+    `inputs.defer_grad` is true.
     """
-    labels, sampled, segments, weights, factors, settings, dtype, needs_grad, shards = inputs
+    labels, sampled, segments, token_weights, factors, settings, dtype, needs_grad, shards = inputs
     if d_loss is None:
         d_loss, needs_grad = 1.0, [needed and not inputs.defer_grad for needed in needs_grad]
     transform = Transform(settings.scale, settings.softcap)
@@ -49,18 +50,18 @@ def fused_loss(
     else:
         sampled = shards.sync_samples(labels, sampled)
         head = load("smile.sharded:ShardedHead")(shards, *head)
-    reduce_args = (labels, settings.ignore_index, settings.reduction, weights)
+    reduce_args = (labels, settings.ignore_index, settings.reduction, token_weights)
     with torch.autocast(hidden.device.type, enabled=False):
         d_losses = torch.ones(labels.shape, dtype=head.wide_dtype, device=labels.device)
-        if weights is not None:
-            d_losses = weights.to(head.wide_dtype)
+        if token_weights is not None:
+            d_losses = token_weights.to(head.wide_dtype)
         if settings.reduction == "mean":
-            divisor = count_labels(labels, weights, settings.ignore_index)
+            divisor = count_labels(labels, token_weights, settings.ignore_index)
             d_losses = d_losses / divisor.masked_fill(divisor == 0, 1)
         accumulator = _LossAccumulator(head, inputs, d_losses * d_loss)
         # Reverse subsetting needs whole rows: it checks whether a row is padded at its end.
-        reverse = "reverse" in settings.weights
-        for positions, block_labels in blocks(labels, segments, settings.ignore_index, reverse):
+        whole_rows = "reverse" in settings.weights
+        for positions, block_labels in blocks(labels, segments, settings.ignore_index, whole_rows):
             accumulator.add_whole_vocabulary(positions, block_labels)
             if "smile" in settings.weights:
                 accumulator.add_smile(positions, block_labels)
@@ -72,7 +73,7 @@ def fused_loss(
     if factors is not None:
         losses_by_name["truncation"] = losses_by_name["truncation"] * factors
     parts = torch.stack([reduce_losses(loss, *reduce_args) for loss in losses_by_name.values()])
-    loss = sum(weight * part for weight, part in zip(settings.weights.values(), parts))
+    loss = sum(share * part for share, part in zip(settings.weights.values(), parts))
     d_hidden = head.d_hidden
     if d_hidden is not None:
         d_hidden = head.sum_shards(d_hidden).view(hidden.shape)
@@ -82,28 +83,28 @@ def fused_loss(
 class _LossAccumulator:
     """Computes `token_losses[name]` (B * N + 1,) of each objective block by block.
 
-    The head accumulates the gradients. d_losses: (B, N), the gradient of each token's weighted sum
-    of losses.
+    The head accumulates the gradients. d_losses: (B, N), the gradient of the loss with respect to
+    each token's loss, which is the weighted sum of its objectives.
     """
 
     def __init__(self, head: Head, inputs: LossInputs, d_losses: Tensor):
-        self.head, self.settings, weights = head, inputs.settings, inputs.settings.weights
+        self.head, self.settings, objectives = head, inputs.settings, inputs.settings.weights
         first_token_mle = self.settings.first_token_mle
         self.first_token_mle_names = [
-            name for name in weights if scores_first_token(name, first_token_mle)
+            name for name in objectives if scores_first_token(name, first_token_mle)
         ]
         alternatives = build_alternatives(self.settings.alternatives_text)
         self.alternatives = {
-            k: v for k, v in alternatives.items() if k in weights and k != "truncation"
+            k: v for k, v in alternatives.items() if k in objectives and k != "truncation"
         }
         self.looks_back = any(loss.looks_back for loss in self.alternatives.values())
         self.factors = inputs.factors
         self.row_padding = self.settings.pad_token_id if inputs.segments is None else None
-        self.d_losses = {name: weight * d_losses.flatten() for name, weight in weights.items()}
+        self.d_losses = {name: weight * d_losses.flatten() for name, weight in objectives.items()}
         if inputs.factors is not None:
             self.d_losses["truncation"] *= inputs.factors.flatten()
         # Losses of positions that are not scored are written to the last element.
-        self.token_losses = {name: d_losses.new_zeros(d_losses.numel() + 1) for name in weights}
+        self.token_losses = {name: d_losses.new_zeros(d_losses.numel() + 1) for name in objectives}
 
     def add_whole_vocabulary(self, positions: Tensor, labels: Tensor) -> None:
         """Add losses that need all logits: MLE, reverse subsetting, alternatives, first-token MLE.
@@ -136,19 +137,21 @@ class _LossAccumulator:
     def _add_chunk(self, positions, label, is_first, excluded, types, masks):
         """Add the losses of `positions` (R,), positions in the flattened batch.
 
-        label, is_first: (R,). excluded: (R, .), the tokens that are not in the subset of reverse
-        subsetting. types: (R, L), the captions' token types, and masks: two (R, L) of them, for
-        alternatives that look back; see `earlier_tokens`.
+        label, is_first: (R,). excluded: (R, .), the tokens that reverse subsetting leaves out of
+        its softmax. types: (R, L), the token types of each position's caption; masks: `is_earlier`
+        and `is_label`, (R, L) each; see `earlier_tokens`. If no alternative looks back, types is
+        None and masks is empty.
 
         All losses are functions of a few values per position, `leaves`, such as the logsumexp of
         all logits. Autograd differentiates these functions. The gradient of the logits is then each
-        softmax times the gradient of its logsumexp, plus the gradients of single tokens.
+        softmax times the gradient of its logsumexp, plus the gradients of the leaves that are
+        logits.
         """
         head, label_column = self.head, label.unsqueeze(1)
         logits, slope = head.logits(positions)  # (R, V)
         leaves = {"label": head.gather_logits(logits, label_column)}  # (R, 1)
         if types is not None:
-            leaves["earlier"] = head.gather_logits(logits, types)
+            leaves["caption_logits"] = head.gather_logits(logits, types)
         smoothing = self.settings.label_smoothing if "mle" in self.token_losses else 0.0
         mean = head.mean(logits).squeeze(1) if smoothing else None
         if any(loss.reads_logits for loss in self.alternatives.values()):
@@ -180,17 +183,18 @@ class _LossAccumulator:
             head.subtract_unmasked_(d_logits, smoothing_grad)
         head.scatter_add_(d_logits, label_column, d_leaves["label"])
         if types is not None:
-            head.scatter_add_(d_logits, types, d_leaves["earlier"])
+            head.scatter_add_(d_logits, types, d_leaves["caption_logits"])
         if "logits" in leaves:
             d_logits += d_leaves["logits"]
         head.backward(positions, d_logits, slope)
 
     def _compute_losses(self, leaves, mean, label, is_first, masks) -> dict[str, Tensor]:
-        """The losses (R,) of each objective that needs all logits.
+        """Return the losses (R,) of each objective that needs all logits.
 
-        leaves: logits of "label" (R, 1), "earlier" (R, L) and all "logits" (R, V); logsumexp (R, 1)
-        of all logits, "total", and of reverse subsetting's "subset". mean: (R,), the mean logit for
-        label smoothing; `_add_chunk` adds its gradient.
+        leaves: "label" (R, 1), the label's logit; "caption_logits" (R, L); all "logits" (R, V);
+        "total" (R, 1), the logsumexp of all logits; "subset" (R, 1), that of reverse subsetting's
+        tokens. Those that no objective needs are missing. mean: (R,), the mean logit for label
+        smoothing, or None; `_add_chunk` adds its gradient.
         """
         target, total = leaves["label"].squeeze(1), leaves["total"].squeeze(1)
         mle, losses = total - target, {}
@@ -199,7 +203,9 @@ class _LossAccumulator:
             if loss is not None and loss.reads_logits:
                 losses[name] = loss.losses(leaves["logits"], label)
             elif loss is not None:
-                losses[name] = loss.losses_from_fields(total, target, leaves.get("earlier"), *masks)
+                losses[name] = loss.losses_from_fields(
+                    total, target, leaves.get("caption_logits"), *masks
+                )
             elif name == "truncation":
                 losses[name] = mle
             elif name == "mle":
@@ -217,10 +223,11 @@ class _LossAccumulator:
         """Add SMILE's losses, without first tokens scored by MLE. See `add_whole_vocabulary`."""
         ignore, length = self.settings.ignore_index, labels.size(1)
         types, _ = caption_types(labels, ignore)  # (C, L)
-        # A label's id among the gathered logits is the first column with its type.
+        # Labels among the gathered logits: the first column with the label's type.
         columns = (types.unsqueeze(2) == types.unsqueeze(1)).int().argmax(2)
         columns = columns.masked_fill(labels == ignore, IGNORED)
-        size = 2 * length * max(length, self.head.hidden.size(1))  # rows of the weight, gradient
+        # The gathered rows of the weight or the logits, whichever is larger, and their gradient.
+        size = 2 * length * max(length, self.head.hidden.size(1))
 
         def loss_fn(logits, chunk):  # (c, L, L)
             return smile_loss(logits, columns[chunk], IGNORED, reduction="none")
@@ -243,7 +250,7 @@ class _LossAccumulator:
         size = 2 * columns.size(1) * self.head.hidden.size(1)
 
         def loss_fn(logits, chunk):  # (m, 1, 1 + R)
-            # A token's id is the first column with this token. The label's id is 0.
+            # As above, ids are columns of the gathered logits. The label's column is the first.
             ids = first_columns[chunk].unsqueeze(1)
             label, candidates = ids[..., 0], ids[..., 1:]
             return random_subset_loss(logits, label, candidates, IGNORED, reduction="none")
@@ -260,11 +267,13 @@ class _LossAccumulator:
         size: int,
         loss_fn: Callable,
     ) -> None:
-        """Add losses that need only the logits of `tokens` (G, J), the same J for a whole group.
+        """Add losses that need only the logits of `tokens` (G, J).
 
-        positions, is_scored: (G, R), the positions of each group, and which of them to score.
-        loss_fn: maps logits (g, R, J) and the slice of these groups to losses (g, R). size:
-        elements per group, which limits the number of groups in a chunk.
+        Each of the G groups has R positions, which need the logits of the same J tokens. A group is
+        a caption for SMILE, and a single position for random subsetting. positions, is_scored:
+        (G, R), the positions of each group, and which of them to score. loss_fn: maps logits
+        (g, R, J) and the slice of these g groups to losses (g, R). size: the number of elements per
+        group, which limits the number of groups in a chunk.
         """
         d_losses, unscored = self.d_losses[name], len(self.token_losses[name]) - 1
         for chunk in slices(len(positions), self.head.chunk_elements // size):
@@ -281,7 +290,7 @@ class _LossAccumulator:
                 self.head.backward_grouped(positions[chunk], tokens[chunk], d_logits, slope)
 
     def _scored_by_subset(self, name: str, labels: Tensor) -> Tensor:
-        """bool (C, L): labelled positions without first tokens that the objective scores by MLE."""
+        """Return bool (C, L): labelled positions, except first tokens that are scored by MLE."""
         ignore = self.settings.ignore_index
         is_first = first_labelled(labels, ignore) & (name in self.first_token_mle_names)
         return (labels != ignore) & ~is_first

@@ -11,22 +11,22 @@ from torch import Tensor
 
 from smile.labels import MAX_MASKED_LOGIT, at_least_float32
 
-# Positions per chunk of logits, on a CPU and on other devices. Each chunk reads and writes the
-# whole gradient of the weight, which would take longer than the matmuls of smaller chunks.
+# Positions per chunk of logits, on a CPU and on other devices. Every chunk reads and writes the
+# whole gradient of the weight. In smaller chunks this would take longer than the matmuls.
 CHUNK_POSITIONS = {"cpu": 256, "cuda": 1024}
-# Elements to gather or convert at once: they fit in a CPU's cache, or keep a GPU busy.
+# How many elements to gather or convert at once: they fit in a CPU's cache, or keep a GPU busy.
 CHUNK_ELEMENTS = {"cpu": 2**20, "cuda": 2**24}
 Slope = Union[Tensor, float]
 
 
 def slices(count: int, step: int) -> Iterator[slice]:
-    """Slices of length `step` (at least 1) that cover `count`. The last one may be shorter."""
+    """Yield slices of length `step` (at least 1) that cover `count`. The last may be shorter."""
     step = max(step, 1)
     return (slice(start, min(start + step, count)) for start in range(0, count, step))
 
 
 def is_distributed(tensor: Optional[Tensor]) -> bool:
-    """Whether a tensor is a DTensor. This avoids the import of DTensor, which is slow."""
+    """Return whether a tensor is a DTensor, without the import of DTensor, which is slow."""
     return hasattr(tensor, "placements")
 
 
@@ -62,9 +62,9 @@ class Head:
     """Computes logits of some positions or tokens, and accumulates the gradients of its inputs.
 
     hidden: (M, D); weight: (V, D); bias: (V,) or None. Logits are `transform` of
-    `hidden @ weight.T + bias`, computed in `dtype`. needs_grad: which of the three gradients to
-    accumulate; the others are None. Each gradient is accumulated in one buffer, in float32 or
-    wider. Logits are returned with their slope, which `backward` needs.
+    `hidden @ weight.T + bias`, computed in `dtype`. needs_grad: whether to accumulate each of the
+    three gradients, `d_hidden`, `d_weight` and `d_bias`, in float32 or wider; the others are None.
+    Logits are returned with their slope, see `Transform`, which `backward` needs.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Head:
         )
 
     def logits(self, positions: Tensor) -> tuple[Tensor, Slope]:
-        """Logits (R, V) of `positions` (R,), float32 or wider, and their slope."""
+        """Return logits (R, V) of `positions` (R,), float32 or wider, and their slope."""
         hidden = self.hidden[positions]
         if self.dtype == self.wide_dtype:
             return self.transform(F.linear(hidden, self._weight_rows(slice(None)), self.bias))
@@ -101,34 +101,34 @@ class Head:
         return self.transform(logits)
 
     def backward(self, positions: Tensor, d_logits: Tensor, slope: Slope) -> None:
-        """Accumulate gradients. d_logits: (R, V), of `logits(positions)`; distinct positions."""
+        """Accumulate gradients. d_logits: (R, V), of `logits(positions)`; may be overwritten."""
         d_logits = multiply_(d_logits, slope)
         if self.d_bias is not None:
             self.d_bias += d_logits.sum(0)
         hidden = self.hidden[positions]
         d_hidden = torch.zeros_like(hidden, dtype=self.wide_dtype)
         for tokens in self._slices():
-            d_words = d_logits[:, tokens].to(self.dtype)
+            d_slice = d_logits[:, tokens].to(self.dtype)
             if self.d_hidden is not None:
-                _add_product(d_hidden, d_words, self._weight_rows(tokens))
+                _add_product(d_hidden, d_slice, self._weight_rows(tokens))
             if self.d_weight is not None:
-                _add_product(self.d_weight[tokens], d_words.T, hidden)
+                _add_product(self.d_weight[tokens], d_slice.T, hidden)
         if self.d_hidden is not None:
             self.d_hidden.index_add_(0, positions, d_hidden)
 
     def gather_logits(self, logits: Tensor, tokens: Tensor) -> Tensor:
-        """The logits (R, J) of `tokens` (R, J), gathered from logits (R, V)."""
+        """Return the logits (R, J) of `tokens` (R, J), gathered from logits (R, V)."""
         return logits.gather(1, tokens)
 
     def exclude(self, logits: Tensor, excluded: Tensor, label: Tensor, target: Tensor) -> Tensor:
-        """A copy of logits (R, V) with -inf for `excluded` tokens (R, J), except the label (R, 1).
+        """Return a copy of logits (R, V) with -inf for `excluded` tokens (R, J) except the label.
 
-        target: (R, 1), the logit of the label.
+        label: (R, 1). target: (R, 1), the logit of the label.
         """
         return logits.scatter(1, excluded, float("-inf")).scatter_(1, label, target)
 
     def mean(self, logits: Tensor) -> Tensor:
-        """The mean logit (R, 1) over the tokens that are not masked."""
+        """Return the mean logit (R, 1) over the tokens that are not masked."""
         if self.masked_tokens is not None:
             logits = logits.masked_fill(self.masked_tokens, 0)
         return self.sum_shards(logits.sum(1, keepdim=True)) / self.unmasked_count
@@ -159,7 +159,7 @@ class Head:
             d_logits.addcmul_(values, (~self.masked_tokens).to(d_logits.dtype), value=-1)
 
     def sum_shards(self, tensor: Tensor) -> Tensor:
-        """The sum over the processes that share the head. Here there is only one."""
+        """Return the sum over the processes that share the head. Here there is only one."""
         return tensor
 
     def softmax_(self, logits: Tensor) -> Tensor:
@@ -173,7 +173,7 @@ class Head:
         d_logits.scatter_add_(1, tokens, values)
 
     def _slices(self) -> Iterator[slice]:
-        """Slices of the vocabulary, so that half precision is not converted all at once."""
+        """Return slices of the vocabulary: one, or several if half precision must be converted."""
         if self.dtype == self.wide_dtype:
             return slices(len(self.weight), len(self.weight))
         return slices(len(self.weight), self.chunk_elements // self.weight.size(1))
@@ -183,10 +183,11 @@ class Head:
         return self.weight[tokens].to(self.dtype)
 
     def logits_grouped(self, positions: Tensor, tokens: Tensor) -> tuple[Tensor, Slope]:
-        """Logits (G, R, J) of `positions` (G, R) for `tokens` (G, J), by group, and their slope."""
+        """Return the logits (G, R, J) of positions (G, R) for tokens (G, J), and their slope."""
         return self.transform(at_least_float32(self._product_grouped(positions, tokens)))
 
     def _product_grouped(self, positions: Tensor, tokens: Tensor) -> Tensor:
+        """Return hidden @ weight.T + bias of `logits_grouped`."""
         weight = self._weight_rows(tokens).transpose(1, 2)  # (G, D, J)
         if self.bias is None:
             return torch.bmm(self.hidden[positions], weight)
@@ -226,7 +227,7 @@ def _add_product(to: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 def compute_dtype(hidden: Tensor) -> torch.dtype:
-    """The dtype in which a linear layer computes: autocast's, or that of its input `hidden`."""
+    """Return the dtype in which a linear layer computes: autocast's, or that of `hidden`."""
     device = hidden.device.type
     if torch.is_autocast_enabled(device) and hidden.dtype != torch.float64:
         return torch.get_autocast_dtype(device)

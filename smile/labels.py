@@ -12,8 +12,9 @@ MAX_MASKED_LOGIT = torch.finfo(torch.float16).min / 2
 def caption_types(labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
     """Return the token types of each caption as (types, distinct).
 
-    labels: int64 (B, N). types: int64 (B, N), contains every label of the caption and no other id
-    (only 0 if there are no labels). distinct: bool (B, N), true once for each type.
+    labels: int64 (B, N). types: int64 (B, N), the labels, with the caption's first label in place
+    of `ignore_index` (0 if the caption has no label). distinct: bool (B, N), true where an id
+    occurs for the first time in the row of `types`.
     """
     labelled = labels != ignore_index
     if labels.size(1) == 0:
@@ -29,9 +30,9 @@ def caption_types(labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
 def earlier_tokens(labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return (types, is_earlier, is_label) for labels (C, L), one caption per row.
 
-    types: (C, L), see `caption_types`. The masks are (C, L, L), by position and type. is_earlier:
-    true once for each type that is a label before the position. is_label: true for types that are
-    the position's label.
+    types: (C, L), see `caption_types`. The masks are bool (C, L, L), by position and column of
+    `types`. is_earlier: true in one column of each distinct label before the position. is_label:
+    true in the columns of the position's label.
     """
     types, distinct = caption_types(labels, ignore_index)
     is_label = types.unsqueeze(1) == labels.unsqueeze(2)
@@ -52,8 +53,7 @@ def check_labels(labels: Tensor, vocabulary: int, ignore_index: int) -> None:
     """Raise ValueError for a label outside the vocabulary. vocabulary: its size.
 
     Labels are checked only on a CPU: on an accelerator the check would need a synchronisation, and
-    the accelerator raises an error itself. Nothing is checked during compilation, when tensors have
-    no values.
+    CUDA raises an error itself. Nothing is checked during compilation, when tensors have no values.
     """
     if labels.device.type != "cpu" or torch.compiler.is_compiling():
         return
@@ -68,7 +68,7 @@ def check_labels(labels: Tensor, vocabulary: int, ignore_index: int) -> None:
 
 
 def first_labelled(labels: Tensor, ignore_index: int) -> Tensor:
-    """bool (B, N), true at the first labelled position of each caption."""
+    """Return bool (B, N), true at the first labelled position of each caption."""
     labelled = labels != ignore_index
     return labelled & (labelled.cumsum(dim=1) == 1)
 
@@ -81,10 +81,11 @@ def at_least_float32(logits: Tensor) -> Tensor:
 def prepare_weights(
     labels: Tensor, weights: Optional[Tensor], ignore_index: int
 ) -> tuple[Tensor, Optional[Tensor]]:
-    """Return labels that ignore tokens of weight 0, and weights expanded to (B, N), or None.
+    """Return labels with `ignore_index` where the weight is 0, and the weights as (B, N).
 
-    labels: (B, N). weights: floats >= 0, (B, N) for tokens or (B,) for rows. Raises ValueError for
-    another shape and, on a CPU, for a weight that is negative or not finite.
+    labels: (B, N). weights: floats >= 0, (B, N) for tokens or (B,) for rows, or None, which is
+    returned as None. Raises ValueError for another shape and, on a CPU, for a weight that is
+    negative or not finite.
     """
     if weights is None:
         return labels, None

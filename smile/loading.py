@@ -1,4 +1,4 @@
-"""Imports modules at first use: alternatives, the sharded head, the trainers' mixin."""
+"""Imports a module at its first use, such as that of an alternative or of the sharded head."""
 
 from importlib import import_module
 from typing import Any

@@ -15,9 +15,10 @@ FIRST_TOKEN_MLE = {"smile": True, "random": False, "reverse": True}
 
 
 def scores_first_token(name: str, first_token_mle: Optional[bool] = None) -> bool:
-    """Whether the objective `name` scores first tokens over the whole vocabulary.
+    """Return whether the objective `name` scores first tokens over the whole vocabulary.
 
-    first_token_mle: the setting; None for the choice of the original code.
+    first_token_mle: the setting; None for the choice of the original code. False for objectives
+    that are not in FIRST_TOKEN_MLE.
     """
     default = FIRST_TOKEN_MLE.get(name)
     return bool(default if first_token_mle is None else first_token_mle and default is not None)
@@ -25,7 +26,7 @@ def scores_first_token(name: str, first_token_mle: Optional[bool] = None) -> boo
 
 @lru_cache(maxsize=64)
 def build_alternatives(parameters: str) -> dict[str, Any]:
-    """Return the `TokenLoss` of each alternative by name. parameters: a Python literal by name."""
+    """Return {name: `TokenLoss`}. parameters: a Python literal, {name: {parameter: value}}."""
     by_name = ast.literal_eval(parameters)
     return {name: load(ALTERNATIVES[name])(**options) for name, options in by_name.items()}
 
@@ -48,7 +49,7 @@ class Settings(NamedTuple):
     softcap: Optional[float]
 
     def text(self) -> str:
-        """The settings as a string, for a custom operator. Dynamo can trace this method."""
+        """Return the settings as a string, for a custom operator. Dynamo can trace this method."""
         weights = ", ".join(f"{name!r}: {weight!r}" for name, weight in self.weights.items())
         return (
             f"{{{weights}}}, {self.label_smoothing!r}, {self.first_token_mle!r}, "
@@ -60,10 +61,11 @@ class Settings(NamedTuple):
 class LossInputs(NamedTuple):
     """The inputs of the fused linear loss that have no gradient.
 
-    labels: (B, N). sampled: (B, N, R), the tokens of random subsetting, or None. segments, weights:
-    (B, N) or None. factors: (B, N), those of truncation, or None. dtype: the dtype of logits.
-    needs_grad: whether hidden states, weight and bias need a gradient. shards: the
-    `smile.sharded.Shards` with which processes share the head, or None.
+    labels: (B, N). sampled: (B, N, R), the tokens of random subsetting, or None. segments: (B, N)
+    or None. weights: of tokens, (B, N), or None. factors: (B, N), those of truncation, or None.
+    dtype: in which logits are computed. needs_grad: whether hidden states, the head's weight and
+    its bias need a gradient. shards: the `smile.sharded.Shards` of a head that processes share, or
+    None.
     """
 
     labels: Tensor
@@ -80,6 +82,7 @@ class LossInputs(NamedTuple):
     def defer_grad(self) -> bool:
         """Whether gradients are computed in the backward pass instead of the forward pass.
 
-        float16 needs the loss scale, and the reduction "none" needs the gradient of each loss.
+        Only the backward pass has the loss scale, without which gradients in float16 underflow, and
+        the gradient of each token's loss, which the reduction "none" needs.
         """
         return self.dtype == torch.float16 or self.settings.reduction == "none"

@@ -42,7 +42,7 @@ def captions_per_image(captions: Sequence[Sequence[str]], images: int) -> int:
     """Return the number of captions of each image. Raises ValueError if images differ in it."""
     counts = [len(group) for group in captions]
     if not counts or 0 in counts or counts != counts[:1] * images:
-        raise ValueError(f"{counts} captions for {images} images; each needs as many, at least one")
+        raise ValueError(f"{counts} captions for {images} images; give each image the same number")
     return counts[0]
 
 
@@ -93,9 +93,9 @@ class Objective(nn.Module):
 
     spec: see `parse_objective`. label_smoothing: applies only to `mle`. first_token_mle: applies to
     SMILE and its ablations; None means the original's choice, which is True except for `random`.
-    `random` samples tokens from torch's global generator and leaves `pad_token_id` out.
-    `truncation` compares losses with those of earlier training steps, which `state` returns for a
-    checkpoint.
+    `random` samples `random_subset_size` tokens per label from torch's global generator and leaves
+    `pad_token_id` out. `truncation` compares losses with those of earlier training steps, which
+    `state` returns for a checkpoint.
     """
 
     def __init__(
@@ -132,10 +132,10 @@ class Objective(nn.Module):
         weights: Optional[Tensor] = None,
         reduction: str = "mean",
     ) -> ObjectiveOutput:
-        """logits: (B, N, V), any float type; labels: int64 (B, N) with `ignore_index`.
+        """Compute the loss from logits. `from_hidden` computes the same with less memory.
 
-        Segments, weights and reduction are as in `smile_loss`. This method defines the loss;
-        `from_hidden` computes it with less memory. On a CPU a label outside of the vocabulary
+        logits: (B, N, V), any float type; labels: int64 (B, N) with `ignore_index`. Segments,
+        weights and reduction are as in `smile_loss`. On a CPU a label outside of the vocabulary
         raises ValueError.
         """
         logits = unwrap_replicated(logits)
@@ -160,13 +160,14 @@ class Objective(nn.Module):
         scale: float = 1.0,
         softcap: Optional[float] = None,
     ) -> ObjectiveOutput:
-        """The fused linear loss: `forward` of a head's logits, without a tensor of all of them.
+        """Compute the fused linear loss: that of `forward`, without a tensor of all logits.
 
-        hidden: (B, N, D); weight: (V, D); bias: (V,) or None. With z = hidden @ weight.T + bias,
-        logits are scale * z, or with a cap softcap * tanh(scale * z / softcap). Other arguments are
-        as in `forward`. Gradients are the same up to rounding. Under autocast, z has autocast's
-        dtype. Hidden states whose label is `ignore_index` are not read. There is no second
-        derivative. A DTensor with sharded rows as weight is not gathered, see `smile.sharded`.
+        hidden: (B, N, D); weight, bias: the language head's, (V, D) and (V,) or None. With
+        z = hidden @ weight.T + bias, logits are scale * z, or softcap * tanh(scale * z / softcap)
+        if there is a softcap. Other arguments are as in `forward`. Gradients are the same up to
+        rounding. Under autocast, z has autocast's dtype. Hidden states whose label is
+        `ignore_index` are not read. There is no second derivative. A weight that is a DTensor with
+        sharded rows is not gathered, see `smile.sharded`.
         """
         check_reduction(reduction)
         vocabulary, shards = len(weight), None
@@ -181,7 +182,7 @@ class Objective(nn.Module):
                 if loss.reads_logits:
                     raise ValueError(
                         f"objective {name!r} reads all logits of a position, which a sharded head "
-                        "never has; give it logits, or another objective"
+                        "never has; compute it from logits, or use another objective"
                     )
         if hidden.shape[:2] != labels.shape:
             raise ValueError(
@@ -222,7 +223,7 @@ class Objective(nn.Module):
         return ObjectiveOutput(loss, parts, count_labels(labels, weights, self.ignore_index))
 
     def with_tokens(self, pad_token_id: int, eos_token_id: int) -> "Objective":
-        """Return a copy with the tokenizer's padding token, and its end token if none is set."""
+        """Return a copy with these tokens of a tokenizer. An `eos_token_id` in the spec is kept."""
         objective = copy.deepcopy(self)
         objective.pad_token_id = pad_token_id
         selective = objective.alternatives.get("selective_eos")
@@ -232,16 +233,16 @@ class Objective(nn.Module):
         return objective
 
     def state(self) -> dict[str, Any]:
-        """The state for a checkpoint: truncation's last mean losses. Empty without truncation."""
+        """Return the state for a checkpoint: truncation's window of mean losses, otherwise {}."""
         return self.means.state() if self.means is not None else {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Load a `state`. Raises ValueError if its window has another size."""
+        """Load what `state` returned. Raises ValueError if its window has another size."""
         if self.means is not None and state:
             self.means.restore(state)
 
     def _truncation_factors(self, losses, labels, segments, weights) -> Tensor:
-        """Truncation's factors (B, N) of MLE's losses. Only training uses the last mean losses."""
+        """Return truncation's factors (B, N). losses: MLE's. Only training uses the window."""
         means = self.means if self.training and torch.is_grad_enabled() else None
         batch = (losses, labels, segments, weights, self.ignore_index, means)
         return self.alternatives["truncation"].factors(*batch)
@@ -254,6 +255,7 @@ class Objective(nn.Module):
         return torch.randint(vocabulary, shape, device=labels.device)
 
     def _compute_part(self, name, logits, labels, sampled, segments, reduction, weights) -> Tensor:
+        """Return the reduced loss of the objective `name`. sampled: see `_sample_tokens`."""
         ignore, pad = self.ignore_index, self.pad_token_id
         options = {"reduction": reduction, "weights": weights}
         if name == "mle":

@@ -13,13 +13,15 @@ from smile.from_hidden import fused_loss
 from smile.labels import check_labels, check_weights
 from smile.mixture import LossInputs, Settings
 
-NO_SECOND = "the fused linear loss has no second derivative; compute the objective from logits"
+NO_SECOND_DERIVATIVE = (
+    "the fused linear loss has no second derivative; compute the objective from logits"
+)
 
 
 def mixture_from_hidden(hidden, weight, bias, inputs: LossInputs) -> tuple[Tensor, Tensor]:
-    """Return the loss, and its detached parts in the order of the weights.
+    """Return the loss, and the detached loss of each objective in the order of the settings.
 
-    See `Objective.from_hidden`. A sharded head causes a graph break in a compiled program.
+    See `fused_loss` for shapes. A sharded head causes a graph break in a compiled program.
     """
     if not torch.compiler.is_compiling() or inputs.shards is not None:
         return _eager(hidden, weight, bias, inputs)
@@ -34,9 +36,9 @@ def _eager(*arguments) -> tuple[Tensor, Tensor]:
 
 
 class _MixtureFromHidden(torch.autograd.Function):
-    """hidden (B, N, D), weight, bias, inputs -> the loss, a scalar or (B, N), and its parts.
+    """hidden (B, N, D), weight, bias, inputs -> the loss and its parts, see `fused_loss`.
 
-    The parts (len(weights), ...) have no gradient.
+    The parts have no gradient.
     """
 
     @staticmethod
@@ -50,7 +52,7 @@ class _MixtureFromHidden(torch.autograd.Function):
     @staticmethod
     def backward(ctx, d_loss, _):
         if torch.is_grad_enabled():  # create_graph=True
-            raise RuntimeError(NO_SECOND)
+            raise RuntimeError(NO_SECOND_DERIVATIVE)
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None or ctx.inputs.defer_grad:
             *_, gradients = fused_loss(*ctx.saved_tensors, ctx.inputs, d_loss)
@@ -78,10 +80,10 @@ def _build_inputs(tensors, text, dtype, needs_grad) -> LossInputs:
     tags=(torch.Tag.cudagraph_unsafe,),
 )
 def _operator(hidden, weight, bias, *rest):
-    """The loss, its parts, and the gradients of hidden, weight and bias (empty if not needed).
+    """Return the loss, its parts, and the gradients of hidden, weight and bias (empty: not needed).
 
-    rest: the other arguments of the schema. Labels and weights are checked here, because they have
-    no values during compilation.
+    rest: the other arguments of the schema. Labels and token weights are checked here, because
+    they have no values during compilation.
     """
     *tensors, d_loss, text, dtype, needs_grad = rest
     inputs = _build_inputs(tensors, text, dtype, needs_grad)
@@ -114,7 +116,7 @@ def _save_context(ctx, inputs, output):
 
 def _backward(ctx, d_loss, *_):
     if torch.is_grad_enabled():  # create_graph=True
-        raise RuntimeError(NO_SECOND)
+        raise RuntimeError(NO_SECOND_DERIVATIVE)
     inputs, gradients = ctx.saved_tensors[:8], ctx.saved_tensors[8:]
     if _build_inputs(inputs[3:], *ctx.static_args).defer_grad:
         gradients = _operator(*inputs, d_loss, *ctx.static_args)[2:]

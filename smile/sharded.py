@@ -1,6 +1,6 @@
 """The fused linear loss with a head whose rows are sharded over processes (tensor parallelism).
 
-It is imported only for DTensors.
+This module is imported only for DTensors.
 
 No process has the whole weight or all logits of a position. Sums, maxima and the logits of single
 tokens are reduced over the process group, so that all processes compute the same losses.
@@ -51,12 +51,12 @@ class Shards(NamedTuple):
 
 
 def to_local_tensors(hidden: Tensor, weight: Tensor, bias: Optional[Tensor]):
-    """Convert hidden states and this process's rows of the head to plain tensors.
+    """Return (hidden, weight, bias, `Shards`): plain tensors, with this process's rows of the head.
 
-    Returns (hidden, weight, bias, `Shards`). weight: (V, D). Each argument is a plain tensor or a
-    DTensor of any placement on one mesh of one dimension, and is redistributed. A weight with
-    Shard(0) needs no communication. Gradients have the placements of the arguments. Raises
-    ValueError for another mesh.
+    weight: (V, D). Each argument is a plain tensor or a DTensor of any placement on one mesh of one
+    dimension, and is redistributed. A weight with Shard(0) needs no communication. Gradients have
+    the placements of the arguments. Raises ValueError for another mesh, and for a head with too few
+    rows for a process.
     """
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
@@ -82,7 +82,7 @@ def to_local_tensors(hidden: Tensor, weight: Tensor, bias: Optional[Tensor]):
             f"a head of {vocabulary} tokens cannot be sharded over {mesh.size()} processes; use "
             "fewer processes"
         )
-    # The last process may have fewer rows.
+    # As in torch, each process has the same number of rows, rounded up; the last may have fewer.
     group, rows_per_process = mesh.get_group(), -(-vocabulary // mesh.size())
     shards = Shards(group, dist.get_rank(group) * rows_per_process, vocabulary)
     return (
@@ -123,6 +123,7 @@ class ShardedHead(Head):
 
     def exclude(self, logits: Tensor, excluded: Tensor, label: Tensor, target: Tensor) -> Tensor:
         local_ids, is_remote = self._local_ids(excluded)
+        # Tokens of other processes have row 0. Adding 0 there leaves its logit unchanged.
         mask = torch.full(local_ids.shape, float("-inf"), dtype=logits.dtype, device=logits.device)
         return logits.scatter_add(
             1, local_ids, mask.masked_fill(is_remote | (excluded == label), 0)

@@ -85,7 +85,7 @@ def reverse_subset_loss(
 def reverse_excluded_tokens(
     labels: Tensor, ignore_index: int, pad_token_id: Optional[int]
 ) -> Tensor:
-    """int64 (B, N or N + 1): a caption's types, and `pad_token_id` if the row ends in padding."""
+    """Return int64 (B, N or N + 1): the caption's types, and the padding token of a padded row."""
     types, _ = caption_types(labels, ignore_index)
     if pad_token_id is None:
         return types

@@ -14,9 +14,11 @@ def run_with_cross_attention(
 ) -> tuple[Any, Optional[Tensor]]:
     """Run the model on one photo and caption; return its output and the attention (N, G * G).
 
-    N: the decoder's inputs. The attention is a mean over layers and heads, and its rows sum to 1.
-    It leaves out one position before a square grid, such as a class token. It is None if the model
-    has no cross-attention, or if its image positions form no square grid.
+    N is the number of the decoder's input tokens, G * G that of image positions. The attention is a
+    mean over layers and heads, and its rows sum to 1. One position before a square grid, such as a
+    class token, is left out. The attention is None if the model has no cross-attention, or if its
+    image positions form no square grid. image_token: the id that marks image positions in
+    `input_ids`.
     """
     with _eager_attention(model):
         output = model(**batch, output_attentions=True)

@@ -34,7 +34,7 @@ from vlm.tokenization import CaptionTokenizer
 
 
 class VlmCaptioner(nn.Module):
-    """Implements `captioning.captioners.interface.Captioner`.
+    """Implements `captioning.captioners.interface.Captioner`, which documents each method.
 
     Training uses the fused linear loss, which never holds a tensor of all logits.
     """
@@ -50,7 +50,8 @@ class VlmCaptioner(nn.Module):
     ):
         super().__init__()
         self.prompt_processor, self.max_tokens = prompt_processor, max_tokens
-        # The null is the prompt without an image. This module has no weights.
+        # Guidance uses the prompt without an image. This NullImage has no weights; programs only
+        # check that there is one.
         self.null_image = (
             NullImage("zeros", 0, 0) if prompt_processor.family in GUIDED_FAMILIES else None
         )
@@ -88,7 +89,7 @@ class VlmCaptioner(nn.Module):
     def rows(
         self, image: ImageBatch, captions: list[list[str]]
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """Inputs with one row per caption, and labels, -100 outside of caption and end token."""
+        """Return inputs with one row per caption, and labels, -100 outside of caption and end."""
         count = captions_per_image(captions, len(image))
         return self._collate(self._inputs(image).repeat(count), self._caption_ids(captions))
 
@@ -96,7 +97,7 @@ class VlmCaptioner(nn.Module):
     def _rows_with_shared_features(
         self, image: ImageBatch, captions: list[list[str]]
     ) -> Iterator[tuple]:
-        """Like `rows`, but each image is encoded once. Call the model inside the context."""
+        """Yield what `rows` returns, but each image is encoded once. Call the model inside."""
         count = captions_per_image(captions, len(image))
         with self.feature_reuse(self._inputs(image), count) as (images, features):
             batch, labels = self._collate(images, self._caption_ids(captions))
@@ -115,7 +116,7 @@ class VlmCaptioner(nn.Module):
         )
 
     def _inputs(self, image: ImageBatch) -> ImageBatch:
-        """Drop processor outputs that the model's forward does not accept."""
+        """Return the images without processor outputs that the model's forward does not accept."""
         kept = [{k: v for k, v in i.items() if k in self.input_names} for i in image.items]
         return ImageBatch(kept)
 
@@ -191,7 +192,7 @@ class VlmCaptioner(nn.Module):
         return [([p for p in self.parameters() if p.requires_grad], None)]
 
     def shards(self) -> list[nn.Module]:
-        """The layers of encoders and decoder.
+        """Return the layers of encoders and decoder.
 
         The head is not among them: the fused loss needs its whole weight.
         """
@@ -201,7 +202,7 @@ class VlmCaptioner(nn.Module):
         """Nothing changes between epochs."""
 
     def saved_beside_weights(self) -> dict[str, Any]:
-        """peft's configuration if there is an adapter; then only its weights are saved."""
+        """Return the configuration of an adapter, else {}. With one, only its weights are saved."""
         return {CONFIG: adapter_config(self.model)} if is_adapted(self.model) else {}
 
     def state_dict(self, *args, **kwargs) -> dict[str, Tensor]:
@@ -215,9 +216,9 @@ class VlmCaptioner(nn.Module):
         return super().load_state_dict(state_dict, *args, **kwargs)
 
     def _max_positions(self, config: Any) -> Optional[int]:
-        """The number of positions left for a caption after prompt and image; None for no limit.
+        """Return the number of positions left for a caption after prompt and image, or None.
 
-        config: the decoder's. Position embeddings that are not learnt set no limit.
+        None: no limit, because position embeddings are not learnt. config: the decoder's.
         """
         limit = learnt_positions(config)
         if limit is None:
@@ -244,9 +245,10 @@ def build_tokenizer(model: nn.Module, prompt_processor: PromptProcessor) -> Capt
 
 
 def find_decoder_prefix(model: nn.Module, processor: PromptProcessor) -> list[int]:
-    """The decoder's tokens before a caption: the start token, and a token that the tokenizer adds.
+    """Return the decoder's tokens before a caption: the start token, and one more if necessary.
 
-    Raises ValueError if there is no start token.
+    It is the special token that the tokenizer puts before each text, if this is neither the start
+    token nor the end token. Raises ValueError if there is no start token.
     """
     tokenizer = processor.parts.tokenizer
     configs = (model.generation_config, model.config, model.config.get_text_config(decoder=True))

@@ -1,8 +1,9 @@
 """Collates photos, prompts and captions into a batch of model inputs.
 
 Tensors whose first two dimensions equal those of `input_ids` are text; the others are pixels. Text
-is padded on the left for generation and on the right for training. A text tensor with more than two
-dimensions, such as cross_attention_mask, is extended by repeating the prompt's last position.
+is padded on the left for generation and on the right for training. A caption is appended to each
+text tensor of its prompt. If that has more than two dimensions, such as cross_attention_mask, its
+last position is repeated for the caption.
 """
 
 from collections.abc import Sequence
@@ -21,8 +22,9 @@ def collate_decoder_only(
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Collate R prompts with their captions. Return the model's inputs and labels (R, N).
 
-    Labels are IGNORED at the prompt. caption_token_type: the `token_type_ids` of captions, for
-    models that read them.
+    Labels are IGNORED at the prompt. images: R items; caption_ids: R captions with the end token.
+    pad: the padding token's id. caption_token_type: the `token_type_ids` of captions, for models
+    that read them.
     """
     items = []
     for item, token_ids in zip(images.items, caption_ids):
@@ -68,7 +70,7 @@ def _is_text(item: Item, key: str) -> bool:
 
 
 def collate(items: Sequence[Item], pad: int, left: bool = False) -> dict[str, Tensor]:
-    """Collate photos into the batch that the processor would return for all of them at once.
+    """Collate items into the batch that the processor would return for all of them at once.
 
     left: whether text is padded on the left.
     """

@@ -98,6 +98,6 @@ def check_device(config: Any, device: torch.device) -> None:
 
 def preprocessing(config: Any) -> tuple[Callable, ...]:
     """The model's processor prepares photo and prompt for both training and evaluation."""
-    need = max(config.max_length, config.max_tokens)
-    prompt_processor = load_prompt_processor(config.vlm, config.prompt, need)
+    caption_length = max(config.max_length, config.max_tokens)
+    prompt_processor = load_prompt_processor(config.vlm, config.prompt, caption_length)
     return prompt_processor, prompt_processor, None, ImageBatch

@@ -42,7 +42,7 @@ def trained_model(checkpoint: str) -> tuple[nn.Module, Parts, dict[str, Any]]:
         raise ValueError(
             f"{checkpoint} is a checkpoint of model {config.get('model')}, not of model vlm"
         )
-    model = load_model(name, weights=lora is not None)
+    model = load_model(name, pretrained=lora is not None)
     try:
         if lora is None:
             model.load_state_dict({k.removeprefix("model."): v for k, v in state.items()})
@@ -55,18 +55,21 @@ def trained_model(checkpoint: str) -> tuple[nn.Module, Parts, dict[str, Any]]:
 
 
 def export(checkpoint: str, folder: Path, adapter: bool, license: Optional[str] = None) -> str:
-    """Write the folder and return a line that describes it. Raises ValueError."""
+    """Write the folder and return a line that describes it. Raises ValueError.
+
+    adapter: write only the LoRA adapter. license: for the card; None: the base model's.
+    """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder} exists and is not an empty folder: name a new folder")
+        raise ValueError(f"{folder} exists and is not an empty folder: give a new folder")
     model, parts, config = trained_model(checkpoint)
     lora = config["lora"]
     if adapter and lora is None:
-        raise ValueError(f"{checkpoint} has no adapter but a whole model: leave out --adapter")
+        raise ValueError(f"{checkpoint} has a whole model, not an adapter: leave out --adapter")
     if lora is not None and not adapter:
         model = model.merge_and_unload()
     license = license or license_of(parts.name)
     model.save_pretrained(folder)
-    (folder / NAME).unlink(missing_ok=True)  # peft's has nothing but headings
+    (folder / NAME).unlink(missing_ok=True)  # peft writes a card without content
     write_model_card(folder, checkpoint, config, license, "peft" if adapter else "transformers")
     if adapter:
         return f"{folder} holds the adapter of {parts.name}"
@@ -86,7 +89,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("checkpoint", help="a checkpoint of a run of model vlm")
     parser.add_argument("folder", type=Path, help="the folder to write")
     parser.add_argument("--adapter", action="store_true", help="write only the LoRA adapter")
-    parser.add_argument("--license", help="of the card; default: a base folder's")
+    parser.add_argument("--license", help="for the model card; default: the base model's")
     arguments = vars(parser.parse_args(argv))
     return exit_code(lambda: export(**arguments))
 

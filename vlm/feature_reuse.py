@@ -18,9 +18,9 @@ from vlm.collate import collate
 from vlm.image_batch import ImageBatch
 
 PIXEL_VALUES, ENCODER_OUTPUTS = "pixel_values", "mm_encoder_outputs"
-# Names of the image encoder in models without `get_encoder`.
+# Names under which models have their image encoder.
 IMAGE_ENCODER_NAMES = ("vision_tower", "vision_model", "image_encoder")
-# Keys of the output of `get_image_features`. The decoder reads the first two.
+# Keys of the output of `get_image_features`: those that the decoder reads, and the others.
 FEATURES = "pooler_output"
 DEEPSTACK = "deepstack_features"  # Qwen3-VL adds these in several layers
 UNUSED_OUTPUTS = {
@@ -33,9 +33,9 @@ UNUSED_OUTPUTS = {
 
 
 class FeatureReuse:
-    """Called with B photos and k, yields the inputs of B * k rows.
+    """A context manager that is called with B photos and k, and yields the inputs of B * k rows.
 
-    If a model supports neither method, it encodes each photo k times.
+    A model that supports neither of the two ways above encodes each photo k times.
     """
 
     def __init__(self, model: nn.Module):
@@ -54,7 +54,10 @@ class FeatureReuse:
 
     @contextmanager
     def __call__(self, images: ImageBatch, count: int) -> Iterator[tuple[ImageBatch, dict]]:
-        """Yield the photos of all rows, and a dict of further inputs, for a call of the model."""
+        """Yield the photos of all rows, and a dict of further inputs, for a call of the model.
+
+        count: k, the number of captions of each photo.
+        """
         with ExitStack() as hooks:
             inputs = {}
             if count > 1 and self.accepts_features:
@@ -69,7 +72,7 @@ class FeatureReuse:
             yield images.repeat(count), inputs
 
     def _features(self, images: ImageBatch, count: int) -> Optional[Any]:
-        """The output of `get_image_features` for B photos, each photo's features k times in a row.
+        """Return the output of `get_image_features`, with each photo's features k times in a row.
 
         None if it is unknown which features belong to which photo.
         """

@@ -17,7 +17,7 @@ SAMPLING_ONLY = ("top_p", "top_k", "temperature", "min_p", "typical_p")
 
 
 def generation_config(model: nn.Module, settings: DecodingSettings, tokenizer: CaptionTokenizer):
-    """The model's generation config, overridden by the settings. Lengths exclude the prompt.
+    """Return the model's generation config, overridden by the settings. Lengths exclude the prompt.
 
     Values without a setting, such as early_stopping, keep the model's default.
     """
@@ -41,11 +41,12 @@ def generate(
     settings: DecodingSettings,
     tokenizer: CaptionTokenizer,
 ) -> tuple[Tensor, Tensor, Optional[Tensor]]:
-    """Generate captions: token ids (B * num_return, L), scores, and scores without guidance.
+    """Return generated captions as (ids, scores, scores without guidance).
 
-    ids: padded with -1 after the end. Scores are float64 (B * num_return,). Beam search returns the
-    scores of transformers. Otherwise a score is the sum of log-probabilities / length **
-    length_penalty. Sum and length include the end token. The last result is None without guidance.
+    ids: int64 (B * num_return, L), padded with -1 after the end. Scores are float64
+    (B * num_return,). Beam search returns the scores of transformers. Otherwise a score is the sum
+    of log-probabilities / length ** length_penalty; sum and length include the end token. The last
+    result is None without guidance.
     """
     config = generation_config(model, settings, tokenizer)
     uses_beams, is_guided = config.num_beams > 1, settings.guidance_scale != 1

@@ -9,7 +9,7 @@ Item = dict[str, Tensor]
 
 
 class ImageBatch:
-    """B photos with the prompt, each a dict of tensors: the processor's output for a batch of one.
+    """B photos with their prompts. items: the processor's output for each, as a batch of one.
 
     Implements `captioning.captioners.interface.Images`. `vlm.collate` pads the photos and their
     captions to one batch of tensors.
@@ -26,7 +26,7 @@ class ImageBatch:
         return ImageBatch(selected)
 
     def repeat(self, count: int) -> "ImageBatch":
-        """Each photo `count` times in a row."""
+        """Return a batch with each photo `count` times in a row."""
         return ImageBatch([item for item in self.items for _ in range(count)])
 
     def without_key(self, key: str) -> "ImageBatch":

@@ -15,7 +15,7 @@ from torch import nn
 
 OLDEST_VERSION = 5  # major version of transformers
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-# An attribute of bitsandbytes' 4-bit layers.
+# The attribute of bitsandbytes' 4-bit layers that makes them repack their weights.
 REPACKING_FLAG = "support_avx512bf16_for_cpu"
 TRUST_REMOTE_CODE = "trust_remote_code"
 
@@ -67,11 +67,11 @@ def load_parts(name: str) -> Parts:
     return Parts(name, config, processor, image_processor, tokenizer)
 
 
-def load_model(name: str, weights: bool, four_bit: Optional[str] = None) -> nn.Module:
+def load_model(name: str, pretrained: bool, four_bit: Optional[str] = None) -> nn.Module:
     """Load the model in float32 and evaluation mode. Raises ValueError.
 
-    weights: if false, the weights are random. four_bit: if given, load the linear layers in 4 bits
-    and compute in this precision, a key of DTYPES.
+    pretrained: if false, the weights are random. four_bit: if given, load the linear layers in 4
+    bits and compute in this precision, a key of DTYPES.
     """
     import transformers
 
@@ -82,7 +82,7 @@ def load_model(name: str, weights: bool, four_bit: Optional[str] = None) -> nn.M
     config, source = load_parts(name).config, _resolve_source(name)
     auto_class = transformers.AutoModelForImageTextToText
     with _one_line_errors(name):
-        if weights:
+        if pretrained:
             options = {"dtype": torch.float32, "output_loading_info": True}
             options["trust_remote_code"] = False
             if four_bit is not None:
@@ -112,7 +112,7 @@ def _disable_repacking(model: nn.Module) -> None:
 
 
 def checkpointed_layers(model: nn.Module) -> list[nn.Module]:
-    """The outermost layers that support gradient checkpointing."""
+    """Return the outermost layers that support gradient checkpointing."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     outermost: list[nn.Module] = []
@@ -170,7 +170,7 @@ def _one_line_errors(name: str) -> Iterator[None]:
 
 
 def one_line(error: Exception, max_length: Optional[int] = 200) -> str:
-    """The error's message on one line, truncated to `max_length`; its type if it has none."""
+    """Return an error's message on one line, truncated to `max_length`, or its type without one."""
     return " ".join(str(error).split())[:max_length] or type(error).__name__
 
 

@@ -12,7 +12,7 @@ from vlm.library import Parts, load_parts, one_line
 
 # Marks the caption's position in the chat template's output.
 PLACEHOLDER = "zq caption qz"
-# The format of the text before the caption, by family without a chat template.
+# The format of the text before the caption, for families without a chat template.
 PROMPT_FORMATS = {
     "paligemma": "<image>{}",
     "florence2": "{}",
@@ -48,11 +48,11 @@ class PromptProcessor:
 
     The prompt is inserted into the chat template if the family has one. GUIDED_FAMILIES also get
     the NEGATIVE_PROMPT, (1, n): the prompt without the image, unless their processor needs an
-    image. need: the positions that a caption takes. Raises ValueError.
+    image. caption_length: the most positions that a caption takes. Raises ValueError.
     """
 
-    def __init__(self, parts: Parts, prompt: str, need: int = 0):
-        self.parts, self.prompt, self.need = parts, prompt.strip(), need
+    def __init__(self, parts: Parts, prompt: str, caption_length: int = 0):
+        self.parts, self.prompt, self.caption_length = parts, prompt.strip(), caption_length
         self.family = parts.config.model_type
         names = ("image_token_id", "image_token_index")
         candidates = (getattr(parts.config, name, None) for name in names)
@@ -60,30 +60,32 @@ class PromptProcessor:
         self.turn = self._turn()
 
     def __call__(self, photo: Image.Image, prompt: Optional[str] = None) -> dict[str, Tensor]:
-        """prompt: the photo's own."""
-        asking = self if prompt is None else self._asking(prompt)
+        """Return the inputs. prompt: of this photo; None: the prompt of the constructor."""
+        processor = self if prompt is None else self._with_prompt(prompt)
         try:
-            made = {**asking._process(photo), **asking._negative_prompt}
+            inputs = {**processor._process(photo), **processor._negative_prompt}
         except Exception as error:  # processors raise any exception for an odd photo
             raise ValueError(
                 f"{self.parts.name} cannot process a photo of {photo.width} x {photo.height} "
                 f"pixels with this prompt: {one_line(error)}"
             ) from error
         limit = positions_of(self.parts.config) if prompt is not None else None
-        length = made["input_ids"].size(1) if limit else 0
-        if limit and length + self.need > limit:
+        length = inputs["input_ids"].size(1) if limit else 0
+        if limit and length + self.caption_length > limit:
             raise ValueError(
-                f"photo and prompt take {length} tokens, and a caption up to {self.need}: "
-                f"{self.parts.name} has {limit}: shorten the prompt {prompt[:30]!r}"
+                f"photo and prompt take {length} tokens and a caption up to {self.caption_length}, "
+                f"but {self.parts.name} has {limit}: shorten the prompt {prompt[:30]!r}"
             )
-        return made
+        return inputs
 
-    def _asking(self, prompt: str) -> "PromptProcessor":
+    def _with_prompt(self, prompt: str) -> "PromptProcessor":
+        """Return a processor with another prompt. Raises ValueError if captions would differ."""
         other = PromptProcessor(self.parts, prompt)
-        # The captioner tokenises captions in this processor's turn.
+        # The captioner tokenises captions with this processor's text around them.
         if other.turn[1:] != self.turn[1:]:
             raise ValueError(
-                f"the photo has a prompt, and the key prompt is {self.prompt!r}: set it"
+                f"the photo's prompt is {prompt!r}, but the key prompt is {self.prompt!r}: this "
+                "model needs both or neither"
             )
         return other
 
@@ -98,6 +100,7 @@ class PromptProcessor:
             )
 
     def _process(self, photo: Image.Image) -> dict[str, Tensor]:
+        """Return the processor's output for the photo and this processor's prompt."""
         parts = self.parts
         if self.family == NO_TEXT_FAMILY:
             return dict(parts.image_processor(photo, return_tensors="pt"))
@@ -117,6 +120,7 @@ class PromptProcessor:
 
     @cached_property
     def _negative_prompt(self) -> dict[str, Tensor]:
+        """{NEGATIVE_PROMPT: ids (1, n)}, or {} if guidance is not possible."""
         if self.family not in GUIDED_FAMILIES:
             return {}
         if self.family not in PROMPT_FORMATS:
@@ -137,6 +141,7 @@ class PromptProcessor:
         return {key: value[:, :-1] if key in text_keys else value for key, value in inputs.items()}
 
     def _turn(self) -> Turn:
+        """Return the text around a caption. Raises ValueError for an unusable prompt or model."""
         name, processor = self.parts.name, self.parts.processor
         if self.family == NO_TEXT_FAMILY:
             if self.prompt:
@@ -183,24 +188,27 @@ class PromptProcessor:
 
 
 def positions_of(config: Any) -> Optional[int]:
-    """The positions of photo, prompt and caption together; None if nothing limits them.
+    """Return how many positions photo, prompt and caption have together; None for no limit.
 
-    config: the model's. In an encoder-decoder, captions have positions of their own.
+    config: the model's. None for an encoder-decoder, whose captions have separate positions.
     """
     text = config.get_text_config(decoder=True)
     return None if text.is_encoder_decoder else learnt_positions(text)
 
 
 def learnt_positions(text: Any) -> Optional[int]:
-    """The number of position embeddings of a text decoder's configuration, if they are learnt."""
+    """Return the number of position embeddings of a text decoder; None if they are not learnt.
+
+    text: the decoder's configuration.
+    """
     limit = next((n for key in MAX_POSITIONS_KEYS if (n := getattr(text, key, None))), None)
     return None if getattr(text, "rope_parameters", None) is not None else limit
 
 
 @lru_cache(maxsize=4)
-def load_prompt_processor(name: str, prompt: str, need: int = 0) -> PromptProcessor:
-    """Load and check a model's processor. Raises ValueError."""
-    prompt_processor = PromptProcessor(load_parts(name), prompt, need)
+def load_prompt_processor(name: str, prompt: str, caption_length: int = 0) -> PromptProcessor:
+    """Load and check a model's processor, see `PromptProcessor`. Raises ValueError."""
+    prompt_processor = PromptProcessor(load_parts(name), prompt, caption_length)
     prompt_processor.check()
     return prompt_processor
 

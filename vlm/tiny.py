@@ -1,4 +1,4 @@
-"""Writes a tiny SmolVLM with random weights, for trying model vlm without a download.
+"""Writes a tiny SmolVLM with random weights, to try model vlm without a download.
 
     python -m vlm.tiny output/tiny_vlm --words data/scenes/vocab.txt
 
@@ -30,7 +30,11 @@ INITIALIZER_RANGE = 0.08
 
 
 def write(folder: str, words: Sequence[str], seed: int = 0) -> None:
-    """Write model, tokenizer and processor. Raises ValueError if transformers is too old."""
+    """Write model, tokenizer and processor. Raises ValueError if transformers is too old.
+
+    words: the vocabulary; those with other characters than letters are left out. seed: that of the
+    weights.
+    """
     check_library()
     import torch
     import transformers

@@ -13,9 +13,10 @@ from vlm.prompt import Turn
 class CaptionTokenizer:
     """Implements `captioning.captioners.interface.Tokenizer` for a model of transformers.
 
-    A caption is tokenised after the prompt and followed by `end`, the token that ends the turn.
-    Special tokens in a caption's text are dropped: an image token would require an image. `pad` is
-    -1, which is no token id. transformers pads with `library_pad`, which a model may also generate.
+    A caption is tokenised together with the prompt before it, and followed by `end`, the token that
+    ends the turn. Special tokens in a caption's text are dropped: an image token would require an
+    image. `pad` is -1, which no token has. transformers pads with `library_pad`, a token that a
+    model may also generate.
     """
 
     pad = -1
@@ -27,7 +28,10 @@ class CaptionTokenizer:
         end_tokens: Sequence[int],
         image_token: Optional[int] = None,
     ):
-        """end_tokens: ids that end generation. Raises ValueError if there is no end token."""
+        """end_tokens: ids that end generation. image_token: an id to treat as a special token.
+
+        Raises ValueError if there is no end token.
+        """
         self.tokenizer, self.turn = tokenizer, turn
         added = tokenizer.added_tokens_decoder.items()
         self.special = {*tokenizer.all_special_ids, *(i for i, token in added if token.special)}
@@ -46,9 +50,10 @@ class CaptionTokenizer:
         return self._size
 
     def token(self, token_id: int) -> str:
+        """Return a token as text, with "##" before one that continues a word, as BERT writes it."""
         token = self.tokenizer.convert_ids_to_tokens(int(token_id))
         if token is None or (token_id in self.special and token_id != self.end):
-            return "##"  # `decode` drops special tokens, too; some ids have no token
+            return "##"  # `decode` drops special tokens and ids without a token, too
         if token_id == self.end or token.startswith("##"):
             return token
         text = self.tokenizer.convert_tokens_to_string([token]).strip()
@@ -57,7 +62,7 @@ class CaptionTokenizer:
         return f"##{text}"
 
     def ids(self, text: str, max_length: int) -> list[int]:
-        """The caption's ids and the end token, at most `max_length` ids in all."""
+        """Return the caption's ids and the end token, at most `max_length` ids in all."""
         text = self.turn.caption_prefix + text
         all_ids, prompt_length = self._ids(self.turn.prompt + text), len(self._prompt_ids)
         # If the prompt's last token would merge with the caption, tokenise the caption separately.

@@ -13,7 +13,8 @@ from BLIP.kernels import matmul
 
 FEW_QUERIES = 32  # the most queries per image in a decoding step
 MAX_SCORES = 2**20  # the most scores of a block, so that they fit in the CPU's cache
-# With this many queries, oneDNN with one head per call takes half the time of torch's matmul.
+# From this number of queries on, oneDNN with one head per call takes half the time of torch's
+# matmul.
 MANY_QUERIES = 128
 
 
@@ -25,10 +26,10 @@ def attention(
     is_causal: bool = False,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Attention of query (b, heads, q, d) to key and value (b, heads, n, d) -> (b, heads, q, d).
+    """Return the attention (b, heads, q, d) of query (b, heads, q, d) to n keys and values.
 
-    The query is cast to the precision of the keys. mask: bool, True where a query may attend, of a
-    shape that broadcasts to (b, heads, q, n).
+    key, value: (b, heads, n, d). The query is cast to the precision of the keys. mask: bool, True
+    where a query may attend, of a shape that broadcasts to (b, heads, q, n).
     """
     query = query.to(key.dtype)
     if query.device.type == "cpu" and not is_causal and not torch.compiler.is_compiling():
@@ -36,11 +37,13 @@ def attention(
         # copies keys and values in every call, and its backward pass is slow.
         is_16_bit = query.dtype in (torch.bfloat16, torch.float16)
         has_grad = torch.is_grad_enabled()
-        few_queries = not has_grad and query.size(2) <= FEW_QUERIES
-        fused_is_slow = is_16_bit and not few_queries and (has_grad or not _fused_is_fast(query))
+        has_few_queries = not has_grad and query.size(2) <= FEW_QUERIES
+        fused_is_slow = (
+            is_16_bit and not has_few_queries and (has_grad or not _fused_is_fast(query))
+        )
         if mask is None and (dropout > 0 or fused_is_slow or _one_head_per_block(query)):
             return _BlockAttention.apply(query, key, value, dropout)
-        if few_queries or (fused_is_slow and not has_grad):
+        if has_few_queries or (fused_is_slow and not has_grad):
             scores = _scaled(query) @ key.mT
             if mask is not None:
                 scores = scores.masked_fill(~mask, float("-inf"))
@@ -99,13 +102,16 @@ class _BlockAttention(torch.autograd.Function):
 
 
 def _fused_is_fast(query: Tensor) -> bool:
-    """Whether torch's fused kernel has the fastest forward pass in 16 bits."""
-    has_amx = matmul.AMX and query.device.type == "cpu" and query.dtype == torch.bfloat16
+    """Return whether torch's fused kernel is the fastest in 16 bits.
+
+    It is for bfloat16 with AMX, except for few queries.
+    """
+    has_amx = matmul.HAS_AMX and query.device.type == "cpu" and query.dtype == torch.bfloat16
     return has_amx and query.size(2) > FEW_QUERIES
 
 
 def _keep_mask(shape: tuple[int, ...], dropout: float, device: torch.device) -> Tensor:
-    """A bool mask, False with the probability `dropout`, rounded to a multiple of 2**-16.
+    """Return a bool mask, False with the probability `dropout`, rounded to a multiple of 2**-16.
 
     Each 64-bit random number gives four values. torch generates random numbers sequentially on a
     CPU, so one number per value would take 6 times longer.
@@ -117,8 +123,8 @@ def _keep_mask(shape: tuple[int, ...], dropout: float, device: torch.device) -> 
 
 
 def _one_head_per_block(query: Tensor) -> bool:
-    """Whether to process one head per block, as oneDNN requires. query: (b, heads, q, d)."""
-    return matmul.uses_onednn(query.device, query.dtype) and query.size(2) >= MANY_QUERIES
+    """Return whether to process one head per block, as oneDNN requires. query: (b, heads, q, d)."""
+    return matmul.uses_onednn_fp32(query.device, query.dtype) and query.size(2) >= MANY_QUERIES
 
 
 def _blocks(*inputs: Tensor) -> Iterator[tuple]:
@@ -134,9 +140,9 @@ def _blocks(*inputs: Tensor) -> Iterator[tuple]:
 
 
 def _empty_head_minor(rows: Tensor, width: int) -> Tensor:
-    """An empty tensor (b, heads, n, width), stored as (b, n, heads, width).
+    """Return an empty tensor (b, heads, n, width), stored as (b, n, heads, width).
 
-    In this layout the heads can be merged without a copy.
+    In this layout the heads can be merged without a copy. rows: has the shape (b, heads, n, any).
     """
     b, heads, n, _ = rows.shape
     return rows.new_empty(b, n, heads, width).transpose(1, 2)

@@ -32,10 +32,11 @@ class InferenceLinear(nn.Module):
 
 
 def _can_pack(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether a weight can be stored in oneDNN's layout.
+    """Return whether a weight can be stored in oneDNN's layout.
 
-    From another layout, oneDNN would reorder every weight in each decoding step, which has few
-    rows. torch exposes the operator for torch.compile under a private name.
+    oneDNN would reorder a weight in another layout in every decoding step, which takes long
+    compared with the product of a few rows. torch has the operators for torch.compile, under
+    private names.
     """
     if device.type != "cpu" or not matmul.HAS_ONEDNN:
         return False

@@ -5,20 +5,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from BLIP.kernels.inference_linear import InferenceLinear
-from BLIP.kernels.matmul import AMX, has_bf16
+from BLIP.kernels.matmul import HAS_AMX, has_bf16
 
-# For the hundreds of rows of an image, oneDNN is the fastest in 8 bits. Only FBGEMM has float16
-# weights.
-INT8, FLOAT16 = "onednn", "fbgemm"
+# torch's engines for quantised layers. For the hundreds of rows of an image, oneDNN is the fastest
+# in 8 bits. Only FBGEMM has float16 weights.
+INT8_ENGINE, FLOAT16_ENGINE = "onednn", "fbgemm"
 MAX_WEIGHT = 127  # -128 is unused, so that the range is symmetric
 GELU_MIN = -0.17  # the minimum of the GELU function
-GRAIN_SIZE = 2**15  # elements per thread in torch's operators
+GRAIN_SIZE = 2**15  # elements for which torch's operators use one thread
 
 
 def has_int8(device: torch.device) -> bool:
     """Return whether torch has int8 and float16 kernels for the device."""
     engines = torch.backends.quantized.supported_engines
-    return device.type == "cpu" and {INT8, FLOAT16} <= set(engines)
+    return device.type == "cpu" and {INT8_ENGINE, FLOAT16_ENGINE} <= set(engines)
 
 
 def check_int8(device: torch.device, compiled: bool) -> None:
@@ -42,12 +42,12 @@ def int8_linear(linear: nn.Linear, name: str) -> nn.Module:
     in 8 bits, one in twenty changed; see docs/benchmarks.md.
     """
     if name.startswith("visual_encoder"):
-        bf16_out = AMX and name.endswith("attn.qkv")  # attention in bf16 takes half the time
+        bf16_out = HAS_AMX and name.endswith("attn.qkv")  # attention in bf16 takes half the time
         dtype = torch.bfloat16 if bf16_out else torch.float32
         return Int8Linear(linear, after_gelu=name.endswith("mlp.fc2"), dtype=dtype)
     bf16 = has_bf16()
     if bf16 and name.endswith(("crossattention.self.key", "crossattention.self.value")):
-        return InferenceLinear(linear, torch.bfloat16)  # half the time and half the cache size
+        return InferenceLinear(linear, torch.bfloat16)  # half the time, and half the cached bytes
     return HalfLinear(linear, before_mkl=name.endswith("crossattention.self.query") and not bf16)
 
 
@@ -73,9 +73,9 @@ class Int8Linear(nn.Module):
         max_code = 255 if torch.cpu._is_vnni_supported() else 127
         self.after_gelu, self.dtype = after_gelu, dtype
         self.zero_point = max_code // 8 if after_gelu else max_code // 2 + 1
-        self.positive = max_code - self.zero_point
+        self.max_positive = max_code - self.zero_point
         self.min_scale = -GELU_MIN / self.zero_point if after_gelu else 1e-12
-        # A vector with equal values: addcmul takes half the time with a vector as with a scalar.
+        # A vector of equal values, with which addcmul takes half the time that a scalar takes.
         self.offset = weight.new_full(weight.shape[1:], self.zero_point + 0.5, dtype=torch.float32)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ class Int8Linear(nn.Module):
         scales = x.amax(-1, keepdim=True)
         if not self.after_gelu:
             scales = torch.maximum(scales, -x.amin(-1, keepdim=True))
-        scales = scales.div_(self.positive).clamp_(min=self.min_scale)
+        scales = scales.div_(self.max_positive).clamp_(min=self.min_scale)
         codes = torch.addcmul(self.offset, x, scales.reciprocal()).to(torch.uint8)
         weight = self.packed, self.scales, self.zeros
         output_args = 1.0, 0, torch.float32, "none", [], ""
@@ -96,15 +96,15 @@ class Int8Linear(nn.Module):
 class HalfLinear(nn.Module):
     """A linear layer with float16 weights: x float32 (..., in) -> float32 (..., out).
 
-    Sums are float32. before_mkl: whether MKL computes a large matmul next. That matmul takes twice
-    as long directly after FBGEMM, unless another torch operator runs on all threads in between.
+    Sums are float32. before_mkl: whether MKL computes a large matmul next. Directly after FBGEMM it
+    takes twice as long, unless an operator of torch runs on all threads in between.
     """
 
     def __init__(self, linear: nn.Linear, before_mkl: bool = False):
         super().__init__()
         self.before_mkl = before_mkl
         previous_engine = torch.backends.quantized.engine
-        torch.backends.quantized.engine = FLOAT16
+        torch.backends.quantized.engine = FLOAT16_ENGINE
         try:
             weight = linear.weight.detach().float()
             self.packed = torch.ops.quantized.linear_prepack_fp16(weight, _bias(linear))

@@ -40,17 +40,19 @@ def is_intel(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 
 
 HAS_ONEDNN = torch.backends.mkldnn.is_available()
-AMX = torch.cpu._is_amx_tile_supported() and isa_allows("AMX")  # for torch's bf16 attention
-ONEDNN_FP32 = HAS_ONEDNN and torch.backends.cpu.get_cpu_capability() == "AVX512" and not is_intel()
-ONEDNN_BF16 = HAS_ONEDNN and has_bf16()
+HAS_AMX = torch.cpu._is_amx_tile_supported() and isa_allows("AMX")  # for torch's bf16 attention
+USE_ONEDNN_FP32 = (
+    HAS_ONEDNN and torch.backends.cpu.get_cpu_capability() == "AVX512" and not is_intel()
+)
+USE_ONEDNN_BF16 = HAS_ONEDNN and has_bf16()
 
 
-def uses_onednn(device: torch.device, dtype: torch.dtype) -> bool:
+def uses_onednn_fp32(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether oneDNN is faster than MKL here. Only in float32: False for other dtypes.
 
     oneDNN's ops do not support autograd.
     """
-    return ONEDNN_FP32 and device.type == "cpu" and dtype == torch.float32
+    return USE_ONEDNN_FP32 and device.type == "cpu" and dtype == torch.float32
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -58,15 +60,15 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
     In bfloat16 it is faster than F.linear, which first copies the bias to the output.
     """
-    bf16 = ONEDNN_BF16 and x.device.type == "cpu" and x.dtype == torch.bfloat16
-    if not (bf16 or uses_onednn(x.device, x.dtype)):
+    bf16 = USE_ONEDNN_BF16 and x.device.type == "cpu" and x.dtype == torch.bfloat16
+    if not (bf16 or uses_onednn_fp32(x.device, x.dtype)):
         return F.linear(x, weight, bias)
     return onednn_linear(x.contiguous(), weight, bias)
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """([heads,] n, k) @ ([heads,] k, m) without autograd. oneDNN is used for 2-D inputs only."""
-    if a.dim() > 2 or not uses_onednn(a.device, a.dtype):
+    if a.dim() > 2 or not uses_onednn_fp32(a.device, a.dtype):
         return a @ b
     # Either operand can be x of `onednn_linear`, which must be contiguous. Copy the smaller one.
     if a.is_contiguous() or a.numel() <= b.numel():

@@ -18,13 +18,13 @@ MIN_PRODUCTS = 2**21
 def recompute_linear(
     x: Tensor, linear: nn.Linear, input_fn: Optional[Callable[[Tensor], Tensor]] = None
 ) -> Tensor:
-    """linear(input_fn(x)): x (..., in) -> (..., out). Under autocast, in its precision.
+    """Return linear(input_fn(x)): x (..., in) -> (..., out). Under autocast, in its precision.
 
     input_fn: a function such as GELU, or a LayerNorm. Autograd would save its input and output and,
     under autocast, a 16-bit copy of the weight. This function saves only x, and the backward pass
-    recomputes the rest, except in small layers. In float32 on a CPU,
-    `BLIP.kernels.matmul` computes the products. Subclasses of nn.Linear, such as adapters, are
-    called unchanged.
+    recomputes the rest, except in small layers. `BLIP.kernels.matmul` computes the products of
+    recomputed layers, and large products in float32 where oneDNN is faster. Subclasses of
+    nn.Linear, such as adapters, are called unchanged.
     """
     device = x.device.type
     if type(linear) is not nn.Linear or linear.bias is None or torch.compiler.is_compiling():
@@ -36,7 +36,7 @@ def recompute_linear(
     recompute = needs_grad and is_large and (autocast or input_fn is not None)
     if not recompute:
         x, input_fn = (x if input_fn is None else input_fn(x)), None
-        use_onednn = matmul.uses_onednn(x.device, dtype) and not autocast
+        use_onednn = matmul.uses_onednn_fp32(x.device, dtype) and not autocast
         if not use_onednn or x.numel() * linear.out_features < MIN_PRODUCTS:
             return linear(x)
     parameters = input_fn.parameters() if isinstance(input_fn, nn.Module) else ()

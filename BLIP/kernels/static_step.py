@@ -12,13 +12,13 @@ from BLIP.med import KeysValues, TextDecoder
 class StaticCache(NamedTuple):
     """The tensors that a compiled step reads and writes, for S images with k rows each.
 
-    A row is a beam or sample. As in `CachedStep`, keys and values are never moved: all k rows of an
-    image append to the same columns, and reordering beams changes only `mask`.
+    A row is a beam or sample. As in `CachedStep`, keys and values are never moved: the k rows of an
+    image append to one cache, one slot each per step, and reordering beams changes only `mask`.
 
     tokens: int64 (S, k), the input.
     position: int64 (), the position of the tokens.
-    slots: int64 (k,), the columns of `past` that get the keys and values of the tokens.
-    mask: bool (S, k, capacity), the columns that each row attends to.
+    slots: int64 (k,), the slots of `past` that get the keys and values of the tokens.
+    mask: bool (S, k, capacity), the slots that each row attends to.
     past: keys and values of self-attention, (S, heads, capacity, d), a pair for each layer.
     image_kv: keys and values of cross-attention, (S, heads, P, d), a pair for each layer.
     """
@@ -52,7 +52,8 @@ class CompiledStepFactory:
     def cache_for(self, past: list[KeysValues], image_kv: list[KeysValues], rows: int, steps: int):
         """Return the cache, reallocated if it is too small or has another layout.
 
-        past, image_kv: keys and values of the prompts and the images.
+        past, image_kv: keys and values of the prompts and the images. rows: k. steps: the number of
+        tokens to append to each row.
         """
         images, heads, prompt, d = past[0][0].shape
         image_key, capacity = image_kv[0][0], prompt + steps * rows
@@ -140,7 +141,7 @@ class CompiledStep(CachedStep):
 
 
 def append_to_static(decoder: TextDecoder, cache: StaticCache) -> Tensor:
-    """Hidden states (S * k, H) of the tokens. Adds their keys, values and mask to the cache."""
+    """Return hidden states (S * k, H) of the tokens. Writes their keys, values and mask."""
     images, rows = cache.tokens.shape
     own_slots = torch.eye(rows, dtype=torch.bool, device=cache.tokens.device)
     cache.mask.index_copy_(2, cache.slots, own_slots.expand(images, -1, -1))

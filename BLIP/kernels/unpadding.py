@@ -39,7 +39,8 @@ def build_unpadding(attention_mask: Tensor) -> Optional[Unpadding]:
     """Return the unpadding of a batch, or None if the batch keeps its padding or has none.
 
     A batch on a GPU keeps its padding, because the host would have to wait for T. A batch without
-    gradients keeps it, so that hooks see whole rows. A batch of a compiled model keeps it, too.
+    gradients keeps it, so that hooks see whole rows. A batch of a compiled model keeps it, because
+    T depends on the data.
     """
     device, is_compiling = attention_mask.device.type, torch.compiler.is_compiling()
     if device != "cpu" or is_compiling or not torch.is_grad_enabled() or attention_mask.all():

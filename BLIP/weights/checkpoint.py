@@ -17,7 +17,7 @@ from BLIP.weights.sharded_checkpoint import is_sharded, read_rest, read_weights
 POSITION_EMBEDDING = "visual_encoder.pos_embed"
 PATCH_WEIGHT = "visual_encoder.patch_embed.proj.weight"
 
-NULL_IMAGE = "null_image"  # a run may start from a checkpoint with another null image
+NULL_IMAGE = "null_image"  # the first part of its keys; a file may have those of another kind
 # The first parts of keys that are ignored if the model lacks them: BLIP's files also have text
 # encoders, heads, momentum copies and queues.
 FURTHER_TOWERS = {
@@ -26,7 +26,7 @@ FURTHER_TOWERS = {
     *("image_queue", "text_queue", "queue_ptr", "ptr_queue", "idx_queue"),
 }
 
-# Keys that a file may lack, each with the key that has the same value (None: it is not learned).
+# Keys that a file may lack, each with the key that has the same value (None: it is a constant).
 WORD_EMBEDDING = "text_decoder.bert.embeddings.word_embeddings.weight"
 OPTIONAL_KEYS = {
     "text_decoder.cls.predictions.decoder.weight": WORD_EMBEDDING,
@@ -70,13 +70,13 @@ def read_checkpoint(source: str, trust_checkpoint: bool = False, mapped: bool = 
     A checkpoint is a .pth file, a .safetensors file or a sharded checkpoint, which is read without
     its optimizer. A bare state dict becomes {"model": state_dict}. No code in a file is run: a file
     with other objects than tensors is refused or, with `trust_checkpoint`, read without these.
-    mapped: memory-map the tensors, for a caller that does not need them. Raises CheckpointError and
+    mapped: memory-map the tensors, for a caller that reads few of them. Raises CheckpointError and
     DownloadError.
     """
     path = fetch(source)
     sharded = is_sharded(path)
     if not (path.is_file() or sharded):
-        problem = "is a folder, not a checkpoint: name a file in it"
+        problem = "is a folder, not a checkpoint: give a file in it"
         raise CheckpointError(
             f"checkpoint {source} {problem if path.is_dir() else 'does not exist'}"
         )
@@ -150,7 +150,8 @@ def base_weights(
 ) -> tuple[dict[str, Tensor], str]:
     """Return the frozen weights of an adapter's checkpoint, and the file that contains them.
 
-    A checkpoint without an adapter is its own base. Raises CheckpointError.
+    A checkpoint without an adapter is its own base. content, name: the checkpoint's. Raises
+    CheckpointError.
     """
     base = base_of(content, name)
     if base is None:
@@ -207,9 +208,9 @@ def _tower(key: str) -> str:
 
 
 def check_fits(target: Mapping[str, Tensor], state: Mapping[str, Tensor], name: str) -> None:
-    """Raise CheckpointError if keys or shapes of a file's `state` differ from the model's `target`.
+    """Raise CheckpointError if keys or shapes of a file's `state` differ from the model's.
 
-    name: the file, for the message.
+    target: the model's state dict. name: the file, for the message.
     """
     missing, unexpected = sorted(target.keys() - state.keys()), sorted(state.keys() - target.keys())
     if missing or unexpected:

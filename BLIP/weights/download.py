@@ -34,10 +34,10 @@ CHUNK = 1 << 20
 TIMEOUT_S = 60
 HUB_TIMEOUT_S = 10
 STORES = ("s3", "gs", "az")
-LARGEST = 16 << 30  # bytes; a checkpoint of BLIP ViT-L with its optimizer has 5 GB
+LARGEST = 16 << 30  # bytes of a download; a checkpoint of BLIP ViT-L with its optimizer has 5 GB
 
-# For a URL scheme such as s3, a function from an address to a local path. This package cannot read
-# object stores; programs that can add their functions here.
+# For each URL scheme such as s3, a function that maps an address to a local path. This package
+# cannot read object stores. Programs that can read them add functions here.
 FETCHERS: dict[str, Callable[[str], Path]] = {}
 
 _HUB_FILE = re.compile(
@@ -98,7 +98,8 @@ def download(
     """Download `url` to the file `destination`, which appears only when it is complete.
 
     If several processes call this, one downloads the file and the others wait. url: may contain
-    `user:password@`. largest: the size limit in bytes. Shows a progress bar. Raises DownloadError.
+    `user:password@`. sha256: the expected hash, in hexadecimal digits. largest: the size limit in
+    bytes. Shows a progress bar. Raises DownloadError.
     """
     destination, safe_url = Path(destination), without_secrets(url)
     part = destination.with_name(destination.name + ".part")
@@ -150,7 +151,7 @@ def _receive(url: str, part: Path, largest: int) -> None:
 
 
 def _request(url: str) -> urllib.request.Request:
-    """A request that sends user and password only to the host of the URL, not after a redirect."""
+    """Return a request that sends user and password only to the URL's host, not after redirects."""
     parts = urlsplit(url)
     user, separator, host = parts.netloc.rpartition("@")
     request = urllib.request.Request(parts._replace(netloc=host).geturl())
@@ -210,6 +211,7 @@ def _sha256(path: Path) -> str:
 
 
 def _fetch_from_hub(source: str) -> Path:
+    """Return the local path of an hf:// name. Raises DownloadError."""
     match = _HUB_FILE.fullmatch(source)
     if not match or {"", ".", ".."} & set(re.split("[/@]", source[len("hf://") :])):
         raise DownloadError(

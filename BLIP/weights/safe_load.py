@@ -15,7 +15,7 @@ class PickledError(ValueError):
 
 
 class HoldsObjectsError(PickledError):
-    """An undamaged file contains objects of other types than tensors."""
+    """An undamaged file contains objects that are no tensors, numbers, text, lists or dicts."""
 
 
 class OmittedObject:
@@ -69,11 +69,14 @@ def read_pickled(path: Path, leave_out_objects: bool = False, mapped: bool = Fal
 
 
 def _check_members(path: Path) -> None:
-    """Raise PickledError for an archive that is larger unpacked. torch.save does not compress."""
+    """Raise PickledError for a compressed archive, and for one that is larger when unpacked.
+
+    torch.save writes neither.
+    """
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
-    compressed = any(member.compress_type != zipfile.ZIP_STORED for member in members)
-    if compressed or sum(member.file_size for member in members) > path.stat().st_size:
+    is_compressed = any(member.compress_type != zipfile.ZIP_STORED for member in members)
+    if is_compressed or sum(member.file_size for member in members) > path.stat().st_size:
         raise PickledError("is damaged: its content is larger than the file")
 
 
@@ -82,9 +85,8 @@ def _tensor_bytes(content: Any) -> int:
     storage_sizes, seen_ids, stack = {}, set(), [content]
     while stack:
         item = stack.pop()
-        if (
-            id(item) in seen_ids
-        ):  # a pickle can contain a list twice, or a list that contains itself
+        # A pickle can contain a list twice, or a list that contains itself.
+        if id(item) in seen_ids:
             continue
         seen_ids.add(id(item))
         if isinstance(item, dict):

@@ -74,8 +74,8 @@ def sizes(path: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
 def fill(path: Path, tensors: Mapping[str, Tensor], alone: bool) -> None:
     """Copy the folder's values into tensors of the same sizes, which may be sharded in any way.
 
-    alone: only this process reads. Otherwise all processes call this function, and an error of one
-    process is raised in all. Raises PickledError.
+    tensors: by their names in the folder. alone: only this process reads. Otherwise all processes
+    call this function, and an error of one process is raised in all. Raises PickledError.
     """
     import torch.distributed.checkpoint as dcp
 
@@ -115,6 +115,8 @@ def _reader(path: Path):
 
 
 class _Unpickler(pickle.Unpickler):
+    """Raises PickledError for classes other than ALLOWED_CLASSES and dtypes."""
+
     def find_class(self, module: str, name: str) -> Any:
         is_allowed = name in ALLOWED_CLASSES.get(module, ())
         if is_allowed or (

@@ -1,7 +1,7 @@
 """Other published objectives against bland or wrong text, by name.
 
-To add one, write a file in this folder with a class of `interface.py`, and add a line here. A file
-is imported when an objective names it.
+To add one, write a file in this folder with a subclass of a class in `interface.py`, and add a line
+here. A file is imported when an objective names it.
 """
 
 ALTERNATIVES: dict[str, str] = {

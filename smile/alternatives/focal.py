@@ -12,7 +12,8 @@ from smile.alternatives.interface import WeightedMle
 class Focal(WeightedMle):
     """-(1 - p)^gamma log p, where p is the label's probability and the weight is detached.
 
-    gamma 0 is MLE. Source: arXiv 1708.02002. vyraun/long-tailed detaches the weight for text.
+    gamma 0 is MLE. Source: arXiv 1708.02002, for images. vyraun/long-tailed applies it to text and
+    detaches the weight.
     """
 
     title = "focal"

@@ -15,18 +15,19 @@ from torch import Tensor
 from smile.labels import at_least_float32, earlier_tokens
 
 
-class Likelihoods(NamedTuple):
+class PositionLogits(NamedTuple):
     """The logits that a `LikelihoodLoss` reads at R positions.
 
-    total: (R,), the logsumexp of all logits. label: (R,), the label's logit. earlier: (R, L), the
-    logits of all labels of the caption, one column each, before and after the position. is_earlier:
-    (R, L), true in one column of each distinct label before the position. is_label: (R, L), true in
-    the columns of the position's label. The last three are None unless the loss `looks_back`.
+    total: (R,), the logsumexp of all logits. label: (R,), the label's logit. caption_logits:
+    (R, L), the logits of all labels of the caption, one column each, before and after the position.
+    is_earlier: (R, L), true in one column of each distinct label before the position. is_label:
+    (R, L), true in the columns of the position's label. The last three are None unless the loss
+    `looks_back`.
     """
 
     total: Tensor
     label: Tensor
-    earlier: Optional[Tensor] = None
+    caption_logits: Optional[Tensor] = None
     is_earlier: Optional[Tensor] = None
     is_label: Optional[Tensor] = None
 
@@ -38,7 +39,9 @@ class Likelihoods(NamedTuple):
     @property
     def earlier_probabilities(self) -> Tensor:
         """The probabilities (R, L) of earlier tokens; 0 for other tokens."""
-        log_p = (self.earlier - self.total.unsqueeze(1)).masked_fill(~self.is_earlier, -math.inf)
+        log_p = (self.caption_logits - self.total.unsqueeze(1)).masked_fill(
+            ~self.is_earlier, -math.inf
+        )
         return log_p.exp()
 
 
@@ -77,15 +80,15 @@ class TokenLoss:
 
 
 class LikelihoodLoss(TokenLoss):
-    """A loss that is a function of `Likelihoods`."""
+    """A loss that is a function of `PositionLogits`."""
 
-    def losses(self, likelihoods: Likelihoods) -> Tensor:
+    def losses(self, position_logits: PositionLogits) -> Tensor:
         """The losses (R,)."""
         raise NotImplementedError
 
     def losses_from_fields(self, *values: Optional[Tensor]) -> Tensor:
-        """The losses (R,). values: the fields of `Likelihoods`."""
-        return self.losses(Likelihoods(*values))
+        """The losses (R,). values: the fields of `PositionLogits`."""
+        return self.losses(PositionLogits(*values))
 
     def caption_losses(self, logits: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
         """The losses (C, L) of logits (C, L, V) and labels (C, L), one caption per row.
@@ -105,11 +108,11 @@ class LikelihoodLoss(TokenLoss):
 class WeightedMle(LikelihoodLoss):
     """MLE's loss of each token, times a detached weight that depends on its probability."""
 
-    def losses(self, likelihoods: Likelihoods) -> Tensor:
+    def losses(self, position_logits: PositionLogits) -> Tensor:
         with torch.no_grad():
             # Rounding can make a probability larger than 1.
-            weight = self.weight(likelihoods.log_p.clamp(max=0))
-        return -weight * likelihoods.log_p
+            weight = self.weight(position_logits.log_p.clamp(max=0))
+        return -weight * position_logits.log_p
 
     def weight(self, log_p: Tensor) -> Tensor:
         """The weights (R,). log_p: the labels' log-probabilities (R,)."""

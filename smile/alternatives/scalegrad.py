@@ -5,17 +5,17 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from smile.alternatives.interface import LikelihoodLoss, Likelihoods
+from smile.alternatives.interface import LikelihoodLoss, PositionLogits
 
-EPSILON = 1e-8  # added to a probability
+EPSILON = 1e-8  # added to p' before the logarithm
 
 
 @dataclass(frozen=True)
 class ScaleGrad(LikelihoodLoss):
-    """-log p' of the label. gamma 1 is MLE.
+    """-log p' of the label. gamma 1 is MLE, except for EPSILON.
 
-    p' is p after the probabilities of all tokens that are new to the caption are multiplied by
-    gamma and p is normalised. The normaliser is gamma + (1 - gamma) * sum of p over the caption's
+    To get p', the probabilities of all tokens that are new to the caption are multiplied by gamma,
+    and all are divided by their new sum, gamma + (1 - gamma) * the sum of p over the caption's
     earlier tokens. Source: Lin, Han and Joty, "Straight to the Gradient", ICML 2021,
     shawnlimn/ScaleGrad.
     """
@@ -27,8 +27,8 @@ class ScaleGrad(LikelihoodLoss):
     def check(self) -> None:
         self.require(0 < self.gamma <= 1, "gamma", "above 0, at most 1")
 
-    def losses(self, likelihoods: Likelihoods) -> Tensor:
-        total = self.gamma + (1 - self.gamma) * likelihoods.earlier_probabilities.sum(1)
-        is_new = ~(likelihoods.is_label & likelihoods.is_earlier).any(1)
-        log_p = likelihoods.log_p + math.log(self.gamma) * is_new.to(total.dtype) - total.log()
+    def losses(self, position_logits: PositionLogits) -> Tensor:
+        total = self.gamma + (1 - self.gamma) * position_logits.earlier_probabilities.sum(1)
+        is_new = ~(position_logits.is_label & position_logits.is_earlier).any(1)
+        log_p = position_logits.log_p + math.log(self.gamma) * is_new.to(total.dtype) - total.log()
         return -(log_p.exp() + EPSILON).log()

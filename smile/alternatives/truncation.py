@@ -39,7 +39,7 @@ class Truncation(TokenLoss):
         ignore_index: int,
         means: Optional["LastMeans"],
     ) -> Tensor:
-        """The factor of each token's loss, (B, N).
+        """Return the factor of each token's loss, (B, N).
 
         losses: MLE's, (B, N). labels, segments, weights: (B, N). means: the mean losses of earlier
         captions, to which this method adds those of the batch; None outside of training.
@@ -57,7 +57,8 @@ class Truncation(TokenLoss):
         batch_means = sum_by_caption(losses * token_weights) / caption_weights.where(has_labels, 1)
         if means is not None:
             if means.seen.device != losses.device:
-                means.to(losses.device)  # the objective is not part of a model
+                # Unless the objective is a submodule of the model, it has not moved with it.
+                means.to(losses.device)
             is_kept = has_labels & (batch_means.float() < means.threshold(self.drop))
             means.add(batch_means, has_labels)
         caption_factors = is_kept / (caption_weights * has_labels.sum()).where(has_labels, 1)
@@ -66,13 +67,14 @@ class Truncation(TokenLoss):
         )
 
     def new_window(self) -> "LastMeans":
+        """Return an empty window for `factors`."""
         return LastMeans(self.window)
 
 
 class LastMeans(nn.Module):
-    """A ring buffer of the mean losses of the last `size` captions.
+    """A ring buffer of the mean losses of the last `size` captions, in float32: MPS has no float64.
 
-    float32, because MPS has no float64.
+    `seen` is the number of captions that were ever added.
     """
 
     def __init__(self, size: int):
@@ -83,7 +85,7 @@ class LastMeans(nn.Module):
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def threshold(self, drop: float) -> Tensor:
-        """The quantile 1 - `drop` of the means. Infinite until the buffer is full."""
+        """Return the quantile 1 - `drop` of the means. Infinite until the buffer is full."""
         position = (1 - drop) * (self.size - 1)
         lower = int(position)  # torch.quantile would round the position to float32
         means = self.means[:-1].sort().values
@@ -99,11 +101,11 @@ class LastMeans(nn.Module):
         self.seen += is_added.sum()
 
     def state(self) -> dict[str, Any]:
-        """The state for a checkpoint."""
+        """Return the state for a checkpoint."""
         return {"means": self.means[:-1].clone(), "seen": self.seen.clone()}
 
     def restore(self, state: Any) -> None:
-        """Load a state. Raises ValueError for a state of another size."""
+        """Load what `state` returned. Raises ValueError for another size or another content."""
         fits = isinstance(state, dict) and state.keys() == {"means", "seen"}
         if not fits or state["means"].shape != (self.size,):
             raise ValueError(f"truncation: the checkpoint has no window of {self.size} captions")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from smile.alternatives.interface import LikelihoodLoss, Likelihoods
+from smile.alternatives.interface import LikelihoodLoss, PositionLogits
 
 MIN_COMPLEMENT = 1e-5  # the lower bound of 1 - p in the penalty
 
@@ -24,7 +24,7 @@ class Unlikelihood(LikelihoodLoss):
     def check(self) -> None:
         self.require(self.alpha >= 0, "alpha", "0 or more")
 
-    def losses(self, likelihoods: Likelihoods) -> Tensor:
-        penalties = -(1 - likelihoods.earlier_probabilities).clamp(min=MIN_COMPLEMENT).log()
-        penalty = penalties.masked_fill(likelihoods.is_label, 0).sum(1)
-        return self.alpha * penalty - likelihoods.log_p
+    def losses(self, position_logits: PositionLogits) -> Tensor:
+        penalties = -(1 - position_logits.earlier_probabilities).clamp(min=MIN_COMPLEMENT).log()
+        penalty = penalties.masked_fill(position_logits.is_label, 0).sum(1)
+        return self.alpha * penalty - position_logits.log_p

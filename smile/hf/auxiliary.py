@@ -10,7 +10,7 @@ from typing import Optional
 import torch
 from torch import Tensor, nn
 
-from smile.hf.head_table import class_of, masks_by_labels, value_of, z_loss_weight
+from smile.hf.head_table import class_of, needs_labels_for_mask, value_of, z_loss_weight
 
 # The name of each router loss in a model's output, and the configuration keys of its weight.
 ROUTER_LOSSES = {
@@ -29,10 +29,10 @@ def auxiliary_losses(
 ) -> tuple[Optional[Tensor], dict[str, Tensor]]:
     """Return the sum of auxiliary losses (None if there are none), and its parts by name.
 
-    output: of the model without labels, so that its "loss", if any, is an auxiliary loss. Only
-    models that `masks_by_labels` get labels; their "loss" is not used. Parts are detached scalars,
-    not multiplied by their weights. Raises ValueError for a model that computes its router losses
-    only with labels.
+    output: of the model without labels, so that its "loss", if any, is an auxiliary loss. Only a
+    model that `needs_labels_for_mask` gets labels; its "loss" is not used. Parts are detached
+    scalars, not multiplied by their weights. Raises ValueError for a model that computes its router
+    losses only with labels.
     """
     weighted: list[Tensor] = []
     parts: dict[str, Tensor] = {}
@@ -56,7 +56,7 @@ def auxiliary_losses(
         )
     if z_weight := z_loss_weight(model):
         add("z_loss", z_weight, output["logits"].logsumexp(dim=-1).pow(2).mean())
-    if output.get("loss") is not None and not masks_by_labels(model):
+    if output.get("loss") is not None and not needs_labels_for_mask(model):
         add("own_loss", 1.0, output["loss"])
     if not weighted:
         return None, parts

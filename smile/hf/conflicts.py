@@ -4,12 +4,13 @@ from collections.abc import Iterator
 from typing import Any
 
 LIBRARIES = ("transformers", "trl")
-# Trainers of these libraries that use the model's loss. SFTTrainer's compute_loss is replaced.
-KNOWN = ("Trainer", "Seq2SeqTrainer", "SFTTrainer", "BaseTrainer", "_BaseTrainer")
+# Trainers of these libraries that minimise the model's loss. SFTTrainer does so with the mixin,
+# because `loss_classes` skips its compute_loss.
+MODEL_LOSS_TRAINERS = ("Trainer", "Seq2SeqTrainer", "SFTTrainer", "BaseTrainer", "_BaseTrainer")
 
 
 def loss_classes(trainer: type, mixin: type) -> list[type]:
-    """The classes after `mixin` in the MRO that define compute_loss, except SFTTrainer."""
+    """Return the classes after `mixin` in the MRO that define compute_loss, except SFTTrainer."""
     classes = trainer.__mro__[trainer.__mro__.index(mixin) + 1 :]
     return [
         base for base in classes if "compute_loss" in vars(base) and base.__name__ != "SFTTrainer"
@@ -19,12 +20,12 @@ def loss_classes(trainer: type, mixin: type) -> list[type]:
 def find_other_losses(trainer: type, mixin: type) -> Iterator[str]:
     """Yield a line for each trainer of LIBRARIES that does not use its model's loss."""
     for base in loss_classes(trainer, mixin):
-        if not reads_logits(base) and base.__name__ not in KNOWN:
+        if not reads_logits(base) and base.__name__ not in MODEL_LOSS_TRAINERS:
             yield f"{base.__name__} has another loss; leave SmileLossMixin out"
 
 
 def reads_logits(base: type) -> bool:
-    """Whether a class with a compute_loss may read logits. Classes of LIBRARIES do not."""
+    """Return whether a trainer class's compute_loss may read logits: not for those of LIBRARIES."""
     return base.__module__.split(".")[0] not in LIBRARIES
 
 
@@ -49,16 +50,18 @@ def find_conflicts(trainer: Any) -> Iterator[str]:
         )
     if args.n_gpu > 1:
         yield f"nn.DataParallel would split a batch over {args.n_gpu} GPUs; start with torchrun"
-    packed = getattr(args, "packing", False) or getattr(args, "eval_packing", False)
+    is_packed = getattr(args, "packing", False) or getattr(args, "eval_packing", False)
     peft = getattr(trainer.model, "active_peft_config", None)
-    if (packed or getattr(args, "padding_free", False)) and getattr(peft, "is_prompt_learning", 0):
+    if (is_packed or getattr(args, "padding_free", False)) and getattr(
+        peft, "is_prompt_learning", 0
+    ):
         yield (
             f"{type(peft).__name__} does not accept position_ids, so packed captions would see "
             "each other; leave packing and padding_free out"
         )
     if set(trainer.smile_objective.weights) == {"mle"}:
-        return  # MLE does not need whole captions
-    if packed and args.packing_strategy != "bfd":
+        return  # MLE can be computed from parts of captions
+    if is_packed and args.packing_strategy != "bfd":
         yield f'packing_strategy "{args.packing_strategy}" cuts captions into pieces; give "bfd"'
     parallel = getattr(getattr(trainer, "accelerator", None), "parallelism_config", None)
     for kind in ("cp", "sp"):

@@ -8,7 +8,7 @@ from typing import Optional
 import torch
 from torch import Tensor, nn
 
-from smile.hf.head_table import masks_by_labels, value_of
+from smile.hf.head_table import needs_labels_for_mask, value_of
 
 IGNORED = -100
 # Configuration keys of the tokens that stand for images, videos or sounds.
@@ -51,11 +51,12 @@ def unwrap_generative(model: nn.Module) -> nn.Module:
 
 
 def add_labels(model: nn.Module, labels: Tensor, inputs: dict) -> None:
-    """Add labels to `inputs` if the model's attention mask depends on labels.
+    """Add labels to `inputs` if the model needs them for its attention mask.
 
-    Raises ValueError if the batch has no token types: words would see later words.
+    Raises ValueError if the batch has no token types, because caption tokens would then attend to
+    later ones.
     """
-    if not masks_by_labels(model):
+    if not needs_labels_for_mask(model):
         return
     if inputs.get("token_type_ids") is None:
         raise ValueError(
@@ -66,36 +67,36 @@ def add_labels(model: nn.Module, labels: Tensor, inputs: dict) -> None:
 
 
 def is_encoder_decoder(model: nn.Module) -> bool:
-    """Whether the model is an encoder-decoder, whose logits are aligned with its labels."""
+    """Return whether the model is an encoder-decoder, whose logits are aligned with its labels."""
     configs = (model.config, getattr(model.config, "text_config", None))
     return any(getattr(config, "is_encoder_decoder", False) for config in configs)
 
 
-def check_tokens(labels: Tensor) -> None:
+def check_label_tensor(labels: Tensor) -> None:
     """Raise ValueError unless labels are integers (B, N)."""
     if labels.dim() != 2 or labels.is_floating_point():
         found = f"labels of {tuple(labels.shape)} in {labels.dtype}"
-        raise ValueError(f"{found}; give captions x tokens, as integers")
+        raise ValueError(f"{found}; give integers of the shape (captions, tokens)")
 
 
 def ignore_media(model: nn.Module, labels: Tensor) -> Tensor:
-    """Labels with IGNORED at tokens that stand for an image, a video or a sound."""
+    """Return labels with IGNORED at tokens that stand for an image, a video or a sound."""
     return labels.masked_fill(is_media(model, labels), IGNORED)
 
 
 def is_media(model: nn.Module, tokens: Tensor) -> Tensor:
-    """bool (B, N): tokens that stand for an image, a video or a sound."""
+    """Return bool (B, N): tokens that stand for an image, a video or a sound."""
     return is_one_of(tokens, configured_ids(model, *MEDIA_TOKENS))
 
 
 def opening_tokens(model: nn.Module) -> set[int]:
-    """The special tokens with which labels of an encoder-decoder model can begin.
+    """Return the special tokens with which labels of an encoder-decoder model can begin.
 
     Raises ValueError if one is a language's token that only the tokenizer knows.
     """
     opening = configured_ids(model, *OPENING_TOKENS)
-    multilingual = model.config.model_type in MULTILINGUAL
-    if multilingual and opening <= configured_ids(model, "eos_token_id"):
+    is_multilingual = model.config.model_type in MULTILINGUAL
+    if is_multilingual and opening <= configured_ids(model, "eos_token_id"):
         raise ValueError(
             f"{type(model).__name__}: labels begin with a language's token, which the model's "
             "configuration does not have; set model.generation_config.forced_bos_token_id, or for "
@@ -105,7 +106,7 @@ def opening_tokens(model: nn.Module) -> set[int]:
 
 
 def configured_ids(model: nn.Module, *names: str) -> set[int]:
-    """The token ids with these names in the model's configurations."""
+    """Return the token ids with these names in the model's, text and generation configurations."""
     config, ids = model.config, set()
     for source in (
         config,
@@ -121,7 +122,7 @@ def configured_ids(model: nn.Module, *names: str) -> set[int]:
 
 
 def is_one_of(tokens: Tensor, ids: Iterable[int]) -> Tensor:
-    """Whether each token is one of `ids`: bool, of the shape of `tokens`. Does not synchronise."""
+    """Return whether each token is one of `ids`: bool, like `tokens`. Does not wait for a GPU."""
     candidates = torch.tensor([*ids], dtype=tokens.dtype).to(tokens.device, non_blocking=True)
     return (tokens.unsqueeze(-1) == candidates).any(-1)
 
@@ -135,9 +136,10 @@ def align_labels(
 ) -> tuple[Tensor, Tensor]:
     """Return predictions and labels of equal length: predictions[:, n] predicts labels[:, n].
 
-    predictions: logits or hidden states (B, M, X); labels: (B, N), M >= N. Positions of an image
-    before the text have no labels and are left out. shifted: whether labels are shifted already.
-    tokens: the model's input (B, N), if known.
+    predictions: logits or hidden states (B, M, X); labels: (B, N), M >= N. The first M - N
+    positions are those of an image, which have no labels and are left out. shifted: whether
+    labels[:, n] is already the token after position n. tokens: the model's input (B, N), if known.
+    Raises ValueError for labels that cannot be aligned.
     """
     labels = ignore_media(model, labels.to(predictions.device))
     extra = predictions.size(1) - labels.size(1)
@@ -167,9 +169,8 @@ def _check_media_positions(model: nn.Module, tokens: Tensor, labels: Tensor) -> 
     it moves all scored tokens of all rows by the same number of positions.
     """
     is_media_token = is_media(model, tokens)
-    precedes_media = (
-        is_media_token.flip(1).cumsum(1).flip(1) > 0
-    )  # (B, N), true at media tokens, too
+    # bool (B, N), true at media tokens, too.
+    precedes_media = is_media_token.flip(1).cumsum(1).flip(1) > 0
     if (precedes_media & (labels != IGNORED)).any() or is_media_token.sum(1).unique().numel() > 1:
         raise ValueError(
             f"{type(model).__name__} expands an image token to several positions between scored "

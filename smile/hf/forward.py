@@ -34,12 +34,14 @@ ObjectiveLike = Union[Objective, str, Mapping[str, float], None]
 
 @dataclass(eq=False)
 class _Settings:
+    """What `use_smile` stores on a model."""
+
     objective: Objective
     from_hidden: bool
     arguments: list[str]  # names of the arguments of the class's forward, in order
-    parts: dict[str, Tensor] = field(default_factory=dict)  # the last step's
-    head_is_checked: bool = False
-    model_number: int = field(default_factory=itertools.count().__next__)
+    parts: dict[str, Tensor] = field(default_factory=dict)  # see `last_parts`
+    head_is_checked: bool = False  # whether `LinearHead.changed_rows` was called
+    model_number: int = field(default_factory=itertools.count().__next__)  # for `refuse`
     is_warned: bool = False  # whether the user was warned that training uses logits
 
 
@@ -76,18 +78,18 @@ def use_smile(
     model._smile = _Settings(objective, from_hidden, arguments)
     if from_hidden and linear_head(model) is None:
         _warn_of_logits(model, model._smile)
-    # The objective calls a forward that was set on the model earlier. One that is set later calls
-    # the objective.
+    # If another library has set `model.forward`, the objective's forward calls it. If a library
+    # sets it later, that forward calls the objective's.
     model._smile_below = (*getattr(model, "_smile_below", ()), model.__dict__.pop("forward", None))
     model.__class__ = _add_objective(original_class, len(model._smile_below) - 1)
     return wrapped
 
 
 def _add_objective(original_class: type, level: int) -> type:
-    """Make a subclass whose forward returns the objective's loss. level: index in `_smile_below`.
+    """Return a subclass whose forward returns the objective's loss. level: index in `_smile_below`.
 
-    A forward set on the instance would be shared by copies and replicas of the model. The subclass
-    has the original's name, because checkpoints and Trainer read it.
+    A subclass, because copies and replicas of a model would share a forward that is set on the
+    instance. It has the original's name, because checkpoints and Trainer read it.
     """
 
     def forward(self, *args, **kwargs):
@@ -119,14 +121,13 @@ def _add_objective(original_class: type, level: int) -> type:
 def undo(model: nn.Module) -> nn.Module:
     """Undo `use_smile`, if it was called on the model. Returns the model."""
     wrapped, model = model, unwrap_model(model)
-    original_class = type(model).__dict__.get(
-        "_without_smile"
-    )  # None if FSDP has added a class on top
+    # None without an objective, or if FSDP has added another subclass.
+    original_class = type(model).__dict__.get("_without_smile")
     if model.__dict__.pop("_smile", None) is not None:
         unwatch(model)
     if original_class is not None:
         model.__class__ = original_class
-        if "forward" not in vars(model):  # otherwise a later forward calls the earlier ones
+        if "forward" not in vars(model):  # otherwise that forward, set later, calls the others
             *model._smile_below, set_forward = model._smile_below
             if set_forward is not None:
                 model.forward = set_forward
@@ -137,7 +138,7 @@ def last_parts(model: nn.Module) -> dict[str, Tensor]:
     """Return each objective's unweighted value in the last step. Empty before the first step.
 
     Values are detached means over tokens. Auxiliary losses of the model, such as `aux_loss`, are
-    included.
+    included. Raises ValueError for a model without an objective.
     """
     settings = getattr(unwrap_model(model), "_smile", None)
     if settings is None:
@@ -146,7 +147,7 @@ def last_parts(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _forward(model, settings: _Settings, inner_forward: Callable, args: tuple, kwargs: dict) -> Any:
-    """The model's forward with the objective. inner_forward: the forward without it."""
+    """Run `inner_forward`, the model's forward, and return its output with the objective's loss."""
     positional = dict(zip(settings.arguments, args))
     if repeated := positional.keys() & kwargs.keys():
         raise TypeError(
@@ -187,14 +188,15 @@ def _forward(model, settings: _Settings, inner_forward: Callable, args: tuple, k
     objective = settings.objective
     targets = Targets(model, objective, labels, shifted, segments, weights, {**inputs})
     targets.check()
-    packed = targets.texts is not None and "kwargs" in settings.arguments
-    if packed or "use_cache" in settings.arguments:
+    is_packed = targets.texts is not None and "kwargs" in settings.arguments
+    if is_packed or "use_cache" in settings.arguments:
         inputs["use_cache"] = False  # with a cache, texts of a row see each other in some models
     add_decoder_inputs(model, labels, inputs)
     # Other models get no labels, so that they do not compute their own loss.
     add_labels(model, labels, inputs)
     needs_separation = targets.texts is not None and objective.weights.keys() != {"mle"}
-    if needs_separation and not torch.compiler.is_compiling():  # compiled, there are no values
+    # During compilation tensors have no values to check.
+    if needs_separation and not torch.compiler.is_compiling():
         load("smile.hf.packing_check:refuse_leaks")(model, inputs, targets.texts)
     if head is None:
         output = Call(model).run(inner_forward, inputs)
@@ -225,10 +227,10 @@ def _warn_of_logits(model: nn.Module, settings: _Settings) -> None:
 def _from_hidden(
     model, settings, inner_forward, inputs, targets, head
 ) -> tuple[dict, ObjectiveOutput]:
-    """Return the model's output with only the last position's logits, and the objective.
+    """Return the model's output with only the last position's logits, and the objective's result.
 
     The objective is computed from hidden states when the model calls its head, because FSDP has
-    then gathered the head's weights.
+    then gathered the head's weights. The head gets only the last position.
     """
     results = []
 
@@ -261,7 +263,11 @@ def _from_hidden(
 def total_loss(
     result: ObjectiveOutput, num_items_in_batch, auxiliary_loss: Optional[Tensor]
 ) -> Tensor:
-    """The objective's loss plus the auxiliary losses `auxiliary_loss`."""
+    """Return the loss to minimise: the objective's plus the auxiliary loss, if any.
+
+    num_items_in_batch: if given, the objective's sum over tokens is divided by it, instead of by
+    the number of tokens.
+    """
     loss = result.loss
     if num_items_in_batch is not None:
         if isinstance(num_items_in_batch, Tensor):  # it is on the model's first device
@@ -271,12 +277,15 @@ def total_loss(
 
 
 def unwrap_model(model: nn.Module) -> nn.Module:
-    """The transformers model without wrappers. Raises ValueError if there is none."""
+    """Return the transformers model without wrappers. Raises ValueError if there is none."""
     return unwrap_generative(model._modules.get("_orig_mod", model))
 
 
 def to_objective(objective: ObjectiveLike) -> Objective:
-    """Build the objective of a spec. Raises ValueError for another ignore_index than IGNORED."""
+    """Return the objective, built if a spec is given. Raises ValueError for another ignore_index.
+
+    None: SMILE.
+    """
     if not isinstance(objective, Objective):
         objective = Objective() if objective is None else Objective(objective)
     if objective.ignore_index != IGNORED:

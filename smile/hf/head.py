@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from smile.head import Transform
-from smile.hf.head_table import head_row, masks_by_labels, value_of, z_loss_weight
+from smile.hf.head_table import head_row, needs_labels_for_mask, value_of, z_loss_weight
 from smile.objective import Objective, ObjectiveOutput
 
 
@@ -26,11 +26,11 @@ class LinearHead(NamedTuple):
     vocabulary: Optional[int]
 
     def changed_rows(self, model_logits: Tensor, head_logits: Tensor) -> Tensor:
-        """bool (B,): rows in which the model changes logits in another way than the table says.
+        """Return bool (B,): rows whose logits the model changes in another way than `HEADS` states.
 
-        model_logits, head_logits: (B, N, V). Without a transform both must be equal bit for bit,
-        unless the program is compiled. Otherwise they may differ by the rounding of a few
-        operations.
+        model_logits: the model's output, (B, N, V). head_logits: the head's output. Without
+        transform and bias they must be equal bit for bit, unless the program is compiled. Otherwise
+        they may differ from the expected logits by the rounding of a few operations.
         """
         expected = head_logits.to(model_logits.dtype, copy=True)
         if self.bias is not None:
@@ -78,7 +78,7 @@ def linear_head(model: nn.Module) -> Optional[LinearHead]:
     """
     part, head = _output_layer(model)
     row = None if part is None or head_row(model) is None else head_row(part)
-    if row is None or z_loss_weight(model) or masks_by_labels(model):
+    if row is None or z_loss_weight(model) or needs_labels_for_mask(model):
         return None
     if not _is_linear(head) or hasattr(head.weight, "ds_id"):
         return None
@@ -89,7 +89,7 @@ def linear_head(model: nn.Module) -> Optional[LinearHead]:
 
 
 def language_head(model: nn.Module) -> nn.Module:
-    """The layer that computes logits. Raises ValueError if it is not linear or not found."""
+    """Return the layer that computes logits. Raises ValueError if it is not linear or not found."""
     head = _output_layer(model)[1]
     if not isinstance(getattr(head, "base_layer", head), nn.Linear):  # PEFT's has a base layer
         raise ValueError(f"{type(model).__name__} has no linear language head")
@@ -115,10 +115,11 @@ def _active_head(head: nn.Module) -> nn.Module:
 
 
 def _is_linear(head: Optional[nn.Module]) -> bool:
-    """Whether logits are hidden @ weight.T + bias.
+    """Return whether the head is certain to compute hidden @ weight.T + bias.
 
-    They are not if a subclass of nn.Linear has a forward, if a forward was set on the head, or if
-    it has another hook than ours and FSDP's.
+    It is not if a subclass of nn.Linear has another forward, if a forward was set on the head
+    (unless accelerate's, which moves tensors to a device), or if it has a hook of another module
+    than smile.hf and torch.distributed.
     """
     if not (isinstance(head, nn.Linear) and type(head).forward is nn.Linear.forward):
         return False
@@ -126,8 +127,6 @@ def _is_linear(head: Optional[nn.Module]) -> bool:
         return True
     hooks = (*head._forward_pre_hooks.values(), *head._forward_hooks.values())
     modules = [getattr(getattr(x, "func", x), "__module__", None) or "" for x in hooks]
-    moved_by_accelerate = (
-        type(getattr(head, "_hf_hook", None)).__name__ == "AlignDevicesHook"
-    )  # accelerate's
+    moved_by_accelerate = type(getattr(head, "_hf_hook", None)).__name__ == "AlignDevicesHook"
     all_known = all(x.startswith(("torch.distributed", "smile.hf")) for x in modules)
     return all_known and ("forward" not in vars(head) or moved_by_accelerate)

@@ -41,10 +41,11 @@ CONDITIONAL_GENERATION = """
 
 
 class HeadRow(NamedTuple):
-    """A model's logits are softcap * tanh(z / softcap), with z = (head's logits + bias) * scale.
+    """How a model computes its logits from the head's logits x: z = (x + bias) * scale / divisor.
 
-    Each field is the name of a value in the model or its configuration, or None. divisor: divides
-    the scale. vocabulary: the number of tokens in use, if the head is padded.
+    With a softcap they are softcap * tanh(z / softcap), otherwise z. Each field is the name of a
+    value in the model or its configuration (see `value_of`), or None. vocabulary: the number of
+    tokens in use, if the head is padded.
     """
 
     scale: Optional[str] = None
@@ -101,7 +102,7 @@ Z_LOSSES = {"BambaForCausalLM": "z_loss_coefficient"}
 
 
 def classes_of(model: nn.Module) -> tuple[type, ...]:
-    """The model's class and base classes, without `object`.
+    """Return the model's class and base classes, without `object`.
 
     Dynamo of torch 2.8 cannot read the name of `object`.
     """
@@ -109,12 +110,12 @@ def classes_of(model: nn.Module) -> tuple[type, ...]:
 
 
 def class_of(model: nn.Module) -> type:
-    """The model's class, without classes of torch: FSDP2 adds a subclass."""
+    """Return the model's class, without classes of torch: FSDP2 adds a subclass."""
     return next(kind for kind in classes_of(model) if not kind.__module__.startswith("torch."))
 
 
 def head_row(model: nn.Module) -> Optional[HeadRow]:
-    """The row of a model's class. None for a class that is not in the table or is a user's."""
+    """Return the row of a model's class, or None for a user's class or one without a row."""
     model_class = class_of(model)
     return (
         HEADS.get(model_class.__name__)
@@ -124,13 +125,16 @@ def head_row(model: nn.Module) -> Optional[HeadRow]:
 
 
 def z_loss_weight(model: nn.Module) -> Optional[float]:
-    """The weight of the model's z-loss. None if it has no z-loss."""
+    """Return the weight of the model's z-loss. None if it has no z-loss."""
     names = [kind.__name__ for kind in classes_of(model) if kind.__name__ in Z_LOSSES]
     return value_of(model, Z_LOSSES[names[0]]) if names else None
 
 
 def value_of(model: nn.Module, name: Optional[str], default: Any = None) -> Any:
-    """The value `name` of the model, its text configuration or its configuration, in this order."""
+    """Return the value `name` of the model, its text or decoder configuration or its configuration.
+
+    The first of them that is not None counts. Returns `default` if there is none or no name.
+    """
     config = model.config
     sources = (model, *(getattr(config, inner, None) for inner in ("text_config", "decoder")))
     for source in (*sources, config) if name else ():
@@ -141,15 +145,15 @@ def value_of(model: nn.Module, name: Optional[str], default: Any = None) -> Any:
 
 
 def version_of(model: nn.Module) -> tuple[int, int]:
-    """The version of transformers, (major, minor). (0, 0) if the model is not one of its models."""
+    """Return the version of transformers, (major, minor); (0, 0) for a model of another library."""
     if not any(kind.__module__.startswith("transformers.") for kind in classes_of(model)):
         return 0, 0
     numbers = sys.modules["transformers"].__version__.split(".")
     return int(numbers[0]), int(numbers[1])
 
 
-def masks_by_labels(model: nn.Module) -> bool:
-    """Whether the attention mask is causal only if the model gets labels.
+def needs_labels_for_mask(model: nn.Module) -> bool:
+    """Return whether the attention mask is causal only if the model gets labels.
 
     True for PaliGemma and its subclasses before transformers 5.0.
     """

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from smile.hf.auxiliary import auxiliary_losses
 from smile.hf.forward import to_objective, total_loss, unwrap_model
-from smile.hf.head_table import masks_by_labels
+from smile.hf.head_table import needs_labels_for_mask
 from smile.hf.packed import Targets
 from smile.objective import Objective
 
@@ -17,11 +17,11 @@ def compute_loss_func(model: nn.Module, objective: Optional[Objective] = None) -
 
     The trainer does not pass labels to the model. Therefore batches of an encoder-decoder model
     need `decoder_input_ids`, which `DataCollatorForSeq2Seq(tokenizer, model=model)` adds. The
-    function gets only the labels of a batch. Packed rows need `use_smile`; here they raise
-    ValueError if the labels show that rows are packed.
+    returned function gets nothing of a batch but its labels. Packed rows need `use_smile`; the
+    function raises ValueError if the labels show that rows are packed.
     """
     model, objective = unwrap_model(model), to_objective(objective)
-    if masks_by_labels(model):
+    if needs_labels_for_mask(model):
         reason = "before transformers 5.0 masks text by its labels; call use_smile for it"
         raise ValueError(f"{type(model).__name__} {reason}")
 

@@ -1,7 +1,7 @@
 """Raises ValueError if a model of `use_smile` is about to be trained with another loss.
 
-Hooks on decoder and head raise it if these modules run in training outside of the model's forward.
-Hooks on the forward's output raise it in the backward pass of another loss.
+Hooks on decoder and head raise ValueError if these modules run in training outside of the model's
+forward. Hooks on the forward's output raise it in the backward pass of another loss.
 """
 
 import threading
@@ -36,6 +36,7 @@ class Call:
     head_output: Optional[Tensor] = None
 
     def run(self, inner_forward: Callable, inputs: dict) -> Any:
+        """Return `inner_forward(**inputs)`. The hooks know of the call while it runs."""
         _CALLS.stack.append(self)
         try:
             return inner_forward(**inputs)
@@ -56,18 +57,19 @@ _BACKWARDS: deque[int] = deque(maxlen=8)
 
 
 def is_running(model: nn.Module) -> bool:
+    """Return whether this thread is inside a forward of the model."""
     return any(call.model is model for call in _CALLS.stack)
 
 
 def _pre_forward_hook(part: nn.Module, args: tuple) -> Optional[tuple]:
-    """The pre-forward hook of decoder and head."""
+    """Replace the head's input in a call with `replace_input`. Raise ValueError for a misuse."""
     for call in _CALLS.stack:
         if call.head is part:
             return (call.replace_input(args[0]), *args[1:])
     in_training = part.training and torch.is_grad_enabled()
     # Activation checkpointing runs decoder and head again in the objective's backward pass.
-    outside = in_training and not _CALLS.stack
-    if outside and torch._C._current_graph_task_id() not in _BACKWARDS:
+    is_outside = in_training and not _CALLS.stack
+    if is_outside and torch._C._current_graph_task_id() not in _BACKWARDS:
         raise ValueError(f"{type(part).__name__} was run outside of its model's forward, {REMEDY}")
     return None
 
@@ -79,7 +81,7 @@ def _forward_hook(head: nn.Module, _, logits: Tensor) -> None:
 
 
 def watch_parts(model: nn.Module) -> None:
-    """Make decoder and head raise an error if another loss is trained. Either may be frozen."""
+    """Make decoder and head, also frozen, raise ValueError if they are trained by another loss."""
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     for part in (_decoder_of(model), head):
         if isinstance(part, nn.Module):
@@ -87,6 +89,7 @@ def watch_parts(model: nn.Module) -> None:
 
 
 def watch(part: nn.Module) -> None:
+    """Register the hooks on decoder or head, unless they are registered already."""
     if _pre_forward_hook not in [
         *part._forward_pre_hooks.values()
     ]:  # Dynamo of torch 2.8 needs a list
@@ -95,6 +98,7 @@ def watch(part: nn.Module) -> None:
 
 
 def unwatch(model: nn.Module) -> None:
+    """Remove the hooks from all modules of the model."""
     for module in model.modules():
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
             for key in [
@@ -104,7 +108,7 @@ def unwatch(model: nn.Module) -> None:
 
 
 def _decoder_of(model: nn.Module) -> Optional[nn.Module]:
-    """The module that computes the head's hidden states, or None if it is not found.
+    """Return the module that computes the head's hidden states, or None if it is not found.
 
     It is the innermost decoder: encoder-decoder models call encoder and decoder directly, not the
     model around both.
@@ -118,7 +122,7 @@ def _decoder_of(model: nn.Module) -> Optional[nn.Module]:
 
 
 def output_logits(model: nn.Module, output: Any) -> Tensor:
-    """The logits of an output. Raises ValueError if a forward set on the model returns none."""
+    """Return the logits (B, N, V) of an output. Raises ValueError if it has none."""
     logits = output.get("logits") if isinstance(output, dict) else None
     if not isinstance(logits, Tensor) or logits.dim() != 3:
         raise ValueError(
@@ -136,7 +140,7 @@ def refuse_other_losses(model: nn.Module, fields: dict, loss: Tensor) -> dict:
     the forward pass. `loss` is created last, so that its gradient comes first. In a compiled
     program, logits and hidden states are detached, because its backward pass runs for all outputs.
     """
-    compiling, name, loss_gradients = torch.compiler.is_compiling(), type(model).__name__, []
+    is_compiling, name, loss_gradients = torch.compiler.is_compiling(), type(model).__name__, []
 
     def record_loss_gradient(gradient: Tensor) -> None:
         loss_gradients.append(gradient)
@@ -153,14 +157,14 @@ def refuse_other_losses(model: nn.Module, fields: dict, loss: Tensor) -> dict:
             return type(state)([watch_state(item) for item in state])
         if not (isinstance(state, Tensor) and state.requires_grad):
             return state
-        if compiling:
+        if is_compiling:
             return state.detach()
         state = state.view_as(state)
         state.register_hook(check_loss_gradient)
         return state
 
     states = {key: watch_state(fields[key]) for key in STATES if fields.get(key) is not None}
-    if loss.requires_grad and not compiling:
+    if loss.requires_grad and not is_compiling:
         loss = loss.clone()
         loss.register_hook(record_loss_gradient)
     return {**fields, **states, "loss": loss}

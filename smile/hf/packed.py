@@ -14,7 +14,7 @@ from smile.captions import (
 from smile.hf.families import (
     IGNORED,
     align_labels,
-    check_tokens,
+    check_label_tensor,
     configured_ids,
     ignore_media,
     is_encoder_decoder,
@@ -74,7 +74,7 @@ class Targets:
         weights: Optional[Tensor] = None,
         inputs: Optional[dict] = None,
     ):
-        check_tokens(labels)
+        check_label_tensor(labels)
         prepare_weights(labels, weights, IGNORED)  # checks the weights
         if segments is not None:
             check_segments(segments, labels)
@@ -93,10 +93,15 @@ class Targets:
         self.captions = None
         if segments is None and objective.weights.keys() != {"mle"}:
             only_smile = objective.weights.keys() == {"smile"}
-            unscored = only_smile and not scores_first_token("smile", objective.first_token_mle)
-            self.captions = self._number_captions(unscored or "truncation" in objective.weights)
+            opening_loss_is_zero = only_smile and not scores_first_token(
+                "smile", objective.first_token_mle
+            )
+            self.captions = self._number_captions(
+                opening_loss_is_zero or "truncation" in objective.weights
+            )
 
     def _ignore_first_labels(self) -> None:
+        """Set `texts`, and ignore labels that another text or segment would have to predict."""
         labels, self.texts = self.labels, text_numbers(self.inputs, self.labels)
         if self.texts is not None:
             is_first = self.texts[:, 1:] != self.texts[:, :-1]  # (B, N - 1), for tokens 1 to N - 1
@@ -111,7 +116,7 @@ class Targets:
     def _number_captions(self, without_openings: bool) -> Tensor:
         """Return int64 (B, N), the number of each label's caption.
 
-        without_openings: ignore the special tokens with which labels begin.
+        without_openings: set labels to IGNORED at the special tokens with which they begin.
         """
         if not self.is_encoder_decoder:
             return captions_of_turns(self.labels, self.texts)
@@ -139,7 +144,8 @@ class Targets:
         if torch.compiler.is_compiling():
             self.segments = self.segments if self.captions is None else self.captions
         elif self.captions is not None:
-            # Segments are set only if necessary: rows of one caption are faster without them.
+            # One transfer from the device for all checks. Segments are set only if necessary: rows
+            # of one caption are faster without them.
             flags = [torch.stack([*flags, self.captions.amax(1) > 1]).cpu()]
             self.segments = self.captions if flags[0][-1].any() else None
             flags = [*flags[0]]
@@ -207,7 +213,7 @@ class Targets:
 
 
 def text_numbers(inputs: dict, labels: Tensor) -> Optional[Tensor]:
-    """int64 (B, N), the number of each token's text in its row, or None if it is unknown."""
+    """Return int64 (B, N), the number of each token's text in its row, or None if it is unknown."""
     if inputs.get("seq_idx") is not None:
         name, numbers = "seq_idx", inputs["seq_idx"]
     elif inputs.get("cu_seq_lens_q") is not None:
@@ -236,6 +242,7 @@ def refuse_separating_mask(mask) -> None:
 
 
 def packed_mask_error(description: str) -> str:
+    """Return the line for an attention mask that may separate texts. description: of the mask."""
     error = (
         f"attention_mask {description}, so a row may have several captions, but it is unknown where"
     )
@@ -243,7 +250,10 @@ def packed_mask_error(description: str) -> str:
 
 
 def find_leaks(mask, texts: Optional[Tensor]) -> Optional[Tensor]:
-    """bool (B,): rows in which an attention mask (B, N) lets one text see another, or None."""
+    """Return bool (B,): rows in which an attention mask lets one text see another.
+
+    None if the texts are unknown, and for a mask that is not (B, N).
+    """
     if texts is None or not isinstance(mask, Tensor) or mask.shape != texts.shape:
         return None
     attends_both = (mask[:, 1:] > 0) & (mask[:, :-1] > 0)
@@ -251,7 +261,7 @@ def find_leaks(mask, texts: Optional[Tensor]) -> Optional[Tensor]:
 
 
 def find_repeated_ends(end_tokens: list[int], labels: Tensor, captions: Tensor) -> Tensor:
-    """bool (B,): rows in which a caption ends more than once.
+    """Return bool (B,): rows in which a caption ends more than once.
 
     captions: (B, N), numbers from 0 to N. Consecutive end tokens, such as labelled padding, count
     once. A caption's first token does not count, because some models begin a text with the end
@@ -268,6 +278,7 @@ def find_repeated_ends(end_tokens: list[int], labels: Tensor, captions: Tensor) 
 
 
 def repeated_end_error(end_tokens: list[int]) -> str:
+    """Return the line for rows of `find_repeated_ends`; `refuse` fills in {row}."""
     names = " or ".join(map(str, end_tokens))
     return (
         f"row {{row}} of the labels has the end token {names} more than once, so it seems to "

@@ -26,7 +26,7 @@ SINCE_5 = (
     *("GPT2", "GraniteMoe", "JetMoe", "Nemotron", "Olmoe", "Phimoe", "Qwen2Moe", "Qwen2VL"),
     *("Qwen2_5_VL", "StableLm"),
 )
-THREE_AXES = ("Qwen2VL", "Qwen2_5_VL")  # text positions must precede their three axes
+THREE_AXES = ("Qwen2VL", "Qwen2_5_VL")  # these find texts only in position_ids (4, B, N)
 LEAK_ERROR = (
     "lets captions of a packed row see each other, with this version of transformers or this "
     "attn_implementation; leave packing and padding_free out"
@@ -36,8 +36,8 @@ LEAK_ERROR = (
 def refuse_leaks(model: nn.Module, inputs: dict, texts: Tensor) -> None:
     """Raise ValueError if a row has several texts and the model is not known to separate them.
 
-    texts: (B, N), the number of each token's text. If there is an attention mask, the caller has
-    checked that it separates them.
+    inputs: the model's. texts: (B, N), the number of each token's text. If there is an attention
+    mask, the caller has checked that it separates them.
     """
     if inputs.get("attention_mask") is not None or _separates_texts(model, inputs, len(texts)):
         return
@@ -46,6 +46,7 @@ def refuse_leaks(model: nn.Module, inputs: dict, texts: Tensor) -> None:
 
 
 def _separates_texts(model: nn.Module, inputs: dict, rows: int) -> bool:
+    """Return whether attention is known to separate the texts of a batch of `rows` packed rows."""
     model_class, positions = class_of(model), inputs.get("position_ids")
     name = model_class.__name__
     if name not in MASKED or not model_class.__module__.startswith("transformers."):

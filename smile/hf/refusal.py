@@ -18,10 +18,10 @@ def refuse(
 ) -> Tensor:
     """Return `passthrough`. Raise ValueError with the first line that has an invalid row.
 
-    invalid: bool (K, B), the invalid rows for each line. The first one replaces {row} in the line.
-    K may be larger than the number of lines. model_number: if given, a compiled program checks only
-    this model's first batch, except on a CPU, where checks are cheap. A compiled program drops the
-    check unless the result is used.
+    invalid: bool (K, B), the invalid rows for each line. In the raised line, {row} becomes the
+    number of its first invalid row. K may be larger than the number of lines: the rest is not read.
+    model_number: if given, a compiled program checks only this model's first batch, except on a
+    CPU, where checks are cheap. A compiled program drops the check unless the result is used.
     """
     if torch.compiler.is_compiling():
         return _operator(passthrough, invalid, "\n".join(lines), model_number)

@@ -15,12 +15,13 @@ class RunningMeans:
         self.total = 0.0
 
     def add(self, values: Mapping[str, Tensor], weight: float) -> None:
+        """Add a batch's values by name. weight: that of the batch in the means."""
         for name, value in values.items():
             self.sums[name] = self.sums.get(name, 0) + weight * value.detach().float()
         self.total += weight
 
     def means(self) -> dict[str, float]:
-        """The mean of each value over all processes, which all call this. Resets the sums."""
+        """Return the mean of each value over all processes, and reset. All processes call this."""
         sums, total = self.sums, self.total
         self.__init__()
         if not sums:

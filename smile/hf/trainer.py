@@ -65,15 +65,18 @@ class SmileLossMixin:
         super().__init__(*args, **kwargs)
         self._refuse(find_conflicts(self))
         self._add_objective(self.model)
-        # Makes the trainer count tokens. With sequence parallelism it counts them later.
+        # True: a loss is divided by the number of scored labels, see `_count_items`, not by the
+        # number of accumulated batches. With sequence parallelism the trainer counts labels itself.
         parallel = getattr(getattr(self, "accelerator", None), "parallelism_config", None)
         self.model_accepts_loss_kwargs = not getattr(parallel, "sp_enabled", False)
 
     def _refuse(self, problems: Iterable[str]) -> None:
+        """Raise ValueError with the first problem, if any."""
         for problem in problems:
             raise ValueError(f"{type(self).__name__}: {problem}")
 
     def _add_objective(self, model: nn.Module) -> nn.Module:
+        """Call `use_smile` on the model, and return it."""
         self._objective_model = use_smile(model, self.smile_objective, self._from_hidden)
         # TRL changes the coefficient in the configuration, but models read it when they are built.
         if hasattr(self, "aux_loss_enabled"):
@@ -88,7 +91,7 @@ class SmileLossMixin:
         return self._add_objective(super().call_model_init(*args, **kwargs))
 
     def _save_optimizer_and_scheduler(self, output_dir):
-        """Also saves the objective's state, one file per process."""
+        """Also save the objective's state, one file per process."""
         super()._save_optimizer_and_scheduler(output_dir)
         if state := self.smile_objective.state():
             os.makedirs(output_dir, exist_ok=True)  # only the first process has created it
@@ -120,13 +123,13 @@ class SmileLossMixin:
         return batches, self._count_items(batches)
 
     def _get_num_items_in_batch(self, batches, *_):
-        """The divisor in evaluation. In training, `get_batch_samples` computes it once per step."""
+        """Return the divisor in evaluation. In training None: `get_batch_samples` returns it."""
         return None if self.model.training else self._count_items(batches)
 
     def _count_items(self, batches: Sequence[Mapping[str, Tensor]]) -> Optional[Tensor]:
-        """The number of scored labels in all processes, or the sum of their weights.
+        """Return the number of scored labels in all processes, or the sum of their weights.
 
-        None if the trainer counts them itself, or if there are no labels.
+        None if the trainer counts them itself, or if a batch has no labels.
         """
         labelled = all({"labels", "shift_labels"} & batch.keys() for batch in batches)
         if not (self.model_accepts_loss_kwargs and batches and labelled):
@@ -138,13 +141,13 @@ class SmileLossMixin:
         return items.masked_fill(items == 0, 1)
 
     def _processes(self) -> int:
-        """The number of processes whose gradients are averaged and tokens counted together."""
+        """Return among how many processes tokens are counted; 1 if each counts its own."""
         if not getattr(self.args, "average_tokens_across_devices", False):
             return 1
         return self.accelerator.num_processes // self._size("tp")
 
     def _size(self, kind: str) -> int:
-        """The number of processes that share a batch by tensor, context or sequence parallelism."""
+        """Return how many processes share a batch. kind: "tp", "cp" or "sp" parallelism."""
         size = getattr(self, f"get_{kind}_size", None)
         config = getattr(self.accelerator, "parallelism_config", None)
         return size() if size else getattr(config, f"{kind}_size", 1)
@@ -162,7 +165,7 @@ class SmileLossMixin:
         return prepare_weights(labels, weights, IGNORED)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        """The loss of the model's forward, scaled as transformers' trainer expects.
+        """Return the loss of the model's forward, scaled as transformers' trainer expects.
 
         Auxiliary losses are averaged over accumulated batches and processes.
         """
@@ -254,13 +257,13 @@ class SmileLossMixin:
 
 
 def _column_names(rows: Any) -> Iterable[str]:
-    """The column names of a data set. For a stream without names, the keys of its first row."""
+    """Return a data set's column names; for a stream without names, the keys of its first row."""
     columns = getattr(rows, "column_names", ())
     return next(iter(rows), ()) if columns is None else columns
 
 
 def _divide(items: Union[Tensor, int], divisor: int) -> Union[Tensor, int, float]:
-    """items / divisor, in float64 if the device supports it."""
+    """Return items / divisor, in float64 if the device supports it."""
     if divisor == 1 or not isinstance(items, Tensor):
         return items / divisor if divisor > 1 else items
     return (items if items.device.type == "mps" else items.double()) / divisor

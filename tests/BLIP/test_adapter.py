@@ -126,7 +126,7 @@ def test_each_mistake_is_one_line(path, adapted, checkpoint, base, tmp_path, cap
         assert "\n" not in str(error.value)
         return str(error.value)
 
-    line = "lora is set, but pretrained is not: set it to the frozen base weights"
+    line = "lora is set, but pretrained is not: set pretrained to the base weights"
     assert message([LORA], None) == line
     signed = [LORA, "pretrained=https://host/a.pth?SECRET"]
     assert message(signed, str(base)).startswith("pretrained is an address with a user or a query")
@@ -149,5 +149,5 @@ def test_each_mistake_is_one_line(path, adapted, checkpoint, base, tmp_path, cap
     with pytest.raises(ValueError, match="an adapter, but not its run's configuration"):
         captioner_of(str(tmp_path / "bare.pth"))
     assert merge.main([str(base), str(tmp_path / "x.pth")]) == 2
-    assert capsys.readouterr().err == f"error: {base} has no adapter but whole weights\n"
+    assert capsys.readouterr().err == f"error: {base} has whole weights, not an adapter\n"
     assert json.dumps(adapted.model_dump()["lora"])  # a checkpoint keeps it

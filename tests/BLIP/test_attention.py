@@ -17,8 +17,8 @@ def quick(request, monkeypatch):
     A block is one head with many queries, and all heads of an image with fewer.
     """
     monkeypatch.setattr(module, "MAX_SCORES", 2 * MANY_QUERIES * PLACES - 1)
-    monkeypatch.setattr(matmul, "ONEDNN_FP32", request.param == "oneDNN" and matmul.HAS_ONEDNN)
-    monkeypatch.setattr(matmul, "AMX", request.param == "AMX")
+    monkeypatch.setattr(matmul, "USE_ONEDNN_FP32", request.param == "oneDNN" and matmul.HAS_ONEDNN)
+    monkeypatch.setattr(matmul, "HAS_AMX", request.param == "AMX")
 
 
 def problem(queries):

@@ -5,14 +5,14 @@ import torch
 from torch import nn
 
 from BLIP.kernels import int8_linear
-from BLIP.kernels.int8_linear import FLOAT16, INT8, HalfLinear, Int8Linear, check_int8
+from BLIP.kernels.int8_linear import FLOAT16_ENGINE, INT8_ENGINE, HalfLinear, Int8Linear, check_int8
 from captioning import caption
 from captioning.train import main
 from decoding import DecodingSettings
 
 ENGINES = torch.backends.quantized.supported_engines
 pytestmark = pytest.mark.skipif(
-    not {INT8, FLOAT16} <= set(ENGINES), reason="torch has no kernels for 8 bits here"
+    not {INT8_ENGINE, FLOAT16_ENGINE} <= set(ENGINES), reason="torch has no kernels for 8 bits here"
 )
 BEAM = DecodingSettings(num_beams=3, max_length=16, min_length=5)
 
@@ -88,7 +88,7 @@ def test_half_weights_are_exact_to_their_eleven_bits(before_mkl):
 def test_the_copy(make_captioner, monkeypatch, bf16, amx):
     """The encoder's layers have 8 bits, results are near, and the original is unchanged."""
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: bf16)
-    monkeypatch.setattr(int8_linear, "AMX", amx)
+    monkeypatch.setattr(int8_linear, "HAS_AMX", amx)
     captioner, images = make_captioner(), 2 * torch.randn(6, 3, 48, 48)
     before = {name: value.clone() for name, value in captioner.state_dict().items()}
     quick = captioner.for_inference(torch.int8)

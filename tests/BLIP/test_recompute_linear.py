@@ -13,10 +13,10 @@ from BLIP.kernels.recompute_linear import recompute_linear
 @pytest.fixture(autouse=True, params=[False, True], ids=["", "oneDNN"])
 def of_any_size(request, monkeypatch):
     """With torch's own products and with oneDNN's, which processors with AVX-512 have."""
-    monkeypatch.setattr(matmul, "ONEDNN_BF16", request.param and matmul.ONEDNN_BF16)
+    monkeypatch.setattr(matmul, "USE_ONEDNN_BF16", request.param and matmul.USE_ONEDNN_BF16)
     monkeypatch.setattr(module, "MIN_ELEMENTS", 0)
     monkeypatch.setattr(module, "MIN_PRODUCTS", 0)
-    monkeypatch.setattr(matmul, "ONEDNN_FP32", request.param and matmul.HAS_ONEDNN)
+    monkeypatch.setattr(matmul, "USE_ONEDNN_FP32", request.param and matmul.HAS_ONEDNN)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from smile.hf import compute_loss_func, last_parts, use_smile
 from smile.hf.auxiliary import auxiliary_losses
 from smile.hf.families import align_labels
 from smile.hf.head import linear_head
-from smile.hf.head_table import masks_by_labels
+from smile.hf.head_table import needs_labels_for_mask
 from tests.smile import hf_models
 from tests.smile.hf_steps import GPT2, made, needs, one_line
 
@@ -147,9 +147,9 @@ class PaliGemmaForConditionalGeneration(torch.nn.Module):
 def test_a_model_that_masks_by_its_labels_gets_them(monkeypatch):
     subclass = type("Mine", (PaliGemmaForConditionalGeneration,), {"__module__": "mine"})
     monkeypatch.setattr(sys.modules["transformers"], "__version__", "5.0.0")
-    assert not masks_by_labels(subclass())
+    assert not needs_labels_for_mask(subclass())
     monkeypatch.setattr(sys.modules["transformers"], "__version__", "4.50.3")
-    assert masks_by_labels(subclass())
+    assert needs_labels_for_mask(subclass())
     model = PaliGemmaForConditionalGeneration()
     tokens = torch.randint(9, (2, 5))
     with torch.no_grad():

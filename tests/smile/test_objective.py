@@ -120,7 +120,7 @@ def test_a_wrong_smoothing_is_refused(smoothing):
 def test_every_image_has_as_many_captions():
     assert captions_per_image([["a", "b"], ["c", "d"], ["e", "f"]], 3) == 2
     for wrong, images in (([], 0), ([["a"], []], 2), ([[], []], 2), ([["a"]], 2)):
-        with pytest.raises(ValueError, match=f"captions for {images} images; each needs as many"):
+        with pytest.raises(ValueError, match=f"captions for {images} images; give each"):
             captions_per_image(wrong, images)
 
 

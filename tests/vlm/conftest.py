@@ -40,7 +40,7 @@ def make_vlm(vlm_folder):
         folder, prompt = vlm_folder(name)
         prompt_processor, model = (
             load_prompt_processor(folder, prompt),
-            load_model(folder, weights=True),
+            load_model(folder, pretrained=True),
         )
         return VlmCaptioner(model, prompt_processor, objective or Objective(), max_tokens).eval()
 

@@ -60,7 +60,7 @@ def logits_of(model, batch):
 
 def test_the_layers_of_low_rank_learn_and_nothing_else(trained, vlm_folder):
     captioner, _, _ = trained
-    before = load_model(vlm_folder(NAME)[0], weights=True).state_dict()
+    before = load_model(vlm_folder(NAME)[0], pretrained=True).state_dict()
     for name, value in captioner.model.named_parameters():
         plain = name.replace(".base_layer", "")
         assert value.requires_grad == ("lora_" in name)
@@ -86,7 +86,7 @@ def test_peft_loads_the_adapter(trained, vlm_folder, tmp_path, capsys):
     assert export.main([str(path), str(tmp_path / "adapter"), "--adapter"]) == 0
     assert "holds the adapter of" in capsys.readouterr().out
     loaded = PeftModel.from_pretrained(
-        load_model(vlm_folder(NAME)[0], weights=True), tmp_path / "adapter"
+        load_model(vlm_folder(NAME)[0], pretrained=True), tmp_path / "adapter"
     )
     batch, _ = captioner.rows(image, CAPTIONS)
     torch.testing.assert_close(logits_of(loaded, batch), logits_of(captioner.model, batch))
@@ -96,7 +96,7 @@ def test_the_merged_model_is_a_model_of_transformers(trained, tmp_path, capsys):
     captioner, image, path = trained
     folder = str(tmp_path / "merged")
     assert export.main([str(path), folder]) == 0
-    merged = load_model(folder, weights=True)
+    merged = load_model(folder, pretrained=True)
     load_prompt_processor(folder, "describe the image")  # the processor is there, too
     batch, _ = captioner.rows(image, CAPTIONS)
     expected = logits_of(captioner.model, batch)
@@ -105,7 +105,7 @@ def test_the_merged_model_is_a_model_of_transformers(trained, tmp_path, capsys):
     capsys.readouterr()
     gather = f"{tmp_path} is a folder; a sharded checkpoint must be gathered into a file first: "
     for source, target, line in (
-        (path, folder, f"{folder} exists and is not an empty folder: name a new folder"),
+        (path, folder, f"{folder} exists and is not an empty folder: give a new folder"),
         (tmp_path, f"{folder}2", gather + f"python -m captioning.gather {tmp_path} whole.pth"),
     ):
         assert export.main([str(source), target]) == 2
@@ -124,8 +124,8 @@ def test_four_bits(config, vlm_photos, vlm_folder, tmp_path):
     path = checkpoint_of(captioner, config, tmp_path)
     assert captioner_from(config, str(path))[1].endswith("every key matched")
     assert export.main([str(path), str(tmp_path / "merged")]) == 0
-    merged = load_model(str(tmp_path / "merged"), weights=True).state_dict()
-    expected = load_model(vlm_folder(NAME)[0], weights=True).state_dict()
+    merged = load_model(str(tmp_path / "merged"), pretrained=True).state_dict()
+    expected = load_model(vlm_folder(NAME)[0], pretrained=True).state_dict()
     torch.testing.assert_close(merged, expected)  # it has learned nothing
 
 

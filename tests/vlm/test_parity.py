@@ -75,7 +75,7 @@ def test_captions_are_those_of_generate(name, settings, make_vlm, vlm_folder, vl
     sharpened(captioner.model)
     torch.manual_seed(0)
     found = captioner.generate_details(image_of(captioner, vlm_photos), settings)
-    own = sharpened(load_model(vlm_folder(name)[0], weights=True))
+    own = sharpened(load_model(vlm_folder(name)[0], pretrained=True))
     inputs = dict(library_batch(name, vlm_folder, vlm_photos))
     if settings.guidance_scale != 1:
         prompt = prompt_without_image(name, vlm_folder)

@@ -172,7 +172,7 @@ def test_no_file():
     with pytest.raises(ValueError, match=r"^checkpoint none\.pth does not exist$"):
         read_checkpoint("none.pth")
     with pytest.raises(
-        ValueError, match=r"^checkpoint \. is a folder, not a checkpoint: name a file in it$"
+        ValueError, match=r"^checkpoint \. is a folder, not a checkpoint: give a file in it$"
     ):
         read_checkpoint(".")
 

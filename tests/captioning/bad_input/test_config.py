@@ -116,11 +116,11 @@ LINES = [
     ("no_repeat_ngram_size=-1", "no_repeat_ngram_size is -1; it must be 0 or more"),
     (
         "num_beam_groups=2",
-        "num_beam_groups is 2 with num_beams 3; groups divide the beams of beam search",
+        "num_beam_groups is 2 with num_beams 3; it must divide num_beams of beam search",
     ),
     (
         "diversity_penalty=1",
-        "diversity_penalty is 1.0, which holds groups of beams apart; raise num_beam_groups",
+        "diversity_penalty is 1.0, which makes groups of beams differ; raise num_beam_groups",
     ),
     ("min_p=2", "min_p is 2.0; it must be from 0 to 1"),
     ("typical_p=0", "typical_p is 0.0; it must be above 0"),
@@ -128,7 +128,7 @@ LINES = [
     ("rerank=judge", "rerank is judge, which needs rerank_judge"),
     (
         "rerank=mmi candidates=beams num_beam_groups=3",
-        "num_beam_groups is 3 with num_beams 20; groups divide the beams",
+        "num_beam_groups is 3 with num_beams 20; it must divide num_beams",
     ),
     ("guidance_scale=-1", "guidance_scale is -1.0; it must be 0 or more"),
     (
