@@ -83,12 +83,14 @@ def card(title: str, metadata: str, rows: Mapping[str, str]) -> str:
 
 
 def described_data(config: Mapping[str, Any]) -> str:
+    """Return the data set's name and the names of the training files, as one line."""
     names = config.get("train_file") or []
     names = [names] if isinstance(names, str) else names
     return ", ".join([str(config.get("dataset", UNKNOWN)), *(Path(name).name for name in names)])
 
 
 def described_objective(config: Mapping[str, Any]) -> str:
+    """Return the objective and the reward of a run, as one line."""
     found = {key: config[key] for key in ("objective", "reward") if config.get(key)}
     return "; ".join(f"{key}: {json.dumps(value)}" for key, value in found.items()) or UNKNOWN
 

@@ -21,8 +21,8 @@ PROMPT_FORMATS = {
 }
 NO_TEXT_FAMILY = "vision-encoder-decoder"
 # Families for which guidance by transformers is exact: `generate` reads the prompt without the
-# image in a second stream, causally even in PaliGemma. Not Qwen's: they keep the position offset of
-# one stream only.
+# image in a second stream, with causal attention, also in PaliGemma. Qwen's are not among them,
+# because they keep the position offset of only one stream.
 GUIDED_FAMILIES = ("gemma3", "git", "idefics3", "internvl", "llava_onevision", "mllama")
 GUIDED_FAMILIES += ("paligemma", "smolvlm")
 NEGATIVE_PROMPT = "negative_prompt_ids"  # the argument of `generate` for the second stream
