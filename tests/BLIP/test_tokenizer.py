@@ -176,4 +176,4 @@ def test_it_is_not_exported_to_transformers(checkpoint, tmp_path, capsys):
 def test_a_checkpoint_is_exported_with_its_own_prompt_and_shift(checkpoint):
     captioner = captioner_of(checkpoint[1])
     assert captioner.prompt == "picture of the " and len(captioner.prompt_ids) == 4
-    assert StepGraph(captioner).first == 4 and captioner.shift is not None
+    assert StepGraph(captioner).first_position == 4 and captioner.shift is not None

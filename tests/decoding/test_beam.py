@@ -197,7 +197,7 @@ def test_transformers_4_15_gives_the_same_tokens(seed):
         ({"temperature": -1.0}, "temperature is -1.0"),
         ({"repetition_penalty": float("nan")}, "repetition_penalty is nan"),
         ({"min_p": 1.5}, "min_p is 1.5; it must be from 0 to 1"),
-        ({"diversity_penalty": 1.0}, "diversity_penalty is 1.0, which holds groups"),
+        ({"diversity_penalty": 1.0}, "diversity_penalty is 1.0, which makes groups"),
         ({"num_beams": 4, "num_beam_groups": 3}, "num_beam_groups is 3 with num_beams 4"),
         ({"num_beams": 4, "num_beam_groups": 2, "sample": True}, "with num_beams 4 and sample"),
         ({"guidance_scale": -0.5}, "guidance_scale is -0.5; it must be 0 or more"),

@@ -61,8 +61,8 @@ def test_labels_that_do_not_fit(name):
     family = hf_models.make(name)
     use_smile(family.model)
     for labels, line in (
-        (torch.ones(3, 7, 2, dtype=torch.long), "give captions x tokens, as integers"),
-        (torch.ones(3, 7), "give captions x tokens, as integers"),
+        (torch.ones(3, 7, 2, dtype=torch.long), "give integers of the shape"),
+        (torch.ones(3, 7), "give integers of the shape"),
         (torch.ones(1, 7, dtype=torch.long), r"labels of 1 rows for predictions of 3"),
         (torch.ones(3, 9, dtype=torch.long), "9 labels for 7 predictions"),
         (torch.ones(3, 5, dtype=torch.long), "5 labels for 7 input_ids"),

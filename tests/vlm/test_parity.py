@@ -198,7 +198,7 @@ def test_prompts_that_cannot_be_used_are_one_line(make_vlm, vlm_photos):
     git = make_vlm("GitForCausalLM").prompt_processor
     room = git.parts.config.max_position_embeddings
     short = PromptProcessor(
-        git.parts, git.prompt, need=room - git(photo, "describe")["input_ids"].size(1)
+        git.parts, git.prompt, caption_length=room - git(photo, "describe")["input_ids"].size(1)
     )
     short(photo, "describe")
     with pytest.raises(ValueError, match=f"has {room}: shorten the prompt 'describe two"):
