@@ -106,7 +106,7 @@ class ShardImages(IterableDataset):
 
         https addresses may be on different servers. Therefore an https error concerns one file.
         """
-        if not stores.has_folders(address):
+        if not stores.is_bucket_address(address):
             return
         try:
             if self.last_read:

@@ -104,7 +104,7 @@ class Sidecars:
 
     def _in_store(self, folder: str) -> set[str]:
         """The sidecars in a folder of a store. Raises UserError if the folder is not writable."""
-        if stores.has_folders(folder):
+        if stores.is_bucket_address(folder):
             return {name for name in stores.listed(folder, False) if name.endswith(self.extension)}
         if stores.is_store(folder):
             raise UserError(f"--sidecar: {folder} is on an https server, which is read-only")

@@ -30,7 +30,7 @@ def locate(out: str) -> tuple[Path, Optional[str]]:
     Raises UserError for an address that names no file.
     """
     stores.check_names_file("--out", out)
-    if not stores.has_folders(out):
+    if not stores.is_bucket_address(out):
         return Path(out), None
     return cache_folder() / "captions" / cache_key(out, 16) / PurePosixPath(out).name, out
 

@@ -21,7 +21,12 @@ from captioning.captioners.registry import CAPTIONERS, package_of
 from captioning.config.keys import Keys, roles_of
 from captioning.config.rerankers import RERANKERS, build_reranking
 from captioning.data.division import checked_division
-from captioning.files.stores import check_address, check_can_hold, has_folders, without_secrets
+from captioning.files.stores import (
+    check_address,
+    check_can_hold,
+    is_bucket_address,
+    without_secrets,
+)
 from captioning.files.tars import is_tars
 from captioning.metrics.metric_sum import MetricSum
 from captioning.metrics.options import option_classes
@@ -120,7 +125,7 @@ class Config(Keys):
         if self.reward:
             self._check_reward()
         try:
-            if self.pretrained and has_folders(self.pretrained):
+            if self.pretrained and is_bucket_address(self.pretrained):
                 check_address(self.pretrained)
             check_can_hold("output_dir", self.output_dir)
         except UserError as error:

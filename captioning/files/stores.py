@@ -39,7 +39,7 @@ def is_store(address: str) -> bool:
     return bool(separator) and scheme in LIBRARIES
 
 
-def has_folders(address: str) -> bool:
+def is_bucket_address(address: str) -> bool:
     """Whether an address is in a store with folders that can be listed and written, not https."""
     return is_store(address) and not address.startswith("https:")
 
@@ -58,7 +58,7 @@ def check_address(address: str) -> None:
 def check_can_hold(what: str, place: str) -> None:
     """Raise UserError for an address that cannot be written to."""
     scheme, colon, _ = place.partition(":/")
-    if has_folders(place):
+    if is_bucket_address(place):
         check_address(place)
     elif colon and scheme in LIBRARIES:  # a Path has turned the two slashes into one
         raise UserError(
@@ -69,7 +69,7 @@ def check_can_hold(what: str, place: str) -> None:
 def check_names_file(what: str, place: str) -> None:
     """Like `check_can_hold`. Also raises UserError for an address without a file name."""
     check_can_hold(what, place)
-    if has_folders(place) and (place.endswith("/") or not urlsplit(place).path):
+    if is_bucket_address(place) and (place.endswith("/") or not urlsplit(place).path):
         raise UserError(f"{what} is {place}; it has to name a file, such as s3://BUCKET/NAME")
 
 

@@ -22,7 +22,7 @@ from BLIP.weights.safe_load import read_pickled
 from BLIP.weights.sharded_checkpoint import REST, is_sharded, read_rest
 from captioning.files.cache import local, local_folder
 from captioning.files.manifest import Hashed, manifest_path, verify, write_manifest
-from captioning.files.stores import Missing, check_address, has_folders, stamp, stamps
+from captioning.files.stores import Missing, check_address, is_bucket_address, stamp, stamps
 from captioning.files.writing import (
     SUFFIX,
     atomic_write,
@@ -35,7 +35,7 @@ from captioning.files.writing import (
 from captioning.runtime.errors import UserError, one_line
 
 BEST = "checkpoint_best.pth"
-LEAST = 2  # checkpoints of any kind that are always kept, since one may be damaged
+MIN_KEPT = 2  # checkpoints of any kind that are always kept, since one may be damaged
 _STEM = re.compile(r"checkpoint_(\d+)(?:_step(\d+))?")
 _MANIFEST_STEM = re.compile(rf"{_STEM.pattern}|weights_\d+")  # files with a manifest
 
@@ -94,7 +94,7 @@ def best(folder: Path) -> Optional[Path]:
     return path if path.exists() else None
 
 
-def is_checkpoint(name: str) -> bool:
+def is_checkpoint_file(name: str) -> bool:
     """Whether a name in a run's folder is a checkpoint, a file of weights or a manifest of one."""
     stem, _, suffix = name.rpartition(".")
     return name == BEST or (suffix in ("pth", "json") and bool(_MANIFEST_STEM.fullmatch(stem)))
@@ -106,7 +106,7 @@ def resolve(name: str) -> str:
     The name of anything else, such as a file, is returned unchanged. The folder may be in an object
     store. Raises UserError for a folder without a checkpoint.
     """
-    if has_folders(name):
+    if is_bucket_address(name):
         name = name.rstrip("/")
         files = _files_in_store(name)
         if not files or REST in files:
@@ -138,7 +138,7 @@ def _files_in_store(address: str) -> list[str]:
 
 def version_of(name: str) -> Union[float, str, None]:
     """A value that changes when the checkpoint is rewritten; None if unknown."""
-    if has_folders(name):
+    if is_bucket_address(name):
         try:
             return stamp(name)[1]
         except Missing:
@@ -169,11 +169,11 @@ def _position(path: Path) -> tuple[int, float]:
 
 
 def remove_oldest(folder: Path, keep: int) -> None:
-    """Remove all but the newest `keep` of complete epochs and the newest LEAST of any kind.
+    """Remove all but the newest `keep` of complete epochs and the newest MIN_KEPT of any kind.
 
     Raises UserError.
     """
-    kept = {*epoch_checkpoints(folder)[-keep:], *saved(folder)[-LEAST:]}
+    kept = {*epoch_checkpoints(folder)[-keep:], *saved(folder)[-MIN_KEPT:]}
     for path in saved(folder):
         if path not in kept:
             for file in (path, manifest_path(path)):
@@ -238,7 +238,7 @@ def read(path: Path) -> dict[str, Any]:
     try:
         sharded = is_sharded(path)
         content = {**read_rest(path), "parts": path} if sharded else read_pickled(path)
-        _check_parts(content)
+        _check_keys(content)
         check_finite(content["model"], "the file")
     except FileNotFoundError as error:
         raise UserError(
@@ -249,7 +249,7 @@ def read(path: Path) -> dict[str, Any]:
     return content
 
 
-def _check_parts(content: Any) -> None:
+def _check_keys(content: Any) -> None:
     """Raise ValueError unless a file's content has the keys that `RunState` saves."""
     kinds = {"model": dict, "optimizer": dict, "config": dict, "epoch": int}
     for name, kind in kinds.items():

@@ -20,7 +20,7 @@ from captioning.files import stores, uploads
 from captioning.files.cache import cache_folder, cache_key, fetch
 from captioning.files.reading import read_json
 from captioning.files.writing import SUFFIX, user_errors, write_json
-from captioning.models.checkpoints import BEST, is_checkpoint, local_copy
+from captioning.models.checkpoints import BEST, is_checkpoint_file, local_copy
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line
@@ -187,7 +187,8 @@ class OutputFolder:
         outdated = {
             name
             for name in deleted
-            if name.partition("/")[0] in changed_tops or not is_checkpoint(name.partition("/")[0])
+            if name.partition("/")[0] in changed_tops
+            or not is_checkpoint_file(name.partition("/")[0])
         }
         # While a sharded checkpoint is rewritten, it must not have the file that marks it complete.
         rewritten = {n for n in changed & self._uploaded.keys() if n.endswith(f".pth/{REST}")}
@@ -256,7 +257,7 @@ def _write_token(folder: Path) -> None:
 def _is_marker(name: str) -> bool:
     """Whether a file marks a checkpoint as complete: a .pth file, or REST in a .pth folder."""
     top, _, within = name.partition("/")
-    return is_checkpoint(top) and top.endswith(".pth") and within in ("", REST)
+    return is_checkpoint_file(top) and top.endswith(".pth") and within in ("", REST)
 
 
 def _markers_first(names: Iterable[str]) -> list[str]:
@@ -267,7 +268,7 @@ def _markers_first(names: Iterable[str]) -> list[str]:
 def _upload_order(name: str) -> tuple:
     """A sort key for the order of upload, see the module's docstring."""
     top = name.partition("/")[0]
-    checkpoint = is_checkpoint(top)
+    checkpoint = is_checkpoint_file(top)
     stages = (
         name == WRITER,
         not checkpoint and name != SELECTED and not name.endswith("/metrics.json"),

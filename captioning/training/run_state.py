@@ -120,7 +120,7 @@ class RunState:
         distributed.run_on_main(lambda: remove_scores(path.parent, evaluation_name(epoch)))
         write = self._write_sharded if self.config.checkpoint_format == "sharded" else self._write
         write(content, training, path, weights)
-        min_kept = checkpoints.LEAST if keep == "all" else keep
+        min_kept = checkpoints.MIN_KEPT if keep == "all" else keep
         distributed.run_on_main(lambda: checkpoints.remove_oldest(path.parent, min_kept))
 
     def _write(self, content, training, path: Path, weights: Optional[Path]) -> None:

@@ -68,8 +68,8 @@ MUTATIONS = [
     Mutation(
         "one checkpoint is kept instead of two",
         "captioning/models/checkpoints.py",
-        "LEAST = 2",
-        "LEAST = 1",
+        "MIN_KEPT = 2",
+        "MIN_KEPT = 1",
         CHECKPOINTS,
     ),
     Mutation(
