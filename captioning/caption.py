@@ -121,7 +121,7 @@ def build_parser() -> argparse.ArgumentParser:
     group.add_argument("--url", help="a server with OpenAI's chat interface: http://host:8000/v1")
     group.add_argument("--prompt", help=f"with {{columns}} of a list; default: {served.PROMPT!r}")
     group.add_argument(
-        "--concurrency", type=int, help=f"requests at once; default: {served.CONCURRENCY}"
+        "--concurrency", type=int, help=f"requests at once; default: {served.DEFAULT_CONCURRENCY}"
     )
 
     group = parser.add_argument_group("which images")

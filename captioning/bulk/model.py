@@ -24,7 +24,7 @@ SAMPLING = ("top_p", "top_k", "temperature", "min_p", "typical_p")
 # Recorded only if they differ from their defaults. The defaults switch them off.
 OPTIONAL = ("no_repeat_ngram_size", "num_beam_groups", "diversity_penalty", "min_p", "typical_p")
 OPTIONAL += ("guidance_scale", "contrastive_alpha")
-OF_CONTRAST = ("contrastive_beta", "contrastive_noise")
+CONTRASTIVE = ("contrastive_beta", "contrastive_noise")
 RERANKING = ("num_candidates", "candidates", "rerank_weight", "rerank_judge")
 
 
@@ -47,7 +47,7 @@ class CheckpointModel:
         reranked = self.config.rerank is not None
         needs = {"--do_sample": (SAMPLING, self.config.sample or reranked)}
         needs["--rerank"] = (RERANKING, reranked)
-        needs["--contrastive_alpha"] = (OF_CONTRAST, self.config.contrastive_alpha)
+        needs["--contrastive_alpha"] = (CONTRASTIVE, self.config.contrastive_alpha)
         for flag, (names, given) in needs.items():
             unused = [name for name in names if name in changes]
             if unused and not given:
@@ -74,10 +74,12 @@ class CheckpointModel:
         self.generated_at_once = self.batch_size  # halved when memory runs out
         self.num_workers = self.config.num_workers
         self.preprocessing = preprocessing_of(self.config)
-        self.asks = self.preprocessing.asks
-        self.read = partial(transformed, self.preprocessing.evaluation, asks=self.asks)
+        self.takes_prompt = self.preprocessing.takes_prompt
+        self.read = partial(
+            transformed, self.preprocessing.evaluation, takes_prompt=self.takes_prompt
+        )
         self.join = self.preprocessing.join
-        recorded = generate_arguments(generated, self.config.seed)
+        recorded = recorded_settings(generated, self.config.seed)
         if reranking is not None:
             recorded.update(reranking.record())
             if reranking.model:
@@ -95,7 +97,7 @@ class CheckpointModel:
         offset: the number of images of the shard before this batch. Sampled captions depend on the
         seed, the shard, the offset and the batch size, which is halved if GPU memory runs out.
         """
-        entries, image = self._with_room(batch)
+        entries, image = self._refuse_prompts(batch)
         prompts = [entry.get("prompt") for entry in entries if "error" not in entry]
         generated = iter(self._captions(image, prompts, batch.shard, offset))
         lines = []
@@ -104,7 +106,7 @@ class CheckpointModel:
             lines.append(line_of(entry, captions, request, self.origin))
         return lines
 
-    def _with_room(self, batch: Batch) -> tuple[list[dict[str, Any]], Optional[Images]]:
+    def _refuse_prompts(self, batch: Batch) -> tuple[list[dict[str, Any]], Optional[Images]]:
         """The entries and images of a batch, without images whose prompt is refused.
 
         Such an entry gets an "error", for example if its prompt leaves no token for a caption.
@@ -115,7 +117,7 @@ class CheckpointModel:
                 try:
                     if entry.get("prompt"):
                         check_reranker(self.config)
-                    if not self.asks:
+                    if not self.takes_prompt:
                         room = self.config.max_length
                         prompt_ids(self.captioner, entry.get("prompt"), "max_length", room)
                     kept.append(read)
@@ -136,7 +138,7 @@ class CheckpointModel:
         while image is not None and len(found) < len(image):
             piece = image[len(found) : len(found) + self.generated_at_once]
             torch.manual_seed(derived_seed("caption", self.config.seed, shard, offset + len(found)))
-            asked = None if self.asks else prompts[len(found) : len(found) + len(piece)]
+            asked = None if self.takes_prompt else prompts[len(found) : len(found) + len(piece)]
             generated = self._generated(piece, asked)
             if generated is None:
                 self._halve(len(piece))
@@ -198,7 +200,7 @@ def line_of(
     return {**line, **origin}
 
 
-def generate_arguments(settings: DecodingSettings, seed: int) -> dict[str, Any]:
+def recorded_settings(settings: DecodingSettings, seed: int) -> dict[str, Any]:
     """The settings that have an effect, under the names of transformers' `generate`."""
     values = dataclasses.asdict(settings)
     sample = values.pop("sample")
@@ -206,6 +208,6 @@ def generate_arguments(settings: DecodingSettings, seed: int) -> dict[str, Any]:
     values["num_return_sequences"] = values.pop("num_return")
     unused = {name for name in OPTIONAL if values[name] == getattr(DecodingSettings, name)}
     unused.update(("num_beams",) if sample else SAMPLING)
-    unused.update(() if settings.contrastive_alpha else OF_CONTRAST)
+    unused.update(() if settings.contrastive_alpha else CONTRASTIVE)
     used = {name: value for name, value in values.items() if name not in unused}
     return {"do_sample": True, "seed": seed, **used} if sample else used

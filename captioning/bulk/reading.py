@@ -147,11 +147,11 @@ def transformed(
     path: str,
     data: Optional[BinaryIO] = None,
     prompt: Optional[str] = None,
-    asks: bool = False,
+    takes_prompt: bool = False,
 ) -> Any:
-    """Apply a transform to the RGB image of a file; see `Preprocessing.asks`. Raises UserError."""
+    """Apply a transform to the RGB image of a file; see `Preprocessing.takes_prompt`. Raises UserError."""
     image = load_image(path, data)
-    return transform(image, prompt) if asks else transform(image)
+    return transform(image, prompt) if takes_prompt else transform(image)
 
 
 def batches(dataset: ShardImages, workers: int) -> Iterator[Batch]:

@@ -37,8 +37,8 @@ SENT_UNCHANGED = {"JPEG": "jpeg", "PNG": "png", "WEBP": "webp"}
 EIGHT_BITS = {"1", "L", "P", "RGB", "RGBA"}  # modes that all servers decode alike
 QUALITY = 95  # of the JPEGs written here
 
-CONCURRENCY = 32
-MAX_TOKENS = 256
+DEFAULT_CONCURRENCY = 32
+DEFAULT_MAX_TOKENS = 256
 READERS = 2
 # Our flags and the fields of the request. The last three fields are extensions of vLLM and SGLang.
 FIELDS = {
@@ -318,7 +318,10 @@ def loader(arguments: argparse.Namespace) -> tuple[dict[str, Any], Callable[[], 
         raise UserError(f"--{error}") from error
     if values.get("top_k") == 0:
         del values["top_k"]  # 0 switches top-k off; leaving the field out does the same
-    fields = {"max_tokens": MAX_TOKENS, **{FIELDS[name]: value for name, value in values.items()}}
+    fields = {
+        "max_tokens": DEFAULT_MAX_TOKENS,
+        **{FIELDS[name]: value for name, value in values.items()},
+    }
     seed = None
     if arguments.do_sample:
         seed = Config.model_fields["seed"].default if arguments.seed is None else arguments.seed
@@ -326,7 +329,7 @@ def loader(arguments: argparse.Namespace) -> tuple[dict[str, Any], Callable[[], 
         fields["temperature"] = 0
     text, name = arguments.prompt or PROMPT, arguments.checkpoint
     settings = {"backend": arguments.backend, "checkpoint": name, "prompt": text, "seed": seed}
-    concurrency = arguments.concurrency or CONCURRENCY
+    concurrency = arguments.concurrency or DEFAULT_CONCURRENCY
     readers = READERS if arguments.num_workers is None else arguments.num_workers
     prompt = ChatPrompt(name, text, fields, arguments.num_return, seed)
     batch_size = arguments.batch_size or concurrency

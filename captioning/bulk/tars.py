@@ -16,7 +16,7 @@ from captioning.files.images import FORMATS, is_image
 from captioning.files.tars import LARGEST, Tar, key_and_suffix
 
 
-class Member(NamedTuple):
+class SampleImage(NamedTuple):
     """The image of a webdataset sample. name: the tar's URL/KEY.SUFFIX. key: the sample's key."""
 
     name: str
@@ -37,7 +37,7 @@ def estimate(urls: Sequence[str]) -> Optional[int]:
     return round(count * sum(sizes) / max(sizes[0], 1))
 
 
-def members(url: str) -> Iterator[Member]:
+def members(url: str) -> Iterator[SampleImage]:
     """Yield the images of a tar in order. A broken tar raises any error of tarfile or gzip.
 
     Samples without an image are left out. If a sample has several images, or several images have
@@ -59,7 +59,7 @@ def members(url: str) -> Iterator[Member]:
             taken = True
             if name not in seen:
                 seen.add(name)
-                yield Member(f"{url}/{name}", key, tar.content(member))
+                yield SampleImage(f"{url}/{name}", key, tar.content(member))
 
 
 def write(file: BinaryIO, number: int, lines: list[Line], tar: Optional[str]) -> None:
@@ -71,7 +71,7 @@ def write(file: BinaryIO, number: int, lines: list[Line], tar: Optional[str]) ->
     """
     from webdataset import TarWriter
 
-    samples = _photos(number, lines) if tar is None else _members(tar, lines)
+    samples = _samples_of_images(number, lines) if tar is None else _members(tar, lines)
     with TarWriter(file, encoder=False, mtime=0, format="PAX_FORMAT") as writer:
         for key, name, data, line in samples:
             text = "\n".join(captions_of(line)).encode()
@@ -83,7 +83,7 @@ def write(file: BinaryIO, number: int, lines: list[Line], tar: Optional[str]) ->
             writer.write({"__key__": key, **content})
 
 
-def _photos(number: int, lines: list[Line]) -> Iterator[tuple[str, str, bytes, Line]]:
+def _samples_of_images(number: int, lines: list[Line]) -> Iterator[tuple[str, str, bytes, Line]]:
     for place, line in enumerate(lines):
         key, suffix = f"{number:05d}{place:06d}", os.path.splitext(line["image"])[1].lower()
         if tables.is_row(line["image"]):

@@ -66,7 +66,7 @@ class TrainingDataset(Dataset):
     drop_image: if above 0, items have the key `dropped`, a bool that is true with this probability.
     A dropped image has to be replaced by the null image.
 
-    asks: `transform` takes the sample's prompt, if it has one, after the image.
+    takes_prompt: `transform` takes the sample's prompt, if it has one, after the image.
     """
 
     samples: Sequence[Sample]
@@ -78,7 +78,7 @@ class TrainingDataset(Dataset):
     skip_bad_images: bool = False
     same: bool = False
     drop_image: float = 0.0
-    asks: bool = False
+    takes_prompt: bool = False
     _images: dict[str, torch.Tensor] = field(default_factory=dict, init=False)
 
     def __post_init__(self):
@@ -143,7 +143,7 @@ class TrainingDataset(Dataset):
         if sample.image in self._images:
             return self._images[sample.image]
         with self._open(sample) as opened:
-            image = _transformed(self.transform, opened, sample, self.asks)
+            image = _transformed(self.transform, opened, sample, self.takes_prompt)
         if self.same and image.nbytes * len(self.samples) <= MOST_KEPT:
             self._images[sample.image] = image
         return image
@@ -172,7 +172,7 @@ class EvaluationDataset(Dataset):
     image_root: str
     transform: Transform
     skip_bad_images: bool = False
-    asks: bool = False  # see TrainingDataset
+    takes_prompt: bool = False  # see TrainingDataset
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -183,17 +183,19 @@ class EvaluationDataset(Dataset):
         item["prompt"] = sample.prompt
         try:
             image = load_image(os.path.join(self.image_root, sample.image))
-            return {**item, "image": _transformed(self.transform, image, sample, self.asks)}
+            return {**item, "image": _transformed(self.transform, image, sample, self.takes_prompt)}
         except UserError as error:
             if not self.skip_bad_images:
                 raise
             return {**item, "unreadable": [str(error)]}
 
 
-def _transformed(transform: Transform, image: Image.Image, sample: Sample, asks: bool) -> Any:
+def _transformed(
+    transform: Transform, image: Image.Image, sample: Sample, takes_prompt: bool
+) -> Any:
     """Return `transform(image)`. Raises UserError if the captioner cannot process the image."""
     try:
-        return transform(image, sample.prompt) if asks else transform(image)
+        return transform(image, sample.prompt) if takes_prompt else transform(image)
     except ValueError as error:
         raise UserError(f"{sample.image}: {error}") from error
 

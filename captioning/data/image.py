@@ -142,7 +142,7 @@ class Preprocessing(NamedTuple):
         input (B, 3, S, S). Not called if `training` returns floats.
     join: makes a batch of a list of items. Items need not be tensors, unless it is torch.stack.
     same: whether `training` is deterministic.
-    asks: whether `evaluation` and `training` take a prompt, or None, after the image.
+    takes_prompt: whether `evaluation` and `training` take a prompt, or None, after the image.
     """
 
     evaluation: Callable[[Image.Image], Any]
@@ -150,7 +150,7 @@ class Preprocessing(NamedTuple):
     normalise: Callable[[Tensor], Tensor]
     join: Callable[[list], Any] = torch.stack
     same: bool = False
-    asks: bool = False
+    takes_prompt: bool = False
 
     def one(self, image: Image.Image) -> Any:
         """Return an evaluation batch of one RGB image. Raises UserError."""

@@ -135,7 +135,7 @@ def preprocessing_of(config: Config) -> Preprocessing:
         )
     evaluation, training, *optional = functions
     training = partial(_decode_and_transform, training)
-    return Preprocessing(evaluation, training, *optional, asks=in_images(config))
+    return Preprocessing(evaluation, training, *optional, takes_prompt=in_images(config))
 
 
 def _decode_and_transform(transform: Callable, image: Image.Image, *prompt: Optional[str]) -> Any:

@@ -79,7 +79,7 @@ def build_image_loader(
         config.image_root,
         preprocessing.evaluation,
         config.skip_bad_images,
-        preprocessing.asks,
+        preprocessing.takes_prompt,
     )
     size = config.eval_batch_size or config.batch_size
     loader = evaluation_loader(

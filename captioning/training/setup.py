@@ -65,7 +65,7 @@ def _dataset(
         config.skip_bad_images,
         preprocessing.same and not isinstance(samples, Shards),
         config.drop_image,
-        preprocessing.asks,
+        preprocessing.takes_prompt,
     )
     if isinstance(samples, Shards):
         return ShardDataset(*settings, shuffle_buffer=config.shuffle_buffer)
@@ -81,7 +81,9 @@ def mean_image(
     Raises UserError.
     """
     evaluation = preprocessing._replace(
-        training=lambda image: preprocessing.evaluation(decode(image)), same=False, asks=False
+        training=lambda image: preprocessing.evaluation(decode(image)),
+        same=False,
+        takes_prompt=False,
     )
     # If captions_per_image is above 1, dataset indices count images instead of captions.
     config = config.model_copy(update={"captions_per_image": 2})
