@@ -1,4 +1,4 @@
-"""Parquet, metadata.jsonl and kohya's JSON, written from the merged captions."""
+"""Writes the merged captions as Parquet, metadata.jsonl and kohya's JSON."""
 
 import itertools
 import json
@@ -19,7 +19,7 @@ from captioning.files.writing import json_line
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line
 
-SIZES = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M")  # the Hub's
+SIZES = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M")  # the Hub's names
 ROWS = 10_000  # held in memory while the Parquet file is written
 
 
@@ -38,9 +38,10 @@ def check(request: Request) -> None:
 
 
 def write_all(request: Request, model: Callable[[], Mapping[str, str]]) -> None:
-    """Write the files that the request names, and the cards of their folders. OSError, UserError.
+    """Write the files that the request names, and the cards of their folders.
 
-    Each file is written atomically. model: returns rows of the cards, of the captioner.
+    Each file is written atomically. model: returns the rows of the cards that describe the
+    captioner. Raises OSError, UserError.
     """
     if request.parquet:
         metric = parse(request.filter).metric if request.filter else None
@@ -72,7 +73,7 @@ def write_all(request: Request, model: Callable[[], Mapping[str, str]]) -> None:
 
 
 def _write_card(request: Request, folder: str, count: int, model: Mapping[str, str]) -> None:
-    """Write the card of a folder of `count` images, unless it has another author's."""
+    """Write the card of a folder of `count` images, unless it has one by another author."""
     from huggingface_hub import DatasetCardData
 
     name = stores.joined(folder, card.NAME)
@@ -126,7 +127,10 @@ def _content(name: str) -> bytes:
 
 
 def _kohya(name: str) -> dict[str, dict[str, Any]]:
-    """kohya's metadata, {image: {"caption", "tags", ...}}; empty without a file. UserError."""
+    """Read kohya's metadata, {image: {"caption", "tags", ...}}; {} without a file.
+
+    Raises UserError.
+    """
     content = parse_json((_content(name) or b"{}").decode("utf-8", "replace"), name)
     if not isinstance(content, dict) or not all(isinstance(row, dict) for row in content.values()):
         raise UserError(f"--kohya: {name} is not kohya's metadata, {{image: {{caption}}}}")

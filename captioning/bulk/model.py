@@ -21,7 +21,7 @@ from captioning.runtime.progress import log_line
 from decoding import DecodingSettings
 
 SAMPLING = ("top_p", "top_k", "temperature", "min_p", "typical_p")
-# Recorded only if they differ from their defaults. The defaults switch them off.
+# Recorded only if they differ from their defaults, which switch them off.
 OPTIONAL = ("no_repeat_ngram_size", "num_beam_groups", "diversity_penalty", "min_p", "typical_p")
 OPTIONAL += ("guidance_scale", "contrastive_alpha")
 CONTRASTIVE = ("contrastive_beta", "contrastive_noise")
@@ -29,7 +29,7 @@ RERANKING = ("num_candidates", "candidates", "rerank_weight", "rerank_judge")
 
 
 class CheckpointModel:
-    """A captioner with its preprocessing and decoding settings. Raises UserError.
+    """A captioner with its preprocessing and decoding settings. The constructor raises UserError.
 
     config: a YAML file, for a checkpoint that has no configuration. changes: configuration values
     that replace the checkpoint's.
@@ -48,19 +48,21 @@ class CheckpointModel:
         needs = {"--do_sample": (SAMPLING, self.config.sample or reranked)}
         needs["--rerank"] = (RERANKING, reranked)
         needs["--contrastive_alpha"] = (CONTRASTIVE, self.config.contrastive_alpha)
-        for flag, (names, given) in needs.items():
+        for flag, (names, is_enabled) in needs.items():
             unused = [name for name in names if name in changes]
-            if unused and not given:
+            if unused and not is_enabled:
                 raise UserError(f"--{unused[0]} needs {flag}")
         check_precision(self.config, device)
         try:
             settings = self.config.decoding_settings()
             reranking = self.config.reranking()
             if reranking is None:
-                self.settings = generated = dataclasses.replace(settings, num_return=num_return)
+                self.settings = generation_settings = dataclasses.replace(
+                    settings, num_return=num_return
+                )
             else:
                 reranking = dataclasses.replace(reranking, num_return=num_return)
-                self.settings, generated = settings, reranking.settings(settings)
+                self.settings, generation_settings = settings, reranking.settings(settings)
         except ValueError as error:
             raise UserError(str(error)) from error
         check_reranking(self.config)
@@ -71,7 +73,7 @@ class CheckpointModel:
         self.generator = with_reranking(self.captioner, reranking, device)
         self.device = device
         self.batch_size = self.config.eval_batch_size or self.config.batch_size
-        self.generated_at_once = self.batch_size  # halved when memory runs out
+        self.generated_at_once = self.batch_size  # images; halved when GPU memory runs out
         self.num_workers = self.config.num_workers
         self.preprocessing = preprocessing_of(self.config)
         self.takes_prompt = self.preprocessing.takes_prompt
@@ -79,7 +81,7 @@ class CheckpointModel:
             transformed, self.preprocessing.evaluation, takes_prompt=self.takes_prompt
         )
         self.join = self.preprocessing.join
-        recorded = recorded_settings(generated, self.config.seed)
+        recorded = recorded_settings(generation_settings, self.config.seed)
         if reranking is not None:
             recorded.update(reranking.record())
             if reranking.model:
@@ -133,20 +135,20 @@ class CheckpointModel:
     def _captions(
         self, image: Optional[Images], prompts: list[Optional[str]], shard: int, offset: int
     ) -> list[list[dict[str, Any]]]:
-        """The captions of each image with their scores."""
+        """The captions of each image with their scores, for `line_of`."""
         found: list[list[dict[str, Any]]] = []
         while image is not None and len(found) < len(image):
             piece = image[len(found) : len(found) + self.generated_at_once]
             torch.manual_seed(derived_seed("caption", self.config.seed, shard, offset + len(found)))
-            asked = None if self.takes_prompt else prompts[len(found) : len(found) + len(piece)]
-            generated = self._generated(piece, asked)
+            of_piece = None if self.takes_prompt else prompts[len(found) : len(found) + len(piece)]
+            generated = self._generate(piece, of_piece)
             if generated is None:
                 self._halve(len(piece))
                 continue
             found += generated
         return found
 
-    def _generated(
+    def _generate(
         self, image: Images, prompts: Optional[list[Optional[str]]]
     ) -> Optional[list[list[dict[str, Any]]]]:
         """The captions of each image; None if GPU memory runs out.
@@ -201,7 +203,10 @@ def line_of(
 
 
 def recorded_settings(settings: DecodingSettings, seed: int) -> dict[str, Any]:
-    """The settings that have an effect, under the names of transformers' `generate`."""
+    """The settings to record in output lines: those that have an effect.
+
+    Their names are those of the arguments of transformers' `generate`.
+    """
     values = dataclasses.asdict(settings)
     sample = values.pop("sample")
     values.pop("seeds")

@@ -37,9 +37,9 @@ class Batch(NamedTuple):
 class ShardImages(IterableDataset):
     """Batches of `batch_size` images of the shards.
 
-    entries: returns the entries of a shard. shards: (number, finished images) of each shard. read:
-    turns an image file into the captioner's input, given the path, for a file that is not on
-    disk its content, and the image's prompt if it has one.
+    entries: returns the entries of a shard. shards: (number of the shard, number of its images that
+    are finished). read: called with an image's path, its content or None for a file on disk, and
+    its prompt or None; returns the captioner's input. join: makes a batch of these inputs.
 
     Each worker process reads whole shards, so that a tar is read once and in order. Batch
     boundaries depend only on the plan and the finished images, so that repeating a run gives the
@@ -62,9 +62,8 @@ class ShardImages(IterableDataset):
             try:
                 while (batch := self._batch(shard, images)).entries:
                     yield batch
-            except (
-                _StoreDown
-            ) as error:  # an exception in a worker would reach the user as a traceback
+            # An exception in a worker process would reach the user as a traceback.
+            except _StoreDown as error:
                 yield Batch(shard, [], None, last=False, problem=str(error))
                 return
             yield Batch(shard, [], None, last=True)
@@ -117,7 +116,7 @@ class ShardImages(IterableDataset):
         raise _StoreDown(error)
 
     def _images(self, entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """The images of a plan's entry: the entry itself, or the images of its tar with bytes."""
+        """Yield a plan's entry itself, or an entry with "data" for each image of its tar."""
         if "tar" not in entry:
             yield entry
             return
@@ -132,14 +131,14 @@ class ShardImages(IterableDataset):
             # webdataset appends the file name to the error, after " @ " and in further arguments.
             reason = str(error.args[0]).partition(" @ ")[0] if error.args else ""
             reason = " ".join(reason.split()) or type(error).__name__
-            yield {"image": tar, "error": f"{tar}: cannot be read on: {reason}"}
+            yield {"image": tar, "error": f"{tar}: cannot be read further: {reason}"}
 
 
 class _StoreDown(Exception):
     """A store has stopped returning files."""
 
     def __init__(self, error: stores.StoreError):
-        super().__init__(f"{error}; nothing is lost, and the same command continues from here")
+        super().__init__(f"{error}; nothing is lost; run the same command again to continue")
 
 
 def transformed(
@@ -149,13 +148,16 @@ def transformed(
     prompt: Optional[str] = None,
     takes_prompt: bool = False,
 ) -> Any:
-    """Apply a transform to the RGB image of a file; see `Preprocessing.takes_prompt`. Raises UserError."""
+    """Apply a transform to the RGB image of a file. Raises UserError.
+
+    takes_prompt: whether the transform takes the prompt as a second argument.
+    """
     image = load_image(path, data)
     return transform(image, prompt) if takes_prompt else transform(image)
 
 
 def batches(dataset: ShardImages, workers: int) -> Iterator[Batch]:
-    """Read in `workers` processes. A single photo is read in this process.
+    """Yield the batches, read in `workers` processes. A single photo is read in this process.
 
     Raises UserError if a store stops answering.
     """

@@ -30,12 +30,12 @@ from captioning.runtime.errors import UserError
 
 @dataclass(frozen=True)
 class Request:
-    """One call of bulk captioning.
+    """One call of bulk captioning. Most fields are flags of `captioning.caption`.
 
     out: the captions, one line per image. failed: one line per image that failed. filtered: one
     line per image with captions that the filter dropped. marker: the file that is written last.
-    parts: the folder of the unfinished run. address: the address of `out` in a store; then the
-    files here are local copies, see `stored_output`.
+    parts: the folder of the unfinished run. address: the address of `out` in a store; then these
+    paths are of local copies, see `stored_output`.
     """
 
     source: str
@@ -105,12 +105,12 @@ class Request:
         return stores.joined(self.address.rpartition("/")[0], path.name)
 
     def out_stamp(self) -> Optional[list[Any]]:
-        """A value that changes when the captions file is rewritten; None if there is no file."""
+        """The stamp of the captions file, see `stores.stamp`; None if there is no file."""
         return stamp_if_any(self.location(self.out))
 
-    def sidecars(self, kept: Iterable[str] = ()) -> Sidecars:
-        """The sidecars that this call writes. kept: files that none may replace."""
-        return Sidecars(self.sidecar, kept, self.language or xmp.DEFAULT)
+    def sidecars(self, protected: Iterable[str] = ()) -> Sidecars:
+        """The sidecars that this call writes. protected: files that none may replace."""
+        return Sidecars(self.sidecar, protected, self.language or xmp.DEFAULT)
 
     def tars(self) -> Optional[TarFolder]:
         """The folder to which this call writes tars, if any."""
@@ -136,7 +136,9 @@ class Request:
             folder.remove(range(header["first_shard"], header["first_shard"] + shards))
 
     def images(self) -> Iterator[Listed]:
-        """Each image once; images of a folder are sorted by name. Raises UserError.
+        """Return an iterator over the input's images. Images of a folder are sorted by name.
+
+        Each image comes once. Raises UserError.
 
         Files are not opened here. A file that is no image is noticed when it is read.
         """
@@ -151,11 +153,11 @@ class Request:
             raise UserError(f"{source}: no such photo, folder or list")
         is_folder = source.is_dir() or (stored and not is_list and not is_image(self.source))
         is_folder = is_folder and not is_table
-        for name, given in {"--glob": self.glob, "--no-recursive": not self.recursive}.items():
-            if given and not is_folder:
+        for name, is_set in {"--glob": self.glob, "--no-recursive": not self.recursive}.items():
+            if is_set and not is_folder:
                 raise UserError(f"{name} is for a folder, and {source} is not one")
-        for name, given in {"--root": self.root, "--column": self.column}.items():
-            if given and not is_list:
+        for name, is_set in {"--root": self.root, "--column": self.column}.items():
+            if is_set and not is_list:
                 raise UserError(f"{name} is for a list, and {source} is not one")
         if template and not (is_list or is_table):
             raise UserError(f"--prompt names columns, and {source} has none: give a list")
@@ -224,7 +226,7 @@ class Request:
                 f"{self.location(self.out)}: another program is writing it; wait for it"
             ) from None
         try:
-            if self.address:  # the folder of the local copies belongs to this run
+            if self.address:  # only this run writes to the folder of the local copies
                 for path in self.out.parent.rglob(f".*{SUFFIX}"):
                     path.unlink(missing_ok=True)
             yield
@@ -258,7 +260,10 @@ class Request:
 
 
 def stamp_if_any(name: str) -> Optional[list[Any]]:
-    """The stamp of a file on disk or in a store; None if there is no file. Raises StoreError."""
+    """The stamp of a file on disk or in a store; None if it does not exist or cannot be read.
+
+    Raises StoreError if the store does not answer or refuses access.
+    """
     try:
         return stores.stamp(name)
     except stores.StoreError:

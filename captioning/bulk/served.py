@@ -150,7 +150,7 @@ class ServedModel:
                     entry = {**entry, "error": f"{entry['image']}: {error}"}
                 except UserError as error:
                     self._cancel()
-                    raise UserError(f"{error}; the same command continues from here") from None
+                    raise UserError(f"{error}; run the same command again to continue") from None
             lines.append(line_of(entry, captions, request, self.origin))
         return lines
 

@@ -56,7 +56,7 @@ def captions_of(line: Line) -> list[str]:
 class Plan:
     """Entries in shards of `shard_size` entries. An entry is one image or one tar.
 
-    A stamp is a value that changes when a file is rewritten. The header has:
+    For stamps, see `stores.stamp`. The header has:
 
     - file: the name of the file with the entries
     - settings: the settings that identify the run
@@ -86,10 +86,10 @@ class Plan:
         return [Part(self.folder, shard) for shard in range(len(self._offsets))]
 
     def entries(self, shard: int) -> list[dict[str, Any]]:
-        """The entries of a shard: {"image", "image_id"} or {"tar", "stamp", "skip"}.
+        """The entries of a shard: {"image", "image_id", "prompt"} or {"tar", "stamp", "skip"}.
 
-        Empty values are left out. skip: images of the tar that are not captioned again. stamp: the
-        tar's stamp when the plan was made.
+        Empty values of images are left out. skip: images of the tar that are not captioned again;
+        left out if there are none. stamp: the tar's stamp when the plan was made.
         """
         with open(self._path, "rb") as file:
             file.seek(self._offsets[shard])
@@ -156,7 +156,7 @@ def find_plan(folder: Path) -> Optional[Plan]:
 
 
 def has_captions(folder: Path) -> bool:
-    """Whether any image of the plan was captioned, or any shard given to an actor."""
+    """Whether a shard has a file: images of it were captioned, or it was given to an actor."""
     return any(path.stem.isdigit() for path in folder.iterdir())
 
 

@@ -18,15 +18,16 @@ STORE_THREADS = 16  # files of a store written or looked up at once
 class Sidecars:
     """The sidecars of one run.
 
-    extension: a sidecar is named like its photo, with this extension; .xmp is XMP, in which what
-    other programs wrote is kept. kept: files that no sidecar may replace. language: of XMP.
+    extension: a sidecar is named like its photo, with this extension. With .xmp it is XMP; the
+    content that other programs wrote stays. protected: files that no sidecar may replace.
+    language: of the captions in XMP.
     """
 
-    def __init__(self, extension: str, kept: Iterable[str] = (), language: str = xmp.DEFAULT):
+    def __init__(self, extension: str, protected: Iterable[str] = (), language: str = xmp.DEFAULT):
         self.extension, self.language = extension, language
         self.is_xmp = extension.lower().endswith(xmp.EXTENSION)
-        self.kept = {os.path.realpath(path) for path in kept}
-        self._kept_names = set(map(os.path.basename, self.kept))
+        self.protected = {os.path.realpath(path) for path in protected}
+        self._protected_names = set(map(os.path.basename, self.protected))
         self.images: dict[str, str] = {}  # sidecar to image
         self.stored: dict[str, set[str]] = {}  # folder of a store to its sidecars
 
@@ -34,16 +35,16 @@ class Sidecars:
         return os.path.splitext(image)[0] + self.extension
 
     def exists(self, image: str) -> bool:
-        """Whether an image has a sidecar. An empty sidecar on disk does not count.
+        """Whether an image has a sidecar: not an empty file on disk, nor XMP without a caption.
 
         Raises UserError if the sidecar would replace an input, an output or the sidecar of another
         image, or if its folder cannot be written.
         """
         sidecar = self.path_of(image)
-        is_kept = os.path.basename(sidecar) in self._kept_names  # cheaper than realpath
-        # The sidecar's extension must not be that of an image.
+        may_replace = os.path.basename(sidecar) in self._protected_names  # cheaper than realpath
+        # If the photo has the extension of sidecars, the sidecar would replace the photo.
         if image.lower().endswith(self.extension.lower()) or (
-            is_kept and os.path.realpath(sidecar) in self.kept
+            may_replace and os.path.realpath(sidecar) in self.protected
         ):
             raise UserError(
                 f"{image}: its sidecar {sidecar} would replace an input or output file: choose "
@@ -103,7 +104,10 @@ class Sidecars:
             pool.shutdown(cancel_futures=True)
 
     def _in_store(self, folder: str) -> set[str]:
-        """The sidecars in a folder of a store. Raises UserError if the folder is not writable."""
+        """The sidecars in a folder of a store; empty for a folder on disk.
+
+        Raises UserError if the folder is not writable.
+        """
         if stores.is_bucket_address(folder):
             return {name for name in stores.listed(folder, False) if name.endswith(self.extension)}
         if stores.is_store(folder):

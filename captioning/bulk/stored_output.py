@@ -21,11 +21,11 @@ from captioning.files.reading import read_lines
 from captioning.files.writing import write_lines
 from captioning.runtime.errors import UserError
 
-RECORD = "stored.json"  # which version of each stored file the local copy is
+RECORD = "stored.json"  # {name: [stamp of the local copy, stamp of the stored file]} of equal files
 
 
 def locate(out: str) -> tuple[Path, Optional[str]]:
-    """The local path of `--out`, and the address if `--out` is in a store.
+    """The local path for `--out`, and its address; None as the address for a path on disk.
 
     Raises UserError for an address that names no file.
     """
@@ -204,6 +204,6 @@ def _explain_upload_errors(request: Request) -> Iterator[None]:
         yield
     except UserError as error:
         raise UserError(
-            f"{error}; nothing is lost: the captions so far are in {request.parts}, and the same "
-            "command continues with them on this machine"
+            f"{error}; nothing is lost: the captions so far are in {request.parts}; run the same "
+            "command again on this machine to continue"
         ) from error

@@ -1,4 +1,4 @@
-"""Reading and writing images in tar shards of the webdataset format."""
+"""Reads and writes images in tar shards of the webdataset format."""
 
 import contextlib
 import io
@@ -25,7 +25,10 @@ class SampleImage(NamedTuple):
 
 
 def estimate(urls: Sequence[str]) -> Optional[int]:
-    """Estimate the number of images from the first tar and all file sizes; None if unknown."""
+    """Estimate the number of images from the first tar and all file sizes.
+
+    Returns None if a tar is in a store, or if the first cannot be read.
+    """
     if any(map(stores.is_store, urls)):
         return None
     sizes = [os.path.getsize(url) for url in urls]

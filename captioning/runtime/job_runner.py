@@ -85,7 +85,7 @@ class _RunningJob:
         if code == 0:
             return None
         if code == STOPPED:
-            return "it was stopped by another program; the same command continues from here"
+            return "it was stopped by another program; run the same command again to continue"
         lines = self.job.log.read_bytes()[self.log_offset :].decode(errors="replace").splitlines()
         errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
         if errors:

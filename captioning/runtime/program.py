@@ -44,7 +44,7 @@ def exit_code(program: Callable[[], Optional[int]], interrupted: Optional[str] =
             if interrupted is not None or isinstance(stop, KeyboardInterrupt):
                 return INTERRUPTED
             reason = signals.stop_requested() or "another process"
-            log_line(f"stopped by {reason}; the same command continues from here")
+            log_line(f"stopped by {reason}; run the same command again to continue")
             return 0
         except UserError as error:
             line = visible(f"error: {error}")

@@ -110,7 +110,7 @@ def test_stopped_it_goes_on_with_what_is_not_there(folder, tmp_path, capsys, mon
     monkeypatch.setattr(resize, "ThreadPoolExecutor", Pool)
     command = [str(folder), str(target), "--side", "64", "--workers", "1"]
     assert resize.main(command) == 0
-    assert "stopped by SIGTERM; the same command continues from here" in capsys.readouterr().err
+    assert "stopped by SIGTERM; run the same command again to continue" in capsys.readouterr().err
     assert len(files(target)) == 3  # with the one that was under way
     (target / ".wide.jpg.1.staged").write_bytes(b"of a killed program")
     kept = {name: path.stat().st_mtime_ns for name, path in files(target).items()}

@@ -143,7 +143,7 @@ def test_killed_and_stopped_the_same_command_goes_on(photos, nodes, node, tmp_pa
     with after_each_batch(lambda kept: kept == 2 and os.kill(os.getpid(), signal.SIGTERM)):
         assert caption_lightly(nodes.address, request) == 0
     log = capsys.readouterr().err
-    assert "stopped by SIGTERM; the same command continues from here" in log
+    assert "stopped by SIGTERM; run the same command again to continue" in log
     assert "continuing" in log and "| 3/10" in log and not request.out.exists()
     assert caption_lightly(nodes.address, request) == 0
     assert [line["caption"] for line in read_lines(request.out)] == [

@@ -217,7 +217,7 @@ def test_a_server_that_goes_away_loses_nothing(run, server, photos, tmp_path):
     asked = len(server.asked)
     _, log = run(photos, "--batch_size", "2", code=2)
     [line] = [line for line in log.splitlines() if line.startswith("error: ")]
-    assert server.url in line and "after 4 tries; the same command continues from here" in line
+    assert server.url in line and "after 4 tries; run the same command again to continue" in line
     server.faults.clear()
     before = len(server.asked)
     assert before > asked
