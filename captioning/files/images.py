@@ -1,4 +1,4 @@
-"""Image files: recognised by name, found in folders and lists; the number of scans of a JPEG."""
+"""Image files: recognises them by name, finds them in folders and lists, limits a JPEG's scans."""
 
 import csv
 import io
@@ -28,10 +28,12 @@ FORMATS = {
 SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
 
 # A JPEG can have a scan in every ten bytes, and a decoder processes all pixels for each scan.
-# Encoders write about ten scans; libtiff has the same limit. A 60 MB file has about 1000 segments.
+# Encoders write about ten; libtiff also allows 100. Metadata is split into segments of up to 64 kB,
+# so that 60 MB of it are about 1000 segments.
 MOST_SCANS, MOST_SEGMENTS = 100, 10_000
 _PIECE = 1 << 14
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # without stuffed zeros and restart markers
+# Marker codes: of sequential frames (SOF0, SOF1), SOS, EOI, and TEM, which has no length.
 _SEQUENTIAL, _SCAN, _END, _ALONE = (0xC0, 0xC1), 0xDA, 0xD9, 0x01
 
 LISTS = (".txt", ".csv", ".json", ".jsonl")
@@ -41,7 +43,10 @@ _COLUMN = re.compile(r"(?<!\{)\{(\w+)\}(?!\})")  # of a list, in a prompt
 
 
 class Listed(NamedTuple):
-    """An image file in a list. in_row: the list has a row of fields, like an annotation file."""
+    """An image file in a list. in_row: whether the list has rows of fields, not only names.
+
+    prompt: the prompt in its row, if any.
+    """
 
     image: str
     image_id: Union[int, str, None] = None
@@ -137,7 +142,7 @@ def _in_folder(folder, within, recursive, glob, above) -> Iterator[str]:
 def read_list(
     path: StrPath, column: Optional[str] = None, template: Optional[str] = None
 ) -> Iterator[Listed]:
-    """Yield the images of a list with the names used there. Repeated images are repeated.
+    """Return an iterator over a list's images, with the names used there, repetitions included.
 
     - `.txt`: one image file per line
     - `.csv`, `.jsonl`, a JSON list of objects, or COCO's {images: [...]}: the file name is in
@@ -145,8 +150,9 @@ def read_list(
     - a JSON list of files, or {id: file}
     - a data set with images inside, see `captioning.files.tables`
 
-    template: makes each row's prompt of its columns; without it a column `prompt` is read. Large
-    lists other than `.json` are read line by line. Raises UserError.
+    template: a prompt that names columns, as {column}, filled in for each row. Without it, a column
+    `prompt` is read. Lists other than `.json` are read line by line, to save memory. Raises
+    UserError.
     """
     suffix = os.path.splitext(path)[1]
     if tables.is_table(path):
@@ -201,7 +207,10 @@ def _listed(row: Any, where: str, column: Optional[str], template: Optional[str]
 
 
 def prompt_in(fields: Mapping[str, Any], where: str) -> Optional[str]:
-    """The prompt of a row; None if it has none. Raises UserError if it is not text."""
+    """Return the prompt of a row; None if it has none. Raises UserError if it is not text.
+
+    where: the file and row, for the error.
+    """
     prompt = fields.get("prompt")
     if not isinstance(prompt, (str, type(None))):
         raise UserError(f"{where} has the prompt {prompt!r}: expected text")

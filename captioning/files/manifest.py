@@ -20,7 +20,7 @@ PIECE = 1 << 22  # bytes read at once
 class Hashed:
     """A file that is written sequentially; computes the size and hash of the content.
 
-    problem: the OSError of a failed write. Libraries replace it with a less informative error.
+    problem: the OSError of a failed write, which libraries replace by a less informative error.
     """
 
     def __init__(self, file: BinaryIO):

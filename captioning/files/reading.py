@@ -58,7 +58,9 @@ def parse_json(text: str, path: StrPath, first_line: int = 1, without: Collectio
         return json.loads(text, object_pairs_hook=kept)
     except json.JSONDecodeError as error:
         line = first_line + error.lineno - 1
-        raise UserError(f"{path}: not valid JSON at line {line} ({error.msg}): mend it") from None
+        raise UserError(
+            f"{path}: not valid JSON at line {line} ({error.msg}): correct it"
+        ) from None
     except RecursionError:
         raise UserError(f"{path}: not valid JSON: it is nested too deeply") from None
     except ValueError:
@@ -76,14 +78,14 @@ def parse_json_lines(lines: Iterable[str], path: StrPath) -> Iterator[tuple[int,
 
 
 def read_lines(path: Path) -> Iterator[Optional[dict[str, Any]]]:
-    """Yield the object of each line, see `parse_line`. Yields nothing if there is no file."""
+    """Yield `parse_line` of each line of a file. Yields nothing if there is no file."""
     if path.exists():
         with open(path, "rb") as file:
             yield from map(parse_line, file)
 
 
 def parse_line(text: bytes) -> Optional[dict[str, Any]]:
-    """Return the object of a line; None if the line is cut off or is not an object."""
+    """Return the JSON object of a line; None if the line is cut off or is not an object."""
     try:
         entry = json.loads(text)
     except ValueError:

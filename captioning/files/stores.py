@@ -40,7 +40,10 @@ def is_store(address: str) -> bool:
 
 
 def is_bucket_address(address: str) -> bool:
-    """Whether an address is in a store with folders that can be listed and written, not https."""
+    """Whether an address is in a bucket (s3, gs, az), which can be listed and written.
+
+    False for https and for paths.
+    """
     return is_store(address) and not address.startswith("https:")
 
 
@@ -56,11 +59,14 @@ def check_address(address: str) -> None:
 
 
 def check_can_hold(what: str, place: str) -> None:
-    """Raise UserError for an address that cannot be written to."""
+    """Raise UserError if `place`, a path or an address, is an address that cannot be written to.
+
+    what: the setting that names it, for the error.
+    """
     scheme, colon, _ = place.partition(":/")
     if is_bucket_address(place):
         check_address(place)
-    elif colon and scheme in LIBRARIES:  # a Path has turned the two slashes into one
+    elif colon and scheme in LIBRARIES:  # also if a Path has turned the two slashes into one
         raise UserError(
             f"{what} is on {scheme}; use a path on a disk or in a bucket, such as s3://BUCKET/NAME"
         )
@@ -94,8 +100,8 @@ def joined(folder: str, name: str) -> str:
 def spans(parts: Sequence[tuple[str, int, int]]) -> list[Union[bytes, UserError]]:
     """Read parts (address, first byte, number of bytes) of one store concurrently.
 
-    The result of a part that cannot be read is a UserError. A missing file does not affect other
-    parts. If the store stops answering, all parts that it has not sent fail.
+    The result of a part is its bytes, or a UserError if it cannot be read. A missing file does not
+    affect other parts. If the store stops answering, all parts that it has not sent fail.
     """
 
     def span_or_error(number: int) -> Union[bytes, UserError]:
@@ -175,7 +181,7 @@ class _StoredFile(io.RawIOBase):
     """A file in a store. Each read is retried."""
 
     def __init__(self, address: str):
-        self.address, self.place = address, 0
+        self.address, self.position = address, 0
         self.size = size_of(address, stamp(address))
 
     def readable(self) -> bool:
@@ -185,15 +191,15 @@ class _StoredFile(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self.place, os.SEEK_END: self.size}
-        self.place = offset + base[whence]
-        return self.place
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self.position, os.SEEK_END: self.size}
+        self.position = offset + base[whence]
+        return self.position
 
     def readinto(self, buffer) -> int:
-        count = max(min(len(buffer), self.size - self.place), 0)
+        count = max(min(len(buffer), self.size - self.position), 0)
         if count:
-            buffer[:count] = span(self.address, self.place, count)
-        self.place += count
+            buffer[:count] = span(self.address, self.position, count)
+        self.position += count
         return count
 
 
@@ -245,7 +251,7 @@ def stamp(address: str) -> list[Any]:
 
 
 def size_of(address: str, stamp: Sequence[Any]) -> int:
-    """Return the size in a file's stamp. Raises UserError if its server does not report it."""
+    """Return the size in a file's stamp. Raises UserError if its server did not report it."""
     if stamp[0] is None:
         raise UserError(f"{address}: its server reports neither its size nor range support")
     return stamp[0]

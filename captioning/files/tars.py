@@ -11,9 +11,8 @@ from captioning.runtime.errors import UserError
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz")
 LARGEST = 1 << 30  # most bytes of a member; a small compressed archive can be huge when unpacked
-LARGEST_HEADERS = (
-    1 << 20
-)  # most bytes of a member's headers: long names, PAX records, maps of sparse files
+# Most bytes of a member's headers: long names, PAX records, maps of sparse files.
+LARGEST_HEADERS = 1 << 20
 
 _META = re.compile(r"__[^/]*__(/|$)")  # webdataset's members with metadata of the tar
 
@@ -24,7 +23,7 @@ def is_tars(source: str) -> bool:
 
 
 def key_and_suffix(name: str) -> tuple[Optional[str], str]:
-    """Return the sample's key and the suffix of a member. The key is None outside of samples."""
+    """Return the key of a member's sample, and its suffix. The key is None outside of samples."""
     from webdataset.tariterators import base_plus_ext
 
     key, suffix = (None, "") if _META.match(name) else base_plus_ext(name)
@@ -51,7 +50,7 @@ class Tar(tarfile.TarFile):
 
 
 class _Metered:
-    """A file with a limit of bytes to read. tarfile alone reads headers of any size at once."""
+    """A file of which `left` more bytes may be read. tarfile reads headers of any size at once."""
 
     def __init__(self, file: Any):
         self.file, self.left = file, LARGEST_HEADERS

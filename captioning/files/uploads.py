@@ -22,7 +22,10 @@ def copy(source: str, address: str, size: int) -> list[Any]:
 
 
 def _verified(address: str, size: int, write: Callable[[Any, str], Any]) -> list[Any]:
-    """Repeat `write` until the store has a file of `size` bytes; return its stamp."""
+    """Repeat `write` until the store has a file of `size` bytes; return its stamp.
+
+    write: writes the file, given fsspec's file system and the path within it.
+    """
 
     def ask() -> list[Any]:
         write(*system_of(address))

@@ -13,13 +13,13 @@ from BLIP.weights.download import are_private
 
 CONNECT_S, SILENCE_S, WHOLE_S = 10, 30, 300  # to connect, between bytes, for the whole answer
 LARGEST = 1 << 30  # most bytes of a body
-UNPACKED = 1 << 28  # most unpacked bytes of a compressed body, which can be small
+UNPACKED = 1 << 28  # most bytes of a compressed body after unpacking
 REST_S = 60  # pause before the next request to a server that does not answer
 OUTAGE = 10  # files in a row without an answer; after that, files fail at once
 
 
 class Refused(Exception):
-    """An answer is not accepted. Error lines put the text after the address."""
+    """We do not accept an answer. The text follows the address in error lines."""
 
 
 async def client(**settings: Any) -> aiohttp.ClientSession:
@@ -89,7 +89,7 @@ class Patience:
         return True
 
     def is_over(self, tries: int, error: Exception) -> bool:
-        """Return whether to give up a file after `tries` requests. error: that of the last one."""
+        """Return whether to give up a file after `tries` requests. error: of the last request."""
         return self.silent_files > 1 or (isinstance(error, asyncio.TimeoutError) and tries > 1)
 
     def end(self, error: Optional[Exception]) -> None:
@@ -118,5 +118,5 @@ def patience_with(address: str) -> Patience:
 
 
 def cause(error: Exception) -> Exception:
-    """Return the refusal or timeout behind fsspec's FileNotFoundError, else the error itself."""
+    """Return the refusal, timeout or lack of connection behind an error of fsspec, else the error."""
     return error.__cause__ if isinstance(error.__cause__, (Refused, *_SILENT)) else error
