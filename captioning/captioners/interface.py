@@ -56,8 +56,9 @@ class Captioner(Protocol):
     prompt, prompt_ids: the beginning of every caption, neither scored nor part of the output, and
     its ids, int64 (p,); both empty if the package has PROMPT_IS_QUESTION. The page changes
     both temporarily; `captioning.models.prompts` sets prompt_ids (B, p), a row per image.
-    max_positions: the maximum number of tokens of a row, None for no limit. min_batch_size: of a
-    training step. has_unused_parameters: a step may leave some parameters without a gradient.
+    max_positions: the maximum number of tokens of a row, None for no limit. min_batch_size: the
+    smallest batch on which it can train. has_unused_parameters: whether a training step may leave
+    parameters without a gradient.
     null_image: None for a captioner without one, whose package refuses `drop_image` and settings
     with two streams. `generate_from` raises SettingsError for settings that the captioner does not
     support.
@@ -103,7 +104,7 @@ class Captioner(Protocol):
         """The encoded images, such as a tensor (B, ...). Slicing selects images."""
 
     def encode_null(self, encoded: Any) -> Any:
-        """The null image, encoded once, in the shape of encoded images."""
+        """The encoded null image, expanded to the shape of `encoded`, encoded images."""
 
     def generate_from(
         self, encoded: Any, settings: DecodingSettings, other: Any = None
@@ -150,11 +151,11 @@ class Captioner(Protocol):
 class BuildContext(NamedTuple):
     """What `build` needs besides the configuration.
 
-    content: of the checkpoint that the caller loads after `build`, None for random weights. With
+    content: of the checkpoint that the caller loads after `build`; None for random weights. With
     `lora`, the content is an adapter's, or whole weights that `build` itself loads before it adds a
-    new adapter. name: of that checkpoint, for messages. captions: returns the preprocessed captions
-    of the training split. word_pieces: returns BERT's tokeniser by name. mean, std: for normalising
-    images.
+    new adapter. name: the checkpoint's name, for messages. captions: returns the preprocessed
+    captions of the training split. word_pieces: returns BERT's tokeniser by name. mean, std: for
+    normalising images.
     """
 
     content: Optional[Mapping[str, Any]]

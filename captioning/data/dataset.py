@@ -60,8 +60,8 @@ class TrainingDataset(Dataset):
     An unreadable image raises UserError. With `skip_bad_images`, items of other indices, chosen by
     (seed, index), are tried instead. After MAX_REPLACEMENTS of them, UserError is raised.
 
-    same: `transform` is deterministic and returns tensors. If the tensors of all images take at
-    most MOST_KEPT bytes, each process transforms an image once and keeps the tensor.
+    is_deterministic: `transform` is deterministic and returns tensors. If the tensors of all images
+    take at most MOST_KEPT bytes, each process transforms an image once and keeps the tensor.
 
     drop_image: if above 0, items have the key `dropped`, a bool that is true with this probability.
     A dropped image has to be replaced by the null image.
@@ -76,12 +76,13 @@ class TrainingDataset(Dataset):
     captions_per_image: int = 1
     max_words: int = 30
     skip_bad_images: bool = False
-    same: bool = False
+    is_deterministic: bool = False
     drop_image: float = 0.0
     takes_prompt: bool = False
     _images: dict[str, torch.Tensor] = field(default_factory=dict, init=False)
 
     def __post_init__(self):
+        # Cumulative numbers of (image, caption) pairs.
         self._pairs_up_to = list(accumulate(len(sample.captions) for sample in self.samples))
 
     def __len__(self) -> int:
@@ -102,7 +103,7 @@ class TrainingDataset(Dataset):
         return iter(permutation(len(self), derived_seed("order", seed, epoch))[first:])
 
     def prefetch(self, keys: Sequence[tuple[int, int]]) -> None:
-        """Called with the keys of a batch before its items. Files on disk need no prefetching."""
+        """Called with the keys of a batch before its items. Only `ShardDataset` prefetches."""
 
     def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
         epoch, index = key
@@ -129,7 +130,7 @@ class TrainingDataset(Dataset):
         sample, chosen = self._sample(candidate)
         with seeded(derived_seed("item", self.seed, epoch, index)):
             if self.captions_per_image > 1:
-                chosen = _sample(len(sample.captions), self.captions_per_image)
+                chosen = _random_positions(len(sample.captions), self.captions_per_image)
             image = self._image(sample)
         captions = [preprocess_caption(sample.captions[i], self.max_words) for i in chosen]
         item = {"image": image, "captions": captions}
@@ -144,7 +145,7 @@ class TrainingDataset(Dataset):
             return self._images[sample.image]
         with self._open(sample) as opened:
             image = _transformed(self.transform, opened, sample, self.takes_prompt)
-        if self.same and image.nbytes * len(self.samples) <= MOST_KEPT:
+        if self.is_deterministic and image.nbytes * len(self.samples) <= MOST_KEPT:
             self._images[sample.image] = image
         return image
 
@@ -163,9 +164,9 @@ class TrainingDataset(Dataset):
 class EvaluationDataset(Dataset):
     """Images to generate captions for.
 
-    `dataset[index]` is a dict: image (the output of `transform`), image_id, index and unreadable,
-    an empty list. An unreadable image raises UserError. With `skip_bad_images`, its item has None
-    as image and the error message in `unreadable`, and a loader leaves the item out.
+    `dataset[index]` is a dict: image (the output of `transform`), image_id, index, prompt, and
+    unreadable, an empty list. An unreadable image raises UserError. With `skip_bad_images`, its
+    item has None as image and the error message in `unreadable`, and a loader leaves the item out.
     """
 
     samples: Sequence[Sample]
@@ -201,12 +202,15 @@ def _transformed(
 
 
 def locate(up_to: Sequence[int], index: int) -> tuple[int, int]:
-    """Return the group of an index, and the position in that group. up_to: cumulative sizes."""
+    """Return the group of an item, and its position in that group.
+
+    index: the item's position in all groups. up_to: the groups' cumulative sizes.
+    """
     group = bisect_right(up_to, index)
     return group, index - (up_to[group - 1] if group else 0)
 
 
-def _sample(size: int, count: int) -> list[int]:
+def _random_positions(size: int, count: int) -> list[int]:
     """Return `count` random integers below `size`. The first `size` of them are distinct."""
     distinct = torch.randperm(size)[:count]
     return torch.cat([distinct, torch.randint(size, (count - len(distinct),))]).tolist()

@@ -14,7 +14,10 @@ SPLITS = ("train", "val", "test")
 
 
 def checked_division(split: dict[str, Any], seed: int) -> dict[str, Any]:
-    """Check the value of the key `split`. Shares without a seed get `seed`. Raises ValueError."""
+    """Check and return the value of the key `split`. Shares without a seed get `seed`.
+
+    Raises ValueError.
+    """
     if all(isinstance(value, str) for value in split.values()):
         parts = split
         valid = set(parts) <= set(SPLITS)

@@ -24,7 +24,8 @@ from captioning.runtime.errors import UserError, one_line
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
 
-# The same limit as Pillow's, which any library may change. Pillow warns from half of it on.
+# Pillow's default limit. It is checked here, because other libraries may change Pillow's setting.
+# Pillow warns from half of it on.
 MOST_PIXELS = 178_956_970
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
@@ -141,7 +142,7 @@ class Preprocessing(NamedTuple):
     normalise: maps a batch of outputs of `training`, on the captioner's device, to the captioner's
         input (B, 3, S, S). Not called if `training` returns floats.
     join: makes a batch of a list of items. Items need not be tensors, unless it is torch.stack.
-    same: whether `training` is deterministic.
+    is_deterministic: whether `training` is deterministic.
     takes_prompt: whether `evaluation` and `training` take a prompt, or None, after the image.
     """
 
@@ -149,11 +150,11 @@ class Preprocessing(NamedTuple):
     training: Callable[[Image.Image], Any]
     normalise: Callable[[Tensor], Tensor]
     join: Callable[[list], Any] = torch.stack
-    same: bool = False
+    is_deterministic: bool = False
     takes_prompt: bool = False
 
     def one(self, image: Image.Image) -> Any:
-        """Return an evaluation batch of one RGB image. Raises UserError."""
+        """Return a batch of one RGB image, as in evaluation. Raises UserError."""
         return self.join([self.item(image)])
 
     def item(self, image: Image.Image) -> Any:

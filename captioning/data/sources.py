@@ -39,7 +39,7 @@ REFERENCES = {("coco", split): f"coco_karpathy_{split}_gt.json" for split in ("v
 
 
 def known_annotation(dataset: str, split: str) -> Optional[str]:
-    """Return the name of the annotation file of a known data set's split, otherwise None."""
+    """Return the name of a known data set's annotation file; None for another data set."""
     name = ANNOTATIONS.get(dataset)
     return name and name.format(split)
 
@@ -95,8 +95,7 @@ def training_tars(config) -> list[str]:
 def read_split(config, split: str) -> Union[list[Sample], Shards]:
     """Return the samples of `split`, file by file.
 
-    Raises the errors of `annotation_paths` and of the reader, and UserError for an image id that is
-    in two files.
+    Raises UserError, also for an image id that is in two files.
     """
     if split == "train" and (tars := training_tars(config)):
         return Shards(tars)

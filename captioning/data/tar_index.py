@@ -29,15 +29,15 @@ Row = dict[str, Any]
 
 def index_path(tar: str) -> Path:
     """Return the path of a tar's cached index: a line with its summary, then a line per sample."""
-    place = tar if stores.is_store(tar) else os.path.abspath(tar)
-    return cache_folder() / "tars" / f"{cache_key(place, 32)}.jsonl"
+    location = tar if stores.is_store(tar) else os.path.abspath(tar)
+    return cache_folder() / "tars" / f"{cache_key(location, 32)}.jsonl"
 
 
 def summaries(tars: list[str]) -> list[dict[str, Any]]:
     """Return a summary of each tar: numbers of samples, captions and errors, and the first error.
 
-    Tars that have no index or have changed are read. Raises UserError, and Stopped if a stop is
-    requested.
+    Tars that have no index, or have changed since, are read. Raises UserError, and Stopped if a
+    stop is requested.
     """
     with ThreadPoolExecutor(AT_ONCE) as pool:
         found = dict(zip(tars, pool.map(_cached_summary, tars)))

@@ -35,7 +35,7 @@ from captioning.files.writing import (
 from captioning.runtime.errors import UserError, one_line
 
 BEST = "checkpoint_best.pth"
-MIN_KEPT = 2  # checkpoints of any kind that are always kept, since one may be damaged
+MIN_KEPT = 2  # newest checkpoints that are always kept, since one may be damaged
 _STEM = re.compile(r"checkpoint_(\d+)(?:_step(\d+))?")
 _MANIFEST_STEM = re.compile(rf"{_STEM.pattern}|weights_\d+")  # files with a manifest
 
@@ -77,7 +77,7 @@ def step_path(folder: Path, epoch: int, step: int) -> Path:
 
 
 def saved(folder: Path) -> list[Path]:
-    """All checkpoints, the newest last."""
+    """All checkpoints in a run's folder, the newest last; not the best one's copy."""
     paths = folder.glob("checkpoint_*.pth")
     return sorted((path for path in paths if _STEM.fullmatch(path.stem)), key=_position)
 

@@ -1,4 +1,4 @@
-"""Reranking: generates several candidates per image, scores and sorts them."""
+"""Reranking: generates several candidate captions per image, scores and sorts them."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -26,7 +26,10 @@ MAX_CAPTIONS = 256  # captions whose likelihoods are computed at once
 
 
 class Scorer(ABC):
-    """Scores candidates; a higher score is better. `__init__` loads its model; raises UserError."""
+    """Scores candidates; a higher score is better.
+
+    The constructor loads the scorer's model, if it has one. Raises UserError.
+    """
 
     def __init__(self, captioner: nn.Module, reranking: Reranking, device: torch.device):
         self.captioner, self.reranking = captioner, reranking
@@ -37,7 +40,10 @@ class Scorer(ABC):
 
     @abstractmethod
     def __call__(self, image: Tensor, encoded: Any, candidates: Generated) -> Tensor:
-        """Scores (B, k) of k candidates for each of B images. encoded: by the captioner."""
+        """Return scores (B, k) of k candidates for each of B images.
+
+        encoded: the images as encoded by the captioner.
+        """
 
 
 class Reranker:
@@ -76,9 +82,9 @@ def with_reranking(
 
 
 def check_reranking(config: Config) -> None:
-    """Raise UserError if the model of reranking is missing, or does not suit the captioner.
+    """Raise UserError if the reranker's model is missing, or does not suit the captioner.
 
-    Call it before the captioner is loaded.
+    Called before the captioner is loaded.
     """
     reranking = config.reranking()
     if reranking is not None:
@@ -96,7 +102,8 @@ def image_seeds(image: Tensor, seed: int) -> tuple[int, ...]:
 class MutualInformation(Scorer):
     """log p(y | image) - weight * log p(y | null), by the captioner that made the candidates.
 
-    With weight 1 the mutual information of caption and image (Li et al. 2016, arXiv 1510.03055).
+    With weight 1, this is the mutual information of caption and image (Li et al. 2016, arXiv
+    1510.03055).
     """
 
     def __call__(self, image: Tensor, encoded: Any, candidates: Generated) -> Tensor:
@@ -106,7 +113,7 @@ class MutualInformation(Scorer):
         return self.scores(self.captioner, encoded, candidates.token_ids, logp)
 
     def _log_likelihoods_of_samples(self, candidates: Generated) -> Tensor:
-        """(B, k), from the scores of sampling, which are means over tokens without penalties."""
+        """Return (B, k), from the scores of sampling: means over tokens, without penalties."""
         tokens = (self.captioner.prompt_ids.size(-1), self.captioner.tokenizer.end)
         lengths = caption_lengths(candidates.token_ids, *tokens)
         own_scores = candidates.own_scores

@@ -29,8 +29,8 @@ from captioning.runtime.errors import UserError, one_line
 def save_sharded(rest: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> None:
     """Write the folder `path`, its manifest first. A collective. Raises UserError on all ranks.
 
-    rest: content without tensors, written by rank 0. tensors: {name: tensor}, sharded or the same
-    on all ranks.
+    rest: the checkpoint's content besides `tensors`, written by rank 0. tensors: {name: tensor},
+    sharded or the same on all ranks.
     """
     import torch.distributed.checkpoint as dcp
 

@@ -63,7 +63,7 @@ def _dataset(
         config.captions_per_image,
         config.max_words,
         config.skip_bad_images,
-        preprocessing.same and not isinstance(samples, Shards),
+        preprocessing.is_deterministic and not isinstance(samples, Shards),
         config.drop_image,
         preprocessing.takes_prompt,
     )
@@ -82,7 +82,7 @@ def mean_image(
     """
     evaluation = preprocessing._replace(
         training=lambda image: preprocessing.evaluation(decode(image)),
-        same=False,
+        is_deterministic=False,
         takes_prompt=False,
     )
     # If captions_per_image is above 1, dataset indices count images instead of captions.
