@@ -39,7 +39,7 @@ from decoding.rerank import Reranking
 from smile import Objective, parse_objective
 from smile.mixture import FIRST_TOKEN_MLE
 
-LAST = "last"  # the epoch that `select` may name instead of metrics
+LAST = "last"  # the value of `select` that names an epoch instead of metrics
 
 
 class Config(Keys):
@@ -85,7 +85,7 @@ class Config(Keys):
     def _default_first_token_mle(
         cls, value: Optional[bool], info: ValidationInfo
     ) -> Optional[bool]:
-        """Default to the objectives' value in the original; None if their values differ."""
+        """Default to the objectives' value in the original code; None if their values differ."""
         if value is not None or "objective" not in info.data:
             return value
         weights = parse_objective(info.data["objective"] or "mle")
@@ -248,7 +248,7 @@ def keys_of(role: str, keys: type[Keys] = Config) -> list[str]:
 
 
 def parse_config(values: Any) -> Config:
-    """Make a configuration of a mapping. Raises pydantic's ValidationError.
+    """Make a configuration from a mapping. Raises pydantic's ValidationError.
 
     Keys of other captioners are validated and then left out. Options of metrics, rewards and
     rerankers that the configuration does not name are kept if they are set.

@@ -64,7 +64,10 @@ _DICTIONARY = re.compile("a valid dictionary( or instance of \\w+)?")
 
 
 def explained(error: ValidationError, values: dict) -> str:
-    """All errors in one line. Types that a key accepts are joined by "or"."""
+    """Return all errors as one line. Types that a key accepts are joined by "or".
+
+    values: the configuration before validation.
+    """
     groups: dict[str, list[str]] = {}
     details = [d for d in error.errors() if not _is_other_alternative(d)] or error.errors()
     for detail in details:

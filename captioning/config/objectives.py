@@ -18,7 +18,7 @@ def objective_title(name: str) -> str:
 
 
 def training_terms(config: Config) -> list[str]:
-    """What the run is trained by: "reward" if it has rewards, then the names of its objectives."""
+    """What trains the run: "reward" if it has rewards, then the names of its objectives."""
     objectives = parse_objective(config.objective) if config.objective else []
     return [*(["reward"] if config.reward else []), *objectives]
 

@@ -71,12 +71,13 @@ class FineTuning:
         self.log = RunLog(self.folder, self.progress.epoch, self._steps_done())
 
     def run(self) -> None:
+        """Train until the run is over. Raises UserError, and Stopped after a signal."""
         try:
             if self.resumes_after_epoch:
                 self._validate(self.progress.epoch - 1)  # the run may have stopped before this
             for epoch in range(self.progress.epoch, self.config.max_epoch):
                 if reason := self._reason_finished(epoch):
-                    if not self.finished:  # otherwise it is printed already
+                    if not self.finished:  # else `resume_content` has logged the reason
                         log_line(reason)
                     break
                 values = metric_values(self.folder, epoch, self.config.monitor)
@@ -205,6 +206,10 @@ class FineTuning:
         self._upload()
 
     def _select(self, epoch: int, due: bool) -> None:
+        """Keep the best checkpoint, and log the epoch's scores. Only on rank 0.
+
+        due: whether the epoch is validated.
+        """
         line = keep_selected(self.config.select, self.folder, epoch + 1)
         scores = read_scores(self.folder, evaluation_name(epoch))
         if scores is not None and not self.log.has("val", epoch):
@@ -242,7 +247,7 @@ class FineTuning:
     def _find_checkpoint(self) -> Optional[dict[str, Any]]:
         """Return the content of the checkpoint to resume from, or None for a new run.
 
-        Writes run.json and config.yaml, unless the run has finished.
+        Unless the run has finished, writes run.json and config.yaml. Also builds the rewards.
         """
         self.output.begin()
         checkpoint = resume_content(self.config, self.output)
@@ -250,7 +255,7 @@ class FineTuning:
         self.progress = progress_of(checkpoint) if checkpoint else Progress()
         self.resumes_after_epoch = checkpoint is not None and "within" not in checkpoint
         epochs = self.progress.epoch
-        self.finished = self._reason_finished(epochs)
+        self.finished = self._reason_finished(epochs)  # a reason, or None
         self.rewards = None
         if self.config.reward and epochs < self.config.max_epoch:
             from captioning.training.self_critical import build_rewards

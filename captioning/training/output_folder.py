@@ -77,7 +77,7 @@ class OutputFolder:
             distributed.run_on_main(self._upload_changes)
 
     def store_name(self, name: str) -> str:
-        """The store's address of a file in the folder. Other names are returned unchanged."""
+        """The address in the store of a file in the folder. Other names are returned unchanged."""
         if not self.address or self.folder not in Path(name).parents:
             return name
         return f"{self.address}/{Path(name).relative_to(self.folder).as_posix()}"
@@ -125,13 +125,15 @@ class OutputFolder:
             self.folder.mkdir(exist_ok=True)
             self._uploaded = {n: s for n, s in self._read_record().items() if n in stored}
         log_line(f"{self.address} has its working copy in {self.folder}")
-        if (
-            distributed.env_world_size() > 1
-        ):  # other machines may need files whose upload failed before
+        # Other machines may need files whose upload failed before.
+        if distributed.env_world_size() > 1:
             self._upload_changes()
 
     def _download(self, stored: dict[str, Any], recorded: dict[str, list[int]]) -> None:
-        """Replace the folder by the store's. If only the folder has some files, move it aside."""
+        """Replace the folder by the store's. If it has files that the store lacks, move it aside.
+
+        stored: the store's stamps by name. recorded: the stamps of uploaded files by name.
+        """
         local = self._files()
         new = {name for name, stamp in local.items() if recorded.get(name) != stamp}
         if local and (WRITER not in stored or new - {WRITER}):
@@ -170,8 +172,8 @@ class OutputFolder:
                     self._last_writer = token
         except UserError as error:
             raise UserError(
-                f"{error}; nothing is lost: the run's files are in {self.folder}, and the same "
-                "command on this machine resumes from them"
+                f"{error}; nothing is lost: the run's files are in {self.folder}; run the same "
+                "command again on this machine to continue"
             ) from error
         if has_other_writer:
             raise UserError(
@@ -216,7 +218,7 @@ class OutputFolder:
         self._write_record()
 
     def _files(self) -> dict[str, list[int]]:
-        """Size, time and inode of each file in the folder, by name."""
+        """Return {name: [size, time, inode]} of the files in the folder."""
         files = {}
         for path in self.folder.rglob("*"):
             name = path.relative_to(self.folder)
@@ -261,7 +263,7 @@ def _is_marker(name: str) -> bool:
 
 
 def _markers_first(names: Iterable[str]) -> list[str]:
-    """Sort names in the order of removal."""
+    """Sort names for removal, so that no incomplete checkpoint keeps its marker."""
     return sorted(names, key=lambda name: (not _is_marker(name), name))
 
 

@@ -24,7 +24,7 @@ LENGTH_DEPENDENT = ("cosine", "cosine_steps", "cosine_restarts")
 
 ADVICE = "set another output_dir, or resume=never, which moves that run aside"
 
-# A folder with such files has an earlier run.
+# Patterns of files that only an earlier run leaves in a folder.
 RUN_FILES = ("checkpoint_*.pth", "weights_*.pth", "log.jsonl", "result")
 
 

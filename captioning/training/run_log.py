@@ -41,7 +41,7 @@ _ADDRESS = re.compile(
 
 
 def command(arguments: Sequence[str]) -> str:
-    """A command line for a shell, without the secrets of addresses in the arguments."""
+    """Return the arguments as a line for a shell, without the secrets of addresses in them."""
     return shlex.join(
         _ADDRESS.sub(lambda match: without_secrets(match[0]), argument) for argument in arguments
     )
@@ -66,7 +66,8 @@ class RunLog:
     """Writes log.jsonl and tensorboard/ in a run's folder, on rank 0. Other ranks write nothing.
 
     The first `write` creates the files. epoch, step: where the run resumes. Lines after this point,
-    by an interrupted process, are removed. Raises UserError if the folder cannot be written.
+    which an interrupted process has written, are removed. Raises UserError if the folder cannot be
+    written.
     """
 
     def __init__(self, folder: Path, epoch: float = math.inf, step: float = math.inf):

@@ -107,7 +107,7 @@ def best_epoch(folder: Path) -> Optional[int]:
 
 
 def read_record(folder: Path) -> Optional[dict[str, Any]]:
-    """The content of selected.json. None if it is missing or damaged; it will be rewritten."""
+    """The content of selected.json; None if it is missing or damaged."""
     try:
         record = _Record.model_validate(read_json(folder / RECORD_FILE))
         if record.select != LAST:
@@ -118,7 +118,7 @@ def read_record(folder: Path) -> Optional[dict[str, Any]]:
 
 
 def shown_metrics(record: Mapping[str, Any]) -> list[str]:
-    """The metrics to show: the metrics of `select` (for "last", BLIP's) and the length."""
+    """The metrics to show: those of `select` (for "last", BLIP_METRICS) and LENGTH_METRIC."""
     metrics = BLIP_METRICS if record["select"] == LAST else record["select"]
     names = dict.fromkeys([*MetricSum.parse(metrics).signs, LENGTH_METRIC])
     return [n for n in names if any(n in epoch["scores"] for epoch in record["epochs"])]

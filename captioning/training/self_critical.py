@@ -70,7 +70,7 @@ class SelfCritical(nn.Module):
             if config.reward_baseline == "greedy":
                 greedy = captioner.generate_from(encoded, self.greedy)
                 pending_greedy = self.rewards.submit(image_ids, self._captions(greedy))
-            # Autocast has cached casts of the weights that carry no gradient.
+            # Autocast has cached casts of the weights that were made without gradients.
             torch.clear_autocast_cache()
             ids = sampled.token_ids.clone()
             temperature = config.reward_temperature
@@ -108,7 +108,7 @@ class SelfCritical(nn.Module):
         return [[Sampled(*pair) for pair in zip(*image_pairs)] for image_pairs in pairs]
 
     def _logprobs_of_start(self, image: Any, ids: Tensor, logprobs: Tensor) -> Tensor:
-        """Log-probabilities (B, k) of the captions under `start`. Without `start`, `logprobs`."""
+        """Log-probabilities (B, k) of the captions under `start`; `logprobs` without `start`."""
         (start,) = self._start
         if start is None:
             return logprobs.detach()

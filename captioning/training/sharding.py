@@ -1,7 +1,7 @@
 """Shards a captioner over processes with torch's FSDP2, and saves and loads its checkpoints.
 
-Each process has some rows of every weight, gradient and optimiser state. A checkpoint is whole or
-sharded. Any number of processes can read both.
+Each process has some rows of every weight, gradient and optimiser state. Any number of processes
+can read a checkpoint, whether it is whole or sharded.
 
 torch.distributed.checkpoint.state_dict is not used: it finds parameters by their names in the state
 dict, and the state dict of an adapter has other names than its modules.

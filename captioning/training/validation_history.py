@@ -18,7 +18,10 @@ def evaluation_name(epoch: int) -> str:
 
 
 class Validation(NamedTuple):
-    """A validation. epoch: from 0. value: a sum of metrics, None if one is missing. scores: all."""
+    """A validation. epoch: from 0. scores: metrics by name.
+
+    value: a sum of some of them; None if one is missing.
+    """
 
     epoch: int
     value: Optional[float]
@@ -26,7 +29,10 @@ class Validation(NamedTuple):
 
 
 def read_validations(folder: Path, epochs: int, metrics: Optional[str]) -> list[Validation]:
-    """Read the validations of the first `epochs` epochs. metrics: the sum that `value` holds."""
+    """Read the validations of the first `epochs` epochs.
+
+    metrics: the sum in `Validation.value`, such as "CIDEr + Bleu_4"; None for no value.
+    """
     compute_value = MetricSum.parse(metrics).of if metrics else lambda scores: None
     pairs = ((epoch, read_scores(folder, evaluation_name(epoch))) for epoch in range(epochs))
     return [Validation(epoch, compute_value(scores), scores) for epoch, scores in pairs if scores]
