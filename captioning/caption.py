@@ -69,8 +69,8 @@ DECODING = {
     "rerank_judge": "checkpoint of the judge",
     "guidance_scale": "scale of classifier-free guidance; 1 switches it off",
     "contrastive_alpha": "alpha of visual contrastive decoding; 0 switches it off",
-    "contrastive_beta": "its least share of the best token's probability",
-    "contrastive_noise": "its diffusion step of the noisy image, of 1,000",
+    "contrastive_beta": "its minimum probability of a token, as a share of the best one's",
+    "contrastive_noise": "its noise: a diffusion step out of 1,000",
 }
 # An unfinished run continues only if the input and the values of these flags are the same.
 IDENTITY_FLAGS = ("config", "num_return", "existing", "captions", "prefix", "suffix", "sidecar")
@@ -264,7 +264,7 @@ def add_filter(
     settings_and_load: tuple[dict[str, Any], Callable[[], Any]],
     device: torch.device,
 ) -> tuple[dict[str, Any], Callable[[], Any]]:
-    """Add the filter, if there is one, to the two results of `checkpoint_loader`."""
+    """Return the two results of `checkpoint_loader`, with the filter added if there is one."""
     if arguments.filter is None:
         return settings_and_load
     itm_model, (settings, load) = arguments.itm_model, settings_and_load

@@ -21,6 +21,7 @@ from captioning.files.writing import unfinished_writes
 from captioning.runtime.errors import UserError, one_line
 from captioning.runtime.program import exit_code
 
+# Files by which a repository's type is known.
 MODEL = ("config.json", "adapter_config.json")
 DATA = ("*.parquet", METADATA[0], "*.tar")
 PICKLED = ("*.pth", "*.pt", "*.bin", "*.pkl")
@@ -109,7 +110,7 @@ def _data_problems(folder: Path) -> Iterator[str]:
 
 
 def publish(folder: Path) -> None:
-    """Print problems, or the command. Raises UserError if there are problems."""
+    """Print the problems, and raise UserError; if there are none, print the upload command."""
     kind = kind_of(folder)
     found = list(problems(folder, kind))
     for line in found:
@@ -128,7 +129,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("folder", type=Path, help="of BLIP.convert, vlm.export, or captions")
+    parser.add_argument(
+        "folder", type=Path, help="written by BLIP.convert or vlm.export, or of captions"
+    )
     arguments = parser.parse_args(argv)
     return exit_code(lambda: publish(arguments.folder))
 

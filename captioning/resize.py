@@ -52,7 +52,7 @@ def resize_image(path: Path, side: int) -> tuple[str, bytes]:
         width, height = image.size
         scale = side / min(width, height)
         if scale >= 1:
-            decode(image, path)
+            decode(image, path)  # raises UserError for a broken image
             return "copied", path.read_bytes()
         size = max(round(width * scale), side), max(round(height * scale), side)
         image.draft(None, (2 * size[0], 2 * size[1]))  # JPEGs are decoded at a reduced size

@@ -118,5 +118,5 @@ def patience_with(address: str) -> Patience:
 
 
 def cause(error: Exception) -> Exception:
-    """Return the refusal, timeout or lack of connection behind an error of fsspec, else the error."""
+    """Return the refusal, timeout or failed connection behind fsspec's error, else the error."""
     return error.__cause__ if isinstance(error.__cause__, (Refused, *_SILENT)) else error
