@@ -32,7 +32,7 @@ TIMEOUT_S = 300  # until the next byte; long, because a busy server queues reque
 STOP_CHECK_S = 2  # between two checks of stop_requested
 AHEAD = 4  # images requested ahead, as a multiple of the concurrency
 
-LONGEST_SIDE = 1344  # pixels; larger images are shrunk
+MAX_SIDE = 1344  # pixels; larger images are shrunk
 SENT_UNCHANGED = {"JPEG": "jpeg", "PNG": "png", "WEBP": "webp"}
 EIGHT_BITS = {"1", "L", "P", "RGB", "RGBA"}  # modes that all servers decode alike
 QUALITY = 95  # of the JPEGs written here
@@ -247,13 +247,13 @@ def as_data_url(path: str, data: Optional[BinaryIO] = None, prompt: Optional[str
 
     prompt: ignored. `ShardImages` passes it, for captioners whose input includes a prompt.
 
-    A JPEG, PNG or WEBP with one frame, 8 bits per channel and sides up to LONGEST_SIDE is sent
+    A JPEG, PNG or WEBP with one frame, 8 bits per channel and sides up to MAX_SIDE is sent
     unchanged. Other images are sent upright as a JPEG of at most this size. Raises UserError.
     """
     with open_image(path, data) as image:
         kind = SENT_UNCHANGED.get(image.format)
         animated = getattr(image, "is_animated", False)
-        small = max(image.size) <= LONGEST_SIDE
+        small = max(image.size) <= MAX_SIDE
         unchanged = kind and small and not animated and image.mode in EIGHT_BITS
         pixels = decode(image, path)  # also to refuse an incomplete image that is sent unchanged
         if unchanged:
@@ -263,7 +263,7 @@ def as_data_url(path: str, data: Optional[BinaryIO] = None, prompt: Optional[str
             return _data_url(kind, data.read())
     with contextlib.suppress(Exception):  # an image with damaged EXIF is still captioned
         pixels = ImageOps.exif_transpose(pixels)
-    pixels.thumbnail((LONGEST_SIDE, LONGEST_SIDE), Image.BICUBIC)
+    pixels.thumbnail((MAX_SIDE, MAX_SIDE), Image.BICUBIC)
     return _as_jpeg(pixels)
 
 

@@ -13,7 +13,7 @@ from captioning.bulk.shards import Line, captions_of
 from captioning.data.image import open_image
 from captioning.files import stores, tables
 from captioning.files.images import FORMATS, is_image
-from captioning.files.tars import LARGEST, Tar, key_and_suffix
+from captioning.files.tars import MAX_MEMBER_BYTES, Tar, key_and_suffix
 
 
 class SampleImage(NamedTuple):
@@ -57,7 +57,7 @@ def members(url: str) -> Iterator[SampleImage]:
             name = f"{key}.{suffix}"
             if taken or not is_image(name):
                 continue
-            if member.size > LARGEST:
+            if member.size > MAX_MEMBER_BYTES:
                 raise ValueError(f"{member.name} has {member.size:,} bytes, too many for an image")
             taken = True
             if name not in seen:

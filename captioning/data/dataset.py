@@ -23,8 +23,8 @@ Transform = Callable[[Image.Image], Any]
 # After this many unreadable images in a row, the folder is probably wrong.
 MAX_REPLACEMENTS = 100
 
-# The most bytes of transformed images that a process keeps in memory.
-MOST_KEPT = 2**28
+# The maximum size of the transformed images that a process keeps in memory.
+MAX_KEPT_BYTES = 2**28
 
 _PUNCTUATION = re.compile(r"[.!\"()*#:;~]")
 _WHITE_SPACE_RUN = re.compile(r"\s{2,}")
@@ -61,7 +61,7 @@ class TrainingDataset(Dataset):
     (seed, index), are tried instead. After MAX_REPLACEMENTS of them, UserError is raised.
 
     is_deterministic: `transform` is deterministic and returns tensors. If the tensors of all images
-    take at most MOST_KEPT bytes, each process transforms an image once and keeps the tensor.
+    take at most MAX_KEPT_BYTES, each process transforms an image once and keeps the tensor.
 
     drop_image: if above 0, items have the key `dropped`, a bool that is true with this probability.
     A dropped image has to be replaced by the null image.
@@ -145,7 +145,7 @@ class TrainingDataset(Dataset):
             return self._images[sample.image]
         with self._open(sample) as opened:
             image = _transformed(self.transform, opened, sample, self.takes_prompt)
-        if self.is_deterministic and image.nbytes * len(self.samples) <= MOST_KEPT:
+        if self.is_deterministic and image.nbytes * len(self.samples) <= MAX_KEPT_BYTES:
             self._images[sample.image] = image
         return image
 

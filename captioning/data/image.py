@@ -16,7 +16,7 @@ from torch import Tensor
 from torchvision import transforms
 from torchvision.transforms import InterpolationMode
 
-from captioning.files.images import FORMATS, MOST_SCANS, MOST_SEGMENTS, has_many_scans
+from captioning.files.images import FORMATS, MAX_SCANS, MAX_SEGMENTS, has_many_scans
 from captioning.files.reading import StrPath
 from captioning.files.tables import image_bytes, is_row
 from captioning.runtime.errors import UserError, one_line
@@ -26,7 +26,7 @@ STD = (0.26862954, 0.26130258, 0.27577711)
 
 # Pillow's default limit. It is checked here, because other libraries may change Pillow's setting.
 # Pillow warns from half of it on.
-MOST_PIXELS = 178_956_970
+MAX_PIXELS = 178_956_970
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 
@@ -35,8 +35,8 @@ def open_image(path: StrPath, data: Optional[BinaryIO] = None) -> Image.Image:
 
     data: the file's content; `path` is then used only in errors. The format is detected from the
     content, not from the name. Raises UserError, which names the file, if the format is not in
-    FORMATS, if there are more than MOST_PIXELS or, in a JPEG file, more than MOST_SCANS or
-    MOST_SEGMENTS.
+    FORMATS, if there are more than MAX_PIXELS or, in a JPEG file, more than MAX_SCANS or
+    MAX_SEGMENTS.
     """
     with _errors_naming(path):
         if data is None and is_row(path):
@@ -46,7 +46,7 @@ def open_image(path: StrPath, data: Optional[BinaryIO] = None) -> Image.Image:
             if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
                 raise OSError("not a regular file")  # opening a pipe would block
         image = Image.open(data or path, formats=_formats())
-        if image.width * image.height > MOST_PIXELS:
+        if image.width * image.height > MAX_PIXELS:
             image.close()
             raise Image.DecompressionBombError
         if image.format in ("JPEG", "MPO"):
@@ -54,8 +54,8 @@ def open_image(path: StrPath, data: Optional[BinaryIO] = None) -> Image.Image:
             if has_many_scans(image.fp):
                 image.close()
                 raise UserError(
-                    f"{path}: not a readable image (more than {MOST_SCANS} scans or "
-                    f"{MOST_SEGMENTS} segments): save it again"
+                    f"{path}: not a readable image (more than {MAX_SCANS} scans or "
+                    f"{MAX_SEGMENTS} segments): save it again"
                 )
             image.fp.seek(position)
         return image
@@ -100,7 +100,7 @@ def _errors_naming(path: StrPath) -> Iterator[None]:
         ) from None
     except Image.DecompressionBombError:
         raise UserError(
-            f"{path}: not a readable image (more than {MOST_PIXELS} pixels): make it smaller"
+            f"{path}: not a readable image (more than {MAX_PIXELS} pixels): make it smaller"
         ) from None
     except UnidentifiedImageError:
         raise UserError(

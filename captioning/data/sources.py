@@ -30,7 +30,7 @@ SHA256 = {
     "flickr30k_test.json": "5d2a8e7365ff2220cf885e3fb656dd33b72b3a8f8c761067deebb0b22718806d",
 }
 
-LARGEST = 1 << 30  # bytes of an annotation file; COCO's training file has 80 MB
+MAX_ANNOTATION_BYTES = 1 << 30  # COCO's training file has 80 MB
 
 
 # File names of known data sets. A configuration has to name the files of other data sets.
@@ -227,7 +227,7 @@ def download_once(url: str, path: Path, sha256: Optional[str]) -> Path:
     from BLIP.weights.download import DownloadError, download  # imported only for a download
 
     try:
-        download(url, path, sha256=sha256, largest=LARGEST)
+        download(url, path, sha256=sha256, largest=MAX_ANNOTATION_BYTES)
     except DownloadError as error:
         raise UserError(f"{error}; without a network, save {url} as {path}") from error
     return path

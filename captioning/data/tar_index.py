@@ -12,7 +12,7 @@ from captioning.files import stores
 from captioning.files.cache import cache_folder, cache_key
 from captioning.files.images import is_image
 from captioning.files.reading import parse_json, read_lines
-from captioning.files.tars import LARGEST, Tar, key_and_suffix
+from captioning.files.tars import MAX_MEMBER_BYTES, Tar, key_and_suffix
 from captioning.files.writing import user_errors, write_lines
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError
@@ -20,7 +20,7 @@ from captioning.runtime.progress import progress
 
 VERSION = 1  # of the cached files
 AT_ONCE = 16  # tars to read concurrently; reading from a store waits for the network
-LARGEST_TEXT = 1 << 24  # bytes of a member with captions
+MAX_TEXT_BYTES = 1 << 24  # of a member with captions
 
 # {"image": name in the tar, "at": first byte, "size": bytes, "captions": list}, or {"error": line}
 # for a sample that cannot be used.
@@ -123,7 +123,7 @@ def _members(file: BinaryIO) -> Iterator[tuple[str, str, tuple[str, int, int, Op
         for member in tar.each():
             key, suffix = key_and_suffix(member.name)
             if key is not None and member.isreg() and not member.issparse():
-                is_text = suffix in ("txt", "json") and member.size <= LARGEST_TEXT
+                is_text = suffix in ("txt", "json") and member.size <= MAX_TEXT_BYTES
                 text = tar.content(member) if is_text else None
                 yield key, suffix, (member.name, member.offset_data, member.size, text)
         file.seek(tar.offset)
@@ -140,8 +140,8 @@ def _row(tar: str, key: str, members: dict, keys: set[str]) -> Iterator[Row]:
     name, at, size, _ = members[images[0]][0]
     if key in keys or any(len(alike) > 1 for alike in members.values()):
         yield {"error": f"{where}: two samples have this key: rename one"}
-    elif size > LARGEST:
-        yield {"error": f"{where}: the image has {size:,} bytes, more than {LARGEST:,}"}
+    elif size > MAX_MEMBER_BYTES:
+        yield {"error": f"{where}: the image has {size:,} bytes, more than {MAX_MEMBER_BYTES:,}"}
     else:
         texts = {suffix: alike[0][3] for suffix, alike in members.items()}
         try:

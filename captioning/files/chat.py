@@ -19,8 +19,8 @@ from captioning.runtime.errors import UserError, one_line
 TIMEOUT_S = 60  # until the next byte
 ANSWER_S = 300  # until the last byte of an answer
 WAITS_S = (1, 2, 4, 8)  # pauses between the attempts of a request
-LONGEST_WAIT_S = 60  # limit of the pause that a server may ask for
-LARGEST = 4 << 20  # maximum number of bytes of an answer
+MAX_WAIT_S = 60  # the longest pause that a server may ask for
+MAX_ANSWER_BYTES = 4 << 20
 TEMPORARY = {408, 409, 425, 429, 500, 502, 503, 504, 529}  # status codes that are retried
 
 _LOCAL = {"localhost", "127.0.0.1", "::1"}
@@ -110,7 +110,7 @@ class ChatServer:
             try:
                 return _contents(self._fetch("/chat/completions", body))
             except _TemporaryError as error:
-                asked_for = min(error.wait or 0.0, LONGEST_WAIT_S)
+                asked_for = min(error.wait or 0.0, MAX_WAIT_S)
                 if pause is None or given_up.wait(max(pause, asked_for)):
                     tries = len(WAITS_S) + 1
                     raise NoAnswer(f"{self.url}: {error}, after {tries} tries") from None
@@ -129,7 +129,7 @@ class ChatServer:
                 answer = b""
                 while piece := response.read1(1 << 16):
                     answer += piece
-                    if len(answer) > LARGEST or time.monotonic() > end:
+                    if len(answer) > MAX_ANSWER_BYTES or time.monotonic() > end:
                         raise _TemporaryError("the answer is too long or too slow")
                 return answer
         except urllib.error.HTTPError as error:
@@ -143,7 +143,7 @@ class ChatServer:
 
     def _refused(self, error: urllib.error.HTTPError) -> NoAnswer:
         try:
-            text = error.read(LARGEST).decode("utf-8", "replace")
+            text = error.read(MAX_ANSWER_BYTES).decode("utf-8", "replace")
         except (OSError, http.client.HTTPException):
             text = ""
         text = text.replace(self.key, "(the key)") if self.key else text

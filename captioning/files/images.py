@@ -30,7 +30,7 @@ SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffi
 # A JPEG can have a scan in every ten bytes, and a decoder processes all pixels for each scan.
 # Encoders write about ten; libtiff also allows 100. Metadata is split into segments of up to 64 kB,
 # so that 60 MB of it are about 1000 segments.
-MOST_SCANS, MOST_SEGMENTS = 100, 10_000
+MAX_SCANS, MAX_SEGMENTS = 100, 10_000
 _PIECE = 1 << 14
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # without stuffed zeros and restart markers
 # Marker codes: of sequential frames (SOF0, SOF1), SOS, EOI, and TEM, which has no length.
@@ -60,12 +60,12 @@ def is_image(name: str) -> bool:
 
 
 def has_many_scans(file: BinaryIO) -> bool:
-    """Return whether the first JPEG in a file exceeds MOST_SCANS or MOST_SEGMENTS.
+    """Return whether the first JPEG in a file exceeds MAX_SCANS or MAX_SEGMENTS.
 
     Only reads the markers, as a decoder would.
     """
     at, scans, segments, components = 2, 0, 0, None
-    while scans <= MOST_SCANS and segments <= MOST_SEGMENTS:
+    while scans <= MAX_SCANS and segments <= MAX_SEGMENTS:
         file.seek(at)
         piece = file.read(_PIECE)
         found = _MARKER.search(piece)

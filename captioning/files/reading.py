@@ -13,7 +13,7 @@ from captioning.runtime.errors import UserError, one_line
 
 StrPath = Union[str, PathLike]
 
-MOST_VALUES = 10_000  # a configuration has hundreds; nested YAML aliases can expand to billions
+MAX_VALUES = 10_000  # a configuration has hundreds; nested YAML aliases can expand to billions
 
 
 def read_text(path: StrPath) -> str:
@@ -121,9 +121,9 @@ def _check_size(value: Any, where: str) -> None:
     waiting, count = [value], 0
     while waiting:
         count += 1
-        if count > MOST_VALUES:
+        if count > MAX_VALUES:
             raise UserError(
-                f"{where}: more than {MOST_VALUES} values with aliases expanded: this is not a "
+                f"{where}: more than {MAX_VALUES} values with aliases expanded: this is not a "
                 "configuration"
             )
         part = waiting.pop()

@@ -10,9 +10,10 @@ from captioning.files import stores
 from captioning.runtime.errors import UserError
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz")
-LARGEST = 1 << 30  # most bytes of a member; a small compressed archive can be huge when unpacked
-# Most bytes of a member's headers: long names, PAX records, maps of sparse files.
-LARGEST_HEADERS = 1 << 20
+# Limits of a member, since a small compressed archive can be huge when unpacked, and of its headers:
+# long names, PAX records, maps of sparse files.
+MAX_MEMBER_BYTES = 1 << 30
+MAX_HEADER_BYTES = 1 << 20
 
 _META = re.compile(r"__[^/]*__(/|$)")  # webdataset's members with metadata of the tar
 
@@ -40,7 +41,7 @@ class Tar(tarfile.TarFile):
         """Yield the members without storing them. Raises TarError, EOFError, zlib.error."""
         for member in self:  # in Python 3.9, next() fails at the end of an empty tar
             self.members, self.pax_headers = [], {}
-            self.fileobj.left = LARGEST_HEADERS
+            self.fileobj.left = MAX_HEADER_BYTES
             yield member
 
     def content(self, member: tarfile.TarInfo) -> bytes:
@@ -53,12 +54,12 @@ class _Metered:
     """A file of which `left` more bytes may be read. tarfile reads headers of any size at once."""
 
     def __init__(self, file: Any):
-        self.file, self.left = file, LARGEST_HEADERS
+        self.file, self.left = file, MAX_HEADER_BYTES
 
     def read(self, size: int) -> bytes:
         self.left -= size
         if self.left < 0:
-            raise tarfile.ReadError(f"a header has more than {LARGEST_HEADERS:,} bytes")
+            raise tarfile.ReadError(f"a header has more than {MAX_HEADER_BYTES:,} bytes")
         return self.file.read(size)
 
     def __getattr__(self, name: str) -> Any:

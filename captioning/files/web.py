@@ -12,8 +12,8 @@ from yarl import URL
 from BLIP.weights.download import are_private
 
 CONNECT_S, SILENCE_S, WHOLE_S = 10, 30, 300  # to connect, between bytes, for the whole answer
-LARGEST = 1 << 30  # most bytes of a body
-UNPACKED = 1 << 28  # most bytes of a compressed body after unpacking
+MAX_BODY_BYTES = 1 << 30
+MAX_UNPACKED_BYTES = 1 << 28  # of a compressed body
 REST_S = 60  # pause before the next request to a server that does not answer
 OUTAGE = 10  # files in a row without an answer; after that, files fail at once
 
@@ -50,7 +50,7 @@ class _LimitedResponse(aiohttp.ClientResponse):
         if part:
             first, last = part.partition("=")[2].split("-")
             return int(last) - int(first) + 1
-        return UNPACKED if "Content-Encoding" in self.headers else LARGEST
+        return MAX_UNPACKED_BYTES if "Content-Encoding" in self.headers else MAX_BODY_BYTES
 
 
 async def _check_redirect(session: Any, context: Any, about: Any) -> None:

@@ -108,7 +108,7 @@ def test_images_that_are_the_same_in_every_epoch_are_made_once(photos, samples, 
     made.clear()
     all_images = 10 * expected[0]["image"].nbytes
     for most in (all_images, all_images - 1):
-        monkeypatch.setattr(dataset_module, "MOST_KEPT", most)
+        monkeypatch.setattr(dataset_module, "MAX_KEPT_BYTES", most)
         dataset = make_training(samples, photos, transform, **settings, is_deterministic=True)
         for _ in range(2):
             assert_same_item(dataset[0, 0], expected[0])

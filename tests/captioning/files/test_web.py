@@ -82,7 +82,7 @@ def server(monkeypatch):
 
 
 def test_a_body_of_more_bytes_than_it_may_have_is_not_read(server, monkeypatch):
-    monkeypatch.setattr(web, "UNPACKED", 1 << 20)
+    monkeypatch.setattr(web, "MAX_UNPACKED_BYTES", 1 << 20)
     packed = {"Content-Encoding": "gzip"}
     server.answers["/a.jpg"] = packed, gzip.compress(bytes(1 << 27), 1)
     server.answers["/b.jpg"] = packed, gzip.compress(DATA)
