@@ -76,7 +76,7 @@ def _write_card(request: Request, folder: str, count: int, model: Mapping[str, s
     """Write the card of a folder of `count` images, unless it has one by another author."""
     from huggingface_hub import DatasetCardData
 
-    name = stores.joined(folder, card.NAME)
+    name = stores.join(folder, card.NAME)
     before = _content(name).decode("utf-8", "replace")
     if before and not card.is_generated(before):
         log_line(f"{name} is kept: it was written by hand or by another program")
@@ -121,7 +121,7 @@ def _lines(out: Path) -> Iterator[Line]:
 
 def _content(name: str) -> bytes:
     try:
-        return stores.whole(name)
+        return stores.read_bytes(name)
     except (FileNotFoundError, stores.Missing):
         return b""
 

@@ -78,7 +78,7 @@ class ShardImages(IterableDataset):
                 continue
             try:
                 if data is None and stores.is_store(entry["image"]):
-                    data = stores.whole(entry["image"])
+                    data = stores.read_bytes(entry["image"])
                     self.last_read = entry["image"]
                 elif data is None and tables.is_row(entry["image"]):
                     data = tables.image_bytes(entry["image"])
@@ -109,7 +109,7 @@ class ShardImages(IterableDataset):
             return
         try:
             if self.last_read:
-                stores.span(self.last_read, 0, 1)
+                stores.read_range(self.last_read, 0, 1)
                 return
         except UserError:
             pass

@@ -102,7 +102,7 @@ class Request:
         """The path or address at which the user finds `out` or a file next to it."""
         if self.address is None:
             return str(path)
-        return stores.joined(self.address.rpartition("/")[0], path.name)
+        return stores.join(self.address.rpartition("/")[0], path.name)
 
     def out_stamp(self) -> Optional[list[Any]]:
         """The stamp of the captions file, see `stores.stamp`; None if there is no file."""
@@ -176,7 +176,7 @@ class Request:
         if stores.is_store(root):
             stores.check_address(root)
         for item in read_list(self.source, self.column, template):
-            image = stores.joined(root, item.image)
+            image = stores.join(root, item.image)
             prompt = item.prompt if self.prompt is None or template else None
             items.setdefault(image, Listed(image, item.image_id, prompt=prompt))
             if items[image].prompt != prompt:

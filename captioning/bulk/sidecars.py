@@ -72,7 +72,7 @@ class Sidecars:
         return bool(Path(sidecar).read_bytes().strip())
 
     def _is_described(self, sidecar: str) -> bool:
-        return xmp.has_description(stores.whole(sidecar), sidecar)
+        return xmp.has_description(stores.read_bytes(sidecar), sidecar)
 
     def _text(self, captions: list[str], sidecar: str) -> str:
         """The content of a sidecar. XMP has the best caption."""
@@ -80,7 +80,7 @@ class Sidecars:
             return "".join(f"{caption}\n" for caption in captions)
         before = b""
         with contextlib.suppress(FileNotFoundError, stores.Missing):
-            before = stores.whole(sidecar)
+            before = stores.read_bytes(sidecar)
         return xmp.with_description(captions[0], self.language, before, sidecar)
 
     def write(self, lines: Iterable[Line]) -> None:
@@ -109,7 +109,9 @@ class Sidecars:
         Raises UserError if the folder is not writable.
         """
         if stores.is_bucket_address(folder):
-            return {name for name in stores.listed(folder, False) if name.endswith(self.extension)}
+            return {
+                name for name in stores.list_files(folder, False) if name.endswith(self.extension)
+            }
         if stores.is_store(folder):
             raise UserError(f"--sidecar: {folder} is on an https server, which is read-only")
         if os.path.isdir(folder) and not os.access(folder, os.W_OK):

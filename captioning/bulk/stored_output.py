@@ -159,7 +159,7 @@ def _address(request: Request, header: dict[str, Any], name: str) -> str:
 def _header(request: Request) -> Optional[dict[str, Any]]:
     address = f"{request.address}.parts/{HEADER}"
     try:
-        header = json.loads(stores.whole(address))
+        header = json.loads(stores.read_bytes(address))
         if PurePosixPath(header["file"]).name != header["file"]:
             raise ValueError("the file is outside the folder of parts")
         return header

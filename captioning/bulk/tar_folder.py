@@ -33,7 +33,7 @@ class TarFolder:
 
     def __init__(self, place: str, out: str):
         self.place, self.out = place, out
-        self.owner = stores.joined(place, OWNER)
+        self.owner = stores.join(place, OWNER)
         self.stored = stores.is_store(place)
 
     def claim(self) -> None:
@@ -66,7 +66,7 @@ class TarFolder:
     def write(self, number: int, write: Callable[[BinaryIO], None]) -> dict[str, Any]:
         """Write a tar atomically: `write` gets the open file. Returns {name: manifest}."""
         name = name_of(number)
-        with uploads.written(stores.joined(self.place, name)) as file:
+        with uploads.written(stores.join(self.place, name)) as file:
             hashed = Hashed(file)
             write(hashed)
         return {name: hashed.manifest()}
@@ -77,7 +77,7 @@ class TarFolder:
         if found is None or found["out"] != self.out:
             return
         for number in self.numbers().intersection(numbers):
-            self._remove(stores.joined(self.place, name_of(number)))
+            self._remove(stores.join(self.place, name_of(number)))
         self.remove_partial()
         if not self.numbers():
             self.release()
@@ -96,14 +96,17 @@ class TarFolder:
         return sorted(wrong), sorted(names - known.keys())
 
     def _manifest(self, name: str) -> dict[str, Any]:
-        with stores.opened(stores.joined(self.place, name)) as file, open(os.devnull, "wb") as null:
+        with (
+            stores.open_file(stores.join(self.place, name)) as file,
+            open(os.devnull, "wb") as null,
+        ):
             hashed = Hashed(null)
             shutil.copyfileobj(file, hashed, PIECE)
         return hashed.manifest()
 
     def _names(self) -> set[str]:
         if self.stored:
-            names = (PurePath(path).name for path in stores.listed(self.place, recursive=False))
+            names = (PurePath(path).name for path in stores.list_files(self.place, recursive=False))
         else:
             names = os.listdir(self.place) if os.path.isdir(self.place) else ()
         return {name for name in names if name[-4:] == ".tar" and name[:-4].isdecimal()}
@@ -114,7 +117,7 @@ class TarFolder:
     def _read(self) -> Optional[dict[str, Any]]:
         """The owner and its tars; None if the folder has no owner."""
         try:
-            content = stores.whole(self.owner)
+            content = stores.read_bytes(self.owner)
         except (FileNotFoundError, stores.Missing):
             return None
         if not content:  # `locked` creates an empty file, and a kill leaves it behind

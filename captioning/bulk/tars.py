@@ -47,7 +47,7 @@ def members(url: str) -> Iterator[SampleImage]:
     one name, only the first is yielded.
     """
     key, taken, seen = None, False, set()
-    with stores.opened(url) as file, Tar.open(fileobj=file, mode="r|*") as tar:
+    with stores.open_file(url) as file, Tar.open(fileobj=file, mode="r|*") as tar:
         for member in tar.each():
             found, suffix = key_and_suffix(member.name)
             if not member.isreg() or found is None:
@@ -98,7 +98,7 @@ def _samples_of_images(number: int, lines: list[Line]) -> Iterator[tuple[str, st
         # Leave out a photo that was removed since it was captioned. Reading a pipe would block.
         with contextlib.suppress(FileNotFoundError, stores.Missing):
             if stores.is_store(line["image"]) or os.path.isfile(line["image"]):
-                yield key, suffix, stores.whole(line["image"]), line
+                yield key, suffix, stores.read_bytes(line["image"]), line
 
 
 def _members(tar: str, lines: list[Line]) -> Iterator[tuple[str, str, bytes, Line]]:

@@ -126,7 +126,7 @@ class ShardDataset(TrainingDataset):
             tar, row, _ = self._find(index)
             if "error" not in row and stores.is_store(self.samples.tars[tar]):
                 spans.append(_sample_of(self.samples.tars[tar], row).span)
-        self._prefetched = dict(zip(spans, stores.spans(spans)))
+        self._prefetched = dict(zip(spans, stores.read_ranges(spans)))
 
     def _candidates(self, index: int) -> Iterator[int]:
         yield index
@@ -167,7 +167,7 @@ class ShardDataset(TrainingDataset):
     def _open(self, sample: TarSample) -> Image.Image:
         data = self._prefetched.get(sample.span)
         if data is None:
-            data = stores.span(*sample.span)
+            data = stores.read_range(*sample.span)
         if isinstance(data, UserError):
             raise data
         return open_image(sample.image, io.BytesIO(data))

@@ -92,7 +92,7 @@ def read_rows(tar: str, summary: dict[str, Any]) -> list[Row]:
 def _read(tar: str) -> list[Row]:
     """Read the samples of a tar. Raises UserError if the disk or the store fails."""
     try:
-        with stores.opened(tar) as file:
+        with stores.open_file(tar) as file:
             return list(_rows(file, tar))
     except OSError as error:
         raise UserError(f"{tar}: cannot be read: {error.strerror or error}") from error

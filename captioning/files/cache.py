@@ -42,9 +42,9 @@ def local(name: StrPath) -> Path:
     return _copied(name, {"": stores.stamp(name)})
 
 
-def located(folder: str, name: str) -> Path:
+def local_path_in(folder: str, name: str) -> Path:
     """Return the local path of a file in a folder, on disk or in a store; see `local`."""
-    return local(stores.joined(folder, name))
+    return local(stores.join(folder, name))
 
 
 def local_folder(address: str, names: Iterable[str]) -> Path:
@@ -93,7 +93,7 @@ def fetch(address: str, path: Path, stamp: list[Any]) -> None:
                 (address, at, min(stores.PIECE, size - at)) for at in range(0, size, stores.PIECE)
             ]
             for first in range(0, len(pieces), AT_ONCE):
-                for piece in stores.spans(pieces[first : first + AT_ONCE]):
+                for piece in stores.read_ranges(pieces[first : first + AT_ONCE]):
                     if isinstance(piece, UserError):
                         raise piece
                     file.write(piece)

@@ -106,7 +106,7 @@ def images_in(folder: str, recursive: bool = True, glob: Optional[str] = None) -
 
 
 def _in_store(folder: str, recursive: bool, glob: Optional[str]) -> Iterator[str]:
-    for address in stores.listed(folder, recursive):
+    for address in stores.list_files(folder, recursive):
         relative = address[len(folder) + 1 :]
         if "/." not in f"/{relative}" and _is_wanted(relative, glob):
             yield address
@@ -232,7 +232,7 @@ def _filled(template: str, fields: Mapping[str, Any], where: str) -> str:
 
 def _lines(path: StrPath, newline: Optional[str] = None) -> Iterator[str]:
     try:
-        with io.TextIOWrapper(stores.opened(str(path)), "utf-8-sig", newline=newline) as file:
+        with io.TextIOWrapper(stores.open_file(str(path)), "utf-8-sig", newline=newline) as file:
             yield from file
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text: {error.reason}: convert it") from None

@@ -59,7 +59,7 @@ def write_manifest_of_folder(files: Mapping[str, dict[str, object]], path: Path)
     write_json({"file": path.name, "files": dict(sorted(files.items()))}, manifest_path(path))
 
 
-def described(path: Path) -> dict[str, object]:
+def manifest_of(path: Path) -> dict[str, object]:
     """Return the manifest of an existing file. Raises OSError."""
     with open(path, "rb") as file, open(os.devnull, "wb") as null:
         hashed = Hashed(null)
@@ -84,7 +84,7 @@ def verify(path: Path) -> None:
 
 def _verify(path: Path, expected: Mapping[str, object]) -> None:
     try:
-        found = described(path)
+        found = manifest_of(path)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
     if found["bytes"] != expected.get("bytes"):

@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Optional, Union
 
-from captioning.files.stores import whole
+from captioning.files.stores import read_bytes
 from captioning.runtime.errors import UserError, one_line
 
 StrPath = Union[str, PathLike]
@@ -22,7 +22,7 @@ def read_text(path: StrPath) -> str:
     Raises UserError if the file is missing, unreadable, empty or not UTF-8.
     """
     try:
-        text = io.TextIOWrapper(io.BytesIO(whole(str(path))), "utf-8-sig").read()
+        text = io.TextIOWrapper(io.BytesIO(read_bytes(str(path))), "utf-8-sig").read()
     except FileNotFoundError:
         raise UserError(f"{path}: no such file: put it there, or correct the path") from None
     except OSError as error:

@@ -88,7 +88,7 @@ def without_secrets(address: str) -> str:
     return without_secrets(address)
 
 
-def joined(folder: str, name: str) -> str:
+def join(folder: str, name: str) -> str:
     """Join a folder, on disk or in a store, and a name: a path or an address."""
     if is_store(name):
         check_address(name)
@@ -97,16 +97,16 @@ def joined(folder: str, name: str) -> str:
     return f"{folder.rstrip('/')}/{name}" if in_store else str(Path(folder, name))
 
 
-def spans(parts: Sequence[tuple[str, int, int]]) -> list[Union[bytes, UserError]]:
+def read_ranges(parts: Sequence[tuple[str, int, int]]) -> list[Union[bytes, UserError]]:
     """Read parts (address, first byte, number of bytes) of one store concurrently.
 
     The result of a part is its bytes, or a UserError if it cannot be read. A missing file does not
     affect other parts. If the store stops answering, all parts that it has not sent fail.
     """
 
-    def span_or_error(number: int) -> Union[bytes, UserError]:
+    def range_or_error(number: int) -> Union[bytes, UserError]:
         try:
-            return span(*parts[number])
+            return read_range(*parts[number])
         except UserError as error:
             return error
 
@@ -130,29 +130,29 @@ def spans(parts: Sequence[tuple[str, int, int]]) -> list[Union[bytes, UserError]
         patience.end(None)
     # Retries. In an outage only the first part is tried again, so that it counts as one file.
     if failed:
-        found[failed[0]] = error = span_or_error(failed[0])
+        found[failed[0]] = error = range_or_error(failed[0])
         if isinstance(error, StoreError):
             return [error if number in failed else data for number, data in enumerate(found)]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        for number, data in zip(failed[1:], pool.map(span_or_error, failed[1:])):
+        for number, data in zip(failed[1:], pool.map(range_or_error, failed[1:])):
             found[number] = data
     return found
 
 
-def span(address: str, first: int, count: int) -> bytes:
+def read_range(address: str, first: int, count: int) -> bytes:
     """Return `count` bytes of a file, on disk or in a store. Raises UserError."""
     if is_store(address):
 
-        def ask() -> bytes:
+        def request() -> bytes:
             system, path = system_of(address)
             data = system.cat_file(path, start=first, end=first + count)
             if len(data) != count:
                 raise OSError("wrong number of bytes")
             return data
 
-        return retried(address, ask)
+        return retry(address, request)
     try:
-        with opened(address) as file:
+        with open_file(address) as file:
             file.seek(first)
             data = file.read(count)
     except OSError as error:
@@ -162,12 +162,12 @@ def span(address: str, first: int, count: int) -> bytes:
     return data
 
 
-def whole(address: str) -> bytes:
+def read_bytes(address: str) -> bytes:
     """Return all bytes of a file. Raises UserError for a store, OSError for the disk."""
     return call(address, "cat_file") if is_store(address) else Path(address).read_bytes()
 
 
-def opened(address: str) -> BinaryIO:
+def open_file(address: str) -> BinaryIO:
     """Open a file, on disk or in a store, for reading with seek. Raises UserError."""
     if is_store(address):
         return io.BufferedReader(_StoredFile(address), PIECE)
@@ -198,12 +198,12 @@ class _StoredFile(io.RawIOBase):
     def readinto(self, buffer) -> int:
         count = max(min(len(buffer), self.size - self.position), 0)
         if count:
-            buffer[:count] = span(self.address, self.position, count)
+            buffer[:count] = read_range(self.address, self.position, count)
         self.position += count
         return count
 
 
-def listed(folder: str, recursive: bool) -> Iterator[str]:
+def list_files(folder: str, recursive: bool) -> Iterator[str]:
     """Yield the addresses of a folder's files, sorted by name. Raises UserError.
 
     S3 is listed page by page to save memory. The libraries of other stores list all files at once.
@@ -224,7 +224,7 @@ def _s3_names(folder: str, place: str, recursive: bool) -> Iterator[str]:
     if not recursive:
         query["Delimiter"] = "/"
     while True:
-        page = retried(folder, lambda: system_of(folder)[0].call_s3("list_objects_v2", **query))
+        page = retry(folder, lambda: system_of(folder)[0].call_s3("list_objects_v2", **query))
         for found in page.get("Contents", ()):
             if not found["Key"].endswith("/"):  # some programs create such a key for a folder
                 yield f"{bucket}/{found['Key']}"
@@ -315,19 +315,20 @@ def _missing_library(address: str) -> UserError:
 
 
 def call(address: str, method: str, *arguments: Any, **settings: Any) -> Any:
-    """Call a method of the file system with the path of `address`; see `retried`."""
+    """Call a method of the file system with the path of `address`; see `retry`."""
 
-    def ask() -> Any:
+    def request() -> Any:
         system, path = system_of(address)
         return getattr(system, method)(path, *arguments, **settings)
 
-    return retried(address, ask)
+    return retry(address, request)
 
 
-def retried(address: str, ask: Callable[[], T]) -> T:
-    """Return `ask()`, retried with pauses while a store is busy or broken. Raises UserError.
+def retry(address: str, request: Callable[[], T]) -> T:
+    """Return `request()`. Call it again after pauses while the store is busy or broken.
 
-    A library's error may contain credentials, so it is neither chained nor quoted.
+    Raises UserError. A library's error may contain credentials, so it is neither chained nor
+    quoted.
     """
     web = _web(address)
     patience = web.patience_with(address)
@@ -337,7 +338,7 @@ def retried(address: str, ask: Callable[[], T]) -> T:
         if attempt > 1:
             time.sleep(PAUSE_S * 2 ** (attempt - 2))
         try:
-            result = ask()
+            result = request()
         except UserError:
             raise
         except Exception as error:

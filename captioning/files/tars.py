@@ -10,8 +10,8 @@ from captioning.files import stores
 from captioning.runtime.errors import UserError
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz")
-# Limits of a member, since a small compressed archive can be huge when unpacked, and of its headers:
-# long names, PAX records, maps of sparse files.
+# Limits of a member, since a small compressed archive can be huge when unpacked, and of its
+# headers, such as long names, PAX records and maps of sparse files.
 MAX_MEMBER_BYTES = 1 << 30
 MAX_HEADER_BYTES = 1 << 20
 

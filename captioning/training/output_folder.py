@@ -235,7 +235,7 @@ class OutputFolder:
     def _writer(self) -> Optional[bytes]:
         """The token in the store."""
         try:
-            return stores.whole(f"{self.address}/{WRITER}")
+            return stores.read_bytes(f"{self.address}/{WRITER}")
         except stores.Missing:
             return None
 

@@ -249,13 +249,13 @@ def test_from_a_store_to_a_store(s3, checkpoint, photos, tmp_path):
     names = ["captions.jsonl", "captions.jsonl.done"]
     assert sorted(stores.stamps("s3://bucket/within")) == names
     for name in names:
-        assert stores.whole(f"s3://bucket/within/{name}") == (tmp_path / name).read_bytes()
+        assert stores.read_bytes(f"s3://bucket/within/{name}") == (tmp_path / name).read_bytes()
     expected = contents(tmp_path / "tars")
     assert stores.stamps("s3://bucket/tars").keys() == expected.keys() and len(expected) == 6
     for name, content in expected.items() - {("owner.json", expected["owner.json"])}:
-        assert stores.whole(f"s3://bucket/tars/{name}") == content
+        assert stores.read_bytes(f"s3://bucket/tars/{name}") == content
     for line in read_lines(tmp_path / "captions.jsonl"):
-        beside = stores.whole(line["image"].replace(".png", ".txt"))
+        beside = stores.read_bytes(line["image"].replace(".png", ".txt"))
         assert beside.decode() == line["caption"] + "\n"
 
 

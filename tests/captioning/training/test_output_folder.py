@@ -224,7 +224,7 @@ def test_a_second_name_is_copied_by_the_store(s3, on):
         (f"{ADDRESS}/checkpoint_00.pth", f"{ADDRESS}/{checkpoints.BEST}")
     ]
     assert (
-        stores.whole(f"{ADDRESS}/{checkpoints.BEST}")
+        stores.read_bytes(f"{ADDRESS}/{checkpoints.BEST}")
         == (output.folder / "checkpoint_00.pth").read_bytes()
     )
     s3.requests.clear()
