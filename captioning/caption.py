@@ -212,7 +212,7 @@ def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
 
 
 def config_changes(arguments: argparse.Namespace, device: torch.device) -> dict[str, Any]:
-    """The configuration values, given by flags, that replace the checkpoint's."""
+    """Return the configuration values, given by flags, that replace the checkpoint's."""
     values = {name: getattr(arguments, name) for name in CONFIG_FLAGS}
     reranker = RERANKERS.get(arguments.rerank)
     if reranker and reranker.model:

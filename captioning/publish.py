@@ -28,7 +28,7 @@ PICKLED = ("*.pth", "*.pt", "*.bin", "*.pkl")
 
 
 def kind_of(folder: Path) -> str:
-    """The type of a repository: model or dataset. Raises UserError."""
+    """Return the type of a repository: model or dataset. Raises UserError."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder: give one that was exported")
     if any((folder / name).is_file() for name in MODEL):

@@ -54,7 +54,7 @@ class ActorPool:
         self._wait_was_logged = False
 
     def is_ready(self) -> bool:
-        """Whether an actor has loaded its captioner."""
+        """Return whether an actor has loaded its captioner."""
         return any(worker.capacity for worker in self.workers)
 
     def start_actors(self, request: Request, limit: int) -> None:
@@ -133,12 +133,12 @@ class ActorPool:
             log_line(report)
 
     def least_busy(self) -> Optional[Worker]:
-        """The worker with the fewest shards among the workers with room; None if all are full."""
+        """Return the worker with the fewest shards; None if no worker has room."""
         free = [worker for worker in self.workers if worker.has_room()]
         return min(free, key=lambda worker: len(worker.parts), default=None)
 
     def idle(self) -> Optional[Worker]:
-        """A worker with room and no shard; None if there is none."""
+        """Return a worker with room and no shard; None if there is none."""
         return next((w for w in self.workers if w.has_room() and not w.parts), None)
 
     def lose(self, worker: Worker, error: Exception) -> None:

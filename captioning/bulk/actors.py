@@ -84,7 +84,7 @@ class CaptioningActor:
         yield ShardUpdate(new, self._new_messages(), counts)
 
     def _new_messages(self) -> list[str]:
-        """The messages since the last call."""
+        """Return the messages since the last call."""
         messages: list[str] = []
         with contextlib.suppress(IndexError):  # other threads take messages, too
             while True:

@@ -100,7 +100,7 @@ class Cluster:
         self.joined = True
 
     def machines(self) -> list[Machine]:
-        """The machines that are alive and large enough for an actor."""
+        """Return the machines that are alive and large enough for an actor."""
         found = []
         for node in self._nodes():
             has = node["Resources"]

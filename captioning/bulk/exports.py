@@ -99,7 +99,10 @@ def _write_card(request: Request, folder: str, count: int, model: Mapping[str, s
 
 
 def relative(image: str, metadata: str) -> str:
-    """The name of an image in the folder of metadata.jsonl. Raises UserError if it is elsewhere."""
+    """Return the name of an image in the folder of metadata.jsonl.
+
+    Raises UserError if it is elsewhere.
+    """
     folder = metadata.rpartition("/")[0] or "."
     if stores.is_store(folder):
         name = image.removeprefix(folder + "/")
@@ -169,5 +172,5 @@ def _row(line: Line) -> Line:
 
 
 def printable(text: str) -> str:
-    """The text with escapes in place of the bytes of a file name that are not UTF-8."""
+    """Return the text with escapes in place of the bytes of a file name that are not UTF-8."""
     return text.encode(errors="backslashreplace").decode()

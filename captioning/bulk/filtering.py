@@ -39,7 +39,7 @@ class Filter(NamedTuple):
         return self._only(line, places[True]), self._only(line, places[False])
 
     def _only(self, line: Line, places: list[int]) -> Optional[Line]:
-        """The line with only the captions at `places`; None if there are none."""
+        """Return the line with only the captions at `places`; None if there are none."""
         if not places:
             return None
         found = dict(line)
@@ -117,9 +117,9 @@ class FilteredModel:
             yield batch._replace(image=(batch.image, waiting.popleft()))
 
     def lines(self, batch: Batch, offset: int, request: Any) -> list[Line]:
-        """The captioner's lines with the score of each caption. Prefix and suffix are not scored.
+        """Return the captioner's lines with the score of each caption.
 
-        The other parameters are those of `CheckpointModel.lines`.
+        Prefix and suffix are not scored. For the parameters, see `CheckpointModel.lines`.
         """
         image, for_scorer = batch.image or (None, None)
         lines = self.model.lines(batch._replace(image=image), offset, request)
@@ -153,7 +153,10 @@ def _read(
     data: Optional[BinaryIO] = None,
     prompt: Optional[str] = None,
 ) -> tuple[Any, torch.Tensor]:
-    """An image file as input of the captioner and as input of the scorer. Raises UserError."""
+    """Return an image file as input of the captioner and as input of the scorer.
+
+    Raises UserError.
+    """
     image = read(path, data, prompt)
     if data is not None:
         data.seek(0)

@@ -51,7 +51,7 @@ def _write_filtered(request: Request, new_lines: Callable[[], Iterable[Line]]) -
     again = {line["image"] for line in new_lines()}
 
     def stays(line: Line) -> bool:
-        """Whether an earlier line is another program's, or of an image that has no new one."""
+        """Return whether an earlier line is another program's, or its image has no new line."""
         ours = (line.get("settings") or {}).get("filter")
         return not (ours and line.get("image") in again)
 

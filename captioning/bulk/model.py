@@ -94,7 +94,7 @@ class CheckpointModel:
         return batches
 
     def lines(self, batch: Batch, offset: int, request: Request) -> list[dict[str, Any]]:
-        """One output line for each entry of a batch, with captions or an error.
+        """Return one output line for each entry of a batch, with captions or an error.
 
         offset: the number of images of the shard before this batch. Sampled captions depend on the
         seed, the shard, the offset and the batch size, which is halved if GPU memory runs out.
@@ -109,7 +109,7 @@ class CheckpointModel:
         return lines
 
     def _refuse_prompts(self, batch: Batch) -> tuple[list[dict[str, Any]], Optional[Images]]:
-        """The entries and images of a batch, without images whose prompt is refused.
+        """Return the entries and images of a batch, without images whose prompt is refused.
 
         Such an entry gets an "error", for example if its prompt leaves no token for a caption.
         """
@@ -135,7 +135,7 @@ class CheckpointModel:
     def _captions(
         self, image: Optional[Images], prompts: list[Optional[str]], shard: int, offset: int
     ) -> list[list[dict[str, Any]]]:
-        """The captions of each image with their scores, for `line_of`."""
+        """Return the captions of each image with their scores, for `line_of`."""
         found: list[list[dict[str, Any]]] = []
         while image is not None and len(found) < len(image):
             piece = image[len(found) : len(found) + self.generated_at_once]
@@ -151,7 +151,7 @@ class CheckpointModel:
     def _generate(
         self, image: Images, prompts: Optional[list[Optional[str]]]
     ) -> Optional[list[list[dict[str, Any]]]]:
-        """The captions of each image; None if GPU memory runs out.
+        """Return the captions of each image; None if GPU memory runs out.
 
         None, not an exception: a traceback would keep the tensors of the failed attempt in memory.
         """
@@ -183,7 +183,7 @@ def line_of(
     request: Request,
     origin: dict[str, Any],
 ) -> dict[str, Any]:
-    """The output line of an entry: its "error", or its captions and scores.
+    """Return the output line of an entry: its "error", or its captions and scores.
 
     captions: dicts with "caption" and scores by name, the best caption first. The line has the
     values of the best caption. With several captions it also has the lists of all values, under
@@ -203,7 +203,7 @@ def line_of(
 
 
 def recorded_settings(settings: DecodingSettings, seed: int) -> dict[str, Any]:
-    """The settings to record in output lines: those that have an effect.
+    """Return the settings to record in output lines: those that have an effect.
 
     Their names are those of the arguments of transformers' `generate`.
     """

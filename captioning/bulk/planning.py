@@ -121,7 +121,7 @@ def make_plan(request: Request, settings: dict[str, Any], resumed: bool) -> tupl
 
 
 def _valid_lines(out: Path, tally: Tally) -> Iterator[Line]:
-    """The first valid line of each image. Other lines are counted in `tally`."""
+    """Yield the first valid line of each image. Other lines are counted in `tally`."""
     seen: set[str] = set()
     for line in read_lines(out):
         if not line or not all(isinstance(line.get(name), str) for name in ("image", "caption")):
@@ -222,7 +222,7 @@ def _by_tar(images: Iterable[str], urls: Collection[str]) -> dict[str, list[str]
 
 
 def _is_done(request: Request, url: str, stamp: Any, record: Any, known: list[str]) -> bool:
-    """Whether all images of a tar are done: by its stamp, with --verify by its content.
+    """Return whether all images of a tar are done: by its stamp, with --verify by its content.
 
     record: the tar's entry in the marker of `out`; None if there is none. known: its images that
     are done.

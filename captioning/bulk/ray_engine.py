@@ -142,5 +142,5 @@ class _Dispatcher:
 
 
 def _first_name(entries: list[dict[str, Any]]) -> str:
-    """The path or address of the first image or tar."""
+    """Return the path or address of the first image or tar."""
     return entries[0].get("tar") or entries[0]["image"]

@@ -69,7 +69,7 @@ class ShardImages(IterableDataset):
             yield Batch(shard, [], None, last=True)
 
     def _batch(self, shard: int, source: Iterator[dict[str, Any]]) -> Batch:
-        """The next batch. The bytes of a file are freed before the next file is read."""
+        """Return the next batch. The bytes of a file are freed before the next file is read."""
         entries, images, failure = [], [], None
         for entry in itertools.islice(source, self.batch_size):
             entries.append(entry)

@@ -95,25 +95,25 @@ class Request:
         return filtering.parse(self.filter).split(line) if self.filter else (line, None)
 
     def kept(self, lines: Iterable[Line]) -> Iterator[Line]:
-        """The lines that go to `out`."""
+        """Return the lines that go to `out`."""
         return filter(None, (self.split(line)[0] for line in lines))
 
     def location(self, path: Path) -> str:
-        """The path or address at which the user finds `out` or a file next to it."""
+        """Return the path or address at which the user finds `out` or a file next to it."""
         if self.address is None:
             return str(path)
         return stores.join(self.address.rpartition("/")[0], path.name)
 
     def out_stamp(self) -> Optional[list[Any]]:
-        """The stamp of the captions file, see `stores.stamp`; None if there is no file."""
+        """Return the stamp of the captions file, see `stores.stamp`; None if there is no file."""
         return stamp_if_any(self.location(self.out))
 
     def sidecars(self, protected: Iterable[str] = ()) -> Sidecars:
-        """The sidecars that this call writes. protected: files that none may replace."""
+        """Return the sidecars that this call writes. protected: files that none may replace."""
         return Sidecars(self.sidecar, protected, self.language or xmp.DEFAULT)
 
     def tars(self) -> Optional[TarFolder]:
-        """The folder to which this call writes tars, if any."""
+        """Return the folder to which this call writes tars, if any."""
         return self._tars_in(self.write_shards)
 
     def _tars_in(self, folder: Optional[str]) -> Optional[TarFolder]:
@@ -260,7 +260,7 @@ class Request:
 
 
 def stamp_if_any(name: str) -> Optional[list[Any]]:
-    """The stamp of a file on disk or in a store; None if it does not exist or cannot be read.
+    """Return the stamp of a file on disk or in a store; None if it is missing or unreadable.
 
     Raises StoreError if the store does not answer or refuses access.
     """

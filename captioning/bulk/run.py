@@ -124,7 +124,7 @@ class BulkCaptioning:
             )
 
     def _is_older_than_the_weights(self) -> bool:
-        """Whether a local checkpoint is newer than the captions file."""
+        """Return whether a local checkpoint is newer than the captions file."""
         version, out = self.settings.get("checkpoint_time"), self.request.out
         known = isinstance(version, float) and not self.request.address and out.exists()
         return known and out.stat().st_mtime < version
@@ -194,7 +194,7 @@ class BulkCaptioning:
         return {**rows, "trained on": card.described_data(config)}
 
     def _has_to_merge(self, plan: Plan) -> bool:
-        """Whether any output file changes."""
+        """Return whether any output file changes."""
         request = self.request
         return bool(plan.header["entries"] or request.verify or not request.marker.exists())
 

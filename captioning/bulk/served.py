@@ -70,7 +70,7 @@ class ChatPrompt:
     seed: Optional[int]
 
     def body(self, image: str, name: str, prompt: Optional[str] = None) -> dict[str, Any]:
-        """The body of the request. image: a data URL. name: the image's name, for its seed.
+        """Return the body of the request. image: a data URL. name: the image's name, for its seed.
 
         prompt: the image's own, if it has one.
         """
@@ -134,9 +134,10 @@ class ServedModel:
             raise
 
     def lines(self, batch: Batch, offset: int, request: Request) -> list[dict[str, Any]]:
-        """One output line for each entry of a batch from `prefetch`. Raises UserError, Stopped.
+        """Return one output line for each entry of a batch from `prefetch`.
 
         offset: not used. request: the user's call of bulk captioning, not a request to the server.
+        Raises UserError, Stopped.
         """
         futures = iter(batch.image or ())
         lines = []
@@ -155,7 +156,10 @@ class ServedModel:
         return lines
 
     def _result(self, future: Future) -> list[str]:
-        """The captions of a request. Raises Stopped if the program has to stop before they come."""
+        """Return the captions of a request.
+
+        Raises Stopped if the program has to stop before they come.
+        """
         while True:
             try:
                 return future.result(timeout=STOP_CHECK_S)
@@ -235,7 +239,7 @@ class _ImageError(Exception):
 
 
 def server_at(url: str) -> ChatServer:
-    """The server at a URL. A URL without a path gets the path /v1. Raises UserError."""
+    """Return the server at a URL. A URL without a path gets the path /v1. Raises UserError."""
     server = ChatServer(url, "--url", KEY, TIMEOUT_S)
     if server.url.count("/") == 2:
         server.url += "/v1"
@@ -243,7 +247,7 @@ def server_at(url: str) -> ChatServer:
 
 
 def as_data_url(path: str, data: Optional[BinaryIO] = None, prompt: Optional[str] = None) -> str:
-    """The data URL of an image file, given its path and, if it is not on disk, its content.
+    """Return the data URL of an image file, given its path and, if it is not on disk, its content.
 
     prompt: ignored. `ShardImages` passes it, for captioners whose input includes a prompt.
 
@@ -306,7 +310,7 @@ def check(arguments: argparse.Namespace, decoding: Iterable[str]) -> None:
 
 
 def loader(arguments: argparse.Namespace) -> tuple[dict[str, Any], Callable[[], ServedModel]]:
-    """The settings that identify the run, and a function that builds the captioner.
+    """Return the settings that identify the run, and a function that builds the captioner.
 
     The server's address and key do not identify the run: they change no caption. Raises UserError.
     """

@@ -35,7 +35,7 @@ class Sidecars:
         return os.path.splitext(image)[0] + self.extension
 
     def exists(self, image: str) -> bool:
-        """Whether an image has a sidecar: not an empty file on disk, nor XMP without a caption.
+        """Return whether an image has a sidecar, not an empty file on disk or XMP without text.
 
         Raises UserError if the sidecar would replace an input, an output or the sidecar of another
         image, or if its folder cannot be written.
@@ -75,7 +75,7 @@ class Sidecars:
         return xmp.has_description(stores.read_bytes(sidecar), sidecar)
 
     def _text(self, captions: list[str], sidecar: str) -> str:
-        """The content of a sidecar. XMP has the best caption."""
+        """Return the content of a sidecar. XMP has the best caption."""
         if not self.is_xmp:
             return "".join(f"{caption}\n" for caption in captions)
         before = b""
@@ -104,7 +104,7 @@ class Sidecars:
             pool.shutdown(cancel_futures=True)
 
     def _in_store(self, folder: str) -> set[str]:
-        """The sidecars in a folder of a store; empty for a folder on disk.
+        """Return the sidecars in a folder of a store; empty for a folder on disk.
 
         Raises UserError if the folder is not writable.
         """

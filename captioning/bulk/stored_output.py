@@ -25,7 +25,7 @@ RECORD = "stored.json"  # {name: [stamp of the local copy, stamp of the stored f
 
 
 def locate(out: str) -> tuple[Path, Optional[str]]:
-    """The local path for `--out`, and its address; None as the address for a path on disk.
+    """Return the local path for `--out`, and its address; None as the address for a path on disk.
 
     Raises UserError for an address that names no file.
     """
@@ -148,7 +148,7 @@ def _require_own_plan(request: Request, plan: Plan) -> None:
 
 
 def _name(header: dict[str, Any], name: str) -> str:
-    """The name that a file of the plan has in the store."""
+    """Return the name that a file of the plan has in the store."""
     return f"{Path(header['file']).stem}.{name}"
 
 

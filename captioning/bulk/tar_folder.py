@@ -60,7 +60,7 @@ class TarFolder:
         self._write({**self._read()["tars"], **tars})
 
     def numbers(self) -> set[int]:
-        """The numbers of all tars in the folder, also of other runs."""
+        """Return the numbers of all tars in the folder, also of other runs."""
         return {int(name[: -len(".tar")]) for name in self._names()}
 
     def write(self, number: int, write: Callable[[BinaryIO], None]) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class TarFolder:
                     path.unlink(missing_ok=True)
 
     def verify(self) -> tuple[list[str], list[str]]:
-        """The tars of this run that are missing or changed, and the tars of other runs."""
+        """Return the tars of this run that are missing or changed, and the tars of other runs."""
         names, known = self._names(), self._read()["tars"]
         wrong = [n for n in known if n not in names or self._manifest(n) != known[n]]
         return sorted(wrong), sorted(names - known.keys())
@@ -115,7 +115,7 @@ class TarFolder:
         return contextlib.nullcontext() if self.stored else locked(Path(self.owner))
 
     def _read(self) -> Optional[dict[str, Any]]:
-        """The owner and its tars; None if the folder has no owner."""
+        """Return the owner and its tars; None if the folder has no owner."""
         try:
             content = stores.read_bytes(self.owner)
         except (FileNotFoundError, stores.Missing):

@@ -26,7 +26,7 @@ _NOT_IN_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
 
 
 def has_description(sidecar: bytes, name: str) -> bool:
-    """Whether a sidecar, perhaps of another program, has a caption. Raises UserError."""
+    """Return whether a sidecar, perhaps of another program, has a caption. Raises UserError."""
     items = _parsed(sidecar, name).iterfind(f".//{DESCRIPTION}//{ITEM}")
     return any((item.text or "").strip() for item in items)
 

@@ -95,7 +95,7 @@ def _explain(detail: dict, values: dict) -> str:
 
 
 def _is_other_alternative(detail: dict) -> bool:
-    """Whether an error is about another type of a union than the type of the value."""
+    """Return whether an error is about another type of a union than the type of the value."""
     if isinstance(detail["input"], dict):
         return detail["type"] in ("literal_error", "string_type")
     return isinstance(detail["input"], str) and detail["type"] in ("dict_type", "model_type")

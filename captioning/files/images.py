@@ -218,7 +218,7 @@ def prompt_in(fields: Mapping[str, Any], where: str) -> Optional[str]:
 
 
 def has_columns(template: str) -> bool:
-    """Whether a prompt names columns, as {column}. Other braces are text."""
+    """Return whether a prompt names columns, as {column}. Other braces are text."""
     return bool(_COLUMN.search(template))
 
 

@@ -40,7 +40,7 @@ def is_store(address: str) -> bool:
 
 
 def is_bucket_address(address: str) -> bool:
-    """Whether an address is in a bucket (s3, gs, az), which can be listed and written.
+    """Return whether an address is in a bucket (s3, gs, az), which can be listed and written.
 
     False for https and for paths.
     """

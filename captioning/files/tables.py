@@ -23,7 +23,7 @@ _ROW = re.compile(rf"(.+{_TABLE})/(\d+)", re.DOTALL)
 
 
 def is_table(name: StrPath) -> bool:
-    """Whether a name ends in .parquet or .arrow, or is a folder of `Dataset.save_to_disk`."""
+    """Return whether a name ends in .parquet or .arrow, or is of a folder of `save_to_disk`."""
     return bool(re.search(rf"{_TABLE}\Z", str(name))) or os.path.isfile(Path(name, "state.json"))
 
 

@@ -116,14 +116,14 @@ def _check_division(config: Config, content: Optional[Mapping[str, Any]], name: 
 
 
 def training_captions(config: Config) -> Iterator[str]:
-    """The preprocessed captions of the training split. Raises UserError."""
+    """Yield the preprocessed captions of the training split. Raises UserError."""
     for sample in read_split(config, "train"):
         for caption in sample.captions:
             yield preprocess_caption(caption, config.max_words)
 
 
 def preprocessing_of(config: Config) -> Preprocessing:
-    """The image preprocessing of the configuration's captioner. Raises UserError."""
+    """Return the image preprocessing of the configuration's captioner. Raises UserError."""
     try:
         functions = package_of(config.model).preprocessing(config)
     except ValueError as error:

@@ -77,31 +77,31 @@ def step_path(folder: Path, epoch: int, step: int) -> Path:
 
 
 def saved(folder: Path) -> list[Path]:
-    """All checkpoints in a run's folder, the newest last; not the best one's copy."""
+    """Return all checkpoints in a run's folder, the newest last; not the best one's copy."""
     paths = folder.glob("checkpoint_*.pth")
     return sorted((path for path in paths if _STEM.fullmatch(path.stem)), key=_position)
 
 
 def weights_of(folder: Path, epoch: int) -> Optional[Path]:
-    """The path of a file with the weights of an epoch; None if no file has them."""
+    """Return the path of a file with the weights of an epoch; None if no file has them."""
     paths = (epoch_path(folder, epoch), weights_path(folder, epoch))
     return next(filter(Path.exists, paths), None)
 
 
 def best(folder: Path) -> Optional[Path]:
-    """The best checkpoint in a run's folder; None if there is none yet."""
+    """Return the best checkpoint in a run's folder; None if there is none yet."""
     path = folder / BEST
     return path if path.exists() else None
 
 
 def is_checkpoint_file(name: str) -> bool:
-    """Whether a name in a run's folder is a checkpoint, a file of weights or a manifest of one."""
+    """Return whether a name in a run's folder is a checkpoint, weights or a manifest of these."""
     stem, _, suffix = name.rpartition(".")
     return name == BEST or (suffix in ("pth", "json") and bool(_MANIFEST_STEM.fullmatch(stem)))
 
 
 def resolve(name: str) -> str:
-    """The checkpoint in a run's folder `name`: the best one, or the newest if none is best yet.
+    """Return the checkpoint in a run's folder `name`: the best, or the newest if none is best yet.
 
     The name of anything else, such as a file, is returned unchanged. The folder may be in an object
     store. Raises UserError for a folder without a checkpoint.
@@ -125,7 +125,10 @@ def resolve(name: str) -> str:
 
 
 def _files_in_store(address: str) -> list[str]:
-    """The names of the files in a store's folder; [] if the address is a file. Raises UserError."""
+    """Return the names of the files in a store's folder; [] if the address is a file.
+
+    Raises UserError.
+    """
     check_address(address)
     try:
         stamp(address)
@@ -137,7 +140,7 @@ def _files_in_store(address: str) -> list[str]:
 
 
 def version_of(name: str) -> Union[float, str, None]:
-    """A value that changes when the checkpoint is rewritten; None if unknown."""
+    """Return a value that changes when the checkpoint is rewritten; None if unknown."""
     if is_bucket_address(name):
         try:
             return stamp(name)[1]
@@ -158,7 +161,7 @@ def local_copy(address: str) -> Path:
 
 
 def epoch_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints of complete epochs, the newest last."""
+    """Return the checkpoints of complete epochs, the newest last."""
     return [path for path in saved(folder) if _position(path)[1] == math.inf]
 
 
@@ -259,7 +262,7 @@ def _check_keys(content: Any) -> None:
 
 
 def read_newest(folder: Path) -> Optional[tuple[Path, dict[str, Any], list[str]]]:
-    """The newest undamaged checkpoint, and a line for each newer checkpoint that is damaged.
+    """Return the newest undamaged checkpoint, and a line for each newer checkpoint that is damaged.
 
     The damaged ones get the suffix .bad. None if there are no checkpoints. If all are damaged,
     raises UserError and renames none.

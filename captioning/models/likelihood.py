@@ -76,7 +76,7 @@ def _sum_losses(
 
 
 def find_minimum(temperatures: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
-    """The minimum (temperature, value), interpolated by a parabola in log T.
+    """Return the minimum (temperature, value), interpolated by a parabola in log T.
 
     The parabola goes through the lowest value and its neighbours. The temperature divides logits
     (Guo et al. 2017, arXiv 1706.04599).
@@ -93,9 +93,10 @@ def find_minimum(temperatures: Sequence[float], values: Sequence[float]) -> tupl
 def unigram_nll(
     captioner: nn.Module, training: Sequence[Sample], samples: Sequence[Sample], config: Config
 ) -> float:
-    """The mean negative log-likelihood, in nats per token, of `samples` under a unigram model.
+    """Return the mean negative log-likelihood of `samples` under a unigram model.
 
-    training: the samples whose captions the model counts. It has add-one smoothing.
+    It is in nats per token. training: the samples whose captions the model counts. The model has
+    add-one smoothing.
     """
     logprobs = (1 + _count_tokens(captioner, training, config)).log()
     logprobs -= logprobs.logsumexp(0)

@@ -20,7 +20,7 @@ SCORE_DIGITS = 5  # decimals to which scores are rounded
 
 
 def prompt_is_question(config: Config) -> bool:
-    """Whether the prompt is an input of the model, like the image.
+    """Return whether the prompt is an input of the model, like the image.
 
     Then the preprocessing reads it, and this file has nothing to do.
     """
@@ -103,7 +103,7 @@ def caption_lists(
 
 
 def scored_lists(generated: Generated) -> list[list[dict[str, Any]]]:
-    """The captions of each image, the best first, as dicts of "caption" and scores by name.
+    """Return the captions of each image, the best first, as dicts of "caption" and scores by name.
 
     Scores are those of `Generated`: "score" and, if present, "own_score" and "rerank_score".
     """

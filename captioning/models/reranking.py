@@ -54,7 +54,7 @@ class Reranker:
         self.scorer = load(RERANKERS[reranking.rerank].scorer)(captioner, reranking, device)
 
     def generate_details(self, image: Images, settings: DecodingSettings) -> Generated:
-        """The best candidates of each image, with their `rerank_scores`."""
+        """Return the best candidates of each image, with their `rerank_scores`."""
         return self.generate_from(image, self.captioner.encode(image), settings)
 
     @torch.inference_mode()
@@ -77,7 +77,7 @@ class Reranker:
 def with_reranking(
     captioner: Captioner, reranking: Optional[Reranking], device: torch.device
 ) -> Union[Captioner, Reranker]:
-    """An object whose `generate_details` reranks; the captioner itself without reranking."""
+    """Return an object whose `generate_details` reranks; the captioner itself without reranking."""
     return captioner if reranking is None else Reranker(captioner, reranking, device)
 
 
@@ -92,7 +92,7 @@ def check_reranking(config: Config) -> None:
 
 
 def image_seeds(image: Tensor, seed: int) -> tuple[int, ...]:
-    """A seed for each preprocessed image (B, ...), from its values and `seed`."""
+    """Return a seed for each preprocessed image (B, ...), from its values and `seed`."""
     digests = [hashlib.blake2b(pixels.numpy().tobytes(), digest_size=8) for pixels in image.cpu()]
     return tuple(
         derived_seed("candidates", seed, int(digest.hexdigest(), 16)) for digest in digests
@@ -122,7 +122,7 @@ class MutualInformation(Scorer):
     def scores(
         self, captioner: nn.Module, encoded: Any, token_ids: Tensor, logp: Optional[Tensor] = None
     ) -> Tensor:
-        """The scores (B, k) of token_ids (B, k, n) by a captioner, a few images at a time.
+        """Return the scores (B, k) of token_ids (B, k, n) by a captioner, a few images at a time.
 
         logp: log p(y | image) (B, k), if known.
         """

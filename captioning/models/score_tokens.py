@@ -107,7 +107,10 @@ def attention_map(
     settings: DecodingSettings,
     reranker: Optional[Reranker] = None,
 ) -> ScoredCaption:
-    """The scored caption of one image. Raises UserError for a captioner without attention maps."""
+    """Return the scored caption of one image.
+
+    Raises UserError for a captioner without attention maps.
+    """
     (scored,) = scored_captions(captioner, image, settings, reranker)
     if scored.attention_map is None:
         raise UserError(

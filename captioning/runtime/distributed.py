@@ -113,12 +113,12 @@ def world_size() -> int:
 
 
 def is_main() -> bool:
-    """Whether this process is rank 0, which prints and writes."""
+    """Return whether this process is rank 0, which prints and writes."""
     return rank() == 0
 
 
 def env_world_size() -> int:
-    """The number of processes that torchrun has started. Known also before `start`."""
+    """Return the number of processes that torchrun has started. Known also before `start`."""
     return int(os.environ.get("WORLD_SIZE", 1))
 
 
@@ -128,7 +128,7 @@ def local_rank() -> int:
 
 
 def on_several_machines() -> bool:
-    """Whether the processes are on more than one machine."""
+    """Return whether the processes are on more than one machine."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", world_size())) < world_size()
 
 
@@ -145,7 +145,7 @@ def sum_over_ranks(values: Tensor) -> Tensor:
 
 
 def any_rank(value: object, wait_long: bool = False) -> bool:
-    """Whether the value is true on any rank. A collective: all ranks call it.
+    """Return whether the value is true on any rank. A collective: all ranks call it.
 
     wait_long: use the longer timeout. Needed where other ranks may wait for rank 0.
     """
@@ -203,7 +203,7 @@ def broadcast_buffers(module: nn.Module) -> None:
 
 
 def gather_on_main(value: Any) -> Optional[list[Any]]:
-    """All ranks' values in order of rank, on rank 0; None on other ranks."""
+    """Return all ranks' values in order of rank, on rank 0; None on other ranks."""
     if not dist.is_initialized():
         return [value]
     gathered = [None] * world_size() if is_main() else None

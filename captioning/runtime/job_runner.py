@@ -80,7 +80,7 @@ class _RunningJob:
             self.asked_to_stop = True
 
     def reason(self) -> Optional[str]:
-        """Why an ended job failed: its error line or its exit code; None if it succeeded."""
+        """Return why an ended job failed: its error line or its exit code; None if it succeeded."""
         code = self.process.exitcode
         if code == 0:
             return None
@@ -95,7 +95,7 @@ class _RunningJob:
 
 
 def cores() -> int:
-    """The number of cores that this process may use."""
+    """Return the number of cores that this process may use."""
     has_affinity = hasattr(os, "sched_getaffinity")
     return len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
 

@@ -107,7 +107,7 @@ class FineTuning:
         self.step.model = self.learner
 
     def _reason_finished(self, epoch: int) -> Optional[str]:
-        """Why the run ends before `epoch`, on all ranks. None if it continues."""
+        """Return why the run ends before `epoch`, on all ranks. None if it continues."""
         return distributed.broadcast_from_main(reason_finished(self.config, self.folder, epoch))
 
     # Training
@@ -147,7 +147,7 @@ class FineTuning:
         log_line(f"{description}: {parts}" + (f", {skipped} unreadable images" if skipped else ""))
 
     def _batches(self) -> Iterator[Batch]:
-        """The remaining batches of the epoch, on the device."""
+        """Return the remaining batches of the epoch, on the device."""
         epoch, done, _ = self.progress
         per_step = self.config.accumulation_steps
         self.loader.set_epoch(epoch, done * per_step)
@@ -180,7 +180,7 @@ class FineTuning:
             raise nonfinite_error(str(error), step + 1, batches, self.config, repeat) from None
 
     def _is_save_due(self, steps_done: int) -> bool:
-        """Whether to save a checkpoint within an epoch after `steps_done` steps of the run."""
+        """Return whether to save a checkpoint within an epoch. steps_done: of the run."""
         every = self.config.checkpoint_every
         return every is not None and steps_done % every == 0 and steps_done % self.steps != 0
 

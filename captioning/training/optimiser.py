@@ -48,7 +48,7 @@ def clip_gradients(
 
 
 def scheduled_rate(config: Config, epoch: int, step: int, steps: int, plateaus: int) -> float:
-    """The learning rate at optimiser step `step` in epoch `epoch`, by the run's `lr_schedule`.
+    """Return the learning rate of optimiser step `step` in epoch `epoch`, by `lr_schedule`.
 
     Epochs are counted from 0, and steps from 0 over all epochs. steps: the number of steps per
     epoch. plateaus: see `validation_history.count_plateaus`. In the first `warmup_steps`, the rate
@@ -80,7 +80,7 @@ def scheduled_rate(config: Config, epoch: int, step: int, steps: int, plateaus: 
 
 
 def cycle_at(step: int, steps: int, cycles: int, growth: float) -> tuple[int, int]:
-    """The first and last step of the cycle that contains `step`, for 0 <= step < steps."""
+    """Return the first and last step of the cycle that contains `step`, for 0 <= step < steps."""
     lengths = [growth**number for number in range(cycles)]
     starts = [round(steps * sum(lengths[:n]) / sum(lengths)) for n in range(cycles + 1)]
     number = bisect_right(starts, step) - 1

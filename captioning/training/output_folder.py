@@ -30,7 +30,7 @@ SELECTED = "selected.json"  # written by `captioning.training.selection`
 
 
 def working_folder(output_dir: str) -> Path:
-    """The run's folder on this disk. For a run in a store, its working copy in the cache."""
+    """Return the run's folder on this disk. For a run in a store, its working copy in the cache."""
     if not stores.is_store(output_dir):
         return Path(output_dir)
     address = output_dir.rstrip("/")
@@ -38,7 +38,7 @@ def working_folder(output_dir: str) -> Path:
 
 
 def free_path(folder: Path) -> Path:
-    """The first of FOLDER.1, FOLDER.2, ... that does not exist."""
+    """Return the first of FOLDER.1, FOLDER.2, ... that does not exist."""
     number = 1
     while (target := folder.with_name(f"{folder.name}.{number}")).exists():
         number += 1
@@ -77,13 +77,19 @@ class OutputFolder:
             distributed.run_on_main(self._upload_changes)
 
     def store_name(self, name: str) -> str:
-        """The address in the store of a file in the folder. Other names are returned unchanged."""
+        """Return the address in the store of a file in the folder.
+
+        Other names are returned unchanged.
+        """
         if not self.address or self.folder not in Path(name).parents:
             return name
         return f"{self.address}/{Path(name).relative_to(self.folder).as_posix()}"
 
     def local_path(self, name: str) -> str:
-        """The local path of a checkpoint's `store_name`. Machines without rank 0 download it."""
+        """Return the local path of a checkpoint's `store_name`.
+
+        Machines without rank 0 download it.
+        """
         if not self.address or not name.startswith(f"{self.address}/"):
             return name
         path = self.folder / name[len(self.address) + 1 :]
@@ -228,12 +234,12 @@ class OutputFolder:
         return files
 
     def _token(self) -> Optional[bytes]:
-        """The token of this working copy."""
+        """Return the token of this working copy."""
         path = self.folder / WRITER
         return path.read_bytes() if path.exists() else None
 
     def _writer(self) -> Optional[bytes]:
-        """The token in the store."""
+        """Return the token in the store."""
         try:
             return stores.read_bytes(f"{self.address}/{WRITER}")
         except stores.Missing:
@@ -257,7 +263,7 @@ def _write_token(folder: Path) -> None:
 
 
 def _is_marker(name: str) -> bool:
-    """Whether a file marks a checkpoint as complete: a .pth file, or REST in a .pth folder."""
+    """Return whether a file marks a checkpoint as complete: *.pth, or REST in a folder *.pth."""
     top, _, within = name.partition("/")
     return is_checkpoint_file(top) and top.endswith(".pth") and within in ("", REST)
 
@@ -268,7 +274,7 @@ def _markers_first(names: Iterable[str]) -> list[str]:
 
 
 def _upload_order(name: str) -> tuple:
-    """A sort key for the order of upload, see the module's docstring."""
+    """Return a sort key for the order of upload, see the module's docstring."""
     top = name.partition("/")[0]
     checkpoint = is_checkpoint_file(top)
     stages = (

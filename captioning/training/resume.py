@@ -60,7 +60,7 @@ def resume_content(
 
 
 def _reward_option_keys(config: Config) -> list[str]:
-    """The keys of the rewards' options. They change training; metrics' options do not."""
+    """Return the keys of the rewards' options. They change training; metrics' options do not."""
     return [key for name in config.reward or () for key in load(REWARDS[name]).Options.model_fields]
 
 

@@ -80,7 +80,7 @@ class RunLog:
         self.written = {(line["event"], line["step"]) for line in self.kept_lines}
 
     def has(self, event: str, step: int) -> bool:
-        """Whether the log has a line of this event and step. False on other ranks than 0."""
+        """Return whether the log has a line of this event and step. False on other ranks than 0."""
         return (event, step) in self.written
 
     def _open(self) -> None:
@@ -130,7 +130,7 @@ class RunLog:
 
 
 def read_log(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a log.jsonl, if it exists. Lines that a kill cut off are left out."""
+    """Yield the lines of a log.jsonl, if it exists. Lines that a kill cut off are left out."""
     if path.exists():
         for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
             with contextlib.suppress(json.JSONDecodeError):

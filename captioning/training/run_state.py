@@ -34,7 +34,7 @@ class Progress(NamedTuple):
 
 
 def progress_of(content: dict[str, Any]) -> Progress:
-    """The progress at which a run resumes from a checkpoint's content."""
+    """Return the progress at which a run resumes from a checkpoint's content."""
     within = content.get("within")
     if within is None:
         return Progress(content["epoch"] + 1)
@@ -42,7 +42,7 @@ def progress_of(content: dict[str, Any]) -> Progress:
 
 
 def batch_sizes(config: Config) -> dict[str, int]:
-    """The settings whose product is the number of images per step."""
+    """Return the settings whose product is the number of images per step."""
     return {
         "batch_size": config.batch_size,
         "processes": distributed.world_size(),
@@ -146,5 +146,5 @@ class RunState:
         save_sharded({**rest, "optimizer": optimizer, **training}, {**model, **moments}, path)
 
     def _objectives(self) -> list[Objective]:
-        """The captioner's objectives. They have state: `truncation` stores recent losses."""
+        """Return the captioner's objectives. They have state: `truncation` stores recent losses."""
         return [part for part in self.captioner.modules() if isinstance(part, Objective)]

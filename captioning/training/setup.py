@@ -39,7 +39,7 @@ MEAN_IMAGE_SAMPLES = 512  # images
 def training_batches(
     config: Config, samples: Union[Sequence[Sample], Shards], preprocessing: Preprocessing
 ) -> TrainingLoader:
-    """The loader of this rank's batches of the training split."""
+    """Return the loader of this rank's batches of the training split."""
     return training_loader(
         _dataset(config, samples, preprocessing),
         config.batch_size,
@@ -75,7 +75,7 @@ def _dataset(
 def mean_image(
     config: Config, samples: Union[Sequence[Sample], Shards], preprocessing: Preprocessing
 ) -> Tensor:
-    """The mean (3, S, S) of training images after the preprocessing of evaluation.
+    """Return the mean (3, S, S) of training images after the preprocessing of evaluation.
 
     Averages the first MEAN_IMAGE_SAMPLES images of a fixed permutation, the same on all ranks.
     Raises UserError.
