@@ -73,7 +73,7 @@ class CaptioningActor:
         new: list[Line] = []
         sent = time.monotonic()
         for batch in reading.batches(dataset, model.num_workers):
-            if batch.last:
+            if batch.ends_shard:
                 break
             with self._lock:
                 new += model.lines(batch, len(lines) + len(new), self._request)

@@ -39,7 +39,7 @@ class LocalEngine:
             if signals.stop_requested():
                 raise signals.Stopped
             part = parts[batch.shard]
-            if batch.last:
+            if batch.ends_shard:
                 part.seal()
                 publish(request, plan, part)
                 del parts[batch.shard]

@@ -6,7 +6,7 @@ from typing import Callable
 
 from captioning.bulk.request import Request
 from captioning.bulk.shards import BASE, Line, Plan
-from captioning.files.manifest import Hashed
+from captioning.files.manifest import HashedFile
 from captioning.files.reading import read_lines
 from captioning.files.writing import atomic_write, json_line, locked, write_lines
 
@@ -27,7 +27,7 @@ def merge(request: Request, plan: Plan) -> tuple[int, int, int]:
     base = (line for line in base if line and line["image"] not in replaced)
     images = 0
     with atomic_write(request.out, request.parts) as file:
-        out = Hashed(file)
+        out = HashedFile(file)
         for line in itertools.chain(base, request.kept(new_lines())):
             if "error" not in line:
                 out.write(json_line(line))

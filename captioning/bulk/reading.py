@@ -21,15 +21,15 @@ from captioning.runtime.errors import UserError
 class Batch(NamedTuple):
     """A batch of entries of a shard.
 
-    image: the images of the entries without an "error"; None if all have one. last: marks the end
-    of the shard; such a batch has no entries. problem: the error line that ends the run when a
-    store has stopped answering.
+    image: the images of the entries without an "error"; None if all have one. ends_shard: whether
+    it marks the end of the shard; such a batch has no entries. problem: the error line that ends
+    the run when a store has stopped answering.
     """
 
     shard: int
     entries: list[dict[str, Any]]
     image: Optional[Images]
-    last: bool
+    ends_shard: bool
     problem: Optional[str] = None
 
 
@@ -64,9 +64,9 @@ class ShardImages(IterableDataset):
                     yield batch
             # An exception in a worker process would reach the user as a traceback.
             except _StoreDown as error:
-                yield Batch(shard, [], None, last=False, problem=str(error))
+                yield Batch(shard, [], None, ends_shard=False, problem=str(error))
                 return
-            yield Batch(shard, [], None, last=True)
+            yield Batch(shard, [], None, ends_shard=True)
 
     def _batch(self, shard: int, source: Iterator[dict[str, Any]]) -> Batch:
         """Return the next batch. The bytes of a file are freed before the next file is read."""
@@ -98,7 +98,7 @@ class ShardImages(IterableDataset):
                 entry["error"] = f"{type(error).__name__}: {error}"
         if failure:
             self._check_store(*failure)
-        return Batch(shard, entries, self.join(images) if images else None, last=False)
+        return Batch(shard, entries, self.join(images) if images else None, ends_shard=False)
 
     def _check_store(self, address: str, error: stores.StoreError) -> None:
         """Raise _StoreDown if the store no longer returns the file that was read last.

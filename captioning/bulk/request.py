@@ -17,7 +17,7 @@ from captioning.bulk.tar_folder import TarFolder
 from captioning.files import stores, tables, uploads
 from captioning.files.images import (
     LISTS,
-    Listed,
+    ListedImage,
     has_columns,
     images_in,
     is_image,
@@ -135,7 +135,7 @@ class Request:
             shards = -(-header["entries"] // header["shard_size"])
             folder.remove(range(header["first_shard"], header["first_shard"] + shards))
 
-    def images(self) -> Iterator[Listed]:
+    def images(self) -> Iterator[ListedImage]:
         """Return an iterator over the input's images. Images of a folder are sorted by name.
 
         Each image comes once. Raises UserError.
@@ -162,7 +162,7 @@ class Request:
         if template and not (is_list or is_table):
             raise UserError(f"--prompt names columns, and {source} has none: give a list")
         if is_folder:
-            return map(Listed, images_in(self.source, self.recursive, self.glob))
+            return map(ListedImage, images_in(self.source, self.recursive, self.glob))
         if is_table and self.sidecar:
             raise UserError(f"--sidecar: the photos of {source} have no folder: use --write-shards")
         if is_table:
@@ -170,15 +170,15 @@ class Request:
             keeps = self.prompt is None or template
             return rows if keeps else (row._replace(prompt=None) for row in rows)
         if not is_list:
-            return iter([Listed(self.source)])
-        items: dict[str, Listed] = {}  # annotations may list an image once per caption
+            return iter([ListedImage(self.source)])
+        items: dict[str, ListedImage] = {}  # annotations may list an image once per caption
         root = str(self.root or os.path.dirname(self.source))
         if stores.is_store(root):
             stores.check_address(root)
         for item in read_list(self.source, self.column, template):
             image = stores.join(root, item.image)
             prompt = item.prompt if self.prompt is None or template else None
-            items.setdefault(image, Listed(image, item.image_id, prompt=prompt))
+            items.setdefault(image, ListedImage(image, item.image_id, prompt=prompt))
             if items[image].prompt != prompt:
                 raise UserError(f"{source}: {item.image} has two prompts: give an image one")
         return iter(items.values())

@@ -13,7 +13,7 @@ from pathlib import Path, PurePath
 from typing import Any, BinaryIO, Callable, Optional
 
 from captioning.files import stores, uploads
-from captioning.files.manifest import PIECE, Hashed
+from captioning.files.manifest import PIECE, HashedFile
 from captioning.files.reading import parse_line
 from captioning.files.writing import SUFFIX, json_line, locked
 from captioning.runtime.errors import UserError
@@ -67,7 +67,7 @@ class TarFolder:
         """Write a tar atomically: `write` gets the open file. Returns {name: manifest}."""
         name = name_of(number)
         with uploads.written(stores.join(self.place, name)) as file:
-            hashed = Hashed(file)
+            hashed = HashedFile(file)
             write(hashed)
         return {name: hashed.manifest()}
 
@@ -100,7 +100,7 @@ class TarFolder:
             stores.open_file(stores.join(self.place, name)) as file,
             open(os.devnull, "wb") as null,
         ):
-            hashed = Hashed(null)
+            hashed = HashedFile(null)
             shutil.copyfileobj(file, hashed, PIECE)
         return hashed.manifest()
 

@@ -42,7 +42,7 @@ ID_COLUMNS = ("image_id", "id")
 _COLUMN = re.compile(r"(?<!\{)\{(\w+)\}(?!\})")  # of a list, in a prompt
 
 
-class Listed(NamedTuple):
+class ListedImage(NamedTuple):
     """An image file in a list. in_row: whether the list has rows of fields, not only names.
 
     prompt: the prompt in its row, if any.
@@ -141,7 +141,7 @@ def _in_folder(folder, within, recursive, glob, above) -> Iterator[str]:
 
 def read_list(
     path: StrPath, column: Optional[str] = None, template: Optional[str] = None
-) -> Iterator[Listed]:
+) -> Iterator[ListedImage]:
     """Return an iterator over a list's images, with the names used there, repetitions included.
 
     - `.txt`: one image file per line
@@ -156,11 +156,11 @@ def read_list(
     """
     suffix = os.path.splitext(path)[1]
     if tables.is_table(path):
-        return (_listed(row, name, tables.IMAGE, template) for name, row in tables.rows(path))
+        return (_image_in_row(row, name, tables.IMAGE, template) for name, row in tables.rows(path))
     if template is not None and suffix == ".txt":
         raise UserError(f"--prompt names columns, and {path} has none: write a .csv or .jsonl")
     if suffix == ".txt":
-        return (Listed(line.strip()) for line in _lines(path) if line.strip())
+        return (ListedImage(line.strip()) for line in _lines(path) if line.strip())
     if suffix == ".csv":
         rows = _csv_rows(path)
     elif suffix == ".jsonl":
@@ -172,10 +172,10 @@ def read_list(
         if isinstance(document, dict):
             if not all(isinstance(name, str) for name in document.values()):
                 raise UserError(f"{path}: expected a list of images, or {{image id: image file}}")
-            return (Listed(name, image_id) for image_id, name in document.items())
+            return (ListedImage(name, image_id) for image_id, name in document.items())
         entries = document if isinstance(document, list) else [document]
         rows = ((f"row {n}", row) for n, row in enumerate(entries, 1))
-    return (_listed(row, f"{path}: {where}", column, template) for where, row in rows)
+    return (_image_in_row(row, f"{path}: {where}", column, template) for where, row in rows)
 
 
 def _csv_rows(path: StrPath) -> Iterator[tuple[str, Any]]:
@@ -187,9 +187,11 @@ def _csv_rows(path: StrPath) -> Iterator[tuple[str, Any]]:
         raise UserError(f"{path}: not valid CSV at line {reader.line_num + 1}: {error}") from None
 
 
-def _listed(row: Any, where: str, column: Optional[str], template: Optional[str]) -> Listed:
+def _image_in_row(
+    row: Any, where: str, column: Optional[str], template: Optional[str]
+) -> ListedImage:
     if isinstance(row, str) and template is None:
-        return Listed(row)
+        return ListedImage(row)
     fields = row if isinstance(row, Mapping) else {}
     names = (column,) if column else PATH_COLUMNS
     image = next((fields[name] for name in names if fields.get(name)), None)
@@ -203,7 +205,7 @@ def _listed(row: Any, where: str, column: Optional[str], template: Optional[str]
     image_id = next(ids, None)
     image_id = image_id if type(image_id) in (int, str) else None
     prompt = prompt_in(fields, where) if template is None else _filled(template, fields, where)
-    return Listed(image, image_id, True, prompt)
+    return ListedImage(image, image_id, True, prompt)
 
 
 def prompt_in(fields: Mapping[str, Any], where: str) -> Optional[str]:

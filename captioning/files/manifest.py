@@ -17,7 +17,7 @@ from captioning.runtime.errors import UserError
 PIECE = 1 << 22  # bytes read at once
 
 
-class Hashed:
+class HashedFile:
     """A file that is written sequentially; computes the size and hash of the content.
 
     problem: the OSError of a failed write, which libraries replace by a less informative error.
@@ -49,7 +49,7 @@ def manifest_path(path: Path) -> Path:
     return path.with_suffix(".json")
 
 
-def write_manifest(hashed: Hashed, path: Path) -> None:
+def write_manifest(hashed: HashedFile, path: Path) -> None:
     """Write the manifest of the file `path`. Raises UserError."""
     write_json({"file": path.name, **hashed.manifest()}, manifest_path(path))
 
@@ -62,7 +62,7 @@ def write_manifest_of_folder(files: Mapping[str, dict[str, object]], path: Path)
 def manifest_of(path: Path) -> dict[str, object]:
     """Return the manifest of an existing file. Raises OSError."""
     with open(path, "rb") as file, open(os.devnull, "wb") as null:
-        hashed = Hashed(null)
+        hashed = HashedFile(null)
         shutil.copyfileobj(file, hashed, PIECE)
     return hashed.manifest()
 

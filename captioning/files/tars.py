@@ -35,7 +35,7 @@ class Tar(tarfile.TarFile):
     """A tar that is read sequentially, with limited headers."""
 
     def __init__(self, name=None, mode="r", fileobj=None, **settings: Any):
-        super().__init__(name, mode, _Metered(fileobj), **settings)
+        super().__init__(name, mode, _LimitedFile(fileobj), **settings)
 
     def each(self) -> Iterator[tarfile.TarInfo]:
         """Yield the members without storing them. Raises TarError, EOFError, zlib.error."""
@@ -50,7 +50,7 @@ class Tar(tarfile.TarFile):
         return self.extractfile(member).read()
 
 
-class _Metered:
+class _LimitedFile:
     """A file of which `left` more bytes may be read. tarfile reads headers of any size at once."""
 
     def __init__(self, file: Any):

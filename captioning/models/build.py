@@ -37,13 +37,14 @@ def captioner_from(
     config: Config,
     checkpoint: Optional[str],
     resumed: Optional[Mapping[str, Any]] = None,
-    trains: bool = False,
+    for_training: bool = False,
 ) -> tuple[nn.Module, str]:
     """Return the captioner, and a line that says what was loaded.
 
     checkpoint: the weights to load; None for random weights, which depend only on the seed.
-    resumed: without a checkpoint, the content of one whose weights the caller will load. trains:
-    the captioner will be trained, so the checkpoint may lack the null image. Raises UserError.
+    resumed: without a checkpoint, the content of one whose weights the caller will load.
+    for_training: whether the captioner will be trained; then the checkpoint may lack its null
+    image. Raises UserError.
     """
     package = package_of(config.model)
     torch.manual_seed(config.seed)
@@ -67,8 +68,8 @@ def captioner_from(
             return captioner, f"no checkpoint: {package.origin(config)}"
         if config.lora is not None and CONFIG not in content:  # `build` has loaded the weights
             return captioner, f"loaded {name}: its weights are frozen, lora's are new"
-        report = load_weights(captioner, content["model"], name, trains)
-        if not trains:
+        report = load_weights(captioner, content["model"], name, for_training)
+        if not for_training:
             _check_same_null(config, report, name)
     except ValueError as error:  # packages raise ValueError for user errors
         raise UserError(str(error)) from error

@@ -21,7 +21,7 @@ from BLIP.weights.checkpoint import check_finite, holds_tensors
 from BLIP.weights.safe_load import read_pickled
 from BLIP.weights.sharded_checkpoint import REST, is_sharded, read_rest
 from captioning.files.cache import local, local_folder
-from captioning.files.manifest import Hashed, manifest_path, verify, write_manifest
+from captioning.files.manifest import HashedFile, manifest_path, verify, write_manifest
 from captioning.files.stores import Missing, check_address, is_bucket_address, stamp, stamps
 from captioning.files.writing import (
     SUFFIX,
@@ -49,7 +49,7 @@ def save(content: dict[str, Any], path: Path) -> None:
     problem = None
     try:
         with atomic_write(path) as file:
-            hashed = Hashed(file)
+            hashed = HashedFile(file)
             try:
                 torch.save(content, hashed)
             except Exception as error:  # torch replaces the OSError of a full disk

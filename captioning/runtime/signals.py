@@ -58,10 +58,7 @@ def _set_flag(number: int, frame) -> None:
 
 
 def stop_requested() -> Optional[str]:
-    """Return what asked this process to stop, such as "SIGTERM", since `watch` began.
-
-    None if nothing.
-    """
+    """Return what asked to stop since `watch` began, such as "SIGTERM"; None if nothing did."""
     if _launcher is not None and os.getppid() != _launcher:
         return _request or "the launcher's death"
     return _request

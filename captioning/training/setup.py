@@ -101,7 +101,7 @@ def build_captioner(config: Config, resumed: Optional[dict[str, Any]]) -> nn.Mod
     """Build the captioner. resumed: the content of the checkpoint that the run resumes from."""
     pretrained = None if resumed else config.pretrained
     with distributed.first_on_each_machine():
-        captioner, loaded = captioner_from(config, pretrained, resumed, trains=True)
+        captioner, loaded = captioner_from(config, pretrained, resumed, for_training=True)
     if config.batch_size < captioner.min_batch_size:
         raise UserError(
             f"batch_size is {config.batch_size}, but must be {captioner.min_batch_size} or more: "

@@ -239,7 +239,7 @@ def test_after_a_read_error_queued_requests_are_cancelled(server):
     server.usual = answer
 
     def batches():
-        yield Batch(0, [{"image": "a"}] * 8, [served.GREY] * 8, last=False)
+        yield Batch(0, [{"image": "a"}] * 8, [served.GREY] * 8, ends_shard=False)
         begun.wait(100)
         raise UserError("the store is gone")
 
