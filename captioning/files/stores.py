@@ -21,7 +21,7 @@ T = TypeVar("T")
 LIBRARIES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "https": "aiohttp"}
 PAGE = 1000  # names per answer of S3
 PIECE = 1 << 22  # bytes per request of a file that is read from end to end
-AT_ONCE = 32  # parts that are retried concurrently
+AT_ONCE = 32  # ranges that are retried concurrently
 TRIES = 6
 PAUSE_S = 0.5  # after the first failure; doubled after each further failure
 
@@ -97,27 +97,27 @@ def join(folder: str, name: str) -> str:
     return f"{folder.rstrip('/')}/{name}" if in_store else str(Path(folder, name))
 
 
-def read_ranges(parts: Sequence[tuple[str, int, int]]) -> list[Union[bytes, UserError]]:
-    """Read parts (address, first byte, number of bytes) of one store concurrently.
+def read_ranges(ranges: Sequence[tuple[str, int, int]]) -> list[Union[bytes, UserError]]:
+    """Read ranges (address, first byte, number of bytes) of one store's files concurrently.
 
-    The result of a part is its bytes, or a UserError if it cannot be read. A missing file does not
-    affect other parts. If the store stops answering, all parts that it has not sent fail.
+    The result for a range is its bytes, or a UserError if it cannot be read. A missing file does
+    not affect the others. If the store stops answering, all ranges that it has not sent fail.
     """
 
     def range_or_error(number: int) -> Union[bytes, UserError]:
         try:
-            return read_range(*parts[number])
+            return read_range(*ranges[number])
         except UserError as error:
             return error
 
-    if not parts:
+    if not ranges:
         return []
-    address = parts[0][0]
+    address = ranges[0][0]
     patience = _web(address).patience_with(address)
     if not patience.allows():
-        return [_silent(address)] * len(parts)
+        return [_silent(address)] * len(ranges)
     system, _ = system_of(address)
-    names, starts, counts = zip(*parts)
+    names, starts, counts = zip(*ranges)
     paths = list(map(system._strip_protocol, names))
     ends = list(map(sum, zip(starts, counts)))
     found = system.cat_ranges(paths, list(starts), ends, on_error="return")
@@ -126,9 +126,9 @@ def read_ranges(parts: Sequence[tuple[str, int, int]]) -> list[Union[bytes, User
         for number, (data, count) in enumerate(zip(found, counts))
         if not isinstance(data, bytes) or len(data) != count
     ]
-    if len(failed) < len(parts):
+    if len(failed) < len(ranges):
         patience.end(None)
-    # Retries. In an outage only the first part is tried again, so that it counts as one file.
+    # In an outage only the first failed range is tried again, so that it counts as one file.
     if failed:
         found[failed[0]] = error = range_or_error(failed[0])
         if isinstance(error, StoreError):

@@ -236,11 +236,11 @@ def _remove_sharded(path: Path) -> None:
 def read(path: Path) -> dict[str, Any]:
     """Read a run's checkpoint to the CPU. Raises UserError for an incomplete checkpoint.
 
-    No tensors of a sharded checkpoint are read: "model" is empty, and "parts" is the folder's path.
+    No tensors of a sharded checkpoint are read: "model" is empty, and "folder" is its path.
     """
     try:
         sharded = is_sharded(path)
-        content = {**read_rest(path), "parts": path} if sharded else read_pickled(path)
+        content = {**read_rest(path), "folder": path} if sharded else read_pickled(path)
         _check_keys(content)
         check_finite(content["model"], "the file")
     except FileNotFoundError as error:

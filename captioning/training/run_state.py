@@ -66,9 +66,9 @@ class RunState:
     def restore(self, content: dict[str, Any]) -> None:
         """Load the content of a checkpoint. Raises UserError."""
         try:
-            if "parts" in content:
+            if "folder" in content:
                 groups = content["optimizer"]["param_groups"]
-                sharding.load_sharded(self.captioner, self.optimizer, content["parts"], groups)
+                sharding.load_sharded(self.captioner, self.optimizer, content["folder"], groups)
             else:
                 state = content["model"], content["optimizer"]
                 sharding.load(self.captioner, self.optimizer, *state)
