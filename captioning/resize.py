@@ -96,7 +96,7 @@ def resize_folder(source: Path, target: Path, side: int, workers: int) -> Counte
         leftover.unlink()
     remaining = [name for name in names if not (target / name).exists()]
     counts = Counter({**dict.fromkeys(OUTCOMES, 0), "there already": len(names) - len(remaining)})
-    pool = ThreadPoolExecutor(workers)  # Pillow releases the GIL
+    pool = ThreadPoolExecutor(workers)  # threads suffice: Pillow releases the GIL
     try:
         resize = partial(resize_file, source=source, target=target, side=side)
         futures = [pool.submit(resize, name) for name in remaining]

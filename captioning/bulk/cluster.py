@@ -67,12 +67,12 @@ class Cluster:
             _check_address(self.address)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # avoids a warning
-        os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")  # under `ray job submit`
+        os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")  # for `ray job submit`
         own = {"include_dashboard": False, "object_store_memory": STORE_BYTES}
         others = [f"/{glob.escape(p.name)}" for p in ROOT.iterdir() if p.name not in CODE]
         # libgomp reads this variable when an actor loads torch. `tune_process` has set it here.
         variables = {k: v for k, v in os.environ.items() if k == "GOMP_SPINCOUNT"}
-        before = signal.getsignal(signal.SIGTERM)  # ray installs its own handler
+        before = signal.getsignal(signal.SIGTERM)  # ray.init replaces the handler
         try:
             if self.address not in (None, "auto") and os.environ.get("RAY_AUTH_MODE") != "token":
                 GcsClient(address=self.address)  # without a token ray.init retries for 20 s

@@ -65,7 +65,7 @@ def write_all(request: Request, model: Callable[[], Mapping[str, str]]) -> None:
             file.write(json.dumps(content, indent=2).encode() + b"\n")
     folders = [os.path.dirname(name) for name in (request.parquet, request.metadata) if name]
     folders += [request.write_shards] if request.write_shards else []
-    folders = list(filter(None, dict.fromkeys(folders)))  # not the working directory
+    folders = list(filter(None, dict.fromkeys(folders)))  # no card in "", the working directory
     if folders:
         count, rows = sum(1 for _ in _lines(request.out)), model()
         for folder in folders:

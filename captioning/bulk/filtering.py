@@ -17,7 +17,7 @@ from captioning.runtime.registry import load as load_entry
 
 # {metric: class of its scorer}. --NAME_model gives the model of metric NAME. Scores are 0 to 1.
 SCORERS = {"itm": "captioning.metrics.itm_model:ItmScorer"}
-DIGITS = 5  # to which scores are rounded
+DIGITS = 5  # decimals to which scores are rounded
 AT_ONCE = 16  # images scored at once
 
 

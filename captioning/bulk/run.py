@@ -50,7 +50,7 @@ class BulkCaptioning:
         self.name = request.location(request.out)
         self.tally = Tally()
         self.captioned = self.failed = self.filtered = 0
-        self.images, self.seconds = 0, 0.0  # of this call
+        self.images, self.seconds = 0, 0.0  # captioned in this call, for the rate
 
     def run(self) -> None:
         """Caption all images. Raises UserError, and Stopped after a signal; captions are kept."""

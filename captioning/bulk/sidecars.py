@@ -28,8 +28,8 @@ class Sidecars:
         self.is_xmp = extension.lower().endswith(xmp.EXTENSION)
         self.protected = {os.path.realpath(path) for path in protected}
         self._protected_names = set(map(os.path.basename, self.protected))
-        self.images: dict[str, str] = {}  # sidecar to image
-        self.stored: dict[str, set[str]] = {}  # folder of a store to its sidecars
+        self.images: dict[str, str] = {}  # {sidecar: image}
+        self.stored: dict[str, set[str]] = {}  # {folder: its sidecars}, for stores
 
     def path_of(self, image: str) -> str:
         return os.path.splitext(image)[0] + self.extension

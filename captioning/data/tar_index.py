@@ -18,7 +18,7 @@ from captioning.runtime import signals
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import progress
 
-VERSION = 1  # of the cached files
+VERSION = 1  # of the format of cached indices
 AT_ONCE = 16  # tars to read concurrently; reading from a store waits for the network
 MAX_TEXT_BYTES = 1 << 24  # of a member with captions
 

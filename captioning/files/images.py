@@ -39,7 +39,7 @@ _SEQUENTIAL, _SCAN, _END, _ALONE = (0xC0, 0xC1), 0xDA, 0xD9, 0x01
 LISTS = (".txt", ".csv", ".json", ".jsonl")
 PATH_COLUMNS = ("image", "path", "file_name", "filename", "filepath", "image_path", "file")
 ID_COLUMNS = ("image_id", "id")
-_COLUMN = re.compile(r"(?<!\{)\{(\w+)\}(?!\})")  # of a list, in a prompt
+_COLUMN = re.compile(r"(?<!\{)\{(\w+)\}(?!\})")  # {column} in a prompt
 
 
 class ListedImage(NamedTuple):
@@ -86,7 +86,7 @@ def has_many_scans(file: BinaryIO) -> bool:
             components = header[7:8]
         elif marker == _SCAN:
             scans += 1
-            if scans == 1 and header[2:3] == components:  # has all components: the only scan
+            if scans == 1 and header[2:3] == components:  # of all components: it is the only scan
                 return False
         at += max(int.from_bytes(header[:2], "big"), 2)
     return True

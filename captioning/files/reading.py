@@ -99,7 +99,7 @@ def parse_yaml(text: str, where: str) -> Any:
     Only the tags of YAML itself are allowed, so no tag can name a Python type or function. Raises
     UserError with a text that begins with `where`.
     """
-    from ruamel.yaml import YAML, YAMLError  # not imported for JSON
+    from ruamel.yaml import YAML, YAMLError  # imported only for YAML
 
     try:
         value = YAML(typ="safe", pure=True).load(text)

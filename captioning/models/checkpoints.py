@@ -37,7 +37,7 @@ from captioning.runtime.errors import UserError, one_line
 BEST = "checkpoint_best.pth"
 MIN_KEPT = 2  # newest checkpoints that are always kept, since one may be damaged
 _STEM = re.compile(r"checkpoint_(\d+)(?:_step(\d+))?")
-_MANIFEST_STEM = re.compile(rf"{_STEM.pattern}|weights_\d+")  # files with a manifest
+_MANIFEST_STEM = re.compile(rf"{_STEM.pattern}|weights_\d+")  # with a manifest
 
 
 def save(content: dict[str, Any], path: Path) -> None:

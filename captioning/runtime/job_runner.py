@@ -240,7 +240,7 @@ def _run_job(job: Job, reports: connection.Connection) -> None:
 
     def send(report: Optional[tuple[str, float]]) -> None:
         """Send a bar's description and share, or None when the job begins to handle signals."""
-        with contextlib.suppress(OSError):  # the program has died
+        with contextlib.suppress(OSError):  # the program has died: nobody reads reports
             reports.send(report)
 
     code = 1

@@ -77,7 +77,7 @@ class FineTuning:
                 self._validate(self.progress.epoch - 1)  # the run may have stopped before this
             for epoch in range(self.progress.epoch, self.config.max_epoch):
                 if reason := self._reason_finished(epoch):
-                    if not self.finished:  # else `resume_content` has logged the reason
+                    if not self.finished_reason:  # else `resume_content` has logged the reason
                         log_line(reason)
                     break
                 values = metric_values(self.folder, epoch, self.config.monitor)
@@ -88,7 +88,7 @@ class FineTuning:
                 self.state.save_epoch(self.folder, epoch)
                 self._upload()
                 self._validate(epoch)
-            if not self.finished:
+            if not self.finished_reason:
                 for line in summary(self.folder):
                     log_line(line)
         finally:
@@ -255,13 +255,13 @@ class FineTuning:
         self.progress = progress_of(checkpoint) if checkpoint else Progress()
         self.resumes_after_epoch = checkpoint is not None and "within" not in checkpoint
         epochs = self.progress.epoch
-        self.finished = self._reason_finished(epochs)  # a reason, or None
+        self.finished_reason = self._reason_finished(epochs)
         self.rewards = None
         if self.config.reward and epochs < self.config.max_epoch:
             from captioning.training.self_critical import build_rewards
 
             self.rewards = build_rewards(self.config, self.samples, self.device)
-        if not self.finished:
+        if not self.finished_reason:
             record_run(self.config, self.folder)
             self.output.upload()
             log_line(describe_training(self.config))

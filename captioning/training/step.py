@@ -62,7 +62,7 @@ class TrainingStep:
         and buffers unchanged.
         """
         self.batches = []
-        buffers = list(self.learner.buffers())  # of batch norms and objectives
+        buffers = list(self.learner.buffers())  # statistics of batch norms, state of objectives
         saved_buffers = [buffer.clone() for buffer in buffers]
         if self.model is self.learner:
             distributed.broadcast_buffers(self.learner)  # DistributedDataParallel does it itself
