@@ -77,11 +77,11 @@ class Patience:
     """
 
     def __init__(self) -> None:
-        self.silent_files, self.until, self.answered = 0, 0.0, False
+        self.silent_files, self.paused_until, self.answered = 0, 0.0, False
 
     def allows(self) -> bool:
         """Return whether a file may be requested. Pauses first if necessary."""
-        left = self.until - time.monotonic()
+        left = self.paused_until - time.monotonic()
         if self.silent_files > 1 and left > 0:
             if not self.answered or self.silent_files >= OUTAGE:
                 return False
@@ -97,7 +97,7 @@ class Patience:
         silent = isinstance(error, _SILENT)
         self.silent_files = self.silent_files + 1 if silent else 0
         self.answered = self.answered or not silent
-        self.until = time.monotonic() + REST_S
+        self.paused_until = time.monotonic() + REST_S
 
 
 class _BucketPatience(Patience):
@@ -112,7 +112,10 @@ _patience: defaultdict[str, Patience] = defaultdict(Patience)
 
 
 def patience_with(address: str) -> Patience:
-    """Return the Patience for the server of an address. There is one per process and server."""
+    """Return the Patience for the server of an address.
+
+    An https server has one per process. A bucket gets a new one, which allows every file.
+    """
     is_bucket = not address.startswith("http")
     return _BucketPatience() if is_bucket else _patience[urlsplit(address).netloc]
 

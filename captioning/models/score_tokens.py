@@ -101,13 +101,13 @@ def _score_caption(
     )
 
 
-def attention_map(
+def score_with_attention(
     captioner: nn.Module,
     image: Images,
     settings: DecodingSettings,
     reranker: Optional[Reranker] = None,
 ) -> ScoredCaption:
-    """Return the scored caption of one image.
+    """Return the scored caption of one image, with attention maps.
 
     Raises UserError for a captioner without attention maps.
     """

@@ -167,12 +167,12 @@ def test_a_server_that_says_nothing_does_not_cost_each_image_its_patience(server
         with pytest.raises(stores.StoreError, match="its server does not answer"):
             stores.read_bytes(name)
     assert len(server.requests) == 4
-    web.patience_with(names[0]).until = 0.0  # a minute later
+    web.patience_with(names[0]).paused_until = 0.0  # a minute later
     with pytest.raises(stores.StoreError, match="1 requests failed"):
         stores.read_bytes(names[2])
     with pytest.raises(stores.StoreError, match="its server does not answer"):
         stores.read_bytes(names[7])
-    web.patience_with(names[0]).until = 0.0  # a minute later
+    web.patience_with(names[0]).paused_until = 0.0  # a minute later
     assert stores.read_bytes(names[7]) == DATA
     with pytest.raises(stores.StoreError, match="2 requests failed"):
         stores.read_bytes(names[3])
@@ -186,7 +186,7 @@ def test_parts_that_are_read_together_count_as_one_file(server):
         found = stores.read_ranges(parts)
         assert all(type(error) is stores.StoreError and told in str(error) for error in found)
         assert len(server.requests) == requests
-    web.patience_with(parts[0][0]).until = 0.0  # a minute later
+    web.patience_with(parts[0][0]).paused_until = 0.0  # a minute later
     for number in range(5):
         server.answers[f"/{number}.jpg"] = {"Content-Length": 4}, DATA[:4]
     assert stores.read_ranges(parts) == [DATA[:4]] * 5
