@@ -26,7 +26,7 @@ from captioning.data import load_image
 from captioning.files.writing import atomic_write, user_errors
 from captioning.models.build import captioner_from, preprocessing_of, trained_config
 from captioning.models.reranking import Reranker, check_reranking
-from captioning.models.score_tokens import END, ScoredCaption, attention_map
+from captioning.models.score_tokens import END, ScoredCaption, score_with_attention
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError, visible
 from captioning.runtime.program import exit_code
@@ -97,7 +97,7 @@ def attend(arguments: argparse.Namespace, output: Path) -> None:
     reranking = config.reranking()
     reranker = reranking and Reranker(captioner, reranking, device)
     image = preprocessing_of(config).one(photo).to(device)
-    scored = attention_map(captioner, image, config.decoding_settings(), reranker)
+    scored = score_with_attention(captioner, image, config.decoding_settings(), reranker)
     draw(scored, photo, output)
     print(visible(" ".join(word for word in scored.words if word != END)))
     print(f"the picture is {output}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""One of our metrics by the script convention of capevalkit; docs/metrics.md has its metric.toml.
+"""Compute one of our metrics as a script of capevalkit; docs/metrics.md has its metric.toml.
 
     python -m captioning.capevalkit --metric clipscore --predictions predictions.jsonl \\
         --references references.jsonl --output scores.json
@@ -40,15 +40,15 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def score(arguments: argparse.Namespace, options: Sequence[str]) -> int:
-    """Write {column: {score, per_item: {id: score}}}; captions without a score have no id there.
+    """Write {metric: {score, per_item: {id: score}}}. Captions without a score are left out.
 
     Returns the exit code of captioning.evaluate. Raises UserError.
     """
     images = arguments.image_dir or arguments.predictions
-    words = [arguments.predictions, "--references", arguments.references, "--images", images]
+    argv = [arguments.predictions, "--references", arguments.references, "--images", images]
     with tempfile.TemporaryDirectory() as folder:
-        words += ["--metrics", arguments.metric, "--output_dir", folder, *options]
-        if code := evaluate.main(words):
+        argv += ["--metrics", arguments.metric, "--output_dir", folder, *options]
+        if code := evaluate.main(argv):
             return code
         summary = read_json(Path(folder, "metrics.json"))
         rows = list(read_lines(Path(folder, "per_caption.jsonl")))

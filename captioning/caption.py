@@ -69,8 +69,8 @@ DECODING = {
     "rerank_judge": "checkpoint of the judge",
     "guidance_scale": "scale of classifier-free guidance; 1 switches it off",
     "contrastive_alpha": "alpha of visual contrastive decoding; 0 switches it off",
-    "contrastive_beta": "its least share of the best token's probability",
-    "contrastive_noise": "its diffusion step of the noisy image, of 1,000",
+    "contrastive_beta": "its minimum probability of a token, as a share of the best one's",
+    "contrastive_noise": "its noise: a diffusion step out of 1,000",
 }
 # An unfinished run continues only if the input and the values of these flags are the same.
 IDENTITY_FLAGS = ("config", "num_return", "existing", "captions", "prefix", "suffix", "sidecar")
@@ -121,7 +121,7 @@ def build_parser() -> argparse.ArgumentParser:
     group.add_argument("--url", help="a server with OpenAI's chat interface: http://host:8000/v1")
     group.add_argument("--prompt", help=f"with {{columns}} of a list; default: {served.PROMPT!r}")
     group.add_argument(
-        "--concurrency", type=int, help=f"requests at once; default: {served.CONCURRENCY}"
+        "--concurrency", type=int, help=f"requests at once; default: {served.DEFAULT_CONCURRENCY}"
     )
 
     group = parser.add_argument_group("which images")
@@ -212,7 +212,7 @@ def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
 
 
 def config_changes(arguments: argparse.Namespace, device: torch.device) -> dict[str, Any]:
-    """The configuration values, given by flags, that replace the checkpoint's."""
+    """Return the configuration values, given by flags, that replace the checkpoint's."""
     values = {name: getattr(arguments, name) for name in CONFIG_FLAGS}
     reranker = RERANKERS.get(arguments.rerank)
     if reranker and reranker.model:
@@ -264,7 +264,7 @@ def add_filter(
     settings_and_load: tuple[dict[str, Any], Callable[[], Any]],
     device: torch.device,
 ) -> tuple[dict[str, Any], Callable[[], Any]]:
-    """Add the filter, if there is one, to the two results of `checkpoint_loader`."""
+    """Return the two results of `checkpoint_loader`, with the filter added if there is one."""
     if arguments.filter is None:
         return settings_and_load
     itm_model, (settings, load) = arguments.itm_model, settings_and_load

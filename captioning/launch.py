@@ -1,10 +1,11 @@
-"""Run torchrun so that runs stop gracefully, and one-line errors are not followed by its report.
+"""Run torchrun so that runs stop gracefully, and one-line errors are not followed by a report.
 
 python -m captioning.launch --standalone --nproc_per_node 4 -m captioning.train --config ...
 
 The arguments are torchrun's. This program forwards a stop request (SIGTERM, SIGUSR1, Ctrl-C) to the
-processes and gives them time to save. torchrun itself kills them after half a minute, ignores
-SIGUSR1, and then always fails, because it no longer reads their exit codes.
+processes and gives them time to save. torchrun itself ignores SIGUSR1. After SIGTERM or Ctrl-C it
+kills the processes half a minute later, and always fails, because it does not read their exit codes
+any more.
 """
 
 import contextlib
@@ -58,9 +59,8 @@ def _child_pids() -> Iterator[int]:
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # the process has just ended
             status = (folder / "stat").read_text(errors="replace")
-            parent_pid = status.rpartition(")")[2].split()[
-                1
-            ]  # the name in brackets may contain ")"
+            # The name in brackets may contain ")".
+            parent_pid = status.rpartition(")")[2].split()[1]
             if int(parent_pid) == os.getpid():
                 yield int(folder.name)
 

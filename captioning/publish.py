@@ -23,13 +23,14 @@ from captioning.files.writing import unfinished_writes
 from captioning.runtime.errors import UserError, one_line
 from captioning.runtime.program import exit_code
 
+# Files by which a repository's type is known.
 MODEL = ("config.json", "adapter_config.json")
 DATA = ("*.parquet", METADATA[0], "*.tar")
 PICKLED = ("*.pth", "*.pt", "*.bin", "*.pkl")
 
 
 def kind_of(folder: Path) -> str:
-    """The type of a repository: model or dataset. Raises UserError."""
+    """Return the type of a repository: model or dataset. Raises UserError."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder: give one that was exported")
     if any((folder / name).is_file() for name in MODEL):
@@ -124,7 +125,7 @@ def _data_problems(folder: Path) -> Iterator[str]:
 
 
 def publish(folder: Path) -> None:
-    """Print problems, or the command. Raises UserError if there are problems."""
+    """Print the problems, and raise UserError; if there are none, print the upload command."""
     kind = kind_of(folder)
     found = list(problems(folder, kind))
     for line in found:
@@ -143,7 +144,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("folder", type=Path, help="of BLIP.convert, vlm.export, or captions")
+    parser.add_argument(
+        "folder", type=Path, help="written by BLIP.convert or vlm.export, or of captions"
+    )
     arguments = parser.parse_args(argv)
     return exit_code(lambda: publish(arguments.folder))
 

@@ -52,7 +52,7 @@ def resize_image(path: Path, side: int) -> tuple[str, bytes]:
         width, height = image.size
         scale = side / min(width, height)
         if scale >= 1:
-            decode(image, path)
+            decode(image, path)  # raises UserError for a broken image
             return "copied", path.read_bytes()
         size = max(round(width * scale), side), max(round(height * scale), side)
         image.draft(None, (2 * size[0], 2 * size[1]))  # JPEGs are decoded at a reduced size
@@ -96,7 +96,7 @@ def resize_folder(source: Path, target: Path, side: int, workers: int) -> Counte
         leftover.unlink()
     remaining = [name for name in names if not (target / name).exists()]
     counts = Counter({**dict.fromkeys(OUTCOMES, 0), "there already": len(names) - len(remaining)})
-    pool = ThreadPoolExecutor(workers)  # Pillow releases the GIL
+    pool = ThreadPoolExecutor(workers)  # threads suffice: Pillow releases the GIL
     try:
         resize = partial(resize_file, source=source, target=target, side=side)
         futures = [pool.submit(resize, name) for name in remaining]

@@ -74,7 +74,7 @@ def checkpoint_to_evaluate(config: Config, overrides: Sequence[str]) -> str:
     is_overridden = any(override.startswith("pretrained=") for override in overrides)
     folder = working_folder(config.output_dir)
     best = checkpoints.best(folder)
-    name = stores.joined(config.output_dir, (best or Path(checkpoints.BEST)).name)
+    name = stores.join(config.output_dir, (best or Path(checkpoints.BEST)).name)
     if best and not (is_overridden and config.pretrained):
         if record := read_record(folder):
             log_line(f"{name} is of {describe_selection(record)}")

@@ -73,7 +73,7 @@ def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Return 0; 2 after a one-line error; 130 if stopped."""
     arguments = parse_arguments(argv)
-    interrupted = "stopped; the same command continues from here"
+    interrupted = "stopped; run the same command again to continue"
     return exit_code(lambda: _run(arguments), interrupted)
 
 

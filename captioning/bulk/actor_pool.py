@@ -22,7 +22,11 @@ POLL_S = 0.2
 
 
 class Worker:
-    """An actor and its shards. parts: each shard's `Part`, by the stream of its captions."""
+    """An actor and its shards.
+
+    loading: Ray's reference to the result of `load`; None once the captioner is loaded. parts: each
+    shard's `Part`, by the stream of its captions.
+    """
 
     def __init__(self, actor: Any, machine: Machine, loading: Any):
         self.actor, self.machine, self.loading = actor, machine, loading
@@ -43,37 +47,40 @@ class ActorPool:
         self.cluster, self.load, self.kind = cluster, load, kind
         self.workers: list[Worker] = []
         self._failures: Counter[str] = Counter()  # starts that failed in a row, by machine
-        self._reason = ""
-        self._looked = self._ready_at = 0.0
-        self._report: Optional[str] = None
-        self._noticed = False
+        self._last_failure = ""  # why the last start failed
+        # When the machines were last listed, and when an actor was last ready.
+        self._listed_at = self._ready_at = 0.0
+        self._report: Optional[str] = None  # what was loaded; logged once
+        self._wait_was_logged = False
 
     def is_ready(self) -> bool:
-        """Whether an actor has loaded its captioner."""
+        """Return whether an actor has loaded its captioner."""
         return any(worker.capacity for worker in self.workers)
 
     def start_actors(self, request: Request, limit: int) -> None:
         """Request actors on machines with resources, up to `limit` in all. Raises UserError."""
         now = time.monotonic()
         if self.is_ready() or not self._ready_at:
-            self._ready_at, self._noticed = now, False
-        elif now - self._ready_at > WAIT_NOTICE_S and not self._noticed:
-            self._noticed = True
-            kind = "GPU" if self.cluster.device.type == "cuda" else "CPU"
+            self._ready_at, self._wait_was_logged = now, False
+        elif now - self._ready_at > WAIT_NOTICE_S and not self._wait_was_logged:
+            self._wait_was_logged = True
+            resource = "GPU" if self.cluster.device.type == "cuda" else "CPU"
             log_line(
-                f"waiting for a machine with a free {kind}, and for the captioner to be loaded"
+                f"waiting for a machine with a free {resource}, and for the captioner to be loaded"
             )
-        if now - self._looked < POLL_MACHINES_S:
+        if now - self._listed_at < POLL_MACHINES_S:
             return
-        self._looked = now
+        self._listed_at = now
         machines = self.cluster.machines()
         able = [machine for machine in machines if self._failures[machine.id] < TRIES]
         alive = [worker for worker in self.workers if not worker.lost]
         if machines and not able and not any(worker.capacity for worker in alive):
-            raise UserError(f"no machine of the cluster can start a captioner: {self._reason}")
+            raise UserError(
+                f"no machine of the cluster can start a captioner: {self._last_failure}"
+            )
         for machine in able:
             here = sum(worker.machine.id == machine.id for worker in self.workers)
-            # An actor that waits long for resources does not count: other machines may get one.
+            # Leave out actors that have waited long for resources, to request others elsewhere.
             count = sum(w.capacity > 0 or now - w.requested < WAIT_NOTICE_S for w in alive)
             for _ in range(min(machine.actors - here, limit - count)):
                 actor = self.cluster.actor(self.kind, machine)
@@ -82,7 +89,9 @@ class ActorPool:
                 alive.append(worker)
 
     def poll(self) -> Iterator[tuple[Worker, Any, Union[ShardUpdate, Exception]]]:
-        """Wait up to POLL_S; yield (worker, stream, update or the error of a lost actor).
+        """Wait up to POLL_S for updates; yield (worker, stream, update).
+
+        In place of an update comes the error of a lost actor.
 
         Raises UserError if a captioner cannot be loaded.
         """
@@ -124,12 +133,12 @@ class ActorPool:
             log_line(report)
 
     def least_busy(self) -> Optional[Worker]:
-        """The worker with the fewest shards among the workers with room; None if all are full."""
+        """Return the worker with the fewest shards; None if no worker has room."""
         free = [worker for worker in self.workers if worker.has_room()]
         return min(free, key=lambda worker: len(worker.parts), default=None)
 
     def idle(self) -> Optional[Worker]:
-        """A worker with room and no shard; None if there is none."""
+        """Return a worker with room and no shard; None if there is none."""
         return next((w for w in self.workers if w.has_room() and not w.parts), None)
 
     def lose(self, worker: Worker, error: Exception) -> None:
@@ -138,7 +147,7 @@ class ActorPool:
             worker.lost = True
             if worker.loading is not None:
                 self._failures[worker.machine.id] += 1
-                self._reason = f"[{worker.machine.name}] {one_line(error, 300)}"
+                self._last_failure = f"[{worker.machine.name}] {one_line(error, 300)}"
             log_line(f"lost a captioner on {worker.machine.name}; others take its shards")
         self.release(worker)
 

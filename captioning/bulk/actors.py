@@ -43,7 +43,7 @@ class CaptioningActor:
         self._lock = threading.Lock()  # protects the captioner and the random generator
 
     def load(self, load: Callable[[], CheckpointModel], request: Request) -> Loaded:
-        """Build the captioner."""
+        """Build the captioner with the function `load`."""
         try:
             self._request, self._model = request, load()
         except UserError as error:
@@ -59,9 +59,9 @@ class CaptioningActor:
             yield ShardUpdate([], self._new_messages(), problem=str(error))
 
     def _captioned(self, task: ShardTask) -> Iterator[ShardUpdate]:
-        missing = task.local_file
-        if missing is not None and not os.path.exists(missing):
-            raise UserError(f"{missing} is not on this machine; share its disk, or use a store")
+        file = task.local_file
+        if file is not None and not os.path.exists(file):
+            raise UserError(f"{file} is not on this machine; share its disk, or use a store")
         model, lines, shard = self._model, task.lines, task.shard
         dataset = reading.ShardImages(
             {shard: task.entries}.__getitem__,
@@ -73,7 +73,7 @@ class CaptioningActor:
         new: list[Line] = []
         sent = time.monotonic()
         for batch in reading.batches(dataset, model.num_workers):
-            if batch.last:
+            if batch.ends_shard:
                 break
             with self._lock:
                 new += model.lines(batch, len(lines) + len(new), self._request)
@@ -84,7 +84,7 @@ class CaptioningActor:
         yield ShardUpdate(new, self._new_messages(), counts)
 
     def _new_messages(self) -> list[str]:
-        """The messages since the last call."""
+        """Return the messages since the last call."""
         messages: list[str] = []
         with contextlib.suppress(IndexError):  # other threads take messages, too
             while True:

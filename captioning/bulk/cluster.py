@@ -13,9 +13,9 @@ from captioning.bulk.request import require
 from captioning.runtime.errors import UserError, one_line
 
 ROOT = Path(__file__).resolve().parents[2]
-# The folders of the project that actors need. Libraries have to be installed on each machine.
+# The project's folders that are uploaded for the actors. Each machine needs the libraries.
 CODE = ("captioning", "decoding", "smile", "adapters", "BLIP", "baselines", "vlm", "configs")
-CPUS = 4  # per actor, if no GPU is used and the machine has as many
+CPUS = 4  # per actor without a GPU, at least; a smaller machine gets one actor
 SHARDS_PER_ACTOR = 16  # at most; an actor takes one shard per reader process
 STORE_BYTES = 256 << 20  # object store of a Ray that we start; it holds only captions
 TIMEOUT_S = 10
@@ -36,7 +36,7 @@ class Machine(NamedTuple):
 
 
 class Cluster:
-    """A Ray cluster and the device on which its actors run. Raises UserError.
+    """A Ray cluster and the device on which its actors run. The constructor raises UserError.
 
     address: "auto" or HOST:PORT of a cluster that this machine belongs to. None starts Ray on this
     machine, and stops it with the program. device: auto, cpu or cuda.
@@ -67,12 +67,12 @@ class Cluster:
             _check_address(self.address)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # avoids a warning
-        os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")  # under `ray job submit`
+        os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")  # for `ray job submit`
         own = {"include_dashboard": False, "object_store_memory": STORE_BYTES}
         others = [f"/{glob.escape(p.name)}" for p in ROOT.iterdir() if p.name not in CODE]
         # libgomp reads this variable when an actor loads torch. `tune_process` has set it here.
         variables = {k: v for k, v in os.environ.items() if k == "GOMP_SPINCOUNT"}
-        before = signal.getsignal(signal.SIGTERM)  # ray installs its own handler
+        before = signal.getsignal(signal.SIGTERM)  # ray.init replaces the handler
         try:
             if self.address not in (None, "auto") and os.environ.get("RAY_AUTH_MODE") != "token":
                 GcsClient(address=self.address)  # without a token ray.init retries for 20 s
@@ -95,12 +95,12 @@ class Cluster:
             raise UserError(f"{where}: {reason}") from error
         finally:
             signal.signal(signal.SIGTERM, before)
-        # The pool logs a lost actor in one line. Ray's own report is a paragraph.
-        ray._private.worker.print_to_stdstream = lambda *given, **named: None
+        # Silences Ray's report of a lost actor, a paragraph: the pool logs one line.
+        ray._private.worker.print_to_stdstream = lambda *args, **kwargs: None
         self.joined = True
 
     def machines(self) -> list[Machine]:
-        """The machines that are alive and large enough for an actor."""
+        """Return the machines that are alive and large enough for an actor."""
         found = []
         for node in self._nodes():
             has = node["Resources"]
@@ -116,7 +116,7 @@ class Cluster:
         return found
 
     def actor(self, kind: type, machine: Machine) -> Any:
-        """Request an actor on a machine; it starts once the machine has room."""
+        """Request an actor on a machine. It starts once the machine has free resources."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

@@ -15,7 +15,10 @@ class ExistingCaptions:
         self.images: dict[str, str] = {}  # listed name to the image of this run that has it
 
     def has(self, image: str) -> bool:
-        """Whether the image's path ends in a listed name. UserError if two images match a name."""
+        """Return whether the image's path ends in a listed name.
+
+        Raises UserError if two images match a name.
+        """
         name = named_in(image, self.names)
         if name is None:
             return False

@@ -1,4 +1,4 @@
-"""Parquet, metadata.jsonl and kohya's JSON, written from the merged captions."""
+"""Writes the merged captions as Parquet, metadata.jsonl and kohya's JSON."""
 
 import itertools
 import json
@@ -19,7 +19,7 @@ from captioning.files.writing import json_line
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line
 
-SIZES = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M")  # the Hub's
+SIZES = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M")  # the Hub's names
 ROWS = 10_000  # held in memory while the Parquet file is written
 
 
@@ -38,9 +38,10 @@ def check(request: Request) -> None:
 
 
 def write_all(request: Request, model: Callable[[], Mapping[str, str]]) -> None:
-    """Write the files that the request names, and the cards of their folders. OSError, UserError.
+    """Write the files that the request names, and the cards of their folders.
 
-    Each file is written atomically. model: returns rows of the cards, of the captioner.
+    Each file is written atomically. model: returns the rows of the cards that describe the
+    captioner. Raises OSError, UserError.
     """
     if request.parquet:
         metric = parse(request.filter).metric if request.filter else None
@@ -64,7 +65,7 @@ def write_all(request: Request, model: Callable[[], Mapping[str, str]]) -> None:
             file.write(json.dumps(content, indent=2).encode() + b"\n")
     folders = [os.path.dirname(name) for name in (request.parquet, request.metadata) if name]
     folders += [request.write_shards] if request.write_shards else []
-    folders = list(filter(None, dict.fromkeys(folders)))  # not the working directory
+    folders = list(filter(None, dict.fromkeys(folders)))  # no card in "", the working directory
     if folders:
         count, rows = sum(1 for _ in _lines(request.out)), model()
         for folder in folders:
@@ -72,10 +73,10 @@ def write_all(request: Request, model: Callable[[], Mapping[str, str]]) -> None:
 
 
 def _write_card(request: Request, folder: str, count: int, model: Mapping[str, str]) -> None:
-    """Write the card of a folder of `count` images, unless it has another author's."""
+    """Write the card of a folder of `count` images, unless it has one by another author."""
     from huggingface_hub import DatasetCardData
 
-    name = stores.joined(folder, card.NAME)
+    name = stores.join(folder, card.NAME)
     before = _content(name).decode("utf-8", "replace")
     if before and not card.is_generated(before):
         log_line(f"{name} is kept: it was written by hand or by another program")
@@ -98,7 +99,10 @@ def _write_card(request: Request, folder: str, count: int, model: Mapping[str, s
 
 
 def relative(image: str, metadata: str) -> str:
-    """The name of an image in the folder of metadata.jsonl. Raises UserError if it is elsewhere."""
+    """Return the name of an image in the folder of metadata.jsonl.
+
+    Raises UserError if it is elsewhere.
+    """
     folder = metadata.rpartition("/")[0] or "."
     if stores.is_store(folder):
         name = image.removeprefix(folder + "/")
@@ -120,13 +124,16 @@ def _lines(out: Path) -> Iterator[Line]:
 
 def _content(name: str) -> bytes:
     try:
-        return stores.whole(name)
+        return stores.read_bytes(name)
     except (FileNotFoundError, stores.Missing):
         return b""
 
 
 def _kohya(name: str) -> dict[str, dict[str, Any]]:
-    """kohya's metadata, {image: {"caption", "tags", ...}}; empty without a file. UserError."""
+    """Read kohya's metadata, {image: {"caption", "tags", ...}}; {} without a file.
+
+    Raises UserError.
+    """
     content = parse_json((_content(name) or b"{}").decode("utf-8", "replace"), name)
     if not isinstance(content, dict) or not all(isinstance(row, dict) for row in content.values()):
         raise UserError(f"--kohya: {name} is not kohya's metadata, {{image: {{caption}}}}")
@@ -165,5 +172,5 @@ def _row(line: Line) -> Line:
 
 
 def printable(text: str) -> str:
-    """The text with escapes in place of the bytes of a file name that are not UTF-8."""
+    """Return the text with escapes in place of the bytes of a file name that are not UTF-8."""
     return text.encode(errors="backslashreplace").decode()

@@ -17,7 +17,7 @@ from captioning.runtime.registry import load as load_entry
 
 # {metric: class of its scorer}. --NAME_model gives the model of metric NAME. Scores are 0 to 1.
 SCORERS = {"itm": "captioning.metrics.itm_model:ItmScorer"}
-DIGITS = 5  # to which scores are rounded
+DIGITS = 5  # decimals to which scores are rounded
 AT_ONCE = 16  # images scored at once
 
 
@@ -31,7 +31,7 @@ class Filter(NamedTuple):
         return f"{self.metric}>{Decimal(repr(self.threshold)):f}"
 
     def split(self, line: Line) -> tuple[Optional[Line], Optional[Line]]:
-        """Split a line of `FilteredModel` into a kept and a dropped line; None for no captions."""
+        """Split a line of `FilteredModel` into a kept and a dropped line; None for an empty one."""
         values = line.get(f"{self.metric}s", [line[self.metric]])
         places: dict[bool, list[int]] = {True: [], False: []}
         for place, value in enumerate(values):
@@ -39,21 +39,21 @@ class Filter(NamedTuple):
         return self._only(line, places[True]), self._only(line, places[False])
 
     def _only(self, line: Line, places: list[int]) -> Optional[Line]:
-        """The line with only the captions at `places`; None if there are none."""
+        """Return the line with only the captions at `places`; None if there are none."""
         if not places:
             return None
         found = dict(line)
-        for one in [name for name in line if isinstance(line.get(f"{name}s"), list)]:
-            values = found.pop(f"{one}s")
-            found[one] = values[places[0]]
+        for singular in [name for name in line if isinstance(line.get(f"{name}s"), list)]:
+            values = found.pop(f"{singular}s")
+            found[singular] = values[places[0]]
             if len(places) > 1:
-                found[f"{one}s"] = [values[place] for place in places]
+                found[f"{singular}s"] = [values[place] for place in places]
         return found
 
 
 @cache
 def parse(text: str) -> Filter:
-    """The filter of an expression such as itm>0.5. Raises UserError."""
+    """Return the filter of an expression such as "itm>0.5". Raises UserError."""
     found = re.fullmatch(r"\s*(\w+)\s*>\s*(\d*\.?\d+)\s*", text)
     if not found:
         raise UserError(f"--filter is {text!r}; write it as 'itm>0.5'")
@@ -66,7 +66,10 @@ def parse(text: str) -> Filter:
 
 
 def check(text: Optional[str], file: Optional[str]) -> Optional[str]:
-    """The normal form of the expression, None without one. file: --itm_model. Raises UserError."""
+    """Return the normal form of the expression `text`; None if there is no filter.
+
+    file: the value of --itm_model. Raises UserError.
+    """
     if text is None and file is not None:
         raise UserError("--itm_model needs --filter")
     if text is None:
@@ -79,8 +82,8 @@ def check(text: Optional[str], file: Optional[str]) -> Optional[str]:
 class FilteredModel:
     """A captioner with the interface of `CheckpointModel`. Its lines also have the filter's scores.
 
-    text: the filter. file, dtype: the filter's model, which is loaded first, and its precision.
-    load: builds the captioner. Raises UserError.
+    text: the filter's expression. file, dtype: the scorer's checkpoint and precision. load: builds
+    the captioner, after the scorer. The constructor raises UserError.
     """
 
     def __init__(
@@ -101,23 +104,27 @@ class FilteredModel:
         self.settings = {"filter": text, f"{self.metric}_model": without_secrets(file)}
 
     def prefetch(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Yield the captioner's batches, with the images of the scorer added."""
+        """Yield the captioner's batches; `image` is (the captioner's, the scorer's images)."""
         waiting: deque[Any] = deque()
 
         def of_captioner() -> Iterator[Batch]:
             for batch in batches:
-                image, own = batch.image or (None, None)
-                waiting.append(own)
+                image, for_scorer = batch.image or (None, None)
+                waiting.append(for_scorer)
                 yield batch._replace(image=image)
 
         for batch in self.model.prefetch(of_captioner()):
             yield batch._replace(image=(batch.image, waiting.popleft()))
 
     def lines(self, batch: Batch, offset: int, request: Any) -> list[Line]:
-        """The captioner's lines with the score of each caption, without its prefix and suffix."""
-        image, images = batch.image or (None, None)
+        """Return the captioner's lines with the score of each caption.
+
+        Prefix and suffix are not scored. For the parameters, see `CheckpointModel.lines`.
+        """
+        image, for_scorer = batch.image or (None, None)
         lines = self.model.lines(batch._replace(image=image), offset, request)
         read = [place for place, entry in enumerate(batch.entries) if "error" not in entry]
+        # (index in `for_scorer`, index in `lines`) of the images with captions
         scored = [(row, place) for row, place in enumerate(read) if "error" not in lines[place]]
         for start in range(0, len(scored), AT_ONCE):
             rows, places = map(list, zip(*scored[start : start + AT_ONCE]))
@@ -128,7 +135,7 @@ class FilteredModel:
                 ]
                 for place in places
             ]
-            found = self.scorer.scores(images[rows], captions).tolist()
+            found = self.scorer.scores(for_scorer[rows], captions).tolist()
             for place, values in zip(places, found):
                 lines[place] = self._with_scores(lines[place], values)
         return lines
@@ -146,7 +153,10 @@ def _read(
     data: Optional[BinaryIO] = None,
     prompt: Optional[str] = None,
 ) -> tuple[Any, torch.Tensor]:
-    """An image file as input of the captioner and as input of the scorer. Raises UserError."""
+    """Return an image file as input of the captioner and as input of the scorer.
+
+    Raises UserError.
+    """
     image = read(path, data, prompt)
     if data is not None:
         data.seek(0)
@@ -154,5 +164,5 @@ def _read(
 
 
 def _join(join: Callable, items: list) -> tuple[Any, torch.Tensor]:
-    images, own = zip(*items)
-    return join(list(images)), torch.stack(own)
+    images, for_scorer = zip(*items)
+    return join(list(images)), torch.stack(for_scorer)

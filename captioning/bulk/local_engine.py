@@ -39,7 +39,7 @@ class LocalEngine:
             if signals.stop_requested():
                 raise signals.Stopped
             part = parts[batch.shard]
-            if batch.last:
+            if batch.ends_shard:
                 part.seal()
                 publish(request, plan, part)
                 del parts[batch.shard]
@@ -57,7 +57,10 @@ def publish(request: Request, plan: Plan, part: Part) -> None:
 
 
 def mark_done(request: Request, plan: Plan, part: Part, counts: dict[str, Any]) -> None:
-    """Write a part's marker; upload part and marker if `out` is in a store. OSError, UserError."""
+    """Write a part's marker. Upload part and marker if `out` is in a store.
+
+    Raises OSError, UserError.
+    """
     write_lines(part.marker, [counts])
     if request.address:
         stored_output.upload_part(request, plan, part)
@@ -68,8 +71,8 @@ def write_outputs(
 ) -> dict[str, Any]:
     """Write the sidecars and the tar of a shard; returns the content of its marker.
 
-    number: the tar's number. entries, lines: all entries and captions of the shard. A call after a
-    kill writes the same files again. Each file is written atomically.
+    number: of the output tar, if tars are written. entries, lines: all entries and captions of the
+    shard. A call after a kill writes the same files again. Each file is written atomically.
     """
     captioned = list(request.kept(lines))
     failed = sum("error" in line for line in lines)
@@ -83,7 +86,7 @@ def write_outputs(
         counts["written"] = folder.write(
             number, lambda file: tars.write(file, number, captioned, tar)
         )
-    # A missing tar has the stamp None. Then the next call tries to read the tar again.
+    # The stamp of a missing input tar is None, so that the next call tries to read it again.
     return counts if tar is None else {"tar": tar, "stamp": entries[0].get("stamp"), **counts}
 
 

@@ -6,13 +6,13 @@ from typing import Callable
 
 from captioning.bulk.request import Request
 from captioning.bulk.shards import BASE, Line, Plan
-from captioning.files.manifest import Hashed
+from captioning.files.manifest import HashedFile
 from captioning.files.reading import read_lines
 from captioning.files.writing import atomic_write, json_line, locked, write_lines
 
 
 def merge(request: Request, plan: Plan) -> tuple[int, int, int]:
-    """Write `out`, `filtered` and `failed`, then `marker`. Raises OSError.
+    """Write the request's files `out`, `filtered` and `failed`, then `marker`. Raises OSError.
 
     Returns the numbers of captioned, failed and filtered images of the plan. After a kill at any
     instant, another call writes the same files.
@@ -27,7 +27,7 @@ def merge(request: Request, plan: Plan) -> tuple[int, int, int]:
     base = (line for line in base if line and line["image"] not in replaced)
     images = 0
     with atomic_write(request.out, request.parts) as file:
-        out = Hashed(file)
+        out = HashedFile(file)
         for line in itertools.chain(base, request.kept(new_lines())):
             if "error" not in line:
                 out.write(json_line(line))
@@ -51,7 +51,7 @@ def _write_filtered(request: Request, new_lines: Callable[[], Iterable[Line]]) -
     again = {line["image"] for line in new_lines()}
 
     def stays(line: Line) -> bool:
-        """Whether an earlier line is another program's, or of an image that has no new one."""
+        """Return whether an earlier line is another program's, or its image has no new line."""
         ours = (line.get("settings") or {}).get("filter")
         return not (ours and line.get("image") in again)
 
@@ -63,12 +63,15 @@ def _write_filtered(request: Request, new_lines: Callable[[], Iterable[Line]]) -
 
 
 def _write_failed(request: Request, new: Iterable[Line], tars: set[str]) -> int:
-    """Write `failed`; keep lines of other captions files. Returns the number of our lines."""
+    """Write `failed`; keep lines of other captions files. Returns the number of lines of this one.
+
+    new: the lines of all shards. tars: the input tars that the plan has read.
+    """
     out = request.out.name
     old = [line for line in read_lines(request.failed) if line]
     others = [line for line in old if line.get("out") != out]
     own = {line["image"]: line for line in old if line.get("out") == out}
-    # This call has read the tars again, and the errors of an earlier call are obsolete.
+    # Errors of an earlier call in tars that were read again are obsolete.
     own = {image: line for image, line in own.items() if image not in tars}
     for line in new:
         own.pop(line["image"], None)

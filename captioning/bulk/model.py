@@ -21,15 +21,15 @@ from captioning.runtime.progress import log_line
 from decoding import DecodingSettings
 
 SAMPLING = ("top_p", "top_k", "temperature", "min_p", "typical_p")
-# Recorded only if they differ from their defaults. The defaults switch them off.
+# Recorded only if they differ from their defaults, which switch them off.
 OPTIONAL = ("no_repeat_ngram_size", "num_beam_groups", "diversity_penalty", "min_p", "typical_p")
 OPTIONAL += ("guidance_scale", "contrastive_alpha")
-OF_CONTRAST = ("contrastive_beta", "contrastive_noise")
+CONTRASTIVE = ("contrastive_beta", "contrastive_noise")
 RERANKING = ("num_candidates", "candidates", "rerank_weight", "rerank_judge")
 
 
 class CheckpointModel:
-    """A captioner with its preprocessing and decoding settings. Raises UserError.
+    """A captioner with its preprocessing and decoding settings. The constructor raises UserError.
 
     config: a YAML file, for a checkpoint that has no configuration. changes: configuration values
     that replace the checkpoint's.
@@ -47,20 +47,22 @@ class CheckpointModel:
         reranked = self.config.rerank is not None
         needs = {"--do_sample": (SAMPLING, self.config.sample or reranked)}
         needs["--rerank"] = (RERANKING, reranked)
-        needs["--contrastive_alpha"] = (OF_CONTRAST, self.config.contrastive_alpha)
-        for flag, (names, given) in needs.items():
+        needs["--contrastive_alpha"] = (CONTRASTIVE, self.config.contrastive_alpha)
+        for flag, (names, is_enabled) in needs.items():
             unused = [name for name in names if name in changes]
-            if unused and not given:
+            if unused and not is_enabled:
                 raise UserError(f"--{unused[0]} needs {flag}")
         check_precision(self.config, device)
         try:
             settings = self.config.decoding_settings()
             reranking = self.config.reranking()
             if reranking is None:
-                self.settings = generated = dataclasses.replace(settings, num_return=num_return)
+                self.settings = generation_settings = dataclasses.replace(
+                    settings, num_return=num_return
+                )
             else:
                 reranking = dataclasses.replace(reranking, num_return=num_return)
-                self.settings, generated = settings, reranking.settings(settings)
+                self.settings, generation_settings = settings, reranking.settings(settings)
         except ValueError as error:
             raise UserError(str(error)) from error
         check_reranking(self.config)
@@ -71,13 +73,15 @@ class CheckpointModel:
         self.generator = with_reranking(self.captioner, reranking, device)
         self.device = device
         self.batch_size = self.config.eval_batch_size or self.config.batch_size
-        self.generated_at_once = self.batch_size  # halved when memory runs out
+        self.generated_at_once = self.batch_size  # images; halved when GPU memory runs out
         self.num_workers = self.config.num_workers
         self.preprocessing = preprocessing_of(self.config)
-        self.asks = self.preprocessing.asks
-        self.read = partial(transformed, self.preprocessing.evaluation, asks=self.asks)
+        self.takes_prompt = self.preprocessing.takes_prompt
+        self.read = partial(
+            transformed, self.preprocessing.evaluation, takes_prompt=self.takes_prompt
+        )
         self.join = self.preprocessing.join
-        recorded = generate_arguments(generated, self.config.seed)
+        recorded = recorded_settings(generation_settings, self.config.seed)
         if reranking is not None:
             recorded.update(reranking.record())
             if reranking.model:
@@ -90,12 +94,12 @@ class CheckpointModel:
         return batches
 
     def lines(self, batch: Batch, offset: int, request: Request) -> list[dict[str, Any]]:
-        """One output line for each entry of a batch, with captions or an error.
+        """Return one output line for each entry of a batch, with captions or an error.
 
         offset: the number of images of the shard before this batch. Sampled captions depend on the
         seed, the shard, the offset and the batch size, which is halved if GPU memory runs out.
         """
-        entries, image = self._with_room(batch)
+        entries, image = self._refuse_prompts(batch)
         prompts = [entry.get("prompt") for entry in entries if "error" not in entry]
         generated = iter(self._captions(image, prompts, batch.shard, offset))
         lines = []
@@ -104,8 +108,8 @@ class CheckpointModel:
             lines.append(line_of(entry, captions, request, self.origin))
         return lines
 
-    def _with_room(self, batch: Batch) -> tuple[list[dict[str, Any]], Optional[Images]]:
-        """The entries and images of a batch, without images whose prompt is refused.
+    def _refuse_prompts(self, batch: Batch) -> tuple[list[dict[str, Any]], Optional[Images]]:
+        """Return the entries and images of a batch, without images whose prompt is refused.
 
         Such an entry gets an "error", for example if its prompt leaves no token for a caption.
         """
@@ -115,7 +119,7 @@ class CheckpointModel:
                 try:
                     if entry.get("prompt"):
                         check_reranker(self.config)
-                    if not self.asks:
+                    if not self.takes_prompt:
                         room = self.config.max_length
                         prompt_ids(self.captioner, entry.get("prompt"), "max_length", room)
                     kept.append(read)
@@ -131,23 +135,23 @@ class CheckpointModel:
     def _captions(
         self, image: Optional[Images], prompts: list[Optional[str]], shard: int, offset: int
     ) -> list[list[dict[str, Any]]]:
-        """The captions of each image with their scores."""
+        """Return the captions of each image with their scores, for `line_of`."""
         found: list[list[dict[str, Any]]] = []
         while image is not None and len(found) < len(image):
             piece = image[len(found) : len(found) + self.generated_at_once]
             torch.manual_seed(derived_seed("caption", self.config.seed, shard, offset + len(found)))
-            asked = None if self.asks else prompts[len(found) : len(found) + len(piece)]
-            generated = self._generated(piece, asked)
+            of_piece = None if self.takes_prompt else prompts[len(found) : len(found) + len(piece)]
+            generated = self._generate(piece, of_piece)
             if generated is None:
                 self._halve(len(piece))
                 continue
             found += generated
         return found
 
-    def _generated(
+    def _generate(
         self, image: Images, prompts: Optional[list[Optional[str]]]
     ) -> Optional[list[list[dict[str, Any]]]]:
-        """The captions of each image; None if GPU memory runs out.
+        """Return the captions of each image; None if GPU memory runs out.
 
         None, not an exception: a traceback would keep the tensors of the failed attempt in memory.
         """
@@ -179,7 +183,7 @@ def line_of(
     request: Request,
     origin: dict[str, Any],
 ) -> dict[str, Any]:
-    """The output line of an entry: its "error", or its captions and scores.
+    """Return the output line of an entry: its "error", or its captions and scores.
 
     captions: dicts with "caption" and scores by name, the best caption first. The line has the
     values of the best caption. With several captions it also has the lists of all values, under
@@ -198,14 +202,17 @@ def line_of(
     return {**line, **origin}
 
 
-def generate_arguments(settings: DecodingSettings, seed: int) -> dict[str, Any]:
-    """The settings that have an effect, under the names of transformers' `generate`."""
+def recorded_settings(settings: DecodingSettings, seed: int) -> dict[str, Any]:
+    """Return the settings to record in output lines: those that have an effect.
+
+    Their names are those of the arguments of transformers' `generate`.
+    """
     values = dataclasses.asdict(settings)
     sample = values.pop("sample")
     values.pop("seeds")
     values["num_return_sequences"] = values.pop("num_return")
     unused = {name for name in OPTIONAL if values[name] == getattr(DecodingSettings, name)}
     unused.update(("num_beams",) if sample else SAMPLING)
-    unused.update(() if settings.contrastive_alpha else OF_CONTRAST)
+    unused.update(() if settings.contrastive_alpha else CONTRASTIVE)
     used = {name: value for name, value in values.items() if name not in unused}
     return {"do_sample": True, "seed": seed, **used} if sample else used

@@ -21,9 +21,9 @@ from captioning.files.tars import expand
 from captioning.files.writing import atomic_write, json_line, write_lines
 from captioning.runtime.errors import UserError
 
-# A folder or list gets SHARDS shards of LEAST to MOST images. The number of processes has no
-# effect, since sampled captions depend on the shards.
-LEAST, MOST, SHARDS = 32, 512, 32
+# A folder or list gets SHARDS shards, if each then has MIN_IMAGES to MAX_IMAGES. The number of
+# processes has no effect: sampled captions depend on the shards.
+MIN_IMAGES, MAX_IMAGES, SHARDS = 32, 512, 32
 
 _TAR = re.compile(r"\.(?:tar|tar\.gz|tgz)(?=/)")
 
@@ -32,9 +32,11 @@ _TAR = re.compile(r"\.(?:tar|tar\.gz|tgz)(?=/)")
 class Tally:
     """The counts of planning.
 
-    found: images, or tars. failed: images that failed before and are not tried again. damaged:
-    lines of `out` without an image or a caption. repeated: further lines of the same image.
-    settings: names of settings that differ between a line of `out` and this run.
+    found: images, or tars. skipped: images that have a caption. failed: images that failed before
+    and are not tried again. damaged: lines of `out` without an image or a caption. repeated:
+    further lines of the same image. no_sidecar: captioned images that lack a sidecar. checkpoints:
+    those named in `out`. settings: names of settings that differ between a line of `out` and this
+    run.
     """
 
     found: int = 0
@@ -50,8 +52,9 @@ class Tally:
 def make_plan(request: Request, settings: dict[str, Any], resumed: bool) -> tuple[Plan, Tally]:
     """Write the plan. Also write missing sidecars of captions, and with --verify repair `out`.
 
-    resumed: this call has just finished an earlier plan of the same command. Then photos with a
-    line in `out` or `failed` are left out, even with --existing overwrite. Raises UserError.
+    settings: identify the run. resumed: this call has just finished an earlier plan of the same
+    command. Then photos with a line in `out` or `failed` are left out, even with --existing
+    overwrite. Raises UserError.
     """
     tally = Tally()
     captioned: dict[str, None] = {}  # images, in the order of their lines
@@ -63,11 +66,11 @@ def make_plan(request: Request, settings: dict[str, Any], resumed: bool) -> tupl
             tally.settings.update(n for n in used if used[n] != settings.get(n, used[n]))
     failed = filter(None, read_lines(request.failed))
     failed = {line["image"]: None for line in failed if line.get("out") == request.out.name}
-    # Images dropped by this filter are done. Images dropped by another filter are captioned again.
+    # By whether this filter dropped them. Images that another filter dropped are captioned again.
     dropped: dict[bool, dict[str, None]] = {True: {}, False: {}}
     for line in _valid_lines(request.filtered, Tally()):
         made = line.get("settings") or {}
-        # A line of another program is not touched.
+        # Lines of other programs do not count: they have no "filter".
         if line["image"] not in captioned and made.get("filter"):
             same = all(made.get(name) == settings.get(name) for name in ("filter", "itm_model"))
             dropped[same][line["image"]] = None
@@ -102,7 +105,7 @@ def make_plan(request: Request, settings: dict[str, Any], resumed: bool) -> tupl
             os.link(request.out, request.parts / BASE)
         except OSError:  # a file system without hard links
             shutil.copyfile(request.out, request.parts / BASE)
-    size = request.shard_size or min(max(-(-count // SHARDS), LEAST), MOST)
+    size = request.shard_size or min(max(-(-count // SHARDS), MIN_IMAGES), MAX_IMAGES)
     folder = request.tars()
     header = {
         "file": name,
@@ -118,7 +121,7 @@ def make_plan(request: Request, settings: dict[str, Any], resumed: bool) -> tupl
 
 
 def _valid_lines(out: Path, tally: Tally) -> Iterator[Line]:
-    """The first valid line of each image. Other lines are counted in `tally`."""
+    """Yield the first valid line of each image. Other lines are counted in `tally`."""
     seen: set[str] = set()
     for line in read_lines(out):
         if not line or not all(isinstance(line.get(name), str) for name in ("image", "caption")):
@@ -137,6 +140,7 @@ def _images(
     tally: Tally,
     resumed: bool,
 ) -> Iterator[dict[str, Any]]:
+    """Yield the entries of images to caption. done: captioned or dropped images."""
     outputs = map(request.location, (request.out, request.failed, request.marker))
     sidecars = request.sidecars([request.source, *outputs]) if request.sidecar else None
     existing = ExistingCaptions(request.captions) if request.captions else None
@@ -148,7 +152,7 @@ def _images(
         if sidecars and in_out and skips and not has_sidecar:
             tally.no_sidecar.add(item.image)
         if request.metadata:
-            relative(item.image, request.metadata)  # raises
+            relative(item.image, request.metadata)  # raises UserError for another folder
         # Looked up for every image, so that a name shared by two images is an error.
         in_file = bool(existing and existing.has(item.image))
         if resumed and not skips and (in_out or has_failed):
@@ -172,7 +176,11 @@ def _tars(
     again: Iterable[str],
     tally: Tally,
 ) -> Iterator[dict[str, Any]]:
-    """The entries of tars. again: images to be captioned again even if the tar has not changed."""
+    """Yield the entries of tars with images to caption.
+
+    captioned, failed, again: names of images in the tars. again: images to be captioned again, even
+    if their tar has not changed.
+    """
     require("webdataset", "a .tar")
     if request.sidecar:
         raise UserError("--sidecar does not work with a .tar: use --write-shards")
@@ -203,7 +211,7 @@ def _tars(
 
 
 def _by_tar(images: Iterable[str], urls: Collection[str]) -> dict[str, list[str]]:
-    """The images of each tar. A folder in a path may also be named like a tar."""
+    """Return {url: its images}. A folder in a path may also be named like a tar."""
     found: dict[str, list[str]] = {}
     for image in images:
         ends = (match.end() for match in _TAR.finditer(image))
@@ -214,7 +222,11 @@ def _by_tar(images: Iterable[str], urls: Collection[str]) -> dict[str, list[str]
 
 
 def _is_done(request: Request, url: str, stamp: Any, record: Any, known: list[str]) -> bool:
-    """Whether all images of a tar are done: by its stamp, with --verify by its content."""
+    """Return whether all images of a tar are done: by its stamp, with --verify by its content.
+
+    record: the tar's entry in the marker of `out`; None if there is none. known: its images that
+    are done.
+    """
     if not request.verify:
         same = record and stamp and record.get("stamp") == stamp
         return bool(same) and not (request.retry_failed and record["failed"])

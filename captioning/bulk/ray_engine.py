@@ -61,15 +61,15 @@ class _Dispatcher:
     ):
         self.pool, self.request, self.plan, self.on_images = pool, request, plan, on_images
         self.waiting = deque(shards)
-        # Shards that twice lost their actor. Each runs on a worker without other shards, because it
-        # may crash the worker again.
+        # Shards that twice lost their actor without progress. Each runs on a worker without other
+        # shards, because it may crash the worker again.
         self.suspects: list[int] = []
         # By shard: the lines at the last loss, and the losses in a row without new lines.
         self.losses: dict[int, tuple[int, int]] = {}
-        self.given_up: list[str] = []
+        self.given_up: list[str] = []  # error lines, one per shard
 
     def run(self) -> None:
-        """Raises Stopped, OSError, UserError."""
+        """Caption all shards. Raises Stopped, OSError, UserError."""
         pool = self.pool
         while True:
             left = len(self.waiting) + len(self.suspects) + sum(len(w.parts) for w in pool.workers)
@@ -142,5 +142,5 @@ class _Dispatcher:
 
 
 def _first_name(entries: list[dict[str, Any]]) -> str:
-    """The path or address of the first image or tar."""
+    """Return the path or address of the first image or tar."""
     return entries[0].get("tar") or entries[0]["image"]

@@ -22,15 +22,15 @@ from captioning.runtime.errors import UserError
 class Batch(NamedTuple):
     """A batch of entries of a shard.
 
-    image: the images of the entries without an "error"; None if all have one. last: marks the end
-    of the shard; such a batch has no entries. problem: the error line that ends the run when a
-    store has stopped answering.
+    image: the images of the entries without an "error"; None if all have one. ends_shard: whether
+    it marks the end of the shard; such a batch has no entries. problem: the error line that ends
+    the run when a store has stopped answering.
     """
 
     shard: int
     entries: list[dict[str, Any]]
     image: Optional[Images]
-    last: bool
+    ends_shard: bool
     problem: Optional[str] = None
 
 
@@ -38,9 +38,9 @@ class Batch(NamedTuple):
 class ShardImages(IterableDataset):
     """Batches of `batch_size` images of the shards.
 
-    entries: returns the entries of a shard. shards: (number, finished images) of each shard. read:
-    turns an image file into the captioner's input, given the path, for a file that is not on
-    disk its content, and the image's prompt if it has one.
+    entries: returns the entries of a shard. shards: (number of the shard, number of its images that
+    are finished). read: called with an image's path, its content or None for a file on disk, and
+    its prompt or None; returns the captioner's input. join: makes a batch of these inputs.
 
     Each worker process reads whole shards, so that a tar is read once and in order. Batch
     boundaries depend only on the plan and the finished images, so that repeating a run gives the
@@ -63,15 +63,14 @@ class ShardImages(IterableDataset):
             try:
                 while (batch := self._batch(shard, images)).entries:
                     yield batch
-            except (
-                _StoreDown
-            ) as error:  # an exception in a worker would reach the user as a traceback
-                yield Batch(shard, [], None, last=False, problem=str(error))
+            # An exception in a worker process would reach the user as a traceback.
+            except _StoreDown as error:
+                yield Batch(shard, [], None, ends_shard=False, problem=str(error))
                 return
-            yield Batch(shard, [], None, last=True)
+            yield Batch(shard, [], None, ends_shard=True)
 
     def _batch(self, shard: int, source: Iterator[dict[str, Any]]) -> Batch:
-        """The next batch. The bytes of a file are freed before the next file is read."""
+        """Return the next batch. The bytes of a file are freed before the next file is read."""
         entries, images, failure = [], [], None
         for entry in itertools.islice(source, self.batch_size):
             entries.append(entry)
@@ -82,7 +81,7 @@ class ShardImages(IterableDataset):
                 if data is None and tables.is_row(entry["image"]):
                     data = tables.image_bytes(entry["image"])
                 elif data is None and stores.is_store(entry["image"]):
-                    data = stores.whole(entry["image"])
+                    data = stores.read_bytes(entry["image"])
                     self.last_read = entry["image"]
                 elif data is None and not os.path.exists(entry["image"]):
                     raise UserError(f"{entry['image']}: no such file")
@@ -100,7 +99,7 @@ class ShardImages(IterableDataset):
                 entry["error"] = f"{type(error).__name__}: {error}"
         if failure:
             self._check_store(*failure)
-        return Batch(shard, entries, self.join(images) if images else None, last=False)
+        return Batch(shard, entries, self.join(images) if images else None, ends_shard=False)
 
     def _check_store(self, address: str, error: stores.StoreError) -> None:
         """Raise _StoreDown if the store no longer returns the file that was read last.
@@ -111,14 +110,14 @@ class ShardImages(IterableDataset):
             return
         try:
             if self.last_read:
-                stores.span(self.last_read, 0, 1)
+                stores.read_range(self.last_read, 0, 1)
                 return
         except UserError:
             pass
         raise _StoreDown(error)
 
     def _images(self, entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """The images of a plan's entry: the entry itself, or the images of its tar with bytes."""
+        """Yield a plan's entry itself, or an entry with "data" for each image of its tar."""
         if "tar" not in entry:
             yield entry
             return
@@ -134,10 +133,10 @@ class ShardImages(IterableDataset):
             # webdataset appends the file name to the error, after " @ " and in further arguments.
             reason = str(error.args[0]).partition(" @ ")[0] if error.args else ""
             reason = " ".join(reason.split()) or type(error).__name__
-            yield {"image": tar, "error": f"{tar}: cannot be read on: {reason}"}
+            yield {"image": tar, "error": f"{tar}: cannot be read further: {reason}"}
 
 
-def _prompt(member: tars.Member, template: Optional[str]) -> dict[str, str]:
+def _prompt(member: tars.SampleImage, template: Optional[str]) -> dict[str, str]:
     """The prompt of a tar's image, or why it cannot be read."""
     try:
         prompt = prompt_of(member.fields(), member.name, template)
@@ -150,7 +149,7 @@ class _StoreDown(Exception):
     """A store has stopped returning files."""
 
     def __init__(self, error: stores.StoreError):
-        super().__init__(f"{error}; nothing is lost, and the same command continues from here")
+        super().__init__(f"{error}; nothing is lost; run the same command again to continue")
 
 
 def transformed(
@@ -158,15 +157,18 @@ def transformed(
     path: str,
     data: Optional[BinaryIO] = None,
     prompt: Optional[str] = None,
-    asks: bool = False,
+    takes_prompt: bool = False,
 ) -> Any:
-    """Apply a transform to the RGB image of a file; see `Preprocessing.asks`. Raises UserError."""
+    """Apply a transform to the RGB image of a file. Raises UserError.
+
+    takes_prompt: whether the transform takes the prompt as a second argument.
+    """
     image = load_image(path, data)
-    return transform(image, prompt) if asks else transform(image)
+    return transform(image, prompt) if takes_prompt else transform(image)
 
 
 def batches(dataset: ShardImages, workers: int) -> Iterator[Batch]:
-    """Read in `workers` processes. A single photo is read in this process.
+    """Yield the batches, read in `workers` processes. A single photo is read in this process.
 
     Raises UserError if a store stops answering.
     """

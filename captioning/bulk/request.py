@@ -17,7 +17,7 @@ from captioning.bulk.tar_folder import TarFolder
 from captioning.files import stores, tables, uploads
 from captioning.files.images import (
     LISTS,
-    Listed,
+    ListedImage,
     has_columns,
     images_in,
     is_image,
@@ -30,12 +30,12 @@ from captioning.runtime.errors import UserError
 
 @dataclass(frozen=True)
 class Request:
-    """One call of bulk captioning.
+    """One call of bulk captioning. Most fields are flags of `captioning.caption`.
 
     out: the captions, one line per image. failed: one line per image that failed. filtered: one
     line per image with captions that the filter dropped. marker: the file that is written last.
-    parts: the folder of the unfinished run. address: the address of `out` in a store; then the
-    files here are local copies, see `stored_output`.
+    parts: the folder of the unfinished run. address: the address of `out` in a store; then these
+    paths are of local copies, see `stored_output`.
     """
 
     source: str
@@ -95,25 +95,25 @@ class Request:
         return filtering.parse(self.filter).split(line) if self.filter else (line, None)
 
     def kept(self, lines: Iterable[Line]) -> Iterator[Line]:
-        """The lines that go to `out`."""
+        """Return the lines that go to `out`."""
         return filter(None, (self.split(line)[0] for line in lines))
 
     def location(self, path: Path) -> str:
-        """The path or address at which the user finds `out` or a file next to it."""
+        """Return the path or address at which the user finds `out` or a file next to it."""
         if self.address is None:
             return str(path)
-        return stores.joined(self.address.rpartition("/")[0], path.name)
+        return stores.join(self.address.rpartition("/")[0], path.name)
 
     def out_stamp(self) -> Optional[list[Any]]:
-        """A value that changes when the captions file is rewritten; None if there is no file."""
+        """Return the stamp of the captions file, see `stores.stamp`; None if there is no file."""
         return stamp_if_any(self.location(self.out))
 
-    def sidecars(self, kept: Iterable[str] = ()) -> Sidecars:
-        """The sidecars that this call writes. kept: files that none may replace."""
-        return Sidecars(self.sidecar, kept, self.language or xmp.DEFAULT)
+    def sidecars(self, protected: Iterable[str] = ()) -> Sidecars:
+        """Return the sidecars that this call writes. protected: files that none may replace."""
+        return Sidecars(self.sidecar, protected, self.language or xmp.DEFAULT)
 
     def tars(self) -> Optional[TarFolder]:
-        """The folder to which this call writes tars, if any."""
+        """Return the folder to which this call writes tars, if any."""
         return self._tars_in(self.write_shards)
 
     def _tars_in(self, folder: Optional[str]) -> Optional[TarFolder]:
@@ -135,8 +135,10 @@ class Request:
             shards = -(-header["entries"] // header["shard_size"])
             folder.remove(range(header["first_shard"], header["first_shard"] + shards))
 
-    def images(self) -> Iterator[Listed]:
-        """Each image once; images of a folder are sorted by name. Raises UserError.
+    def images(self) -> Iterator[ListedImage]:
+        """Return an iterator over the input's images. Images of a folder are sorted by name.
+
+        Each image comes once. Raises UserError.
 
         Files are not opened here. A file that is no image is noticed when it is read.
         """
@@ -150,29 +152,29 @@ class Request:
             raise UserError(f"{source}: no such photo, folder or list")
         is_folder = source.is_dir() or (stored and not is_list and not is_image(self.source))
         is_folder = is_folder and not is_table
-        for name, given in {"--glob": self.glob, "--no-recursive": not self.recursive}.items():
-            if given and not is_folder:
+        for name, is_set in {"--glob": self.glob, "--no-recursive": not self.recursive}.items():
+            if is_set and not is_folder:
                 raise UserError(f"{name} is for a folder, and {source} is not one")
-        for name, given in {"--root": self.root, "--column": self.column}.items():
-            if given and not is_list:
+        for name, is_set in {"--root": self.root, "--column": self.column}.items():
+            if is_set and not is_list:
                 raise UserError(f"{name} is for a list, and {source} is not one")
         if has_columns(self.prompt) and not (is_list or is_table):
             raise UserError(f"--prompt names columns, and {source} has none: give a list")
         if is_folder:
-            return map(Listed, images_in(self.source, self.recursive, self.glob))
+            return map(ListedImage, images_in(self.source, self.recursive, self.glob))
         if is_table and self.sidecar:
             raise UserError(f"--sidecar: the photos of {source} have no folder: use --write-shards")
         if is_table:
             return read_list(self.source, None, self.prompt)
         if not is_list:
-            return iter([Listed(self.source)])
-        items: dict[str, Listed] = {}  # annotations may list an image once per caption
+            return iter([ListedImage(self.source)])
+        items: dict[str, ListedImage] = {}  # annotations may list an image once per caption
         root = str(self.root or os.path.dirname(self.source))
         if stores.is_store(root):
             stores.check_address(root)
         for item in read_list(self.source, self.column, self.prompt):
-            image = stores.joined(root, item.image)
-            items.setdefault(image, Listed(image, item.image_id, prompt=item.prompt))
+            image = stores.join(root, item.image)
+            items.setdefault(image, ListedImage(image, item.image_id, prompt=item.prompt))
             if items[image].prompt != item.prompt:
                 raise UserError(f"{source}: {item.image} has two prompts: give an image one")
         return iter(items.values())
@@ -220,7 +222,7 @@ class Request:
                 f"{self.location(self.out)}: another program is writing it; wait for it"
             ) from None
         try:
-            if self.address:  # the folder of the local copies belongs to this run
+            if self.address:  # only this run writes to the folder of the local copies
                 for path in self.out.parent.rglob(f".*{SUFFIX}"):
                     path.unlink(missing_ok=True)
             yield
@@ -254,7 +256,10 @@ class Request:
 
 
 def stamp_if_any(name: str) -> Optional[list[Any]]:
-    """The stamp of a file on disk or in a store; None if there is no file. Raises StoreError."""
+    """Return the stamp of a file on disk or in a store; None if it is missing or unreadable.
+
+    Raises StoreError if the store does not answer or refuses access.
+    """
     try:
         return stores.stamp(name)
     except stores.StoreError:

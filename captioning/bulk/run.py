@@ -19,7 +19,7 @@ from captioning.models.build import trained_config
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line, progress
 
-EXAMPLES = 3
+EXAMPLES = 3  # captions that are logged at the end
 
 
 class Engine(Protocol):
@@ -38,8 +38,8 @@ class Engine(Protocol):
 class BulkCaptioning:
     """One call of bulk captioning.
 
-    settings: identify the run, so that a later call can continue it. engine: started only if images
-    lack captions. restart: abandon an unfinished run.
+    settings: identify the run, so that a later call can continue it. engine: started only if there
+    are images to caption. restart: abandon an unfinished run.
     """
 
     def __init__(
@@ -50,10 +50,10 @@ class BulkCaptioning:
         self.name = request.location(request.out)
         self.tally = Tally()
         self.captioned = self.failed = self.filtered = 0
-        self.images, self.seconds = 0, 0.0  # of this call
+        self.images, self.seconds = 0, 0.0  # captioned in this call, for the rate
 
     def run(self) -> None:
-        """Raises UserError, and Stopped after a signal; captions so far are kept."""
+        """Caption all images. Raises UserError, and Stopped after a signal; captions are kept."""
         before = 0
         with ExitStack() as locks:
             with disk_errors(self.request):
@@ -64,7 +64,7 @@ class BulkCaptioning:
             # Images may have been added since the unfinished plan was made.
             if not resumed or self.request.skips_existing or not self.request.in_tars:
                 if resumed:
-                    # The next plan counts these images again.
+                    # The next plan counts these images again, as skipped or failed.
                     before, self.failed = self.captioned + self.filtered, 0
                 with disk_errors(self.request):
                     self._plan(resumed)
@@ -124,7 +124,7 @@ class BulkCaptioning:
             )
 
     def _is_older_than_the_weights(self) -> bool:
-        """Whether a local checkpoint is newer than the captions file."""
+        """Return whether a local checkpoint is newer than the captions file."""
         version, out = self.settings.get("checkpoint_time"), self.request.out
         known = isinstance(version, float) and not self.request.address and out.exists()
         return known and out.stat().st_mtime < version
@@ -185,7 +185,7 @@ class BulkCaptioning:
         remove_plan(request.parts)  # last: without a plan, the same command is a new run
 
     def _captioner(self) -> dict[str, str]:
-        """The rows of cards that describe the captioner."""
+        """Return the rows of the cards that describe the captioner."""
         checkpoint, config = self.settings["checkpoint"], {}
         if self.settings.get("backend") != "openai":
             with contextlib.suppress(UserError):
@@ -194,7 +194,7 @@ class BulkCaptioning:
         return {**rows, "trained on": card.described_data(config)}
 
     def _has_to_merge(self, plan: Plan) -> bool:
-        """Whether any output file changes."""
+        """Return whether any output file changes."""
         request = self.request
         return bool(plan.header["entries"] or request.verify or not request.marker.exists())
 

@@ -32,13 +32,13 @@ TIMEOUT_S = 300  # until the next byte; long, because a busy server queues reque
 STOP_CHECK_S = 2  # between two checks of stop_requested
 AHEAD = 4  # images requested ahead, as a multiple of the concurrency
 
-LONGEST_SIDE = 1344  # pixels; larger images are shrunk
+MAX_SIDE = 1344  # pixels; larger images are shrunk
 SENT_UNCHANGED = {"JPEG": "jpeg", "PNG": "png", "WEBP": "webp"}
 EIGHT_BITS = {"1", "L", "P", "RGB", "RGBA"}  # modes that all servers decode alike
 QUALITY = 95  # of the JPEGs written here
 
-CONCURRENCY = 32
-MAX_TOKENS = 256
+DEFAULT_CONCURRENCY = 32
+DEFAULT_MAX_TOKENS = 256
 READERS = 2
 # Our flags and the fields of the request. The last three fields are extensions of vLLM and SGLang.
 FIELDS = {
@@ -70,7 +70,7 @@ class ChatPrompt:
     seed: Optional[int]
 
     def body(self, image: str, name: str, prompt: Optional[str] = None) -> dict[str, Any]:
-        """The body of the request. image: a data URL. name: the image's name, for its seed.
+        """Return the body of the request. image: a data URL. name: the image's name, for its seed.
 
         prompt: the image's own, if it has one.
         """
@@ -134,9 +134,10 @@ class ServedModel:
             raise
 
     def lines(self, batch: Batch, offset: int, request: Request) -> list[dict[str, Any]]:
-        """One output line for each entry of a batch from `prefetch`. Raises UserError, Stopped.
+        """Return one output line for each entry of a batch from `prefetch`.
 
         offset: not used. request: the user's call of bulk captioning, not a request to the server.
+        Raises UserError, Stopped.
         """
         futures = iter(batch.image or ())
         lines = []
@@ -150,12 +151,15 @@ class ServedModel:
                     entry = {**entry, "error": f"{entry['image']}: {error}"}
                 except UserError as error:
                     self._cancel()
-                    raise UserError(f"{error}; the same command continues from here") from None
+                    raise UserError(f"{error}; run the same command again to continue") from None
             lines.append(line_of(entry, captions, request, self.origin))
         return lines
 
     def _result(self, future: Future) -> list[str]:
-        """The captions of a request. Raises Stopped if the program has to stop before they come."""
+        """Return the captions of a request.
+
+        Raises Stopped if the program has to stop before they come.
+        """
         while True:
             try:
                 return future.result(timeout=STOP_CHECK_S)
@@ -235,7 +239,7 @@ class _ImageError(Exception):
 
 
 def server_at(url: str) -> ChatServer:
-    """The server at a URL. A URL without a path gets the path /v1. Raises UserError."""
+    """Return the server at a URL. A URL without a path gets the path /v1. Raises UserError."""
     server = ChatServer(url, "--url", KEY, TIMEOUT_S)
     if server.url.count("/") == 2:
         server.url += "/v1"
@@ -243,17 +247,17 @@ def server_at(url: str) -> ChatServer:
 
 
 def as_data_url(path: str, data: Optional[BinaryIO] = None, prompt: Optional[str] = None) -> str:
-    """The data URL of an image file, given its path and, if it is not on disk, its content.
+    """Return the data URL of an image file, given its path and, if it is not on disk, its content.
 
     prompt: ignored. `ShardImages` passes it, for captioners whose input includes a prompt.
 
-    A JPEG, PNG or WEBP with one frame, 8 bits per channel and sides up to LONGEST_SIDE is sent
+    A JPEG, PNG or WEBP with one frame, 8 bits per channel and sides up to MAX_SIDE is sent
     unchanged. Other images are sent upright as a JPEG of at most this size. Raises UserError.
     """
     with open_image(path, data) as image:
         kind = SENT_UNCHANGED.get(image.format)
         animated = getattr(image, "is_animated", False)
-        small = max(image.size) <= LONGEST_SIDE
+        small = max(image.size) <= MAX_SIDE
         unchanged = kind and small and not animated and image.mode in EIGHT_BITS
         pixels = decode(image, path)  # also to refuse an incomplete image that is sent unchanged
         if unchanged:
@@ -263,7 +267,7 @@ def as_data_url(path: str, data: Optional[BinaryIO] = None, prompt: Optional[str
             return _data_url(kind, data.read())
     with contextlib.suppress(Exception):  # an image with damaged EXIF is still captioned
         pixels = ImageOps.exif_transpose(pixels)
-    pixels.thumbnail((LONGEST_SIDE, LONGEST_SIDE), Image.BICUBIC)
+    pixels.thumbnail((MAX_SIDE, MAX_SIDE), Image.BICUBIC)
     return _as_jpeg(pixels)
 
 
@@ -306,7 +310,7 @@ def check(arguments: argparse.Namespace, decoding: Iterable[str]) -> None:
 
 
 def loader(arguments: argparse.Namespace) -> tuple[dict[str, Any], Callable[[], ServedModel]]:
-    """The settings that identify the run, and a function that builds the captioner.
+    """Return the settings that identify the run, and a function that builds the captioner.
 
     The server's address and key do not identify the run: they change no caption. Raises UserError.
     """
@@ -318,7 +322,10 @@ def loader(arguments: argparse.Namespace) -> tuple[dict[str, Any], Callable[[], 
         raise UserError(f"--{error}") from error
     if values.get("top_k") == 0:
         del values["top_k"]  # 0 switches top-k off; leaving the field out does the same
-    fields = {"max_tokens": MAX_TOKENS, **{FIELDS[name]: value for name, value in values.items()}}
+    fields = {
+        "max_tokens": DEFAULT_MAX_TOKENS,
+        **{FIELDS[name]: value for name, value in values.items()},
+    }
     seed = None
     if arguments.do_sample:
         seed = Config.model_fields["seed"].default if arguments.seed is None else arguments.seed
@@ -326,7 +333,7 @@ def loader(arguments: argparse.Namespace) -> tuple[dict[str, Any], Callable[[], 
         fields["temperature"] = 0
     text, name = arguments.prompt or PROMPT, arguments.checkpoint
     settings = {"backend": arguments.backend, "checkpoint": name, "prompt": text, "seed": seed}
-    concurrency = arguments.concurrency or CONCURRENCY
+    concurrency = arguments.concurrency or DEFAULT_CONCURRENCY
     readers = READERS if arguments.num_workers is None else arguments.num_workers
     prompt = ChatPrompt(name, text, fields, arguments.num_return, seed)
     batch_size = arguments.batch_size or concurrency

@@ -49,14 +49,14 @@ class ShardUpdate(NamedTuple):
 
 
 def captions_of(line: Line) -> list[str]:
-    """All captions of a line: "captions" if it has several, else its single "caption"."""
+    """Return all captions of a line: "captions" if it has several, else its single "caption"."""
     return line.get("captions", [line["caption"]])
 
 
 class Plan:
     """Entries in shards of `shard_size` entries. An entry is one image or one tar.
 
-    A stamp is a value that changes when a file is rewritten. The header has:
+    For stamps, see `stores.stamp`. The header has:
 
     - file: the name of the file with the entries
     - settings: the settings that identify the run
@@ -78,18 +78,19 @@ class Plan:
                 position += len(line)
 
     def number(self, shard: int) -> int:
-        """The number of a shard's output tar."""
+        """Return the number of a shard's output tar."""
         return self.header["first_shard"] + shard
 
     def parts(self) -> list["Part"]:
-        """The part of each shard."""
+        """Return the part of each shard."""
         return [Part(self.folder, shard) for shard in range(len(self._offsets))]
 
     def entries(self, shard: int) -> list[dict[str, Any]]:
-        """The entries of a shard: {"image", "image_id"} or {"tar", "stamp", "skip"}.
+        """Return the entries of a shard.
 
-        Empty values are left out. skip: images of the tar that are not captioned again. stamp: the
-        tar's stamp when the plan was made.
+        An entry is {"image", "image_id", "prompt"} or {"tar", "stamp", "skip"}. Empty values of
+        images are left out. skip: images of the tar that are not captioned again; left out if there
+        are none. stamp: the tar's stamp when the plan was made.
         """
         with open(self._path, "rb") as file:
             file.seek(self._offsets[shard])
@@ -137,11 +138,11 @@ class Part:
         self.journal.unlink(missing_ok=True)
 
     def read(self) -> list[Line]:
-        """The lines of a sealed part."""
+        """Return the lines of a sealed part."""
         return [line for line in read_lines(self.path) if line is not None]
 
     def counts(self) -> dict[str, Any]:
-        """The content of the marker.
+        """Return the content of the marker.
 
         `images`, `failed`, `filtered`: the numbers of captioned, failed and filtered images.
         `written`: the manifest of the output tar, by name. `tar`, `stamp`: the input tar, if any.
@@ -150,13 +151,13 @@ class Part:
 
 
 def find_plan(folder: Path) -> Optional[Plan]:
-    """The plan in a folder; None if there is none or its header was not written."""
+    """Return the plan in a folder; None if there is none or its header was not written."""
     header = next(read_lines(folder / HEADER), None)
     return None if header is None else Plan(folder, header)
 
 
 def has_captions(folder: Path) -> bool:
-    """Whether any image of the plan was captioned, or any shard given to an actor."""
+    """Return whether a shard has a file: it has captions, or was given to an actor."""
     return any(path.stem.isdigit() for path in folder.iterdir())
 
 

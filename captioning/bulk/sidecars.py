@@ -18,32 +18,33 @@ STORE_THREADS = 16  # files of a store written or looked up at once
 class Sidecars:
     """The sidecars of one run.
 
-    extension: a sidecar is named like its photo, with this extension; .xmp is XMP, in which what
-    other programs wrote is kept. kept: files that no sidecar may replace. language: of XMP.
+    extension: a sidecar is named like its photo, with this extension. With .xmp it is XMP; the
+    content that other programs wrote stays. protected: files that no sidecar may replace.
+    language: of the captions in XMP.
     """
 
-    def __init__(self, extension: str, kept: Iterable[str] = (), language: str = xmp.DEFAULT):
+    def __init__(self, extension: str, protected: Iterable[str] = (), language: str = xmp.DEFAULT):
         self.extension, self.language = extension, language
         self.is_xmp = extension.lower().endswith(xmp.EXTENSION)
-        self.kept = {os.path.realpath(path) for path in kept}
-        self._kept_names = set(map(os.path.basename, self.kept))
-        self.images: dict[str, str] = {}  # sidecar to image
-        self.stored: dict[str, set[str]] = {}  # folder of a store to its sidecars
+        self.protected = {os.path.realpath(path) for path in protected}
+        self._protected_names = set(map(os.path.basename, self.protected))
+        self.images: dict[str, str] = {}  # {sidecar: image}
+        self.stored: dict[str, set[str]] = {}  # {folder: its sidecars}, for stores
 
     def path_of(self, image: str) -> str:
         return os.path.splitext(image)[0] + self.extension
 
     def exists(self, image: str) -> bool:
-        """Whether an image has a sidecar. An empty sidecar on disk does not count.
+        """Return whether an image has a sidecar, not an empty file on disk or XMP without text.
 
         Raises UserError if the sidecar would replace an input, an output or the sidecar of another
         image, or if its folder cannot be written.
         """
         sidecar = self.path_of(image)
-        is_kept = os.path.basename(sidecar) in self._kept_names  # cheaper than realpath
-        # The sidecar's extension must not be that of an image.
+        may_replace = os.path.basename(sidecar) in self._protected_names  # cheaper than realpath
+        # If the photo has the extension of sidecars, the sidecar would replace the photo.
         if image.lower().endswith(self.extension.lower()) or (
-            is_kept and os.path.realpath(sidecar) in self.kept
+            may_replace and os.path.realpath(sidecar) in self.protected
         ):
             raise UserError(
                 f"{image}: its sidecar {sidecar} would replace an input or output file: choose "
@@ -71,15 +72,15 @@ class Sidecars:
         return bool(Path(sidecar).read_bytes().strip())
 
     def _is_described(self, sidecar: str) -> bool:
-        return xmp.has_description(stores.whole(sidecar), sidecar)
+        return xmp.has_description(stores.read_bytes(sidecar), sidecar)
 
     def _text(self, captions: list[str], sidecar: str) -> str:
-        """The content of a sidecar. XMP has the best caption."""
+        """Return the content of a sidecar. XMP has the best caption."""
         if not self.is_xmp:
             return "".join(f"{caption}\n" for caption in captions)
         before = b""
         with contextlib.suppress(FileNotFoundError, stores.Missing):
-            before = stores.whole(sidecar)
+            before = stores.read_bytes(sidecar)
         return xmp.with_description(captions[0], self.language, before, sidecar)
 
     def write(self, lines: Iterable[Line]) -> None:
@@ -103,9 +104,14 @@ class Sidecars:
             pool.shutdown(cancel_futures=True)
 
     def _in_store(self, folder: str) -> set[str]:
-        """The sidecars in a folder of a store. Raises UserError if the folder is not writable."""
-        if stores.is_bucket(folder):
-            return {name for name in stores.listed(folder, False) if name.endswith(self.extension)}
+        """Return the sidecars in a folder of a store; empty for a folder on disk.
+
+        Raises UserError if the folder is not writable.
+        """
+        if stores.is_bucket_address(folder):
+            return {
+                name for name in stores.list_files(folder, False) if name.endswith(self.extension)
+            }
         if stores.is_store(folder):
             raise UserError(f"--sidecar: {folder} is read-only: use --out alone")
         if os.path.isdir(folder) and not os.access(folder, os.W_OK):

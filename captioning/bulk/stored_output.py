@@ -21,16 +21,16 @@ from captioning.files.reading import read_lines
 from captioning.files.writing import write_lines
 from captioning.runtime.errors import UserError
 
-RECORD = "stored.json"  # which version of each stored file the local copy is
+RECORD = "stored.json"  # {name: [stamp of the local copy, stamp of the stored file]} of equal files
 
 
 def locate(out: str) -> tuple[Path, Optional[str]]:
-    """The local path of `--out`, and the address if `--out` is in a store.
+    """Return the local path for `--out`, and its address; None as the address for a path on disk.
 
     Raises UserError for an address that names no file.
     """
     stores.check_names_file("--out", out)
-    if not stores.is_bucket(out):
+    if not stores.is_bucket_address(out):
         return Path(out), None
     return cache_folder() / "captions" / cache_key(out, 16) / PurePosixPath(out).name, out
 
@@ -148,7 +148,7 @@ def _require_own_plan(request: Request, plan: Plan) -> None:
 
 
 def _name(header: dict[str, Any], name: str) -> str:
-    """The name that a file of the plan has in the store."""
+    """Return the name that a file of the plan has in the store."""
     return f"{Path(header['file']).stem}.{name}"
 
 
@@ -159,7 +159,7 @@ def _address(request: Request, header: dict[str, Any], name: str) -> str:
 def _header(request: Request) -> Optional[dict[str, Any]]:
     address = f"{request.address}.parts/{HEADER}"
     try:
-        header = json.loads(stores.whole(address))
+        header = json.loads(stores.read_bytes(address))
         if PurePosixPath(header["file"]).name != header["file"]:
             raise ValueError("the file is outside the folder of parts")
         return header
@@ -204,6 +204,6 @@ def _explain_upload_errors(request: Request) -> Iterator[None]:
         yield
     except UserError as error:
         raise UserError(
-            f"{error}; nothing is lost: the captions so far are in {request.parts}, and the same "
-            "command continues with them on this machine"
+            f"{error}; nothing is lost: the captions so far are in {request.parts}; run the same "
+            "command again on this machine to continue"
         ) from error

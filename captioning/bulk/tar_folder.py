@@ -13,7 +13,7 @@ from pathlib import Path, PurePath
 from typing import Any, BinaryIO, Callable, Optional
 
 from captioning.files import stores, uploads
-from captioning.files.manifest import PIECE, Hashed
+from captioning.files.manifest import PIECE, HashedFile
 from captioning.files.reading import parse_line
 from captioning.files.writing import SUFFIX, json_line, locked
 from captioning.runtime.errors import UserError
@@ -33,7 +33,7 @@ class TarFolder:
 
     def __init__(self, place: str, out: str):
         self.place, self.out = place, out
-        self.owner = stores.joined(place, OWNER)
+        self.owner = stores.join(place, OWNER)
         self.stored = stores.is_store(place)
 
     def claim(self) -> None:
@@ -60,14 +60,14 @@ class TarFolder:
         self._write({**self._read()["tars"], **tars})
 
     def numbers(self) -> set[int]:
-        """The numbers of all tars in the folder, also of other runs."""
+        """Return the numbers of all tars in the folder, also of other runs."""
         return {int(name[: -len(".tar")]) for name in self._names()}
 
     def write(self, number: int, write: Callable[[BinaryIO], None]) -> dict[str, Any]:
         """Write a tar atomically: `write` gets the open file. Returns {name: manifest}."""
         name = name_of(number)
-        with uploads.written(stores.joined(self.place, name)) as file:
-            hashed = Hashed(file)
+        with uploads.written(stores.join(self.place, name)) as file:
+            hashed = HashedFile(file)
             write(hashed)
         return {name: hashed.manifest()}
 
@@ -77,7 +77,7 @@ class TarFolder:
         if found is None or found["out"] != self.out:
             return
         for number in self.numbers().intersection(numbers):
-            self._remove(stores.joined(self.place, name_of(number)))
+            self._remove(stores.join(self.place, name_of(number)))
         self.remove_partial()
         if not self.numbers():
             self.release()
@@ -90,20 +90,23 @@ class TarFolder:
                     path.unlink(missing_ok=True)
 
     def verify(self) -> tuple[list[str], list[str]]:
-        """The tars of this run that are missing or changed, and the tars of other runs."""
+        """Return the tars of this run that are missing or changed, and the tars of other runs."""
         names, known = self._names(), self._read()["tars"]
         wrong = [n for n in known if n not in names or self._manifest(n) != known[n]]
         return sorted(wrong), sorted(names - known.keys())
 
     def _manifest(self, name: str) -> dict[str, Any]:
-        with stores.opened(stores.joined(self.place, name)) as file, open(os.devnull, "wb") as null:
-            hashed = Hashed(null)
+        with (
+            stores.open_file(stores.join(self.place, name)) as file,
+            open(os.devnull, "wb") as null,
+        ):
+            hashed = HashedFile(null)
             shutil.copyfileobj(file, hashed, PIECE)
         return hashed.manifest()
 
     def _names(self) -> set[str]:
         if self.stored:
-            names = (PurePath(path).name for path in stores.listed(self.place, recursive=False))
+            names = (PurePath(path).name for path in stores.list_files(self.place, recursive=False))
         else:
             names = os.listdir(self.place) if os.path.isdir(self.place) else ()
         return {name for name in names if name[-4:] == ".tar" and name[:-4].isdecimal()}
@@ -112,9 +115,9 @@ class TarFolder:
         return contextlib.nullcontext() if self.stored else locked(Path(self.owner))
 
     def _read(self) -> Optional[dict[str, Any]]:
-        """The owner and its tars; None if the folder has no owner."""
+        """Return the owner and its tars; None if the folder has no owner."""
         try:
-            content = stores.whole(self.owner)
+            content = stores.read_bytes(self.owner)
         except (FileNotFoundError, stores.Missing):
             return None
         if not content:  # `locked` creates an empty file, and a kill leaves it behind

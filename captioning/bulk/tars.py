@@ -1,4 +1,4 @@
-"""Reading and writing images in tar shards of the webdataset format."""
+"""Reads and writes images in tar shards of the webdataset format."""
 
 import contextlib
 import io
@@ -14,11 +14,11 @@ from captioning.data.image import open_image
 from captioning.files import stores, tables
 from captioning.files.images import FORMATS, is_image
 from captioning.files.reading import parse_json
-from captioning.files.tars import LARGEST, LARGEST_TEXT, Tar, key_and_suffix
+from captioning.files.tars import MAX_MEMBER_BYTES, MAX_TEXT_BYTES, Tar, key_and_suffix
 from captioning.runtime.errors import UserError
 
 
-class Member(NamedTuple):
+class SampleImage(NamedTuple):
     """The image of a webdataset sample.
 
     name: the tar's URL/KEY.SUFFIX. key, text: the sample's key and its `.json` member.
@@ -39,7 +39,10 @@ class Member(NamedTuple):
 
 
 def estimate(urls: Sequence[str]) -> Optional[int]:
-    """Estimate the number of images from the first tar and all file sizes; None if unknown."""
+    """Estimate the number of images from the first tar and all file sizes.
+
+    Returns None if a tar is in a store, or if the first cannot be read.
+    """
     if any(map(stores.is_store, urls)):
         return None
     sizes = [os.path.getsize(url) for url in urls]
@@ -51,14 +54,14 @@ def estimate(urls: Sequence[str]) -> Optional[int]:
     return round(count * sum(sizes) / max(sizes[0], 1))
 
 
-def members(url: str) -> Iterator[Member]:
+def members(url: str) -> Iterator[SampleImage]:
     """Yield the images of a tar in order. A broken tar raises any error of tarfile or gzip.
 
     Samples without an image are left out. If a sample has several images, or several images have
     one name, only the first is yielded. The sample in which a tar breaks off is not yielded.
     """
     key, text, held, seen = None, None, [], set()
-    with stores.opened(url) as file, Tar.open(fileobj=file, mode="r|*") as tar:
+    with stores.open_file(url) as file, Tar.open(fileobj=file, mode="r|*") as tar:
         for member in tar.each():
             found, suffix = key_and_suffix(member.name)
             if not member.isreg() or found is None:
@@ -68,16 +71,16 @@ def members(url: str) -> Iterator[Member]:
                     yield held.pop()._replace(text=text)
                 key, text, taken = found, None, False
             name = f"{key}.{suffix}"
-            if suffix == "json" and member.size <= LARGEST_TEXT:
+            if suffix == "json" and member.size <= MAX_TEXT_BYTES:
                 text = tar.content(member)
             if taken or not is_image(name):
                 continue
-            if member.size > LARGEST:
+            if member.size > MAX_MEMBER_BYTES:
                 raise ValueError(f"{member.name} has {member.size:,} bytes, too many for an image")
             taken = True
             if name not in seen:
                 seen.add(name)
-                held.append(Member(f"{url}/{name}", key, tar.content(member)))
+                held.append(SampleImage(f"{url}/{name}", key, tar.content(member)))
     if held:
         yield held.pop()._replace(text=text)
 
@@ -91,7 +94,7 @@ def write(file: BinaryIO, number: int, lines: list[Line], tar: Optional[str]) ->
     """
     from webdataset import TarWriter
 
-    samples = _photos(number, lines) if tar is None else _members(tar, lines)
+    samples = _samples_of_images(number, lines) if tar is None else _members(tar, lines)
     with TarWriter(file, encoder=False, mtime=0, format="PAX_FORMAT") as writer:
         for key, name, data, line in samples:
             text = "\n".join(captions_of(line)).encode()
@@ -103,7 +106,7 @@ def write(file: BinaryIO, number: int, lines: list[Line], tar: Optional[str]) ->
             writer.write({"__key__": key, **content})
 
 
-def _photos(number: int, lines: list[Line]) -> Iterator[tuple[str, str, bytes, Line]]:
+def _samples_of_images(number: int, lines: list[Line]) -> Iterator[tuple[str, str, bytes, Line]]:
     for place, line in enumerate(lines):
         key, suffix = f"{number:05d}{place:06d}", os.path.splitext(line["image"])[1].lower()
         if tables.is_row(line["image"]):
@@ -115,7 +118,7 @@ def _photos(number: int, lines: list[Line]) -> Iterator[tuple[str, str, bytes, L
         # Leave out a photo that was removed since it was captioned. Reading a pipe would block.
         with contextlib.suppress(FileNotFoundError, stores.Missing):
             if stores.is_store(line["image"]) or os.path.isfile(line["image"]):
-                yield key, suffix, stores.whole(line["image"]), line
+                yield key, suffix, stores.read_bytes(line["image"]), line
 
 
 def _members(tar: str, lines: list[Line]) -> Iterator[tuple[str, str, bytes, Line]]:

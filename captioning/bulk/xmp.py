@@ -10,7 +10,7 @@ from xml.etree.ElementTree import Element, SubElement
 from captioning.runtime.errors import UserError
 
 EXTENSION = ".xmp"
-DEFAULT = "x-default"  # the language of readers that ask for none
+DEFAULT = "x-default"  # the language for readers that request none
 NAMES = {
     "x": "adobe:ns:meta/",
     "rdf": "http://www.w3.org/1999/02/22-rdf-syntax-ns#",
@@ -26,16 +26,16 @@ _NOT_IN_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
 
 
 def has_description(sidecar: bytes, name: str) -> bool:
-    """Whether a sidecar, perhaps of another program, has a caption. Raises UserError."""
+    """Return whether a sidecar, perhaps of another program, has a caption. Raises UserError."""
     items = _parsed(sidecar, name).iterfind(f".//{DESCRIPTION}//{ITEM}")
     return any((item.text or "").strip() for item in items)
 
 
 def with_description(caption: str, language: str, sidecar: bytes, name: str) -> str:
-    """The text of a sidecar with the caption, in a language such as en or pt-BR, and as default.
+    """Return the text of a sidecar that has the caption, in `language` and as the default.
 
-    sidecar: its content until now, of which everything else is kept; may be empty. Raises
-    UserError if it is not XMP.
+    language: such as "en" or "pt-BR". sidecar: its present content, or b""; everything else in it
+    is kept. name: its name, for the error. Raises UserError if it is not XMP.
     """
     for prefix, uri in (*NAMES.items(), *_namespaces(sidecar)):
         with suppress(ValueError):  # prefixes such as ns0 are reserved
@@ -58,7 +58,7 @@ def with_description(caption: str, language: str, sidecar: bytes, name: str) -> 
 
 
 def _namespaces(sidecar: bytes) -> Iterator[tuple[str, str]]:
-    """The prefixes of a sidecar, which are kept."""
+    """Yield the (prefix, URI) pairs of a sidecar, so that its prefixes can be kept."""
     with suppress(ElementTree.ParseError):
         for _, pair in ElementTree.iterparse(io.BytesIO(sidecar), events=["start-ns"]):
             yield pair
@@ -70,4 +70,4 @@ def _parsed(sidecar: bytes, name: str) -> Element:
     try:
         return ElementTree.fromstring(sidecar)
     except ElementTree.ParseError as error:
-        raise UserError(f"{name}: not an XMP sidecar ({error}): remove or mend it") from None
+        raise UserError(f"{name}: not an XMP sidecar ({error}): remove or correct it") from None

@@ -30,10 +30,10 @@ class Tokenizer(Protocol):
     unknown: int
 
     def __len__(self) -> int:
-        """The size of the vocabulary, V."""
+        """Return the size of the vocabulary, V."""
 
     def token(self, token_id: int) -> str:
-        """The text of one id; a piece that continues a word begins with ##."""
+        """Return the text of one id; a piece that continues a word begins with ##."""
 
     def encode(self, texts: list[str], max_length: int) -> tuple[Tensor, Tensor]:
         """int64 ids and mask (1 real, 0 padding), each (R, n) with n <= max_length."""
@@ -42,7 +42,7 @@ class Tokenizer(Protocol):
         """int64 (p,): the ids that every caption begins with, without an end token."""
 
     def decode(self, ids: Tensor) -> str:
-        """The text of ids (n,), without special tokens."""
+        """Return the text of ids (n,), without special tokens."""
 
 
 class Captioner(Protocol):
@@ -56,8 +56,9 @@ class Captioner(Protocol):
     prompt, prompt_ids: the beginning of every caption, neither scored nor part of the output, and
     its ids, int64 (p,); both empty if the package has PROMPT_IS_QUESTION. The page changes
     both temporarily; `captioning.models.prompts` sets prompt_ids (B, p), a row per image.
-    max_positions: the maximum number of tokens of a row, None for no limit. min_batch_size: of a
-    training step. has_unused_parameters: a step may leave some parameters without a gradient.
+    max_positions: the maximum number of tokens of a row, None for no limit. min_batch_size: the
+    smallest batch on which it can train. has_unused_parameters: whether a training step may leave
+    parameters without a gradient.
     null_image: None for a captioner without one, whose package refuses `drop_image` and settings
     with two streams. `generate_from` raises SettingsError for settings that the captioner does not
     support.
@@ -78,7 +79,7 @@ class Captioner(Protocol):
         dropped: Optional[Tensor] = None,
         prompts: Optional[list[Optional[str]]] = None,
     ) -> ObjectiveOutput:
-        """The objective on k captions of each image, which is encoded once if possible.
+        """Return the objective on k captions of each image, which is encoded once if possible.
 
         captions: B lists of k strings, without the prompt. dropped: bool (B,); true replaces the
         image by the null image. prompts: B strings, None for the captioner's own; never given if
@@ -94,16 +95,16 @@ class Captioner(Protocol):
         """Logits (R, N, V) and labels (R, N) at N positions; -100 where there is no label."""
 
     def generate(self, image: Images, settings: DecodingSettings) -> list[str]:
-        """The best caption of each image."""
+        """Return the best caption of each image."""
 
     def generate_details(self, image: Images, settings: DecodingSettings) -> Generated:
         """Captions of images, with their token ids and scores."""
 
     def encode(self, image: Images) -> Any:
-        """The encoded images, such as a tensor (B, ...). Slicing selects images."""
+        """Return the encoded images, such as a tensor (B, ...). Slicing selects images."""
 
     def encode_null(self, encoded: Any) -> Any:
-        """The null image, encoded once, in the shape of encoded images."""
+        """Return the encoded null image, expanded to the shape of `encoded`, encoded images."""
 
     def generate_from(
         self, encoded: Any, settings: DecodingSettings, other: Any = None
@@ -118,16 +119,18 @@ class Captioner(Protocol):
         """
 
     def log_likelihoods(self, encoded: Any, ids: Tensor, temperature: float = 1.0) -> Tensor:
-        """The log-probability of each token of captions, (B, k, n - p), float32, with gradient.
+        """Return the log-probability of each token of captions, with gradient.
 
         ids: (B, k, n), as `generate_from` samples them at this temperature without truncating the
-        distribution. 0 after a caption's end.
+        distribution. The result is float32 (B, k, n - p), and 0 after a caption's end.
         """
 
     def for_inference(self, dtype: torch.dtype, compiled: bool) -> nn.Module:
-        """The captioner or a copy, in evaluation mode, for use without gradients. It computes in
-        `dtype` where precision allows; torch.int8 only where `check_device` accepts it. compiled:
-        use torch.compile."""
+        """Return the captioner or a copy, in evaluation mode, for use without gradients.
+
+        It computes in `dtype` where precision allows; torch.int8 only where `check_device` accepts
+        it. compiled: use torch.compile.
+        """
 
     def compile_parts(self) -> None:
         """Compile the modules that torch.compile makes faster in training."""
@@ -136,8 +139,10 @@ class Captioner(Protocol):
         """Groups of parameters to train, each with its learning rate or None for the run's."""
 
     def shards(self) -> list[nn.Module]:
-        """The modules whose weights FSDP gathers one at a time. They are not nested, and a shared
-        weight is in at most one of them."""
+        """Return the modules whose weights FSDP gathers one at a time.
+
+        They are not nested, and a shared weight is in at most one of them.
+        """
 
     def begin_epoch(self, epoch: int) -> None:
         """Called before each epoch of training, from 0 on."""
@@ -150,11 +155,11 @@ class Captioner(Protocol):
 class BuildContext(NamedTuple):
     """What `build` needs besides the configuration.
 
-    content: of the checkpoint that the caller loads after `build`, None for random weights. With
+    content: of the checkpoint that the caller loads after `build`; None for random weights. With
     `lora`, the content is an adapter's, or whole weights that `build` itself loads before it adds a
-    new adapter. name: of that checkpoint, for messages. captions: returns the preprocessed captions
-    of the training split. word_pieces: returns BERT's tokeniser by name. mean, std: for normalising
-    images.
+    new adapter. name: the checkpoint's name, for messages. captions: returns the preprocessed
+    captions of the training split. word_pieces: returns BERT's tokeniser by name. mean, std: for
+    normalising images.
     """
 
     content: Optional[Mapping[str, Any]]
@@ -178,19 +183,19 @@ class CaptionerPackage(Protocol):
     PROMPT_IS_QUESTION: bool
 
     def build(self, config: Any, context: BuildContext) -> Captioner:
-        """The captioner of a configuration, with random weights."""
+        """Return the captioner of a configuration, with random weights."""
 
     def origin(self, config: Any) -> str:
         """Where the weights of `build` come from: completes "no checkpoint: "."""
 
     def title(self, config: Any) -> str:
-        """The captioner's part of a run's title, before the objective; may be ""."""
+        """Return the captioner's part of a run's title, before the objective; may be ""."""
 
     def check_device(self, config: Any, device: torch.device) -> None:
         """Raise ValueError for a precision or option that the device does not support."""
 
     def preprocessing(self, config: Any) -> Optional[tuple[Callable, ...]]:
-        """The functions of `captioning.data.Preprocessing`, `join` optional; None for BLIP's.
+        """Return functions for `captioning.data.Preprocessing`, `join` optional; None for BLIP's.
 
         `training` gets RGB images, too. With PROMPT_IS_QUESTION both take an image's prompt, or
         None, as a second argument. They raise ValueError for an image that they cannot take.

@@ -12,5 +12,5 @@ CAPTIONERS: dict[str, str] = {
 
 
 def package_of(model: str) -> CaptionerPackage:
-    """The package of the captioner that `model` names."""
+    """Return the package of the captioner that `model` names."""
     return load(CAPTIONERS[model])

@@ -21,7 +21,12 @@ from captioning.captioners.registry import CAPTIONERS, package_of
 from captioning.config.keys import Keys, roles_of
 from captioning.config.rerankers import RERANKERS, build_reranking
 from captioning.data.division import checked_division
-from captioning.files.stores import check_address, check_can_hold, is_bucket, without_secrets
+from captioning.files.stores import (
+    check_address,
+    check_can_hold,
+    is_bucket_address,
+    without_secrets,
+)
 from captioning.files.tars import is_tars
 from captioning.metrics.metric_sum import MetricSum
 from captioning.metrics.options import option_classes
@@ -34,7 +39,7 @@ from decoding.rerank import Reranking
 from smile import Objective, parse_objective
 from smile.mixture import FIRST_TOKEN_MLE
 
-LAST = "last"  # the epoch that `select` may name instead of metrics
+LAST = "last"  # the value of `select` that names an epoch instead of metrics
 
 
 class Config(Keys):
@@ -80,7 +85,7 @@ class Config(Keys):
     def _default_first_token_mle(
         cls, value: Optional[bool], info: ValidationInfo
     ) -> Optional[bool]:
-        """Default to the objectives' value in the original; None if their values differ."""
+        """Default to the objectives' value in the original code; None if their values differ."""
         if value is not None or "objective" not in info.data:
             return value
         weights = parse_objective(info.data["objective"] or "mle")
@@ -120,7 +125,7 @@ class Config(Keys):
         if self.reward:
             self._check_reward()
         try:
-            if self.pretrained and is_bucket(self.pretrained):
+            if self.pretrained and is_bucket_address(self.pretrained):
                 check_address(self.pretrained)
             check_can_hold("output_dir", self.output_dir)
         except UserError as error:
@@ -186,20 +191,20 @@ class Config(Keys):
         return "lr_schedule" if self.lr_schedule == "plateau" else None
 
     def decoding_settings(self) -> DecodingSettings:
-        """How this run generates captions."""
+        """Return the run's settings of generation."""
         return DecodingSettings(**self._values_of(DecodingSettings))
 
     def reranking(self) -> Optional[Reranking]:
-        """How this run reranks captions. None without reranking or with a weight of 0."""
+        """Return the run's reranking; None without one, or for mmi with weight 0."""
         return build_reranking(self)
 
     def _values_of(self, settings: type) -> dict[str, Any]:
-        """The values of the keys that are also fields of a dataclass."""
+        """Return the values of the keys that are also fields of a dataclass."""
         names = {field.name for field in fields(settings)} & set(type(self).model_fields)
         return {name: getattr(self, name) for name in names}
 
     def build_objective(self) -> Objective:
-        """The training objective. If a run has only a reward, an MLE objective that is unused."""
+        """Return the training objective; for a run with only a reward, an unused one, MLE."""
         return Objective(
             self.objective or "mle",
             self.label_smoothing,
@@ -214,10 +219,10 @@ def config_class(
     rewards: Iterable[str] = REWARDS,
     rerankers: Iterable[str] = RERANKERS,
 ) -> type[Config]:
-    """A class with the keys of a captioner and the options of metrics, rewards and rerankers.
+    """Return a `Config` with the keys of a captioner, and the options of the named entries.
 
-    By default, it has those of all captioners, metrics and rewards. Imports their modules. Raises
-    TypeError for a key that two of them declare.
+    By default, it has those of all captioners, metrics, rewards and rerankers. Imports their
+    modules. Raises TypeError for a key that two of them declare.
     """
     packages = dict.fromkeys(CAPTIONERS.values() if model is None else [CAPTIONERS[model]])
     entries = [*(EVALUATORS[name] for name in metrics), *(REWARDS[name] for name in rewards)]
@@ -238,12 +243,12 @@ def _config_with(packages: tuple[str, ...], entries: tuple[str, ...]) -> type[Co
 
 
 def keys_of(role: str, keys: type[Keys] = Config) -> list[str]:
-    """The keys with this role, by default among the keys that all runs share."""
+    """Return the keys with this role, by default among the keys that all runs share."""
     return [key for key, declared in roles_of(keys).items() if declared == role]
 
 
 def parse_config(values: Any) -> Config:
-    """Make a configuration of a mapping. Raises pydantic's ValidationError.
+    """Make a configuration from a mapping. Raises pydantic's ValidationError.
 
     Keys of other captioners are validated and then left out. Options of metrics, rewards and
     rerankers that the configuration does not name are kept if they are set.
@@ -259,7 +264,7 @@ def parse_config(values: Any) -> Config:
 
 
 def _class_for(model: str, values: Mapping[str, Any]) -> type[Config]:
-    """The class with all keys of `values` except those of other captioners.
+    """Return the class with all keys of `values` except those of other captioners.
 
     Metrics, rewards and rerankers that are not named are imported only if a key is unknown without
     them.
@@ -274,7 +279,7 @@ def _class_for(model: str, values: Mapping[str, Any]) -> type[Config]:
 
 
 def _named_entries(registry: Mapping[str, Any], value: Any) -> list[str]:
-    """The registry's entries that an unvalidated value names."""
+    """Return the registry's entries that an unvalidated value names."""
     names = value if isinstance(value, (list, tuple, dict)) else ()
     return [name for name in registry if name in names]
 
@@ -284,5 +289,5 @@ def _unpickle(values: dict[str, Any], fields_set: set[str]) -> Config:
 
 
 def every_key(config: Config) -> dict[str, Any]:
-    """The values of all keys of all packages, to compare runs. Imports all modules."""
+    """Return the values of all keys of all packages, to compare runs. Imports all modules."""
     return config_class()(**config.model_dump()).model_dump()

@@ -37,7 +37,7 @@ Name = Annotated[str, Field(min_length=1)]
 
 
 def roles_of(keys: type[BaseModel]) -> dict[str, str]:
-    """The role of each key, by name: the role in its annotation, or "run"."""
+    """Return the role of each key, by name: the role in its annotation, or "run"."""
     return {
         name: next((part for part in field.metadata if part in ROLES), "run")
         for name, field in keys.model_fields.items()

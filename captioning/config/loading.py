@@ -64,7 +64,10 @@ _DICTIONARY = re.compile("a valid dictionary( or instance of \\w+)?")
 
 
 def explained(error: ValidationError, values: dict) -> str:
-    """All errors in one line. Types that a key accepts are joined by "or"."""
+    """Return all errors as one line. Types that a key accepts are joined by "or".
+
+    values: the configuration before validation.
+    """
     groups: dict[str, list[str]] = {}
     details = [d for d in error.errors() if not _is_other_alternative(d)] or error.errors()
     for detail in details:
@@ -92,7 +95,7 @@ def _explain(detail: dict, values: dict) -> str:
 
 
 def _is_other_alternative(detail: dict) -> bool:
-    """Whether an error is about another type of a union than the type of the value."""
+    """Return whether an error is about another type of a union than the type of the value."""
     if isinstance(detail["input"], dict):
         return detail["type"] in ("literal_error", "string_type")
     return isinstance(detail["input"], str) and detail["type"] in ("dict_type", "model_type")

@@ -13,18 +13,18 @@ _TITLES = {"mle": "MLE", "smile": "SMILE", "random": "random subset", "reverse":
 
 
 def objective_title(name: str) -> str:
-    """The name of an objective in tables. Imports the module of an alternative."""
+    """Return the name of an objective in tables. Imports the module of an alternative."""
     return _TITLES.get(name) or load(ALTERNATIVES[name]).title
 
 
 def training_terms(config: Config) -> list[str]:
-    """What the run is trained by: "reward" if it has rewards, then the names of its objectives."""
+    """Return what trains the run: "reward" if it has rewards, then the names of its objectives."""
     objectives = parse_objective(config.objective) if config.objective else []
     return [*(["reward"] if config.reward else []), *objectives]
 
 
 def training_name(config: Config) -> str:
-    """The run's name in reports: rewards with their weights, if any, and the objective."""
+    """Return the run's name in reports: rewards with their weights, if any, and the objective."""
     if not config.reward:
         return objective_name(config.objective)
     if not config.objective:
@@ -52,7 +52,7 @@ def objective_name(spec) -> str:
 
 
 def _parameters(spec, name: str) -> str:
-    """The parameters of an objective that the configuration sets, as a suffix of its name."""
+    """Return the parameters that the configuration sets of an objective, to append to its name."""
     parameters = {} if isinstance(spec, str) else spec[name]
     parameters = parameters if isinstance(parameters, dict) else {}
     shown = [f"{key} {value}" for key, value in parameters.items() if key != "weight"]
@@ -60,7 +60,7 @@ def _parameters(spec, name: str) -> str:
 
 
 def describe_training(config: Config) -> str:
-    """The first log line of a run: each reward and objective with its settings."""
+    """Return the first log line of a run: each reward and objective with its settings."""
     if not config.reward:
         return _describe_objective(config)
     parts = [f"{weight:g} {load(REWARDS[name]).title}" for name, weight in config.reward.items()]

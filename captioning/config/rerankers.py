@@ -9,9 +9,9 @@ from decoding.rerank import Reranking
 class RerankerEntry(NamedTuple):
     """A reranker's scorer and keys.
 
-    scorer: "module:class" of a `captioning.models.reranking.Scorer`. model: the required key that
-    names the scorer's model. options: "module:class" of an evaluator whose `Options` declare more
-    keys. weighted: whether the scorer uses rerank_weight.
+    scorer: "module:class" of a `captioning.models.reranking.Scorer`. model: the key that must name
+    the scorer's model; None if it has none. options: "module:class" of an evaluator whose `Options`
+    declare more keys. weighted: whether the scorer uses rerank_weight.
     """
 
     scorer: str
@@ -35,7 +35,7 @@ RERANKERS: dict[str, RerankerEntry] = {
 
 
 def build_reranking(values: Any, num_return: int = 1) -> Optional[Reranking]:
-    """The reranking that configuration keys set. None if `rerank` is None, or mmi with weight 0.
+    """Return the reranking that keys set. None if `rerank` is None, or mmi with weight 0.
 
     values: has the keys as attributes; missing keys get `Reranking`'s defaults. Raises ValueError
     if the reranker's model is not set.

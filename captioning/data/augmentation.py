@@ -17,7 +17,8 @@ from captioning.data.randaugment import EXACT_OPERATIONS, OPERATIONS, rand_augme
 AREA = (0.5, 1.0)  # the area of a training crop, relative to the image
 ASPECT = (3 / 4, 4 / 3)  # width / height of a training crop
 REDUCTIONS = (8, 4, 2)  # a JPEG decoder can decode an image at 1/8, 1/4 or 1/2 of its size
-# Standard deviation of the noise at strength 1, for values up to 255. A photo's is about as large.
+# Standard deviation of the noise at strength 1, for values up to 255. The values of a photo have
+# about the same standard deviation.
 NOISE = 64.0
 
 

@@ -104,9 +104,9 @@ def ids_by_name(references: Path) -> dict[str, ImageId]:
 
 
 def _other_than_annotations(path: Path) -> Optional[dict]:
-    """Return the JSON object of a file. None if `read_annotations` reads the file instead.
+    """Return the JSON object of a file of references; {id: references} for lines of both.
 
-    Lines of {id, references} are returned as {id: references}.
+    Returns None for a file in a format of `read_annotations`.
     """
     if path.suffix == ".jsonl" and '"references"' in (text := read_text(path)).partition("\n")[0]:
         rows = [row for _, row in parse_json_lines(text.split("\n"), path)]
@@ -122,7 +122,7 @@ def _other_than_annotations(path: Path) -> Optional[dict]:
 
 
 def named_in(path: str, names: Collection[str]) -> Optional[str]:
-    """Return the longest of the names that an image's path ends in, if any."""
+    """Return the longest of the `names` that an image's path ends in, or None."""
     parts = path.split("/")
     tails = ("/".join(parts[first:]) for first in range(len(parts)))
     return next((tail for tail in tails if tail in names), None)
@@ -138,7 +138,7 @@ def with_references(
     matched = of_images(captions, references)
     kept = {image_id: caption for image_id, caption in captions.items() if matched[image_id]}
     if not kept:
-        match_ids(captions, references)  # raises
+        match_ids(captions, references)  # raises UserError
     return kept, [image_id for image_id in captions if image_id not in kept]
 
 

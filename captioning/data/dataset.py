@@ -23,8 +23,8 @@ Transform = Callable[[Image.Image], Any]
 # After this many unreadable images in a row, the folder is probably wrong.
 MAX_REPLACEMENTS = 100
 
-# The most bytes of transformed images that a process keeps in memory.
-MOST_KEPT = 2**28
+# The maximum size of the transformed images that a process keeps in memory.
+MAX_KEPT_BYTES = 2**28
 
 _PUNCTUATION = re.compile(r"[.!\"()*#:;~]")
 _WHITE_SPACE_RUN = re.compile(r"\s{2,}")
@@ -60,13 +60,13 @@ class TrainingDataset(Dataset):
     An unreadable image raises UserError. With `skip_bad_images`, items of other indices, chosen by
     (seed, index), are tried instead. After MAX_REPLACEMENTS of them, UserError is raised.
 
-    same: `transform` is deterministic and returns tensors. If the tensors of all images take at
-    most MOST_KEPT bytes, each process transforms an image once and keeps the tensor.
+    is_deterministic: `transform` is deterministic and returns tensors. If the tensors of all images
+    take at most MAX_KEPT_BYTES, each process transforms an image once and keeps the tensor.
 
     drop_image: if above 0, items have the key `dropped`, a bool that is true with this probability.
     A dropped image has to be replaced by the null image.
 
-    asks: `transform` takes the sample's prompt, if it has one, after the image.
+    takes_prompt: `transform` takes the sample's prompt, if it has one, after the image.
     """
 
     samples: Sequence[Sample]
@@ -76,12 +76,13 @@ class TrainingDataset(Dataset):
     captions_per_image: int = 1
     max_words: int = 30
     skip_bad_images: bool = False
-    same: bool = False
+    is_deterministic: bool = False
     drop_image: float = 0.0
-    asks: bool = False
+    takes_prompt: bool = False
     _images: dict[str, torch.Tensor] = field(default_factory=dict, init=False)
 
     def __post_init__(self):
+        # Cumulative numbers of (image, caption) pairs.
         self._pairs_up_to = list(accumulate(len(sample.captions) for sample in self.samples))
 
     def __len__(self) -> int:
@@ -102,7 +103,7 @@ class TrainingDataset(Dataset):
         return iter(permutation(len(self), derived_seed("order", seed, epoch))[first:])
 
     def prefetch(self, keys: Sequence[tuple[int, int]]) -> None:
-        """Called with the keys of a batch before its items. Files on disk need no prefetching."""
+        """Called with the keys of a batch before its items. Only `ShardDataset` prefetches."""
 
     def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
         epoch, index = key
@@ -129,7 +130,7 @@ class TrainingDataset(Dataset):
         sample, chosen = self._sample(candidate)
         with seeded(derived_seed("item", self.seed, epoch, index)):
             if self.captions_per_image > 1:
-                chosen = _sample(len(sample.captions), self.captions_per_image)
+                chosen = _random_positions(len(sample.captions), self.captions_per_image)
             image = self._image(sample)
         captions = [preprocess_caption(sample.captions[i], self.max_words) for i in chosen]
         item = {"image": image, "captions": captions}
@@ -143,8 +144,8 @@ class TrainingDataset(Dataset):
         if sample.image in self._images:
             return self._images[sample.image]
         with self._open(sample) as opened:
-            image = _transformed(self.transform, opened, sample, self.asks)
-        if self.same and image.nbytes * len(self.samples) <= MOST_KEPT:
+            image = _transformed(self.transform, opened, sample, self.takes_prompt)
+        if self.is_deterministic and image.nbytes * len(self.samples) <= MAX_KEPT_BYTES:
             self._images[sample.image] = image
         return image
 
@@ -163,16 +164,16 @@ class TrainingDataset(Dataset):
 class EvaluationDataset(Dataset):
     """Images to generate captions for.
 
-    `dataset[index]` is a dict: image (the output of `transform`), image_id, index and unreadable,
-    an empty list. An unreadable image raises UserError. With `skip_bad_images`, its item has None
-    as image and the error message in `unreadable`, and a loader leaves the item out.
+    `dataset[index]` is a dict: image (the output of `transform`), image_id, index, prompt, and
+    unreadable, an empty list. An unreadable image raises UserError. With `skip_bad_images`, its
+    item has None as image and the error message in `unreadable`, and a loader leaves the item out.
     """
 
     samples: Sequence[Sample]
     image_root: str
     transform: Transform
     skip_bad_images: bool = False
-    asks: bool = False  # see TrainingDataset
+    takes_prompt: bool = False  # see TrainingDataset
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -183,28 +184,33 @@ class EvaluationDataset(Dataset):
         item["prompt"] = sample.prompt
         try:
             image = load_image(os.path.join(self.image_root, sample.image))
-            return {**item, "image": _transformed(self.transform, image, sample, self.asks)}
+            return {**item, "image": _transformed(self.transform, image, sample, self.takes_prompt)}
         except UserError as error:
             if not self.skip_bad_images:
                 raise
             return {**item, "unreadable": [str(error)]}
 
 
-def _transformed(transform: Transform, image: Image.Image, sample: Sample, asks: bool) -> Any:
+def _transformed(
+    transform: Transform, image: Image.Image, sample: Sample, takes_prompt: bool
+) -> Any:
     """Return `transform(image)`. Raises UserError if the captioner cannot process the image."""
     try:
-        return transform(image, sample.prompt) if asks else transform(image)
+        return transform(image, sample.prompt) if takes_prompt else transform(image)
     except ValueError as error:
         raise UserError(f"{sample.image}: {error}") from error
 
 
 def locate(up_to: Sequence[int], index: int) -> tuple[int, int]:
-    """Return the group of an index, and the position in that group. up_to: cumulative sizes."""
+    """Return the group of an item, and its position in that group.
+
+    index: the item's position in all groups. up_to: the groups' cumulative sizes.
+    """
     group = bisect_right(up_to, index)
     return group, index - (up_to[group - 1] if group else 0)
 
 
-def _sample(size: int, count: int) -> list[int]:
+def _random_positions(size: int, count: int) -> list[int]:
     """Return `count` random integers below `size`. The first `size` of them are distinct."""
     distinct = torch.randperm(size)[:count]
     return torch.cat([distinct, torch.randint(size, (count - len(distinct),))]).tolist()

@@ -14,7 +14,10 @@ SPLITS = ("train", "val", "test")
 
 
 def checked_division(split: dict[str, Any], seed: int) -> dict[str, Any]:
-    """Check the value of the key `split`. Shares without a seed get `seed`. Raises ValueError."""
+    """Check and return the value of the key `split`. Shares without a seed get `seed`.
+
+    Raises ValueError.
+    """
     if all(isinstance(value, str) for value in split.values()):
         parts = split
         valid = set(parts) <= set(SPLITS)
@@ -33,16 +36,16 @@ def checked_division(split: dict[str, Any], seed: int) -> dict[str, Any]:
 
 
 def divided(
-    samples: Sequence[Sample], split: dict[str, Any], located: Callable[[str], Path]
+    samples: Sequence[Sample], split: dict[str, Any], path_of: Callable[[str], Path]
 ) -> dict[str, list[Sample]]:
     """Return the samples of train and of each split in `split`, in the order of `samples`.
 
     Shares depend on the file names of photos, not on their folders or on the order of samples. If
-    there is no list for train, train has all photos that are in no list. located: maps the name of
+    there is no list for train, train has all photos that are in no list. path_of: maps the name of
     a list to its path. Raises UserError.
     """
     lists = isinstance(split["val"], str)
-    split_of = _of_lists(samples, split, located) if lists else _of_shares(samples, split)
+    split_of = _of_lists(samples, split, path_of) if lists else _of_shares(samples, split)
     rest = None if "train" in split else "train"
     parts: dict[str, list[Sample]] = {name: [] for name in SPLITS if name in (*split, "train")}
     for sample in samples:
@@ -69,14 +72,14 @@ def _of_shares(samples: Sequence[Sample], split: dict[str, Any]) -> dict[str, st
 
 
 def _of_lists(
-    samples: Sequence[Sample], split: dict[str, str], located: Callable[[str], Path]
+    samples: Sequence[Sample], split: dict[str, str], path_of: Callable[[str], Path]
 ) -> dict[str, str]:
     """Return the split of each image that a list names, with or without its suffix."""
     known = {os.path.splitext(sample.image)[0]: sample.image for sample in samples}
     known.update((sample.image, sample.image) for sample in samples)
     split_of: dict[str, str] = {}
     for name, file in split.items():
-        path = located(file)
+        path = path_of(file)
         listed = [item.image for item in read_list(path)]
         unknown = [image for image in listed if image not in known]
         if unknown:

@@ -62,9 +62,9 @@ def read_rows(path: Path, split: Optional[str]) -> Iterator[Row]:
     if path.suffix == ".jsonl":
         return ((f"line {number}", row) for number, row in parse_json_lines(text.split("\n"), path))
     if path.suffix in TABLES:
-        for first, line, shape in _FLICKR:
+        for first, line, description in _FLICKR:
             if re.match(first, text):
-                return _flickr_rows(text, line, shape, path)
+                return _flickr_rows(text, line, description, path)
         return _table_rows(text, path)
     document = parse_json(text, path)
     if isinstance(document, list):
@@ -93,13 +93,13 @@ def _folder_rows(folder: Path) -> Iterator[Row]:
         yield image, {"image": image, "captions": captions}
 
 
-def _flickr_rows(text: str, line: str, shape: str, path: Path) -> Iterator[Row]:
+def _flickr_rows(text: str, line: str, description: str, path: Path) -> Iterator[Row]:
     for number, content in enumerate(text.split("\n"), start=1):
         match = re.fullmatch(line, content)
         if match:
             yield f"line {number}", {"image": match[1], "caption": match[2]}
         elif content.strip() and number > 1:  # the first line may be a header
-            raise UserError(f"{path}: line {number} is not {shape}: correct it")
+            raise UserError(f"{path}: line {number} is not {description}: correct it")
 
 
 def _table_rows(text: str, path: Path) -> Iterator[Row]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torchvision import transforms
 from torchvision.transforms import InterpolationMode
 
-from captioning.files.images import FORMATS, MOST_SCANS, MOST_SEGMENTS, has_many_scans
+from captioning.files.images import FORMATS, MAX_SCANS, MAX_SEGMENTS, has_many_scans
 from captioning.files.reading import StrPath
 from captioning.files.tables import image_bytes, is_row
 from captioning.runtime.errors import UserError, one_line
@@ -24,8 +24,9 @@ from captioning.runtime.errors import UserError, one_line
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
 
-# The same limit as Pillow's, which any library may change. Pillow warns from half of it on.
-MOST_PIXELS = 178_956_970
+# Pillow's default limit. It is checked here, because other libraries may change Pillow's setting.
+# Pillow warns from half of it on.
+MAX_PIXELS = 178_956_970
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 
@@ -34,8 +35,8 @@ def open_image(path: StrPath, data: Optional[BinaryIO] = None) -> Image.Image:
 
     data: the file's content; `path` is then used only in errors. The format is detected from the
     content, not from the name. Raises UserError, which names the file, if the format is not in
-    FORMATS, if there are more than MOST_PIXELS or, in a JPEG file, more than MOST_SCANS or
-    MOST_SEGMENTS.
+    FORMATS, if there are more than MAX_PIXELS or, in a JPEG file, more than MAX_SCANS or
+    MAX_SEGMENTS.
     """
     with _errors_naming(path):
         if data is None and is_row(path):
@@ -45,7 +46,7 @@ def open_image(path: StrPath, data: Optional[BinaryIO] = None) -> Image.Image:
             if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
                 raise OSError("not a regular file")  # opening a pipe would block
         image = Image.open(data or path, formats=_formats())
-        if image.width * image.height > MOST_PIXELS:
+        if image.width * image.height > MAX_PIXELS:
             image.close()
             raise Image.DecompressionBombError
         if image.format in ("JPEG", "MPO"):
@@ -53,8 +54,8 @@ def open_image(path: StrPath, data: Optional[BinaryIO] = None) -> Image.Image:
             if has_many_scans(image.fp):
                 image.close()
                 raise UserError(
-                    f"{path}: not a readable image (more than {MOST_SCANS} scans or "
-                    f"{MOST_SEGMENTS} segments): save it again"
+                    f"{path}: not a readable image (more than {MAX_SCANS} scans or "
+                    f"{MAX_SEGMENTS} segments): save it again"
                 )
             image.fp.seek(position)
         return image
@@ -99,7 +100,7 @@ def _errors_naming(path: StrPath) -> Iterator[None]:
         ) from None
     except Image.DecompressionBombError:
         raise UserError(
-            f"{path}: not a readable image (more than {MOST_PIXELS} pixels): make it smaller"
+            f"{path}: not a readable image (more than {MAX_PIXELS} pixels): make it smaller"
         ) from None
     except UnidentifiedImageError:
         raise UserError(
@@ -141,19 +142,19 @@ class Preprocessing(NamedTuple):
     normalise: maps a batch of outputs of `training`, on the captioner's device, to the captioner's
         input (B, 3, S, S). Not called if `training` returns floats.
     join: makes a batch of a list of items. Items need not be tensors, unless it is torch.stack.
-    same: whether `training` is deterministic.
-    asks: whether `evaluation` and `training` take a prompt, or None, after the image.
+    is_deterministic: whether `training` is deterministic.
+    takes_prompt: whether `evaluation` and `training` take a prompt, or None, after the image.
     """
 
     evaluation: Callable[[Image.Image], Any]
     training: Callable[[Image.Image], Any]
     normalise: Callable[[Tensor], Tensor]
     join: Callable[[list], Any] = torch.stack
-    same: bool = False
-    asks: bool = False
+    is_deterministic: bool = False
+    takes_prompt: bool = False
 
     def one(self, image: Image.Image) -> Any:
-        """Return an evaluation batch of one RGB image. Raises UserError."""
+        """Return a batch of one RGB image, as in evaluation. Raises UserError."""
         return self.join([self.item(image)])
 
     def item(self, image: Image.Image) -> Any:

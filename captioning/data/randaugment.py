@@ -1,7 +1,7 @@
 """BLIP's variant of RandAugment (Cubuk et al. 2020), on PIL images.
 
 OPERATIONS are fast. EXACT_OPERATIONS are pixel-identical to BLIP's code: they warp with OpenCV and
-have its autocontrast. With the same random numbers, both apply the same operations and signs.
+have BLIP's autocontrast. With the same random numbers, both apply the same operations and signs.
 """
 
 import math
@@ -92,9 +92,9 @@ def _affine(image, shear, angle=0.0, center=None) -> Image.Image:
 def exact_autocontrast(image: Image.Image) -> Image.Image:
     """BLIP's autocontrast, including its bug.
 
-    A channel with the lowest value 0 is stretched to the range 0 to 255. The code of BLIP intends
-    to subtract other lowest values, but it negates them as bytes: -5 becomes 251, and all values of
-    the channel become 255.
+    A channel whose lowest value is 0 is stretched to the range 0 to 255. For another lowest value,
+    such as 5, BLIP's code should add -5, but as a byte that is 251: all values of the channel
+    become 255.
     """
     table: list[int] = []
     for counts in np.reshape(image.histogram(), (3, 256)):

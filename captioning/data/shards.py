@@ -29,7 +29,7 @@ class TarSample(NamedTuple):
     image: str  # the tar's path, a slash and the name in it
     captions: tuple[str, ...]
     image_id: str  # the same as image
-    place: tuple[str, int, int]  # the tar, the first byte and the number of bytes
+    span: tuple[str, int, int]  # the tar, the first byte and the number of bytes
     prompt: Optional[str] = None
 
 
@@ -42,7 +42,7 @@ def _sample_of(tar: str, row: Row) -> TarSample:
 class Shards:
     """The samples of tars in order. An iteration leaves out samples that cannot be used.
 
-    Raises UserError, and Stopped if a stop is requested while tars are indexed.
+    The constructor indexes the tars. It raises UserError, and Stopped if a stop is requested.
     """
 
     def __init__(self, tars: Sequence[str]):
@@ -73,8 +73,8 @@ class ShardDataset(TrainingDataset):
     """A TrainingDataset of tars. samples: a Shards.
 
     A sample with an error in the tar's index is one unreadable item. Such samples are allowed only
-    with `skip_bad_images`. shuffle_buffer: the least number of items that are shuffled together;
-    they are the items of whole tars. The index of about twice as many items is kept in memory.
+    with `skip_bad_images`. shuffle_buffer: the items of whole tars are shuffled together, at least
+    so many. The index of about twice as many items is kept in memory.
     """
 
     shuffle_buffer: int = 50_000
@@ -87,7 +87,7 @@ class ShardDataset(TrainingDataset):
             more = f", and {count - 1} more" * (count > 1)
             raise UserError(f"{first}{more}: correct it, or set skip_bad_images=true")
         unit = "captions" if self.captions_per_image == 1 else "samples"
-        self._sizes = [summary[unit] + summary["errors"] for summary in known]
+        self._sizes = [summary[unit] + summary["errors"] for summary in known]  # items of each tar
         self._up_to = list(accumulate(self._sizes))
         self._rows: OrderedDict[int, tuple[list[Row], list[int]]] = OrderedDict()
         self._prefetched: dict[tuple[str, int, int], Any] = {}
@@ -127,12 +127,12 @@ class ShardDataset(TrainingDataset):
 
     def prefetch(self, keys: Sequence[tuple[int, int]]) -> None:
         """Read the images of a batch that are in a store, concurrently."""
-        places = []
+        spans = []
         for _, index in keys:
             tar, row, _ = self._find(index)
             if "error" not in row and stores.is_store(self.samples.tars[tar]):
-                places.append(_sample_of(self.samples.tars[tar], row).place)
-        self._prefetched = dict(zip(places, stores.spans(places)))
+                spans.append(_sample_of(self.samples.tars[tar], row).span)
+        self._prefetched = dict(zip(spans, stores.read_ranges(spans)))
 
     def _candidates(self, index: int) -> Iterator[int]:
         yield index
@@ -147,11 +147,11 @@ class ShardDataset(TrainingDataset):
 
     def _find(self, index: int) -> tuple[int, Row, list[int]]:
         """Return an item's tar and row, and the position of its caption if it has only one."""
-        tar, place = locate(self._up_to, index)
+        tar, item = locate(self._up_to, index)
         rows, items_up_to = self._rows_of(tar)
         if self.captions_per_image > 1:
-            return tar, rows[place], []
-        position, caption = locate(items_up_to, place)
+            return tar, rows[item], []
+        position, caption = locate(items_up_to, item)
         return tar, rows[position], [caption]
 
     def _rows_of(self, tar: int) -> tuple[list[Row], list[int]]:
@@ -171,9 +171,9 @@ class ShardDataset(TrainingDataset):
         return self._rows[tar]
 
     def _open(self, sample: TarSample) -> Image.Image:
-        data = self._prefetched.get(sample.place)
+        data = self._prefetched.get(sample.span)
         if data is None:
-            data = stores.span(*sample.place)
+            data = stores.read_range(*sample.span)
         if isinstance(data, UserError):
             raise data
         return open_image(sample.image, io.BytesIO(data))

@@ -11,8 +11,8 @@ from captioning.data.annotations import ImageId, Sample, read_annotations
 from captioning.data.caption_files import by_id, read_references
 from captioning.data.division import divided
 from captioning.data.shards import Shards
-from captioning.files.cache import local, located
-from captioning.files.stores import is_store, joined
+from captioning.files.cache import local, local_path_in
+from captioning.files.stores import is_store, join
 from captioning.files.tables import is_row
 from captioning.files.tars import expand, is_tars
 from captioning.runtime.errors import UserError
@@ -30,7 +30,7 @@ SHA256 = {
     "flickr30k_test.json": "5d2a8e7365ff2220cf885e3fb656dd33b72b3a8f8c761067deebb0b22718806d",
 }
 
-LARGEST = 1 << 30  # bytes of an annotation file; COCO's training file has 80 MB
+MAX_ANNOTATION_BYTES = 1 << 30  # COCO's training file has 80 MB
 
 
 # File names of known data sets. A configuration has to name the files of other data sets.
@@ -39,7 +39,7 @@ REFERENCES = {("coco", split): f"coco_karpathy_{split}_gt.json" for split in ("v
 
 
 def known_annotation(dataset: str, split: str) -> Optional[str]:
-    """Return the name of the annotation file of a known data set's split, otherwise None."""
+    """Return the name of a known data set's annotation file; None for another data set."""
     name = ANNOTATIONS.get(dataset)
     return name and name.format(split)
 
@@ -64,7 +64,7 @@ def annotation_paths(config, split: str) -> list[Path]:
             f"{split}_file: {tars}: only train_file can be tars, and then all its files must be "
             "tars: name annotation files, or only tars as train_file"
         )
-    return [_located(config.ann_root, name, known_name) for name in names]
+    return [_find_or_download(config.ann_root, name, known_name) for name in names]
 
 
 def training_tars(config) -> list[str]:
@@ -78,7 +78,7 @@ def training_tars(config) -> list[str]:
         return []
     if not find_spec("webdataset"):
         raise UserError("train_file: tars need the webdataset library: pip install webdataset")
-    tars = [tar for name in names for tar in expand(joined(config.ann_root, name))]
+    tars = [tar for name in names for tar in expand(join(config.ann_root, name))]
     packed = [tar for tar in tars if not tar.endswith(".tar")]
     if packed:
         raise UserError(
@@ -95,8 +95,7 @@ def training_tars(config) -> list[str]:
 def read_split(config, split: str) -> Union[list[Sample], Shards]:
     """Return the samples of `split`, file by file.
 
-    Raises the errors of `annotation_paths` and of the reader, and UserError for an image id that is
-    in two files.
+    Raises UserError, also for an image id that is in two files.
     """
     if split == "train" and (tars := training_tars(config)):
         return Shards(tars)
@@ -131,7 +130,7 @@ def described_division(config) -> str:
 def _divided(config) -> tuple[dict[str, list[Sample]], int]:
     """Return the samples of each split of `train_file`, and the number of samples in the file."""
     samples = _read(config, "train", None)
-    lists = partial(located, config.ann_root)
+    lists = partial(local_path_in, config.ann_root)
     return divided(samples, config.split, lists), len(samples)
 
 
@@ -203,16 +202,16 @@ def _reference_path(config, split: str) -> Optional[Path]:
         return None
     if config.coco_gt_root is None:
         raise UserError(f"coco_gt_root is not set: set it to the folder of {name}")
-    return _located(config.coco_gt_root, name, known_name)
+    return _find_or_download(config.coco_gt_root, name, known_name)
 
 
-def _located(folder: str, name: str, known_name: Optional[str]) -> Path:
+def _find_or_download(folder: str, name: str, known_name: Optional[str]) -> Path:
     """Return the local path of a file.
 
     A missing file is downloaded if its name is `known_name`. A file in a store must exist; the path
     of its local copy is returned.
     """
-    place = joined(folder, name)
+    place = join(folder, name)
     if name != known_name or is_store(place):
         return local(place)
     return download_once(BUCKET + name, Path(place), SHA256.get(name))
@@ -228,7 +227,7 @@ def download_once(url: str, path: Path, sha256: Optional[str]) -> Path:
     from BLIP.weights.download import DownloadError, download  # imported only for a download
 
     try:
-        download(url, path, sha256=sha256, largest=LARGEST)
+        download(url, path, sha256=sha256, largest=MAX_ANNOTATION_BYTES)
     except DownloadError as error:
         raise UserError(f"{error}; without a network, save {url} as {path}") from error
     return path

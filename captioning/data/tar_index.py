@@ -12,7 +12,7 @@ from captioning.files import stores
 from captioning.files.cache import cache_folder, cache_key
 from captioning.files.images import is_image, prompt_in
 from captioning.files.reading import parse_json, read_lines
-from captioning.files.tars import LARGEST, LARGEST_TEXT, Tar, key_and_suffix
+from captioning.files.tars import MAX_MEMBER_BYTES, MAX_TEXT_BYTES, Tar, key_and_suffix
 from captioning.files.writing import user_errors, write_lines
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError
@@ -28,15 +28,15 @@ Row = dict[str, Any]
 
 def index_path(tar: str) -> Path:
     """Return the path of a tar's cached index: a line with its summary, then a line per sample."""
-    place = tar if stores.is_store(tar) else os.path.abspath(tar)
-    return cache_folder() / "tars" / f"{cache_key(place, 32)}.jsonl"
+    location = tar if stores.is_store(tar) else os.path.abspath(tar)
+    return cache_folder() / "tars" / f"{cache_key(location, 32)}.jsonl"
 
 
 def summaries(tars: list[str]) -> list[dict[str, Any]]:
     """Return a summary of each tar: numbers of samples, captions, errors, prompts; the first error.
 
-    Tars that have no index or have changed are read. Raises UserError, and Stopped if a stop is
-    requested.
+    Tars that have no index, or have changed since, are read. Raises UserError, and Stopped if a
+    stop is requested.
     """
     with ThreadPoolExecutor(AT_ONCE) as pool:
         found = dict(zip(tars, pool.map(_cached_summary, tars)))
@@ -92,7 +92,7 @@ def read_rows(tar: str, summary: dict[str, Any]) -> list[Row]:
 def _read(tar: str) -> list[Row]:
     """Read the samples of a tar. Raises UserError if the disk or the store fails."""
     try:
-        with stores.opened(tar) as file:
+        with stores.open_file(tar) as file:
             return list(_rows(file, tar))
     except OSError as error:
         raise UserError(f"{tar}: cannot be read: {error.strerror or error}") from error
@@ -124,7 +124,7 @@ def _members(file: BinaryIO) -> Iterator[tuple[str, str, tuple[str, int, int, Op
         for member in tar.each():
             key, suffix = key_and_suffix(member.name)
             if key is not None and member.isreg() and not member.issparse():
-                is_text = suffix in ("txt", "json") and member.size <= LARGEST_TEXT
+                is_text = suffix in ("txt", "json") and member.size <= MAX_TEXT_BYTES
                 text = tar.content(member) if is_text else None
                 yield key, suffix, (member.name, member.offset_data, member.size, text)
         file.seek(tar.offset)
@@ -141,8 +141,8 @@ def _row(tar: str, key: str, members: dict, keys: set[str]) -> Iterator[Row]:
     name, at, size, _ = members[images[0]][0]
     if key in keys or any(len(alike) > 1 for alike in members.values()):
         yield {"error": f"{where}: two samples have this key: rename one"}
-    elif size > LARGEST:
-        yield {"error": f"{where}: the image has {size:,} bytes, more than {LARGEST:,}"}
+    elif size > MAX_MEMBER_BYTES:
+        yield {"error": f"{where}: the image has {size:,} bytes, more than {MAX_MEMBER_BYTES:,}"}
     else:
         texts = {suffix: alike[0][3] for suffix, alike in members.items()}
         try:

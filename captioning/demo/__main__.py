@@ -61,7 +61,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         demo = Demo(arguments.quick, arguments.seed, arguments.overrides, arguments.device)
         return run(demo)
 
-    return exit_code(program, "\nstopped; the same command continues from here")
+    return exit_code(program, "\nstopped; run the same command again to continue")
 
 
 if __name__ == "__main__":

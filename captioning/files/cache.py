@@ -17,7 +17,7 @@ from captioning.files.reading import StrPath
 from captioning.files.writing import atomic_write, locked, replace, user_errors
 from captioning.runtime.errors import UserError
 
-AT_ONCE = 8  # pieces in memory
+AT_ONCE = 8  # pieces downloaded concurrently, and held in memory
 
 
 def cache_folder(given: Optional[Path] = None) -> Path:
@@ -26,7 +26,7 @@ def cache_folder(given: Optional[Path] = None) -> Path:
 
 
 def cache_key(of: str, length: int = 64) -> str:
-    """Return a cache file's name for a text: its SHA-256, cut to `length` hexadecimal digits.
+    """Return a cache file's name for the text `of`: its SHA-256, cut to `length` hex digits.
 
     The text may be a path with bytes that are not UTF-8.
     """
@@ -49,9 +49,9 @@ def local(name: StrPath) -> Path:
     return _copied(name, {"": stores.stamp(name)})
 
 
-def located(folder: str, name: str) -> Path:
+def local_path_in(folder: str, name: str) -> Path:
     """Return the local path of a file in a folder, on disk or in a store; see `local`."""
-    return local(stores.joined(folder, name))
+    return local(stores.join(folder, name))
 
 
 def local_folder(address: str, names: Iterable[str]) -> Path:
@@ -61,9 +61,9 @@ def local_folder(address: str, names: Iterable[str]) -> Path:
 
 
 def _copied(address: str, files: dict[str, list[Any]]) -> Path:
-    """Return the copy of a folder's files, or of a single file. files: {name: stamp}.
+    """Return the path of a local copy of a store's folder, or of a single file. Raises UserError.
 
-    A single file has the name "".
+    files: {name in the folder: stamp}; {"": stamp} for a single file.
     """
     name = PurePosixPath(address).name
     kept = cache_folder() / "stored" / cache_key(address, 16)
@@ -88,7 +88,7 @@ def _copied(address: str, files: dict[str, list[Any]]) -> Path:
 
 
 def fetch(address: str, path: Path, stamp: list[Any]) -> None:
-    """Download a file with the given stamp to `path`, which appears when it is complete.
+    """Download a file with this `stores.stamp` to `path`, which appears when it is complete.
 
     Raises UserError, also if the file is replaced during the download.
     """
@@ -100,7 +100,7 @@ def fetch(address: str, path: Path, stamp: list[Any]) -> None:
                 (address, at, min(stores.PIECE, size - at)) for at in range(0, size, stores.PIECE)
             ]
             for first in range(0, len(pieces), AT_ONCE):
-                for piece in stores.spans(pieces[first : first + AT_ONCE]):
+                for piece in stores.read_ranges(pieces[first : first + AT_ONCE]):
                     if isinstance(piece, UserError):
                         raise piece
                     file.write(piece)

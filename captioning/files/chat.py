@@ -16,18 +16,18 @@ from urllib.parse import urlsplit
 
 from captioning.runtime.errors import UserError, one_line
 
-TIMEOUT_S = 60  # without a byte
+TIMEOUT_S = 60  # until the next byte
 ANSWER_S = 300  # until the last byte of an answer
 WAITS_S = (1, 2, 4, 8)  # pauses between the attempts of a request
-LONGEST_WAIT_S = 60  # limit of the pause that a server may ask for
-LARGEST = 4 << 20  # most bytes of an answer
+MAX_WAIT_S = 60  # the longest pause that a server may ask for
+MAX_ANSWER_BYTES = 4 << 20
 TEMPORARY = {408, 409, 425, 429, 500, 502, 503, 504, 529}  # status codes that are retried
 
 _LOCAL = {"localhost", "127.0.0.1", "::1"}
 
 
 class NoAnswer(UserError):
-    """A request failed. code: the status code of a refusal; None for a temporary failure."""
+    """A request failed. code: the status of a refusal; None if the last try failed temporarily."""
 
     def __init__(self, reason: str, code: Optional[int] = None):
         super().__init__(reason)
@@ -42,7 +42,11 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 class _TemporaryError(Exception):
-    """A failure that is retried. wait: seconds the server asks for; None without an answer."""
+    """A failure that is retried.
+
+    wait: the pause in seconds that the server asks for, 0 for none; None without an answer, or if
+    the answer was too long or too slow.
+    """
 
     def __init__(self, reason: str, wait: Optional[float] = None):
         super().__init__(reason)
@@ -53,8 +57,8 @@ class ChatServer:
     """The server at `url`, such as https://api.openai.com/v1.
 
     key: the environment variable with the server's key, if it needs one; the key is never logged.
-    setting: the option that gave the url, for error lines. timeout: seconds without a byte. The
-    constructor raises UserError for an address that cannot be used.
+    setting: the option that gave the url, for error lines. timeout: in seconds, until the next
+    byte. The constructor raises UserError for an address that cannot be used.
     """
 
     def __init__(self, url: str, setting: str, key: str, timeout: float = TIMEOUT_S):
@@ -106,14 +110,14 @@ class ChatServer:
             try:
                 return _contents(self._fetch("/chat/completions", body))
             except _TemporaryError as error:
-                asked_for = min(error.wait or 0.0, LONGEST_WAIT_S)
+                asked_for = min(error.wait or 0.0, MAX_WAIT_S)
                 if pause is None or given_up.wait(max(pause, asked_for)):
                     tries = len(WAITS_S) + 1
                     raise NoAnswer(f"{self.url}: {error}, after {tries} tries") from None
         raise AssertionError("the last try returns or raises")
 
     def _fetch(self, path: str, body: Optional[dict[str, Any]] = None) -> bytes:
-        """Return the answer's body. Raises _TemporaryError, or NoAnswer for other refusals."""
+        """Return the answer's body. Raises _TemporaryError, or NoAnswer for a final refusal."""
         headers = {"Content-Type": "application/json"}
         if self.key:
             headers["Authorization"] = f"Bearer {self.key}"
@@ -125,7 +129,7 @@ class ChatServer:
                 answer = b""
                 while piece := response.read1(1 << 16):
                     answer += piece
-                    if len(answer) > LARGEST or time.monotonic() > end:
+                    if len(answer) > MAX_ANSWER_BYTES or time.monotonic() > end:
                         raise _TemporaryError("the answer is too long or too slow")
                 return answer
         except urllib.error.HTTPError as error:
@@ -139,7 +143,7 @@ class ChatServer:
 
     def _refused(self, error: urllib.error.HTTPError) -> NoAnswer:
         try:
-            text = error.read(LARGEST).decode("utf-8", "replace")
+            text = error.read(MAX_ANSWER_BYTES).decode("utf-8", "replace")
         except (OSError, http.client.HTTPException):
             text = ""
         text = text.replace(self.key, "(the key)") if self.key else text
@@ -149,7 +153,7 @@ class ChatServer:
 
 
 def _contents(answer: bytes) -> list[Optional[str]]:
-    """Return the content of each choice; None for a choice without one. Raises _TemporaryError."""
+    """Return each choice's content; None for a choice without one. Raises _TemporaryError."""
     try:
         found = [choice["message"]["content"] for choice in json.loads(answer)["choices"]]
     except (ValueError, LookupError, TypeError, RecursionError):

@@ -1,4 +1,4 @@
-"""Image files: recognised by name, found in folders and lists; the number of scans of a JPEG."""
+"""Image files: recognises them by name, finds them in folders and lists, limits a JPEG's scans."""
 
 import csv
 import io
@@ -28,20 +28,25 @@ FORMATS = {
 SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
 
 # A JPEG can have a scan in every ten bytes, and a decoder processes all pixels for each scan.
-# Encoders write about ten scans; libtiff has the same limit. A 60 MB file has about 1000 segments.
-MOST_SCANS, MOST_SEGMENTS = 100, 10_000
+# Encoders write about ten; libtiff also allows 100. Metadata is split into segments of up to 64 kB,
+# so that 60 MB of it are about 1000 segments.
+MAX_SCANS, MAX_SEGMENTS = 100, 10_000
 _PIECE = 1 << 14
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # without stuffed zeros and restart markers
+# Marker codes: of sequential frames (SOF0, SOF1), SOS, EOI, and TEM, which has no length.
 _SEQUENTIAL, _SCAN, _END, _ALONE = (0xC0, 0xC1), 0xDA, 0xD9, 0x01
 
 LISTS = (".txt", ".csv", ".json", ".jsonl")
 PATH_COLUMNS = ("image", "path", "file_name", "filename", "filepath", "image_path", "file")
 ID_COLUMNS = ("image_id", "id")
-_COLUMN = re.compile(r"(?<!\{)\{(\w+)\}(?!\})")  # of a list, in a prompt
+_COLUMN = re.compile(r"(?<!\{)\{(\w+)\}(?!\})")  # {column} in a prompt
 
 
-class Listed(NamedTuple):
-    """An image file in a list. in_row: the list has a row of fields, like an annotation file."""
+class ListedImage(NamedTuple):
+    """An image file in a list. in_row: whether the list has rows of fields, not only names.
+
+    prompt: the prompt in its row, if any.
+    """
 
     image: str
     image_id: Union[int, str, None] = None
@@ -55,12 +60,12 @@ def is_image(name: str) -> bool:
 
 
 def has_many_scans(file: BinaryIO) -> bool:
-    """Return whether the first JPEG in a file exceeds MOST_SCANS or MOST_SEGMENTS.
+    """Return whether the first JPEG in a file exceeds MAX_SCANS or MAX_SEGMENTS.
 
     Only reads the markers, as a decoder would.
     """
     at, scans, segments, components = 2, 0, 0, None
-    while scans <= MOST_SCANS and segments <= MOST_SEGMENTS:
+    while scans <= MAX_SCANS and segments <= MAX_SEGMENTS:
         file.seek(at)
         piece = file.read(_PIECE)
         found = _MARKER.search(piece)
@@ -81,7 +86,7 @@ def has_many_scans(file: BinaryIO) -> bool:
             components = header[7:8]
         elif marker == _SCAN:
             scans += 1
-            if scans == 1 and header[2:3] == components:  # has all components: the only scan
+            if scans == 1 and header[2:3] == components:  # of all components: it is the only scan
                 return False
         at += max(int.from_bytes(header[:2], "big"), 2)
     return True
@@ -101,7 +106,7 @@ def images_in(folder: str, recursive: bool = True, glob: Optional[str] = None) -
 
 
 def _in_store(folder: str, recursive: bool, glob: Optional[str]) -> Iterator[str]:
-    for address in stores.listed(folder, recursive):
+    for address in stores.list_files(folder, recursive):
         relative = address[len(folder) + 1 :]
         if "/." not in f"/{relative}" and _is_wanted(relative, glob):
             yield address
@@ -136,8 +141,8 @@ def _in_folder(folder, within, recursive, glob, above) -> Iterator[str]:
 
 def read_list(
     path: StrPath, column: Optional[str] = None, template: Optional[str] = None
-) -> Iterator[Listed]:
-    """Yield the images of a list with the names used there. Repeated images are repeated.
+) -> Iterator[ListedImage]:
+    """Return an iterator over a list's images, with the names used there, repetitions included.
 
     - `.txt`: one image file per line
     - `.csv`, `.jsonl`, a JSON list of objects, or COCO's {images: [...]}: the file name is in
@@ -150,12 +155,12 @@ def read_list(
     """
     suffix = os.path.splitext(path)[1]
     if tables.is_table(path):
-        return (_listed(row, name, tables.IMAGE, template) for name, row in tables.rows(path))
+        return (_image_in_row(row, name, tables.IMAGE, template) for name, row in tables.rows(path))
     no_columns = UserError(f"--prompt names columns, {path} has none: write a .csv or .jsonl")
     if suffix == ".txt":
         if has_columns(template):
             raise no_columns
-        return (Listed(line.strip()) for line in _lines(path) if line.strip())
+        return (ListedImage(line.strip()) for line in _lines(path) if line.strip())
     if suffix == ".csv":
         rows = _csv_rows(path)
     elif suffix == ".jsonl":
@@ -169,10 +174,10 @@ def read_list(
                 raise UserError(f"{path}: expected a list of images, or {{image id: image file}}")
             if has_columns(template):
                 raise no_columns
-            return (Listed(name, image_id) for image_id, name in document.items())
+            return (ListedImage(name, image_id) for image_id, name in document.items())
         entries = document if isinstance(document, list) else [document]
         rows = ((f"row {n}", row) for n, row in enumerate(entries, 1))
-    return (_listed(row, f"{path}: {where}", column, template) for where, row in rows)
+    return (_image_in_row(row, f"{path}: {where}", column, template) for where, row in rows)
 
 
 def _csv_rows(path: StrPath) -> Iterator[tuple[str, Any]]:
@@ -184,9 +189,11 @@ def _csv_rows(path: StrPath) -> Iterator[tuple[str, Any]]:
         raise UserError(f"{path}: not valid CSV at line {reader.line_num + 1}: {error}") from None
 
 
-def _listed(row: Any, where: str, column: Optional[str], template: Optional[str]) -> Listed:
+def _image_in_row(
+    row: Any, where: str, column: Optional[str], template: Optional[str]
+) -> ListedImage:
     if isinstance(row, str) and not has_columns(template):
-        return Listed(row)
+        return ListedImage(row)
     fields = row if isinstance(row, Mapping) else {}
     names = (column,) if column else PATH_COLUMNS
     image = next((fields[name] for name in names if fields.get(name)), None)
@@ -199,7 +206,7 @@ def _listed(row: Any, where: str, column: Optional[str], template: Optional[str]
     ids = (fields[name] for name in ID_COLUMNS if fields.get(name) not in (None, ""))
     image_id = next(ids, None)
     image_id = image_id if type(image_id) in (int, str) else None
-    return Listed(image, image_id, True, prompt_of(fields, where, template))
+    return ListedImage(image, image_id, True, prompt_of(fields, where, template))
 
 
 def prompt_of(fields: Mapping[str, Any], where: str, template: Optional[str]) -> Optional[str]:
@@ -213,7 +220,10 @@ def prompt_of(fields: Mapping[str, Any], where: str, template: Optional[str]) ->
 
 
 def prompt_in(fields: Mapping[str, Any], where: str) -> Optional[str]:
-    """The prompt of a row; None if it has none. Raises UserError if it is not text."""
+    """Return the prompt of a row; None if it has none. Raises UserError if it is not text.
+
+    where: the file and row, for the error.
+    """
     prompt = fields.get("prompt")
     if not isinstance(prompt, (str, type(None))):
         raise UserError(f"{where} has the prompt {prompt!r}: expected text")
@@ -235,7 +245,7 @@ def _filled(template: str, fields: Mapping[str, Any], where: str) -> str:
 
 def _lines(path: StrPath, newline: Optional[str] = None) -> Iterator[str]:
     try:
-        with io.TextIOWrapper(stores.opened(str(path)), "utf-8-sig", newline=newline) as file:
+        with io.TextIOWrapper(stores.open_file(str(path)), "utf-8-sig", newline=newline) as file:
             yield from file
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text: {error.reason}: convert it") from None

@@ -17,10 +17,10 @@ from captioning.runtime.errors import UserError
 PIECE = 1 << 22  # bytes read at once
 
 
-class Hashed:
+class HashedFile:
     """A file that is written sequentially; computes the size and hash of the content.
 
-    problem: the OSError of a failed write. Libraries replace it with a less informative error.
+    problem: the OSError of a failed write, which libraries replace by a less informative error.
     """
 
     def __init__(self, file: BinaryIO):
@@ -49,7 +49,7 @@ def manifest_path(path: Path) -> Path:
     return path.with_suffix(".json")
 
 
-def write_manifest(hashed: Hashed, path: Path) -> None:
+def write_manifest(hashed: HashedFile, path: Path) -> None:
     """Write the manifest of the file `path`. Raises UserError."""
     write_json({"file": path.name, **hashed.manifest()}, manifest_path(path))
 
@@ -59,10 +59,10 @@ def write_manifest_of_folder(files: Mapping[str, dict[str, object]], path: Path)
     write_json({"file": path.name, "files": dict(sorted(files.items()))}, manifest_path(path))
 
 
-def described(path: Path) -> dict[str, object]:
+def manifest_of(path: Path) -> dict[str, object]:
     """Return the manifest of an existing file. Raises OSError."""
     with open(path, "rb") as file, open(os.devnull, "wb") as null:
-        hashed = Hashed(null)
+        hashed = HashedFile(null)
         shutil.copyfileobj(file, hashed, PIECE)
     return hashed.manifest()
 
@@ -84,7 +84,7 @@ def verify(path: Path) -> None:
 
 def _verify(path: Path, expected: Mapping[str, object]) -> None:
     try:
-        found = described(path)
+        found = manifest_of(path)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
     if found["bytes"] != expected.get("bytes"):

@@ -8,12 +8,12 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Optional, Union
 
-from captioning.files.stores import whole
+from captioning.files.stores import read_bytes
 from captioning.runtime.errors import UserError, one_line
 
 StrPath = Union[str, PathLike]
 
-MOST_VALUES = 10_000  # a configuration has hundreds; nested YAML aliases can expand to billions
+MAX_VALUES = 10_000  # a configuration has hundreds; nested YAML aliases can expand to billions
 
 
 def read_text(path: StrPath) -> str:
@@ -22,7 +22,7 @@ def read_text(path: StrPath) -> str:
     Raises UserError if the file is missing, unreadable, empty or not UTF-8.
     """
     try:
-        text = io.TextIOWrapper(io.BytesIO(whole(str(path))), "utf-8-sig").read()
+        text = io.TextIOWrapper(io.BytesIO(read_bytes(str(path))), "utf-8-sig").read()
     except FileNotFoundError:
         raise UserError(f"{path}: no such file: put it there, or correct the path") from None
     except OSError as error:
@@ -58,7 +58,9 @@ def parse_json(text: str, path: StrPath, first_line: int = 1, without: Collectio
         return json.loads(text, object_pairs_hook=kept)
     except json.JSONDecodeError as error:
         line = first_line + error.lineno - 1
-        raise UserError(f"{path}: not valid JSON at line {line} ({error.msg}): mend it") from None
+        raise UserError(
+            f"{path}: not valid JSON at line {line} ({error.msg}): correct it"
+        ) from None
     except RecursionError:
         raise UserError(f"{path}: not valid JSON: it is nested too deeply") from None
     except ValueError:
@@ -76,14 +78,14 @@ def parse_json_lines(lines: Iterable[str], path: StrPath) -> Iterator[tuple[int,
 
 
 def read_lines(path: Path) -> Iterator[Optional[dict[str, Any]]]:
-    """Yield the object of each line, see `parse_line`. Yields nothing if there is no file."""
+    """Yield `parse_line` of each line of a file. Yields nothing if there is no file."""
     if path.exists():
         with open(path, "rb") as file:
             yield from map(parse_line, file)
 
 
 def parse_line(text: bytes) -> Optional[dict[str, Any]]:
-    """Return the object of a line; None if the line is cut off or is not an object."""
+    """Return the JSON object of a line; None if the line is cut off or is not an object."""
     try:
         entry = json.loads(text)
     except ValueError:
@@ -97,7 +99,7 @@ def parse_yaml(text: str, where: str) -> Any:
     Only the tags of YAML itself are allowed, so no tag can name a Python type or function. Raises
     UserError with a text that begins with `where`.
     """
-    from ruamel.yaml import YAML, YAMLError  # not imported for JSON
+    from ruamel.yaml import YAML, YAMLError  # imported only for YAML
 
     try:
         value = YAML(typ="safe", pure=True).load(text)
@@ -119,9 +121,9 @@ def _check_size(value: Any, where: str) -> None:
     waiting, count = [value], 0
     while waiting:
         count += 1
-        if count > MOST_VALUES:
+        if count > MAX_VALUES:
             raise UserError(
-                f"{where}: more than {MOST_VALUES} values with aliases expanded: this is not a "
+                f"{where}: more than {MAX_VALUES} values with aliases expanded: this is not a "
                 "configuration"
             )
         part = waiting.pop()

@@ -22,7 +22,7 @@ T = TypeVar("T")
 LIBRARIES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "https": "aiohttp", "hf": "datasets"}
 PAGE = 1000  # names per answer of S3
 PIECE = 1 << 22  # bytes per request of a file that is read from end to end
-AT_ONCE = 32  # parts that are retried concurrently
+AT_ONCE = 32  # ranges that are retried concurrently
 TRIES = 6
 PAUSE_S = 0.5  # after the first failure; doubled after each further failure
 
@@ -40,8 +40,11 @@ def is_store(address: str) -> bool:
     return bool(separator) and scheme in LIBRARIES
 
 
-def is_bucket(address: str) -> bool:
-    """Whether an address is in a store that can be written to, and not on https or the hub."""
+def is_bucket_address(address: str) -> bool:
+    """Return whether an address is in a bucket (s3, gs, az), which can be listed and written.
+
+    False for https, the hub and paths.
+    """
     return is_store(address) and not address.startswith(("https:", "hf:"))
 
 
@@ -57,11 +60,14 @@ def check_address(address: str) -> None:
 
 
 def check_can_hold(what: str, place: str) -> None:
-    """Raise UserError for an address that cannot be written to."""
+    """Raise UserError if `place`, a path or an address, is an address that cannot be written to.
+
+    what: the setting that names it, for the error.
+    """
     scheme, colon, _ = place.partition(":/")
-    if is_bucket(place):
+    if is_bucket_address(place):
         check_address(place)
-    elif colon and scheme in LIBRARIES:  # a Path has turned the two slashes into one
+    elif colon and scheme in LIBRARIES:  # also if a Path has turned the two slashes into one
         raise UserError(
             f"{what} is on {scheme}; use a path on a disk or in a bucket, such as s3://BUCKET/NAME"
         )
@@ -70,7 +76,7 @@ def check_can_hold(what: str, place: str) -> None:
 def check_names_file(what: str, place: str) -> None:
     """Like `check_can_hold`. Also raises UserError for an address without a file name."""
     check_can_hold(what, place)
-    if is_bucket(place) and (place.endswith("/") or not urlsplit(place).path):
+    if is_bucket_address(place) and (place.endswith("/") or not urlsplit(place).path):
         raise UserError(f"{what} is {place}; it has to name a file, such as s3://BUCKET/NAME")
 
 
@@ -78,12 +84,12 @@ def without_secrets(address: str) -> str:
     """Return an address without user, query and fragment. A path is returned unchanged."""
     if "://" not in address:
         return address
-    from BLIP.weights.download import without_secrets  # needs BLIP's libraries
+    from BLIP.weights.download import without_secrets  # imported late: it needs BLIP's libraries
 
     return without_secrets(address)
 
 
-def joined(folder: str, name: str) -> str:
+def join(folder: str, name: str) -> str:
     """Join a folder, on disk or in a store, and a name: a path or an address."""
     if is_store(name):
         check_address(name)
@@ -92,27 +98,27 @@ def joined(folder: str, name: str) -> str:
     return f"{folder.rstrip('/')}/{name}" if in_store else str(Path(folder, name))
 
 
-def spans(parts: Sequence[tuple[str, int, int]]) -> list[Union[bytes, UserError]]:
-    """Read parts (address, first byte, number of bytes) of one store concurrently.
+def read_ranges(ranges: Sequence[tuple[str, int, int]]) -> list[Union[bytes, UserError]]:
+    """Read ranges (address, first byte, number of bytes) of one store's files concurrently.
 
-    The result of a part that cannot be read is a UserError. A missing file does not affect other
-    parts. If the store stops answering, all parts that it has not sent fail.
+    The result for a range is its bytes, or a UserError if it cannot be read. A missing file does
+    not affect the others. If the store stops answering, all ranges that it has not sent fail.
     """
 
-    def span_or_error(number: int) -> Union[bytes, UserError]:
+    def range_or_error(number: int) -> Union[bytes, UserError]:
         try:
-            return span(*parts[number])
+            return read_range(*ranges[number])
         except UserError as error:
             return error
 
-    if not parts:
+    if not ranges:
         return []
-    address = parts[0][0]
+    address = ranges[0][0]
     patience = _web(address).patience_with(address)
     if not patience.allows():
-        return [_silent(address)] * len(parts)
+        return [_silent(address)] * len(ranges)
     system, _ = system_of(address)
-    names, starts, counts = zip(*parts)
+    names, starts, counts = zip(*ranges)
     paths = list(map(system._strip_protocol, names))
     ends = list(map(sum, zip(starts, counts)))
     found = system.cat_ranges(paths, list(starts), ends, on_error="return")
@@ -121,33 +127,33 @@ def spans(parts: Sequence[tuple[str, int, int]]) -> list[Union[bytes, UserError]
         for number, (data, count) in enumerate(zip(found, counts))
         if not isinstance(data, bytes) or len(data) != count
     ]
-    if len(failed) < len(parts):
+    if len(failed) < len(ranges):
         patience.end(None)
-    # Retries. In an outage only the first part is tried again, so that it counts as one file.
+    # In an outage only the first failed range is tried again, so that it counts as one file.
     if failed:
-        found[failed[0]] = error = span_or_error(failed[0])
+        found[failed[0]] = error = range_or_error(failed[0])
         if isinstance(error, StoreError):
             return [error if number in failed else data for number, data in enumerate(found)]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        for number, data in zip(failed[1:], pool.map(span_or_error, failed[1:])):
+        for number, data in zip(failed[1:], pool.map(range_or_error, failed[1:])):
             found[number] = data
     return found
 
 
-def span(address: str, first: int, count: int) -> bytes:
+def read_range(address: str, first: int, count: int) -> bytes:
     """Return `count` bytes of a file, on disk or in a store. Raises UserError."""
     if is_store(address):
 
-        def ask() -> bytes:
+        def request() -> bytes:
             system, path = system_of(address)
             data = system.cat_file(path, start=first, end=first + count)
             if len(data) != count:
                 raise OSError("wrong number of bytes")
             return data
 
-        return retried(address, ask)
+        return retry(address, request)
     try:
-        with opened(address) as file:
+        with open_file(address) as file:
             file.seek(first)
             data = file.read(count)
     except OSError as error:
@@ -157,12 +163,12 @@ def span(address: str, first: int, count: int) -> bytes:
     return data
 
 
-def whole(address: str) -> bytes:
+def read_bytes(address: str) -> bytes:
     """Return all bytes of a file. Raises UserError for a store, OSError for the disk."""
     return call(address, "cat_file") if is_store(address) else Path(address).read_bytes()
 
 
-def opened(address: str) -> BinaryIO:
+def open_file(address: str) -> BinaryIO:
     """Open a file, on disk or in a store, for reading with seek. Raises UserError."""
     if is_store(address):
         return io.BufferedReader(_StoredFile(address), PIECE)
@@ -176,7 +182,7 @@ class _StoredFile(io.RawIOBase):
     """A file in a store. Each read is retried."""
 
     def __init__(self, address: str):
-        self.address, self.place = address, 0
+        self.address, self.position = address, 0
         self.size = size_of(address, stamp(address))
 
     def readable(self) -> bool:
@@ -186,19 +192,19 @@ class _StoredFile(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self.place, os.SEEK_END: self.size}
-        self.place = offset + base[whence]
-        return self.place
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self.position, os.SEEK_END: self.size}
+        self.position = offset + base[whence]
+        return self.position
 
     def readinto(self, buffer) -> int:
-        count = max(min(len(buffer), self.size - self.place), 0)
+        count = max(min(len(buffer), self.size - self.position), 0)
         if count:
-            buffer[:count] = span(self.address, self.place, count)
-        self.place += count
+            buffer[:count] = read_range(self.address, self.position, count)
+        self.position += count
         return count
 
 
-def listed(folder: str, recursive: bool) -> Iterator[str]:
+def list_files(folder: str, recursive: bool) -> Iterator[str]:
     """Yield the addresses of a folder's files, sorted by name. Raises UserError.
 
     S3 is listed page by page to save memory. The libraries of other stores list all files at once.
@@ -219,7 +225,7 @@ def _s3_names(folder: str, place: str, recursive: bool) -> Iterator[str]:
     if not recursive:
         query["Delimiter"] = "/"
     while True:
-        page = retried(folder, lambda: system_of(folder)[0].call_s3("list_objects_v2", **query))
+        page = retry(folder, lambda: system_of(folder)[0].call_s3("list_objects_v2", **query))
         for found in page.get("Contents", ()):
             if not found["Key"].endswith("/"):  # some programs create such a key for a folder
                 yield f"{bucket}/{found['Key']}"
@@ -256,7 +262,7 @@ def stamp(address: str) -> list[Any]:
 
 
 def size_of(address: str, stamp: Sequence[Any]) -> int:
-    """Return the size in a file's stamp. Raises UserError if its server does not report it."""
+    """Return the size in a file's stamp. Raises UserError if its server did not report it."""
     if stamp[0] is None:
         raise UserError(f"{address}: its server reports neither its size nor range support")
     return stamp[0]
@@ -320,19 +326,20 @@ def _missing_library(address: str) -> UserError:
 
 
 def call(address: str, method: str, *arguments: Any, **settings: Any) -> Any:
-    """Call a method of the file system with the path of `address`; see `retried`."""
+    """Call a method of the file system with the path of `address`; see `retry`."""
 
-    def ask() -> Any:
+    def request() -> Any:
         system, path = system_of(address)
         return getattr(system, method)(path, *arguments, **settings)
 
-    return retried(address, ask)
+    return retry(address, request)
 
 
-def retried(address: str, ask: Callable[[], T]) -> T:
-    """Return `ask()`, retried with pauses while a store is busy or broken. Raises UserError.
+def retry(address: str, request: Callable[[], T]) -> T:
+    """Return `request()`. Call it again after pauses while the store is busy or broken.
 
-    A library's error may contain credentials, so it is neither chained nor quoted.
+    Raises UserError. A library's error may contain credentials, so it is neither chained nor
+    quoted.
     """
     web = _web(address)
     patience = web.patience_with(address)
@@ -342,7 +349,7 @@ def retried(address: str, ask: Callable[[], T]) -> T:
         if attempt > 1:
             time.sleep(PAUSE_S * 2 ** (attempt - 2))
         try:
-            result = ask()
+            result = request()
         except UserError:
             raise
         except Exception as error:

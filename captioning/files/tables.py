@@ -23,7 +23,7 @@ _ROW = re.compile(rf"(.+{_TABLE})/(\d+)", re.DOTALL)
 
 
 def is_table(name: StrPath) -> bool:
-    """Whether a name is of Parquet or Arrow files, or a folder of `Dataset.save_to_disk`."""
+    """Return whether a name ends in .parquet or .arrow, or is of a folder of `save_to_disk`."""
     return bool(re.search(rf"{_TABLE}\Z", str(name))) or os.path.isfile(Path(name, "state.json"))
 
 
@@ -32,7 +32,7 @@ def is_row(name: StrPath) -> bool:
 
 
 def rows(name: StrPath) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the image's name and all fields of each row, without reading the images.
+    """Yield (name of the image, fields) of each row, without reading the images.
 
     name: a file, a pattern such as data/train-*.parquet, or a folder of `Dataset.save_to_disk`.
     Raises UserError.
@@ -79,7 +79,7 @@ def _files(name: str) -> list[str]:
 
 @cache
 def _opened(file: str) -> Any:
-    """A file as a `Dataset` with undecoded images. Raises UserError."""
+    """Return a file as a `Dataset` whose images are not decoded. Raises UserError."""
     try:
         import datasets
     except ImportError:

@@ -10,11 +10,11 @@ from captioning.files import stores
 from captioning.runtime.errors import UserError
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz")
-LARGEST = 1 << 30  # most bytes of a member; a small compressed archive can be huge when unpacked
-LARGEST_TEXT = 1 << 24  # bytes of a member with captions or other fields
-LARGEST_HEADERS = (
-    1 << 20
-)  # most bytes of a member's headers: long names, PAX records, maps of sparse files
+# Limits of a member, since a small compressed archive can be huge when unpacked, and of its
+# headers, such as long names, PAX records and maps of sparse files.
+MAX_MEMBER_BYTES = 1 << 30
+MAX_HEADER_BYTES = 1 << 20
+MAX_TEXT_BYTES = 1 << 24  # of a member with captions or other fields
 
 _META = re.compile(r"__[^/]*__(/|$)")  # webdataset's members with metadata of the tar
 
@@ -25,7 +25,7 @@ def is_tars(source: str) -> bool:
 
 
 def key_and_suffix(name: str) -> tuple[Optional[str], str]:
-    """Return the sample's key and the suffix of a member. The key is None outside of samples."""
+    """Return the key of a member's sample, and its suffix. The key is None outside of samples."""
     from webdataset.tariterators import base_plus_ext
 
     key, suffix = (None, "") if _META.match(name) else base_plus_ext(name)
@@ -36,13 +36,13 @@ class Tar(tarfile.TarFile):
     """A tar that is read sequentially, with limited headers."""
 
     def __init__(self, name=None, mode="r", fileobj=None, **settings: Any):
-        super().__init__(name, mode, _Metered(fileobj), **settings)
+        super().__init__(name, mode, _LimitedFile(fileobj), **settings)
 
     def each(self) -> Iterator[tarfile.TarInfo]:
         """Yield the members without storing them. Raises TarError, EOFError, zlib.error."""
         for member in self:  # in Python 3.9, next() fails at the end of an empty tar
             self.members, self.pax_headers = [], {}
-            self.fileobj.left = LARGEST_HEADERS
+            self.fileobj.left = MAX_HEADER_BYTES
             yield member
 
     def content(self, member: tarfile.TarInfo) -> bytes:
@@ -51,16 +51,16 @@ class Tar(tarfile.TarFile):
         return self.extractfile(member).read()
 
 
-class _Metered:
-    """A file with a limit of bytes to read. tarfile alone reads headers of any size at once."""
+class _LimitedFile:
+    """A file of which `left` more bytes may be read. tarfile reads headers of any size at once."""
 
     def __init__(self, file: Any):
-        self.file, self.left = file, LARGEST_HEADERS
+        self.file, self.left = file, MAX_HEADER_BYTES
 
     def read(self, size: int) -> bytes:
         self.left -= size
         if self.left < 0:
-            raise tarfile.ReadError(f"a header has more than {LARGEST_HEADERS:,} bytes")
+            raise tarfile.ReadError(f"a header has more than {MAX_HEADER_BYTES:,} bytes")
         return self.file.read(size)
 
     def __getattr__(self, name: str) -> Any:

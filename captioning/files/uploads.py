@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Callable
 
-from captioning.files.stores import Missing, call, is_store, joined, retried, stamp, system_of
+from captioning.files.stores import Missing, call, is_store, join, retry, stamp, system_of
 from captioning.files.writing import atomic_write, require_folder
 
 
@@ -22,16 +22,19 @@ def copy(source: str, address: str, size: int) -> list[Any]:
 
 
 def _verified(address: str, size: int, write: Callable[[Any, str], Any]) -> list[Any]:
-    """Repeat `write` until the store has a file of `size` bytes; return its stamp."""
+    """Repeat `write` until the store has a file of `size` bytes; return its stamp.
 
-    def ask() -> list[Any]:
+    write: writes the file, given fsspec's file system and the path within it.
+    """
+
+    def request() -> list[Any]:
         write(*system_of(address))
         found = stamp(address)
         if found[0] != size:
             raise OSError("wrong number of bytes")
         return found
 
-    return retried(address, ask)
+    return retry(address, request)
 
 
 def put(content: bytes, address: str) -> None:
@@ -62,8 +65,8 @@ def require_writable(folder: str) -> None:
     if not is_store(folder):
         require_folder(Path(folder))
         return
-    put(b"", joined(folder, ".writable"))
-    remove(joined(folder, ".writable"))
+    put(b"", join(folder, ".writable"))
+    remove(join(folder, ".writable"))
 
 
 def remove(address: str) -> None:

@@ -12,14 +12,14 @@ from yarl import URL
 from BLIP.weights.download import are_private
 
 CONNECT_S, SILENCE_S, WHOLE_S = 10, 30, 300  # to connect, between bytes, for the whole answer
-LARGEST = 1 << 30  # most bytes of a body
-UNPACKED = 1 << 28  # most unpacked bytes of a compressed body, which can be small
+MAX_BODY_BYTES = 1 << 30
+MAX_UNPACKED_BYTES = 1 << 28  # of a compressed body
 REST_S = 60  # pause before the next request to a server that does not answer
 OUTAGE = 10  # files in a row without an answer; after that, files fail at once
 
 
 class Refused(Exception):
-    """An answer is not accepted. Error lines put the text after the address."""
+    """We do not accept an answer. The text follows the address in error lines."""
 
 
 async def client(**settings: Any) -> aiohttp.ClientSession:
@@ -50,7 +50,7 @@ class _LimitedResponse(aiohttp.ClientResponse):
         if part:
             first, last = part.partition("=")[2].split("-")
             return int(last) - int(first) + 1
-        return UNPACKED if "Content-Encoding" in self.headers else LARGEST
+        return MAX_UNPACKED_BYTES if "Content-Encoding" in self.headers else MAX_BODY_BYTES
 
 
 async def _check_redirect(session: Any, context: Any, about: Any) -> None:
@@ -77,11 +77,11 @@ class Patience:
     """
 
     def __init__(self) -> None:
-        self.silent_files, self.until, self.answered = 0, 0.0, False
+        self.silent_files, self.paused_until, self.answered = 0, 0.0, False
 
     def allows(self) -> bool:
         """Return whether a file may be requested. Pauses first if necessary."""
-        left = self.until - time.monotonic()
+        left = self.paused_until - time.monotonic()
         if self.silent_files > 1 and left > 0:
             if not self.answered or self.silent_files >= OUTAGE:
                 return False
@@ -89,7 +89,7 @@ class Patience:
         return True
 
     def is_over(self, tries: int, error: Exception) -> bool:
-        """Return whether to give up a file after `tries` requests. error: that of the last one."""
+        """Return whether to give up a file after `tries` requests. error: of the last request."""
         return self.silent_files > 1 or (isinstance(error, asyncio.TimeoutError) and tries > 1)
 
     def end(self, error: Optional[Exception]) -> None:
@@ -97,7 +97,7 @@ class Patience:
         silent = isinstance(error, _SILENT)
         self.silent_files = self.silent_files + 1 if silent else 0
         self.answered = self.answered or not silent
-        self.until = time.monotonic() + REST_S
+        self.paused_until = time.monotonic() + REST_S
 
 
 class _BucketPatience(Patience):
@@ -112,11 +112,14 @@ _patience: defaultdict[str, Patience] = defaultdict(Patience)
 
 
 def patience_with(address: str) -> Patience:
-    """Return the Patience for the server of an address. There is one per process and server."""
+    """Return the Patience for the server of an address.
+
+    An https server has one per process. A bucket gets a new one, which allows every file.
+    """
     is_bucket = not address.startswith("http")
     return _BucketPatience() if is_bucket else _patience[urlsplit(address).netloc]
 
 
 def cause(error: Exception) -> Exception:
-    """Return the refusal or timeout behind fsspec's FileNotFoundError, else the error itself."""
+    """Return the refusal, timeout or failed connection behind fsspec's error, else the error."""
     return error.__cause__ if isinstance(error.__cause__, (Refused, *_SILENT)) else error

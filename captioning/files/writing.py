@@ -66,7 +66,10 @@ def replace(temporary: Path, path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or folder, if it exists. A folder is renamed first. Raises OSError."""
+    """Remove a file or folder, if it exists. Raises OSError.
+
+    A folder is renamed first, so that a kill leaves no part of it under its name.
+    """
     if not path.is_dir():
         path.unlink(missing_ok=True)
         return
@@ -88,7 +91,10 @@ def sync_folder(folder: Path) -> None:
 
 
 def unfinished_writes(folder: Path) -> Iterator[Path]:
-    """Return the incomplete files that a killed program left in a folder and its subfolders."""
+    """Return an iterator over the incomplete files that killed programs left in a folder.
+
+    Its subfolders are included.
+    """
     return folder.rglob(f".*{SUFFIX}")
 
 
@@ -120,7 +126,7 @@ def replace_text(text: str, path: Path) -> None:
 def write_text(text: str, path: Path) -> None:
     """Write a UTF-8 file atomically; create its folder if necessary.
 
-    Raises UserError. After an error the old file is unchanged.
+    Lone surrogates are escaped. Raises UserError. After an error the old file is unchanged.
     """
     with user_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)

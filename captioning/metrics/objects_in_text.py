@@ -33,7 +33,7 @@ _SENTENCE_END = re.compile(r"(?<=[.?!])\s+")
 # it has changed their singulars to "bus", "collie" and "doggie".
 _AS_PUBLISHED = {"airbuses": "airbus", "collies": "collies", "doggies": "doggies"}
 # nltk would return the lemmas "men" (a work force) and "vas" (a duct), which captions do not mean.
-_NOT_SHORTEST = {"men": "man", "vases": "vase"}
+_WORDNET_EXCEPTIONS = {"men": "man", "vases": "vase"}
 
 
 class Mention(NamedTuple):
@@ -142,8 +142,8 @@ def by_wordnet() -> Callable[[str], str]:
 
     @cache
     def singular(word: str) -> str:
-        if word in _NOT_SHORTEST:
-            return _NOT_SHORTEST[word]
+        if word in _WORDNET_EXCEPTIONS:
+            return _WORDNET_EXCEPTIONS[word]
         return lemmatize(word) if wordnet.morphy(word, "n") else rules(word)
 
     return singular

@@ -5,7 +5,7 @@ from typing import Any, Optional
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from captioning.files.cache import located
+from captioning.files.cache import local_path_in
 from captioning.runtime.errors import UserError
 from captioning.runtime.registry import load
 
@@ -40,7 +40,7 @@ class Options(BaseModel):
             value = getattr(config, name, field.default)
             if FILE in field.metadata and value:
                 names = [value] if isinstance(value, str) else value
-                paths = [str(located(config.ann_root, each)) for each in names]
+                paths = [str(local_path_in(config.ann_root, each)) for each in names]
                 value = paths[0] if isinstance(value, str) else paths
             values[name] = value
         return values

@@ -27,7 +27,7 @@ from captioning.data import (
     training_transform,
 )
 from captioning.files.stores import without_secrets
-from captioning.models.prompts import in_images
+from captioning.models.prompts import prompt_is_question
 from captioning.models.skip_init import SkipInit
 from captioning.runtime.errors import UserError
 from captioning.runtime.registry import load
@@ -37,13 +37,14 @@ def captioner_from(
     config: Config,
     checkpoint: Optional[str],
     resumed: Optional[Mapping[str, Any]] = None,
-    trains: bool = False,
+    for_training: bool = False,
 ) -> tuple[nn.Module, str]:
-    """The captioner with the weights of `checkpoint`, if any, and a line that says what was loaded.
+    """Return the captioner, and a line that says what was loaded.
 
-    resumed: the content of a checkpoint whose weights the caller will load. trains: the captioner
-    will be trained, so the checkpoint may lack the null image. Random weights depend only on the
-    seed. Raises UserError.
+    checkpoint: the weights to load; None for random weights, which depend only on the seed.
+    resumed: without a checkpoint, the content of one whose weights the caller will load.
+    for_training: whether the captioner will be trained; then the checkpoint may lack its null
+    image. Raises UserError.
     """
     package = package_of(config.model)
     torch.manual_seed(config.seed)
@@ -67,8 +68,8 @@ def captioner_from(
             return captioner, f"no checkpoint: {package.origin(config)}"
         if config.lora is not None and CONFIG not in content:  # `build` has loaded the weights
             return captioner, f"loaded {name}: its weights are frozen, lora's are new"
-        report = load_weights(captioner, content["model"], name, trains)
-        if not trains:
+        report = load_weights(captioner, content["model"], name, for_training)
+        if not for_training:
             _check_same_null(config, report, name)
     except ValueError as error:  # packages raise ValueError for user errors
         raise UserError(str(error)) from error
@@ -96,12 +97,15 @@ def _check_same_null(config: Config, report: LoadReport, name: str) -> None:
 
 
 def word_pieces(name: str) -> Tokenizer:
-    """Return BERT's tokeniser. It is imported only if a captioner uses it."""
+    """Return BERT's tokeniser `name`. Its module is imported only if a captioner uses it."""
     return load("BLIP.tokenizer:CaptionTokenizer")(name)
 
 
 def _check_division(config: Config, content: Optional[Mapping[str, Any]], name: str) -> None:
-    """Raise UserError if the checkpoint may have been trained on photos of val or test."""
+    """Raise UserError if the checkpoint may have been trained on photos of val or test.
+
+    content: of the checkpoint. name: the checkpoint's, for the error.
+    """
     trained = (content or {}).get("config")
     same_data = isinstance(trained, dict) and trained.get("train_file") == config.train_file
     if same_data and config.split and trained.get("split") != config.split:
@@ -113,14 +117,14 @@ def _check_division(config: Config, content: Optional[Mapping[str, Any]], name: 
 
 
 def training_captions(config: Config) -> Iterator[str]:
-    """The preprocessed captions of the training split. Raises UserError."""
+    """Yield the preprocessed captions of the training split. Raises UserError."""
     for sample in read_split(config, "train"):
         for caption in sample.captions:
             yield preprocess_caption(caption, config.max_words)
 
 
 def preprocessing_of(config: Config) -> Preprocessing:
-    """The image preprocessing of the configuration's captioner. Raises UserError."""
+    """Return the image preprocessing of the configuration's captioner. Raises UserError."""
     try:
         functions = package_of(config.model).preprocessing(config)
     except ValueError as error:
@@ -131,11 +135,11 @@ def preprocessing_of(config: Config) -> Preprocessing:
             evaluation_transform(config.image_size),
             training_transform(config.image_size, config.augmentation, strength, exact),
             normalise,
-            same=config.augmentation == "none",
+            is_deterministic=config.augmentation == "none",
         )
     evaluation, training, *optional = functions
     training = partial(_decode_and_transform, training)
-    return Preprocessing(evaluation, training, *optional, asks=in_images(config))
+    return Preprocessing(evaluation, training, *optional, takes_prompt=prompt_is_question(config))
 
 
 def _decode_and_transform(transform: Callable, image: Image.Image, *prompt: Optional[str]) -> Any:
@@ -153,10 +157,10 @@ def check_interface(captioner: nn.Module) -> None:
 def _check_lengths(config: Config, captioner: Captioner) -> None:
     """Raise UserError if max_length or max_tokens is too short or too long."""
     prompt, positions = len(captioner.prompt_ids), captioner.max_positions
-    for key, least in {"max_length": prompt + 1, "max_tokens": prompt + 2}.items():
+    for key, minimum in {"max_length": prompt + 1, "max_tokens": prompt + 2}.items():
         length = getattr(config, key)
-        if length < least or (positions is not None and length > positions):
-            limits = f"{least} or more" if positions is None else f"{least} to {positions}"
+        if length < minimum or (positions is not None and length > positions):
+            limits = f"{minimum} or more" if positions is None else f"{minimum} to {positions}"
             model = "" if positions is None else " and this decoder"
             raise UserError(
                 f"{key} is {length}; with this prompt, of {prompt} tokens,{model} it must be "
@@ -167,10 +171,10 @@ def _check_lengths(config: Config, captioner: Captioner) -> None:
 def load_trained(
     checkpoint: str, config: Optional[str], device: torch.device
 ) -> tuple[Config, nn.Module]:
-    """The configuration and the captioner, in evaluation mode on `device`. Raises UserError.
+    """Return the configuration, and the captioner in evaluation mode on `device`.
 
     checkpoint: a run's checkpoint, which contains its configuration, or other weights. config: a
-    YAML file, for other weights.
+    YAML file, for other weights. Raises UserError.
     """
     settings = trained_config(checkpoint, config)
     captioner, _ = captioner_from(settings, checkpoint)
@@ -180,7 +184,10 @@ def load_trained(
 def trained_config(
     checkpoint: str, config: Optional[str], changes: Optional[Mapping[str, Any]] = None
 ) -> Config:
-    """The configuration of `load_trained`. changes: values that replace the configuration's."""
+    """Return the configuration of `load_trained`. Raises UserError.
+
+    changes: values that replace the configuration's.
+    """
     if config is not None:
         return load_config(config, flags=changes)
     try:

@@ -21,8 +21,8 @@ from BLIP.weights.checkpoint import check_finite, holds_tensors
 from BLIP.weights.safe_load import read_pickled
 from BLIP.weights.sharded_checkpoint import REST, is_sharded, read_rest
 from captioning.files.cache import local, local_folder
-from captioning.files.manifest import Hashed, manifest_path, verify, write_manifest
-from captioning.files.stores import Missing, check_address, is_bucket, stamp, stamps
+from captioning.files.manifest import HashedFile, manifest_path, verify, write_manifest
+from captioning.files.stores import Missing, check_address, is_bucket_address, stamp, stamps
 from captioning.files.writing import (
     SUFFIX,
     atomic_write,
@@ -35,9 +35,9 @@ from captioning.files.writing import (
 from captioning.runtime.errors import UserError, one_line
 
 BEST = "checkpoint_best.pth"
-LEAST = 2  # checkpoints of any kind that are always kept, since one may be damaged
+MIN_KEPT = 2  # newest checkpoints that are always kept, since one may be damaged
 _STEM = re.compile(r"checkpoint_(\d+)(?:_step(\d+))?")
-_MANIFEST_STEM = re.compile(rf"{_STEM.pattern}|weights_\d+")  # files with a manifest
+_MANIFEST_STEM = re.compile(rf"{_STEM.pattern}|weights_\d+")  # with a manifest
 
 
 def save(content: dict[str, Any], path: Path) -> None:
@@ -49,7 +49,7 @@ def save(content: dict[str, Any], path: Path) -> None:
     problem = None
     try:
         with atomic_write(path) as file:
-            hashed = Hashed(file)
+            hashed = HashedFile(file)
             try:
                 torch.save(content, hashed)
             except Exception as error:  # torch replaces the OSError of a full disk
@@ -77,36 +77,36 @@ def step_path(folder: Path, epoch: int, step: int) -> Path:
 
 
 def saved(folder: Path) -> list[Path]:
-    """All checkpoints, the newest last."""
+    """Return all checkpoints in a run's folder, the newest last; not the best one's copy."""
     paths = folder.glob("checkpoint_*.pth")
     return sorted((path for path in paths if _STEM.fullmatch(path.stem)), key=_position)
 
 
 def weights_of(folder: Path, epoch: int) -> Optional[Path]:
-    """The path of a file with the weights of an epoch; None if no file has them."""
+    """Return the path of a file with the weights of an epoch; None if no file has them."""
     paths = (epoch_path(folder, epoch), weights_path(folder, epoch))
     return next(filter(Path.exists, paths), None)
 
 
 def best(folder: Path) -> Optional[Path]:
-    """The best checkpoint in a run's folder; None if there is none yet."""
+    """Return the best checkpoint in a run's folder; None if there is none yet."""
     path = folder / BEST
     return path if path.exists() else None
 
 
-def is_checkpoint(name: str) -> bool:
-    """Whether a name in a run's folder is a checkpoint, a file of weights or a manifest of one."""
+def is_checkpoint_file(name: str) -> bool:
+    """Return whether a name in a run's folder is a checkpoint, weights or a manifest of these."""
     stem, _, suffix = name.rpartition(".")
     return name == BEST or (suffix in ("pth", "json") and bool(_MANIFEST_STEM.fullmatch(stem)))
 
 
 def resolve(name: str) -> str:
-    """The checkpoint in a run's folder `name`: the best one, or the newest if none is best yet.
+    """Return the checkpoint in a run's folder `name`: the best, or the newest if none is best yet.
 
     The name of anything else, such as a file, is returned unchanged. The folder may be in an object
     store. Raises UserError for a folder without a checkpoint.
     """
-    if is_bucket(name):
+    if is_bucket_address(name):
         name = name.rstrip("/")
         files = _files_in_store(name)
         if not files or REST in files:
@@ -125,7 +125,10 @@ def resolve(name: str) -> str:
 
 
 def _files_in_store(address: str) -> list[str]:
-    """The names of the files in a store's folder; [] if the address is a file. Raises UserError."""
+    """Return the names of the files in a store's folder; [] if the address is a file.
+
+    Raises UserError.
+    """
     check_address(address)
     try:
         stamp(address)
@@ -137,8 +140,8 @@ def _files_in_store(address: str) -> list[str]:
 
 
 def version_of(name: str) -> Union[float, str, None]:
-    """A value that changes when the checkpoint is rewritten; None if unknown."""
-    if is_bucket(name):
+    """Return a value that changes when the checkpoint is rewritten; None if unknown."""
+    if is_bucket_address(name):
         try:
             return stamp(name)[1]
         except Missing:
@@ -158,7 +161,7 @@ def local_copy(address: str) -> Path:
 
 
 def epoch_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints of complete epochs, the newest last."""
+    """Return the checkpoints of complete epochs, the newest last."""
     return [path for path in saved(folder) if _position(path)[1] == math.inf]
 
 
@@ -169,11 +172,11 @@ def _position(path: Path) -> tuple[int, float]:
 
 
 def remove_oldest(folder: Path, keep: int) -> None:
-    """Remove all but the newest `keep` of complete epochs and the newest LEAST of any kind.
+    """Remove all but the newest `keep` of complete epochs and the newest MIN_KEPT of any kind.
 
     Raises UserError.
     """
-    kept = {*epoch_checkpoints(folder)[-keep:], *saved(folder)[-LEAST:]}
+    kept = {*epoch_checkpoints(folder)[-keep:], *saved(folder)[-MIN_KEPT:]}
     for path in saved(folder):
         if path not in kept:
             for file in (path, manifest_path(path)):
@@ -233,12 +236,12 @@ def _remove_sharded(path: Path) -> None:
 def read(path: Path) -> dict[str, Any]:
     """Read a run's checkpoint to the CPU. Raises UserError for an incomplete checkpoint.
 
-    No tensors of a sharded checkpoint are read: "model" is empty, and "parts" is the folder's path.
+    No tensors of a sharded checkpoint are read: "model" is empty, and "folder" is its path.
     """
     try:
         sharded = is_sharded(path)
-        content = {**read_rest(path), "parts": path} if sharded else read_pickled(path)
-        _check_parts(content)
+        content = {**read_rest(path), "folder": path} if sharded else read_pickled(path)
+        _check_keys(content)
         check_finite(content["model"], "the file")
     except FileNotFoundError as error:
         raise UserError(
@@ -249,7 +252,7 @@ def read(path: Path) -> dict[str, Any]:
     return content
 
 
-def _check_parts(content: Any) -> None:
+def _check_keys(content: Any) -> None:
     """Raise ValueError unless a file's content has the keys that `RunState` saves."""
     kinds = {"model": dict, "optimizer": dict, "config": dict, "epoch": int}
     for name, kind in kinds.items():
@@ -259,7 +262,7 @@ def _check_parts(content: Any) -> None:
 
 
 def read_newest(folder: Path) -> Optional[tuple[Path, dict[str, Any], list[str]]]:
-    """The newest undamaged checkpoint, and a line for each newer checkpoint that is damaged.
+    """Return the newest undamaged checkpoint, and a line for each newer checkpoint that is damaged.
 
     The damaged ones get the suffix .bad. None if there are no checkpoints. If all are damaged,
     raises UserError and renames none.

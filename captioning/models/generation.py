@@ -18,7 +18,7 @@ from captioning.data import (
 )
 from captioning.models.build import preprocessing_of
 from captioning.models.precision import Precision
-from captioning.models.prompts import caption_lists, check_prompts, in_images
+from captioning.models.prompts import caption_lists, check_prompts, prompt_is_question
 from captioning.models.reranking import with_reranking
 from captioning.runtime.distributed import gather_on_main, rank, until_stop_requested, world_size
 from captioning.runtime.progress import log_line, progress
@@ -50,7 +50,7 @@ def caption_images(
     rounds = -(-len(samples) // (batch_size * world_size()))  # rank 0 has the most batches
     with closing(loader), progress(len(samples), description) as bar:
         for batch in until_stop_requested(Prefetcher(loader, device), rounds):
-            prompts = None if in_images(config) else batch["prompt"]
+            prompts = None if prompt_is_question(config) else batch["prompt"]
             with precision.autocast():
                 captions = caption_lists(generator, model, batch["image"], settings, prompts)
             for index, image_id, candidates in zip(batch["index"], batch["image_id"], captions):
@@ -79,7 +79,7 @@ def build_image_loader(
         config.image_root,
         preprocessing.evaluation,
         config.skip_bad_images,
-        preprocessing.asks,
+        preprocessing.takes_prompt,
     )
     size = config.eval_batch_size or config.batch_size
     loader = evaluation_loader(

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from captioning.config import Config
 from captioning.data import Prefetcher, Sample, preprocess_caption
 from captioning.models.generation import build_image_loader
-from captioning.models.prompts import in_images
+from captioning.models.prompts import prompt_is_question
 from captioning.runtime.progress import progress
 from smile import mle_loss, smile_loss
 
@@ -39,7 +39,10 @@ class Likelihood(NamedTuple):
 def likelihood(
     captioner: nn.Module, samples: Sequence[Sample], config: Config, device: torch.device
 ) -> Likelihood:
-    """The likelihood of all captions of `samples`, without label smoothing or first-token MLE."""
+    """Return the likelihood of all captions of `samples`.
+
+    Label smoothing and first-token MLE are left out.
+    """
     loader, _ = build_image_loader(samples, config)
     sums = torch.zeros(2 + len(TEMPERATURES), dtype=torch.float64)
     with progress(len(samples), "likelihood of captions") as bar:
@@ -50,7 +53,7 @@ def likelihood(
             for count in {len(group) for group in texts}:
                 rows = [n for n, group in enumerate(texts) if len(group) == count]
                 prompts = [batch["prompt"][n] for n in rows]
-                if in_images(config) or not any(prompts):
+                if prompt_is_question(config) or not any(prompts):
                     prompts = None
                 sums += _sum_losses(captioner, image[rows], [texts[n] for n in rows], prompts)
             bar.update(len(texts))
@@ -61,16 +64,19 @@ def likelihood(
 def _sum_losses(
     captioner: nn.Module, image: Tensor, texts: list[list[str]], prompts: Optional[list]
 ) -> Tensor:
-    """float64 (2 + T,): tokens, SMILE loss, and negative log-likelihood at T temperatures."""
-    given = {} if prompts is None else {"prompts": prompts}
-    logits, labels = captioner.predictions(image, texts, **given)
+    """Return float64 (2 + T,), sums over the captions' tokens.
+
+    They are the tokens, the SMILE loss, and the negative log-likelihood at T temperatures.
+    """
+    kwargs = {} if prompts is None else {"prompts": prompts}
+    logits, labels = captioner.predictions(image, texts, **kwargs)
     losses = [smile_loss(logits, labels, reduction="sum")]
     losses += [mle_loss(logits / t, labels, reduction="sum") for t in TEMPERATURES]
     return torch.stack([(labels != -100).sum(), *losses]).double().cpu()
 
 
 def find_minimum(temperatures: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
-    """The minimum (temperature, value), interpolated by a parabola in log T.
+    """Return the minimum (temperature, value), interpolated by a parabola in log T.
 
     The parabola goes through the lowest value and its neighbours. The temperature divides logits
     (Guo et al. 2017, arXiv 1706.04599).
@@ -87,9 +93,10 @@ def find_minimum(temperatures: Sequence[float], values: Sequence[float]) -> tupl
 def unigram_nll(
     captioner: nn.Module, training: Sequence[Sample], samples: Sequence[Sample], config: Config
 ) -> float:
-    """The mean negative log-likelihood, in nats per token, of `samples` under a unigram model.
+    """Return the mean negative log-likelihood of `samples` under a unigram model.
 
-    training: its training captions. The model has add-one smoothing.
+    It is in nats per token. training: the samples whose captions the model counts. The model has
+    add-one smoothing.
     """
     logprobs = (1 + _count_tokens(captioner, training, config)).log()
     logprobs -= logprobs.logsumexp(0)
@@ -98,7 +105,7 @@ def unigram_nll(
 
 
 def _count_tokens(captioner: nn.Module, samples: Iterable[Sample], config: Config) -> Tensor:
-    """How often each token is a label, float64 (V,)."""
+    """Return the number of times that each token is a label, float64 (V,)."""
     tokenizer = captioner.tokenizer
     counts = torch.zeros(len(tokenizer), dtype=torch.float64)
     for sample in samples:

@@ -12,8 +12,8 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, 
 class Precision:
     """A precision: fp32, bf16, fp16 or int8.
 
-    With bf16 and fp16, weights are float32 and autocast casts them. int8 is only for inference; the
-    captioner's inference copy implements it.
+    With bf16 and fp16, weights are float32 and autocast casts them. int8 is only for inference;
+    `Captioner.for_inference` implements it.
     """
 
     def __init__(self, name: str, device: torch.device):

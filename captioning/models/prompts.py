@@ -1,4 +1,7 @@
-"""A prompt for each image, in place of the captioner's own; images are batched by its length."""
+"""Prompts of single images, in place of the captioner's own.
+
+Images whose prompts have equally many tokens are generated as one batch.
+"""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Optional
@@ -13,19 +16,22 @@ from captioning.data import Sample
 from captioning.runtime.errors import UserError
 from decoding import DecodingSettings, Generated, SettingsError
 
-SCORE_DIGITS = 5  # of a score
+SCORE_DIGITS = 5  # decimals to which scores are rounded
 
 
-def in_images(config: Config) -> bool:
-    """Whether the prompt is an input like the image: then preprocessing reads it, not this file."""
+def prompt_is_question(config: Config) -> bool:
+    """Return whether the prompt is an input of the model, like the image.
+
+    Then the preprocessing reads it, and this file has nothing to do.
+    """
     return package_of(config.model).PROMPT_IS_QUESTION
 
 
 def prompt_ids(captioner: Captioner, prompt: Optional[str], key: str, room: int) -> Tensor:
-    """The ids (n,) of a prompt; None is the captioner's own.
+    """Return the ids (n,) of a prompt; of the captioner's own if it is None.
 
-    Raises UserError for an unknown word, and if `room`, the value of `key`, leaves no token for a
-    caption.
+    room: tokens of prompt and caption together, which the setting `key` limits. Raises UserError
+    for an unknown word, and if no token is left for a caption.
     """
     if prompt is None:
         return captioner.prompt_ids
@@ -41,7 +47,9 @@ def prompt_ids(captioner: Captioner, prompt: Optional[str], key: str, room: int)
 
 
 def check_prompts(samples: Iterable[Sample], captioner: Captioner, config: Config, key: str):
-    """Raise UserError, which names the image, for a prompt that `prompt_ids` refuses.
+    """Raise UserError for prompts of `samples` that cannot be used.
+
+    An error of `prompt_ids` names the image. The reward and some rerankers support no prompts.
 
     key: max_tokens in training, which counts the end token, or max_length in generation.
     """
@@ -50,7 +58,7 @@ def check_prompts(samples: Iterable[Sample], captioner: Captioner, config: Confi
         raise UserError("the annotations have a column prompt, which reward does not support")
     if prompts:
         check_reranker(config)
-    for prompt, image in {} if in_images(config) else prompts.items():
+    for prompt, image in {} if prompt_is_question(config) else prompts.items():
         try:
             prompt_ids(captioner, prompt, key, getattr(config, key) - (key == "max_tokens"))
         except UserError as error:
@@ -70,10 +78,10 @@ def caption_lists(
     settings: DecodingSettings,
     prompts: Optional[Sequence[Optional[str]]] = None,
 ) -> list[list[dict[str, Any]]]:
-    """The captions of each image, see `scored_lists`.
+    """Generate captions of each image; return them as `scored_lists` does.
 
     generator: the captioner or its `Reranker`. prompts: one for each image; None is the
-    captioner's own. Images whose prompts have equally many tokens are one batch. Raises UserError.
+    captioner's own. Raises UserError.
     """
     own = captioner.prompt_ids
     try:
@@ -95,7 +103,10 @@ def caption_lists(
 
 
 def scored_lists(generated: Generated) -> list[list[dict[str, Any]]]:
-    """The captions of each image, the best first, as dicts of "caption" and scores by name."""
+    """Return the captions of each image, the best first, as dicts of "caption" and scores by name.
+
+    Scores are those of `Generated`: "score" and, if present, "own_score" and "rerank_score".
+    """
     scores = {"score": generated.scores, "own_score": generated.own_scores}
     scores["rerank_score"] = generated.rerank_scores
     lists = {name: values.tolist() for name, values in scores.items() if values is not None}

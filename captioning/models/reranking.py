@@ -1,4 +1,4 @@
-"""Reranking: generates several candidates per image, scores and sorts them."""
+"""Reranking: generates several candidate captions per image, scores and sorts them."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -26,7 +26,10 @@ MAX_CAPTIONS = 256  # captions whose likelihoods are computed at once
 
 
 class Scorer(ABC):
-    """Scores candidates; a higher score is better. `__init__` loads its model; raises UserError."""
+    """Scores candidates; a higher score is better.
+
+    The constructor loads the scorer's model, if it has one. Raises UserError.
+    """
 
     def __init__(self, captioner: nn.Module, reranking: Reranking, device: torch.device):
         self.captioner, self.reranking = captioner, reranking
@@ -37,7 +40,10 @@ class Scorer(ABC):
 
     @abstractmethod
     def __call__(self, image: Tensor, encoded: Any, candidates: Generated) -> Tensor:
-        """Scores (B, k) of k candidates for each of B images. encoded: by the captioner."""
+        """Return scores (B, k) of k candidates for each of B images.
+
+        encoded: the images as encoded by the captioner.
+        """
 
 
 class Reranker:
@@ -48,7 +54,7 @@ class Reranker:
         self.scorer = load(RERANKERS[reranking.rerank].scorer)(captioner, reranking, device)
 
     def generate_details(self, image: Images, settings: DecodingSettings) -> Generated:
-        """The best candidates of each image, with their `rerank_scores`."""
+        """Return the best candidates of each image, with their `rerank_scores`."""
         return self.generate_from(image, self.captioner.encode(image), settings)
 
     @torch.inference_mode()
@@ -71,14 +77,14 @@ class Reranker:
 def with_reranking(
     captioner: Captioner, reranking: Optional[Reranking], device: torch.device
 ) -> Union[Captioner, Reranker]:
-    """An object whose `generate_details` reranks; the captioner itself without reranking."""
+    """Return an object whose `generate_details` reranks; the captioner itself without reranking."""
     return captioner if reranking is None else Reranker(captioner, reranking, device)
 
 
 def check_reranking(config: Config) -> None:
-    """Raise UserError if the model of reranking is missing, or does not suit the captioner.
+    """Raise UserError if the reranker's model is missing, or does not suit the captioner.
 
-    Call it before the captioner is loaded.
+    Called before the captioner is loaded.
     """
     reranking = config.reranking()
     if reranking is not None:
@@ -86,7 +92,7 @@ def check_reranking(config: Config) -> None:
 
 
 def image_seeds(image: Tensor, seed: int) -> tuple[int, ...]:
-    """A seed for each preprocessed image (B, ...), from its values and `seed`."""
+    """Return a seed for each preprocessed image (B, ...), from its values and `seed`."""
     digests = [hashlib.blake2b(pixels.numpy().tobytes(), digest_size=8) for pixels in image.cpu()]
     return tuple(
         derived_seed("candidates", seed, int(digest.hexdigest(), 16)) for digest in digests
@@ -96,7 +102,8 @@ def image_seeds(image: Tensor, seed: int) -> tuple[int, ...]:
 class MutualInformation(Scorer):
     """log p(y | image) - weight * log p(y | null), by the captioner that made the candidates.
 
-    With weight 1 the mutual information of caption and image (Li et al. 2016, arXiv 1510.03055).
+    With weight 1, this is the mutual information of caption and image (Li et al. 2016, arXiv
+    1510.03055).
     """
 
     def __call__(self, image: Tensor, encoded: Any, candidates: Generated) -> Tensor:
@@ -106,7 +113,7 @@ class MutualInformation(Scorer):
         return self.scores(self.captioner, encoded, candidates.token_ids, logp)
 
     def _log_likelihoods_of_samples(self, candidates: Generated) -> Tensor:
-        """(B, k), from the scores of sampling, which are means over tokens without penalties."""
+        """Return (B, k), from the scores of sampling: means over tokens, without penalties."""
         tokens = (self.captioner.prompt_ids.size(-1), self.captioner.tokenizer.end)
         lengths = caption_lengths(candidates.token_ids, *tokens)
         own_scores = candidates.own_scores
@@ -115,7 +122,7 @@ class MutualInformation(Scorer):
     def scores(
         self, captioner: nn.Module, encoded: Any, token_ids: Tensor, logp: Optional[Tensor] = None
     ) -> Tensor:
-        """The scores (B, k) of token_ids (B, k, n) by a captioner, a few images at a time.
+        """Return the scores (B, k) of token_ids (B, k, n) by a captioner, a few images at a time.
 
         logp: log p(y | image) (B, k), if known.
         """

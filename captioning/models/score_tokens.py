@@ -25,7 +25,7 @@ class ScoredCaption(NamedTuple):
     - probabilities: float64 (words,), of each word given the previous words. For a word of several
       pieces, the product over its pieces
     - attention_map: float (words, G, G); each map sums to 1. It is from the step that generated the
-      word; for a word of several pieces, the mean over its steps. None if the captioner has no
+      word; for a word of several pieces, the mean over their steps. None if the captioner has no
       attention to the image
     - candidates: the candidates of reranking, see `scored_lists`; else empty
     """
@@ -101,13 +101,16 @@ def _score_caption(
     )
 
 
-def attention_map(
+def score_with_attention(
     captioner: nn.Module,
     image: Images,
     settings: DecodingSettings,
     reranker: Optional[Reranker] = None,
 ) -> ScoredCaption:
-    """The scored caption of one image. Raises UserError for a captioner without attention maps."""
+    """Return the scored caption of one image, with attention maps.
+
+    Raises UserError for a captioner without attention maps.
+    """
     (scored,) = scored_captions(captioner, image, settings, reranker)
     if scored.attention_map is None:
         raise UserError(
@@ -117,10 +120,10 @@ def attention_map(
 
 
 def join_pieces(tokenizer, ids: Tensor) -> tuple[list[str], list[list[int]]]:
-    """The words of ids (n,), and the positions of each word's pieces.
+    """Return the words of ids (n,), and the positions of each word's pieces.
 
-    Pieces (##s) are joined to the previous word. A piece at the beginning is a separate word; it
-    occurs with first-token shifting.
+    Pieces (##s) are joined to the previous word. A piece at the beginning, which first-token
+    shifting can cause, is a separate word.
     """
     words: list[str] = []
     positions: list[list[int]] = []

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from BLIP.weights.sharded_checkpoint import REST, cause
-from captioning.files.manifest import described, write_manifest_of_folder
+from captioning.files.manifest import manifest_of, write_manifest_of_folder
 from captioning.files.writing import (
     SUFFIX,
     atomic_write,
@@ -29,8 +29,8 @@ from captioning.runtime.errors import UserError, one_line
 def save_sharded(rest: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> None:
     """Write the folder `path`, its manifest first. A collective. Raises UserError on all ranks.
 
-    rest: content without tensors, written by rank 0. tensors: {name: tensor}, sharded or the same
-    on all ranks.
+    rest: the checkpoint's content besides `tensors`, written by rank 0. tensors: {name: tensor},
+    sharded or the same on all ranks.
     """
     import torch.distributed.checkpoint as dcp
 
@@ -50,7 +50,7 @@ def save_sharded(rest: Mapping[str, Any], tensors: Mapping[str, Tensor], path: P
             dict(tensors), storage_writer=dcp.FileSystemWriter(str(temporary), sync_files=True)
         )
         shards = temporary.glob(f"__{distributed.rank()}_*")
-        files = {part.name: described(part) for part in shards}
+        files = {part.name: manifest_of(part) for part in shards}
     except (Exception, dcp.CheckpointException) as error:
         reason = cause(error)
         problem = getattr(reason, "strerror", None) or one_line(reason)
@@ -66,7 +66,7 @@ def save_sharded(rest: Mapping[str, Any], tensors: Mapping[str, Tensor], path: P
         with user_errors(path):
             for part in temporary.iterdir():
                 if part.name not in files:
-                    files[part.name] = described(part)
+                    files[part.name] = manifest_of(part)
             sync_folder(temporary)
             write_manifest_of_folder(files, path)
             replace(temporary, path)

@@ -15,7 +15,7 @@ from torch.distributed.rendezvous import rendezvous
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError
 
-# Ranks wait in a collective while rank 0 computes scores: SPICE, limited to an hour, and METEOR.
+# Ranks wait in a collective while rank 0 computes scores, of which SPICE may take an hour.
 TIMEOUT = timedelta(hours=2)
 
 T = TypeVar("T")
@@ -26,7 +26,8 @@ _training_group: Optional[dist.ProcessGroup] = None  # all processes, with a sho
 def start(device: str) -> torch.device:
     """Join torchrun's process group, if there is one, and return the device to use.
 
-    device: "auto" (this process's GPU, else the CPU) or a name such as "cpu" or "cuda:1".
+    device: "auto" (this process's GPU, else the CPU) or a name such as "cpu" or "cuda:1". Raises
+    UserError, also for a GPU that does not exist.
     """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -40,7 +41,7 @@ def start(device: str) -> torch.device:
         chosen = _select_gpu(chosen)
     if env_world_size() > 1:
         on_gpu = chosen.type == "cuda"
-        with signals.ended_with_launcher():  # a dead launcher would be awaited for hours
+        with signals.ended_with_launcher():  # else it would wait hours for a dead launcher
             dist.init_process_group(
                 "nccl" if on_gpu else "gloo",
                 timeout=TIMEOUT,
@@ -51,10 +52,10 @@ def start(device: str) -> torch.device:
 
 
 def _restart_store() -> dict[str, Any]:
-    """After a restart by torchrun: the arguments of a store whose keys have a new prefix.
+    """Return the arguments of `init_process_group` for its store; {} unless torchrun restarted us.
 
-    torchrun's store outlives the processes. Without a prefix, gloo would connect to the addresses
-    of dead processes.
+    torchrun's store outlives the processes. After a restart, all its keys get a new prefix. Without
+    one, gloo would find the addresses of dead processes there.
     """
     attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
     if attempt == 0:
@@ -79,8 +80,8 @@ def _select_gpu(device: torch.device) -> torch.device:
 def stop() -> None:
     """Leave the process group, if there is one.
 
-    All DistributedDataParallel objects must be freed before. An object that is freed later frees
-    the group while it holds the GIL, and the group's threads may wait for the GIL. This deadlock at
+    All DistributedDataParallel objects must be freed before. An object that is freed later would
+    free the group while it holds the GIL, for which the group's threads may wait. This deadlock at
     exit was seen with torch 2.8 and gloo.
     """
     global _training_group
@@ -91,10 +92,11 @@ def stop() -> None:
 
 
 def create_training_group(seconds: float) -> Optional[dist.ProcessGroup]:
-    """Create a process group with a timeout of `seconds`, for training steps.
+    """Create and return a process group with a timeout of `seconds`, for training steps.
 
-    Sums, `any_rank` and `broadcast_buffers` use this group from now on. Other collectives keep the
-    longer timeout, because rank 0 may work while the others wait. None for a single process.
+    Returns None for a single process. `sum_over_ranks`, `any_rank` and `broadcast_buffers` use this
+    group from now on. Other collectives keep the longer timeout, because rank 0 may work while the
+    others wait.
     """
     global _training_group
     if dist.is_initialized():
@@ -111,12 +113,12 @@ def world_size() -> int:
 
 
 def is_main() -> bool:
-    """Whether this process is rank 0, which prints and writes."""
+    """Return whether this process is rank 0, which prints and writes."""
     return rank() == 0
 
 
 def env_world_size() -> int:
-    """The number of processes that torchrun has started. Known also before `start`."""
+    """Return the number of processes that torchrun has started. Known also before `start`."""
     return int(os.environ.get("WORLD_SIZE", 1))
 
 
@@ -126,7 +128,7 @@ def local_rank() -> int:
 
 
 def on_several_machines() -> bool:
-    """Whether the processes are on more than one machine."""
+    """Return whether the processes are on more than one machine."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", world_size())) < world_size()
 
 
@@ -143,9 +145,9 @@ def sum_over_ranks(values: Tensor) -> Tensor:
 
 
 def any_rank(value: object, wait_long: bool = False) -> bool:
-    """Whether the value is true on any rank. A collective: all ranks call it.
+    """Return whether the value is true on any rank. A collective: all ranks call it.
 
-    wait_long: use the longer timeout, because the others may wait for rank 0.
+    wait_long: use the longer timeout. Needed where other ranks may wait for rank 0.
     """
     if not dist.is_initialized():
         return bool(value)
@@ -169,7 +171,10 @@ def run_on_main(do: Callable[[], None]) -> None:
 
 
 def raise_if_stop_requested(wait_long: bool = False) -> None:
-    """Raise Stopped on all ranks if one of them was asked to stop. A collective."""
+    """Raise Stopped on all ranks if one of them was asked to stop. A collective.
+
+    wait_long: see `any_rank`.
+    """
     if any_rank(signals.stop_requested(), wait_long):
         raise signals.Stopped
 
@@ -198,7 +203,7 @@ def broadcast_buffers(module: nn.Module) -> None:
 
 
 def gather_on_main(value: Any) -> Optional[list[Any]]:
-    """All ranks' values in order of rank, on rank 0; None on other ranks."""
+    """Return all ranks' values in order of rank, on rank 0; None on other ranks."""
     if not dist.is_initialized():
         return [value]
     gathered = [None] * world_size() if is_main() else None

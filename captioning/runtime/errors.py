@@ -11,12 +11,12 @@ class UserError(Exception):
 
 
 def one_line(error: object, max_length: Optional[int] = 100) -> str:
-    """The text of an error on one line, cut to `max_length` characters; its type if it has none."""
+    """Return an error's text on one line, cut to `max_length` characters; its type without text."""
     return " ".join(str(error).split())[:max_length] or type(error).__name__
 
 
 def visible(text: str) -> str:
-    """The text with control characters escaped, so that a terminal does not execute them.
+    """Return the text with control characters escaped, so that a terminal does not execute them.
 
     Tabs and newlines stay.
     """

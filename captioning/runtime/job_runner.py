@@ -1,7 +1,7 @@
 """Runs jobs of one program in parallel processes. Each job has a log file.
 
-The jobs are forked by a server process, which has imported their modules and does nothing else.
-Therefore jobs start at once, and the program's threads are not forked.
+The jobs are forked from multiprocessing's fork server, a process that has imported their modules
+and does nothing else. Therefore jobs start at once, and the program's threads are not forked.
 """
 
 import contextlib
@@ -29,8 +29,8 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 
 
 class Job(NamedTuple):
-    """A job. do: picklable function that returns an exit code, or None for 0. log: file to append
-    the output to. environment: added variables."""
+    """A job. do: a picklable function that returns an exit code, or None for 0. log: the file to
+    which output is appended. environment: variables that the job has in addition."""
 
     name: str
     do: Callable[[], Optional[int]]
@@ -80,12 +80,12 @@ class _RunningJob:
             self.asked_to_stop = True
 
     def reason(self) -> Optional[str]:
-        """Why an ended job failed: its error line or its exit code; None if it succeeded."""
+        """Return why an ended job failed: its error line or its exit code; None if it succeeded."""
         code = self.process.exitcode
         if code == 0:
             return None
         if code == STOPPED:
-            return "it was stopped by another program; the same command continues from here"
+            return "it was stopped by another program; run the same command again to continue"
         lines = self.job.log.read_bytes()[self.log_offset :].decode(errors="replace").splitlines()
         errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
         if errors:
@@ -95,19 +95,19 @@ class _RunningJob:
 
 
 def cores() -> int:
-    """The number of cores that this process may use."""
+    """Return the number of cores that this process may use."""
     has_affinity = hasattr(os, "sched_getaffinity")
     return len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
 
 
 def prepare(modules: Sequence[str]) -> None:
-    """Start the server, which imports these modules in the background."""
+    """Start the fork server, which imports these modules in the background."""
     _CONTEXT.set_forkserver_preload(list(modules))
     _start_server()
 
 
 def _start_server() -> None:
-    """Start the server if needed. The server ignores signals and ends with this process."""
+    """Start the fork server if needed. It ignores signals and ends with this process."""
     handlers = {number: signal.signal(number, signal.SIG_IGN) for number in signals.SIGNALS}
     try:
         forkserver.ensure_running()
@@ -117,7 +117,10 @@ def _start_server() -> None:
 
 
 def ranks_of(job: Job, count: int) -> list[Job]:
-    """`count` copies of the job, as the ranks of one process group on this machine."""
+    """Return `count` copies of the job, as the ranks of one process group on this machine.
+
+    Each has its own log file; rank 0 has the job's.
+    """
     if count == 1:
         return [job]
     with socket.socket() as listener:
@@ -152,7 +155,7 @@ def run_jobs(
     _start_server()
     waiting, free, running = list(jobs), list(slots), []
     failures: dict[str, str] = {}
-    cause = None  # why the first job failed
+    cause = None  # why the first of the failed jobs failed
     deadline = None  # when jobs that were asked to stop are killed
     with signals.watch():
         try:
@@ -226,8 +229,8 @@ def _run_job(job: Job, reports: connection.Connection) -> None:
     os.environ.update(job.environment)
     os.environ[signals.PARENT] = str(os.getppid())
     keep_memory()
-    # The server ends when no process holds this descriptor. Jobs close their copy, so that the
-    # server ends with the program.
+    # The fork server ends when no process holds this descriptor. Jobs close their copy, so that it
+    # ends with the program.
     os.close(forkserver._forkserver._forkserver_alive_fd)
     # A job's data loaders use the default start method; otherwise semaphores are left behind.
     multiprocessing.set_start_method(None, force=True)
@@ -237,7 +240,7 @@ def _run_job(job: Job, reports: connection.Connection) -> None:
 
     def send(report: Optional[tuple[str, float]]) -> None:
         """Send a bar's description and share, or None when the job begins to handle signals."""
-        with contextlib.suppress(OSError):  # the program has died, and soon its server ends
+        with contextlib.suppress(OSError):  # the program has died: nobody reads reports
             reports.send(report)
 
     code = 1

@@ -27,10 +27,9 @@ HEAD_START_S = 10  # for the process that caused an error, to print it first
 def exit_code(program: Callable[[], Optional[int]], interrupted: Optional[str] = None) -> int:
     """Run a program and return its exit code: FAILED after a UserError, printed as one line.
 
-    program: returns an exit code, or None for 0.
-    interrupted: by default, signals ask the program to save and stop, which is success (see
-    `signals`). With a text, signals are not watched: Ctrl-C prints the text and returns
-    INTERRUPTED.
+    program: returns an exit code, or None for 0. interrupted: with None, signals ask the program to
+    save and stop, which counts as success (see `signals`). With a text, signals are not watched:
+    Ctrl-C prints the text and returns INTERRUPTED.
     """
     gc.enable()  # `tune_process` has disabled the collector for the imports
     with signals.watch() if interrupted is None else contextlib.nullcontext():
@@ -44,7 +43,7 @@ def exit_code(program: Callable[[], Optional[int]], interrupted: Optional[str] =
             if interrupted is not None or isinstance(stop, KeyboardInterrupt):
                 return INTERRUPTED
             reason = signals.stop_requested() or "another process"
-            log_line(f"stopped by {reason}; the same command continues from here")
+            log_line(f"stopped by {reason}; run the same command again to continue")
             return 0
         except UserError as error:
             line = visible(f"error: {error}")
@@ -89,7 +88,7 @@ def _exit_group(code: int) -> None:
     """End this process if it belongs to a process group, without `distributed.stop`.
 
     With NCCL, `distributed.stop` waits for the other processes, which may wait in a collective for
-    this one. It is safe only after success or Stopped, when all processes call it.
+    this one. Only after success or Stopped do all processes call it.
     """
     if dist.is_initialized():
         for child in multiprocessing.active_children():  # `leave` would wait for the children
@@ -105,7 +104,7 @@ def _wait_for_first_error() -> None:
     """
     deadline = time.monotonic() + HEAD_START_S
     while distributed.env_world_size() > 1 and time.monotonic() < deadline:
-        if signals.stop_requested():  # the launcher asks for it
+        if signals.stop_requested():  # the launcher ends all processes
             sys.stderr.flush()
             os._exit(1)
         time.sleep(0.1)
@@ -126,7 +125,7 @@ def _exit_with_traceback() -> NoReturn:
 
 
 def _silent_ranks() -> list[int]:
-    """Wait for the first error, then return the ranks that reported none: they are gone or hang."""
+    """Wait for the first error, then return the ranks that reported none: they died or hang."""
     if not dist.is_initialized():
         _wait_for_first_error()
         return []

@@ -65,7 +65,7 @@ def report_bars_to(listener: Callable[[str, float], None]) -> Iterator[None]:
 
 
 def progress(total: Optional[int], description: str, unit: str = "img", initial: int = 0) -> tqdm:
-    """A bar that counts images (or `unit`), with rate and time left; only on rank 0.
+    """Return a bar that counts images (or `unit`), with rate and time left; only on rank 0.
 
     total: None if unknown. initial: the count that earlier calls reached. In a log file the bar is
     printed every half minute.

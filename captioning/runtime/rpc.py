@@ -23,7 +23,7 @@ def serve(function: Callable[..., Any]) -> Iterator[str]:
     """Yield an address. Within the block, child processes can `call` the function there.
 
     The function runs in threads, several at a time. Its errors become CallFailed in the caller. The
-    child processes have to be started by multiprocessing, because they need its key.
+    child processes have to be started by multiprocessing, which gives them its authentication key.
     """
     closing = Event()
     with Listener(authkey=current_process().authkey) as listener, ThreadPoolExecutor() as threads:
@@ -33,7 +33,7 @@ def serve(function: Callable[..., Any]) -> Iterator[str]:
         finally:
             closing.set()
             with suppress(*_LOST):
-                # Wakes `_accept`. No key is sent, because no thread may be left to check it.
+                # Wake `_accept`. With a key, this would block if `_accept` has already ended.
                 Client(listener.address).close()
 
 

@@ -3,7 +3,7 @@
 import atexit
 import contextlib
 import ctypes
-import multiprocessing.util  # registers its exit function before ours, so it runs after ours
+import multiprocessing.util  # registers its exit function first, so that ours runs before it
 import os
 import signal
 import sys
@@ -29,8 +29,8 @@ _launcher: Optional[int] = None  # id of the parent; this process stops when the
 def watch() -> Iterator[None]:
     """Within the block, signals only set the flag. Ctrl-C twice raises KeyboardInterrupt.
 
-    If torchrun or a sweep started this process, the parent's death also sets the flag. A nested
-    block keeps earlier requests.
+    If torchrun or a `job_runner` started this process, the parent's death is a stop request, too. A
+    nested block keeps earlier requests.
     """
     global _request, _launcher
     if signal.getsignal(SIGNALS[0]) is not _set_flag:  # else the block is nested
@@ -58,7 +58,7 @@ def _set_flag(number: int, frame) -> None:
 
 
 def stop_requested() -> Optional[str]:
-    """What asked this process to stop, such as "SIGTERM", since `watch` began. None if nothing."""
+    """Return what asked to stop since `watch` began, such as "SIGTERM"; None if nothing did."""
     if _launcher is not None and os.getppid() != _launcher:
         return _request or "the launcher's death"
     return _request
@@ -95,14 +95,17 @@ def leave_to_parent() -> None:
 
 
 def ignore(worker: int = 0) -> None:
-    """In a worker of a data loader: ignore the signals, which the parent handles."""
+    """In a worker of a data loader: ignore the signals, which the parent handles.
+
+    worker: the worker's number, which DataLoader passes.
+    """
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 @atexit.register
 def end_workers() -> None:
-    """Kill remaining workers. multiprocessing would send SIGTERM and could wait forever."""
+    """Kill remaining workers. multiprocessing would send SIGTERM, which they ignore, and wait."""
     for child in multiprocessing.active_children():
         if child.daemon:
             child.kill()

@@ -16,7 +16,8 @@ def tune_process() -> None:
 
     # libgomp reads this variable when torch is loaded. By default its threads spin for milliseconds
     # before they sleep. Next to other busy programs, captioning then takes many times as long. With
-    # a tenth of this value, threads sleep within a step, and waking them can take a quarter of it.
+    # a tenth of this value, threads sleep within a step, and waking them can take a quarter of the
+    # step.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 

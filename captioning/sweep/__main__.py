@@ -113,7 +113,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Returns 0; 2 after one line for each error or failed run; 130 when it was stopped."""
     arguments = build_parser().parse_intermixed_args(argv)
-    stopped = "stopped; the same command continues from here"
+    stopped = "stopped; run the same command again to continue"
     return exit_code(lambda: _run(arguments), stopped)
 
 

@@ -71,12 +71,13 @@ class FineTuning:
         self.log = RunLog(self.folder, self.progress.epoch, self._steps_done())
 
     def run(self) -> None:
+        """Train until the run is over. Raises UserError, and Stopped after a signal."""
         try:
             if self.resumes_after_epoch:
                 self._validate(self.progress.epoch - 1)  # the run may have stopped before this
             for epoch in range(self.progress.epoch, self.config.max_epoch):
                 if reason := self._reason_finished(epoch):
-                    if not self.finished:  # otherwise it is printed already
+                    if not self.finished_reason:  # else `resume_content` has logged the reason
                         log_line(reason)
                     break
                 values = metric_values(self.folder, epoch, self.config.monitor)
@@ -87,7 +88,7 @@ class FineTuning:
                 self.state.save_epoch(self.folder, epoch)
                 self._upload()
                 self._validate(epoch)
-            if not self.finished:
+            if not self.finished_reason:
                 for line in summary(self.folder):
                     log_line(line)
         finally:
@@ -106,7 +107,7 @@ class FineTuning:
         self.step.model = self.learner
 
     def _reason_finished(self, epoch: int) -> Optional[str]:
-        """Why the run ends before `epoch`, on all ranks. None if it continues."""
+        """Return why the run ends before `epoch`, on all ranks. None if it continues."""
         return distributed.broadcast_from_main(reason_finished(self.config, self.folder, epoch))
 
     # Training
@@ -146,7 +147,7 @@ class FineTuning:
         log_line(f"{description}: {parts}" + (f", {skipped} unreadable images" if skipped else ""))
 
     def _batches(self) -> Iterator[Batch]:
-        """The remaining batches of the epoch, on the device."""
+        """Return the remaining batches of the epoch, on the device."""
         epoch, done, _ = self.progress
         per_step = self.config.accumulation_steps
         self.loader.set_epoch(epoch, done * per_step)
@@ -179,7 +180,7 @@ class FineTuning:
             raise nonfinite_error(str(error), step + 1, batches, self.config, repeat) from None
 
     def _is_save_due(self, steps_done: int) -> bool:
-        """Whether to save a checkpoint within an epoch after `steps_done` steps of the run."""
+        """Return whether to save a checkpoint within an epoch. steps_done: of the run."""
         every = self.config.checkpoint_every
         return every is not None and steps_done % every == 0 and steps_done % self.steps != 0
 
@@ -205,6 +206,10 @@ class FineTuning:
         self._upload()
 
     def _select(self, epoch: int, due: bool) -> None:
+        """Keep the best checkpoint, and log the epoch's scores. Only on rank 0.
+
+        due: whether the epoch is validated.
+        """
         line = keep_selected(self.config.select, self.folder, epoch + 1)
         scores = read_scores(self.folder, evaluation_name(epoch))
         if scores is not None and not self.log.has("val", epoch):
@@ -242,7 +247,7 @@ class FineTuning:
     def _find_checkpoint(self) -> Optional[dict[str, Any]]:
         """Return the content of the checkpoint to resume from, or None for a new run.
 
-        Writes run.json and config.yaml, unless the run has finished.
+        Unless the run has finished, writes run.json and config.yaml. Also builds the rewards.
         """
         self.output.begin()
         checkpoint = resume_content(self.config, self.output)
@@ -250,13 +255,13 @@ class FineTuning:
         self.progress = progress_of(checkpoint) if checkpoint else Progress()
         self.resumes_after_epoch = checkpoint is not None and "within" not in checkpoint
         epochs = self.progress.epoch
-        self.finished = self._reason_finished(epochs)
+        self.finished_reason = self._reason_finished(epochs)
         self.rewards = None
         if self.config.reward and epochs < self.config.max_epoch:
             from captioning.training.self_critical import build_rewards
 
             self.rewards = build_rewards(self.config, self.samples, self.device)
-        if not self.finished:
+        if not self.finished_reason:
             record_run(self.config, self.folder)
             self.output.upload()
             log_line(describe_training(self.config))

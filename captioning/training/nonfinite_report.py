@@ -11,7 +11,7 @@ from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 
 # The lowest loss scale. A gradient that overflows at this scale is an error.
-LEAST_SCALE = 1.0
+MIN_SCALE = 1.0
 MAX_SHOWN = 8  # the most image ids and ranks in a message
 
 
@@ -20,7 +20,7 @@ class NotFiniteError(Exception):
 
 
 class BatchReport(NamedTuple):
-    """The values of a batch that the error reports. parts: the loss and its parts by name."""
+    """What the error reports of a batch. parts: the loss and its parts by name."""
 
     image_ids: list
     parts: Mapping[str, torch.Tensor]
@@ -41,7 +41,7 @@ def nonfinite_part(
     if not all(math.isfinite(value) for sums in batches for value in sums.values()):
         rewards = [sums.get("reward", 0.0) for sums in batches]
         return "loss" if all(map(math.isfinite, rewards)) else "reward"
-    if math.isfinite(norm) or (scaler.is_enabled() and scaler.get_scale() > LEAST_SCALE):
+    if math.isfinite(norm) or (scaler.is_enabled() and scaler.get_scale() > MIN_SCALE):
         return None
     return "gradient"
 

@@ -16,7 +16,7 @@ OPTIMISERS = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}
 def build_optimizer(
     captioner: nn.Module, config: Config
 ) -> tuple[torch.optim.Optimizer, list[float]]:
-    """The optimiser, and for each parameter group a factor of the scheduled learning rate."""
+    """Return the optimiser, and each parameter group's factor of the scheduled learning rate."""
     groups, rate_factors = [], []
     for parameters, own_rate in captioner.parameter_groups():
         groups.append({"params": parameters})
@@ -48,14 +48,14 @@ def clip_gradients(
 
 
 def scheduled_rate(config: Config, epoch: int, step: int, steps: int, plateaus: int) -> float:
-    """The learning rate at optimiser step `step` in epoch `epoch`, by the run's `lr_schedule`.
+    """Return the learning rate of optimiser step `step` in epoch `epoch`, by `lr_schedule`.
 
     Epochs are counted from 0, and steps from 0 over all epochs. steps: the number of steps per
-    epoch. plateaus: see `validation_history.plateaus`. In the first `warmup_steps`, the rate grows
-    linearly from warmup_lr to init_lr. Afterwards:
+    epoch. plateaus: see `validation_history.count_plateaus`. In the first `warmup_steps`, the rate
+    grows linearly from warmup_lr to init_lr. Afterwards:
 
     - cosine: BLIP's schedule, constant within an epoch: a half cosine from init_lr in epoch 0 to
-      min_lr in epoch max_epoch, one after the last. Source: the BLIP repository.
+      min_lr in epoch max_epoch, which is one after the last. Source: the BLIP repository.
     - cosine_steps: a half cosine over all steps after the warm-up. The last step has min_lr.
     - cosine_restarts: `lr_cycles` half cosines (SGDR, arXiv 1608.03983). Each is `lr_cycle_growth`
       times as long as the previous one, and its last step has min_lr.
@@ -80,7 +80,7 @@ def scheduled_rate(config: Config, epoch: int, step: int, steps: int, plateaus: 
 
 
 def cycle_at(step: int, steps: int, cycles: int, growth: float) -> tuple[int, int]:
-    """The first and last step of the cycle that contains `step`, for 0 <= step < steps."""
+    """Return the first and last step of the cycle that contains `step`, for 0 <= step < steps."""
     lengths = [growth**number for number in range(cycles)]
     starts = [round(steps * sum(lengths[:n]) / sum(lengths)) for n in range(cycles + 1)]
     number = bisect_right(starts, step) - 1

@@ -20,7 +20,7 @@ from captioning.files import stores, uploads
 from captioning.files.cache import cache_folder, cache_key, fetch
 from captioning.files.reading import read_json
 from captioning.files.writing import SUFFIX, user_errors, write_json
-from captioning.models.checkpoints import BEST, is_checkpoint, local_copy
+from captioning.models.checkpoints import BEST, is_checkpoint_file, local_copy
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line
@@ -30,7 +30,7 @@ SELECTED = "selected.json"  # written by `captioning.training.selection`
 
 
 def working_folder(output_dir: str) -> Path:
-    """The run's folder on this disk. For a run in a store, its working copy in the cache."""
+    """Return the run's folder on this disk. For a run in a store, its working copy in the cache."""
     if not stores.is_store(output_dir):
         return Path(output_dir)
     address = output_dir.rstrip("/")
@@ -38,7 +38,7 @@ def working_folder(output_dir: str) -> Path:
 
 
 def free_path(folder: Path) -> Path:
-    """The first of FOLDER.1, FOLDER.2, ... that does not exist."""
+    """Return the first of FOLDER.1, FOLDER.2, ... that does not exist."""
     number = 1
     while (target := folder.with_name(f"{folder.name}.{number}")).exists():
         number += 1
@@ -77,13 +77,19 @@ class OutputFolder:
             distributed.run_on_main(self._upload_changes)
 
     def store_name(self, name: str) -> str:
-        """The store's address of a file in the folder. Other names are returned unchanged."""
+        """Return the address in the store of a file in the folder.
+
+        Other names are returned unchanged.
+        """
         if not self.address or self.folder not in Path(name).parents:
             return name
         return f"{self.address}/{Path(name).relative_to(self.folder).as_posix()}"
 
     def local_path(self, name: str) -> str:
-        """The local path of a checkpoint's `store_name`. Machines without rank 0 download it."""
+        """Return the local path of a checkpoint's `store_name`.
+
+        Machines without rank 0 download it.
+        """
         if not self.address or not name.startswith(f"{self.address}/"):
             return name
         path = self.folder / name[len(self.address) + 1 :]
@@ -125,13 +131,15 @@ class OutputFolder:
             self.folder.mkdir(exist_ok=True)
             self._uploaded = {n: s for n, s in self._read_record().items() if n in stored}
         log_line(f"{self.address} has its working copy in {self.folder}")
-        if (
-            distributed.env_world_size() > 1
-        ):  # other machines may need files whose upload failed before
+        # Other machines may need files whose upload failed before.
+        if distributed.env_world_size() > 1:
             self._upload_changes()
 
     def _download(self, stored: dict[str, Any], recorded: dict[str, list[int]]) -> None:
-        """Replace the folder by the store's. If only the folder has some files, move it aside."""
+        """Replace the folder by the store's. If it has files that the store lacks, move it aside.
+
+        stored: the store's stamps by name. recorded: the stamps of uploaded files by name.
+        """
         local = self._files()
         new = {name for name, stamp in local.items() if recorded.get(name) != stamp}
         if local and (WRITER not in stored or new - {WRITER}):
@@ -170,8 +178,8 @@ class OutputFolder:
                     self._last_writer = token
         except UserError as error:
             raise UserError(
-                f"{error}; nothing is lost: the run's files are in {self.folder}, and the same "
-                "command on this machine resumes from them"
+                f"{error}; nothing is lost: the run's files are in {self.folder}; run the same "
+                "command again on this machine to continue"
             ) from error
         if has_other_writer:
             raise UserError(
@@ -187,7 +195,8 @@ class OutputFolder:
         outdated = {
             name
             for name in deleted
-            if name.partition("/")[0] in changed_tops or not is_checkpoint(name.partition("/")[0])
+            if name.partition("/")[0] in changed_tops
+            or not is_checkpoint_file(name.partition("/")[0])
         }
         # While a sharded checkpoint is rewritten, it must not have the file that marks it complete.
         rewritten = {n for n in changed & self._uploaded.keys() if n.endswith(f".pth/{REST}")}
@@ -215,7 +224,7 @@ class OutputFolder:
         self._write_record()
 
     def _files(self) -> dict[str, list[int]]:
-        """Size, time and inode of each file in the folder, by name."""
+        """Return {name: [size, time, inode]} of the files in the folder."""
         files = {}
         for path in self.folder.rglob("*"):
             name = path.relative_to(self.folder)
@@ -225,14 +234,14 @@ class OutputFolder:
         return files
 
     def _token(self) -> Optional[bytes]:
-        """The token of this working copy."""
+        """Return the token of this working copy."""
         path = self.folder / WRITER
         return path.read_bytes() if path.exists() else None
 
     def _writer(self) -> Optional[bytes]:
-        """The token in the store."""
+        """Return the token in the store."""
         try:
-            return stores.whole(f"{self.address}/{WRITER}")
+            return stores.read_bytes(f"{self.address}/{WRITER}")
         except stores.Missing:
             return None
 
@@ -254,20 +263,20 @@ def _write_token(folder: Path) -> None:
 
 
 def _is_marker(name: str) -> bool:
-    """Whether a file marks a checkpoint as complete: a .pth file, or REST in a .pth folder."""
+    """Return whether a file marks a checkpoint as complete: *.pth, or REST in a folder *.pth."""
     top, _, within = name.partition("/")
-    return is_checkpoint(top) and top.endswith(".pth") and within in ("", REST)
+    return is_checkpoint_file(top) and top.endswith(".pth") and within in ("", REST)
 
 
 def _markers_first(names: Iterable[str]) -> list[str]:
-    """Sort names in the order of removal."""
+    """Sort names for removal, so that no incomplete checkpoint keeps its marker."""
     return sorted(names, key=lambda name: (not _is_marker(name), name))
 
 
 def _upload_order(name: str) -> tuple:
-    """A sort key for the order of upload, see the module's docstring."""
+    """Return a sort key for the order of upload, see the module's docstring."""
     top = name.partition("/")[0]
-    checkpoint = is_checkpoint(top)
+    checkpoint = is_checkpoint_file(top)
     stages = (
         name == WRITER,
         not checkpoint and name != SELECTED and not name.endswith("/metrics.json"),

@@ -24,7 +24,7 @@ LENGTH_DEPENDENT = ("cosine", "cosine_steps", "cosine_restarts")
 
 ADVICE = "set another output_dir, or resume=never, which moves that run aside"
 
-# A folder with such files has an earlier run.
+# Patterns of files that only an earlier run leaves in a folder.
 RUN_FILES = ("checkpoint_*.pth", "weights_*.pth", "log.jsonl", "result")
 
 
@@ -60,7 +60,7 @@ def resume_content(
 
 
 def _reward_option_keys(config: Config) -> list[str]:
-    """The keys of the rewards' options. They change training; metrics' options do not."""
+    """Return the keys of the rewards' options. They change training; metrics' options do not."""
     return [key for name in config.reward or () for key in load(REWARDS[name]).Options.model_fields]
 
 

@@ -41,7 +41,7 @@ _ADDRESS = re.compile(
 
 
 def command(arguments: Sequence[str]) -> str:
-    """A command line for a shell, without the secrets of addresses in the arguments."""
+    """Return the arguments as a line for a shell, without the secrets of addresses in them."""
     return shlex.join(
         _ADDRESS.sub(lambda match: without_secrets(match[0]), argument) for argument in arguments
     )
@@ -66,7 +66,8 @@ class RunLog:
     """Writes log.jsonl and tensorboard/ in a run's folder, on rank 0. Other ranks write nothing.
 
     The first `write` creates the files. epoch, step: where the run resumes. Lines after this point,
-    by an interrupted process, are removed. Raises UserError if the folder cannot be written.
+    which an interrupted process has written, are removed. Raises UserError if the folder cannot be
+    written.
     """
 
     def __init__(self, folder: Path, epoch: float = math.inf, step: float = math.inf):
@@ -79,7 +80,7 @@ class RunLog:
         self.written = {(line["event"], line["step"]) for line in self.kept_lines}
 
     def has(self, event: str, step: int) -> bool:
-        """Whether the log has a line of this event and step. False on other ranks than 0."""
+        """Return whether the log has a line of this event and step. False on other ranks than 0."""
         return (event, step) in self.written
 
     def _open(self) -> None:
@@ -129,7 +130,7 @@ class RunLog:
 
 
 def read_log(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a log.jsonl, if it exists. Lines that a kill cut off are left out."""
+    """Yield the lines of a log.jsonl, if it exists. Lines that a kill cut off are left out."""
     if path.exists():
         for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
             with contextlib.suppress(json.JSONDecodeError):

@@ -34,7 +34,7 @@ class Progress(NamedTuple):
 
 
 def progress_of(content: dict[str, Any]) -> Progress:
-    """The progress at which a run resumes from a checkpoint's content."""
+    """Return the progress at which a run resumes from a checkpoint's content."""
     within = content.get("within")
     if within is None:
         return Progress(content["epoch"] + 1)
@@ -42,7 +42,7 @@ def progress_of(content: dict[str, Any]) -> Progress:
 
 
 def batch_sizes(config: Config) -> dict[str, int]:
-    """The settings whose product is the number of images per step."""
+    """Return the settings whose product is the number of images per step."""
     return {
         "batch_size": config.batch_size,
         "processes": distributed.world_size(),
@@ -66,9 +66,9 @@ class RunState:
     def restore(self, content: dict[str, Any]) -> None:
         """Load the content of a checkpoint. Raises UserError."""
         try:
-            if "parts" in content:
+            if "folder" in content:
                 groups = content["optimizer"]["param_groups"]
-                sharding.load_sharded(self.captioner, self.optimizer, content["parts"], groups)
+                sharding.load_sharded(self.captioner, self.optimizer, content["folder"], groups)
             else:
                 state = content["model"], content["optimizer"]
                 sharding.load(self.captioner, self.optimizer, *state)
@@ -120,7 +120,7 @@ class RunState:
         distributed.run_on_main(lambda: remove_scores(path.parent, evaluation_name(epoch)))
         write = self._write_sharded if self.config.checkpoint_format == "sharded" else self._write
         write(content, training, path, weights)
-        min_kept = checkpoints.LEAST if keep == "all" else keep
+        min_kept = checkpoints.MIN_KEPT if keep == "all" else keep
         distributed.run_on_main(lambda: checkpoints.remove_oldest(path.parent, min_kept))
 
     def _write(self, content, training, path: Path, weights: Optional[Path]) -> None:
@@ -146,5 +146,5 @@ class RunState:
         save_sharded({**rest, "optimizer": optimizer, **training}, {**model, **moments}, path)
 
     def _objectives(self) -> list[Objective]:
-        """The captioner's objectives. They have state: `truncation` stores recent losses."""
+        """Return the captioner's objectives. They have state: `truncation` stores recent losses."""
         return [part for part in self.captioner.modules() if isinstance(part, Objective)]

@@ -96,7 +96,10 @@ def keep_selected(select: str, folder: Path, epochs: int) -> Optional[str]:
 
 
 def best_epoch(folder: Path) -> Optional[int]:
-    """The epoch of checkpoint_best.pth. None without this file, or if nothing tells the epoch."""
+    """Return the epoch of checkpoint_best.pth.
+
+    Returns None without this file, or if nothing tells the epoch.
+    """
     best, record = checkpoints.best(folder), read_record(folder)
     if best is None or record:
         return record["epoch"] if best else None
@@ -107,7 +110,7 @@ def best_epoch(folder: Path) -> Optional[int]:
 
 
 def read_record(folder: Path) -> Optional[dict[str, Any]]:
-    """The content of selected.json. None if it is missing or damaged; it will be rewritten."""
+    """Return the content of selected.json; None if it is missing or damaged."""
     try:
         record = _Record.model_validate(read_json(folder / RECORD_FILE))
         if record.select != LAST:
@@ -118,7 +121,7 @@ def read_record(folder: Path) -> Optional[dict[str, Any]]:
 
 
 def shown_metrics(record: Mapping[str, Any]) -> list[str]:
-    """The metrics to show: the metrics of `select` (for "last", BLIP's) and the length."""
+    """Return the metrics to show: of `select` (for "last", BLIP_METRICS), and LENGTH_METRIC."""
     metrics = BLIP_METRICS if record["select"] == LAST else record["select"]
     names = dict.fromkeys([*MetricSum.parse(metrics).signs, LENGTH_METRIC])
     return [n for n in names if any(n in epoch["scores"] for epoch in record["epochs"])]
@@ -131,7 +134,7 @@ def describe_selection(record: Mapping[str, Any]) -> str:
 
 
 def summary(folder: Path) -> Iterator[str]:
-    """Lines on the selected epoch, and the scores of every validated epoch."""
+    """Yield lines on the selected epoch, and the scores of every validated epoch."""
     record = read_record(folder)
     if record is None:
         return

@@ -55,11 +55,12 @@ class SelfCritical(nn.Module):
     def forward(
         self, image: Any, captions: list[list[str]], image_ids: Sequence[Any]
     ) -> ObjectiveOutput:
-        """The REINFORCE loss: its expected gradient is the gradient of minus the expected reward.
+        """Return the REINFORCE loss.
 
-        The reward includes -reward_kl * log(p / p_start), whose expectation is the KL penalty. The
-        loss is a sum over a caption's tokens, since a mean would change the gradient, and a mean
-        over captions. The output's `tokens` is the number of sampled captions.
+        Its expected gradient is the gradient of minus the expected reward. The reward includes
+        -reward_kl * log(p / p_start), whose expectation is the KL penalty. The loss is a sum over a
+        caption's tokens, since a mean would change the gradient, and a mean over captions. The
+        output's `tokens` is the number of sampled captions.
         """
         config, captioner = self.config, self.captioner
         with _evaluation_mode(captioner):
@@ -70,7 +71,7 @@ class SelfCritical(nn.Module):
             if config.reward_baseline == "greedy":
                 greedy = captioner.generate_from(encoded, self.greedy)
                 pending_greedy = self.rewards.submit(image_ids, self._captions(greedy))
-            # Autocast has cached casts of the weights that carry no gradient.
+            # Autocast has cached casts of the weights that were made without gradients.
             torch.clear_autocast_cache()
             ids = sampled.token_ids.clone()
             temperature = config.reward_temperature
@@ -108,7 +109,7 @@ class SelfCritical(nn.Module):
         return [[Sampled(*pair) for pair in zip(*image_pairs)] for image_pairs in pairs]
 
     def _logprobs_of_start(self, image: Any, ids: Tensor, logprobs: Tensor) -> Tensor:
-        """Log-probabilities (B, k) of the captions under `start`. Without `start`, `logprobs`."""
+        """Return log-probabilities (B, k) of captions under `start`; `logprobs` without `start`."""
         (start,) = self._start
         if start is None:
             return logprobs.detach()
@@ -120,7 +121,7 @@ class SelfCritical(nn.Module):
         return per_token.sum(-1)
 
     def _weighted(self, rewards: Mapping[str, Any], like: Tensor) -> Tensor:
-        """The weighted sum of rewards (B, k), with the dtype and device of `like`."""
+        """Return the weighted sum of rewards (B, k), with the dtype and device of `like`."""
         return like.new_tensor(sum(w * rewards[name] for name, w in self.config.reward.items()))
 
 
@@ -136,10 +137,10 @@ def build_rewards(config: Config, samples: Sequence[Sample], device: torch.devic
 
 
 def load_start(config: Config, device: torch.device) -> Optional[nn.Module]:
-    """The captioner at the start of training, for the KL penalty. None without reward_kl."""
+    """Return the captioner at the start of training, for the KL penalty. None without reward_kl."""
     if not (config.reward and config.reward_kl):
         return None
-    captioner, _ = captioner_from(config, config.pretrained, trains=True)
+    captioner, _ = captioner_from(config, config.pretrained, for_training=True)
     return captioner.to(device).eval().requires_grad_(False)
 
 

@@ -39,7 +39,7 @@ MEAN_IMAGE_SAMPLES = 512  # images
 def training_batches(
     config: Config, samples: Union[Sequence[Sample], Shards], preprocessing: Preprocessing
 ) -> TrainingLoader:
-    """The loader of this rank's batches of the training split."""
+    """Return the loader of this rank's batches of the training split."""
     return training_loader(
         _dataset(config, samples, preprocessing),
         config.batch_size,
@@ -63,9 +63,9 @@ def _dataset(
         config.captions_per_image,
         config.max_words,
         config.skip_bad_images,
-        preprocessing.same and not isinstance(samples, Shards),
+        preprocessing.is_deterministic and not isinstance(samples, Shards),
         config.drop_image,
-        preprocessing.asks,
+        preprocessing.takes_prompt,
     )
     if isinstance(samples, Shards):
         return ShardDataset(*settings, shuffle_buffer=config.shuffle_buffer)
@@ -75,13 +75,15 @@ def _dataset(
 def mean_image(
     config: Config, samples: Union[Sequence[Sample], Shards], preprocessing: Preprocessing
 ) -> Tensor:
-    """The mean (3, S, S) of training images after the preprocessing of evaluation.
+    """Return the mean (3, S, S) of training images after the preprocessing of evaluation.
 
     Averages the first MEAN_IMAGE_SAMPLES images of a fixed permutation, the same on all ranks.
     Raises UserError.
     """
     evaluation = preprocessing._replace(
-        training=lambda image: preprocessing.evaluation(decode(image)), same=False, asks=False
+        training=lambda image: preprocessing.evaluation(decode(image)),
+        is_deterministic=False,
+        takes_prompt=False,
     )
     # If captions_per_image is above 1, dataset indices count images instead of captions.
     config = config.model_copy(update={"captions_per_image": 2})
@@ -99,7 +101,7 @@ def build_captioner(config: Config, resumed: Optional[dict[str, Any]]) -> nn.Mod
     """Build the captioner. resumed: the content of the checkpoint that the run resumes from."""
     pretrained = None if resumed else config.pretrained
     with distributed.first_on_each_machine():
-        captioner, loaded = captioner_from(config, pretrained, resumed, trains=True)
+        captioner, loaded = captioner_from(config, pretrained, resumed, for_training=True)
     if config.batch_size < captioner.min_batch_size:
         raise UserError(
             f"batch_size is {config.batch_size}, but must be {captioner.min_batch_size} or more: "

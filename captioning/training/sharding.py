@@ -1,7 +1,7 @@
 """Shards a captioner over processes with torch's FSDP2, and saves and loads its checkpoints.
 
-Each process has some rows of every weight, gradient and optimiser state. A checkpoint is whole or
-sharded. Any number of processes can read both.
+Each process has some rows of every weight, gradient and optimiser state. Any number of processes
+can read a checkpoint, whether it is whole or sharded.
 
 torch.distributed.checkpoint.state_dict is not used: it finds parameters by their names in the state
 dict, and the state dict of an adapter has other names than its modules.
@@ -99,7 +99,7 @@ def gather_full(state: Any, keep: bool = True) -> Any:
 
 
 def full_state_dict(captioner: nn.Module, keep: bool = True) -> Mapping[str, Any]:
-    """The captioner's state dict, gathered. A weight with two names is gathered once."""
+    """Return the captioner's state dict, gathered. A weight with two names is gathered once."""
     if not is_sharded(captioner):
         return captioner.state_dict()
     gathered: dict[int, Any] = {}
@@ -112,7 +112,7 @@ def full_state_dict(captioner: nn.Module, keep: bool = True) -> Mapping[str, Any
 
 
 def unsharded(captioner: nn.Module, config: Config, device: torch.device) -> nn.Module:
-    """The captioner. If it is sharded, an unsharded copy on the device. All ranks call this.
+    """Return the captioner. If it is sharded, an unsharded copy on the device. All ranks call this.
 
     A sharded captioner cannot generate captions, because processes generate different numbers of
     tokens.
@@ -150,7 +150,7 @@ def load(
 def named_tensors(
     captioner: nn.Module, optimizer: torch.optim.Optimizer
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The tensors of a sharded checkpoint, by their names in it: weights, and optimiser state."""
+    """Return a sharded checkpoint's tensors, by their names in it: weights, and optimiser state."""
     model = {MODEL + name: tensor for name, tensor in captioner.state_dict().items()}
     state = optimizer.state_dict()["state"]
     moments = {

@@ -58,7 +58,7 @@ class SplitEvaluation:
         return self.score(self.caption(captioner), name)
 
     def caption(self, captioner: nn.Module) -> list[dict[str, Any]]:
-        """The captions of the split, on all ranks, see `caption_images`."""
+        """Return the captions of the split, on all ranks, see `caption_images`."""
         description = f"captions of {self.split}"
         results = caption_images(captioner, self.samples, self.config, self.device, description)
         results = distributed.broadcast_from_main(results)
@@ -89,7 +89,7 @@ class SplitEvaluation:
 
 
 def metric_settings(config: Config, samples: Iterable[Sample], device: str) -> Settings:
-    """The settings that all metrics of a configuration share, on a split with these samples."""
+    """Return the settings that all metrics of a configuration share, on these samples."""
     root = Path(config.image_root)
     images = {sample.image_id: root / sample.image for sample in samples}
     return Settings(images, root, device=device)
@@ -100,7 +100,7 @@ def remove_scores(folder: Path, name: str) -> None:
 
 
 def read_scores(folder: Path, name: str) -> Optional[dict[str, float]]:
-    """The scores of an earlier `SplitEvaluation.run`, or None."""
+    """Return the scores of an earlier `SplitEvaluation.run`, or None."""
     path = folder / "result" / name / "metrics.json"
     if not path.exists():
         return None

@@ -11,7 +11,7 @@ from captioning.config import Config
 from captioning.data.loader import Batch
 from captioning.data.randomness import derived_seed
 from captioning.models.precision import Precision
-from captioning.models.prompts import in_images
+from captioning.models.prompts import prompt_is_question
 from captioning.runtime import distributed, signals
 from captioning.training.nonfinite_report import BatchReport, NotFiniteError, nonfinite_part
 from captioning.training.optimiser import clip_gradients
@@ -62,7 +62,7 @@ class TrainingStep:
         and buffers unchanged.
         """
         self.batches = []
-        buffers = list(self.learner.buffers())  # of batch norms and objectives
+        buffers = list(self.learner.buffers())  # statistics of batch norms, state of objectives
         saved_buffers = [buffer.clone() for buffer in buffers]
         if self.model is self.learner:
             distributed.broadcast_buffers(self.learner)  # DistributedDataParallel does it itself
@@ -92,7 +92,7 @@ class TrainingStep:
         return StepResult(summed, {"grad_norm": norm})
 
     def _gradient_sync(self, index: int):
-        """Synchronise gradients between ranks only in the last batch."""
+        """A context in which only the step's last batch synchronises gradients between ranks."""
         wrapped = self.model is not self.learner
         return self.model.no_sync() if wrapped and index < self.batch_count - 1 else nullcontext()
 
@@ -106,7 +106,7 @@ class TrainingStep:
             dropped = torch.tensor(batch["dropped"])
             inputs.append(dropped.to(self.precision.device, non_blocking=True))
         prompts = {}
-        if any(batch["prompt"]) and not in_images(self.config):
+        if any(batch["prompt"]) and not prompt_is_question(self.config):
             prompts["prompts"] = batch["prompt"]
         with self.precision.autocast():
             output = self.model(*inputs, **prompts)
@@ -127,7 +127,10 @@ class TrainingStep:
         self.scaler.scale(output.loss * weight.float()).backward()
 
     def _reduced_gradient(self, totals: list[Tensor], reference: Tensor) -> Tensor:
-        """Scale the gradient to a mean over all tokens and clip it. Return its norm before."""
+        """Scale the gradient to a mean over all tokens, and clip it.
+
+        Returns its norm before clipping.
+        """
         self.scaler.unscale_(self.optimizer)
         correction = reference / sum(totals)[0].clamp(min=1) if self.batch_count > 1 else None
         return clip_gradients(self.optimizer, self.config, correction)

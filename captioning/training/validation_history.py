@@ -18,7 +18,10 @@ def evaluation_name(epoch: int) -> str:
 
 
 class Validation(NamedTuple):
-    """A validation. epoch: from 0. value: a sum of metrics, None if one is missing. scores: all."""
+    """A validation. epoch: from 0. scores: metrics by name.
+
+    value: a sum of some of them; None if one is missing.
+    """
 
     epoch: int
     value: Optional[float]
@@ -26,25 +29,31 @@ class Validation(NamedTuple):
 
 
 def read_validations(folder: Path, epochs: int, metrics: Optional[str]) -> list[Validation]:
-    """Read the validations of the first `epochs` epochs. metrics: the sum that `value` holds."""
+    """Read the validations of the first `epochs` epochs.
+
+    metrics: the sum in `Validation.value`, such as "CIDEr + Bleu_4"; None for no value.
+    """
     compute_value = MetricSum.parse(metrics).of if metrics else lambda scores: None
     pairs = ((epoch, read_scores(folder, evaluation_name(epoch))) for epoch in range(epochs))
     return [Validation(epoch, compute_value(scores), scores) for epoch, scores in pairs if scores]
 
 
 def metric_values(folder: Path, epochs: int, metrics: str) -> list[float]:
-    """The sum of metrics in each of the first `epochs` epochs. Epochs without it are left out."""
+    """Return the sum of metrics in each of the first `epochs` epochs.
+
+    Epochs without it are left out.
+    """
     values = (validation.value for validation in read_validations(folder, epochs, metrics))
     return [value for value in values if value is not None]
 
 
 def count_since_best(values: Sequence[float]) -> int:
-    """The number of values after the highest value. Of equal values, the first counts."""
+    """Return the number of values after the highest value. Of equal values, the first counts."""
     return len(values) - 1 - values.index(max(values)) if values else 0
 
 
 def reason_finished(config: Config, folder: Path, epochs: int) -> Optional[str]:
-    """The reason why a run is over after `epochs` epochs. None if it goes on."""
+    """Return the reason why a run is over after `epochs` epochs. None if it goes on."""
     if epochs >= config.max_epoch:
         return f"{config.output_dir} has finished all of its {epochs} epochs"
     since_best = count_since_best(metric_values(folder, epochs, config.monitor))
@@ -57,7 +66,7 @@ def reason_finished(config: Config, folder: Path, epochs: int) -> Optional[str]:
 
 
 def reason_unavailable(metrics: str, evaluation: SplitEvaluation) -> Optional[str]:
-    """The reason why a sum of metrics cannot be computed. None if it can."""
+    """Return the reason why a sum of metrics cannot be computed. None if it can."""
     computed = {name for evaluator in evaluation.evaluators for name in evaluator.names}
     for name in MetricSum.parse(metrics).signs:
         if name not in computed:
@@ -78,7 +87,7 @@ def check_monitor(config: Config, evaluation: SplitEvaluation) -> None:
 
 
 def count_plateaus(values: Sequence[float], patience: int) -> int:
-    """The number of plateaus, as torch's ReduceLROnPlateau counts them.
+    """Return the number of plateaus, as torch's ReduceLROnPlateau counts them.
 
     A plateau is more than `patience` consecutive values that do not exceed the best value so far.
     After a plateau, the count of such values restarts.
@@ -93,7 +102,7 @@ def count_plateaus(values: Sequence[float], patience: int) -> int:
 
 
 def is_done(training_config: Config, scoring_config: Config) -> bool:
-    """Whether a run is trained and scored.
+    """Return whether a run is trained and scored.
 
     scoring_config: the configuration of evaluation. Its `pretrained` names the weights to evaluate.
     """
@@ -101,7 +110,7 @@ def is_done(training_config: Config, scoring_config: Config) -> bool:
 
 
 def is_trained(config: Config) -> bool:
-    """Whether the run is over and started from the configuration's `pretrained`."""
+    """Return whether the run is over and started from the configuration's `pretrained`."""
     folder = working_folder(config.output_dir)
     paths, record = checkpoints.epoch_checkpoints(folder), folder / "config.yaml"
     if not paths or not record.exists():
@@ -114,7 +123,7 @@ def is_trained(config: Config) -> bool:
 
 
 def is_scored(config: Config, split: str = "test") -> bool:
-    """Whether the split has been captioned and scored with the current best weights."""
+    """Return whether the split has been captioned and scored with the current best weights."""
     folder = working_folder(config.output_dir)
     scores_file = folder / "result" / split / "metrics.json"
     config_file = scores_file.with_name("config.yaml")

@@ -91,7 +91,7 @@ def test_stopped_it_goes_on_with_what_is_not_there(folder, tmp_path, capsys, mon
     monkeypatch.setattr(resize, "resize_file", counted)
     command = [str(folder), str(target), "--side", "64", "--workers", "1"]
     assert resize.main(command) == 0
-    assert "stopped by SIGTERM; the same command continues from here" in capsys.readouterr().err
+    assert "stopped by SIGTERM; run the same command again to continue" in capsys.readouterr().err
     kept = {name: path.stat().st_mtime_ns for name, path in files(target).items()}
     assert 2 <= len(kept) < 5 and kept.keys() == {*made}  # with the one that was under way
     (target / ".wide.jpg.1.staged").write_bytes(b"of a killed program")

@@ -152,7 +152,7 @@ def test_a_signal_to_the_launcher_saves_and_ends_in_order(launch, tmp_path, numb
     wait_for(lambda: last_step(tmp_path / "run") > 3, launched)
     launched.send(number)
     assert launched.wait() == [0], launched.said()
-    assert "the same command continues from here" in launched.said()
+    assert "run the same command again to continue" in launched.said()
     assert last_step(tmp_path / "run") == saved_step(tmp_path / "run", 8)
 
 

@@ -49,7 +49,7 @@ def test_one_process_stopped_at_any_step(config, finished, tmp_path):
     for count, step in enumerate(sorted(SOME_STEPS)):
         run = Run(config, tmp_path / "run", hook=stop_at(step, SIGNALS[count % 3]))
         assert run.wait() == [0], (step, run.said())
-        assert "the same command continues from here" in run.said()
+        assert "run the same command again to continue" in run.said()
         assert last_step(tmp_path / "run") == saved_step(tmp_path / "run", STEPS) == step
     run = Run(config, tmp_path / "run", "num_workers=2")
     assert run.wait() == [0], run.said()

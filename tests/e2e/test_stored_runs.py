@@ -36,7 +36,7 @@ def in_store(folder):
     here = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
     there = set(stores.stamps(ADDRESS))
     both = [name for name in here & there if not name.startswith("tensorboard")]
-    other = [n for n in both if stores.whole(f"{ADDRESS}/{n}") != (folder / n).read_bytes()]
+    other = [n for n in both if stores.read_bytes(f"{ADDRESS}/{n}") != (folder / n).read_bytes()]
     return [*other, *(here ^ there)], there
 
 

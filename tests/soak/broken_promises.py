@@ -68,8 +68,8 @@ MUTATIONS = [
     Mutation(
         "one checkpoint is kept instead of two",
         "captioning/models/checkpoints.py",
-        "LEAST = 2",
-        "LEAST = 1",
+        "MIN_KEPT = 2",
+        "MIN_KEPT = 1",
         CHECKPOINTS,
     ),
     Mutation(
@@ -203,8 +203,8 @@ MUTATIONS = [
     Mutation(
         "an overflow is passed over for good",
         "captioning/training/nonfinite_report.py",
-        "LEAST_SCALE = 1.0",
-        "LEAST_SCALE = 0.0",
+        "MIN_SCALE = 1.0",
+        "MIN_SCALE = 0.0",
         "tests/captioning/training/test_loss_scaling.py",
     ),
     Mutation(

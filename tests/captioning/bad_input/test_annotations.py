@@ -20,12 +20,12 @@ BAD = {
     "cut off": (
         "a.json",
         LIST[:-8],
-        "not valid JSON at line 1 (Unterminated string starting at): mend it",
+        "not valid JSON at line 1 (Unterminated string starting at): correct it",
     ),
     "JSONL cut off": (
         "a.jsonl",
         json.dumps(ROW) + '\n\n{"image": "y.jpg", "cap',
-        "not valid JSON at line 3 (Unterminated string starting at): mend it",
+        "not valid JSON at line 3 (Unterminated string starting at): correct it",
     ),
     "CSV cut off": (
         "a.csv",

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from captioning.data import load_image, training_transform
-from captioning.data.image import MOST_PIXELS, evaluation_transform
+from captioning.data.image import MAX_PIXELS, evaluation_transform
 from captioning.runtime.errors import UserError
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)
@@ -98,7 +98,7 @@ GOOD = {
 ANY = "..."  # a decoder's own words, which differ from version to version
 NONE_OF = "none of JPEG, PNG, GIF, WEBP, BMP, TIFF, PPM, AVIF, JPEG2000"
 REPLACE = "not a readable image ({}): replace the file"
-TOO_LARGE = f"not a readable image (more than {MOST_PIXELS} pixels): make it smaller"
+TOO_LARGE = f"not a readable image (more than {MAX_PIXELS} pixels): make it smaller"
 TOO_MANY = "not a readable image (more than 100 scans or 10000 segments): save it again"
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n%%EOF\n"
 NOISE = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)

@@ -21,7 +21,7 @@ REFUSED = {
     "cut off": (
         '[{"image_id": 5, "cap',
         REFERENCES,
-        "{p}: not valid JSON at line 1 (Unterminated string starting at): mend it",
+        "{p}: not valid JSON at line 1 (Unterminated string starting at): correct it",
     ),
     "a mapping": ({"5": "a man"}, REFERENCES, A_LIST),
     "a list of captions": (

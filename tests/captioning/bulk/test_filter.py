@@ -248,9 +248,9 @@ def test_a_store_holds_what_was_dropped(s3, run, call, photos, truth, flags, dro
     for _ in range(2):
         code, _ = call(*flags(truth[2]), out=out)
         assert code == 0
-        found = stores.whole("s3://bucket/captions.filtered.jsonl")
+        found = stores.read_bytes("s3://bucket/captions.filtered.jsonl")
         assert found.count(b"\n") == len(dropped()) and dropped()[0]["caption"].encode() in found
-    assert stores.whole(out).count(b"\n") == len(kept)
+    assert stores.read_bytes(out).count(b"\n") == len(kept)
 
 
 def test_parquet_has_the_score(run, photos, truth, flags, tmp_path):

@@ -143,7 +143,7 @@ def test_killed_and_stopped_the_same_command_goes_on(photos, nodes, node, tmp_pa
     with after_each_batch(lambda kept: kept == 2 and os.kill(os.getpid(), signal.SIGTERM)):
         assert caption_lightly(nodes.address, request) == 0
     log = capsys.readouterr().err
-    assert "stopped by SIGTERM; the same command continues from here" in log
+    assert "stopped by SIGTERM; run the same command again to continue" in log
     assert "continuing" in log and "| 3/10" in log and not request.out.exists()
     assert caption_lightly(nodes.address, request) == 0
     assert [line["caption"] for line in read_lines(request.out)] == [
@@ -249,13 +249,13 @@ def test_from_a_store_to_a_store(s3, checkpoint, photos, tmp_path):
     names = ["captions.jsonl", "captions.jsonl.done"]
     assert sorted(stores.stamps("s3://bucket/within")) == names
     for name in names:
-        assert stores.whole(f"s3://bucket/within/{name}") == (tmp_path / name).read_bytes()
+        assert stores.read_bytes(f"s3://bucket/within/{name}") == (tmp_path / name).read_bytes()
     expected = contents(tmp_path / "tars")
     assert stores.stamps("s3://bucket/tars").keys() == expected.keys() and len(expected) == 6
     for name, content in expected.items() - {("owner.json", expected["owner.json"])}:
-        assert stores.whole(f"s3://bucket/tars/{name}") == content
+        assert stores.read_bytes(f"s3://bucket/tars/{name}") == content
     for line in read_lines(tmp_path / "captions.jsonl"):
-        beside = stores.whole(line["image"].replace(".png", ".txt"))
+        beside = stores.read_bytes(line["image"].replace(".png", ".txt"))
         assert beside.decode() == line["caption"] + "\n"
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 from captioning import caption
 from captioning.bulk import served
 from captioning.bulk.reading import Batch
-from captioning.bulk.served import KEY, LONGEST_SIDE, as_data_url
+from captioning.bulk.served import KEY, MAX_SIDE, as_data_url
 from captioning.bulk.shards import Part
 from captioning.files import chat
 from captioning.metrics.itm_model import ItmScorer
@@ -181,7 +181,7 @@ def test_retry_after_is_waited_for(server, monkeypatch):
     server.answers = [(429, {"Retry-After": asked}, "") for asked in ("7", "9999")]
     client = chat.ChatServer(server.url, "--url", KEY)
     assert client.ask(served.ChatPrompt("m", "p", {}, 1, None).body("", ""), Patient()) == ["now"]
-    assert waited == [7, chat.LONGEST_WAIT_S]
+    assert waited == [7, chat.MAX_WAIT_S]
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_a_server_that_goes_away_loses_nothing(run, server, photos, tmp_path):
     asked = len(server.asked)
     _, log = run(photos, "--batch_size", "2", code=2)
     [line] = [line for line in log.splitlines() if line.startswith("error: ")]
-    assert server.url in line and "after 4 tries; the same command continues from here" in line
+    assert server.url in line and "after 4 tries; run the same command again to continue" in line
     server.faults.clear()
     before = len(server.asked)
     assert before > asked
@@ -239,7 +239,7 @@ def test_after_a_read_error_queued_requests_are_cancelled(server):
     server.usual = answer
 
     def batches():
-        yield Batch(0, [{"image": "a"}] * 8, [served.GREY] * 8, last=False)
+        yield Batch(0, [{"image": "a"}] * 8, [served.GREY] * 8, ends_shard=False)
         begun.wait(100)
         raise UserError("the store is gone")
 
@@ -355,9 +355,9 @@ def test_unsupported_images_are_sent_as_jpeg(tmp_path):
         assert all(abs(a - b) < 4 for a, b in zip(found, pixel))
     exif = Image.Exif()
     exif[0x0112] = 6
-    Image.new("RGB", (3 * LONGEST_SIDE, 300)).save(tmp_path / "large.jpg", exif=exif)
+    Image.new("RGB", (3 * MAX_SIDE, 300)).save(tmp_path / "large.jpg", exif=exif)
     kind, data, image = sent(tmp_path / "large.jpg")
-    assert image.size == (100, LONGEST_SIDE)  # upright
+    assert image.size == (100, MAX_SIDE)  # upright
 
 
 def test_each_photo_is_asked_with_its_columns(run, server, photos):

@@ -30,7 +30,7 @@ def test_a_signal_ends_it_after_the_batch_and_it_continues(
     monkeypatch.setattr(Part, "add", counted)
     flags = ["--batch_size", "2", "--shard_size", "5", "--num_workers", workers]
     lines, log = run(photos, *flags)
-    assert not lines and "stopped by SIGTERM; the same command continues from here" in log
+    assert not lines and "stopped by SIGTERM; run the same command again to continue" in log
     assert len(made) == 4
     _, log = run(photos, *flags, "--num_beams", "1", code=2)
     assert "the unfinished run has num_beams None, this call has 1" in log and len(made) == 4

@@ -63,7 +63,7 @@ def test_a_store_that_returns_nothing_any_more_ends_the_run(run, s3, stored, tmp
     s3.withheld = expiring(given)
     _, log = run(stored, "--num_workers", "2", "--shard_size", "3", code=2)
     (error,) = (line for line in log.splitlines() if line.startswith("error:"))
-    assert "not allowed: give credentials" in error and "the same command continues" in error
+    assert "not allowed: give credentials" in error and "run the same command again" in error
     assert "Traceback" not in log and failures(tmp_path) == []
     s3.withheld = lambda path: False
     lines, log = run(stored, "--num_workers", "2", "--shard_size", "3")

@@ -58,7 +58,9 @@ def on_disk(call, tmp_path):
 
 
 def in_store():
-    return {name: stores.whole(f"s3://bucket/within/{name}") for name in stores.stamps(OUT[:18])}
+    return {
+        name: stores.read_bytes(f"s3://bucket/within/{name}") for name in stores.stamps(OUT[:18])
+    }
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
@@ -130,12 +132,12 @@ def test_tars_and_parquet_in_a_store_are_those_on_disk(s3, call, on_disk, tmp_pa
     given = ["--write-shards", "s3://bucket/tars/", "--parquet", "s3://bucket/tables/a.parquet"]
     assert until_done(call, random.Random(2), *given) > 1
     assert in_store() == on_disk and s3.faults == []
-    assert stores.whole("s3://bucket/tables/a.parquet") == table.read_bytes()
+    assert stores.read_bytes("s3://bucket/tables/a.parquet") == table.read_bytes()
     expected = {path.name: path.read_bytes() for path in tars.glob("*.tar")}
     assert len(expected) == 4
     assert stores.stamps("s3://bucket/tars").keys() == {*expected, "README.md", "owner.json"}
     for name, content in expected.items():
-        assert stores.whole(f"s3://bucket/tars/{name}") == content
+        assert stores.read_bytes(f"s3://bucket/tars/{name}") == content
     # Further tars get further numbers.
     assert call("one", *given, "--existing", "overwrite")[0] == 0
     numbered = [f"{i:05d}.tar" for i in range(8)]
@@ -150,10 +152,12 @@ def test_sidecars_in_a_store(s3, call, photos, tmp_path):
 
     def sidecars():
         names = [name for name in stores.stamps(source) if name.endswith(".caption")]
-        return {f"{source}/{name}": stores.whole(f"{source}/{name}").decode() for name in names}
+        return {
+            f"{source}/{name}": stores.read_bytes(f"{source}/{name}").decode() for name in names
+        }
 
     def expected():
-        lines = map(json.loads, stores.whole(OUT).splitlines())
+        lines = map(json.loads, stores.read_bytes(OUT).splitlines())
         named = {os.path.splitext(line["image"])[0]: line for line in lines}
         captions = {name: line.get("captions", [line["caption"]]) for name, line in named.items()}
         return {f"{name}.caption": "\n".join([*of, ""]) for name, of in captions.items()}

@@ -181,7 +181,7 @@ def test_a_folder_in_a_store_is_one_runs(s3, call, tmp_path, monkeypatch):
     assert call(a, *flags)[0] == 0
     assert sorted(stores.stamps(folder)) == ["00000.tar", "00001.tar", "README.md", "owner.json"]
     assert call(a, *flags[:2], "--write-shards", folder, "--verify")[0] == 0
-    uploads.put(stores.whole(f"{folder}/00000.tar")[:-512], f"{folder}/00000.tar")
+    uploads.put(stores.read_bytes(f"{folder}/00000.tar")[:-512], f"{folder}/00000.tar")
     code, log = call(a, *flags[:2], "--write-shards", folder, "--verify")
     assert code == 2 and "1 tars are missing or were changed" in log
 

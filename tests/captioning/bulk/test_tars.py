@@ -231,7 +231,7 @@ def test_a_truncated_tar_is_continued_when_it_is_whole(run, photos, shards, tmp_
     assert 6 <= len(lines) < 10 and "failed 2" in log
     failed = [json.loads(line) for line in (tmp_path / "out/failed.jsonl").open()]
     assert [line["error"] for line in failed if line["image"] == str(tar)] == [
-        f"{tar}: cannot be read on: unexpected end of data"
+        f"{tar}: cannot be read further: unexpected end of data"
     ]
     tar.write_bytes(whole)
     more, log = run(shards, "--retry-failed")

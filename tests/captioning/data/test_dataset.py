@@ -100,7 +100,7 @@ def test_images_that_are_the_same_in_every_epoch_are_made_once(photos, samples, 
     expected = [usual[epoch, index] for epoch in range(3) for index in range(10)]
     assert len(made) == 30  # another image in the place of that which cannot be read
     made.clear()
-    dataset = make_training(samples, photos, transform, **settings, same=True)
+    dataset = make_training(samples, photos, transform, **settings, is_deterministic=True)
     items = [dataset[epoch, index] for epoch in range(3) for index in range(10)]
     assert sorted(made) == [str(photos / f"{i}.png") for i in range(10) if i != 4]
     for item, as_usual in zip(items, expected):
@@ -108,8 +108,8 @@ def test_images_that_are_the_same_in_every_epoch_are_made_once(photos, samples, 
     made.clear()
     all_images = 10 * expected[0]["image"].nbytes
     for most in (all_images, all_images - 1):
-        monkeypatch.setattr(dataset_module, "MOST_KEPT", most)
-        dataset = make_training(samples, photos, transform, **settings, same=True)
+        monkeypatch.setattr(dataset_module, "MAX_KEPT_BYTES", most)
+        dataset = make_training(samples, photos, transform, **settings, is_deterministic=True)
         for _ in range(2):
             assert_same_item(dataset[0, 0], expected[0])
     assert len(made) == 1 + 2

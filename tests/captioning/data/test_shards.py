@@ -151,8 +151,8 @@ def test_batches_are_those_of_any_number_of_processes_and_workers(tars):
 def test_batches_go_on_at_any_place_without_what_came_before(tars, monkeypatch):
     whole = loaded(tars, epoch=1, shuffle_buffer=1)
     read = []
-    span = of_shards.stores.span
-    monkeypatch.setattr(of_shards.stores, "span", lambda *at: read.append(at) or span(*at))
+    span = of_shards.stores.read_range
+    monkeypatch.setattr(of_shards.stores, "read_range", lambda *at: read.append(at) or span(*at))
     for first in range(4):
         read.clear()
         assert_same(loaded(tars, 1, first, workers=0, shuffle_buffer=1), whole[first:])
@@ -162,8 +162,8 @@ def test_batches_go_on_at_any_place_without_what_came_before(tars, monkeypatch):
 def test_a_tar_is_looked_into_once_and_again_when_it_has_changed(tars, photos, monkeypatch):
     list(Shards(tars))
     opened = []
-    open_ = tar_index.stores.opened
-    monkeypatch.setattr(tar_index.stores, "opened", lambda p: opened.append(p) or open_(p))
+    open_ = tar_index.stores.open_file
+    monkeypatch.setattr(tar_index.stores, "open_file", lambda p: opened.append(p) or open_(p))
     assert len(Shards(tars)) == 10 and opened == []
     of_tars = dataset(tars)
     write_members(tars[0], members(photos, [Sample("9.png", ("another",), 9)], as_text))
@@ -197,7 +197,7 @@ def test_a_disk_that_fails_for_a_moment_is_not_the_tar(tars, monkeypatch):
             raise OSError(116, "Stale file handle")
 
     with monkeypatch.context() as patch:
-        patch.setattr(tar_index.stores, "opened", lambda path: Failing())
+        patch.setattr(tar_index.stores, "open_file", lambda path: Failing())
         with pytest.raises(UserError, match="tar: cannot be read: Stale file handle"):
             Shards(tars)
     assert len(Shards(tars)) == 10

@@ -5,7 +5,7 @@ import hashlib
 import pytest
 
 from captioning.files import stores
-from captioning.files.cache import cache_folder, cache_key, local, local_folder, located
+from captioning.files.cache import cache_folder, cache_key, local, local_folder, local_path_in
 from captioning.files.stores import Missing
 from captioning.runtime.errors import UserError
 from tests.captioning.object_store import FAULTS
@@ -34,7 +34,7 @@ def test_a_file_is_fetched_whole_and_once(store, faults):
     path = local(ADDRESS)
     assert store.faults == [] and path.name == "a.bin" and path.read_bytes() == DATA
     store.requests.clear()
-    assert local(ADDRESS) == path == located("s3://bucket/within/", "a.bin")
+    assert local(ADDRESS) == path == local_path_in("s3://bucket/within/", "a.bin")
     assert store.requests["GET"] == 0
 
 
@@ -47,7 +47,7 @@ def test_another_version_takes_its_place(store):
 
 @pytest.mark.parametrize("change", ["gone", "other"])
 def test_what_changes_midway_is_one_line_and_never_there(store, change, monkeypatch):
-    original = stores.spans
+    original = stores.read_ranges
 
     def spans(parts):
         found = original(parts[:3]) + (original(parts[3:]) if change == "other" else [])
@@ -57,7 +57,7 @@ def test_what_changes_midway_is_one_line_and_never_there(store, change, monkeypa
         store.files.pipe_file(ADDRESS, DATA[::-1])
         return found
 
-    monkeypatch.setattr("captioning.files.stores.spans", spans)
+    monkeypatch.setattr("captioning.files.stores.read_ranges", spans)
     with pytest.raises(UserError, match=r"no such file|the file was replaced during the download"):
         local(ADDRESS)
     assert "a.bin" not in files()
@@ -68,7 +68,7 @@ def test_a_fetch_that_was_killed_is_begun_again(store, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr("captioning.files.stores.spans", killed)
+        patched.setattr("captioning.files.stores.read_ranges", killed)
         local(ADDRESS)
     assert "a.bin" not in files()
     assert local(ADDRESS).read_bytes() == DATA
@@ -88,7 +88,7 @@ def test_a_folder(store):
 
 def test_paths_are_as_they_are_and_secrets_refused(tmp_path):
     assert local("a/b") == local(local("a/b")) and str(local("a/b")) == "a/b"
-    assert located("s3://bucket/a", str(tmp_path)) == tmp_path
+    assert local_path_in("s3://bucket/a", str(tmp_path)) == tmp_path
     with pytest.raises(UserError, match="may contain a secret") as error:
         local("s3://key:S3CR3T@bucket/a")
     assert "S3CR3T" not in str(error.value)

@@ -49,7 +49,7 @@ def test_rows_of_its_parquet_are_images_with_their_addresses(photos, pattern):
 
 def test_its_photos_are_listed_and_read(photos):
     assert list(images_in(DATA)) == [f"{DATA}/photos/a.png"]
-    assert stores.whole(f"{DATA}/photos/a.png") == photos[3].read_bytes()
+    assert stores.read_bytes(f"{DATA}/photos/a.png") == photos[3].read_bytes()
 
 
 @pytest.mark.parametrize(

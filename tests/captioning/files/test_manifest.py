@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from captioning.files.manifest import Hashed, manifest_path, verify, write_manifest
+from captioning.files.manifest import HashedFile, manifest_path, verify, write_manifest
 from captioning.runtime.errors import UserError
 
 
@@ -15,7 +15,7 @@ def path(tmp_path):
     """Return the path of a file with a manifest."""
     path = tmp_path / "weights.pth"
     with open(path, "wb") as file:
-        hashed = Hashed(file)
+        hashed = HashedFile(file)
         torch.save({"w": torch.arange(5000.0), "v": torch.ones(3)}, hashed)
         write_manifest(hashed, path)
     return path
@@ -58,7 +58,7 @@ def test_a_file_of_before_there_were_manifests(path):
 
 def test_the_error_of_the_disk_is_remembered():
     with open("/dev/full", "wb", buffering=0) as file:
-        hashed = Hashed(file)
+        hashed = HashedFile(file)
         with pytest.raises((OSError, RuntimeError)):
             torch.save({"w": torch.ones(100)}, hashed)
     assert hashed.problem.strerror == "No space left on device"

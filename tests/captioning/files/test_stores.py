@@ -22,19 +22,19 @@ def address(s3, monkeypatch):
 @pytest.mark.parametrize("faults", [[], *([fault] * 3 for fault in FAULTS), list(FAULTS) * 2])
 def test_parts_and_the_whole_are_read_whatever_fails_on_the_way(s3, address, faults):
     s3.faults += faults
-    with stores.opened(address) as file:
+    with stores.open_file(address) as file:
         assert file.read() == DATA
         file.seek(-5, 2)
         s3.faults += faults
         assert file.read(9) == DATA[-5:]
     s3.faults += faults
     places = [(address, first, 100) for first in range(0, 2000, 100)]
-    assert stores.spans(places) == [DATA[n : n + 100] for n in range(0, 2000, 100)]
+    assert stores.read_ranges(places) == [DATA[n : n + 100] for n in range(0, 2000, 100)]
     assert s3.faults == []
 
 
 def test_a_file_is_read_in_pieces(s3, address):
-    with stores.opened(address) as file:
+    with stores.open_file(address) as file:
         assert file.read(100) == DATA[:100] and file.read(100) == DATA[100:200]
         assert s3.requests["GET"] == 1
         file.seek(PIECE * 2)
@@ -51,18 +51,18 @@ def test_another_file_of_the_name_has_another_stamp(s3, address):
 
 def test_what_is_gone_is_told_beside_what_is_there(s3, address):
     lost = "s3://bucket/within/lost.bin"
-    found = stores.spans([(address, 0, 2), (lost, 0, 2), (address, 2, 2)])
+    found = stores.read_ranges([(address, 0, 2), (lost, 0, 2), (address, 2, 2)])
     assert found[::2] == [DATA[:2], DATA[2:4]]
     assert str(found[1]) == f"{lost}: no such file or bucket"
     assert type(found[1]) is stores.Missing
     with pytest.raises(UserError, match="no such file or bucket"):
-        stores.opened("s3://no-bucket/a.bin")
+        stores.open_file("s3://no-bucket/a.bin")
 
 
 def test_what_is_not_allowed_is_told_at_once_and_no_secret_with_it(s3, address):
     s3.faults += ["refused"] * 50
     with pytest.raises(stores.StoreError, match=r"a.bin: not allowed: give credentials where s3fs"):
-        stores.span(address, 0, 2)
+        stores.read_range(address, 0, 2)
     assert s3.requests["GET"] <= 2
 
 

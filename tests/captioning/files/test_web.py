@@ -82,20 +82,20 @@ def server(monkeypatch):
 
 
 def test_a_body_of_more_bytes_than_it_may_have_is_not_read(server, monkeypatch):
-    monkeypatch.setattr(web, "UNPACKED", 1 << 20)
+    monkeypatch.setattr(web, "MAX_UNPACKED_BYTES", 1 << 20)
     packed = {"Content-Encoding": "gzip"}
     server.answers["/a.jpg"] = packed, gzip.compress(bytes(1 << 27), 1)
     server.answers["/b.jpg"] = packed, gzip.compress(DATA)
-    assert stores.whole(f"{server.url}/b.jpg") == DATA
+    assert stores.read_bytes(f"{server.url}/b.jpg") == DATA
     tracemalloc.start()
     with pytest.raises(UserError, match=r"a\.jpg: its server sends more than 1,048,576 bytes"):
-        stores.whole(f"{server.url}/a.jpg")
+        stores.read_bytes(f"{server.url}/a.jpg")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1 << 26 and server.requests == ["/b.jpg", "/a.jpg"]
     server.answers["/c.jpg"] = {}, bytes(1 << 24)
     with pytest.raises(UserError, match=r"c\.jpg: its server sends more than 100 bytes"):
-        stores.span(f"{server.url}/c.jpg", 0, 100)
+        stores.read_range(f"{server.url}/c.jpg", 0, 100)
     assert server.requests[2:] == ["/c.jpg"]
 
 
@@ -107,16 +107,16 @@ def test_nobody_is_led_into_a_private_network(server, monkeypatch):
     for to in (server.url, public):
         server.answers[f"/to/{to}"] = {"Location": f"{to}/a.jpg"}, b""
     with pytest.raises(UserError, match=r"server redirects to 127\.0\.0\.1, which is in a private"):
-        stores.whole(f"{public}/to/{server.url}")
+        stores.read_bytes(f"{public}/to/{server.url}")
     with pytest.raises(UserError, match=r"redirects to 127\.0\.0\.1"):
         stores.stamp(f"{public}/to/{server.url}")
     for headers in ({"URI": f"{server.url}/a.jpg"}, {"Location": "", "URI": f"{server.url}/a.jpg"}):
         server.answers["/b.jpg"] = headers, b""
         with pytest.raises(UserError, match=r"redirects to 127\.0\.0\.1"):
-            stores.whole(f"{public}/b.jpg")
+            stores.read_bytes(f"{public}/b.jpg")
     assert "/a.jpg" not in server.requests
     for begin, to in [(public, public), (server.url, server.url), (server.url, public)]:
-        assert stores.whole(f"{begin}/to/{to}") == DATA
+        assert stores.read_bytes(f"{begin}/to/{to}") == DATA
 
 
 def test_a_refusal_is_told_by_its_type_and_not_by_its_name(monkeypatch):
@@ -127,7 +127,7 @@ def test_a_refusal_is_told_by_its_type_and_not_by_its_name(monkeypatch):
 
     for address in ("s3://bucket/a.jpg", "https://host/a.jpg"):
         with pytest.raises(stores.StoreError, match=r"1 requests failed \(Refused\)"):
-            stores.retried(address, ask)
+            stores.retry(address, ask)
 
 
 def test_a_bucket_gets_all_tries_for_each_file(monkeypatch):
@@ -138,7 +138,7 @@ def test_a_bucket_gets_all_tries_for_each_file(monkeypatch):
 
     for name in "abc":
         with pytest.raises(stores.StoreError, match="6 requests failed"):
-            stores.retried(f"gs://bucket/{name}", time_out)
+            stores.retry(f"gs://bucket/{name}", time_out)
 
 
 def test_a_proxy_looks_up_where_it_is_led(server, monkeypatch):
@@ -149,11 +149,11 @@ def test_a_proxy_looks_up_where_it_is_led(server, monkeypatch):
     first = "http://first.invalid/a.jpg"
     for to in ("http://second.invalid/b.jpg", "http://10.0.0.1/b.jpg"):
         server.answers[first] = {"Location": to}, b""
-        assert stores.whole(first) == DATA
+        assert stores.read_bytes(first) == DATA
         assert server.requests[-2:] == [first, to]
     server.answers[first] = {"Location": "http://10.0.0.2/b.jpg"}, b""
     with pytest.raises(UserError, match=r"redirects to 10\.0\.0\.2, which is in a private"):
-        stores.whole(first)
+        stores.read_bytes(first)
 
 
 def test_a_server_that_says_nothing_does_not_cost_each_image_its_patience(server):
@@ -161,37 +161,38 @@ def test_a_server_that_says_nothing_does_not_cost_each_image_its_patience(server
     server.answers.update({f"/{number}.jpg": SILENT for number in range(6)})
     for name in names[:2]:
         with pytest.raises(stores.StoreError, match="2 requests failed"):
-            stores.whole(name)
+            stores.read_bytes(name)
     assert len(server.requests) == 4
     for name in names[2:]:
         with pytest.raises(stores.StoreError, match="its server does not answer"):
-            stores.whole(name)
+            stores.read_bytes(name)
     assert len(server.requests) == 4
-    web.patience_with(names[0]).until = 0.0  # a minute later
+    web.patience_with(names[0]).paused_until = 0.0  # a minute later
     with pytest.raises(stores.StoreError, match="1 requests failed"):
-        stores.whole(names[2])
+        stores.read_bytes(names[2])
     with pytest.raises(stores.StoreError, match="its server does not answer"):
-        stores.whole(names[7])
-    web.patience_with(names[0]).until = 0.0  # a minute later
-    assert stores.whole(names[7]) == DATA
+        stores.read_bytes(names[7])
+    web.patience_with(names[0]).paused_until = 0.0  # a minute later
+    assert stores.read_bytes(names[7]) == DATA
     with pytest.raises(stores.StoreError, match="2 requests failed"):
-        stores.whole(names[3])
-    assert stores.whole(names[8]) == DATA
+        stores.read_bytes(names[3])
+    assert stores.read_bytes(names[8]) == DATA
 
 
 def test_parts_that_are_read_together_count_as_one_file(server):
     server.answers.update({f"/{number}.jpg": SILENT for number in range(5)})
     parts = [(f"{server.url}/{number}.jpg", 0, 4) for number in range(5)]
     for requests, told in [(7, "2 requests"), (14, "2 requests"), (14, "does not answer")]:
-        found = stores.spans(parts)
+        found = stores.read_ranges(parts)
         assert all(type(error) is stores.StoreError and told in str(error) for error in found)
         assert len(server.requests) == requests
-    web.patience_with(parts[0][0]).until = 0.0  # a minute later
+    web.patience_with(parts[0][0]).paused_until = 0.0  # a minute later
     for number in range(5):
         server.answers[f"/{number}.jpg"] = {"Content-Length": 4}, DATA[:4]
-    assert stores.spans(parts) == [DATA[:4]] * 5
+    assert stores.read_ranges(parts) == [DATA[:4]] * 5
     server.answers["/0.jpg"] = SILENT
-    error, *others = stores.spans(parts)  # the server has answered: a file times out twice again
+    # The server has answered: a file times out twice again.
+    error, *others = stores.read_ranges(parts)
     assert "2 requests failed" in str(error) and others == [DATA[:4]] * 4
 
 
@@ -202,7 +203,7 @@ def test_how_long_a_server_may_take_is_its_users_to_say(server, monkeypatch, by_
     monkeypatch.setitem(fsspec.config.conf, "http", settings if by_user else {})
     server.answers["/a.jpg"] = 1.0
     with pytest.raises(stores.StoreError, match="2 requests failed"):
-        stores.whole(f"{server.url}/a.jpg")
+        stores.read_bytes(f"{server.url}/a.jpg")
 
 
 def test_an_outage_of_a_server_that_has_answered_is_waited_for(server, monkeypatch):
@@ -217,13 +218,13 @@ def test_an_outage_of_a_server_that_has_answered_is_waited_for(server, monkeypat
     for number, name in enumerate(names[:9]):
         if number in tries:
             with pytest.raises(stores.StoreError, match=f"{tries[number]} requests failed"):
-                stores.whole(name)
+                stores.read_bytes(name)
         else:
-            assert stores.whole(name) == DATA
+            assert stores.read_bytes(name) == DATA
         minutes.append(clock.now / 60)
     assert minutes == [0, 0, 0, 1, 2, 2, 2, 3, 4]
     with pytest.raises(stores.StoreError, match="its server does not answer"):  # nor will it
-        stores.whole(names[9])
+        stores.read_bytes(names[9])
 
 
 def test_a_file_that_is_not_there_is_an_answer(server):
@@ -231,18 +232,18 @@ def test_a_file_that_is_not_there_is_an_answer(server):
     failed = "2 requests failed"
     for name, line in [("a", failed), ("b", "no such file"), ("c", failed)]:
         with pytest.raises(UserError, match=line):
-            stores.whole(f"{server.url}/{name}.jpg")
-    assert stores.whole(f"{server.url}/d.jpg") == DATA
+            stores.read_bytes(f"{server.url}/{name}.jpg")
+    assert stores.read_bytes(f"{server.url}/d.jpg") == DATA
 
 
 def test_a_server_that_is_not_there_is_no_missing_file(server, monkeypatch):
     server.shutdown()
     server.server_close()
-    for ask in (stores.stamp, stores.whole):
+    for ask in (stores.stamp, stores.read_bytes):
         with pytest.raises(stores.StoreError, match=r"6 requests failed \(ClientConnectorError"):
             ask(f"{server.url}/a.jpg")
     with pytest.raises(stores.StoreError, match="its server does not answer"):
-        stores.whole(f"{server.url}/b.jpg")
+        stores.read_bytes(f"{server.url}/b.jpg")
 
 
 def test_another_file_of_a_date_has_another_stamp(server):

@@ -8,7 +8,7 @@ import signal
 import pytest
 import torch
 
-from captioning.files.manifest import Hashed
+from captioning.files.manifest import HashedFile
 from captioning.models import checkpoints
 from captioning.runtime.errors import UserError
 
@@ -112,7 +112,7 @@ def die_at(count):
 
     for name in FILE_OPERATIONS:
         setattr(os, name, counted(getattr(os, name)))
-    Hashed.write = counted(Hashed.write)
+    HashedFile.write = counted(HashedFile.write)
 
 
 def killed_at_each_operation(tmp_path, act, least):

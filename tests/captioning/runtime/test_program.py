@@ -61,7 +61,7 @@ def test_where_a_line_is_given_a_stop_ends_in_it(capsys, stop, line, said):
 
 def test_without_a_line_a_stop_ends_well_and_ctrl_c_twice_does_not(capsys):
     assert exit_code(raising(Stopped())) == 0
-    assert "the same command continues from here" in capsys.readouterr().err
+    assert "run the same command again to continue" in capsys.readouterr().err
     assert exit_code(raising(KeyboardInterrupt())) == 130
 
 

@@ -35,7 +35,7 @@ def test_what_is_done_is_not_done_again(swept, tiny_config, tmp_path, capsys):
     without = "smile_no_first_token_mle"
 
     assert swept(*command, code=130, **{"mle0.5": "stop"}) == ["pretrain", "smile"]
-    assert "stopped; the same command continues from here" in capsys.readouterr().err
+    assert "stopped; run the same command again to continue" in capsys.readouterr().err
     refused = {"mle0.5": "the loss is not finite"}
     assert swept(*command, code=2, **refused) == ["pretrain", "mle0.5", without]
     told = capsys.readouterr()

@@ -92,7 +92,7 @@ def test_a_checkpoint_without_the_null_trains_and_does_not_generate(run, scored,
         other = config.model_copy(update={"null_image": null, "drop_image": 0.2})
         with pytest.raises(UserError, match=f"has no {name}, which null_image needs"):
             captioner_from(other, path)
-        captioner, said = captioner_from(other, path, trains=True)
+        captioner, said = captioner_from(other, path, for_training=True)
         assert f"missing: 1 ({name})" in said and not captioner.state_dict()[name].any()
         started = run(
             f"null_image={null}", "drop_image=0.2", "max_epoch=1", pretrained=path, folder=null

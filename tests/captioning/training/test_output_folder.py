@@ -188,7 +188,7 @@ def test_a_second_name_is_copied_by_the_store(s3, on, monkeypatch):
     output.upload()
     epoch, best = f"{ADDRESS}/checkpoint_00.pth", f"{ADDRESS}/{checkpoints.BEST}"
     assert [given[:2] for given in calls] == [(epoch, best)]
-    assert stores.whole(best) == (output.folder / "checkpoint_00.pth").read_bytes()
+    assert stores.read_bytes(best) == (output.folder / "checkpoint_00.pth").read_bytes()
     s3.requests.clear()
     output.upload()
     assert not s3.requests
