@@ -10,9 +10,9 @@ from captioning.rewards.interface import Reward, TrainingImages
 
 
 class ClipScoreReward(Reward):
-    """2.5 * max(cos(caption, image), 0): the metric CLIPScore / 100.
+    """2.5 * max(cos(caption, image), 0), which is the metric CLIPScore / 100.
 
-    Image features are kept for later epochs.
+    Image features are kept in memory for later epochs.
     """
 
     title = "CLIPScore"
