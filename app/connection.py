@@ -10,9 +10,10 @@ MIN_BYTES = 4096  # of a body, within TIMEOUT_S
 
 
 class TimedConnection(H11Protocol):
-    """Closes a connection if neither a complete head nor MIN_BYTES of body arrive in TIMEOUT_S.
+    """Closes a connection if in TIMEOUT_S no head is completed and less than MIN_BYTES arrive.
 
-    uvicorn has no such limit. h11 limits the size of a head to 16 KiB.
+    For a head, no number of bytes is enough, but h11 limits its size to 16 KiB. uvicorn has no such
+    time limit.
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -24,6 +25,7 @@ class TimedConnection(H11Protocol):
         super().data_received(data)
 
     def _state(self) -> tuple[object, object]:
+        """Return the current request, and h11's state of the client. Equal: no new head arrived."""
         return self.cycle, self.conn.their_state
 
     def _schedule_check(self) -> None:
@@ -34,6 +36,7 @@ class TimedConnection(H11Protocol):
         if self.transport.is_closing():
             return
         _, state = self._previous_state
+        # If reading is paused, the server is slow, not the client.
         is_slow = self._received < MIN_BYTES and not self.flow.read_paused
         if self._state() == self._previous_state and (
             state is IDLE or (state is SEND_BODY and is_slow)

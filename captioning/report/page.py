@@ -95,7 +95,7 @@ def _example_values(comparison: Comparison, image_id: ImageId) -> dict[str, Any]
 
 
 def _length_groups(comparison: Comparison) -> list[tuple[str, str, list[str]]]:
-    """Return (label, kind, captions) of each row; of humans all captions, not only held-out ones."""
+    """Return (label, kind, captions) of each row. Humans have all captions, not one per image."""
     human_captions = [text for group in comparison.references.values() for text in group]
     return [
         (
