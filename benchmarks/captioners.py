@@ -30,7 +30,7 @@ TINY = {
 
 
 def our_captioner(tiny: bool, objective: Union[str, dict[str, float]] = "mle") -> BlipCaptioner:
-    """BLIP-base at 384 pixels, or a tiny BLIP, with fixed random weights and a dummy vocabulary."""
+    """Return BLIP-base at 384 pixels, or a tiny BLIP, with fixed random weights and dummy words."""
     torch.manual_seed(0)
     words = [*SPECIAL_TOKENS, *PROMPT]
     words += [f"w{index}" for index in range(len(words), 60 if tiny else BERT_VOCAB_SIZE)]
@@ -42,7 +42,7 @@ def our_captioner(tiny: bool, objective: Union[str, dict[str, float]] = "mle") -
 
 
 def hf_captioner(ours: BlipCaptioner, share: bool = False) -> nn.Module:
-    """transformers' BlipForConditionalGeneration with the same sizes, dropout and label smoothing.
+    """Return transformers' BlipForConditionalGeneration with our weights and hyperparameters.
 
     share: use our Parameter objects instead of copies. A step of one model then updates both.
     Raises ImportError if transformers has no BLIP.
