@@ -84,7 +84,7 @@ class Chair(Evaluator):
 
         Raises UserError if none of the images is.
         """
-        # `by_id` returns () for an image that is not in the files. The others have a set.
+        # An image without objects has an empty set, an unknown image an empty tuple.
         known = {i: objects for i, objects in by_id(ids, self.objects).items() if objects != ()}
         if not known:
             raise UserError(
