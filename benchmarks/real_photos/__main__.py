@@ -106,7 +106,7 @@ def _run(arguments: argparse.Namespace) -> None:
             run_keys = [*keys, f"train_file={files[name]}", f"seed={run_seed}"]
             flags = ["--config", arguments.config, "--output_dir", str(seed_folder / name)]
             config = load_config(arguments.config, run_keys, {"output_dir": flags[-1]})
-            # A run with other settings is started, too: captioning.train then refuses it in one line.
+            # A run with other settings is started, too: captioning.train refuses it in one line.
             if not (is_trained(config) and _has_config(seed_folder / name, config)):
                 train_run = functools.partial(train.main, [*flags, *run_keys])
                 jobs.append(
