@@ -30,7 +30,7 @@ TINY = {
 
 
 def our_captioner(tiny: bool, objective: Union[str, dict[str, float]] = "mle") -> BlipCaptioner:
-    """Return BLIP-base at 384 pixels, or a tiny BLIP, with fixed random weights and dummy words."""
+    """BLIP-base at 384 pixels, or a tiny BLIP, with fixed random weights and a dummy vocabulary."""
     torch.manual_seed(0)
     words = [*SPECIAL_TOKENS, *PROMPT]
     words += [f"w{index}" for index in range(len(words), 60 if tiny else BERT_VOCAB_SIZE)]

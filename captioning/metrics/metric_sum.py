@@ -30,7 +30,7 @@ class MetricSum(NamedTuple):
             raise ValueError("write it as METRIC, -METRIC or METRIC + METRIC")
         for sign, name in (term.groups() for term in terms):
             if name not in METRICS:
-                raise ValueError(f"{name!r} is not a metric{_hint(name)}")
+                raise ValueError(f"{name!r} is no metric{_hint(name)}")
             if name in signs:
                 raise ValueError(f"{name} occurs twice")
             signs[name] = -1 if sign == "-" else 1

@@ -34,7 +34,7 @@ def reward_function(
         for each in image_id:
             if each not in images.files:
                 raise UserError(
-                    f"reward {name}: image_id of a row is {each!r}, which is unknown: give each "
+                    f"reward {name}: image_id of a row is {each!r}, which is no image: give each "
                     "row of the data set the id of its image"
                 )
         captions = []

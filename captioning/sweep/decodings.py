@@ -80,7 +80,7 @@ def read_decodings(text: str) -> list[str]:
     for name in names:
         if name not in DECODINGS:
             raise UserError(
-                f"{name!r} is not a decoding; give some of {', '.join(DECODINGS)}, or all"
+                f"{name!r} is no decoding; give some of {', '.join(DECODINGS)}, or all"
             )
     return list(dict.fromkeys([TIME_REFERENCE, *names]))
 

@@ -100,8 +100,8 @@ LINES = [
         + ", ".join(OBJECTIVES),
     ),
     ("metrics=[rouge]", f"metrics: found 'rouge'; input should be '{next(iter(EVALUATORS))}', "),
-    ("select=cider", "select: found 'cider'; 'cider' is not a metric; did you mean CIDEr?"),
-    ("monitor=last", "monitor: found 'last'; 'last' is not a metric"),
+    ("select=cider", "select: found 'cider'; 'cider' is no metric; did you mean CIDEr?"),
+    ("monitor=last", "monitor: found 'last'; 'last' is no metric"),
     (
         "prompt='a photo of'",
         "prompt: found 'a photo of'; end it with a space, or a caption's first word runs into it",

@@ -37,9 +37,9 @@ def test_every_metric_can_be_named():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("cider", "'cider' is not a metric; did you mean CIDEr?"),
-        ("CIDEr + BLEU_4", "'BLEU_4' is not a metric; did you mean Bleu_4?"),
-        ("perplexity", f"'perplexity' is not a metric; there are {', '.join(METRICS)}"),
+        ("cider", "'cider' is no metric; did you mean CIDEr?"),
+        ("CIDEr + BLEU_4", "'BLEU_4' is no metric; did you mean Bleu_4?"),
+        ("perplexity", f"'perplexity' is no metric; there are {', '.join(METRICS)}"),
         ("CIDEr Bleu_4", "write it as METRIC, -METRIC or METRIC + METRIC"),
         ("CIDEr +", "write it as METRIC, -METRIC or METRIC + METRIC"),
         ("", "write it as METRIC, -METRIC or METRIC + METRIC"),

@@ -46,8 +46,8 @@ def test_every_reward_is_a_function_of_trl(name, chat, known):
     ("name", "columns", "line"),
     [
         ("facts", {}, "reward: facts needs facts_file"),
-        ("cider", {}, "image_id of a row is None, which is unknown"),
-        ("cider", {"image_id": [5]}, "image_id of a row is 5, which is unknown"),
+        ("cider", {}, "image_id of a row is None, which is no image"),
+        ("cider", {"image_id": [5]}, "image_id of a row is 5, which is no image"),
     ],
 )
 def test_mistakes_are_one_line(name, columns, line, photos):

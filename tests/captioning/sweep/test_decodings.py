@@ -35,7 +35,7 @@ def test_every_decoding_is_a_possible_configuration(tiny_config):
 def test_names():
     assert read_decodings("mmi0.5,greedy") == ["beam3", "mmi0.5", "greedy"]
     assert set(read_decodings("all")) == set(DECODINGS)
-    with pytest.raises(UserError, match="'beam' is not a decoding; give some of greedy, beam3"):
+    with pytest.raises(UserError, match="'beam' is no decoding; give some of greedy, beam3"):
         read_decodings("beam3,beam")
 
 
