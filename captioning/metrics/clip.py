@@ -200,7 +200,7 @@ def load_clip(source: str, device: Union[str, torch.device] = "cpu") -> Clip:
 
 
 def _unit(features: Any) -> Tensor:
-    """Return unit vectors. features: a tensor, or the output object of transformers 5."""
+    """Return unit vectors. features: a tensor, or the output object of newer transformers."""
     return F.normalize(getattr(features, "pooler_output", features), dim=-1)
 
 

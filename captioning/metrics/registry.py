@@ -10,8 +10,8 @@ from typing import NamedTuple, Optional
 class Metric(NamedTuple):
     """How a metric is named and shown.
 
-    name: its name in score files. title, decimals: used in tables. references: whether the metric
-    needs references. The other fields are for the report's table that compares runs. meaning: the
+    name: its name in score files. title, decimals: used in tables. needs_references: whether
+    it can be computed only with references. The other fields are for the report's table that compares runs. meaning: the
     metric in one clause; a metric without it is not in this table, but among the other scores.
     report_title, report_decimals: replace title and decimals there. The report shows value * factor
     in `unit`.
@@ -20,7 +20,7 @@ class Metric(NamedTuple):
     name: str
     title: str
     decimals: int = 3
-    references: bool = False
+    needs_references: bool = False
     meaning: Optional[str] = None
     unit: str = ""
     report_title: Optional[str] = None
@@ -114,7 +114,7 @@ _DECLARED: dict[str, tuple[str, tuple[Metric, ...]]] = {
             Metric("distinct_1", "Dist-1"),
             Metric("distinct_2", "Dist-2"),
             Metric("distinct_captions", "Dist. Cap."),
-            Metric("vocab_use", "Vocab. Use", references=True),
+            Metric("vocab_use", "Vocab. Use", needs_references=True),
             Metric("seen_captions", "Seen Cap."),
             Metric("train_vocab_use", "Train Vocab. Use"),
         ),

@@ -201,7 +201,7 @@ def _human_row(
         others = {image_id: [caption] for image_id, caption in captions.items()}
     metric_names = {name for run in runs for name in run.metrics}
     if lacks_references:  # a caption must not be scored against itself
-        metric_names = {name for name in metric_names if not metric_of(name).references}
+        metric_names = {name for name in metric_names if not metric_of(name).needs_references}
     settings = metric_settings(runs[0].scoring_config, samples, "cpu")
     evaluators = []
     for name in dict.fromkeys(name for run in runs for name in run.scoring_config.metrics):
