@@ -10,11 +10,11 @@ from typing import NamedTuple, Optional
 class Metric(NamedTuple):
     """How a metric is named and shown.
 
-    name: its name in score files. title, decimals: used in tables. needs_references: whether
-    it can be computed only with references. The other fields are for the report's table that compares runs. meaning: the
-    metric in one clause; a metric without it is not in this table, but among the other scores.
-    report_title, report_decimals: replace title and decimals there. The report shows value * factor
-    in `unit`.
+    name: its name in score files. title, decimals: used in tables. needs_references: whether it can
+    be computed only with references. The other fields are for the report's table that compares
+    runs. meaning: the metric in one clause; a metric without it is not in this table, but among the
+    other scores. report_title, report_decimals: replace title and decimals there. The report shows
+    value * factor in `unit`.
     """
 
     name: str

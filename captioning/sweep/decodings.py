@@ -79,9 +79,7 @@ def read_decodings(text: str) -> list[str]:
     names = list(DECODINGS) if text == "all" else text.split(",")
     for name in names:
         if name not in DECODINGS:
-            raise UserError(
-                f"{name!r} is no decoding; give some of {', '.join(DECODINGS)}, or all"
-            )
+            raise UserError(f"{name!r} is no decoding; give some of {', '.join(DECODINGS)}, or all")
     return list(dict.fromkeys([TIME_REFERENCE, *names]))
 
 
