@@ -45,8 +45,8 @@ class Comparison:
     - human: the row of human captions; None if the data set cannot be read
     - scenes: {image id: scene} of images made by `captioning.scenes`, whose facts are known
     - missing: one sentence for each part that is missing in the report
-    - captioned: the number of images that all runs captioned
-    - whole_split: whether the images that all runs captioned are all images of the split
+    - num_captioned: the number of images that all runs captioned
+    - is_whole_split: whether the images that all runs captioned are all images of the split
     """
 
     split: str
@@ -57,8 +57,8 @@ class Comparison:
     human: Optional[Row] = None
     scenes: dict[ImageId, Scene] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
-    captioned: int = 0
-    whole_split: bool = True
+    num_captioned: int = 0
+    is_whole_split: bool = True
 
     @property
     def has_other_captions(self) -> bool:
@@ -87,7 +87,7 @@ def compare(folders: Sequence[Path], split: str = "test") -> Comparison:
         )
     count = len(captioned)
     missing = list(_describe_gaps(runs, count))
-    without_data = Comparison(split, runs, captioned, missing=missing, captioned=count)
+    without_data = Comparison(split, runs, captioned, missing=missing, num_captioned=count)
     config = runs[0].scoring_config
     try:
         split_samples = read_split(config, split)
