@@ -33,6 +33,7 @@ class TimedConnection(H11Protocol):
         self.loop.call_later(TIMEOUT_S, self._check)
 
     def _check(self) -> None:
+        """Close the connection if the client was slow since the last check; else check again."""
         if self.transport.is_closing():
             return
         _, state = self._previous_state

@@ -116,6 +116,7 @@ def peak_memory(build: Callable[..., Work], *arguments: Any) -> int:
 
 
 def _measure_growth(num_threads: int, build: Callable[..., Work], arguments: tuple) -> int:
+    """Return what `peak_memory` returns. Called in the new process."""
     keep_memory()
     torch.set_num_threads(num_threads)
     work = build(*arguments)
@@ -132,6 +133,7 @@ def _read_memory(field: str) -> int:
 
 
 def _measure_growth_on_gpu(work: Work) -> int:
+    """Return by how many bytes GPU memory grows from before one call of a work to its peak."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

@@ -47,6 +47,7 @@ def write_subsets(config: Config, counts: dict[str, int], folder: Path) -> list[
 
 
 def _write(samples: Sequence[Sample], path: Path) -> str:
+    """Write an annotation file, and return its absolute path."""
     rows = [
         {"image": sample.image, "caption": list(sample.captions), "image_id": sample.image_id}
         for sample in samples

@@ -60,6 +60,7 @@ class StatusLine:
         self.next_time = 0.0
 
     def show(self, line: str) -> None:
+        """Show the line, unless a line was shown a moment ago."""
         now, terminal = time.monotonic(), sys.stderr.isatty()
         if now < self.next_time:
             return

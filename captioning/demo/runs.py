@@ -151,6 +151,7 @@ class Demo:
         return load_config(REPOSITORY / FINETUNE, overrides, flags)
 
     def _overrides(self, config: str, name: str) -> list[str]:
+        """Return the overrides of a run. config: PRETRAIN or FINETUNE. name: of its folder."""
         overrides = [f"image_root={self.data}", f"ann_root={self.data}"]
         overrides.append(f"tokenizer={self.data / 'vocab.txt'}")
         if config == FINETUNE:

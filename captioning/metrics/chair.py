@@ -27,7 +27,7 @@ from captioning.metrics.objects_in_text import (
 from captioning.metrics.options import FILE, Options
 from captioning.runtime.errors import UserError
 
-# By CHAIR's authors. Downloaded, because its licence differs from this project's.
+# A file by CHAIR's authors. It is downloaded, because its licence differs from this project's.
 SYNONYMS_URL = (
     "https://raw.githubusercontent.com/LisaAnne/Hallucination/"
     "6e4d33c4bedf6dfcd24c61bf527f40714717be47/data/synonyms.txt"

@@ -109,6 +109,7 @@ def _meteor(captions, groups):
 
 
 def _rouge(captions, groups):
+    """Return ROUGE-L of each caption."""
     from pycocoevalcap.rouge.rouge import Rouge
 
     _, each = Rouge().compute_score(*_by_index(captions, groups))
@@ -117,6 +118,7 @@ def _rouge(captions, groups):
 
 
 def _cider(captions, groups):
+    """Return CIDEr of each caption."""
     from pycocoevalcap.cider.cider import Cider
 
     if not any(text for group in groups for text in group):

@@ -47,6 +47,7 @@ def read_pool(path: Path, root: Optional[Path] = None) -> Pool:
 
 
 def _read_features(path: Path) -> Pool:
+    """Return the pool of an `.npz` file. Raises UserError."""
     try:
         features, files = read_arrays(path, "features", "files")
     except READ_ERRORS as error:
@@ -87,6 +88,7 @@ def new_images(pool: Pool, own: Iterable[Path]) -> list[int]:
 
 
 def _same(content: Union[Path, np.ndarray], other: Union[Path, np.ndarray, None]) -> bool:
+    """Whether two images of one file name are the same, see `new_images`. Raises UserError."""
     if isinstance(content, np.ndarray):
         return other is None or np.allclose(content, other, atol=1e-5)
     try:

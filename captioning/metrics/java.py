@@ -87,6 +87,7 @@ def _watch(process, time_limit, late, done) -> None:
 
 
 def _start(arguments: Sequence, log: TextIO) -> subprocess.Popen:
+    """Start `java ARGUMENTS`, with `log` as its stderr. Raises JavaError."""
     java = shutil.which("java")
     if java is None:
         raise JavaError("no Java: there is no `java` on PATH")

@@ -65,7 +65,7 @@ class JudgeEvaluator(Evaluator):
     def prepare(self) -> None:
         self.server = ChatServer(self.options.judge_url, "judge_url", KEY)
         self.cache = cache_folder(self.settings.cache_dir) / "judge"
-        # Acquired by the thread that logs a failed write to the cache, so that only one line is.
+        # Acquired by the thread that logs a failed write to the cache, so that it is logged once.
         self.unwarned = Lock()
 
     def check(self) -> None:
@@ -79,8 +79,8 @@ class JudgeEvaluator(Evaluator):
     def verdicts(self, questions: Sequence[str], read: Callable[[str, str], Any]) -> list[Any]:
         """Return `read(question, reply)` for each question; None without a valid reply.
 
-        Equal questions are asked once. read: returns None for an invalid reply, after which the
-        question is asked again, up to TRIES times. Raises UserError.
+        Equal questions are asked once. read: returns None for an invalid reply. A
+        question is then asked again, TRIES times in all. Raises UserError.
         """
         given_up = Event()
         found = {}

@@ -82,9 +82,9 @@ class _SharedJava:
             return self.process
 
     def score(self, captions, references):
-        """Return `_score` by the process, one call at a time. After an error the process is ended.
+        """Call `_score` with the process, one call at a time, and return its result.
 
-        Raises JavaError.
+        An error ends the process. Raises JavaError.
         """
         with self.lock:
             process, self.process = self.start(), None
@@ -104,8 +104,8 @@ def shared_process(start: bool = False) -> Iterator[Mapping[str, str]]:
     """Compute METEOR in the block with one Java process, since its start takes seconds.
 
     Yields the environment variables with which child processes use it, too. start: whether to start
-    it at once. It needs about 600 MB, and is killed after an hour. If it fails, the call is
-    repeated in a new process only for this call, and the next call starts a new shared process.
+    it at once. It needs about 600 MB, and is killed after an hour. If the shared process fails, the
+    failed call is repeated with its own process, and the next call starts a new shared process.
     """
     java, outer = _SharedJava(), os.environ.get(ADDRESS)
     with serve(java.score) as os.environ[ADDRESS]:

@@ -79,6 +79,7 @@ def _sizes(state: dict[str, Tensor]) -> dict[str, Any]:
 
 
 def _tower(state: dict[str, Tensor], prefix: str, width: int) -> dict[str, int]:
+    """Return the sizes of the encoder of this width whose names begin with `prefix`."""
     return {
         "hidden_size": width,
         "intermediate_size": state[f"{prefix}0.mlp.c_fc.weight"].shape[0],
@@ -88,6 +89,7 @@ def _tower(state: dict[str, Tensor], prefix: str, width: int) -> dict[str, int]:
 
 
 def _renamed(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights with transformers' names. Raises KeyError for other models."""
     renamed = {
         "text_projection.weight": state["text_projection"].T,
         "visual_projection.weight": state["visual.proj"].T,

@@ -72,6 +72,7 @@ def _by_name(path: Path) -> dict[str, list[str]]:
 
 
 def _human(human: Mapping[str, Sequence[str]], image: str, where: str) -> Sequence[str]:
+    """Return an image's references. where: the place in the file, for the UserError."""
     if image not in human:
         raise UserError(
             f"{where}: image {image!r} has no references: give --references with all images"

@@ -179,6 +179,7 @@ def moving_average(values: np.ndarray) -> np.ndarray:
 def _draw(
     run_curves: list[Curve], name: str, title: str, x_label: str, y_label: str, smooth: bool
 ) -> Markup:
+    """Return a figure of curves. smooth: draw moving averages, and the curves only faintly."""
     with figure_context():
         figure = new_figure()
         ax = figure.add_subplot()

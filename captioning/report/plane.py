@@ -156,6 +156,7 @@ def label_points(figure: Figure, ax: Axes, points: list[Point]) -> None:
 
 
 def _label_point(ax: Axes, point: Point, occupied: list[Bbox], renderer) -> Bbox:
+    """Write a point's label where it overlaps least, and return its box."""
     plot_area = ax.get_window_extent(renderer)
     annotation = {"xy": (point.x, point.y), "xytext": OFFSETS[0], "textcoords": "offset points"}
     text = ax.annotate(point.label, **annotation, fontsize=9, color=INK, in_layout=False)

@@ -106,6 +106,7 @@ def plain_command(record: dict[str, Any]) -> Optional[str]:
 
 
 def _read_run(folder: Path, split: str) -> Run:
+    """Return the run in a folder, with its captions of the split. Raises UserError."""
     result = folder / "result" / split
     results_file = folder / "result" / f"{split}.json"
     if not folder.is_dir():
@@ -178,6 +179,7 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _validate(value: Any, expected_type: Any, path: Path) -> Any:
+    """Return the value if it has the expected type. path: its file, for the UserError."""
     try:
         return TypeAdapter(expected_type).validate_python(value)
     except ValidationError:

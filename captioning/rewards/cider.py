@@ -44,6 +44,7 @@ class CiderD(Reward):
         return np.array([self._score_image(*pair) for pair in zip(image_ids, captions)])
 
     def _score_image(self, image_id: ImageId, captions: Sequence[Sampled]) -> list[float]:
+        """Return CIDEr-D of each caption of an image."""
         refs = [self.idf.vectors(_with_end(words)) for words in self.references[image_id]]
         scores = []
         for text, ended in captions:

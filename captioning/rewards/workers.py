@@ -90,6 +90,7 @@ def _compute(name: str, image_ids: Sequence[ImageId], captions: Captions) -> lis
 
 @contextmanager
 def _worker_death_as_user_error():
+    """Raise UserError if a worker dies while the block uses the pool."""
     try:
         yield
     except BrokenProcessPool:

@@ -69,6 +69,7 @@ def describe_all(scene: Scene, rng: random.Random) -> list[str]:
 
 
 def _noun_phrase(thing: Thing, may_have_place: bool, chance, rng: random.Random) -> str:
+    """Return a noun phrase for a thing. chance: see `describe`."""
     words = [*_properties(thing, chance, rng)]
     words.append(_synonym(thing.shape, rng) if chance(0.5, 0.97) else rng.choice(OBJECT_NOUNS))
     article = "an" if words[0][0] in "aeiou" else "a"
@@ -77,6 +78,7 @@ def _noun_phrase(thing: Thing, may_have_place: bool, chance, rng: random.Random)
 
 
 def _properties(thing: Thing, chance, rng: random.Random) -> Iterator[str]:
+    """Yield adjectives for a thing."""
     if chance(0.03, 0.65):
         general, *extreme = SIZES[thing.size]
         yield extreme[0] if extreme and chance(0.2, 0.9) else _synonym(general, rng)
@@ -91,6 +93,7 @@ def _properties(thing: Thing, chance, rng: random.Random) -> Iterator[str]:
 
 
 def _place(thing: Thing, chance, rng: random.Random) -> str:
+    """Return words for a thing's place."""
     places = list(thing.place())
     if places == ["middle"]:
         return f"in the {_synonym('middle', rng)}"
@@ -262,6 +265,7 @@ def _matchings(mentions: list[int], things: int) -> Iterator[dict[int, int]]:
 
 
 def _holds(fact: Fact, matching: dict[int, int], scene: Scene) -> bool:
+    """Whether a fact is true. matching: {mention: index of a thing}."""
     if fact.subject is None:
         return fact.what in scene.facts()
     if fact.subject not in matching:

@@ -93,6 +93,7 @@ def write_decodings(
 
 
 def _lines(sweeps: Sequence[Sweep], names: Sequence[str], extra_metrics: Mapping) -> Iterator[Line]:
+    """Yield a line for each decoding of each variant. names: of the decodings."""
     runs_by_label: dict[str, list[Path]] = {}
     names_by_label: dict[str, list[str]] = {}
     for sweep in sweeps:

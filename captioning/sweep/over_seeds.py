@@ -27,6 +27,7 @@ def mean_over_seeds(rows: Sequence[Row], label: str) -> Row:
 
 
 def _mean_estimate(estimates: Sequence[Estimate]) -> Estimate:
+    """Return the mean of one metric over seeds, see `mean_over_seeds`."""
     value = statistics.mean(e.value for e in estimates)
     count = estimates[0].n
     if any(e.low is None or e.high is None for e in estimates):

@@ -164,6 +164,7 @@ def _parse_names(text: Optional[str], allowed: Sequence[str], kind: str) -> list
 
 
 def _parse_numbers(text: str, number, is_allowed, example: str) -> list[Union[float, int]]:
+    """Return numbers that are separated by commas. number: their type. Raises UserError."""
     try:
         numbers = [number(part) for part in text.split(",")]
         if all(map(is_allowed, numbers)):
