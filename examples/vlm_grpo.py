@@ -3,10 +3,10 @@
     pip install trl peft torchvision    # after requirements.txt, in a checkout of this repository
     python -m examples.vlm_grpo configs/vlm_coco.yaml --reward "{cider: 1}" output_dir=output/grpo
 
-The configuration is that of a run of model vlm. A step samples `reward_samples` captions of up to
-`max_tokens` tokens for each of `batch_size` photos. --likelihood W adds W times the configuration's
-`objective` on as many human captions. The output is the merged model and its processor, which
-transformers' `from_pretrained` and the configuration key `vlm` can load.
+The configuration is one for captioning.train with `model: vlm`. A step samples `reward_samples`
+captions of up to `max_tokens` tokens for each of `batch_size` photos. --likelihood W adds W times
+the configuration's `objective` on as many human captions. The output is the merged model and its
+processor, which transformers' `from_pretrained` and the configuration key `vlm` can load.
 """
 
 import argparse

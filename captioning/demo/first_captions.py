@@ -13,7 +13,7 @@ EXAMPLES = 2
 
 
 class FirstCaptions:
-    """Prints once what an MLE run and a SMILE run say of two images after their first epoch."""
+    """Prints the captions of two images by an MLE and a SMILE run after their first epoch, once."""
 
     def __init__(self) -> None:
         self.shown = False
