@@ -10,10 +10,10 @@ MIN_BYTES = 4096  # of a body, within TIMEOUT_S
 
 
 class TimedConnection(H11Protocol):
-    """Closes a connection if in TIMEOUT_S no head is completed and less than MIN_BYTES arrive.
+    """Closes a connection whose client sends too slowly, which uvicorn does not limit.
 
-    For a head, no number of bytes is enough, but h11 limits its size to 16 KiB. uvicorn has no such
-    time limit.
+    From one check to the next, TIMEOUT_S later, a head has to be complete, and MIN_BYTES of a body
+    have to arrive. h11 limits the size of a head to 16 KiB.
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
