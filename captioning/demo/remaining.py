@@ -7,7 +7,7 @@ from typing import Callable, Optional
 
 from tqdm import tqdm
 
-_MIN_SHARE = 0.03  # of all work: until then, the pace is not measured but expected
+_MIN_SHARE = 0.03  # of all work; only after it is the pace measured instead of expected
 
 
 class TimeEstimate:
@@ -27,9 +27,8 @@ class TimeEstimate:
     def record(self, step: int, share: float, first: bool = False) -> None:
         """Record the finished share of a step, from 0 to 1.
 
-        first: whether to leave out the share and the time since the step began when the pace is
-        measured. For the first report of a step, because an earlier call of the program may have
-        done this share.
+        first: true for a step's first report, whose share an earlier call of the program may have
+        done. Neither this share nor the time since the step began counts for the pace.
         """
         if step != self.step:
             self.step, self.share, self.step_start = step, 0.0, self.clock()
@@ -47,6 +46,7 @@ class TimeEstimate:
 
 
 def format_seconds(seconds: float) -> str:
+    """Return a duration as text: "40 s" or "1.6 min"."""
     if seconds < 90:
         return f"{max(10, round(seconds, -1)):.0f} s"
     return f"{seconds / 60:.1f} min"

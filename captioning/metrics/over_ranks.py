@@ -22,8 +22,8 @@ T = TypeVar("T")
 def on_all_ranks(do: Callable[[], T]) -> T:
     """Call `do` and return its result. All processes have to make this call.
 
-    If `do` fails on one process, all of them raise UserError. Otherwise the other processes would
-    wait for it until the process group times out. A single process raises the error itself.
+    If `do` fails on one process, all of them raise UserError. Without this, the other processes
+    would wait for it until the process group times out. A single process raises the error itself.
     """
     if world_size() == 1:
         return do()
