@@ -28,7 +28,7 @@ from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.runtime.program import exit_code
 
-MIN_PYTHON = (3, 10)  # of Gradio 6
+MIN_PYTHON = (3, 10)  # Gradio 6 needs it
 # The flags of `Limits`, in its order, with their help.
 LIMITS = {
     "max-mb": "MB per photo",
@@ -40,7 +40,7 @@ LIMITS = {
 
 
 def command_line() -> argparse.ArgumentParser:
-    """Build the parser of the command line. docs/app.md describes the flags."""
+    """Return the parser of the command line. docs/app.md describes the flags."""
     parser = argparse.ArgumentParser(
         prog="bash scripts/app.sh",
         description=__doc__,
@@ -57,7 +57,8 @@ def command_line() -> argparse.ArgumentParser:
     parser.add_argument("--host", default="127.0.0.1", help="default: only this machine")
     parser.add_argument("--host-name", action="append", help="a further host name of the page")
     parser.add_argument(
-        "--token", help=f"visitors need it; better: set {TOKEN_VARIABLE} in the environment"
+        "--token",
+        help=f"a token that visitors need; better: set {TOKEN_VARIABLE} in the environment",
     )
     parser.add_argument("--port", type=int, default=7860, help="default: 7860; 0: any free port")
     for (flag, help_text), default in zip(LIMITS.items(), Limits()):

@@ -18,7 +18,7 @@ from captioning.report.runs import check_unique, make_unique, objective_kind, tr
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line
 
-# The demo's runs, full and quick, in the page's order.
+# Folders of the full and of the quick demo, and the runs of a demo in the page's order.
 DEMOS = [Path("output/demo"), Path("output/demo-quick")]
 DEMO_RUNS = ("mle", "smile", "mle_smile")
 
@@ -43,7 +43,10 @@ class Checkpoint:
 
 
 def find_demo_checkpoints() -> list[str]:
-    """Find the demo's checkpoints in the working folder. Raises UserError if there are none."""
+    """Return the paths of the demo's checkpoints. Raises UserError if there are none.
+
+    The quick demo's are returned if the full demo has none.
+    """
     for folder in DEMOS:
         best_checkpoints = [best for run in DEMO_RUNS if (best := checkpoints.best(folder / run))]
         if best_checkpoints:
@@ -60,10 +63,11 @@ def load_checkpoints(
     device: torch.device,
     precision: str = "fp32",
 ) -> list[Checkpoint]:
-    """Load checkpoints, and log a line for each.
+    """Return the loaded checkpoints, and log a line for each.
 
     sources: paths, run folders (for their best checkpoint), URLs or hf:// addresses. config: the
-    YAML file for checkpoints outside of run folders. precision: fp32 or int8. Raises UserError.
+    YAML file for checkpoints that are not in a run's folder. precision: fp32 or int8. Raises
+    UserError.
     """
     paths = [checkpoints.resolve(source) for source in sources]
     display_names = [without_secrets(path) for path in paths]

@@ -1,4 +1,4 @@
-"""Batches calls that several threads make within a few milliseconds."""
+"""Computes calls of several threads together, as batches."""
 
 import threading
 import time
@@ -53,7 +53,10 @@ class DynamicBatcher:
         return call.answer.result()
 
     def _take_batch(self, first: _Call, window: float) -> list[_Call]:
-        """After the window, move the call and others with its key from `_waiting` to a batch."""
+        """Wait for the window or a full batch. Return the call and others with its key, in order.
+
+        They are removed from `_waiting`.
+        """
 
         def matching_calls() -> list[_Call]:
             return [c for c in self._waiting if c.key == first.key and not c.disconnected.is_set()]
@@ -69,7 +72,11 @@ class DynamicBatcher:
         return batch
 
     def _answer(self, batch: list[_Call]) -> None:
-        """Compute a batch and set each call's answer. An item's error affects only its own call."""
+        """Compute a batch and set each call's answer.
+
+        After an error, compute each item as a batch of its own, so that only its call gets the
+        error.
+        """
         started, answers = time.monotonic(), None
         for call in batch:
             if call.disconnected.is_set():
@@ -83,7 +90,7 @@ class DynamicBatcher:
             if len(calls) == 1:
                 calls[0].answer.set_exception(error)
                 return
-        if answers is None:  # outside of the except block, which keeps the traceback's memory
+        if answers is None:  # not in the except block: there, the traceback keeps tensors in memory
             for call in calls:
                 self._answer([call])
             return

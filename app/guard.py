@@ -13,12 +13,12 @@ from urllib.parse import unquote, urlsplit
 
 from captioning.runtime.errors import UserError
 
-TOKEN_VARIABLE = "APP_TOKEN"  # of the environment, which `ps` does not show
+TOKEN_VARIABLE = "APP_TOKEN"  # an environment variable; unlike a flag, `ps` does not show it
 # On a 401 with this header, browsers ask for a user name and a password. The user name is ignored;
 # the password must be the token.
 CHALLENGE = 'Basic realm="SMILE captions", charset="UTF-8"'
-# The routes under /gradio_api that the page needs. Some of Gradio's seventy other routes make the
-# server fetch a URL of the client's choice.
+# ROUTES are the only routes under /gradio_api that the page needs. Some of Gradio's seventy others
+# make the server fetch a URL of the client's choice.
 GRADIO = "gradio_api"
 FILE, UPLOAD = f"/{GRADIO}/file=", f"/{GRADIO}/upload"
 EVENTS = (f"/{GRADIO}/queue/join", f"/{GRADIO}/run/predict")
@@ -27,7 +27,7 @@ ROUTES = re.compile("|".join((*EVENTS, UPLOAD, READS)))
 
 
 def read_token(flag_value: Optional[str]) -> Optional[str]:
-    """Return the token of --token (`flag_value`) or the environment; None if unset.
+    """Return the token of --token (`flag_value`), else of the environment; None if neither is set.
 
     Raises UserError for an invalid token.
     """
@@ -42,7 +42,7 @@ def read_token(flag_value: Optional[str]) -> Optional[str]:
 
 
 def _parse_host_name(host: str) -> str:
-    """The host name in a Host header, in lower case, without the port; empty if invalid."""
+    """Return the host name in a Host header in lower case, without the port; "" if invalid."""
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
@@ -102,15 +102,16 @@ def is_from_this_page(scope, headers) -> bool:
 
 
 class Guard:
-    """Middleware that answers the requests which it refuses; others reach `app`.
+    """Middleware that answers the requests which it refuses, and passes on the others to `app`.
 
     address: the IP address of the socket. names: further host names of this page. token: None if
     visitors need no token.
 
-    An attacker can point a host name at this machine and read the answers (DNS rebinding). Such a
-    request has the attacker's name in its Host header, and is refused. IP addresses cannot be
-    rebound. If the socket listens on all addresses, any IP address is accepted in the Host header,
-    since a router may map further addresses to this machine.
+    An attacker can point a host name at this machine, so that a page of this name may read the
+    server's answers in a visitor's browser (DNS rebinding). Such a request has the attacker's name
+    in its Host header, and is refused. IP addresses cannot be rebound. If the socket listens on all
+    addresses, any IP address is accepted in the Host header, since a router may map further
+    addresses to this machine.
     """
 
     def __init__(self, app, address: str, names: Iterable[str], token: Optional[str]):

@@ -6,17 +6,20 @@ from prometheus_client import Counter, Histogram, make_asgi_app
 
 from app.service import CaptionService
 
+# Buckets of the histograms.
 SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 PHOTOS = (1, 2, 4, 8, 16, 32, 64)
 
-# The only label is the status, so visitors cannot create further time series.
+# Each value of a label is a time series. No label has a value that a visitor chooses.
 requests = Counter(
     "smile_requests", "Requests to the API, by status; 499: disconnected", ["status"]
 )
-request_seconds = Histogram("smile_request_seconds", "From request to answer", buckets=SECONDS)
+request_seconds = Histogram(
+    "smile_request_seconds", "From an API request to its answer", buckets=SECONDS
+)
 captions = Counter("smile_captions", "Captions, including the page's")
 batch_photos = Histogram("smile_batch_photos", "Photos captioned at once", buckets=PHOTOS)
-batch_seconds = Histogram("smile_batch_seconds", "To caption a batch", buckets=SECONDS)
+batch_seconds = Histogram("smile_batch_seconds", "Time to caption a batch", buckets=SECONDS)
 
 
 def count_batch(photos: int, seconds: float) -> None:

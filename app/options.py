@@ -12,6 +12,7 @@ from decoding.rerank import Reranking
 
 # Upper limits, which bound the time of a caption.
 LIMITS = {"num_beams": 10, "max_length": 120, "num_candidates": 50, "guidance_scale": 5}
+# These fields have an effect only with sampling, RERANKING only with reranking.
 SAMPLING = {"top_p", "top_k", "temperature", "min_p", "typical_p", "seed"}
 # Recorded only if they differ from their defaults, which disable them.
 OPTIONAL = {"no_repeat_ngram_size", "min_p", "typical_p", "guidance_scale"}
@@ -20,11 +21,11 @@ Length = Annotated[int, Field(ge=0, le=LIMITS["max_length"])]
 
 
 class Options(BaseModel):
-    """Decoding settings with transformers' names.
+    """Decoding settings, mostly with transformers' names.
 
     prompt: None for each checkpoint's own prompt. seed: for sampling; the same seed gives the same
     caption. rerank: how the caption is selected from `num_candidates` samples; None for no
-    reranking. details: whether the API's answer lists all candidates.
+    reranking. details: whether the API's answer lists all candidates of reranking.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -50,7 +51,7 @@ class Options(BaseModel):
     details: bool = False
 
     def decoding_settings(self) -> DecodingSettings:
-        """The settings for decoding. Raises UserError if min_length is above max_length."""
+        """Return the settings for decoding. Raises UserError if min_length is above max_length."""
         try:
             return DecodingSettings(
                 **self.model_dump(include=set(DecodingSettings.__dataclass_fields__))
@@ -59,11 +60,11 @@ class Options(BaseModel):
             raise UserError(str(error)) from error
 
     def reranking(self) -> Optional[Reranking]:
-        """The settings of reranking; None without reranking or with a weight of 0."""
+        """Return the settings of reranking; None without reranking or with a weight of 0."""
         return build_reranking(self, self.num_candidates)
 
     def effective_settings(self) -> dict[str, Any]:
-        """The settings that have an effect, to be recorded with a caption."""
+        """Return the settings that have an effect, to be recorded with a caption."""
         reranking = self.reranking()
         unused = {"num_beams"} if self.sample or reranking else SAMPLING
         unused |= {"details"} if reranking else RERANKING
@@ -76,7 +77,7 @@ class Options(BaseModel):
 
 
 def read_options(values: dict[str, Any]) -> Options:
-    """Validate settings. Raises UserError for unknown names and for values outside the limits."""
+    """Return validated settings. Raises UserError for an unknown name and for a forbidden value."""
     try:
         return Options(**values)
     except ValidationError as error:
@@ -90,7 +91,7 @@ def read_options(values: dict[str, Any]) -> Options:
 
 
 def page_defaults(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The decoding settings of a checkpoint's run, within the limits of the page."""
+    """Return the decoding settings of a checkpoint's run, reduced to the limits of the page."""
     run_settings = vars(checkpoint.config.decoding_settings())
     values = {name: run_settings[name] for name in Options.model_fields if name in run_settings}
     return {name: min(value, LIMITS.get(name, value)) for name, value in values.items()}

@@ -31,7 +31,7 @@ _html = functools.partial(gr.HTML, apply_default_css=False)
 
 
 def _preprocess_upload(field: gr.Image, payload: Any) -> Any:
-    """Return an image field's value as (file, the visitor's file name); None for an empty field.
+    """Return an image field's value as (path, the visitor's file name); None for an empty field.
 
     Gradio's own preprocessing decodes files without limits, and shows no errors. The middleware
     `app.uploads.BodyChecks` has already checked that the path is that of an uploaded file.
@@ -41,9 +41,9 @@ def _preprocess_upload(field: gr.Image, payload: Any) -> Any:
     return payload.path, payload.orig_name or Path(payload.path).name
 
 
-# An image field with the preprocessing above. It is a class, because Gradio recreates fields and
-# would lose a method of an instance. It is created without a class statement, for which Gradio
-# would write a .pyi file next to this file.
+# An image field with the preprocessing above. It is a class, because Gradio recreates fields, which
+# would lose a method that is set on an instance. It is created without a class statement, because
+# Gradio would write a .pyi file for one next to this file.
 Photo = ABCMeta.__new__(
     type(gr.Image), "Photo", (gr.Image,), {"preprocess": _preprocess_upload, "is_template": True}
 )
@@ -191,8 +191,8 @@ def _add_controls(service: CaptionService) -> tuple[list[gr.components.Component
     def number(name: str, label: str) -> None:
         controls[name] = gr.Number(defaults[name], label=label, precision=0)
 
-    # The style sheet hides controls without effect, not events: Gradio sometimes loses an event
-    # that follows another event at once.
+    # The style sheet hides controls that have no effect. Gradio's events could do this, too, but it
+    # sometimes loses an event that follows another one at once.
     with gr.Column(elem_classes="smile-controls"):
         checkpoint_boxes = gr.CheckboxGroup(labels, value=labels, label="Checkpoints")
         default_method = SAMPLING if defaults["sample"] else BEAM

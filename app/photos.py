@@ -9,7 +9,7 @@ from PIL import Image, ImageOps
 from captioning.data.image import decode, open_image
 from captioning.runtime.errors import UserError
 
-SHOWN_SIDE = 640  # maximum pixels of the longer side of a photo shown in the page
+SHOWN_SIDE = 640  # the most pixels of the longer side of a photo as it is shown in the page
 
 
 class PhotoError(UserError):
@@ -19,9 +19,9 @@ class PhotoError(UserError):
 class Limits(NamedTuple):
     """Limits that prevent one visitor from occupying the whole machine.
 
-    upload_mb: size of a file in MiB. pixels: width * height of a photo. photos: number of photos in
-    the tab Batch. queue: waiting callers; further callers are refused. batch: photos in a
-    captioner's batch.
+    upload_mb: size of a file in MiB. pixels: width * height of a photo. photos: photos at a time in
+    the tab Batch. queue: callers that wait; further callers are refused. batch: photos that a
+    captioner captions at once.
     """
 
     upload_mb: float = 20.0
@@ -36,7 +36,7 @@ class Limits(NamedTuple):
 
 
 def read_photo(path: Path, name: str, limits: Limits) -> Image.Image:
-    """Read a photo as RGB, rotated by its EXIF orientation.
+    """Return a photo as RGB, rotated by its EXIF orientation.
 
     name: the visitor's file name, for errors. The size is checked before the photo is decoded.
     Raises PhotoError.

@@ -1,4 +1,4 @@
-"""The server of the page and its API on one port. By default only this machine can connect."""
+"""The server of the page and its API, on one port."""
 
 import asyncio
 import ipaddress
@@ -25,7 +25,7 @@ from captioning.scenes.world import random_scene
 NUM_EXAMPLES, EXAMPLES_SEED = 6, 11
 API = "/api/caption"
 CLIENT_CLOSED_REQUEST = 499  # nginx's code; appears only in the metrics
-PHOTO = "the photo"  # used in errors of the API, which gets no file name
+PHOTO = "the photo"  # names the photo in errors of the API, which gets no file name
 # Environment variables, read by Gradio and huggingface_hub when they are imported.
 NO_TELEMETRY = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1"}
 # Prevents the browser from loading fonts, scripts and images from other servers.
@@ -36,7 +36,7 @@ CONTENT_SECURITY_POLICY = (
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Open a listening socket. Raises UserError if the address is in use or invalid."""
+    """Return a listening socket. Raises UserError if the address is in use or invalid."""
     try:
         return socket.create_server((host, port), backlog=100)
     except (OSError, OverflowError) as error:
@@ -85,7 +85,7 @@ def serve(
             server_header=False,
             headers=[("content-security-policy", CONTENT_SECURITY_POLICY)],
         )
-        # After SIGTERM, uvicorn shuts down and raises the signal again, here a KeyboardInterrupt.
+        # After SIGTERM, uvicorn shuts down and sends it again. It is then a KeyboardInterrupt.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         if token is None and not ipaddress.ip_address(host).is_loopback:
             log_line(
@@ -116,7 +116,8 @@ def add_api(server, service: CaptionService, uploads: Uploads) -> None:
     defaults, limits = page_defaults(service.checkpoints[0]), service.limits
     all_labels = [checkpoint.label for checkpoint in service.checkpoints]
     slots = threading.BoundedSemaphore(limits.queue + 1)
-    threads = CapacityLimiter(limits.queue + 1)  # calls must overlap to share a batch
+    # A thread for each caller, since calls must overlap to share a batch.
+    threads = CapacityLimiter(limits.queue + 1)
 
     def error_response(message: str, status: int) -> JSONResponse:
         return JSONResponse({"error": message}, status)
@@ -159,13 +160,13 @@ def add_api(server, service: CaptionService, uploads: Uploads) -> None:
 
 
 async def _watch_connection(request, disconnected: threading.Event) -> None:
-    """Set `disconnected` when the caller disconnects. Call it after the body has been read."""
+    """Wait for the caller to disconnect, then set `disconnected`. The body must have been read."""
     if (await request.receive())["type"] == "http.disconnect":
         disconnected.set()
 
 
 def draw_examples(folder: Path) -> list[Path]:
-    """Draw example scenes of the demo with a fixed seed, and return their files."""
+    """Draw scenes like the demo's with a fixed seed, as example photos. Return their paths."""
     rng = random.Random(EXAMPLES_SEED)
     paths = [folder / f"scene_{number + 1}.png" for number in range(NUM_EXAMPLES)]
     for path in paths:

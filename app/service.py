@@ -25,7 +25,10 @@ DECODER_THREADS = 2  # few: decoding a photo of 50 million pixels takes half a g
 
 
 class Caption(NamedTuple):
-    """A checkpoint's caption of a photo, with its words' probabilities and decoding settings."""
+    """A checkpoint's caption of a photo, with its words' probabilities and decoding settings.
+
+    lists_candidates: whether `record` lists the candidates of reranking.
+    """
 
     checkpoint: Checkpoint
     details: ScoredCaption
@@ -33,7 +36,7 @@ class Caption(NamedTuple):
     lists_candidates: bool = False
 
     def record(self) -> dict[str, Any]:
-        """The caption as a JSON object, for downloads and for answers of the API."""
+        """Return the caption as a JSON object, for downloads and for answers of the API."""
         details = self.details
         words = zip(details.words, details.probabilities.tolist())
         record = {
@@ -60,7 +63,10 @@ class _Item(NamedTuple):
 
 
 class CaptionService:
-    """The loaded checkpoints. One batch runs at a time; callers with equal settings share it."""
+    """Captions photos with loaded checkpoints. One batch runs at a time, on any of them.
+
+    Callers with the same checkpoint and settings share a batch.
+    """
 
     def __init__(self, checkpoints: Sequence[Checkpoint], limits: Limits):
         self.checkpoints, self.limits = list(checkpoints), limits
@@ -101,7 +107,7 @@ class CaptionService:
         return photo, [self.batcher.submit(*pair, disconnected) for pair in zip(keys, items)]
 
     def _find_checkpoints(self, labels: Sequence[str]) -> list[Checkpoint]:
-        """The checkpoints with the given labels, in the page's order. Raises UserError."""
+        """Return the checkpoints with these labels, in the page's order. Raises UserError."""
         all_labels = [checkpoint.label for checkpoint in self.checkpoints]
         unknown = [label for label in labels if label not in all_labels]
         if unknown:
@@ -113,7 +119,7 @@ class CaptionService:
         return [c for c in self.checkpoints if c.label in labels]
 
     def _caption_batch(self, items: Sequence[_Item]) -> list[Caption]:
-        """The captions of a batch with one checkpoint and one set of options. Raises UserError."""
+        """Return the captions of items that differ only in the image. Raises UserError."""
         _, checkpoint, options = items[0]
         captioner, config = checkpoint.captioner, _config_with_prompt(checkpoint, options)
         settings = options.decoding_settings()
@@ -142,7 +148,7 @@ class CaptionService:
 
 
 def _config_with_prompt(checkpoint: Checkpoint, options: Options) -> Config:
-    """The configuration with the visitor's prompt: preprocessing may depend on the prompt."""
+    """Return the configuration with the visitor's prompt, on which preprocessing may depend."""
     if options.prompt is None:
         return checkpoint.config
     return checkpoint.config.model_copy(update={"prompt": options.prompt})
@@ -166,7 +172,7 @@ def temporary_prompt(
                 raise UserError(
                     f"prompt: {checkpoint.label} has not learned a word of {prompt.strip()!r}"
                 )
-            # The captioner removes the prompt in the tokenizer's spelling.
+            # The captioner removes `prompt` from its output, which has the tokenizer's spelling.
             decoded_prompt = captioner.tokenizer.decode(captioner.prompt_ids)
             captioner.prompt = f"{decoded_prompt} " if decoded_prompt else ""
         minimum, maximum = len(captioner.prompt_ids) + 1, captioner.max_positions
@@ -185,7 +191,7 @@ def temporary_prompt(
 
 
 class PhotoResult(NamedTuple):
-    """The captions of one of several photos, or an error line if it cannot be read."""
+    """The captions of one of several photos; if it cannot be read, none, and an error line."""
 
     name: str
     captions: list[Caption]
@@ -198,10 +204,10 @@ def caption_all(
     labels: Sequence[str],
     options: Options,
 ) -> Iterator[PhotoResult]:
-    """Caption photos one by one, and yield a result for each, also if it cannot be read.
+    """Caption photos one by one, and yield a result for each, also for one that cannot be read.
 
-    photos: (file, name). Raises UserError for too many photos, and for settings that a checkpoint
-    does not support.
+    photos: pairs (path, the visitor's file name). Raises UserError for too many photos, and for
+    settings that a checkpoint does not support.
     """
     max_photos = service.limits.photos
     if len(photos) > max_photos:

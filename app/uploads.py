@@ -1,4 +1,4 @@
-"""Limits the disk space of uploads and the size of bodies, and checks the files they refer to."""
+"""Limits the disk space of uploads and the size of requests, and checks the files they name."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 from app.guard import EVENTS, FILE, UPLOAD, is_own_origin
 from app.photos import Limits
 
-MAX_BODY_BYTES = 1 << 20  # of a body that is not a file
+MAX_BODY_BYTES = 1 << 20  # of a request's body that is not an uploaded file
 KEEP_FILES_S = 3600  # how long Gradio keeps a file
 CLEANUP_INTERVAL_S = 600  # how often Gradio removes older files
 NO_ROOM = "this page has no more room for photos: try again in an hour"
@@ -21,9 +21,8 @@ NO_ROOM = "this page has no more room for photos: try again in an hour"
 class Uploads:
     """The folder of uploads, and its limits.
 
-    A batch has the most photos that the tab Batch accepts. The folder's bytes are limited to two
-    batches of the largest photos, its files to 100 batches. kept_files: files of the page, which
-    are not removed.
+    The folder may have the bytes of twice as many photos of the largest size as the tab Batch
+    accepts, and 100 times as many files. kept_files: files of the page, which are not removed.
     """
 
     def __init__(self, folder: Path, limits: Limits, kept_files: Iterable[Path] = ()):
@@ -33,7 +32,7 @@ class Uploads:
         self._was_below_limits, self._next_measurement = True, 0.0
 
     def contains(self, path: Any) -> bool:
-        """Whether `path` is a file in the folder after links and `..` are resolved."""
+        """Whether `path` is absolute and in the folder, after links and `..` are resolved."""
         try:
             return os.path.isabs(path) and Path(path).resolve().is_relative_to(self.folder)
         except (TypeError, ValueError, OSError, RuntimeError):
@@ -48,7 +47,7 @@ class Uploads:
         return self._was_below_limits
 
     def _sizes(self) -> Iterable[int]:
-        """Yield the sizes of the files. Also remove failed uploads and folders left by Gradio."""
+        """Yield the sizes of the files. Remove old files and empty folders that Gradio has left."""
         expiry_time = time.time() - KEEP_FILES_S - 2 * CLEANUP_INTERVAL_S
         for folder, _, names in os.walk(self.folder, topdown=False):
             for path in (Path(folder, name) for name in names):
@@ -81,7 +80,10 @@ class BodyChecks:
             await self._check_body(scope, receive, send)
 
     def _limit_upload(self, receive):
-        """Wrap the `receive` of an upload. On an error, Gradio shows it and removes the file."""
+        """Return a `receive` of an upload that raises an error if it is cut off or has no room.
+
+        Gradio shows the error and removes the file.
+        """
         from starlette.formparsers import MultiPartException
 
         async def receive_checked():
@@ -95,7 +97,7 @@ class BodyChecks:
         return receive_checked
 
     async def _check_body(self, scope, receive, send) -> None:
-        """Read and check the whole body before it is passed on."""
+        """Read and check the whole body, then pass it on, or answer with an error."""
         from starlette.datastructures import Headers
         from starlette.responses import JSONResponse
 
@@ -123,7 +125,7 @@ class BodyChecks:
     def _names_only_uploads(self, body: bytes, headers) -> bool:
         """Whether every "path" and "url" in the JSON is null or refers to an uploaded file.
 
-        Gradio would download any URL and copy any file of the machine.
+        Otherwise Gradio would download any URL and copy any file of the machine.
         """
         try:
             pending: list[Any] = [json.loads(body)]
@@ -143,6 +145,7 @@ class BodyChecks:
         return True
 
     def _is_uploads_url(self, url: Any, headers) -> bool:
+        """Whether a URL is that of an uploaded file on this server."""
         if not isinstance(url, str) or not is_own_origin(url, headers):
             return False
         return self.uploads.contains(unquote(urlsplit(url).path.partition(FILE)[2]))

@@ -35,7 +35,7 @@ templates = jinja2.Environment(
 
 
 def render_results(name: str, photo: Image.Image, captions: Sequence[Caption]) -> str:
-    """Render one card per checkpoint: the photo, and the words with their attention maps."""
+    """Return a card per checkpoint as HTML: the photo, and the words with their attention maps."""
     records = [{"image": name, **caption.record()} for caption in captions]
     return templates.get_template("results.html").render(
         name=name,
@@ -47,12 +47,12 @@ def render_results(name: str, photo: Image.Image, captions: Sequence[Caption]) -
 
 
 def render_error(message: str) -> str:
-    """An error line as HTML."""
+    """Return an error line as HTML."""
     return f'<p class="smile-error" role="alert">{escape(message)}</p>'
 
 
 def render_batch_table(photo_results: Sequence[PhotoResult]) -> str:
-    """Render a table of the captions, and an error line for each photo without captions."""
+    """Return a table of captions as HTML, with an error line for each photo without captions."""
     return templates.get_template("batch.html").render(photos=photo_results)
 
 
@@ -84,7 +84,7 @@ def write_zip(photo_results: Sequence[PhotoResult], path: Path) -> None:
 
 
 def render_about(service: CaptionService, address: str) -> str:
-    """Render the tab About. address: the server's address, http://host:port."""
+    """Return the tab About as HTML. address: the server's address, http://host:port."""
     return templates.get_template("about.html").render(
         checkpoints=service.checkpoints,
         limits=service.limits,
@@ -95,9 +95,9 @@ def render_about(service: CaptionService, address: str) -> str:
 
 
 def attention_pictures(attention_map: Tensor) -> list[str]:
-    """A data: URI with a picture of each word's attention map.
+    """Return each word's attention map as a picture, a data: URI.
 
-    attention_map: (words, G, G). Each word's map is interpolated. Its maximum is the brightest
+    attention_map: (words, G, G). Each word's map is interpolated. Its maximum has the brightest
     colour, and zero is transparent.
     """
     import matplotlib
@@ -112,7 +112,10 @@ def attention_pictures(attention_map: Tensor) -> list[str]:
 
 
 def _word_records(details: ScoredCaption) -> list[dict[str, Any]]:
-    """A dict per word except END: text, percent, and attention, a map as data: URI or None."""
+    """Return a dict for each word except END: its text, its probability, and a picture of its map.
+
+    The picture is None for a captioner without attention maps.
+    """
     maps = details.attention_map
     pictures = [None] * len(details.words) if maps is None else attention_pictures(maps)
     return [

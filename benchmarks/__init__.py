@@ -1,3 +1,4 @@
-"""Programs that measure this project and a peer in one run, taking turns."""
+"""Programs that measure this project and other implementations in turn, in one run."""
 
+# Names of modules of this package, see `benchmarks.topic`.
 TOPICS = ("captioning", "decoding", "training", "objective", "loader")

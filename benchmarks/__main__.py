@@ -3,7 +3,7 @@
 if __name__ == "__main__":
     from captioning.runtime.start import tune_process
 
-    tune_process()  # sets environment variables that the topics' processes inherit
+    tune_process()  # its environment variables are inherited by the topics' processes
 
 import argparse
 import subprocess
@@ -21,7 +21,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     arguments = parser.parse_args(argv)
     for topic in arguments.topics:
         if topic not in TOPICS:
-            parser.error(f"{topic!r} is no topic; choose from {', '.join(TOPICS)}")
+            parser.error(f"{topic!r} is not a topic; choose from {', '.join(TOPICS)}")
     failed = False
     for topic in arguments.topics or TOPICS:
         command = [sys.executable, "-m", f"benchmarks.{topic}", *["--quick"] * arguments.quick]

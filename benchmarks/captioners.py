@@ -49,7 +49,7 @@ def random_captioner(
 
 
 def hf_captioner(ours: BlipCaptioner, share: bool = False) -> nn.Module:
-    """transformers' BlipForConditionalGeneration with the same sizes, dropout and label smoothing.
+    """Return transformers' BlipForConditionalGeneration with our weights and hyperparameters.
 
     share: use our Parameter objects instead of copies. A step of one model then updates both.
     Raises ImportError if transformers has no BLIP.

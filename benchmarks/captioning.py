@@ -31,7 +31,7 @@ TINY, CPU, GPU = ((2, 3), (6, 8)), ((2, 16), (20, 40)), ((64, 1, 256, 8), (20, 4
 
 
 class Captioners:
-    """All contenders, on one device."""
+    """The captioners of all contenders, on one device."""
 
     def __init__(self, tiny: bool, device: torch.device):
         self.device = device
@@ -82,7 +82,7 @@ class Captioners:
 
 
 def cases(options: argparse.Namespace) -> Cases:
-    """A row for each precision, batch size and length; on a GPU also with compilation."""
+    """Return a case for each precision, batch size and length; on a GPU also with compilation."""
     on_gpu = options.device.type == "cuda"
     sizes = TINY if options.quick else GPU if on_gpu else CPU
     captioners = functools.cache(lambda: Captioners(options.quick, options.device))

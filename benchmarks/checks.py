@@ -2,7 +2,7 @@
 
 The checks are the functions test_* of tests/gpu/test_PART.py. They are called without pytest, since
 container images of PyTorch do not have it. The benchmark is benchmarks/PART.py, if it exists. With
---quick, checks run on the CPU in tiny sizes.
+--quick, the checks run on the CPU in tiny sizes.
 """
 
 import functools
@@ -24,7 +24,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 @dataclass(eq=False)
 class CheckContext:
-    """The argument of a check. tiny: tiny sizes, on the CPU. folder: for its files.
+    """The argument of a check. tiny: use tiny sizes, on the CPU. folder: for the check's files.
 
     notes: lines that a check reports in addition to its success.
     """
@@ -46,15 +46,15 @@ class CheckContext:
 
 
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """|actual - expected| / |expected|, in float64; NaN stays NaN."""
+    """Return |actual - expected| / |expected|, in float64; nan if a value is nan."""
     actual = actual.detach().double()
     expected = expected.detach().to(actual.device, torch.float64)
     return float((actual - expected).norm() / expected.norm())
 
 
 def load_checks(part: str, context: CheckContext) -> topic.Cases:
-    """Map each check's readable name to a function that returns a row, {"notes": [...]}."""
-    # tests/ has no __init__.py, and an installed package may have the name `tests`.
+    """Return {readable name: function that runs a check and returns a row, {"notes": [...]}}."""
+    # Make tests/ a package by hand: it has no __init__.py, and an installed package may be `tests`.
     package = sys.modules["tests"] = types.ModuleType("tests")
     package.__path__ = [str(REPOSITORY / "tests")]
 

@@ -30,7 +30,7 @@ METHODS = {
 
 
 def cases(options: argparse.Namespace) -> Cases:
-    """A row for each batch size and caption length."""
+    """Return a case for each batch size and caption length."""
     on_gpu = options.device.type == "cuda"
     ours = our_captioner(options.quick).eval().to(options.device)
     with torch.no_grad():

@@ -3,7 +3,7 @@
 if __name__ == "__main__":
     from captioning.runtime.start import tune_process
 
-    tune_process()  # sets environment variables that child processes inherit
+    tune_process()  # its environment variables are inherited by the parts' processes
 
 import argparse
 import contextlib
@@ -22,7 +22,7 @@ import torch
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 # Each part is run by `benchmarks.checks` in its own process. A part's time limit is the remaining
-# time divided by the number of remaining parts. The slowest parts come last.
+# time divided by the number of remaining parts. Slow parts come last, to get what others leave.
 PARTS = ("objective", "processes", "loader", "runs", "training", "captioning")
 NO_GPU = "there is no CUDA GPU that torch can use; scripts/gpu.sh --rehearse runs on the CPU\n"
 
@@ -66,7 +66,7 @@ def install_missing(wheels: Path, folder: Path) -> None:
 
 
 def part_environment(out: Path, rehearsal: bool) -> dict[str, str]:
-    """The environment of a part: no network, and caches in `out`."""
+    """Return the environment of a part: nothing is downloaded, and caches are in `out`."""
     caches = ("HOME", "XDG_CACHE_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
     python_path = [
         str(REPOSITORY),
@@ -87,7 +87,10 @@ def part_environment(out: Path, rehearsal: bool) -> dict[str, str]:
 
 
 def run(command: Sequence[str], environment: Mapping[str, str], time_limit: float) -> str:
-    """Run a command, then kill its process group. Return the reason of a failure, otherwise ""."""
+    """Run a command, then kill its process group. Return why it failed; "" if it succeeded.
+
+    time_limit: in seconds.
+    """
     if time_limit <= 0:
         return "had no time left"
     process = subprocess.Popen(command, cwd=REPOSITORY, env=environment, start_new_session=True)

@@ -67,7 +67,7 @@ class PhotoDataset(Dataset):
 def contenders(
     paths: Sequence[Path], side: int, batch: int, workers: int, device: torch.device
 ) -> dict[str, Work]:
-    """{contender: work}. A work reads one epoch and returns the number of images."""
+    """Return {contender: work}. A work reads one epoch and returns the number of images."""
     samples = [Sample(str(path), ("a photo",), index) for index, path in enumerate(paths)]
     dataset = TrainingDataset(samples, "", training_transform(side), seed=0)
     loader, epochs = training_loader(dataset, batch, 0, num_workers=workers), itertools.count()
@@ -91,7 +91,7 @@ def contenders(
 
 
 def cases(options: argparse.Namespace) -> Cases:
-    """A row for each photo size and number of workers."""
+    """Return a case for each photo size and number of workers."""
     side, batch = (32, 4) if options.quick else (384, 16)
     sizes = [(80, 60)] if options.quick else [(640, 480), (3000, 2000)]
     worker_counts = WORKERS[options.device.type][: 1 if options.quick else None]
@@ -102,7 +102,7 @@ def cases(options: argparse.Namespace) -> Cases:
             paths = (draw_photos(Path(folder), size) * num_images)[:num_images]
             works = contenders(paths, side, batch, workers, options.device)
             if works["ours"]() != num_images:
-                raise RuntimeError(f"an epoch has not {num_images} images")
+                raise RuntimeError(f"an epoch of ours does not have {num_images} images")
             return compare(works, ["original"], options.rounds, (num_images, "images"))
 
     return {

@@ -1,7 +1,7 @@
-"""Measures all benchmarks: contenders take turns in one run, and all times are kept.
+"""Measures the time and memory of contenders, which take turns in one run. All times are kept.
 
 A row compares contenders that do the same work. One contender is the peer; the other contenders are
-compared with it. A contender's work is a function without arguments, whose calls are measured.
+compared with it. A contender's `Work` is a function without arguments, whose calls are measured.
 """
 
 import ctypes
@@ -35,12 +35,14 @@ def compare(
     The peer is the fastest of `peers` that runs or, if none of them runs, the fastest contender.
     `ratio` is the speed-up, the peer's median time / the contender's; `spread` is its smallest and
     largest value in a round. Each work is first called once. If this call fails, the work is left
-    out, and `failed` has the reason. Raises RuntimeError if no work runs.
+    out, and `failed` has the reason; `ours_failed` says whether one that is not of `peers` failed.
+    Raises RuntimeError if no work runs.
 
-    items: the result of a call, such as (2, "captions"), from which `rate` is computed.
-    builder: (build, *arguments). `build(contender, *arguments)` returns a contender's work, whose
-    peak memory is measured in a new process on a CPU; on a GPU, memory is always measured.
-    outputs: bytes of a contender's result, subtracted from its memory. facts: further entries.
+    works: {contender: work}. items: what a call produces, such as (2, "captions"), from which
+    `rate`, per second, is computed. builder: (build, *arguments). `build(contender, *arguments)`
+    returns a contender's work, whose peak memory is measured in a new process on a CPU; on a GPU,
+    memory is always measured. outputs: bytes of a contender's result, subtracted from its memory.
+    facts: further entries of the row.
     """
     failed, memory, seconds = {}, {}, {}
     for contender, work in works.items():
@@ -82,7 +84,7 @@ def compare(
 
 
 def measure_seconds(work: Work) -> float:
-    """Seconds of one call, including the device's queued work."""
+    """Return the seconds of one call, including the operations that it queues on a GPU."""
     _synchronise()
     start = time.perf_counter()
     work()
@@ -100,13 +102,13 @@ def one_line(error: BaseException) -> str:
 
 
 def peak_memory(build: Callable[..., Work], *arguments: Any) -> int:
-    """The growth in bytes from the memory before one call of a work to the peak during the call.
+    """Return by how many bytes the memory grows from before one call of a work to its peak.
 
     A new process calls `build(*arguments)` to get the work, returns free memory to the system, and
     then measures one call of the work. `build` has to be a module's function, and the arguments
     picklable. Exceptions of `build` and of the work are raised here.
     """
-    # The server of new processes has imported the module, but has computed nothing.
+    # The new process is forked from a server that has imported the module, but computed nothing.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([sys.modules[build.__module__].__spec__.name])
     with ProcessPoolExecutor(1, context) as executor:
@@ -114,6 +116,7 @@ def peak_memory(build: Callable[..., Work], *arguments: Any) -> int:
 
 
 def _measure_growth(num_threads: int, build: Callable[..., Work], arguments: tuple) -> int:
+    """Return what `peak_memory` returns. Called in the new process."""
     keep_memory()
     torch.set_num_threads(num_threads)
     work = build(*arguments)
@@ -130,6 +133,7 @@ def _read_memory(field: str) -> int:
 
 
 def _measure_growth_on_gpu(work: Work) -> int:
+    """Return by how many bytes GPU memory grows from before one call of a work to its peak."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

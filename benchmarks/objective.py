@@ -3,9 +3,9 @@
     bash scripts/benchmark.sh objective [--quick]
 
 All contenders get hidden states (B, N, D) and a head (V, D), and compute the loss and all
-gradients. Memory is the peak during one call, without the gradients. In the rows "beside other
-libraries", the peers are cross-entropies of other libraries, the head has no bias, and labels are
-not smoothed.
+gradients. Memory is the growth to the peak during one call, without the bytes of the gradients. In
+the rows "beside other libraries", the peers are cross-entropies of other libraries, the head has no
+bias, and labels are not smoothed.
 """
 
 import argparse
@@ -52,7 +52,7 @@ LANGUAGE_MODEL = Sizes(8, 32, 151936, 896)  # the head of a small language model
 
 
 def contender_losses(name: str, device: torch.device) -> dict[str, Callable[..., Tensor]]:
-    """{contender: loss} for one of OBJECTIVES, or for LIBRARY_COMPARISON.
+    """Return {contender: loss} for one of OBJECTIVES, or for LIBRARY_COMPARISON.
 
     A loss is a function of hidden states (B, N, D), head (V, D), bias (V,) and labels (B, N).
     """
@@ -77,8 +77,9 @@ def contender_losses(name: str, device: torch.device) -> dict[str, Callable[...,
 
 
 def libraries(device: torch.device) -> dict[str, Callable[..., Tensor]]:
-    """{library: its cross-entropy}. They have the arguments of a loss, and ignore the bias."""
-    found: dict[str, Callable] = {  # of hidden states (M, D), a head (V, D) and labels (M,)
+    """Return {library: its cross-entropy as a loss of `contender_losses`, without a bias}."""
+    # Functions of hidden states (M, D), a head (V, D) and labels (M,).
+    found: dict[str, Callable] = {
         "F.cross_entropy": lambda h, w, labels: F.cross_entropy(F.linear(h, w), labels)
     }
     if hasattr(F, "linear_cross_entropy"):  # torch 2.13
@@ -102,7 +103,7 @@ def libraries(device: torch.device) -> dict[str, Callable[..., Tensor]]:
 
 @functools.lru_cache(2)  # for TINY_SIZES and the row's sizes
 def random_inputs(sizes: Sizes, device: torch.device) -> tuple[tuple[Tensor, ...], Tensor]:
-    """Make (hidden states, head, bias), which have gradients, and labels. Always the same."""
+    """Return (hidden states, head, bias), which require gradients, and labels. Always the same."""
     generator = torch.Generator().manual_seed(0)
     B, N, V, D = sizes
     inputs = tuple(torch.randn(shape, generator=generator) for shape in ((B, N, D), (V, D), (V,)))
@@ -112,7 +113,7 @@ def random_inputs(sizes: Sizes, device: torch.device) -> tuple[tuple[Tensor, ...
 
 
 def build(contender: str, name: str, sizes: Sizes, device: torch.device, bf16: bool) -> Work:
-    """Return the work of one contender. First run a tiny work, so that libraries are loaded."""
+    """Return the work of one contender. First run it in TINY_SIZES, to load libraries."""
     if sizes != TINY_SIZES:
         build(contender, name, TINY_SIZES, device, bf16)()
     inputs, labels = random_inputs(sizes, device)
@@ -131,7 +132,7 @@ def build(contender: str, name: str, sizes: Sizes, device: torch.device, bf16: b
 
 
 def cases(options: argparse.Namespace) -> Cases:
-    """Rows for all objectives, bf16, LARGE_SIZES, and the cross-entropies of other libraries."""
+    """Return cases for all objectives, bf16, LARGE_SIZES, and other libraries' cross-entropies."""
     device = options.device
 
     def measure(name: str, sizes: Sizes, bf16: bool = False) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Runs a topic as a program: parses its options, measures its rows, prints and writes them.
 
-A topic is a module `benchmarks/<topic>.py`. Its function `cases(options)` returns {name: function};
-each function measures and returns one row, see `compare`. `make_main` makes its `main`.
+A topic is a module `benchmarks/<topic>.py`. Its function `cases(options)` returns {name: function}.
+Such a function is a case: it measures and returns one row, see `compare`. `make_main` makes the
+topic's `main`.
 """
 
 import argparse
@@ -40,7 +41,7 @@ def make_main(
 def parse_options(
     argv: Optional[Sequence[str]], description: str, rounds: int
 ) -> argparse.Namespace:
-    """Parse the options of all topics: quick, rounds, device, output.
+    """Return the options that all topics have: quick, rounds, device, output.
 
     rounds: the default of --rounds without --quick. The default with --quick is 1.
     """
@@ -56,9 +57,10 @@ def parse_options(
 
 
 def run_topic(topic: str, cases: Cases, options: argparse.Namespace) -> int:
-    """Measure and print each case; write the rows and the machine to <topic>.json after each.
+    """Measure each case, print its row, and write all rows so far to <topic>.json.
 
-    A failed case does not stop other cases. Returns the exit code: 1 if a case failed.
+    A failed case does not stop other cases. Returns the exit code: 1 if a case or one of our
+    contenders failed.
     """
     keep_memory()
     rows: list[dict[str, Any]] = []
@@ -79,7 +81,7 @@ def run_topic(topic: str, cases: Cases, options: argparse.Namespace) -> int:
         except Exception as error:
             traceback.print_exc()
             rows.append({"name": name, "error": one_line(error)})
-        write_json(content, path)  # the program may be killed
+        write_json(content, path)  # after each case, since the program may be killed
         print("\n".join(format_row(rows[-1])), flush=True)
     failed = sum("error" in row or row.get("ours_failed", False) for row in rows)
     print(f"\n{len(rows)} rows, {failed} failed: {path}")
@@ -87,7 +89,7 @@ def run_topic(topic: str, cases: Cases, options: argparse.Namespace) -> int:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Processor, cores, torch's threads, GPU if any, and versions of the LIBRARIES."""
+    """Return the processor, cores, torch's threads, the GPU, and the versions of LIBRARIES."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return {

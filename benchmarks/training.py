@@ -32,7 +32,7 @@ CPU = torch.device("cpu")
 
 
 def random_captions(tiny: bool, num_images: int, per_image: int) -> list[list[str]]:
-    """Make `per_image` random captions for each image. Their lengths cycle through TOKENS."""
+    """Return `per_image` random captions for each image. Their lengths cycle through TOKENS."""
     generator, lengths = torch.Generator().manual_seed(0), itertools.cycle(TOKENS)
 
     def caption() -> str:
@@ -43,7 +43,7 @@ def random_captions(tiny: bool, num_images: int, per_image: int) -> list[list[st
 
 
 def random_images(ours: BlipCaptioner, count: int) -> Tensor:
-    """Make images of noise (count, 3, S, S), always the same."""
+    """Return images of noise (count, 3, S, S), always the same."""
     size = ours.visual_encoder.patch_embed.img_size[0]
     return torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(0))
 
@@ -70,7 +70,7 @@ class Training:
         return captioner
 
     def loss(self, contender: str, image: Tensor, texts: list[list[str]]) -> Tensor:
-        """The loss of a contender on images and texts, a list of captions per image.
+        """Return the loss of a contender on images and texts, a list of captions per image.
 
         transformers' loss is MLE, its only objective, on the tokens of our tokeniser.
         """
@@ -85,6 +85,7 @@ class Training:
         return self.theirs(pixel_values=image, **batch).loss
 
     def step(self, contender: str, autocast: bool) -> Work:
+        """Return a function that takes one step of a contender. autocast: to bf16."""
         batch = GPU_BATCH if self.device.type == "cuda" and not self.tiny else CPU_BATCH
         image = random_images(self.ours, batch).to(self.device)
         texts = random_captions(self.tiny, batch, 5 if contender == OURS_5 else 1)
@@ -116,7 +117,7 @@ def build_training(contender: str, tiny: bool, autocast: bool) -> Work:
 
 
 def cases(options: argparse.Namespace) -> Cases:
-    """Rows in bf16 and fp32, and on a GPU with compilation, which takes longest and comes last."""
+    """Return cases for bf16, fp32 and, on a GPU, compilation, which is last as it takes longest."""
     on_gpu = options.device.type == "cuda"
     batch = GPU_BATCH if on_gpu and not options.quick else CPU_BATCH
     training = functools.cache(lambda: Training(options.quick, True, options.device))

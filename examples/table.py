@@ -1,10 +1,10 @@
-"""A T5 describes a row of a table; the training descriptions leave out most of it.
+"""Train a T5 to describe rows of a table, from descriptions that leave out most of a row.
 
     pip install . transformers accelerate    # in a checkout of this repository
     python examples/table.py
 
-The data are rows of a table and sentences about them, which mention each of size, colour and place
-two times in five. The likeliest sentence mentions none, and maximum likelihood learns that one.
+A description mentions the size, the colour and the place of a row with a probability of 0.4 each.
+So the likeliest description mentions none of them, and maximum likelihood learns to write that one.
 After 15 seconds it prints how many of the 400 facts of 100 new rows each objective's model states.
 """
 
@@ -33,11 +33,12 @@ PAD, END = 0, 1
 
 
 def ids(text):
+    """Return the token ids of a text, followed by END."""
     return [WORDS.index(word) for word in text.split()] + [END]
 
 
 def sample(generator):
-    """A row of the table, and a description by a person."""
+    """Return a random row of the table, and a description that mentions only some of it."""
     size, colour, kind, place = (generator.choice(words) for words in TABLE.values())
     stated = [generator.random() < 0.4 for _ in range(3)]
     words = ["a", size * stated[0], colour * stated[1], kind, f"in the {place}" * stated[2]]
@@ -45,7 +46,7 @@ def sample(generator):
 
 
 def collate(examples):
-    """Padding is PAD in the input and -100 in the labels."""
+    """Return a padded batch. The padding is PAD in the input and -100 in the labels."""
 
     def padded(key, value):
         rows = [torch.tensor(example[key]) for example in examples]
@@ -69,6 +70,7 @@ def train(model, rows, steps):
 
 
 def evaluate(model, name, rows):
+    """Print the number of words, of right and of wrong facts in the model's descriptions."""
     model.eval()
     inputs = torch.tensor([row["input_ids"] for row in rows]).to(model.device)
     tokens = model.generate(inputs, max_length=12, do_sample=False).tolist()

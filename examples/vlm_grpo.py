@@ -1,11 +1,12 @@
-"""Fine-tune a vision-language model with our rewards by GRPO: TRL, LoRA.
+"""Fine-tune a vision-language model with rewards of captions: GRPO by TRL, LoRA.
 
-    pip install trl peft torchvision    # beside requirements.txt, in a checkout of this repository
+    pip install trl peft torchvision    # after requirements.txt, in a checkout of this repository
     python -m examples.vlm_grpo configs/vlm_coco.yaml --reward "{cider: 1}" output_dir=output/grpo
 
-The configuration is that of a run of model vlm. A step samples `reward_samples` captions of up to
-`max_tokens` of each of `batch_size` photos. --likelihood adds its `objective` on as many human
-captions. The output is the merged model and its processor, for `from_pretrained` and for `vlm`.
+The configuration is one for captioning.train with `model: vlm`. A step samples `reward_samples`
+captions of up to `max_tokens` tokens for each of `batch_size` photos. --likelihood W adds W times
+the configuration's `objective` on as many human captions. The output is the merged model and its
+processor, which transformers' `from_pretrained` and the configuration key `vlm` can load.
 """
 
 import argparse
@@ -33,44 +34,47 @@ from vlm.library import load_parts
 
 
 class LikelihoodGRPOTrainer(GRPOTrainer):
-    """GRPO, plus weight times an objective on batches of human captions."""
+    """GRPO, plus `weight` times `objective` on batches of human captions, from `human_batches`."""
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         if not (self.weight and model.training):
             return loss
-        batch = {name: value.to(loss.device) for name, value in next(self.human).items()}
+        batch = {name: value.to(loss.device) for name, value in next(self.human_batches).items()}
         labels = batch.pop("labels")[:, 1:]
         likelihood = self.objective(model(**batch).logits[:, :-1], labels)
         for name, value in likelihood.parts.items():
             self._metrics["train"][name].append(value.item())
-        # GRPO's loss is divided already.
+        # GRPO's loss is already divided by the number of accumulation steps.
         return loss + self.weight * likelihood.loss / self.current_gradient_accumulation_steps
 
 
-def train(given: argparse.Namespace) -> LikelihoodGRPOTrainer:
-    """Raises UserError, ValueError for rewards and settings, and OSError for model and photos."""
-    config = load_config(given.config, ["model=vlm", *given.overrides])
-    chosen = parse_yaml(given.reward, "--reward")
-    if not isinstance(chosen, dict):
-        raise UserError(f"--reward is {chosen!r}: give weights by name, such as {{cider: 1}}")
-    check_rewards(chosen)
+def train(flags: argparse.Namespace) -> LikelihoodGRPOTrainer:
+    """Train and save the model; return the trainer.
+
+    Raises UserError, ValueError for rewards and settings, and OSError for model and photos.
+    """
+    config = load_config(flags.config, ["model=vlm", *flags.overrides])
+    weights = parse_yaml(flags.reward, "--reward")
+    if not isinstance(weights, dict):
+        raise UserError(f"--reward is {weights!r}: give weights by name, such as {{cider: 1}}")
+    check_rewards(weights)
     gpu, lora = torch.cuda.is_available(), config.lora or Lora()
     samples = read_split(config, "train")
     if any(sample.prompt or is_row(sample.image) for sample in samples):
         raise UserError("a column prompt and images in Parquet are not supported here: give files")
     images = TrainingImages.of(samples, config.image_root, "cuda" if gpu else "cpu")
-    load_parts(config.vlm)  # raises ValueError, in one line, for what cannot be loaded
+    load_parts(config.vlm)  # only for its one-line ValueError if the model cannot be loaded
     processor = AutoProcessor.from_pretrained(config.vlm, padding_side="left")
     ends = [processor.tokenizer.eos_token_id]
-    options = {name: load(REWARDS[name]).Options.from_config(config) for name in chosen}
-    rewards = [reward_function(name, images, ends, **options[name]) for name in chosen]
+    options = {name: load(REWARDS[name]).Options.from_config(config) for name in weights}
+    rewards = [reward_function(name, images, ends, **options[name]) for name in weights]
     model = AutoModelForImageTextToText.from_pretrained(config.vlm, dtype=torch.float32)
     prompt = [{"role": "user", "content": config.prompt}]
-    asked = [{"prompt": prompt, "image": str(f), "image_id": i} for i, f in images.files.items()]
-    told = [(row, text) for row in asked for text in images.captions[row["image_id"]]]
-    human = [{**row, "completion": [{"role": "assistant", "content": t}]} for row, t in told]
-    asked, human = (Dataset.from_list(r).cast_column("image", Image()) for r in (asked, human))
+    prompts = [{"prompt": prompt, "image": str(f), "image_id": i} for i, f in images.files.items()]
+    pairs = [(row, text) for row in prompts for text in images.captions[row["image_id"]]]
+    human = [{**row, "completion": [{"role": "assistant", "content": t}]} for row, t in pairs]
+    prompts, human = (Dataset.from_list(r).cast_column("image", Image()) for r in (prompts, human))
     batch = config.batch_size * config.reward_samples
     arguments = GRPOConfig(
         config.output_dir,
@@ -78,10 +82,10 @@ def train(given: argparse.Namespace) -> LikelihoodGRPOTrainer:
         num_generations=config.reward_samples,
         max_completion_length=config.max_tokens,
         temperature=config.reward_temperature,
-        reward_weights=list(chosen.values()),
+        reward_weights=list(weights.values()),
         beta=config.reward_kl,
         learning_rate=config.init_lr,
-        max_steps=given.steps,
+        max_steps=flags.steps,
         seed=config.seed,
         bf16=gpu,
         save_strategy="no",
@@ -91,14 +95,14 @@ def train(given: argparse.Namespace) -> LikelihoodGRPOTrainer:
         model,
         rewards,
         arguments,
-        asked,
+        prompts,
         processing_class=processor,
         peft_config=LoraConfig(r=lora.r, lora_alpha=lora.alpha, target_modules=lora.target_modules),
     )
     collate = DataCollatorForVisionLanguageModeling(processor, completion_only_loss=True)
     batches = repeat(DataLoader(human, batch, shuffle=True, collate_fn=collate))
-    trainer.human = chain.from_iterable(batches)
-    trainer.objective, trainer.weight = config.build_objective(), given.likelihood
+    trainer.human_batches = chain.from_iterable(batches)
+    trainer.objective, trainer.weight = config.build_objective(), flags.likelihood
     trainer.train()
     for part in (trainer.model.merge_and_unload(), processor):
         part.save_pretrained(config.output_dir)

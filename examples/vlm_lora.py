@@ -1,13 +1,15 @@
-"""Fine-tune a vision-language model with SMILE on a folder of photos with captions: TRL, LoRA.
+"""Fine-tune a vision-language model with SMILE on a folder of captioned photos: TRL, LoRA.
 
     pip install . trl peft pillow torchvision    # in a checkout of this repository
     python examples/vlm_lora.py photos --output adapter
 
-photos/captions.jsonl has one line a caption, {"image": "a.jpg", "caption": "a red disc"}. A caption
-is printed before and after. `PeftModel.from_pretrained(model, "adapter")` loads the result.
+photos/captions.jsonl has a line for each caption, {"image": "a.jpg", "caption": "a red disc"}. The
+first photo's caption is printed before and after the training. The result is loaded by
+`PeftModel.from_pretrained(model, "adapter")`.
 
-Several photos are packed into one row. SMILE's subset is that of each caption, and a caption sees
-only its own photo: positions start again with each, and there is no attention mask.
+Several photos and their captions are packed into one row, without an attention mask. The position
+ids start again with each photo. They show where it begins, so that SMILE's subset is of a single
+caption and a caption attends only to its own photo.
 """
 
 import argparse
@@ -25,11 +27,12 @@ from smile import Objective
 from smile.hf import SmileLossMixin
 
 PROMPT = [{"type": "image"}, {"type": "text", "text": "Describe the photo in detail."}]
-CONCATENABLE = ("idefics3", "smolvlm")  # text and tiles of a row are (1, length, ...)
+# `Packing` can concatenate the inputs of these models: ids (1, length), pixels (1, tiles, ...).
+CONCATENABLE = ("idefics3", "smolvlm")
 
 
 class SmileSFTTrainer(SmileLossMixin, SFTTrainer):
-    """TRL's trainer, which minimises SMILE."""
+    """TRL's trainer, but it minimises SMILE."""
 
 
 def read_rows(folder: Path) -> list[dict[str, str]]:
@@ -39,7 +42,7 @@ def read_rows(folder: Path) -> list[dict[str, str]]:
 
 
 class Packing:
-    """Makes one row of several photos, each followed by its caption. TRL's own packs text alone."""
+    """Makes one row of several photos, each followed by its caption. TRL packs only text."""
 
     def __init__(self, processor):
         self.processor = processor
@@ -47,22 +50,23 @@ class Packing:
         self.prompt = processor.apply_chat_template(self.messages, add_generation_prompt=True)
 
     def prompt_inputs(self, photo: str) -> dict[str, torch.Tensor]:
-        """The prompt about a photo: ids (1, length), pixels (1, tiles, ...)."""
+        """Return the prompt about a photo: ids (1, length), pixels (1, tiles, ...)."""
         image = ImageOps.exif_transpose(Image.open(photo)).convert("RGB")
-        # The template includes the special tokens.
-        how = {"add_special_tokens": False, "return_tensors": "pt"}
-        return self.processor(text=self.prompt, images=[image], **how)
+        # The chat template has added the special tokens.
+        options = {"add_special_tokens": False, "return_tensors": "pt"}
+        return self.processor(text=self.prompt, images=[image], **options)
 
     def answer_ids(self, caption: str) -> torch.Tensor:
-        """The ids (1, length) of a caption as the assistant's turn, its end included."""
+        """Return the ids (1, length) of a caption as the assistant's turn, including its end."""
         answer = {"role": "assistant", "content": [{"type": "text", "text": caption}]}
         text = self.processor.apply_chat_template([*self.messages, answer])[
             len(self.prompt) :
         ].rstrip()
-        how = {"add_special_tokens": False, "return_tensors": "pt"}
-        return self.processor.tokenizer(text, **how)["input_ids"]
+        options = {"add_special_tokens": False, "return_tensors": "pt"}
+        return self.processor.tokenizer(text, **options)["input_ids"]
 
     def row(self, photo: str, caption: str) -> dict[str, torch.Tensor]:
+        """Return the row of a single photo, with labels for its caption and position ids."""
         inputs, answer = self.prompt_inputs(photo), self.answer_ids(caption)
         prompt = inputs["input_ids"]
         inputs["input_ids"] = torch.cat([prompt, answer], 1)
@@ -91,29 +95,29 @@ def main(argv=None) -> SmileSFTTrainer:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--photos", type=int, default=8, help="in one row")
     parser.add_argument("--rank", type=int, default=16, help="of LoRA")
-    given = parser.parse_args(argv)
-    rows, gpu = read_rows(given.folder), torch.cuda.is_available()
-    model = AutoModelForImageTextToText.from_pretrained(given.model, dtype=torch.float32)
+    flags = parser.parse_args(argv)
+    rows, gpu = read_rows(flags.folder), torch.cuda.is_available()
+    model = AutoModelForImageTextToText.from_pretrained(flags.model, dtype=torch.float32)
     if model.config.model_type not in CONCATENABLE:
-        parser.error(f"{given.model} is no SmolVLM: Packing has to join its tiles otherwise")
-    packing = Packing(AutoProcessor.from_pretrained(given.model))
+        parser.error(f"{flags.model} is not a SmolVLM: adapt Packing to its pixel values")
+    packing = Packing(AutoProcessor.from_pretrained(flags.model))
     quiet = {"save_strategy": "no", "report_to": "none"}
-    # Packing makes the rows when a batch is collated.
-    as_they_are = {"dataset_kwargs": {"skip_prepare_dataset": True}, "remove_unused_columns": False}
-    steps = {"max_steps": given.steps, "per_device_train_batch_size": given.photos, "bf16": gpu}
-    arguments = SFTConfig(given.output, learning_rate=1e-4, **steps, **as_they_are, **quiet)
+    # The data set is passed on as it is, since Packing makes the rows when it collates a batch.
+    unprepared = {"dataset_kwargs": {"skip_prepare_dataset": True}, "remove_unused_columns": False}
+    steps = {"max_steps": flags.steps, "per_device_train_batch_size": flags.photos, "bf16": gpu}
+    arguments = SFTConfig(flags.output, learning_rate=1e-4, **steps, **unprepared, **quiet)
     trainer = SmileSFTTrainer(
         model,
         arguments,
         packing,
         Dataset.from_list(rows),
         processing_class=packing.processor,
-        peft_config=LoraConfig(r=given.rank, target_modules=r".*text_model.*_proj"),
+        peft_config=LoraConfig(r=flags.rank, target_modules=r".*text_model.*_proj"),
         objective=Objective({"mle": 0.01, "smile": 0.99}),
     )
     print("before:", describe(trainer.model, packing, rows[0]["photo"]))
     trainer.train()
-    trainer.save_model(given.output)
+    trainer.save_model(flags.output)
     print("after:", describe(trainer.model, packing, rows[0]["photo"]))
     return trainer
 

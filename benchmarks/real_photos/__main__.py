@@ -63,7 +63,7 @@ def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     )
     add("--mle", metavar="W,W", help="as for captioning.sweep: MLE's shares of the mixtures")
     add("--decodings", metavar="NAME,NAME", help="as for captioning.sweep; without a judge")
-    add("--jobs", type=int, default=2, help="programs at the same time (default: 2)")
+    add("--jobs", type=int, default=2, help="runs at the same time (default: 2)")
     add("--quick", action="store_true", help="a few photos and epochs, to test the program")
     add("--output_dir", type=Path, help="default: output/real_photos, with --quick -quick added")
     add("overrides", nargs="*", metavar="key=value", help="for keys of all runs")
@@ -106,7 +106,7 @@ def _run(arguments: argparse.Namespace) -> None:
             run_keys = [*keys, f"train_file={files[name]}", f"seed={run_seed}"]
             flags = ["--config", arguments.config, "--output_dir", str(seed_folder / name)]
             config = load_config(arguments.config, run_keys, {"output_dir": flags[-1]})
-            # captioning.train refuses to continue a run with other settings.
+            # A run with other settings is started, too: captioning.train refuses it in one line.
             if not (is_trained(config) and _has_config(seed_folder / name, config)):
                 train_run = functools.partial(train.main, [*flags, *run_keys])
                 jobs.append(

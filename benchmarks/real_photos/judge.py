@@ -1,4 +1,4 @@
-"""Measures by a judge, another captioner's likelihood, whether captions identify their photos."""
+"""Measures whether captions identify their photos, by the likelihood of another captioner."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,10 +24,10 @@ _BATCH_SIZE = 10
 
 
 def judge_runs(seed: Path, names: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Judge the captions of a seed's runs and of HUMANS: {run: {image id: 100 or 0}}.
+    """Return {run: {image id: 100 or 0}} for the captions of a seed's runs and of HUMANS.
 
-    names: the runs' folders, relative to the seed's. The value is 100 if the judge ranks the
-    caption's own photo first, otherwise 0. Results are cached in the judge's folder until the
+    seed: its folder. names: the runs' folders, relative to it. The value is 100 if the judge ranks
+    the caption's own photo first, otherwise 0. Results are cached in the judge's folder until the
     captions or the judge change.
     """
     config, captioner = load_trained(str(seed / JUDGE / BEST), None, torch.device("cpu"))
@@ -60,10 +60,11 @@ def read_captions(run: Path) -> Captions:
 def photo_ranks(
     captioner: nn.Module, config: Config, samples: Sequence[Sample], captions: Mapping[str, str]
 ) -> dict[str, float]:
-    """{image id: rank of the caption's own photo among its group}; 1 is best.
+    """Return {image id: rank of the caption's own photo among its group}; 1 is best.
 
-    Photos are split into fixed random groups. A caption is scored against all photos of its group.
-    Ties get their mean rank.
+    Photos are divided into fixed random groups of GROUP_SIZE. Photos that fill no group are left
+    out, unless there is only one group. A caption is scored with all photos of its group. Ties get
+    their mean rank.
     """
     samples = [sample for sample in samples if str(sample.image_id) in captions]
     order = permutation(len(samples), derived_seed("crowds"))
@@ -81,7 +82,7 @@ def photo_ranks(
 def _loglikelihoods(
     captioner: nn.Module, config: Config, photos: Sequence[Sample], texts: Sequence[str]
 ) -> Tensor:
-    """Log-likelihoods, summed over tokens, of all captions given each photo: float64 (B, K)."""
+    """Return the log-likelihoods of K captions given each of B photos: float64 (B, K)."""
     batch_config = config.model_copy(update={"eval_batch_size": _BATCH_SIZE})
     rows = []
     for batch in Prefetcher(build_image_loader(photos, batch_config)[0], torch.device("cpu")):

@@ -1,4 +1,4 @@
-"""Divides the photos between a captioner and its judge."""
+"""Divides the photos of training between a captioner and its judge."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,13 +9,14 @@ from captioning.data.randomness import derived_seed, permutation
 from captioning.files.writing import write_json
 from captioning.runtime.errors import UserError
 
-PARTS = 3  # of the training photos: one for the judge, the others for the captioner
+PARTS = 3  # of equal size: one for the judge, the others for the captioner
 SPLITS = ("train", "val", "test")
-START, JUDGE = "start", "judge"  # a seed's folders of the captioner before tuning, and the judge
+# A seed's folders: of the captioner from which fine-tuning starts, and of the judge.
+START, JUDGE = "start", "judge"
 
 
 def write_parts(config: Config, seed: int, folder: Path) -> dict[str, str]:
-    """Write the annotation files of a seed's captioner and judge, and return their paths.
+    """Write the annotation files of a seed's captioner and judge; return {START or JUDGE: path}.
 
     The judge's part of the training photos depends on the seed, and the captioner gets the others.
     The judge also trains on the validation split. Raises UserError.
@@ -46,6 +47,7 @@ def write_subsets(config: Config, counts: dict[str, int], folder: Path) -> list[
 
 
 def _write(samples: Sequence[Sample], path: Path) -> str:
+    """Write an annotation file, and return its absolute path."""
     rows = [
         {"image": sample.image, "caption": list(sample.captions), "image_id": sample.image_id}
         for sample in samples

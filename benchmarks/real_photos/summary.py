@@ -35,7 +35,10 @@ EXAMPLE_STEP = 30  # every 30th test photo by id is an example
 
 
 def write_summary(folder: Path, seeds: Sequence[Path], variants: Sequence[Variant]) -> str:
-    """Write results.json, table.md, plane.svg and report.html; return the table."""
+    """Write results.json, table.md, plane.svg and report.html to `folder`; return the table.
+
+    seeds: a folder for each seed, with a run's folder for each variant.
+    """
     first_comparison = comparison.compare([seeds[0] / variant.name for variant in variants])
     hits = [judge_runs(seed, [variant.name for variant in variants]) for seed in seeds]
     seed_values: dict[str, dict[str, list[float]]] = {}  # {label: {metric: one value per seed}}
@@ -102,9 +105,9 @@ def write_decoding_summary(folder: Path, sweeps: Sequence[Sweep], decodings: Seq
 def paired_differences(
     first: Sequence[Mapping[str, np.ndarray]], second: Sequence[Mapping[str, np.ndarray]]
 ) -> dict[str, Estimate]:
-    """{metric: difference of means, second - first}, with intervals as in `over_seeds`.
+    """Return {metric: difference of means, second - first}, with intervals as in `over_seeds`.
 
-    first, second: for each seed, {metric: values of the same images}.
+    first, second: for each seed, {metric: values of the same images}; nan for a missing value.
     """
     estimates = {}
     for name in sorted(first[0].keys() & second[0].keys()):
@@ -141,7 +144,7 @@ def _read_image_values(run: Path, hits: Mapping[str, float]) -> dict[str, np.nda
 
 
 def _examples(seed: Path, variants: Sequence[Variant]) -> list[dict[str, Any]]:
-    """The captions of every 30th photo by id."""
+    """Return the captions of every EXAMPLE_STEP-th photo by id, one dict per photo."""
     captions = {variant.label: read_captions(seed / variant.name) for variant in variants}
     ids = sorted(next(iter(captions.values())), key=lambda i: (isinstance(i, str), i))
     return [

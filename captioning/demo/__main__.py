@@ -25,15 +25,15 @@ from captioning.runtime.job_runner import prepare
 from captioning.runtime.program import exit_code
 from captioning.runtime.progress import bar_prefix
 
-# Imported once for all jobs, since importing takes seconds.
+# Imported once, before the jobs are forked, since importing takes seconds.
 PRELOADED_MODULES = ("captioning.train", "torch._dynamo", "torch.utils.tensorboard", "transformers")
 
 
 def run(demo: Demo) -> int:
-    """Run all steps, and print the time left before each step. Stops at a failed step."""
+    """Run all steps, and print the time left before each step. A failed step raises its error."""
     steps = demo.steps()
     # The captioner is so small that several threads would be slower than one.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the jobs
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # inherited by the jobs
     prepare(PRELOADED_MODULES)
     status = DemoProgress(steps)
     with shared_process(start=True) as demo.environment:  # Java starts during the first step
@@ -50,7 +50,7 @@ def run(demo: Demo) -> int:
 def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m captioning.demo", description=__doc__)
     parser.add_argument(
-        "--quick", action="store_true", help="takes about 90 s, but is less convincing"
+        "--quick", action="store_true", help="takes about 90 s; its results are less certain"
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the world and the training")
     parser.add_argument("--device", help="cpu, cuda, cuda:1; default: the GPU if there is one")

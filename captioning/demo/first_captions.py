@@ -13,13 +13,16 @@ EXAMPLES = 2
 
 
 class FirstCaptions:
-    """Validation captions of two images by an MLE run and a SMILE run, after their first epoch."""
+    """Prints the captions of two images by an MLE and a SMILE run after their first epoch, once."""
 
     def __init__(self) -> None:
         self.shown = False
 
     def show_when_ready(self, configs: Sequence[Config]) -> None:
-        """Print the captions once. configs: the configurations of the two runs."""
+        """Print the captions when both runs have written them.
+
+        configs: the configurations of the MLE run and of the SMILE run.
+        """
         name = f"{evaluation_name(0)}.json"
         files = [Path(config.output_dir, "result", name) for config in configs]
         if self.shown or not all(file.exists() for file in files):

@@ -7,27 +7,28 @@ from typing import Callable, Optional
 
 from tqdm import tqdm
 
-_MIN_SHARE = 0.03  # share of all work after which the measured pace replaces the expected pace
+_MIN_SHARE = 0.03  # of all work; only after it is the pace measured instead of expected
 
 
 class TimeEstimate:
     """Estimates the time left from the expected time of each step and the pace so far.
 
-    seconds: rough durations of the steps on an idle machine. Once the pace is known, only their
+    seconds: rough durations of the steps on an idle machine. Once the pace is measured, only their
     ratios matter.
     """
 
     def __init__(self, seconds: Sequence[float], clock: Callable[[], float] = time.monotonic):
         self.seconds, self.clock = list(seconds), clock
         self.step = self.share = 0
-        self.start, self.done = clock(), 0.0  # done: expected seconds of the work since `start`
+        # done: how long the work since `start` was expected to take, in seconds
+        self.start, self.done = clock(), 0.0
         self.step_start = self.start
 
     def record(self, step: int, share: float, first: bool = False) -> None:
         """Record the finished share of a step, from 0 to 1.
 
-        first: whether it is the step's first report. Then neither the share, which an earlier call
-        of the program may have done, nor the time since the step began counts for the pace.
+        first: true for a step's first report, whose share an earlier call of the program may have
+        done. Neither this share nor the time since the step began counts for the pace.
         """
         if step != self.step:
             self.step, self.share, self.step_start = step, 0.0, self.clock()
@@ -38,13 +39,14 @@ class TimeEstimate:
         self.share = max(share, self.share)
 
     def seconds_left(self) -> float:
-        """The estimated time left, in seconds."""
+        """Return the estimated time left."""
         expected = self.seconds[self.step] * (1 - self.share) + sum(self.seconds[self.step + 1 :])
         has_pace = self.done > _MIN_SHARE * sum(self.seconds)
         return expected * ((self.clock() - self.start) / self.done if has_pace else 1.0)
 
 
 def format_seconds(seconds: float) -> str:
+    """Return a duration as text: "40 s" or "1.6 min"."""
     if seconds < 90:
         return f"{max(10, round(seconds, -1)):.0f} s"
     return f"{seconds / 60:.1f} min"
@@ -58,6 +60,7 @@ class StatusLine:
         self.next_time = 0.0
 
     def show(self, line: str) -> None:
+        """Show the line, unless a line was shown a moment ago."""
         now, terminal = time.monotonic(), sys.stderr.isatty()
         if now < self.next_time:
             return

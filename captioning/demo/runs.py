@@ -28,15 +28,15 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PRETRAIN, FINETUNE = "configs/demo_pretrain.yaml", "configs/demo_finetune.yaml"
 OBJECTIVES = {"mle": "mle", "smile": "smile", "mle_smile": "{mle: 0.5, smile: 0.5}"}
 QUICK_SPLITS = {"train": 1500, "val": 50, "test": 150}
-# The quick demo's epochs are a quarter as long. Small batches give them enough steps.
+# The quick demo has a quarter of the images. Smaller batches give its epochs enough steps.
 QUICK_OVERRIDES = {PRETRAIN: ["batch_size=32"], FINETUNE: ["max_epoch=2", "eval_every=1"]}
 QUICK_NOTE = (
     "This is the quick demo: a quarter of the data and a fraction of the training. It shows that "
     "everything runs; its numbers are weaker and less certain than those of the full demo."
 )
 PRETRAINING_RANKS = 2  # processes of pre-training on a CPU
-# For the first captions, copies are fine-tuned on FIRST_IMAGES images after FIRST_EPOCHS epochs of
-# pre-training. The quick demo has none: its captioner has learned too little by then.
+# To print first captions early, copies of the captioner are fine-tuned on FIRST_IMAGES images after
+# FIRST_EPOCHS epochs of pre-training. In the quick demo it has learned too little by then.
 FIRST_EPOCHS, FIRST_IMAGES = 3, 1500
 FIRST_RUNS = ("mle", "smile")
 FIRST_OVERRIDES = ("max_epoch=1", "eval_every=1", "metrics=[length]", "num_beams=1")
@@ -50,7 +50,7 @@ DEMO_KEYS = (
 
 
 class Demo:
-    """The runs of one seed, each in its folder."""
+    """The runs of one seed, each in its own folder."""
 
     def __init__(self, quick: bool, seed: int, overrides: Sequence[str], device: Optional[str]):
         """Check all settings before anything is made or trained. Raises UserError."""
@@ -65,11 +65,11 @@ class Demo:
         for config in (PRETRAIN, FINETUNE):
             chosen = load_config(REPOSITORY / config, self.overrides, self.flags)
         self.on_gpu = chosen.device != "cpu" and torch.cuda.is_available()
-        self.environment: Mapping[str, str] = {}  # of the jobs
+        self.environment: Mapping[str, str] = {}  # variables that are added to the jobs'
 
     def steps(self) -> list[Step]:
         scale = 0.25 if self.quick else 1
-        # Factors relative to a machine with two cores.
+        # Durations of pre-training and fine-tuning, relative to a machine with two cores.
         parallel = 1 if self.on_gpu else min(cores(), 3)
         pretraining, fine_tuning = [(1.5, 1.6), (1, 1), (1, 0.7)][parallel - 1]
         fine_tuning *= 37 * scale + 5
@@ -84,7 +84,7 @@ class Demo:
         make_scenes(self.data, self.seed, QUICK_SPLITS if self.quick else SPLITS)
 
     def _pretrain(self, status: DemoProgress) -> None:
-        """Pre-train. On a CPU always in two processes, so that results are equal everywhere."""
+        """Pre-train. On a CPU, use two processes on all machines, so that results are equal."""
         overrides = self._overrides(PRETRAIN, "pretrain")
         batch = load_config(REPOSITORY / PRETRAIN, overrides, self.flags).batch_size
         ranks = PRETRAINING_RANKS if batch % PRETRAINING_RANKS == 0 and not self.on_gpu else 1
@@ -119,15 +119,15 @@ class Demo:
 
     def _fine_tune(self, status: DemoProgress) -> None:
         jobs = [self._job(name, partial(self._fine_tune_one, name)) for name in OBJECTIVES]
-        # All three at once, even on two cores: with two at a time, the third would leave a core
-        # idle.
+        # All three at once, even on two cores: with two at a time, a core would be idle during the
+        # third.
         parallel = len(jobs) if cores() > 1 and not self.on_gpu else 1
         self._run(jobs, parallel, FIRST_RUNS, status)
 
     def _run(
         self, jobs: Sequence[Job], parallel: int, first_runs: Sequence[str], status: DemoProgress
     ) -> None:
-        """Run jobs. first: the MLE and SMILE runs that make the first captions."""
+        """Run jobs. first_runs: the MLE run and the SMILE run whose first captions are printed."""
         status.first.shown |= all(is_scored(self.scoring_config(name)) for name in FIRST_RUNS)
         status.follow(jobs, [self.scoring_config(name) for name in first_runs])
         run_jobs(jobs, [{}] * parallel, status)
@@ -145,12 +145,13 @@ class Demo:
         return self._run_training(FINETUNE, name, overrides, "--evaluate", "--eval_split", "test")
 
     def scoring_config(self, name: str) -> Config:
-        """The configuration for a run's captions and scores."""
+        """Return the configuration with which a run is captioned and scored."""
         flags = {"output_dir": str(self.folder / name), **self.flags}
         overrides = self._overrides(FINETUNE, Path(name).name)
         return load_config(REPOSITORY / FINETUNE, overrides, flags)
 
     def _overrides(self, config: str, name: str) -> list[str]:
+        """Return the overrides of a run. config: PRETRAIN or FINETUNE. name: of its folder."""
         overrides = [f"image_root={self.data}", f"ann_root={self.data}"]
         overrides.append(f"tokenizer={self.data / 'vocab.txt'}")
         if config == FINETUNE:
@@ -158,7 +159,7 @@ class Demo:
         return [*overrides, *(QUICK_OVERRIDES[config] if self.quick else []), *self.overrides]
 
     def _run_training(self, config: str, name: str, overrides: list[str], *more: str) -> int:
-        """Run captioning.train, as scripts/train.sh and scripts/eval.sh do."""
+        """Run captioning.train as scripts/train.sh and scripts/eval.sh do. Return its exit code."""
         flags = {"config": REPOSITORY / config, "output_dir": self.folder / name, **self.flags}
         arguments = [text for flag, value in flags.items() for text in (f"--{flag}", str(value))]
         return train.main([*arguments, *more, *overrides])

@@ -11,12 +11,12 @@ from captioning.runtime.job_runner import Job, Observer
 from captioning.runtime.progress import log_line
 
 TITLES = {"pretrain": "MLE", "mle": "MLE", "smile": "SMILE", "mle_smile": "MLE + SMILE"}
-# The share of training in a run's time. The rest is captioning and scoring.
+# The share of a run's time that it trains. For the rest it captions and scores.
 PRETRAINING, TRAINING = 0.98, 0.85
 
 
 class Step(NamedTuple):
-    """A step of the demo. seconds: expected time on two cores. do: its function."""
+    """A step of the demo. seconds: its expected time on an idle machine. do: its function."""
 
     title: str
     seconds: float
@@ -39,7 +39,7 @@ class DemoProgress(Observer):
         log_line(f"\n{self._label()} {self.steps[number].title} (about {left} to go in all)")
 
     def follow(self, jobs: Sequence[Job], first: Sequence[Config]) -> None:
-        """Show the jobs of a step. first: the runs that make the first captions."""
+        """Show the jobs of a step. first: the configurations for `FirstCaptions`."""
         self.names = {job.name for job in jobs} & TITLES.keys()
         self.first_runs = first
 
@@ -61,7 +61,7 @@ class DemoProgress(Observer):
         self.first.show_when_ready(self.first_runs)
 
     def end(self) -> None:
-        # A step without jobs does not count for the pace, since it does not train.
+        # A step without shown jobs does not train, so its pace is not that of the other steps.
         self.estimate.record(self.number, 1.0, first=not self.shares)
         self.line.clear()
 
@@ -70,7 +70,10 @@ class DemoProgress(Observer):
 
 
 def _share_of_run(training: float, description: str, share: float) -> float:
-    """The finished share of a run, from the description and the share of its progress bar."""
+    """Return the finished share of a run. training: the share of training in its time.
+
+    description, share: of the run's current progress bar.
+    """
     epoch = re.match(r"epoch (\d+)/(\d+)$", description)
     if epoch:
         return training * (int(epoch[1]) - 1 + share) / int(epoch[2])

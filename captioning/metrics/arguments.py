@@ -1,4 +1,4 @@
-"""The flags of programs that score captions: metrics, their options, and where models run."""
+"""Command-line flags of programs that score captions: metrics, their options, and the device."""
 
 import argparse
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from captioning.metrics.registry import DEFAULT_METRICS, EVALUATORS
 
 
 def add_metrics(parser: argparse.ArgumentParser, images: str) -> None:
-    """Add the flags. images: what --images takes."""
+    """Add the flags. images: the help of --images."""
     add = parser.add_argument
     names = f"of {', '.join(EVALUATORS)} (default: {' '.join(DEFAULT_METRICS)})"
     shape: dict[str, Any] = {"nargs": "+", "choices": EVALUATORS, "metavar": "NAME"}
@@ -29,7 +29,7 @@ def add_metrics(parser: argparse.ArgumentParser, images: str) -> None:
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
-    """Parse the arguments; `options` has {option: value} of all metrics."""
+    """Return the parsed arguments. Their `options` are {option: value} of all evaluators."""
     arguments = parser.parse_args(argv)
     if arguments.batch_size < 1:
         parser.error("--batch_size has to be 1 or more")
@@ -38,12 +38,13 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Name
 
 
 def _fields() -> dict[str, Any]:
+    """Return {option: pydantic field} of all evaluators."""
     classes = option_classes(EVALUATORS.values())
     return {name: field for options in classes for name, field in options.model_fields.items()}
 
 
 def _argparse_settings(annotation: Any, default: Any) -> dict[str, Any]:
-    """The keyword arguments of `add_argument` for an option of this type."""
+    """Return keyword arguments of `add_argument` for an option of this type."""
     if get_origin(annotation) is Literal:
         return {"choices": get_args(annotation)}
     if list[str] in (annotation, *get_args(annotation)):

@@ -1,4 +1,4 @@
-"""Percentile bootstrap intervals of scores over images."""
+"""Scores of sets of images, with percentile bootstrap intervals over the images."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ RESAMPLES = 1000
 SEED = 0
 INTERVALS = f"95 % percentile bootstrap over images, {RESAMPLES} resamples, seed {SEED}"
 
-_COUNTS_AT_ONCE = 2**20  # images * resamples in memory, 8 bytes each
+_COUNTS_AT_ONCE = 2**20  # the most images * resamples in memory, 8 bytes each
 
 Bounds = tuple[Optional[float], Optional[float]]
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A score over n images with the limits of its 95 % interval; None without an interval."""
+    """A score over n images. low, high: its 95 % interval; None without an interval."""
 
     value: float
     low: Optional[float] = None
@@ -26,7 +26,7 @@ class Estimate:
 
 
 def mean(values: Sequence[Optional[float]]) -> Estimate:
-    """Return the mean of one value per image, without None. values: (n,), n >= 1."""
+    """Return the mean of one value per image. None values are left out. values: (n,), n >= 1."""
     return ratio([value or 0 for value in values], [value is not None for value in values])
 
 
@@ -35,7 +35,7 @@ def ratio(
 ) -> Estimate:
     """Return sum(numerators) / sum(denominators) * scale; both (n,).
 
-    The value is nan if the denominators' sum is 0; such resamples are left out.
+    The value is nan if the denominators' sum is 0. The interval leaves out such resamples.
     """
     columns = np.column_stack([numerators, denominators]).astype(float)  # (n, 2)
 
@@ -50,7 +50,7 @@ def ratio(
 def percentages(
     numerators: Sequence[float], denominators: Sequence[float]
 ) -> list[Optional[float]]:
-    """The percentage of each image; None if the denominator is 0."""
+    """Return 100 * numerator / denominator of each image; None if the denominator is 0."""
     return [100 * n / d if d else None for n, d in zip(numerators, denominators)]
 
 
@@ -63,33 +63,36 @@ def median(values: Sequence[float]) -> Estimate:
 
 
 def resampled_means(values: np.ndarray) -> np.ndarray:
-    """Return (RESAMPLES,), the mean of each resample of one value per image. values: (n,)."""
+    """Return the mean of each resample, (RESAMPLES,). values: (n,), one per image."""
     return _resampled_sums(np.asarray(values, dtype=float)[:, None])[:, 0] / len(values)
 
 
 def intervals(columns: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]) -> list[Bounds]:
     """Return the intervals of m scores that are functions of sums over images.
 
-    columns: (n, k), what each image adds to k sums. statistic: maps (R, k), the sums of R
-    resamples, to (R, m) scores; nan if undefined. Images are sampled with replacement, with the
-    same resamples for all scores of n images (Efron & Tibshirani 1993, chapter 13).
+    columns: (n, k), what each image adds to k sums. statistic: maps the sums of R resamples (R, k)
+    to scores (R, m); nan if undefined. Images are sampled with replacement (Efron & Tibshirani
+    1993, chapter 13). The resamples depend only on n.
     """
     scores = statistic(_resampled_sums(np.asarray(columns, dtype=float)))  # (R, m)
     return bounds(scores, len(columns))
 
 
 def bounds(scores: np.ndarray, n: int) -> list[Bounds]:
-    """Return the intervals of m scores over n images. scores: (R, m); nan if undefined."""
+    """Return the intervals of m scores over n images.
+
+    scores: of R resamples (R, m); nan if undefined.
+    """
     return [_bounds(column[~np.isnan(column)], n) for column in scores.T]
 
 
 def _resampled_sums(columns):
-    """Return (RESAMPLES, k), the sums over resamples of n rows."""
+    """Return the sum of each resample of n rows (n, k): (RESAMPLES, k)."""
     return np.concatenate([counts @ columns for counts in resampled_counts(len(columns))])
 
 
 def resampled_counts(n: int) -> Iterator[np.ndarray]:
-    """Yield (R, n), how often each of n images is in each resample, RESAMPLES rows in total."""
+    """Yield counts (R, n) of the images in each resample. In total RESAMPLES rows."""
     for indices in _resamples(n):
         size = len(indices)
         cells = indices + n * np.arange(size)[:, None]
@@ -97,7 +100,7 @@ def resampled_counts(n: int) -> Iterator[np.ndarray]:
 
 
 def _resamples(n):
-    """Yield indices (R, n) of the resampled images, RESAMPLES rows in total."""
+    """Yield the indices (R, n) of the images in each resample. In total RESAMPLES rows."""
     random = np.random.default_rng(SEED)
     at_once = max(1, _COUNTS_AT_ONCE // n)
     for start in range(0, RESAMPLES, at_once):
@@ -105,6 +108,7 @@ def _resamples(n):
 
 
 def _bounds(scores, n):
+    """Return the interval of one score. scores: of the resamples, without nan."""
     if not len(scores) or n < 2:  # a single image has no variance
         return None, None
     low, high = np.percentile(scores, (2.5, 97.5))

@@ -1,4 +1,4 @@
-"""CHAIR: hallucinated objects, named by a caption but not in its image (Rohrbach et al. 2018, 2.1).
+"""CHAIR: objects that a caption names but its image lacks (Rohrbach et al. 2018, section 2.1).
 
 CHAIRs         captions with at least one hallucinated object, per cent
 CHAIRi         hallucinated mentions among all mentions of objects, per cent
@@ -27,7 +27,7 @@ from captioning.metrics.objects_in_text import (
 from captioning.metrics.options import FILE, Options
 from captioning.runtime.errors import UserError
 
-# A file by CHAIR's authors. It has another licence than this project, so it is downloaded.
+# A file by CHAIR's authors. It is downloaded, because its licence differs from this project's.
 SYNONYMS_URL = (
     "https://raw.githubusercontent.com/LisaAnne/Hallucination/"
     "6e4d33c4bedf6dfcd24c61bf527f40714717be47/data/synonyms.txt"
@@ -46,17 +46,18 @@ class ChairOptions(Options):
         None, description="the objects in each image: COCO's instances or {image id: [object]}"
     )
     synonyms: Annotated[Optional[str], "scoring", FILE] = Field(
-        None, description="words of objects, for chair (default: the published ones)"
+        None, description="chair's file of objects and their synonyms (default: the published one)"
     )
     singular: Annotated[Literal["pattern", "wordnet"], "scoring"] = Field(
-        "pattern", description="of chair's words: as published, or WordNet's lemmas"
+        "pattern", description="how chair makes words singular: as published, or by WordNet"
     )
 
 
 class Chair(Evaluator):
-    """CHAIR of the images in `objects_file`. Objects named by the references count as present.
+    """CHAIR of the images in `objects_file`; captions of other images have no value.
 
-    A caption's `hallucinated` lists its mentions of absent objects as [word, object].
+    Objects that a reference names count as present in the image. The detail `hallucinated` lists a
+    caption's mentions of absent objects as [word, object].
     """
 
     name = "chair"
@@ -66,12 +67,12 @@ class Chair(Evaluator):
     def prepare(self) -> None:
         path = self.options.synonyms
         if path is None:
-            kept = cache_folder(self.settings.cache_dir) / "chair_synonyms.txt"
-            path = download_once(SYNONYMS_URL, kept, SYNONYMS_SHA256)
-        self.words = read_synonyms(Path(path))
-        named = self.options.objects_file
-        self.paths = [Path(name) for name in ([named] if isinstance(named, str) else named)]
-        self.objects = read_objects(self.paths, self.words)
+            cached = cache_folder(self.settings.cache_dir) / "chair_synonyms.txt"
+            path = download_once(SYNONYMS_URL, cached, SYNONYMS_SHA256)
+        self.synonyms = read_synonyms(Path(path))
+        files = self.options.objects_file
+        self.paths = [Path(name) for name in ([files] if isinstance(files, str) else files)]
+        self.objects = read_objects(self.paths, self.synonyms)
         if self.settings.images:
             self._known(self.settings.images)
 
@@ -79,7 +80,10 @@ class Chair(Evaluator):
         SINGULARS[self.options.singular]()
 
     def _known(self, ids: Iterable[ImageId]) -> dict[ImageId, set[str]]:
-        """The objects of the images that are in the files. Raises UserError if no image is."""
+        """Return {image id: objects} of the images that are in the files.
+
+        Raises UserError if none of the images is.
+        """
         # An image without objects has an empty set, an unknown image an empty tuple.
         known = {i: each for i, each in of_images(ids, self.objects).items() if each != ()}
         if not known:
@@ -91,35 +95,35 @@ class Chair(Evaluator):
         return known
 
     def evaluate(self, captions: CaptionSet) -> Scores:
-        reader = ObjectReader(self.words, SINGULARS[self.options.singular]())
+        reader = ObjectReader(self.synonyms, SINGULARS[self.options.singular]())
         known = self._known(captions.ids)
-        named, wrong, right, there = [], [], [], []
+        named, wrong, found, present = [], [], [], []
         for image_id, objects in known.items():
             references = captions.references[image_id]
             objects = objects.union(m.object for r in references for m in reader.mentions(r))
             mentions = reader.mentions(captions.predictions[image_id])
             named.append(len(mentions))
             wrong.append([mention for mention in mentions if mention.object not in objects])
-            right.append(len(objects.intersection(mention.object for mention in mentions)))
-            there.append(len(objects))
+            found.append(len(objects.intersection(mention.object for mention in mentions)))
+            present.append(len(objects))
         counts = [len(mentions) for mentions in wrong]
 
         def of_all(values: list) -> list:
-            """One value per caption; None for the images that are not known."""
-            found = dict(zip(known, values))
-            return [found.get(image_id) for image_id in captions.ids]
+            """Return one value per caption; None for an image that is not in the files."""
+            by_image = dict(zip(known, values))
+            return [by_image.get(image_id) for image_id in captions.ids]
 
         hallucinates = [100.0 * bool(count) for count in counts]
         return Scores(
             metrics={
                 "CHAIRs": mean(hallucinates),
                 "CHAIRi": ratio(counts, named, 100),
-                "object_recall": ratio(right, there, 100),
+                "object_recall": ratio(found, present, 100),
             },
             per_image={
                 "CHAIRs": of_all(hallucinates),
                 "CHAIRi": of_all(percentages(counts, named)),
-                "object_recall": of_all(percentages(right, there)),
+                "object_recall": of_all(percentages(found, present)),
             },
             details={"hallucinated": of_all(wrong)},
             settings={
@@ -133,8 +137,8 @@ class Chair(Evaluator):
 def read_objects(paths: Iterable[Path], names: Mapping[str, str]) -> dict[ImageId, set[str]]:
     """Return {image id: names of its objects}; an image listed without objects has an empty set.
 
-    names: {word: name of the object}, see `read_synonyms`. The objects of several files are merged.
-    Raises UserError for a missing or wrong file, and for an object that is not in `names`.
+    names: {synonym: name of the object}, see `read_synonyms`. The objects of several files are
+    merged. Raises UserError for a missing or wrong file, and for an object that is not in `names`.
     """
     found: dict[ImageId, set[str]] = {}
     for path in paths:
@@ -150,7 +154,8 @@ def read_objects(paths: Iterable[Path], names: Mapping[str, str]) -> dict[ImageI
 
 
 def _read(path: Path) -> dict[ImageId, list[str]]:
-    # Segmentations are most of COCO's files and are not needed.
+    """Return {image id: objects as the file names them}. Raises UserError."""
+    # Segmentations, most of the size of COCO's files, are not needed.
     document = read_json(path, without={"segmentation", "bbox"})
     try:
         if "annotations" not in document:

@@ -3,8 +3,9 @@
 checklist_coverage   questions that the caption answers among all questions, per cent
 checklist_precision  right answers among the answers, per cent
 
-As in CAPEval (arXiv 2608.02589): (yes + no) / all and yes / (yes + no), of the set. Multiple-choice
-questions are CaptionQA's (arXiv 2511.21025), here with the same two scores.
+As in CAPEval (arXiv 2608.02589), these are (yes + no) / all and yes / (yes + no), where yes, no and
+all are numbers of answers to all questions about the set. Multiple-choice questions as in CaptionQA
+(arXiv 2511.21025) get the same two scores.
 """
 
 import json
@@ -51,9 +52,10 @@ class ChecklistOptions(JudgeOptions):
 
 
 class Checklist(JudgeEvaluator):
-    """The scores over captions with a readable reply. The others are counted.
+    """The scores over the captions for which the judge's reply is valid.
 
-    A caption's `checklist_answers` has an answer or "not said" for each question.
+    The setting `checklist_unread` counts the others. The detail `checklist_answers` has, for each
+    question about a caption, an answer or "not said".
     """
 
     name = "checklist"
@@ -84,7 +86,11 @@ class Checklist(JudgeEvaluator):
 def scores_of(
     answers: Sequence[Optional[Sequence[str]]], lists: Sequence[Sequence[Question]]
 ) -> Scores:
-    """The scores of N captions. answers: one for each question, or None without a valid reply."""
+    """Return the scores of N captions.
+
+    answers: for each caption, one answer per question, or None without a valid reply. lists: for
+    each caption, its questions.
+    """
     counts = [
         (
             len(given),
@@ -104,7 +110,7 @@ def scores_of(
 
 
 def prompt(caption: str, questions: Sequence[Question]) -> str:
-    """What the judge is asked about a caption."""
+    """Return the judge's prompt about a caption."""
     lines = (
         f"{number}. {each.text} ({' / '.join([*each.choices, NOT_SAID])})"
         for number, each in enumerate(questions, 1)

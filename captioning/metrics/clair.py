@@ -1,7 +1,7 @@
 """CLAIR: a language model judges captions (Chan et al. 2023, arXiv 2310.12971).
 
-The question is a paraphrase of the paper's. A reply counts if it contains the requested JSON
-object. Otherwise the caption has no score. The paper's code then takes the first number, or 0.
+The question is a paraphrase of the paper's. If the reply lacks the requested JSON object, the
+caption has no score. (The paper's code then takes the reply's first number, or 0.)
 """
 
 import math
@@ -28,7 +28,7 @@ class Verdict(NamedTuple):
 
 
 def question(candidate: str, references: Sequence[str]) -> str:
-    """The question about a caption. Each caption is on its own line."""
+    """Return the question about a caption. Each caption is on its own line."""
 
     def listed(texts):
         return "\n".join("- " + " ".join(text.split()) for text in texts)
@@ -37,7 +37,7 @@ def question(candidate: str, references: Sequence[str]) -> str:
 
 
 def read_reply(reply: str) -> Optional[Verdict]:
-    """Return the verdict from the first JSON object with a score."""
+    """Return the verdict in the first JSON object with a valid score; None if there is none."""
 
     def verdict(found: Any) -> Verdict:
         score = math.nan if isinstance(found["score"], bool) else float(found["score"])
@@ -49,16 +49,19 @@ def read_reply(reply: str) -> Optional[Verdict]:
 
 
 class Clair(JudgeEvaluator):
-    """CLAIR: the mean score over captions with a score. Captions without one are counted.
+    """CLAIR: the mean over the captions with a score.
 
-    A caption's `clair_reason` is the model's reason.
+    The setting `clair_unread` counts the captions without a score. The detail `clair_reason` is the
+    language model's reason.
     """
 
     name = "clair"
 
     def evaluate(self, captions: CaptionSet) -> Scores:
-        asked = [question(text, captions.references[i]) for i, text in captions.predictions.items()]
-        verdicts = self.verdicts(asked, lambda _, reply: read_reply(reply))
+        prompts = [
+            question(text, captions.references[i]) for i, text in captions.predictions.items()
+        ]
+        verdicts = self.verdicts(prompts, lambda _, reply: read_reply(reply))
         scores = [verdict.score if verdict else None for verdict in verdicts]
         return Scores.of_means(
             {"CLAIR": scores},

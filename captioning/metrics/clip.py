@@ -33,11 +33,11 @@ from captioning.metrics.openai_clip import read_openai_clip
 from captioning.metrics.options import Options
 from captioning.runtime.errors import UserError
 
-# Part of the cache key of image features. Change it whenever the preprocessing changes.
+# Part of the cache key of image features. Change it if the preprocessing changes.
 PREPROCESSING = "short side to the model's size, bicubic; centre crop; OpenAI's mean and std"
 
-SIGLIP_1_WORDS = 32000  # its tokenizer pads with another token than SigLIP 2's
-LONGEST_STRIP = 64  # largest aspect ratio; longer images are cropped before resizing
+SIGLIP_1_VOCABULARY = 32000  # the number of tokens, by which SigLIP 1 is recognised
+MAX_ASPECT_RATIO = 64  # longer images are cropped before resizing
 
 
 class ClipOptions(Options):
@@ -52,8 +52,10 @@ class Clip:
     """transformers' CLIPModel in float32 on a device, with its tokeniser and preprocessing.
 
     source: a hub id, a folder in transformers' format, or a file of weights in OpenAI's layout.
-    name: source@HASH, with the hash of the image encoder's weights. Raises UserError for missing or
-    wrong files.
+    Raises UserError for missing or wrong files.
+
+    Attributes: `weights` is a hash of the image encoder's weights. `name` is source@HASH, with the
+    start of this hash. `width` is D, the size of the vectors.
     """
 
     image_modules = ("vision_model", "visual_projection")
@@ -85,14 +87,17 @@ class Clip:
     def prepare(
         self, source: str, files: ModelFiles, sizes: dict[str, Any]
     ) -> Callable[[], torch.nn.Module]:
-        """Read the tokeniser; return a function that builds the model."""
+        """Set the tokeniser, and return a function that builds the model.
+
+        sizes: the content of config.json.
+        """
         self.tokens = Bpe(files, clip=True)
         self.start, self.end = self.tokens.special(START), self.tokens.special(END)
-        marks = {"bos_token_id": self.start, "eos_token_id": self.end}
-        return lambda: _build(sizes, marks)
+        special_ids = {"bos_token_id": self.start, "eos_token_id": self.end}
+        return lambda: _build(sizes, special_ids)
 
     def crop(self) -> list[Callable]:
-        """The transforms that give an image the model's size."""
+        """Return the transforms that give an image the model's size."""
         size = self.image_size
         return [
             transforms.Resize(size, InterpolationMode.BICUBIC),
@@ -100,9 +105,9 @@ class Clip:
         ]
 
     def encode(self, texts: list[str]) -> tuple[list[list[int]], list[bool]]:
-        """Return each text's ids with special tokens, and whether the text was too long.
+        """Return each text's ids with special tokens, and whether the text was truncated.
 
-        A long text is truncated. The end token is kept: its hidden state is the text embedding.
+        A truncated text has its end token, too, because the text embedding is computed from it.
         """
         most = self.max_tokens - 2
         ids = self.tokens.encode(texts)
@@ -113,8 +118,8 @@ class Clip:
     def text_features(self, ids: list[list[int]]) -> Tensor:
         """Return unit vectors (B, D) of B encoded texts.
 
-        The embedding is the hidden state at the end token. Attention is causal, so padding after it
-        has no effect.
+        A vector is a projection of the hidden state at the end token. Attention is causal, so the
+        padding after it has no effect.
         """
         padded = torch.full((len(ids), max(map(len, ids))), self.end)  # (B, N)
         for row, text in zip(padded, ids):
@@ -138,9 +143,10 @@ class Clip:
 
 
 class Siglip(Clip):
-    """transformers' SiglipModel, which SigLIP and SigLIP 2 (Tschannen et al. 2025) have.
+    """transformers' SiglipModel, for SigLIP 2 (Tschannen et al. 2025).
 
-    A text is in lower case and padded to all positions, as in training. Images are not cropped.
+    Texts are lower-cased and padded to `max_tokens`, as in training. Images are resized to a square
+    without cropping.
     """
 
     image_modules = ("vision_model",)
@@ -152,11 +158,12 @@ class Siglip(Clip):
         if files.merges:
             raise UserError(f"{source}: clip_model: a SigLIP needs its tokenizer.json")
         self.tokens = Bpe(files, clip=None)
-        self.end = self.tokens.tokenizer.token_to_id("<pad>") or 0
-        if sizes.get("text_config", {}).get("vocab_size", 0) == SIGLIP_1_WORDS:
+        self.padding = self.tokens.tokenizer.token_to_id("<pad>") or 0
+        # SigLIP 1 pads with another token.
+        if sizes.get("text_config", {}).get("vocab_size", 0) == SIGLIP_1_VOCABULARY:
             raise UserError(f"{source}: clip_model: SigLIP 1 is not supported: choose a SigLIP 2")
-        found = read_json(find_file("clip_model", source, "preprocessor_config.json"))
-        self.resample = found.get("resample", 3)
+        preprocessor = read_json(find_file("clip_model", source, "preprocessor_config.json"))
+        self.resample = preprocessor.get("resample", 3)
 
         def build() -> torch.nn.Module:
             from transformers import SiglipConfig, SiglipModel
@@ -172,7 +179,7 @@ class Siglip(Clip):
     def encode(self, texts: list[str]) -> tuple[list[list[int]], list[bool]]:
         ids = self.tokens.encode([text.lower() for text in texts], specials=True)
         long = [len(text) > self.max_tokens for text in ids]
-        # The last token, which ends the text, is kept.
+        # A truncated text keeps its last token, the end token.
         return [
             [*text[: self.max_tokens - 1], text[-1]] if cut else text
             for text, cut in zip(ids, long)
@@ -180,35 +187,39 @@ class Siglip(Clip):
 
     @torch.inference_mode()
     def text_features(self, ids: list[list[int]]) -> Tensor:
-        padded = [[*text, *[self.end] * (self.max_tokens - len(text))] for text in ids]
+        padded = [[*text, *[self.padding] * (self.max_tokens - len(text))] for text in ids]
         return _unit(self.model.get_text_features(torch.tensor(padded).to(self.device)))
 
 
 def load_clip(source: str, device: Union[str, torch.device] = "cpu") -> Clip:
     """Return the CLIP or SigLIP of a hub id, a folder or a file. Raises UserError."""
-    config = find_model("clip_model", source).config
-    found = read_json(config) if config else {}
-    is_siglip = isinstance(found, dict) and found.get("model_type") == "siglip"
+    path = find_model("clip_model", source).config
+    config = read_json(path) if path else {}
+    is_siglip = isinstance(config, dict) and config.get("model_type") == "siglip"
     return (Siglip if is_siglip else Clip)(source, device)
 
 
 def _unit(features: Any) -> Tensor:
-    """Normalised features; newer versions of transformers return an output object."""
+    """Return unit vectors. features: a tensor, or the output object of newer transformers."""
     return F.normalize(getattr(features, "pooler_output", features), dim=-1)
 
 
 def _middle(image: Image.Image) -> Image.Image:
-    """Crop a very long image to its centre, to save memory. The later crop removes more anyway."""
+    """Return the centre of a very long image, since resizing all of it would take much memory.
+
+    CLIP's centre crop removes more than this anyway.
+    """
     width, height = image.size
-    most = LONGEST_STRIP * min(image.size)
+    most = MAX_ASPECT_RATIO * min(image.size)
     left, top = max(0, width - most) // 2, max(0, height - most) // 2
     return image.crop((left, top, width - left, height - top)) if left or top else image
 
 
 def read_clip(source: str) -> tuple[ModelFiles, dict[str, Any], Optional[dict[str, Tensor]]]:
-    """Return a CLIP's files and sizes, and the weights if the source is a file in OpenAI's layout.
+    """Return a CLIP's files, its config.json, and its weights. Raises UserError.
 
-    Raises UserError.
+    For a file in OpenAI's layout, both are converted from it. For a source with a config.json, the
+    weights are None: they are not read here.
     """
     files = find_model("clip_model", source)
     if files.config is None:
@@ -216,17 +227,17 @@ def read_clip(source: str) -> tuple[ModelFiles, dict[str, Any], Optional[dict[st
     return files, read_json(files.config), None
 
 
-def _build(sizes: dict[str, Any], marks: dict[str, int]) -> torch.nn.Module:
+def _build(sizes: dict[str, Any], special_ids: dict[str, int]) -> torch.nn.Module:
     from transformers import CLIPConfig, CLIPModel
 
-    # If a file has both names, the second name takes precedence.
+    # Older files have text_config_dict and vision_config_dict, which take precedence.
     text, vision = (
         {**sizes[f"{tower}_config"], **(sizes.get(f"{tower}_config_dict") or {})}
         for tower in ("text", "vision")
     )
     # transformers 4.15.0 supports only these argument names.
     config = CLIPConfig(
-        text_config_dict={**text, **marks},
+        text_config_dict={**text, **special_ids},
         vision_config_dict=vision,
         projection_dim=sizes.get("projection_dim", 512),
     )

@@ -1,4 +1,4 @@
-"""CLIP features of captions and images, computed by all processes and cached in files."""
+"""CLIP features of captions and images, computed by all processes. Image features are cached."""
 
 import json
 import os
@@ -26,21 +26,24 @@ from captioning.runtime.distributed import broadcast_from_main, is_main
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line
 
-# What numpy and zipfile raise for a file that is not a valid archive of the arrays.
-NO_ARRAYS = (OSError, ValueError, EOFError, KeyError, MemoryError, zipfile.BadZipFile)
+# What `read_arrays` raises for a file without valid arrays of these names.
+READ_ERRORS = (OSError, ValueError, EOFError, KeyError, MemoryError, zipfile.BadZipFile)
 
-LARGEST = 4 << 30  # bytes of an unpacked array: the features of two million images
+MAX_ARRAY_BYTES = 4 << 30  # unpacked; enough for the features of two million images
 
 
 def read_arrays(path: Path, *names: str) -> list[np.ndarray]:
-    """Return the arrays with these names. Arrays of Python objects are refused: they are pickles.
+    """Return the arrays of these names in an .npz file.
 
-    Raises one of NO_ARRAYS, for example FileNotFoundError.
+    Raises one of READ_ERRORS, for example FileNotFoundError, and ValueError for arrays of Python
+    objects, which are pickles, and for arrays of more than MAX_ARRAY_BYTES.
     """
     with zipfile.ZipFile(path) as archive:
         for member in archive.infolist():
-            if member.file_size > LARGEST:
-                raise ValueError(f"{member.filename} has more than {LARGEST} bytes unpacked")
+            if member.file_size > MAX_ARRAY_BYTES:
+                raise ValueError(
+                    f"{member.filename} has more than {MAX_ARRAY_BYTES} bytes unpacked"
+                )
     with np.load(path, allow_pickle=False) as content:
         arrays = [content[name] for name in names]
     for name, array in zip(names, arrays):
@@ -50,38 +53,39 @@ def read_arrays(path: Path, *names: str) -> list[np.ndarray]:
 
 
 class CachedFeatures:
-    """The cache file for a model's features of a list of image files.
+    """The cache file with one model's features of a list of image files.
 
-    Its name depends on the model's weights, the preprocessing and its libraries, and the path, size
-    and modification time of each image. Raises UserError for a missing image.
+    The file's name is a hash of the image encoder's weights, the preprocessing, the libraries'
+    versions, and the path, size and modification time of each image. folder: None for the user's
+    cache folder. Raises UserError for a missing image.
     """
 
     def __init__(self, folder: Optional[Path], clip: Clip, paths: Sequence[Path]):
         self.files = [str(path) for path in paths]
         self.shape = (len(paths), clip.width)
         libraries = [version(name) for name in ("torchvision", "pillow")]
-        images = [_state(path) for path in paths]
-        made_of = [clip.weights, clip.image_size, PREPROCESSING, libraries, images]
-        key = cache_key(json.dumps(made_of), 32)
+        images = [_file_state(path) for path in paths]
+        inputs = [clip.weights, clip.image_size, PREPROCESSING, libraries, images]
+        key = cache_key(json.dumps(inputs), 32)
         self.path = cache_folder(folder) / f"clip_features_{key}.npz"
 
     def read(self) -> Optional[np.ndarray]:
         """Return the features (P, D); None if there is no file or the file is damaged."""
         try:
             (features,) = read_arrays(self.path, "features")
-            known = features.shape == self.shape and features.dtype == np.float32
-            if known and np.allclose(np.linalg.norm(features, axis=1), 1, atol=1e-4):
+            fits = features.shape == self.shape and features.dtype == np.float32
+            if fits and np.allclose(np.linalg.norm(features, axis=1), 1, atol=1e-4):
                 return features
             problem = "no unit vectors of these images"
         except FileNotFoundError:
             return None
-        except NO_ARRAYS as error:
+        except READ_ERRORS as error:
             problem = type(error).__name__
         log_line(f"{self.path} is damaged ({problem}): computing it again")
         return None
 
     def write(self, features: np.ndarray) -> None:
-        """Write the features. A folder that is not writable is logged; it is not an error."""
+        """Write the features. If the folder is not writable, only log this."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(self.path) as file:
@@ -90,7 +94,8 @@ class CachedFeatures:
             log_line(f"image features are not cached: {self.path.parent}: {error.strerror}")
 
 
-def _state(path: Path) -> list:
+def _file_state(path: Path) -> list:
+    """Return an image's path, size and modification time. A row of a table has its table's."""
     try:
         found = os.stat(path.parent if is_row(path) else path)
     except OSError as error:
@@ -109,14 +114,14 @@ class ClipEvaluator(Evaluator):
         read_clip(self.options.clip_model)
 
     def features(self, captions: CaptionSet) -> "ClipFeatures":
-        """The features, computed with one CLIP for all evaluators of these captions."""
+        """Return the `ClipFeatures` that all evaluators of these captions share."""
         if ClipFeatures not in captions.shared:
             captions.shared[ClipFeatures] = ClipFeatures(self)
         return captions.shared[ClipFeatures]
 
 
 class ClipFeatures:
-    """Computes features with one CLIP. All processes have to make the same calls."""
+    """Computes features with one CLIP, on all processes, which have to make the same calls."""
 
     def __init__(self, evaluator: ClipEvaluator):
         settings = evaluator.settings
@@ -126,9 +131,10 @@ class ClipFeatures:
     def of_texts(
         self, texts: Sequence[str], description: str
     ) -> tuple[Optional[np.ndarray], list[bool]]:
-        """Return unit vectors (N, D) on rank 0, and whether each text was too long.
+        """Return unit vectors (N, D), and whether each of N texts was truncated.
 
-        Equal texts are encoded once: most captions are their only sentence.
+        The vectors are None on other ranks than 0. Equal texts are encoded once. They are frequent,
+        because `clipscore` passes captions and their sentences, and most captions are one sentence.
         """
         distinct = {text: row for row, text in enumerate(dict.fromkeys(texts))}
         rows = [distinct[text] for text in texts]
@@ -142,9 +148,9 @@ class ClipFeatures:
         return None if vectors is None else vectors[rows], [long[row] for row in rows]
 
     def of_images(self, paths: Sequence[Path], description: str) -> Optional[np.ndarray]:
-        """Return unit vectors (P, D) of image files on rank 0, from the cache if possible.
+        """Return unit vectors (P, D) of image files, from the cache if possible.
 
-        Raises UserError for a file that cannot be read.
+        Returns None on other ranks than 0. Raises UserError for a file that cannot be read.
         """
 
         def look_up():

@@ -23,10 +23,10 @@ from captioning.metrics.options import Options
 ORDERS = 4
 BLEU = tuple(f"Bleu_{order}" for order in range(1, ORDERS + 1))
 
-# pycocoevalcap adds these to numerators and to denominators.
+# pycocoevalcap's BLEU adds _TINY to numerators and _SMALL to denominators.
 _TINY, _SMALL = 1e-15, 1e-9
 
-# SPICE needs the JavaScript engine that was removed after this version of Java.
+# SPICE needs Java's JavaScript engine, which this version is the last to have.
 _LAST_JAVA = 14
 
 
@@ -34,7 +34,9 @@ class CocoOptions(Options):
     spice: Annotated[bool, "scoring"] = Field(
         False, description="also compute SPICE, which is slow"
     )
-    spice_timeout: Annotated[float, "scoring"] = Field(3600.0, gt=0, description="in seconds")
+    spice_timeout: Annotated[float, "scoring"] = Field(
+        3600.0, gt=0, description="the time limit of SPICE, in seconds"
+    )
     spice_heap: Annotated[str, "scoring"] = Field(
         "8G",
         pattern=r"^[1-9][0-9]*[kKmMgG]$",  # Java's format of an amount of memory
@@ -45,9 +47,9 @@ class CocoOptions(Options):
 class Coco(Evaluator):
     """pycocoevalcap's scores of the captions after PTB tokenisation.
 
-    A metric that cannot be computed or fails is listed in the scores' `skipped`; other metrics are
-    kept. The intervals of ROUGE-L, CIDEr and SPICE are intervals of a mean. For CIDEr, resamples
-    keep the n-gram weights of the whole set.
+    A metric that cannot be computed is listed in the scores' `skipped`; other metrics are kept. The
+    intervals of ROUGE-L, CIDEr and SPICE are intervals of a mean over captions. For CIDEr,
+    resamples keep the n-gram weights of the whole set.
     """
 
     name = "coco"
@@ -76,14 +78,17 @@ class Coco(Evaluator):
                 continue
             try:
                 scores.update(scorer(texts, groups))
-            # Captions may have taken hours, so an error in one metric must not lose the others.
+            # Captioning may have taken hours: an error in one metric must not lose the others.
             except Exception as error:
                 reason = str(error) if isinstance(error, JavaError) else repr(error)
                 scores.skipped.update(dict.fromkeys(names, reason))
         return scores
 
     def _scorers(self) -> dict[tuple[str, ...], Callable]:
-        """{metrics: function from N captions and N groups to `Scores`}."""
+        """Return {metrics: function that scores them}.
+
+        The functions map N captions and N lists of references, all tokenised, to `Scores`.
+        """
         scorers = {
             BLEU: bleu_scores,
             ("METEOR",): _meteor,
@@ -104,6 +109,7 @@ def _meteor(captions, groups):
 
 
 def _rouge(captions, groups):
+    """Return ROUGE-L of each caption."""
     from pycocoevalcap.rouge.rouge import Rouge
 
     _, each = Rouge().compute_score(*_by_index(captions, groups))
@@ -112,10 +118,11 @@ def _rouge(captions, groups):
 
 
 def _cider(captions, groups):
+    """Return CIDEr of each caption."""
     from pycocoevalcap.cider.cider import Cider
 
     if not any(text for group in groups for text in group):
-        return [0.0] * len(captions)  # Cider fails if no n-gram has a weight
+        return [0.0] * len(captions)  # Cider fails if all references are empty
     return Cider().compute_score(*_by_index(captions, groups))[1].tolist()
 
 
@@ -128,7 +135,7 @@ def bleu_scores(captions: Sequence[str], references: Sequence[Sequence[str]]) ->
     """Return BLEU 1-4 of the whole set and of each caption (Papineni et al. 2002).
 
     captions: N tokenised captions; references: N lists of tokenised captions. The brevity penalty
-    uses the closest reference length; in a tie, the shorter length.
+    uses the reference length that is closest to the caption's; in a tie, the shorter length.
     """
     from pycocoevalcap.bleu.bleu_scorer import BleuScorer
 
@@ -149,8 +156,8 @@ def bleu_scores(captions: Sequence[str], references: Sequence[Sequence[str]]) ->
 def bleu_of_sums(sums: np.ndarray) -> np.ndarray:
     """Return BLEU 1-4 (R, 4) of R rows of summed counts.
 
-    sums: (R, 10): clipped n-gram matches for n = 1 to 4, n-grams for n = 1 to 4, words of the
-    captions, words of the closest references.
+    sums: (R, 10), in this order: clipped n-gram matches for n = 1 to 4, the captions' n-grams for
+    n = 1 to 4, the captions' words, the words of the references that are closest in length.
     """
     matches, ngrams = sums[:, :ORDERS], sums[:, ORDERS : 2 * ORDERS]
     brevity = (sums[:, -2:-1] + _TINY) / (sums[:, -1:] + _SMALL)  # (R, 1)
@@ -160,7 +167,7 @@ def bleu_of_sums(sums: np.ndarray) -> np.ndarray:
 
 
 def spice_problem(java: int) -> Optional[str]:
-    """Why SPICE cannot run with a major version of Java, in one line; None if it can."""
+    """Return why SPICE cannot run, in one line; None if it can. java: Java's major version."""
     problems = []
     if java > _LAST_JAVA:
         problems.append(f"it needs Java 8 to {_LAST_JAVA}, this is Java {java}")

@@ -1,8 +1,8 @@
 """Compares two sets of captions of the same images, metric by metric.
 
-A difference of two scores means little without its uncertainty. On the same images, most of the
-noise is common to both scores and cancels in the difference. Therefore the bootstrap resamples
-pairs (Koehn 2004, "Statistical significance tests for machine translation evaluation"; Efron &
+A difference of two scores needs an interval, too. On the same images, most of the noise is common
+to both scores and cancels in the difference. Therefore the bootstrap resamples the differences of
+the images (Koehn 2004, "Statistical significance tests for machine translation evaluation"; Efron &
 Tibshirani 1993, chapter 16).
 """
 
@@ -22,10 +22,11 @@ from captioning.runtime.errors import UserError
 
 @dataclass(frozen=True)
 class Difference:
-    """Means over the n images with both values, and second - first with its 95 % interval.
+    """The means of a metric over the n images with both values, and their difference.
 
-    p: two-sided p-value for the hypothesis that the mean difference is 0. low, high and p are None
-    for a single image, and for metrics that single captions do not have.
+    difference: second - first. low, high: its 95 % interval. p: two-sided p-value for the
+    hypothesis that the mean difference is 0. low, high and p are None for a single image, and for a
+    metric that has no values of single captions.
     """
 
     first: float
@@ -58,9 +59,8 @@ def same_images(first: Captions, second: Captions) -> Captions:
 def compare(first: Scores, second: Scores) -> dict[str, Difference]:
     """Return {metric: difference} for the metrics that both scores have.
 
-    Both have to be scores of the same images in the same order. If single captions have the metric,
-    means over captions are compared. This is also done for BLEU, although BLEU of a set is not the
-    mean over captions.
+    Both have to be scores of the same images in the same order. If a metric has values of single
+    captions, their means are compared, even if its score of a set is not this mean, as for BLEU.
     """
     found = {}
     for name in first.per_image.keys() & second.per_image.keys():
@@ -68,17 +68,17 @@ def compare(first: Scores, second: Scores) -> dict[str, Difference]:
         if not any(np.isnan(column).all() for column in columns):
             found[name] = _difference(*columns)
     for name in first.metrics.keys() & second.metrics.keys() - found.keys():
-        if name != "median_rank":  # mean ranks are compared instead
+        if name != "median_rank":  # the mean of `rank` is compared instead
             values = [scores.metrics[name].value for scores in (first, second)]
             count = first.metrics[name].n
             found[name] = Difference(*values, values[1] - values[0], None, None, None, count)
-    places = {name: place for place, name in enumerate(METRICS)}
-    ordered = sorted(found, key=lambda name: (places.get(name, len(places)), name))
+    positions = {name: position for position, name in enumerate(METRICS)}
+    ordered = sorted(found, key=lambda name: (positions.get(name, len(positions)), name))
     return {name: found[name] for name in ordered}
 
 
 def _difference(first, second):
-    """The difference of two columns. nan is a missing value; images need both values to count."""
+    """Return the `Difference` of two columns of values per image. nan is a missing value."""
     both = ~np.isnan(first) & ~np.isnan(second)
     first, second = first[both], second[both]
     if not len(first):
@@ -93,9 +93,9 @@ def _difference(first, second):
 def p_value(differences: np.ndarray) -> float:
     """Return the two-sided bootstrap p-value of the mean difference. differences: (n,).
 
-    The share of resamples of the centred differences whose mean is at least as far from 0 as the
-    observed mean. The sample itself counts as a resample, so p is never 0 (Davison & Hinkley 1997,
-    section 4.2.3).
+    It is the share of resamples of the centred differences whose mean is at least as far from 0 as
+    the observed mean. The sample itself counts as a resample, so p is never 0 (Davison & Hinkley
+    1997, section 4.2.3).
     """
     found = abs(differences.mean())
     resampled = abs(resampled_means(differences - differences.mean()))

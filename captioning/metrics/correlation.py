@@ -7,8 +7,8 @@
 
 RATINGS is a file of Flickr8k-Expert, Flickr8k-CF or Composite as published, capevalkit's lines, or
 a folder of runs on scenes, whose ratings are the facts of their captions. Published results are
-tau-c for Flickr8k-Expert and Composite, and tau-b for Flickr8k-CF. Several systems' means are
-correlated, too.
+tau-c for Flickr8k-Expert and Composite, and tau-b for Flickr8k-CF. If three or more systems wrote
+the captions, the means of the systems are correlated, too.
 """
 
 if __name__ == "__main__":
@@ -46,8 +46,8 @@ Columns = Mapping[str, np.ndarray]  # {metric or rating: (n,)}; nan for a missin
 def kendall(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
     """Return tau-b and tau-c of n pairs; nan if undefined.
 
-    x, y: (n,), with few values in one of them, since the memory is O(values of x * values of y).
-    weights: (n,), how often each pair counts. Source: Kendall 1945; Stuart 1953.
+    x, y: (n,). The memory is O(different values of x * different values of y). weights: (n,), how
+    often each pair counts. Source: Kendall 1945; Stuart 1953.
     """
     (xs, x), (ys, y) = (np.unique(values, return_inverse=True) for values in (x, y))
     cells = np.bincount(x * len(ys) + y, weights, len(xs) * len(ys))
@@ -55,7 +55,7 @@ def kendall(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> tuple[float, f
     below = table.cumsum(0) - table  # weight of each y with a smaller x
     smaller = below.cumsum(1) - below
     larger = below.sum(1, keepdims=True) - below - smaller
-    surplus = (table * (smaller - larger)).sum()  # concordant less discordant pairs
+    surplus = (table * (smaller - larger)).sum()  # concordant minus discordant pairs
     total, groups = weights.sum(), (table.sum(0), table.sum(1))
     untied = [(total**2 - (group**2).sum()) / 2 for group in groups]
     fewest = min(map(np.count_nonzero, groups))
@@ -82,7 +82,7 @@ def correlate(x: np.ndarray, y: np.ndarray, images: np.ndarray) -> list[Estimate
 
 
 def columns_of(rated: Sequence[Rated], arguments: argparse.Namespace) -> tuple[Columns, Columns]:
-    """Return the metrics of n captions, and of the systems, whose captions are scored together.
+    """Return the metrics of n captions, and of each system, with all of its captions as one set.
 
     Systems are in sorted order. Raises UserError.
     """

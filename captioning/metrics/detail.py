@@ -1,8 +1,8 @@
 """How detailed captions are: nouns, adjectives, numbers and relations per caption.
 
-The tagger is TextBlob's, taken from pattern (De Smedt & Daelemans 2012). It has its own lexicon and
-needs no network. It gives a word its most common part of speech and applies a few rules to the
-neighbouring words. Thus it mistakes the verb of "a dog jumps" for a noun.
+The part-of-speech tagger is TextBlob's, taken from pattern (De Smedt & Daelemans 2012). It contains
+its lexicon and needs no network. It gives a word its most common part of speech, which a few rules
+change according to the neighbouring words. Thus it mistakes the verb of "a dog jumps" for a noun.
 """
 
 import re
@@ -11,7 +11,7 @@ from collections import Counter
 from captioning.metrics.evaluator import CaptionSet, Evaluator, Scores
 from captioning.runtime.errors import UserError
 
-# Phrases that act as one preposition.
+# Phrases that act as one preposition, and a single preposition to count in their place.
 _COMPOUNDS = {
     "next to": "beside",
     "close to": "near",
@@ -23,14 +23,14 @@ _COMPOUNDS = {
     "outside of": "outside",
 }
 _COMPOUND = re.compile(rf"\b({'|'.join(_COMPOUNDS)})\b".replace(" ", r"\s+"))
-# The tagger's class of prepositions includes conjunctions. "of" seldom relates two objects.
+# The tagger's class IN includes conjunctions, which are no relations. "of" seldom relates objects.
 _NO_RELATIONS = {"of", "while", "as", "that", "because", "if", "whether", "than", "although"}
 _NO_RELATIONS |= {"though", "since", "so"}
 _KINDS = {"NN": "nouns", "JJ": "adjectives", "CD": "numbers", "IN": "relations"}
 
 
 def count(caption: str) -> Counter[str]:
-    """The number of words of each kind in a caption. Raises UserError without TextBlob."""
+    """Return {kind: number of words} of a caption. Raises UserError without TextBlob."""
     try:
         from textblob.en import tag
     except ImportError:
@@ -47,13 +47,18 @@ def count(caption: str) -> Counter[str]:
 
 
 def _relates(word: str, next_word: str, following: str) -> bool:
-    """Whether an object follows the preposition. In "up for a ball" this holds only for "for"."""
+    """Whether a preposition relates to an object after it. In "up for a ball" only "for" does.
+
+    following: the part of speech of the next word.
+    """
     if word in _NO_RELATIONS:
         return False
     return next_word == "of" or (following[:1].isalpha() and following not in ("IN", "TO"))
 
 
 class Detail(Evaluator):
+    """nouns, adjectives, numbers, relations: how many a caption has, on average."""
+
     name = "detail"
 
     def check(self) -> None:

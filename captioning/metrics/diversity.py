@@ -14,7 +14,7 @@ from captioning.metrics.tokenizer import tokenize
 
 
 def words(caption: str) -> int:
-    """The number of words of a caption, split at white space."""
+    """Return the number of words of a caption, split at white space."""
     return len(caption.split())
 
 
@@ -35,9 +35,9 @@ class DiversityOptions(Options):
 
 
 class Diversity(Evaluator):
-    """Distinct words and captions of the set, with the tokens of the metric `coco`.
+    """Distinct words and captions of a set. Words are the tokens of the evaluator `coco`.
 
-    - lex_div: distinct words in thousands
+    - lex_div: the number of distinct words, in thousands
     - ttr: distinct words / words
     - distinct_1: distinct words / words, equal to ttr (Li et al. 2016)
     - distinct_2: distinct word pairs / words
@@ -46,8 +46,8 @@ class Diversity(Evaluator):
     - seen_captions: share of the captions that are in `train_captions`, if given
     - train_vocab_use: share of the distinct words of `train_captions` that the captions use
 
-    The values depend on the number of captions. There are no intervals: a resample repeats images,
-    so it has fewer distinct words.
+    Compare only sets with equal numbers of captions. There are no bootstrap intervals: a resample
+    repeats images, so it has fewer distinct words than a set of its size.
     """
 
     name = "diversity"
@@ -70,7 +70,7 @@ class Diversity(Evaluator):
         texts, groups, tokenizer = captions.tokenized
         sentences = [text.split() for text in texts]
         total = sum(map(len, sentences))
-        used, human = _words(texts), _words(text for group in groups for text in group)
+        used, in_references = _words(texts), _words(text for group in groups for text in group)
         pairs = {pair for sentence in sentences for pair in zip(sentence, sentence[1:])}
         values = {
             "lex_div": len(used) / 1000,
@@ -78,7 +78,7 @@ class Diversity(Evaluator):
             "distinct_1": _share(len(used), total),
             "distinct_2": _share(len(pairs), total),
             "distinct_captions": len(set(texts)) / len(texts),
-            "vocab_use": _share(len(used & human), len(human)),
+            "vocab_use": _share(len(used & in_references), len(in_references)),
         }
         settings = {"tokenizer": tokenizer}
         if self.training is not None:

@@ -1,4 +1,4 @@
-"""The interface of every metric: what an evaluator declares, receives and returns."""
+"""The interface of an evaluator: what it declares, receives and returns."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,10 +18,10 @@ from captioning.runtime.registry import load
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings for all evaluators of a program. Each evaluator also has its `Options`.
+    """The settings that all evaluators share. Those of a single evaluator are its `Options`.
 
-    images: {image id: file}. image_root: base folder of the paths in annotation files. cache_dir:
-    None for the user's cache folder. device: torch's name of it, such as "cuda:0".
+    images: {image id: file}. image_root: the folder to which paths in annotation files are
+    relative. cache_dir: None for the user's cache folder. device: a torch device, such as "cuda:0".
     """
 
     images: Optional[Mapping[ImageId, Path]] = None
@@ -35,7 +35,7 @@ class Settings:
 class CaptionSet:
     """One caption and one or more references per image, with the same ids in the same order.
 
-    shared: values that one evaluator loads or computes and others reuse.
+    shared: {key: value} of what one evaluator loads or computes for others to reuse, such as CLIP.
     """
 
     predictions: Mapping[ImageId, str]
@@ -48,9 +48,9 @@ class CaptionSet:
 
     @cached_property
     def tokenized(self) -> tuple[list[str], list[list[str]], str]:
-        """N captions and N groups of references, as PTB tokens joined by spaces.
+        """N captions, N lists of references, and the tokeniser's name.
 
-        The third value is the tokeniser's name.
+        Each text consists of PTB tokens joined by spaces.
         """
         everything = {i: [text, *self.references[i]] for i, text in self.predictions.items()}
         tokens, tokenizer = tokenize(everything)
@@ -62,11 +62,11 @@ class CaptionSet:
 class Scores:
     """The scores of N captions by one evaluator, or by several.
 
-    - metrics: {metric: estimate}
+    - metrics: {metric: estimate for the whole set}
     - per_image: {metric: N values in the order of the captions}; None for a caption without a value
     - settings: {name: value}, recorded with the scores
     - skipped: {metric: why it was not computed}
-    - details: {name: N JSON values or None}, further information that is not a score
+    - details: {name: N JSON values or None}, what an evaluator reports besides scores
     """
 
     metrics: dict[str, Estimate]
@@ -77,7 +77,7 @@ class Scores:
 
     @classmethod
     def of_means(cls, per_image: dict[str, Sequence[Optional[float]]], **others: Any) -> "Scores":
-        """The scores whose metrics are the means of `per_image`. others: the other fields."""
+        """Return scores whose metrics are the means of `per_image`. others: the other fields."""
         return cls({name: mean(values) for name, values in per_image.items()}, per_image, **others)
 
     def update(self, others: "Scores") -> None:
@@ -91,12 +91,13 @@ class Evaluator(ABC):
 
     If `evaluate` raises, only the metrics of this evaluator are skipped.
 
-    - name: its name in the registry
-    - names: the metrics that it computes with its options
+    - name: the evaluator's name in the registry
+    - names: the names of the metrics that it computes with its options
     - Options: its configuration keys
-    - required: options that must be set
+    - required: the options that must be set
     - needs_images: whether `Settings.images` is needed
-    - on_every_rank: whether all processes have to call `evaluate`; rank 0 has the result
+    - on_every_rank: whether all processes have to call `evaluate`; other ranks than 0 return no
+      scores
     - costly: whether it may cost money; such an evaluator runs only if a user names it
     """
 
@@ -113,7 +114,10 @@ class Evaluator(ABC):
         self.prepare()
 
     def prepare(self) -> None:  # noqa: B027
-        """Read files and set `names`, after settings and options are set. Raises UserError."""
+        """Read files, and remove from `names` what the options exclude. Raises UserError.
+
+        The constructor calls it last.
+        """
 
     def unavailable(self) -> dict[str, str]:
         """Return {metric: why this machine cannot compute it}. Called before captioning starts."""
@@ -128,11 +132,11 @@ class Evaluator(ABC):
 
     @abstractmethod
     def evaluate(self, captions: CaptionSet) -> Scores:
-        """Score one or more captions."""
+        """Return the scores of a set with at least one caption."""
 
 
 def options_of(names: Iterable[str], config: Any) -> dict[str, Any]:
-    """{option: value} of these evaluators in a configuration, files as paths on this disk."""
+    """Return {option: value} of these evaluators, see `Options.from_config`."""
     found = {}
     for name in names:
         found.update(load(EVALUATORS[name]).Options.from_config(config))

@@ -61,7 +61,7 @@ class Facts(Evaluator):
 
 
 def stated_and_true(statement: Statement, scene: Scene) -> tuple[int, int]:
-    """The number of stated facts, and the number of true facts."""
+    """Return the number of stated facts, and the number of them that are true."""
     return len(statement.facts()), len(true_facts(statement, scene))
 
 

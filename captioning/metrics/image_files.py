@@ -1,4 +1,4 @@
-"""The image file of each image id."""
+"""Finds the image file of each image id."""
 
 import re
 from collections.abc import Collection
@@ -14,13 +14,14 @@ from captioning.runtime.errors import UserError
 def find_images(source: Path, references: Path, ids: Collection[ImageId]) -> dict[ImageId, Path]:
     """Return the image file of each id.
 
-    source: a folder, a JSON file {image id: image file}, a data set with images inside, or another
-    list with ids (see `captioning.files.images.read_list`). Paths in a file are relative to the
-    file's folder.
+    source: a folder, a JSON file {image id: image file}, a Parquet or Arrow data set that contains
+    the images, or another list with ids (see `captioning.files.images.read_list`). Paths in a JSON
+    file or list are relative to its folder.
 
-    For a folder, the file names are taken from `references` if possible: an annotation file, or
-    COCO's format with file_name. Otherwise a file belongs to an id if its name is the id or ends in
-    the id's digits, as in COCO (COCO_val2014_000000000042.jpg is 42). Subfolders are searched, too.
+    For a folder, `references` give the file names, if they are an annotation file or COCO's format
+    with file_name. Other ids are looked for in the folder and its subfolders: a file belongs to an
+    id if its name is the id or ends in the id's digits, as in COCO (COCO_val2014_000000000042.jpg
+    is 42).
 
     "42" and 42 are the same image, "42#1" is a caption of it. Raises UserError for the
     first id without a file, or with several files.
@@ -51,7 +52,7 @@ def find_images(source: Path, references: Path, ids: Collection[ImageId]) -> dic
 
 
 def _by_name(folder):
-    """Return {id: image files} for all ids that the file names can mean."""
+    """Return {id as text: image files} for all ids that the name of a file can stand for."""
     files: dict[str, list[Path]] = {}
     for path in map(Path, images_in(str(folder))):
         keys = {path.stem, path.name, path.relative_to(folder).as_posix()}

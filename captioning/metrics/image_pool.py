@@ -9,7 +9,7 @@ from typing import NamedTuple, Optional, Union
 import numpy as np
 
 from captioning.files.images import LISTS, images_in, read_list
-from captioning.metrics.clip_features import NO_ARRAYS, read_arrays
+from captioning.metrics.clip_features import READ_ERRORS, read_arrays
 from captioning.runtime.errors import UserError, one_line
 
 
@@ -24,21 +24,21 @@ def read_pool(path: Path, root: Optional[Path] = None) -> Pool:
     """Return the images of a pool. Raises UserError. A pool is one of:
 
     - a folder and its subfolders
-    - a list, see `captioning.files.images.read_list`. Plain file names are relative to the list's
-      folder. File names in rows, as in annotation files, are relative to `root` (default: the
-      list's folder). An image with several rows counts once
+    - a list, see `captioning.files.images.read_list`. File names on their own are
+      relative to the list's folder. File names in rows, as in .csv and annotation files, are
+      relative to `root` (default: the list's folder). An image with several rows counts once
     - an `.npz` file with `features`, CLIP features (P, D), and `files`, P file names. The files
       need not exist. Files of the feature cache have this format
     """
     if path.is_dir():
         found = map(Path, images_in(str(path)))
-        pool = Pool([image for image in found if image.is_file()])  # drops broken links
+        pool = Pool([image for image in found if image.is_file()])  # leaves out broken links
     elif path.suffix == ".npz":
         pool = _read_features(path)
     elif path.suffix in LISTS:
         listed = dict.fromkeys(read_list(path))
-        starts = {True: root or path.parent, False: path.parent}
-        pool = Pool([starts[item.in_row] / item.image for item in listed])
+        folders = {True: root or path.parent, False: path.parent}
+        pool = Pool([folders[item.in_row] / item.image for item in listed])
     else:
         raise UserError(f"pool: {path} is not a folder and not a {', '.join(LISTS)} or .npz file")
     if not pool.files:
@@ -47,9 +47,10 @@ def read_pool(path: Path, root: Optional[Path] = None) -> Pool:
 
 
 def _read_features(path: Path) -> Pool:
+    """Return the pool of an `.npz` file. Raises UserError."""
     try:
         features, files = read_arrays(path, "features", "files")
-    except NO_ARRAYS as error:
+    except READ_ERRORS as error:
         raise UserError(f"pool: {path}: cannot be read: {one_line(error)}") from None
     if (
         features.ndim != 2
@@ -72,7 +73,8 @@ def new_images(pool: Pool, own: Iterable[Path]) -> list[int]:
     image with the name of an own image is that image. Two images with the same name are the same
     if their features are equal.
     """
-    # {file name: paths, or features; None for an own image, whose features are not known here}
+    # {file name: the different images of this name}, each as its path or, in a pool of features, as
+    # its features. None stands for an own image, whose features are not known here.
     named: defaultdict[str, list] = defaultdict(list)
     for path in own:
         named[path.name].append(path if pool.features is None else None)
@@ -86,6 +88,7 @@ def new_images(pool: Pool, own: Iterable[Path]) -> list[int]:
 
 
 def _same(content: Union[Path, np.ndarray], other: Union[Path, np.ndarray, None]) -> bool:
+    """Whether two images of one file name are the same, see `new_images`. Raises UserError."""
     if isinstance(content, np.ndarray):
         return other is None or np.allclose(content, other, atol=1e-5)
     try:

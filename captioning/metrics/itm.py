@@ -12,7 +12,7 @@ from captioning.metrics.over_ranks import batches_in_order, map_over_ranks, on_a
 class Itm(Evaluator):
     """ITM: 100 * the matching head's probability that a caption matches its image.
 
-    ITC: 100 * the cosine of the contrastive vectors of caption and image.
+    ITC: 100 * the cosine of the contrastive embeddings of caption and image.
     """
 
     name = "itm"
@@ -44,6 +44,6 @@ class Itm(Evaluator):
         if found is None:
             return Scores({})
         columns = (100 * found.astype(np.float64)).T.tolist()
-        long = sum(map(scorer.is_truncated, texts))
-        settings = {"itm_model": without_secrets(file), "itm_truncated": long}
+        truncated = sum(map(scorer.is_truncated, texts))
+        settings = {"itm_model": without_secrets(file), "itm_truncated": truncated}
         return Scores.of_means(dict(zip(self.names, columns)), settings=settings)

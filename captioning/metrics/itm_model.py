@@ -33,11 +33,11 @@ class ItmScorer:
     """Scores image-caption pairs with BLIP's matching head or contrastive (ITC) head.
 
     file: a path, URL or hf:// name of a checkpoint, see `BLIP.itm.load_itm`. image_size: None for
-    the file's image size. dtype: of the linear layers, except those that
+    the checkpoint's image size. dtype: of the linear layers, except those that
     `BLIP.inference.keeps_float32` keeps in float32. Raises UserError.
 
-    report: a load summary. preprocess: the function from an RGB image to the model's input
-    (3, S, S). The image is resized to a square (bicubic) and normalised with `MEAN` and `STD` of
+    Attributes: `report` says what was loaded. `preprocess` maps an RGB image to the model's input
+    (3, S, S): resized to a square (bicubic), normalised with `MEAN` and `STD` of
     `captioning.data.image`.
     """
 
@@ -61,11 +61,14 @@ class ItmScorer:
         self.preprocess = evaluation_transform(self.image_size)
 
     def read(self, path: StrPath, data: Optional[BinaryIO] = None) -> Tensor:
-        """Read an image file as (3, S, S). data: replaces the file on disk. Raises UserError."""
+        """Return an image file as (3, S, S). data: the file's content if it is not on disk.
+
+        Raises UserError.
+        """
         return self.preprocess(load_image(path, data))
 
     def encode(self, images: Union[Sequence[Image.Image], Tensor]) -> Tensor:
-        """Encode images as (B, 1 + P, width), the input of `match` and `similarity`.
+        """Return encoded images (B, 1 + P, width), the input of `match` and `similarity`.
 
         images: RGB images of any size, or a tensor: uint8 (B, H, W, 3), or float (B, 3, H, W)
         normalised like the output of `preprocess`. A tensor of another size is resized (bicubic).
@@ -83,11 +86,14 @@ class ItmScorer:
             return self.model.encode(images)
 
     def match(self, encoded: Tensor, captions: Sequence[Sequence[str]]) -> Tensor:
-        """The probability (B, k) that a caption matches its image, float32."""
+        """Return the probability (B, k) that a caption matches its image, float32.
+
+        captions: k captions for each of the B images.
+        """
         return self.model.match(encoded, captions)
 
     def similarity(self, encoded: Tensor, captions: Sequence[Sequence[str]]) -> Tensor:
-        """The cosine similarity (B, k) of the embeddings of a caption and its image, float32."""
+        """Return the cosine (B, k) of the embeddings of a caption and its image, float32."""
         return self.model.similarity(encoded, captions)
 
     def is_truncated(self, caption: str) -> bool:
@@ -97,7 +103,7 @@ class ItmScorer:
     def scores(
         self, images: Union[Sequence[Image.Image], Tensor], captions: Sequence[Sequence[str]]
     ) -> Tensor:
-        """Encode B images, then `match` each with its k captions: (B, k)."""
+        """Return what `match` returns for B images and k captions for each image: (B, k)."""
         return self.match(self.encode(images), captions)
 
 

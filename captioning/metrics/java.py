@@ -23,11 +23,11 @@ class JavaError(Exception):
 
 
 def java_version() -> int:
-    """Return the major version of the `java` on PATH (8, 17, ...); JavaError if it does not run."""
+    """Return the major version (8, 17, ...) of the `java` on PATH. Raises JavaError."""
     with java_process(["-version"], _VERSION_SECONDS) as (process, log):
         process.communicate()
         log.seek(0)
-        # Java 8 prints 1.8.0; Java 9 and later print 9.0.1.
+        # Java 8 prints "1.8.0"; later versions print, for example, "9.0.1".
         found = re.search(r'version "(?:1\.)?(\d+)', log.read())
     if not found:
         raise JavaError("`java -version` prints no version")
@@ -40,10 +40,10 @@ def java_process(
 ) -> Iterator[tuple[subprocess.Popen, TextIO]]:
     """Start `java ARGUMENTS`. Yield the process, with UTF-8 pipes, and its stderr as a file.
 
-    The end of the block waits until the program ends. The program is killed after `time_limit`
-    seconds, or if this process is asked to stop. Raises JavaError if the program does not start,
-    fails or is killed. An OSError or ValueError in the block, such as a broken pipe or an answer
-    that is not a number, becomes a JavaError.
+    At the end of the block, wait until the program ends. It is killed after `time_limit` seconds,
+    or if this process is asked to stop. Raises JavaError if the program does not start, fails or is
+    killed. An OSError or ValueError in the block, such as a broken pipe or output that is not a
+    number, becomes a JavaError.
     """
     late, done = threading.Event(), threading.Event()
     problem = None
@@ -56,7 +56,7 @@ def java_process(
             process.communicate()
         except (OSError, ValueError) as error:
             problem = error
-            # A program that broke the pipe is about to end. Its exit code shows the reason.
+            # A program that broke the pipe is about to end. Wait for its exit code.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(1)
         finally:
@@ -87,6 +87,7 @@ def _watch(process, time_limit, late, done) -> None:
 
 
 def _start(arguments: Sequence, log: TextIO) -> subprocess.Popen:
+    """Start `java ARGUMENTS`, with `log` as its stderr. Raises JavaError."""
     java = shutil.which("java")
     if java is None:
         raise JavaError("no Java: there is no `java` on PATH")
@@ -98,7 +99,7 @@ def _start(arguments: Sequence, log: TextIO) -> subprocess.Popen:
             stderr=log,
             encoding="utf-8",
             errors="replace",
-            # `java` may be a script that starts Java. Its whole process group is killed.
+            # `java` may be a script that starts Java, so `_kill` kills its process group.
             start_new_session=True,
         )
     except OSError as error:
@@ -112,7 +113,7 @@ def _kill(process: subprocess.Popen) -> None:
 
 
 def _error_line(log: TextIO) -> str:
-    """Return the line above a Java stack trace, which names the error; else the last line."""
+    """Return the line of a log that names the error, as above a stack trace; else the last line."""
     log.seek(0)
     lines = [line.strip() for line in log if line.strip()]
     named = [line for line in lines if _ERROR_LINE.match(line)]

@@ -25,10 +25,10 @@ LONGEST = 20_000  # characters of a reply that are parsed
 
 
 def first_object(reply: str, read: Callable[[Any], Any]) -> Any:
-    """Return `read` of the first JSON value from a "{" that it accepts; None if there is none.
+    """Return `read(object)` of the first JSON object that `read` accepts; None if there is none.
 
-    read: raises ValueError, LookupError, TypeError or AttributeError for a value that is no
-    verdict. Text around the object is ignored.
+    read: raises ValueError, LookupError, TypeError or AttributeError for an object that it does not
+    accept. Text around the object is ignored.
     """
     decoder, reply = json.JSONDecoder(), reply[:LONGEST]
     start = reply.find("{")
@@ -65,7 +65,8 @@ class JudgeEvaluator(Evaluator):
     def prepare(self) -> None:
         self.server = ChatServer(self.options.judge_url, "judge_url", KEY)
         self.cache = cache_folder(self.settings.cache_dir) / "judge"
-        self.unwarned = Lock()  # held once a failed write is logged: other threads fail, too
+        # Acquired by the thread that logs a failed write to the cache, so that it is logged once.
+        self.unwarned = Lock()
 
     def check(self) -> None:
         self.server.check()
@@ -76,9 +77,10 @@ class JudgeEvaluator(Evaluator):
         return f"{self.options.judge_model} of {self.server.url}"
 
     def verdicts(self, questions: Sequence[str], read: Callable[[str, str], Any]) -> list[Any]:
-        """Return `read(question, reply)` of each question, asked once; None without a valid reply.
+        """Return `read(question, reply)` for each question; None without a valid reply.
 
-        read: returns None for an invalid reply. Raises UserError.
+        Equal questions are asked once. read: returns None for an invalid reply. A
+        question is then asked again, TRIES times in all. Raises UserError.
         """
         given_up = Event()
         found = {}

@@ -12,16 +12,16 @@ from captioning.metrics.bootstrap import Estimate, intervals
 from captioning.metrics.java import JavaError, java_process
 from captioning.runtime.rpc import CallFailed, call, serve
 
-# The program loads its paraphrases in seconds, and takes milliseconds per caption.
+# Generous limits: the program loads its paraphrases in seconds and takes milliseconds per caption.
 _SECONDS_TO_START = 120.0
 _SECONDS_PER_CAPTION = 0.1
 
-# The parameters for English, and the weights of exact, stem, synonym and paraphrase matches.
+# METEOR's parameters for English. The weights are of exact, stem, synonym and paraphrase matches.
 _ALPHA, _BETA, _GAMMA, _DELTA = 0.85, 0.2, 0.6, 0.75
 _WEIGHTS = np.array([1.0, 0.6, 0.8, 0.6])
 
-_SHARED_SECONDS = 3600.0
-# Environment variable: the address of the process that computes METEOR for this one and for jobs.
+_SHARED_SECONDS = 3600.0  # time limit of the process of `shared_process`
+# The environment variable with the address at which the shared process is called.
 ADDRESS = "CAPTIONING_METEOR"
 
 _LENGTHS, _CHUNKS, _WORDS = slice(0, 2), 20, slice(21, 23)  # indices into the statistics
@@ -33,8 +33,8 @@ def meteor_scores(
     """Return METEOR of the whole set, and of each caption.
 
     captions: N tokenised captions; references: N lists of tokenised captions. The set's score and
-    its interval are computed from summed statistics. The score is not the mean over captions
-    (Denkowski & Lavie 2014). Raises JavaError.
+    its interval are computed from statistics summed over captions, so the score is not the mean
+    over captions (Denkowski & Lavie 2014). Raises JavaError.
     """
     total, each, statistics = _run_java(captions, references)
     [bounds] = intervals(statistics, lambda sums: meteor_of_sums(sums)[:, None])
@@ -42,15 +42,16 @@ def meteor_scores(
 
 
 def meteor_of_sums(sums: np.ndarray) -> np.ndarray:
-    """Return METEOR (R,) of R rows of summed statistics, as the program prints them.
+    """Return METEOR (R,) of R rows of summed statistics.
 
-    sums: (R, 23), in this order; "both" means first of the captions, then of the references:
+    sums: (R, 23), in the program's order. Counts of words come in pairs: the captions' words, then
+    the references' words.
 
-    - words of both, function words of both
-    - for each of four kinds of matches: matched content words of both, matched function words of
-      both
-    - chunks; a caption that equals its reference adds no chunk
-    - all matched words of both
+    - pairs: all words, function words
+    - pairs for each kind of match (exact, stem, synonym, paraphrase): matched content words,
+      matched function words
+    - number of chunks; a caption that equals its reference adds none
+    - pair: all matched words
     """
     lengths, functions = sums[:, _LENGTHS], sums[:, 2:4]
     matched = np.einsum("rms,m->rs", sums[:, 4:20].reshape(-1, 4, 4), _WEIGHTS)  # (R, 4)
@@ -66,13 +67,13 @@ def meteor_of_sums(sums: np.ndarray) -> np.ndarray:
 
 
 class _SharedJava:
-    """The Java process of a `shared_process` block, started by the first use."""
+    """The Java process of a `shared_process` block. The first call of `score` starts it."""
 
     def __init__(self):
         self.opened, self.process, self.lock = ExitStack(), None, RLock()
 
     def start(self):
-        """Return the running process; start a new one if it failed or was killed."""
+        """Return the running process. Start one if there is none, or if it has ended."""
         with self.lock:
             if self.process is not None and self.process.poll() is not None:
                 self.close()
@@ -81,7 +82,10 @@ class _SharedJava:
             return self.process
 
     def score(self, captions, references):
-        """Call `_score` in the shared process, one call at a time. A failure ends the process."""
+        """Call `_score` with the process, one call at a time, and return its result.
+
+        An error ends the process. Raises JavaError.
+        """
         with self.lock:
             process, self.process = self.start(), None
             with self.opened:  # raises Java's error if the call fails
@@ -90,18 +94,18 @@ class _SharedJava:
             return answer
 
     def close(self):
-        with self.lock, suppress(JavaError):  # the failed call has reported the error
+        with self.lock, suppress(JavaError):  # `score` has raised the error of a call
             self.opened.close()
         self.process = None
 
 
 @contextmanager
 def shared_process(start: bool = False) -> Iterator[Mapping[str, str]]:
-    """Compute all scores in the block with one Java process, since its start takes seconds.
+    """Compute METEOR in the block with one Java process, since its start takes seconds.
 
-    Yields the environment variables with which jobs use the process, too. start: whether to start
-    it at once. It needs about 600 MB, and is killed after an hour. If it fails, each call for
-    scores starts its own process, which reports the error.
+    Yields the environment variables with which child processes use it, too. start: whether to start
+    it at once. It needs about 600 MB, and is killed after an hour. If the shared process fails, the
+    failed call is repeated with its own process, and the next call starts a new shared process.
     """
     java, outer = _SharedJava(), os.environ.get(ADDRESS)
     with serve(java.score) as os.environ[ADDRESS]:
@@ -123,12 +127,15 @@ def _java(time_limit: float):
 
     jar = Path(meteor.__file__).with_name(meteor.METEOR_JAR)
     # Java's other garbage collectors need 20 % more CPU time and twice the memory.
-    machine = ["-XX:+UseSerialGC", "-Xmx2G", "-jar", jar]
-    return java_process([*machine, "-", "-", "-stdio", "-l", "en", "-norm"], time_limit)
+    java_options = ["-XX:+UseSerialGC", "-Xmx2G", "-jar", jar]
+    return java_process([*java_options, "-", "-", "-stdio", "-l", "en", "-norm"], time_limit)
 
 
 def _run_java(captions, references):
-    """Return the set's score, the captions' scores, and statistics (N, 23)."""
+    """Return the set's score, the captions' scores, and statistics (N, 23), see `meteor_of_sums`.
+
+    Raises JavaError.
+    """
     time_limit = _SECONDS_TO_START + _SECONDS_PER_CAPTION * len(captions)
     if ADDRESS in os.environ:
         with suppress(CallFailed):
@@ -138,6 +145,8 @@ def _run_java(captions, references):
 
 
 def _score(process, captions, references):
+    """Return what `_run_java` returns, from a running process."""
+
     def send(*fields):
         process.stdin.write(" ||| ".join(fields) + "\n")
         process.stdin.flush()

@@ -1,4 +1,4 @@
-"""The sum of metrics that compares epochs, as given in `select` and `monitor`."""
+"""A sum of metrics by which epochs are compared: the values of the keys `select` and `monitor`."""
 
 import difflib
 import math
@@ -10,20 +10,23 @@ from captioning.metrics.registry import METRICS, metric_of
 
 
 class MetricSum(NamedTuple):
-    """A sum of metrics. text: as given. signs: {metric: +1, or -1 if lower is better}."""
+    """A sum of metrics. text: as the user wrote it. signs: {metric: +1, or -1 for a minus}."""
 
     text: str
     signs: dict[str, int]
 
     @classmethod
     def parse(cls, text: str) -> "MetricSum":
-        """Parse `CIDEr`, `CIDEr + Bleu_4` or `-PPL`. Raises ValueError with one line."""
-        # Names may contain a hyphen, as PAC-S does.
+        """Parse a text such as "CIDEr", "CIDEr + Bleu_4" or "-PPL".
+
+        Raises a one-line ValueError.
+        """
+        # A hyphen in a name, as in PAC-S, is not a minus.
         names = "|".join(re.escape(name) for name in METRICS if "-" in name)
         term_of = re.compile(rf"\s*([+-]?)\s*((?:{names})(?![^\s+-])|[^\s+-]+)\s*")
         terms, signs = list(term_of.finditer(text)), {}
-        whole = text and "".join(term[0] for term in terms) == text
-        if not whole or not all(term[1] for term in terms[1:]):
+        is_matched = text and "".join(term[0] for term in terms) == text
+        if not is_matched or not all(term[1] for term in terms[1:]):
             raise ValueError("write it as METRIC, -METRIC or METRIC + METRIC")
         for sign, name in (term.groups() for term in terms):
             if name not in METRICS:
@@ -34,13 +37,13 @@ class MetricSum(NamedTuple):
         return cls(text, signs)
 
     def of(self, scores: Mapping[str, float]) -> Optional[float]:
-        """The sum; higher is better. None if one of the metrics is missing or not finite."""
+        """Return the sum; higher is better. None if a metric is missing or not finite."""
         values = [sign * scores.get(name, math.nan) for name, sign in self.signs.items()]
         return sum(values) if all(map(math.isfinite, values)) else None
 
 
 def _hint(name: str) -> str:
-    """A suggestion: the metric with a similar name or title, else all metrics."""
+    """Return a clause that suggests the metric with a similar name or title, else all metrics."""
     known = {metric_of(each).title.lower(): each for each in METRICS}
     known |= {each.lower(): each for each in METRICS}
     near = difflib.get_close_matches(name.lower(), known, n=1)

@@ -1,4 +1,4 @@
-"""The files, weights and tokeniser of a pre-trained model that a metric uses."""
+"""Finds and loads the pre-trained models of metrics: files, weights and tokeniser."""
 
 import contextlib
 from pathlib import Path
@@ -13,16 +13,16 @@ from captioning.runtime.errors import UserError, one_line
 
 CLIP_MODEL = "openai/clip-vit-base-patch32"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-END = "<|endoftext|>"  # GPT-2's only special token; also used as the start token
-START = "<|startoftext|>"
+END = "<|endoftext|>"  # of CLIP and GPT-2; GPT-2 has no other special token
+START = "<|startoftext|>"  # of CLIP
 
 _CLIP_PIECES = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 
 
 class ModelFiles(NamedTuple):
-    """A model's files. config: config.json; None if the model is only a file of weights.
+    """The paths of a model's files. config: config.json; None if the model is a file of weights.
 
-    vocabulary: vocab.json (then merges is merges.txt) or tokenizer.json.
+    vocabulary, merges: vocab.json and merges.txt, or tokenizer.json and None.
     """
 
     config: Optional[Path]
@@ -34,20 +34,21 @@ class ModelFiles(NamedTuple):
 def find_model(key: str, source: str) -> ModelFiles:
     """Return the files of a model, from a folder or the hub.
 
-    key: the option that names the model. A `clip_model` may be only a file of weights; then it gets
-    the vocabulary of all released CLIPs. Raises UserError: what is missing and what to do.
+    key: the name of the option, for errors. source: its value. A `clip_model` may be a file of
+    weights; its vocabulary is then vocab.json in the same folder, else that of CLIP_MODEL, which
+    all released CLIPs share. Raises UserError if a file is missing.
     """
     weights = Path(source).expanduser()
     if key == "clip_model" and weights.is_file():
-        beside = (weights.parent / "vocab.json").is_file()
+        in_folder = (weights.parent / "vocab.json").is_file()
         try:
-            words = _find_vocabulary(key, str(weights.parent) if beside else CLIP_MODEL)
+            vocabulary = _find_vocabulary(key, str(weights.parent) if in_folder else CLIP_MODEL)
         except UserError:
             raise UserError(
                 f"{key}: found no vocab.json and merges.txt next to {weights}, and none of "
                 f"{CLIP_MODEL} here or on the hub: put both files next to the weights"
             ) from None
-        return ModelFiles(None, *words, weights)
+        return ModelFiles(None, *vocabulary, weights)
     config = find_file(key, source, "config.json")
     weights = find_file(key, source, *WEIGHTS)
     return ModelFiles(config, *_find_vocabulary(key, source), weights)
@@ -55,12 +56,15 @@ def find_model(key: str, source: str) -> ModelFiles:
 
 def _find_vocabulary(key: str, source: str) -> tuple[Path, Optional[Path]]:
     vocabulary = find_file(key, source, "vocab.json", "tokenizer.json")
-    whole = vocabulary.name == "tokenizer.json"
-    return vocabulary, None if whole else find_file(key, source, "merges.txt")
+    has_merges = vocabulary.name == "tokenizer.json"
+    return vocabulary, None if has_merges else find_file(key, source, "merges.txt")
 
 
 def find_file(key: str, source: str, *names: str) -> Path:
-    """Return the first of the named files that exists. Raises UserError if none does."""
+    """Return the path of the first of the named files that exists, in a folder or on the hub.
+
+    Raises UserError if none exists.
+    """
     folder = Path(source).expanduser()
     for name in names:
         path = folder / name if folder.is_dir() else None
@@ -78,9 +82,9 @@ def find_file(key: str, source: str, *names: str) -> Path:
 
 
 def read_weights(path: Path, within: Optional[str] = None) -> dict[str, Tensor]:
-    """Return {name: weight} of a file. within: use the entry of this name if there is one.
+    """Return {name: tensor} of a file of weights, without running code from the file.
 
-    Does not run code from the file. Raises UserError.
+    within: return the state dict under this key if the file has the key. Raises UserError.
     """
     from safetensors.torch import load_file
 
@@ -98,10 +102,10 @@ def read_weights(path: Path, within: Optional[str] = None) -> dict[str, Tensor]:
 def load_model(
     key: str, files: ModelFiles, build: Callable[[], nn.Module], state: dict[str, Tensor]
 ) -> nn.Module:
-    """Return the model of `build` in float32 with these weights, without gradients.
+    """Return the model that `build` makes, with weights from `state`, in float32 for inference.
 
-    Buffers are not loaded, since not all versions of transformers save them. Raises UserError if
-    `build` fails, or the weights do not fit the model.
+    Only parameters are loaded: not all versions of transformers save the buffers. key, files: for
+    errors. Raises UserError if `build` fails, or the weights do not fit the model.
     """
     path = files.weights
     try:
@@ -110,9 +114,9 @@ def load_model(
         problem = f"no configuration of this kind of model ({one_line(error)})"
         raise UserError(f"{files.config}: {key}: {problem}") from None
     names = [name for name, _ in model.named_parameters()]
-    lacking = [name for name in names if name not in state]
-    if lacking:
-        raise UserError(f"{path}: lacks {lacking[0]}: these are the weights of another model")
+    missing = [name for name in names if name not in state]
+    if missing:
+        raise UserError(f"{path}: lacks {missing[0]}: these are the weights of another model")
     broken = [name for name in names if not state[name].isfinite().all()]
     if broken:
         raise UserError(f"{path}: {broken[0]} has values that are not finite: download it again")
@@ -125,11 +129,12 @@ def load_model(
 
 
 class Bpe:
-    """CLIP's or GPT-2's byte-level BPE: text to token ids, without special tokens.
+    """A BPE tokeniser: text to token ids.
 
-    Follows OpenAI's tokenisers and transformers' fast tokenisers, but does not repair wrongly
-    decoded text. It does not depend on the version of transformers: the slow CLIP tokeniser of
-    4.15.0 strips accents and splits words differently. clip: None for a tokenizer.json of its own.
+    clip: True to normalise and split texts as CLIP does, False as GPT-2 does, None as the model's
+    tokenizer.json says. CLIP's and GPT-2's ids equal those of OpenAI's tokenisers and of
+    transformers' fast tokenisers, but wrongly decoded text is not repaired. transformers itself is
+    not used, because the slow CLIP tokeniser of 4.15.0 strips accents and splits words differently.
     """
 
     def __init__(self, files: ModelFiles, clip: Optional[bool]):
@@ -158,13 +163,14 @@ class Bpe:
         self.tokenizer.pre_tokenizer = bytes_of
 
     def special(self, token: str) -> int:
-        """The id of a special token. Raises UserError if the vocabulary does not have the token."""
+        """Return the id of a special token. Raises UserError if the vocabulary lacks it."""
         found = self.tokenizer.token_to_id(token)
         if found is None:
             raise UserError(f"{self.where}: the vocabulary lacks {token}: download it again")
         return found
 
     def encode(self, texts: list[str], specials: bool = False) -> list[list[int]]:
+        """Return each text's token ids. specials: with the special tokens of tokenizer.json."""
         # JSON may contain half of a surrogate pair, which cannot be encoded as UTF-8.
         texts = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
         encodings = self.tokenizer.encode_batch(texts, add_special_tokens=specials)

@@ -1,7 +1,7 @@
 """Converts CLIP weights in OpenAI's layout, such as PAC-S's, to the names of transformers.
 
-Such a file has no configuration, so sizes are derived from the tensors. The head width is 64, as in
-all vision transformers that OpenAI released.
+Such a file has no configuration, so the sizes are derived from the tensors. The head width is 64,
+as in all of OpenAI's CLIPs with a vision transformer.
 """
 
 import math
@@ -13,9 +13,9 @@ from torch import Tensor
 from captioning.metrics.model_files import read_weights
 from captioning.runtime.errors import UserError
 
-HEAD = 64
+HEAD_WIDTH = 64
 
-# Replaced within names, in this order.
+# Parts of names: OpenAI's and transformers'. Replaced in this order.
 _NAMES = {
     "visual.transformer.resblocks.": "vision_model.encoder.layers.",
     "transformer.resblocks.": "text_model.encoder.layers.",
@@ -38,8 +38,8 @@ _NAMES = {
 def read_openai_clip(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return sizes, as in transformers' config.json, and weights with transformers' names.
 
-    The file is a state dict, or has one under "state_dict". OpenAI's weights need the fast GELU.
-    OpenCLIP's weights, recognised by the file's name, need the exact GELU. Raises UserError.
+    The file is a state dict, or has one under "state_dict". The activation is OpenAI's quick GELU,
+    or the exact GELU if the file's name contains "openclip" or "open_clip". Raises UserError.
     """
     state = read_weights(path, "state_dict")
     try:
@@ -56,9 +56,12 @@ def read_openai_clip(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _sizes(state: dict[str, Tensor]) -> dict[str, Any]:
-    """The model's sizes. Raises KeyError, IndexError or ValueError if this is another model."""
+    """Return the model's sizes, as in config.json.
+
+    Raises KeyError, IndexError or ValueError if the weights are of another model.
+    """
     width, _, _, patch = state["visual.conv1.weight"].shape
-    places = state["visual.positional_embedding"].shape[0] - 1
+    patches = state["visual.positional_embedding"].shape[0] - 1
     context, text_width = state["positional_embedding"].shape
     return {
         "projection_dim": state["text_projection"].shape[1],
@@ -69,22 +72,24 @@ def _sizes(state: dict[str, Tensor]) -> dict[str, Any]:
         },
         "vision_config": {
             **_tower(state, "visual.transformer.resblocks.", width),
-            "image_size": patch * math.isqrt(places),
+            "image_size": patch * math.isqrt(patches),
             "patch_size": patch,
         },
     }
 
 
 def _tower(state: dict[str, Tensor], prefix: str, width: int) -> dict[str, int]:
+    """Return the sizes of the encoder of this width whose names begin with `prefix`."""
     return {
         "hidden_size": width,
         "intermediate_size": state[f"{prefix}0.mlp.c_fc.weight"].shape[0],
         "num_hidden_layers": sum(f"{prefix}{n}.ln_1.weight" in state for n in range(len(state))),
-        "num_attention_heads": max(1, width // HEAD),
+        "num_attention_heads": max(1, width // HEAD_WIDTH),
     }
 
 
 def _renamed(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights with transformers' names. Raises KeyError for other models."""
     renamed = {
         "text_projection.weight": state["text_projection"].T,
         "visual_projection.weight": state["visual.proj"].T,

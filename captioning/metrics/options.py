@@ -1,4 +1,4 @@
-"""Options of metrics and rewards: configuration keys, and flags of captioning.evaluate."""
+"""Options of evaluators and rewards: configuration keys, and flags of captioning.evaluate."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Optional
@@ -9,21 +9,23 @@ from captioning.files.cache import local_path_in
 from captioning.runtime.errors import UserError
 from captioning.runtime.registry import load
 
-# Marks an option that names a file, or several. In a configuration they are relative to ann_root.
+# Marks an option that names one or several files. In a configuration, it is relative to ann_root.
 FILE = "file"
 
 
 class Options(BaseModel):
-    """A subclass declares `name: Annotated[type, role] = Field(default, description=...)`.
+    """The options of an evaluator or a reward.
 
-    role: see `captioning/config/keys.py`; description: one clause for --help and errors.
+    A subclass declares each option as `name: Annotated[type, role] = Field(default,
+    description=...)`. role: see `captioning/config/keys.py`. description: one clause for --help and
+    errors.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     @classmethod
     def checked(cls, values: Mapping[str, Any]) -> "Options":
-        """These options from {name: value}; raises UserError for an impossible value."""
+        """Return the options from {name: value}. Raises UserError for an impossible value."""
         try:
             return cls(**values)
         except ValidationError as error:
@@ -34,7 +36,10 @@ class Options(BaseModel):
 
     @classmethod
     def from_config(cls, config: Any) -> dict[str, Any]:
-        """{option: value} of a configuration, or the default, with files as paths on this disk."""
+        """Return {option: value} of a configuration, with defaults for the keys that it lacks.
+
+        A file's name becomes its local path. A file in an object store is copied to the cache.
+        """
         values = {}
         for name, field in cls.model_fields.items():
             value = getattr(config, name, field.default)
@@ -47,9 +52,9 @@ class Options(BaseModel):
 
 
 def option_classes(entries: Iterable[str]) -> list[type[Options]]:
-    """The `Options` of the classes that registry entries name, each once.
+    """Return the distinct `Options` classes of these entries of a registry.
 
-    A class with a subclass among them is left out, because the subclass has its options, too.
+    If one is the base class of another, it is left out: the subclass has all of its options.
     """
     every = dict.fromkeys(load(entry).Options for entry in entries)
     return [
@@ -60,9 +65,10 @@ def option_classes(entries: Iterable[str]) -> list[type[Options]]:
 
 
 def unmet(kind: Any, values: Any) -> Optional[str]:
-    """What an evaluator or reward requires and `values` leave at its default; None if nothing.
+    """Return which required options are missing, as "needs NAME: DESCRIPTION"; None if none is.
 
-    kind: the class, with `Options` and `required`. Returns for example "needs pool: MEANING".
+    kind: the class of the evaluator or reward. values: an object with its options as attributes. A
+    required option with its default value is missing.
     """
     fields = kind.Options.model_fields
     missing = [name for name in kind.required if getattr(values, name) == fields[name].default]

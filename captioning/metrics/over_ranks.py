@@ -1,4 +1,4 @@
-"""Divides a metric's work among the processes of torchrun."""
+"""Divides an evaluator's work among the processes that torchrun starts, one per rank."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,16 +14,16 @@ from captioning.runtime.distributed import broadcast_from_main, gather_on_main, 
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import progress
 
-READERS = 8  # threads that prepare the next batch, for example by decoding images
+READERS = 8  # threads that prepare inputs, for example decode images
 
 T = TypeVar("T")
 
 
 def on_all_ranks(do: Callable[[], T]) -> T:
-    """Call `do` on all processes; if it fails on one process, all processes raise UserError.
+    """Call `do` and return its result. All processes have to make this call.
 
-    Without this, the other processes would wait until the process group times out. Returns this
-    process's result.
+    If `do` fails on one process, all of them raise UserError. Without this, the other processes
+    would wait for it until the process group times out. A single process raises the error itself.
     """
     if world_size() == 1:
         return do()
@@ -46,13 +46,15 @@ def map_over_ranks(
     description: str,
     unit: str = "img",
 ) -> Optional[np.ndarray]:
-    """Compute one value or row per index, and return them in order of index on rank 0.
+    """Compute one value or row per index. Return them in order of index on rank 0, else None.
 
-    Other ranks return None. An exception in `prepare` or `compute` is raised on all processes.
+    All processes have to make this call. An error in `prepare` or `compute` of one process is
+    raised by all of them, as in `on_all_ranks`.
 
-    batches: lists of indices. One process computes a whole batch, so the result does not depend on
-    the number of processes. prepare: maps an index to an input of `compute`; runs in threads.
-    compute: maps a batch of inputs to an array (B, ...). unit: what the progress bar counts.
+    batches: lists of indices that contain each of 0 to n - 1 once. A batch is never divided, so the
+    result does not depend on the number of processes. prepare: maps an index to an input of
+    `compute`; called in threads. compute: maps a list of B inputs to an array (B, ...).
+    description, unit: of the progress bar, which counts indices.
     """
     own = batches[rank() :: world_size()]
     total = sum(map(len, batches))
@@ -78,13 +80,13 @@ def map_over_ranks(
 
 
 def read_images(read: Callable[[Path], Tensor], paths: Iterable[Path]) -> Tensor:
-    """Read image files in threads and stack them."""
+    """Return B images (B, 3, S, S). read: from a path to a tensor (3, S, S); called in threads."""
     with ThreadPoolExecutor(READERS) as pool:
         return torch.stack(list(pool.map(read, paths)))
 
 
 def _ahead(batches, prepare) -> Iterator[tuple[Sequence[int], list]]:
-    """Yield each batch with its inputs. They are prepared while the previous batch is computed."""
+    """Yield (batch, inputs). The caller computes a batch while the next inputs are prepared."""
     pool = ThreadPoolExecutor(READERS)
     try:
         started = ((batch, pool.map(prepare, batch)) for batch in batches)
@@ -97,17 +99,17 @@ def _ahead(batches, prepare) -> Iterator[tuple[Sequence[int], list]]:
 
 
 def batches_in_order(count: int, size: int) -> list[range]:
-    """Divide `count` indices into batches of at most `size`."""
+    """Return the indices 0 to `count` - 1 in batches of at most `size`."""
     return [range(start, min(start + size, count)) for start in range(0, count, size)]
 
 
 def batches_by_length(
     lengths: Sequence[int], size: int, tokens: Optional[int] = None
 ) -> list[list[int]]:
-    """Group texts of similar length, which need little padding, into batches of indices.
+    """Return the indices of N texts in batches of similar length, which need little padding.
 
-    size: the most texts of a batch. tokens: the most tokens of a batch with padding; a single text
-    may have more.
+    lengths: N numbers of tokens. size: the most texts of a batch. tokens: the most tokens of a
+    batch, including padding. A longer text is a batch by itself.
     """
     batches: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda index: lengths[index]):

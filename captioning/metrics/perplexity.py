@@ -14,13 +14,13 @@ from captioning.metrics.model_files import END, Bpe, find_model, load_model, rea
 from captioning.metrics.options import Options
 from captioning.metrics.over_ranks import batches_by_length, map_over_ranks, on_all_ranks
 
-# The most tokens whose logits, 50,257 floats each, are in memory at once: 400 MB.
+# The most tokens of a batch. Each has 50,257 logits, so that all logits take 400 MB.
 TOKENS_AT_ONCE = 2048
 
 
 class PerplexityOptions(Options):
     ppl_model: Annotated[str, "scoring"] = Field(
-        "gpt2", min_length=1, description="a hub id or a folder"
+        "gpt2", min_length=1, description="GPT-2 for perplexity: a hub id or a folder"
     )
 
 
@@ -42,7 +42,7 @@ class Perplexity(Evaluator):
         model = on_all_ranks(lambda: LanguageModel(self.options.ppl_model, self.settings.device))
         texts = list(captions.predictions.values())
         kept = [index for index, text in enumerate(texts) if text.strip()]
-        ids, long = model.encode([texts[index] for index in kept])
+        ids, truncated = model.encode([texts[index] for index in kept])
         lengths = [len(text) for text in ids]
         batches = batches_by_length(lengths, self.settings.batch_size, TOKENS_AT_ONCE)
         values = np.empty(0)
@@ -53,11 +53,11 @@ class Perplexity(Evaluator):
         if values is None:
             return Scores({})
         found = dict(zip(kept, values.tolist()))
-        cut = {"ppl_truncated": sum(long), "ppl_empty": len(texts) - len(kept)}
+        counts = {"ppl_truncated": sum(truncated), "ppl_empty": len(texts) - len(kept)}
         return Scores(
             {"PPL": mean(values)} if kept else {},
             {"PPL": [found.get(index) for index in range(len(texts))]},
-            {"ppl_model": self.options.ppl_model, **cut},
+            {"ppl_model": self.options.ppl_model, **counts},
             {} if kept else {"PPL": "no caption has a word"},
         )
 
@@ -73,10 +73,10 @@ class LanguageModel:
         self.start = self.tokens.special(END)
         state = read_weights(files.weights)
         state = {name.removeprefix("transformer."): value for name, value in state.items()}
-        marks = {"bos_token_id": self.start, "eos_token_id": self.start}
+        special_ids = {"bos_token_id": self.start, "eos_token_id": self.start}
 
         def build():
-            return GPT2Model(GPT2Config.from_dict({**read_json(files.config), **marks}))
+            return GPT2Model(GPT2Config.from_dict({**read_json(files.config), **special_ids}))
 
         self.model = load_model("ppl_model", files, build, state).to(device)
         self.max_tokens, self.device = self.model.config.n_positions, device
@@ -84,14 +84,14 @@ class LanguageModel:
     def encode(self, texts: list[str]) -> tuple[list[list[int]], list[bool]]:
         """Return each text's ids after <|endoftext|>, and whether the text was truncated."""
         ids = [[self.start, *text] for text in self.tokens.encode(texts)]
-        long = [len(text) > self.max_tokens for text in ids]
-        return [text[: self.max_tokens] for text in ids], long
+        truncated = [len(text) > self.max_tokens for text in ids]
+        return [text[: self.max_tokens] for text in ids], truncated
 
     @torch.inference_mode()
     def perplexities(self, ids: list[list[int]]) -> np.ndarray:
-        """Return perplexities (B,) of B texts with two or more ids.
+        """Return the perplexities (B,) of B texts of two or more ids each.
 
-        Attention is causal and padding is not scored, so the other texts of a batch have no effect.
+        Attention is causal and padding is not scored, so a text's value does not depend on others.
         """
         width = max(map(len, ids))
         tokens = torch.full((len(ids), width), self.start)  # (B, N)
@@ -103,6 +103,6 @@ class LanguageModel:
         labels = labels[:, 1:].to(self.device)
         losses = F.cross_entropy(
             logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="none"
-        ).view(labels.shape)  # 0 without a label
+        ).view(labels.shape)  # (B, N - 1); 0 at padding
         counts = torch.tensor([len(text) - 1 for text in ids], dtype=torch.float64)
         return (losses.double().cpu().sum(1) / counts).exp().numpy()

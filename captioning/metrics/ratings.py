@@ -2,9 +2,11 @@
 
 - Flickr8k-Expert and Flickr8k-CF (Hodosh et al. 2013): ExpertAnnotations.txt and
   CrowdFlowerAnnotations.txt. Their captions are in Flickr8k.token.txt beside them. As in published
-  results, a caption of the rated image itself is left out, and each expert's rating counts alone.
-- Composite (Aditya et al. 2015): its files with ";", an image's URL in column 28, then three or
-  four captions and as many ratings. As in published results, the first three captions count.
+  results, captions that were written for the rated image are left out, and the ratings of a caption
+  by several experts are not averaged.
+- Composite (Aditya et al. 2015): its files with ";" between columns. Column 28 has an image's URL,
+  then follow three or four captions and as many ratings. As in published results, only the first
+  three captions are used.
 - capevalkit's lines {id, image, caption, references, score}
 """
 
@@ -62,7 +64,7 @@ def read_ratings(path: Path, references: Optional[Path] = None) -> list[Rated]:
 
 
 def _by_name(path: Path) -> dict[str, list[str]]:
-    """The references of each image, by the name of its file."""
+    """Return {file name of an image: its references}. path: a file of references."""
     references = read_references(path)
     named = {PurePosixPath(str(i)).name: i for i in references}
     named.update({PurePosixPath(name).name: i for name, i in ids_by_name(path).items()})
@@ -70,6 +72,7 @@ def _by_name(path: Path) -> dict[str, list[str]]:
 
 
 def _human(human: Mapping[str, Sequence[str]], image: str, where: str) -> Sequence[str]:
+    """Return an image's references. where: the place in the file, for the UserError."""
     if image not in human:
         raise UserError(
             f"{where}: image {image!r} has no references: give --references with all images"
@@ -91,7 +94,8 @@ def _of_flickr8k(path: Path) -> Iterator[Rated]:
         if image != caption_id.rpartition("#")[0]:
             references = _human(human, image, where)
             share, yes, no = map(float, scores)
-            # The crowd's columns; an expert's scores are 1 to 4, so they cannot fit.
+            # A crowd's columns are the share of yes and the numbers of yes and no. The scores of
+            # three experts, from 1 to 4, never fulfil this.
             crowd = abs(share * (yes + no) - yes) < 0.01 * (yes + no)
             for score in (share,) if crowd else (share, yes, no):
                 yield Rated(image, captions[caption_id], references, {RATING: score})

@@ -1,24 +1,26 @@
-"""The evaluators and their metrics by name. A new one is a module and its lines here.
+"""The registry of evaluators, and of the metrics that each of them computes.
 
-The module is imported where it is used. Names and titles of metrics are known without it.
+A new evaluator is a module and an entry of `_DECLARED`. An evaluator's module is imported only when
+it is used, so the names and titles of metrics are known without its libraries.
 """
 
 from typing import NamedTuple, Optional
 
 
 class Metric(NamedTuple):
-    """A metric as it is named and shown.
+    """How a metric is named and shown.
 
-    name: its name in score files. title, decimals: used in tables. references: whether the metric
-    needs references. The others are of the report's comparison. meaning: the metric in one clause;
-    without it the report lists the metric only among other scores. report_title, report_decimals:
-    replace title and decimals. The report shows value * factor in `unit`.
+    name: its name in score files. title, decimals: used in tables. needs_references: whether it can
+    be computed only with references. The other fields are for the report's table that compares
+    runs. meaning: the metric in one clause; a metric without it is not in this table, but among the
+    other scores. report_title, report_decimals: replace title and decimals there. The report shows
+    value * factor in `unit`.
     """
 
     name: str
     title: str
     decimals: int = 3
-    references: bool = False
+    needs_references: bool = False
     meaning: Optional[str] = None
     unit: str = ""
     report_title: Optional[str] = None
@@ -26,7 +28,7 @@ class Metric(NamedTuple):
     factor: float = 1.0
 
     def in_report(self) -> "Metric":
-        """The metric with the title and decimals that the report's comparison shows."""
+        """Return the metric with the title and decimals that the report shows."""
         decimals = self.decimals if self.report_decimals is None else self.report_decimals
         return self._replace(title=self.report_title or self.title, decimals=decimals)
 
@@ -112,7 +114,7 @@ _DECLARED: dict[str, tuple[str, tuple[Metric, ...]]] = {
             Metric("distinct_1", "Dist-1"),
             Metric("distinct_2", "Dist-2"),
             Metric("distinct_captions", "Dist. Cap."),
-            Metric("vocab_use", "Vocab. Use", references=True),
+            Metric("vocab_use", "Vocab. Use", needs_references=True),
             Metric("seen_captions", "Seen Cap."),
             Metric("train_vocab_use", "Train Vocab. Use"),
         ),
@@ -269,15 +271,16 @@ _DECLARED: dict[str, tuple[str, tuple[Metric, ...]]] = {
     ),
 }
 EVALUATORS: dict[str, str] = {name: entry for name, (entry, _) in _DECLARED.items()}
+# {evaluator: the names of its metrics}
 COMPUTED = {name: tuple(m.name for m in metrics) for name, (_, metrics) in _DECLARED.items()}
 DEFAULT_METRICS = ("coco", "length", "diversity")
 
-_PUBLISHED = ("cap_len", "lex_div", "R@1", "R@5", "CLIPScore", "PPL")  # the paper's table
+_PUBLISHED = ("cap_len", "lex_div", "R@1", "R@5", "CLIPScore", "PPL")  # columns of SMILE's paper
 _BY_NAME = {metric.name: metric for _, metrics in _DECLARED.values() for metric in metrics}
-# In the order of tables: the published table's columns first.
+# In the order of columns in tables: those of the paper's table first.
 METRICS: dict[str, Metric] = {name: _BY_NAME[name] for name in (*_PUBLISHED, *_BY_NAME)}
 
 
 def metric_of(name: str) -> Metric:
-    """The metric of this name. A name without an evaluator is its title."""
+    """Return the metric of this name. For an unknown name, return a metric with it as title."""
     return METRICS.get(name) or Metric(name, name)

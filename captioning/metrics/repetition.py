@@ -1,4 +1,4 @@
-"""Repetition within captions, counted in the tokens of the metric `coco`.
+"""Repetition within captions, counted in the tokens of the evaluator `coco`.
 
 rep_2, rep_3, rep_4  1 - distinct n-grams / n-grams of a caption, per cent; the mean over captions
                      with an n-gram (seq-rep-n of Welleck et al. 2020, section 6)
@@ -15,7 +15,7 @@ SIZES = (2, 3, 4)
 
 
 def repeated(words: Sequence[str], n: int) -> Optional[float]:
-    """The share of n-grams that repeat an earlier n-gram, per cent; None without n-grams."""
+    """Return the share of n-grams that repeat an earlier one, per cent; None without n-grams."""
     grams = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
     return 100 * (1 - len(set(grams)) / len(grams)) if grams else None
 
@@ -24,15 +24,17 @@ def loops(words: Sequence[str]) -> bool:
     """Whether a phrase of two or more words occurs twice in a row, or a word three times."""
     count = len(words)
     for n in range(1, count // 2 + 1):
-        alike = 0  # consecutive words that equal the word n before them
+        repeats = 0  # consecutive words that equal the word n positions before them
         for i in range(n, count):
-            alike = alike + 1 if words[i] == words[i - n] else 0
-            if alike >= max(n, 2):
+            repeats = repeats + 1 if words[i] == words[i - n] else 0
+            if repeats >= max(n, 2):
                 return True
     return False
 
 
 class Repetition(Evaluator):
+    """rep_2, rep_3, rep_4 and loops, as defined above."""
+
     name = "repetition"
 
     def evaluate(self, captions: CaptionSet) -> Scores:

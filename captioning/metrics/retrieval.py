@@ -21,14 +21,14 @@ RANKS = (1, 5, 10)
 
 class RetrievalOptions(ClipOptions):
     pool: Annotated[Optional[str], "scoring"] = Field(
-        None, description="further images for retrieval: a folder, a list or .npz"
+        None, description="more images for retrieval to search: a folder, a list or .npz"
     )
 
     @classmethod
     def from_config(cls, config: Any) -> dict[str, Any]:
-        """In a configuration, `pool` may name a split: then the split's annotation file is used."""
-        found = super().from_config(config)
-        pool = given = found["pool"]
+        """Like `Options.from_config`. `pool` may be a split: its annotation file is then used."""
+        values = super().from_config(config)
+        pool = given = values["pool"]
         if pool in ("train", "val", "test"):
             if config.split:
                 raise UserError(f"pool: {pool} is a part of train_file; name a list of images")
@@ -38,15 +38,15 @@ class RetrievalOptions(ClipOptions):
                     f"pool: {given} has {1 + len(rest)} annotation files; give a list of its "
                     "images, one per line"
                 )
-        return {**found, "pool": pool and str(local(pool))}
+        return {**values, "pool": pool and str(local(pool))}
 
 
 class Retrieval(ClipEvaluator):
     """R@k: captions whose own image is among the k most similar images of the pool, per cent.
 
-    median_rank: the median rank of the own image. Captions get no prefix. The pool consists of the
-    captions' own images and the images of the option `pool`, each once. Ties count against the
-    caption.
+    median_rank: the median rank of the own image. The captions have no prefix, unlike CLIPScore's.
+    The pool consists of the captions' own images and the images of the option `pool`, each once.
+    Ties count against the caption.
     """
 
     name = "retrieval"
@@ -62,22 +62,22 @@ class Retrieval(ClipEvaluator):
         paths = [self.settings.images[image_id] for image_id in captions.ids]
         files = list(dict.fromkeys(paths))
         images = features.of_images(files, "CLIP, images")
-        further = self.pool and self.pool.features
-        if self.pool and further is None:
-            further = features.of_images(self.pool.files, "CLIP, pool")
+        pool_features = self.pool and self.pool.features
+        if self.pool and pool_features is None:
+            pool_features = features.of_images(self.pool.files, "CLIP, pool")
         texts = list(captions.predictions.values())
         vectors, long = features.of_texts(texts, "CLIP, captions")
         if images is None:
             return Scores({})
         if self.pool:
-            if images.shape[1] != further.shape[1]:
+            if images.shape[1] != pool_features.shape[1]:
                 raise UserError(
-                    f"pool: {self.options.pool} has features of width {further.shape[1]}, "
+                    f"pool: {self.options.pool} has features of width {pool_features.shape[1]}, "
                     f"clip_model of {images.shape[1]}: make them with the same model"
                 )
-            images = np.concatenate([images, further[new_images(self.pool, files)]])
-        number = {path: index for index, path in enumerate(files)}
-        found = ranks(vectors, images, [number[path] for path in paths])
+            images = np.concatenate([images, pool_features[new_images(self.pool, files)]])
+        index_of = {path: index for index, path in enumerate(files)}
+        found = ranks(vectors, images, [index_of[path] for path in paths])
         hits = {f"R@{k}": (100.0 * (found <= k)).tolist() for k in RANKS}
         where = self.options.pool or "the captions' own"
         scores = Scores.of_means(
@@ -98,10 +98,10 @@ def ranks(
 ) -> np.ndarray:
     """Return the rank (N,) of each caption's own image among all images; 1 is best.
 
-    captions: unit vectors (N, D); images: unit vectors (P, D); own: N indices of images; at_once:
-    the most similarities in memory. Ties count against the own image. An image is tied if its
-    similarity is lower by at most 1e-6: float32 features of the same image in different batches
-    differ by about 1e-7.
+    captions: unit vectors (N, D); images: unit vectors (P, D); own: the indices of the N captions'
+    images; at_once: the most similarities in memory. Ties count against the own image. An image is
+    tied if its similarity is lower by at most 1e-6, because float32 features of one image in
+    different batches differ by about 1e-7.
     """
     own = np.asarray(own)
     limits = (captions * images[own]).sum(1) - 1e-6  # (N,)

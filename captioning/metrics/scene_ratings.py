@@ -1,8 +1,9 @@
 """Rates runs' captions of scenes by their facts, and by a checklist with an exact judge.
 
-The checklist has a question about the whole image for each property and relation. Its judge knows
-the caption alone. Thus a caption that gives a red circle and a blue square the colours of each
-other answers all questions right.
+For each property and relation, the checklist asks whether anything in the image has it. The judge
+is simulated: it sees only the caption, and makes no mistakes. Such questions do not ask which thing
+has a property: a caption that swaps the colours of a red circle and a blue square answers all
+right.
 """
 
 from itertools import chain, permutations
@@ -27,8 +28,9 @@ ASKED = sorted(
 def read_runs(folder: Path, facts: Path, references: Path) -> list[Rated]:
     """Return the captions of the test split of each run in a folder. Raises UserError.
 
-    The ratings are the number of true facts, the share of right facts, and the true less the wrong
-    facts. Captions that state nothing are left out. facts: the scenes' contents.
+    The ratings are the number of true facts, their share of the stated facts, and true minus wrong
+    facts. Captions that state nothing are left out. facts: a scenes.json, see `read_scenes`.
+    references: see `read_references`.
     """
     scenes, human, rated = read_scenes(facts), read_references(references), []
     for path in sorted(folder.glob(f"*/{CAPTIONS}")):
@@ -55,7 +57,7 @@ def read_runs(folder: Path, facts: Path, references: Path) -> list[Rated]:
 
 
 def checklist_of(scene: Scene) -> list[Question]:
-    """The questions about a scene, in the order of ASKED."""
+    """Return the questions about a scene, in the order of ASKED."""
     pairs = list(permutations(scene.things, 2))
     true = scene.facts().union(*(thing.facts() for thing in scene.things))
     true |= {name for name, holds in RELATIONS.items() if any(holds(*pair) for pair in pairs)}

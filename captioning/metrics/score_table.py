@@ -9,10 +9,10 @@ WIDTH = 80
 
 
 def format_table(scores: Scores, captions: int) -> str:
-    """Return the scores in rows of at most 80 characters, followed by their settings.
+    """Return the scores in rows of at most 80 characters, then settings and skipped metrics.
 
-    captions: how many were scored. Half the width of a score's interval is below the score. "-"
-    marks a skipped metric.
+    captions: how many were scored. Below each score is half the width of its interval. A skipped
+    metric has "-" as its score.
     """
     names = [name for name in METRICS if name in scores.metrics or name in scores.skipped]
     rows = []
@@ -20,18 +20,18 @@ def format_table(scores: Scores, captions: int) -> str:
         rows += ["  ".join(line).rstrip() for line in zip(*block) if "".join(line).strip()]
     if any(estimate.low is not None for estimate in scores.metrics.values()):
         rows.append("±: half of the 95 % interval over images")
-    # Only the file has counts of 0, such as truncated captions, and long texts.
-    known = [
+    # Not shown: counts of 0, such as of truncated captions, and long texts. metrics.json has them.
+    settings = [
         f"{name}: {value}"
         for name, value in scores.settings.items()
         if value != 0 and "\n" not in str(value)
     ]
-    rows.append(", ".join([f"{captions} captions", *known]))
+    rows.append(", ".join([f"{captions} captions", *settings]))
     return "\n".join([*rows, *skipped_lines(scores.skipped)])
 
 
 def skipped_lines(skipped: Mapping[str, str]) -> Iterator[str]:
-    """Yield a line for each reason in {metric: why it was not computed}."""
+    """Yield a line for each reason. skipped: {metric: reason}."""
     names = [name for name in METRICS if name in skipped]
     for reason in dict.fromkeys(skipped[name] for name in names):
         titles = ", ".join(metric_of(name).title for name in names if skipped[name] == reason)
@@ -39,7 +39,7 @@ def skipped_lines(skipped: Mapping[str, str]) -> Iterator[str]:
 
 
 def _cells(name: str, scores: Scores) -> list[str]:
-    """Return title, score and interval of a metric, padded to the same width."""
+    """Return title, score and half interval of a metric, padded to the same width."""
     metric = metric_of(name)
     score, spread = "-", ""
     if name in scores.metrics:
@@ -52,7 +52,7 @@ def _cells(name: str, scores: Scores) -> list[str]:
 
 
 def _blocks(columns: Sequence[list[str]]) -> Iterator[list[list[str]]]:
-    """Group the columns into lists that fit into a row."""
+    """Yield groups of columns that together are at most WIDTH wide."""
     block = []
     for column in columns:
         if sum(len(cells[0]) + 2 for cells in block) + len(column[0]) > WIDTH:
@@ -63,7 +63,7 @@ def _blocks(columns: Sequence[list[str]]) -> Iterator[list[list[str]]]:
 
 
 def align(lines: Sequence[Sequence[str]]) -> str:
-    """Format lines of cells as a table: first column left-aligned, others right-aligned."""
+    """Return lines of cells as a table: first column left-aligned, others right-aligned."""
     widths = [max(map(len, column)) for column in zip(*lines)]
     return "\n".join(
         "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip()

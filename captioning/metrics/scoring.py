@@ -27,9 +27,9 @@ def score(
 ) -> Scores:
     """Return the scores of captions, given as {image id: caption} or a list of COCO results.
 
-    evaluators: from `build_evaluators`; by default coco, length and diversity. An evaluator that
-    fails is listed in `skipped`; the results of others are kept. Rank 0 calls all evaluators and
-    has the result. Other processes call only evaluators that divide their work among processes.
+    evaluators: from `build_evaluators`; by default coco, length and diversity. If an evaluator
+    fails, its metrics are listed in `skipped`; the results of others are kept. Only rank 0 returns
+    all scores. Other ranks call only evaluators that divide their work among processes.
 
     As in the COCO tools, only images with a prediction are scored. Raises UserError for an image
     with two predictions or without references, and if there are no predictions.
@@ -44,24 +44,25 @@ def score(
             continue
         try:
             found = evaluator.evaluate(captions)
-        # Captions may have taken hours, so an error in one evaluator must not lose the others.
+        # Captioning may have taken hours: an error in one evaluator must not lose other scores.
         except Exception as error:
             reason = str(error) if isinstance(error, UserError) else repr(error)
             found = Scores({}, skipped=dict.fromkeys(evaluator.names, reason))
         scores.update(found)
     for name in [name for name, each in scores.metrics.items() if not math.isfinite(each.value)]:
         del scores.metrics[name]
-        scores.skipped[name] = "it is undefined for these captions"
+        scores.skipped[name] = "undefined for these captions"
     return scores
 
 
 def write_scores(
     folder: Union[str, os.PathLike], scores: Scores, predictions: Captions, command: str
 ) -> None:
-    """Write `metrics.json` and `per_caption.jsonl`, one image per line, to a folder.
+    """Write to a folder `metrics.json`, and `per_caption.jsonl` with one caption per line.
 
-    predictions: the scored captions, in the same order. command: recorded in the file. Files are
-    written atomically. Raises UserError if the folder is not writable.
+    predictions: the scored captions, in the order of `scores`. command: the command line, recorded
+    in metrics.json. Each file is written atomically. Raises UserError if the folder is not
+    writable.
     """
     summary = {
         "metrics": {name: asdict(estimate) for name, estimate in scores.metrics.items()},
@@ -80,7 +81,7 @@ def write_scores(
 
 
 def versions() -> dict[str, Optional[str]]:
-    """Return {name: version} of programs and libraries that affect scores; None if missing."""
+    """Return {name: version} of what affects scores: Python, Java, libraries. None if missing."""
     java = None
     with contextlib.suppress(JavaError):
         java = str(java_version())

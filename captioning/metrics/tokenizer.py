@@ -1,7 +1,8 @@
-"""Splits captions into the lower-case tokens of metrics: PTBTokenizer, or its imitation in Python.
+"""Splits captions into lower-case tokens for metrics, by PTBTokenizer or an imitation in Python.
 
-The imitation follows `PTBTokenizer -preserveLines -lowerCase` (CoreNLP 3.4.1), except for smileys,
-telephone numbers and markup with attributes, which are rare in captions.
+PTBTokenizer is a Java program. The imitation gives the tokens of `PTBTokenizer -preserveLines
+-lowerCase` (CoreNLP 3.4.1), except for smileys, telephone numbers and markup with attributes, which
+are rare in captions.
 """
 
 import re
@@ -12,8 +13,8 @@ import regex  # its \w includes vowel signs and combining accents, as in Java
 
 from captioning.metrics.java import JavaError, java_process, java_version
 
-# The COCO evaluation removes these tokens. It also looks for -LRB- among lower-case tokens, so it
-# never removes -lrb-. This is kept, because all published scores include it.
+# The tokens that the COCO evaluation removes. Its list also has brackets such as -LRB-, but its
+# tokens are in lower case, so -lrb- stays. Published scores depend on this, so it is kept.
 _PUNCTUATION = frozenset(
     ["''", "'", "``", "`", '"', ".", "?", "!", ",", ":", "-", "--", "...", ";"]
 )
@@ -46,7 +47,7 @@ _TOKEN = regex.compile(
     | [A-Za-z](?:\.[A-Za-z])+\.?(?!\w) | [A-HJ-TV-Za-z]\.(?!\w)           # initials: U.S., T.V, L.
     | (?:(?i:{_ABBREVIATIONS})|{_CAPITAL_ABBREVIATIONS})\.(?!\w)
     | (?i:nos?|pp|figs?|op|art|ca)\.(?=\s?\d)           # No. 5
-    | {_LETTERS}\.(?=[,;:])                              # this stop ends no sentence
+    | {_LETTERS}\.(?=[,;:])                              # a stop within a sentence
     | [A-Z]+&[A-Z]+
     | \d+:\d+(?=[ap]m\b)                                 # 10:30 | pm
     | \d+,\d+(?:-{_WORD})+                               # 3,000-foot
@@ -59,7 +60,7 @@ _TOKEN = regex.compile(
     regex.VERBOSE,
 )
 
-# Characters that Java's tokeniser replaces. It drops characters outside the basic plane (BMP).
+# Characters that PTBTokenizer replaces. It drops characters above U+FFFF, see `_imitated_tokens`.
 _SPELLING = {
     **dict.fromkeys(map(ord, "\u2018\u2019\u201a\u201b`"), "'"),
     **dict.fromkeys(map(ord, "\u201c\u201d\u201e\u00ab\u00bb"), '"'),
@@ -73,13 +74,13 @@ _ENTITIES = {"&amp;": "&", "&lt;": "<", "&gt;": ">", "&quot;": '"', "&apos;": "'
 
 
 def tokenize(captions: Mapping[Hashable, Sequence[str]]) -> tuple[dict[Hashable, list[str]], str]:
-    """Return the captions as tokens joined by spaces, and the tokeniser's name.
+    """Return the captions as tokens joined by spaces, and the name of the tokeniser that was used.
 
     captions: {any id: list of captions}; the result has the same ids and numbers of captions. A
-    caption may be empty or contain line breaks, and may have no tokens. Without Java the imitation
-    is used, and the name says so.
+    caption may contain line breaks. It may be empty or have no tokens; then the result is "".
+    Without Java, or if it fails, the imitation is used.
     """
-    # Java reads one caption per line. Some characters that end lines in Java are spaces in Python.
+    # PTBTokenizer reads one caption per line. `split` removes all characters that end its lines.
     lines = [" ".join(caption.split()) for group in captions.values() for caption in group]
     tokenizer = "regex (no Java)"
     try:
@@ -93,7 +94,7 @@ def tokenize(captions: Mapping[Hashable, Sequence[str]]) -> tuple[dict[Hashable,
 
 
 def imitated(caption: str) -> str:
-    """Tokenise one caption with the imitation; return its tokens joined by spaces."""
+    """Return the tokens of one caption joined by spaces, by the imitation of PTBTokenizer."""
     return _joined(_imitated_tokens(" ".join(caption.split())))
 
 
@@ -102,9 +103,9 @@ def _joined(tokens) -> str:
 
 
 def _java_tokens(lines):
-    """Return the tokens of each line by the PTBTokenizer in pycocoevalcap.
+    """Return the tokens of each line, by the PTBTokenizer in pycocoevalcap. Raises JavaError.
 
-    pycocoevalcap's own class is not used, because it writes to the installation folder.
+    pycocoevalcap's Python class is not used, because it writes to the installation folder.
     """
     try:
         from pycocoevalcap.tokenizer import ptbtokenizer

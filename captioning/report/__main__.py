@@ -41,9 +41,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def default_output(runs: Sequence[Path]) -> Path:
-    """report.html in the folder that contains all runs, or in the folder of a single run.
+    """Return the path of report.html in the folder that contains all runs, or in a single run's.
 
-    For runs with only the root directory in common, it is in the current folder.
+    If the runs have only the root directory in common, it is in the current folder.
     """
     if len(runs) == 1:
         return runs[0] / "report.html"

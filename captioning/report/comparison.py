@@ -26,7 +26,7 @@ HUMANS = "Humans"
 class Row(NamedTuple):
     """A row of the comparison: human captions, or the mean of several runs.
 
-    A `Run` can also be a row, because it has these attributes.
+    A `Run` is used as a row, too, because it has these attributes.
     """
 
     label: str
@@ -40,11 +40,13 @@ class Comparison:
     """The runs of a report and the data they share.
 
     - image_ids: the images that all runs captioned and that the data set has
-    - samples, references: those of these images, in the split's order; empty if the data set cannot
-      be read
-    - captioned: the number of images that all runs captioned
-    - whole_split: whether all images of the split were captioned
-    - missing: one sentence for each missing part of the report
+    - samples, references: of these images, in the split's order; empty if the data set cannot be
+      read
+    - human: the row of human captions; None if the data set cannot be read
+    - scenes: {image id: scene} of images made by `captioning.scenes`, whose facts are known
+    - missing: one sentence for each part that is missing in the report
+    - num_captioned: the number of images that all runs captioned
+    - is_whole_split: whether the images that all runs captioned are all images of the split
     """
 
     split: str
@@ -55,12 +57,12 @@ class Comparison:
     human: Optional[Row] = None
     scenes: dict[ImageId, Scene] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
-    captioned: int = 0
-    whole_split: bool = True
+    num_captioned: int = 0
+    is_whole_split: bool = True
 
     @property
     def has_other_captions(self) -> bool:
-        """Whether any image has further references besides the held-out caption."""
+        """Whether any image has further human captions besides the held-out one."""
         return any(len(group) > 1 for group in self.references.values())
 
     @property
@@ -69,12 +71,13 @@ class Comparison:
         return [*([self.human] if self.human else []), *self.runs]
 
     def image_path(self, image_id: ImageId) -> Optional[Path]:
+        """Return the path of an image's file; None if the data set cannot be read."""
         sample = self.samples.get(image_id)
         return sample and Path(self.runs[0].scoring_config.image_root, sample.image)
 
 
 def compare(folders: Sequence[Path], split: str = "test") -> Comparison:
-    """Read the runs in `folders` and score the human captions. Raises UserError."""
+    """Read the runs in `folders`, score human captions, and return both. Raises UserError."""
     runs = read_runs(folders, split)
     _check_same_data(runs, split)
     captioned = [i for i in runs[0].captions if all(i in run.captions for run in runs)]
@@ -84,7 +87,7 @@ def compare(folders: Sequence[Path], split: str = "test") -> Comparison:
         )
     count = len(captioned)
     missing = list(_describe_gaps(runs, count))
-    without_data = Comparison(split, runs, captioned, missing=missing, captioned=count)
+    without_data = Comparison(split, runs, captioned, missing=missing, num_captioned=count)
     config = runs[0].scoring_config
     try:
         split_samples = read_split(config, split)
@@ -152,7 +155,10 @@ def _check_same_data(runs: Sequence[Run], split: str) -> None:
 
 
 def _describe_gaps(runs: list[Run], captioned: int) -> Iterator[str]:
-    """Yield a sentence for each run that captioned further images, or has no scores."""
+    """Yield a sentence for each run that captioned further images, or has no scores.
+
+    captioned: the number of images that all runs captioned.
+    """
     for run in runs:
         if num_extra := len(run.captions) - captioned:
             yield (
@@ -164,9 +170,10 @@ def _describe_gaps(runs: list[Run], captioned: int) -> Iterator[str]:
 
 
 def hold_out(references: Mapping[ImageId, Sequence[str]]) -> tuple[Captions, References]:
-    """Hold out one caption of each image; return the held-out captions and the others.
+    """Return one caption of each image, which is to be scored, and the other captions.
 
     Of the k captions of image i, caption i mod k is held out, so that the annotators alternate.
+    Images with a single caption are not among the others.
     """
     captions: Captions = {}
     others: References = {}
@@ -181,7 +188,10 @@ def hold_out(references: Mapping[ImageId, Sequence[str]]) -> tuple[Captions, Ref
 def _human_row(
     texts: References, samples: Iterable[Sample], runs: list[Run], missing: list[str]
 ) -> Row:
-    """Score the held-out captions by the runs' metrics. Append what fails to `missing`."""
+    """Return the held-out captions with the scores of the runs' metrics.
+
+    Appends a sentence to `missing` for what could not be scored.
+    """
     captions, others = hold_out(texts)
     lacks_references = not others
     if lacks_references:
@@ -191,14 +201,14 @@ def _human_row(
         others = {image_id: [caption] for image_id, caption in captions.items()}
     metric_names = {name for run in runs for name in run.metrics}
     if lacks_references:  # a caption must not be scored against itself
-        metric_names = {name for name in metric_names if not metric_of(name).references}
+        metric_names = {name for name in metric_names if not metric_of(name).needs_references}
     settings = metric_settings(runs[0].scoring_config, samples, "cpu")
     evaluators = []
     for name in dict.fromkeys(name for run in runs for name in run.scoring_config.metrics):
         computed = metric_names.intersection(COMPUTED[name])
         if load(EVALUATORS[name]).costly or not computed:
             continue
-        # Uses the options of the run with most metrics.
+        # Use the options of the run that has most of this evaluator's metrics.
         run = max(
             (run for run in runs if name in run.scoring_config.metrics),
             key=lambda run: len(computed & run.metrics.keys()),

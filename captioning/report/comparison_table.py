@@ -6,7 +6,7 @@ from captioning.metrics.registry import METRICS, Metric, metric_of
 from captioning.metrics.score_table import align
 from captioning.report.comparison import Comparison, Row
 
-# The first columns of the comparison. Other metrics that have a `meaning` follow.
+# The first metrics of the table. Other metrics that have a `meaning` follow.
 FIRST = (
     *("cap_len", "true_facts", "wrong_facts", "CHAIRs", "CHAIRi", "object_recall"),
     *("scene_R@1", "scene_R@5", "R@1", "R@5", "lex_div", "loops"),
@@ -15,7 +15,7 @@ FIRST = (
 
 
 def comparison_table(comparison: Comparison) -> str:
-    """The table for a terminal: a line per metric; columns for human captions and each run."""
+    """Return a table for a terminal: a line per metric, a column for each row of the comparison."""
     rows = comparison.rows
     lines = [["", *(row.label for row in rows)]]
     lines += [[c.heading, *(format_value(c, row) for row in rows)] for c in select_columns(rows)]
@@ -23,32 +23,32 @@ def comparison_table(comparison: Comparison) -> str:
 
 
 def to_markdown(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """Format a Markdown table. lines: each line has a label and a value for each heading."""
+    """Return a Markdown table. lines: each line has a label and a value for each heading."""
     table = [["", *headings], ["---", *("---:" for _ in headings)], *lines]
     return "".join(f"| {' | '.join(line)} |\n" for line in table)
 
 
 def select_columns(rows: Iterable[Row]) -> list[Metric]:
-    """The metrics with a `meaning` and a value in at least one row, in order."""
+    """Return the metrics with a `meaning` and a value in at least one row, those of FIRST first."""
     present = {name for row in rows for name in row.metrics}
     metrics = (METRICS[name] for name in dict.fromkeys((*FIRST, *METRICS)) if name in present)
     return [metric.in_report() for metric in metrics if metric.meaning]
 
 
 def other_columns(rows: Iterable[Row]) -> list[Metric]:
-    """The metrics of the rows that have no `meaning`, with 3 decimals."""
+    """Return the metrics of the rows that have no `meaning`, with 3 decimals."""
     names = dict.fromkeys(name for row in rows for name in row.metrics)
     return [m._replace(decimals=3) for m in map(metric_of, names) if not m.meaning]
 
 
 def format_value(column: Metric, row: Row) -> str:
-    """The value with its interval, such as "5.40 (5.14-5.66)"; "-" without a value."""
+    """Return a row's value and interval, such as "5.40 (5.14-5.66)"; "-" without a value."""
     value, *ends = format_cell(column, row) or ["-"]
     return f"{value} ({'-'.join(ends)})" if ends else value
 
 
 def format_cell(column: Metric, row: Row) -> list[str]:
-    """Format a row's value and, if any, its interval's ends; [] if the row lacks the metric."""
+    """Return a row's value and, if any, its interval's ends; [] if the row lacks the metric."""
     estimate = row.metrics.get(column.name)
     if estimate is None:
         return []

@@ -9,11 +9,11 @@ from captioning.training.selection import describe_selection, shown_metrics
 
 
 class SelectedEpoch(NamedTuple):
-    """The selected epoch of a run.
+    """The selected epoch of a run, and the validation scores that selected it.
 
-    description: the epoch and how it was selected. lines: (title, cells) of the value that selected
-    the epoch, if any, and of each metric. cells: (epoch counted from 1, value, whether selected) of
-    each validation.
+    description: the epoch and how it was selected. lines: (title, cells) of each shown metric;
+    before them, if several metrics are shown, of the value by which epochs were compared. cells:
+    (epoch counted from 1, value as text, whether this epoch was selected) of each validation.
     """
 
     run: Run
@@ -22,7 +22,7 @@ class SelectedEpoch(NamedTuple):
 
 
 def selected_epochs(runs: Iterable[Run]) -> Iterator[SelectedEpoch]:
-    """The selected epoch of each run that recorded one."""
+    """Yield the selected epoch of each run that recorded it."""
     for run in runs:
         if run.selected is None:
             continue
@@ -38,7 +38,7 @@ def selected_epochs(runs: Iterable[Run]) -> Iterator[SelectedEpoch]:
 
 
 def _cells(run: Run, metric: str, values: Sequence[Optional[float]]) -> list[tuple[int, str, bool]]:
-    """Format the cells of a line with the decimals of `metric`."""
+    """Return the cells of a line. The values have the decimals of `metric`."""
     cells = []
     for epoch, value in zip(run.selected["epochs"], values):
         text = "none" if value is None else f"{value:.{metric_of(metric).decimals}f}"

@@ -24,7 +24,7 @@ INK, FAINT = "#1c2733", "#c9d1d9"
 
 
 class Style(NamedTuple):
-    """The style of a row of the comparison in all figures. Styles also differ without colour."""
+    """The style of a row of the comparison in all figures. Styles differ even without colour."""
 
     colour: str
     marker: str
@@ -84,12 +84,12 @@ RC_PARAMS = {
 
 
 def figure_context():
-    """Return the matplotlib context in which all figures are drawn."""
+    """Return a context manager that sets RC_PARAMS. All figures are drawn in it."""
     return matplotlib.rc_context(RC_PARAMS)
 
 
 def assign_styles(kinds: Sequence[str]) -> list[Style]:
-    """Return a style for each row. Styles repeat only after all EXTRA_STYLES are used."""
+    """Return a style for each row, given its kind. Styles repeat only after all EXTRA_STYLES."""
     extra_styles, row_styles = itertools.cycle(EXTRA_STYLES), []
     for index, kind in enumerate(kinds):
         has_own_style = kind in STYLES and kind not in kinds[:index]
@@ -98,17 +98,18 @@ def assign_styles(kinds: Sequence[str]) -> list[Style]:
 
 
 def new_figure(height: float = HEIGHT) -> Figure:
+    """Return an empty figure of the page's width. height: in inches."""
     return Figure(figsize=(WIDTH, height), layout="constrained")
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write a figure in the format of the file's suffix, reproducibly."""
+    """Write a figure in the format of the file's suffix. An SVG has no date: it is reproducible."""
     metadata = {"Date": None} if path.suffix == ".svg" else None
     figure.savefig(path, facecolor="white", dpi=150, metadata=metadata)
 
 
 def to_svg(figure: Figure, name: str, description: str) -> Markup:
-    """Convert a figure to an <svg> element. name: a prefix that makes ids unique in the page."""
+    """Return a figure as an <svg> element. name: a prefix that makes ids unique in the page."""
     buffer = io.StringIO()
     with figure_context():
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
@@ -130,7 +131,7 @@ class Curve(NamedTuple):
 
 
 def draw_curves(runs: Sequence[Run]) -> Iterator[tuple[str, Markup]]:
-    """Yield (title, figure) of each objective's loss, sampled captions' scores, and validations."""
+    """Yield (title, figure) of each objective's loss, the other CURVES, and validation scores."""
     objective_curves = {
         part: (f"{objective_title(part)} loss in training", "nats a token") for part in OBJECTIVES
     }
@@ -155,9 +156,10 @@ def draw_curves(runs: Sequence[Run]) -> Iterator[tuple[str, Markup]]:
 
 
 def _read_curves(runs: Sequence[Run], event: str, name: str) -> list[Curve]:
+    """Return the curves of the runs that logged a value `name` in events of this kind."""
     run_curves = []
     for run, style in zip(runs, assign_styles([run.kind for run in runs])):
-        # A resumed run has logged some steps twice. The last entry counts.
+        # A resumed run may have logged a step twice. The last entry counts.
         points = {e["step"]: e[name] for e in run.log if e.get("event") == event and name in e}
         if points:
             x, y = zip(*sorted(points.items()))
@@ -166,7 +168,7 @@ def _read_curves(runs: Sequence[Run], event: str, name: str) -> list[Curve]:
 
 
 def moving_average(values: np.ndarray) -> np.ndarray:
-    """Smooth values (n,) by a moving average over n / 15 values, fewer at both ends."""
+    """Return values (n,) smoothed by an average over n / 15 neighbours, fewer at both ends."""
     half_width = -(-len(values) // 30)
     sums = np.concatenate([[0.0], np.cumsum(values)])
     first = np.maximum(np.arange(len(values)) - half_width, 0)
@@ -177,6 +179,7 @@ def moving_average(values: np.ndarray) -> np.ndarray:
 def _draw(
     run_curves: list[Curve], name: str, title: str, x_label: str, y_label: str, smooth: bool
 ) -> Markup:
+    """Return a figure of curves. smooth: draw moving averages, and the curves only faintly."""
     with figure_context():
         figure = new_figure()
         ax = figure.add_subplot()

@@ -32,12 +32,12 @@ _templates = jinja2.Environment(
 
 
 def write_report(comparison: Comparison, output: Path, note: Optional[str] = None) -> None:
-    """Write the page of a comparison. note: a sentence at the top. Raises UserError."""
+    """Write the page of a comparison. note: a text at the top. Raises UserError."""
     write_text(render(comparison, note), Path(output))
 
 
 def render(comparison: Comparison, note: Optional[str] = None) -> str:
-    """Render the page as HTML."""
+    """Return the page as HTML."""
     rows, runs = comparison.rows, comparison.runs
     colours = dict(
         zip((r.label for r in rows), (s.colour for s in assign_styles([r.kind for r in rows])))
@@ -67,7 +67,7 @@ def render(comparison: Comparison, note: Optional[str] = None) -> str:
 
 
 def example_lines(comparison: Comparison) -> str:
-    """Format the first example for a terminal: the image's file, then one caption per line."""
+    """Return the first example for a terminal: the image's file, then one caption per line."""
     image_id = _evenly_spaced(comparison.image_ids)[0]
     width = max(len(row.label) for row in comparison.rows)
     captions = [f"  {row.label:<{width}}  {row.captions[image_id]}" for row in comparison.rows]
@@ -75,13 +75,16 @@ def example_lines(comparison: Comparison) -> str:
 
 
 def _evenly_spaced(ids: Sequence[ImageId]) -> list[ImageId]:
-    """Choose EXAMPLES of the ids at equal distances, independently of the captions."""
+    """Return up to EXAMPLES of the ids at equal distances, whatever their captions are."""
     count = min(EXAMPLES, len(ids))
     return [ids[(2 * i + 1) * len(ids) // (2 * count)] for i in range(count)]
 
 
 def _example_values(comparison: Comparison, image_id: ImageId) -> dict[str, Any]:
-    """The template's values for an image. captions: (label, words); words: (text, is true)."""
+    """Return the template's values for an image.
+
+    Its "captions" are pairs (label, words). A word is (text, whether its facts are true or None).
+    """
     scene = comparison.scenes.get(image_id)
     captions = []
     for row in comparison.rows:
@@ -92,7 +95,7 @@ def _example_values(comparison: Comparison, image_id: ImageId) -> dict[str, Any]
 
 
 def _length_groups(comparison: Comparison) -> list[tuple[str, str, list[str]]]:
-    """(label, kind, captions) of each row. Humans have all captions, not only held-out ones."""
+    """Return (label, kind, captions) of each row. Humans have all captions, not one per image."""
     human_captions = [text for group in comparison.references.values() for text in group]
     return [
         (
@@ -105,7 +108,7 @@ def _length_groups(comparison: Comparison) -> list[tuple[str, str, list[str]]]:
 
 
 def _group_skipped_metrics(comparison: Comparison) -> list[tuple[str, str, str]]:
-    """(metrics, runs, reason) of metrics that could not be computed, grouped by runs and reason."""
+    """Return (metrics, runs, reason) of skipped metrics, grouped by runs and reason."""
     titles_by_reason: dict[tuple[str, str], list[str]] = {}
     for name in dict.fromkeys(name for run in comparison.runs for name in run.skipped):
         skipping_runs = [run for run in comparison.runs if name in run.skipped]
@@ -118,7 +121,7 @@ def _group_skipped_metrics(comparison: Comparison) -> list[tuple[str, str, str]]
 
 
 def _token_values(comparison: Comparison) -> dict[str, Any]:
-    """The template's values for the section on tokens: the figure, or why there is none."""
+    """Return the template's values for the section on tokens: the figure, or why there is none."""
     try:
         figure = token_figure(comparison)
     except UserError as error:

@@ -10,7 +10,7 @@ from PIL import Image
 from captioning.data import load_image
 from captioning.runtime.errors import UserError
 
-MAX_SIDE = 320  # maximum size in pixels of an image in the report
+MAX_SIDE = 320  # maximum width and height in pixels of an image in the report
 PIXELATED_SIDE = 160  # images up to this size are enlarged without smoothing
 
 
@@ -22,7 +22,7 @@ class Picture(NamedTuple):
 
 
 def load_picture(path: Optional[Path]) -> Optional[Picture]:
-    """Load an image file and scale it down for a page. Return None if it cannot be read."""
+    """Return an image file scaled down for a page; None without a path, or if it cannot be read."""
     try:
         return embed_image(load_image(path)) if path else None
     except UserError:
@@ -30,7 +30,7 @@ def load_picture(path: Optional[Path]) -> Optional[Picture]:
 
 
 def embed_image(image: Image.Image, max_side: int = MAX_SIDE) -> Picture:
-    """Embed an RGB image, scaled down to at most `max_side` pixels in width and height."""
+    """Return an RGB image scaled down to at most `max_side` pixels in width and height."""
     is_small = max(image.size) <= PIXELATED_SIDE
     thumbnail = image.copy()
     thumbnail.thumbnail((max_side, max_side), Image.Resampling.LANCZOS)
@@ -40,7 +40,7 @@ def embed_image(image: Image.Image, max_side: int = MAX_SIDE) -> Picture:
 
 
 def data_uri(image: Image.Image, image_format: str, **settings) -> str:
-    """Encode an image as a data: URI. image_format: a format of Pillow."""
+    """Return an image as a data: URI. image_format: a format of Pillow. settings: Pillow's."""
     buffer = io.BytesIO()
     image.save(buffer, image_format, **settings)
     data = base64.b64encode(buffer.getvalue()).decode("ascii")

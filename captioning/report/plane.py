@@ -14,7 +14,7 @@ from captioning.report.figures import INK, Style, assign_styles, figure_context,
 
 
 class Axis(NamedTuple):
-    """An axis shows offset + factor * the metric's value."""
+    """An axis of the figure, which shows offset + factor * the metric's value."""
 
     metric: str
     label: str
@@ -22,7 +22,10 @@ class Axis(NamedTuple):
     offset: float = 0.0
 
     def convert(self, metric: Estimate) -> tuple[float, Optional[tuple[float, float]]]:
-        """Return the value on this axis, and the error bar's lengths (below, above) or None."""
+        """Return a metric's position on this axis, and its error bar's lengths (below, above).
+
+        The lengths are None without an interval.
+        """
         value, *interval = (
             None if v is None else self.offset + self.factor * v
             for v in (metric.value, metric.low, metric.high)
@@ -38,7 +41,10 @@ class AxisPair(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A row's position, and its error bars' lengths (below, above); None without intervals."""
+    """A row's position and label. x_error, y_error: the lengths (below, above) of its error bars.
+
+    The lengths are None without an interval.
+    """
 
     x: float
     y: float
@@ -47,7 +53,7 @@ class Point(NamedTuple):
     label: str
 
 
-# The candidates for each axis. The first metric that at least two rows have is used.
+# The candidates for each axis, see `choose_axes`.
 DESCRIPTIVE = (
     Axis("true_facts", "true facts a caption"),
     Axis("cap_len", "words a caption"),
@@ -64,7 +70,7 @@ OFFSETS = ((9, 8), (9, -8), (-9, 8), (-9, -8), (0, 14), (0, -14), (12, 0), (-12,
 
 
 def draw_plane(rows: list[Row]) -> Optional[Markup]:
-    """Draw the figure as SVG. Return None if the rows lack the metrics."""
+    """Return the figure as SVG; None if the rows lack the metrics of the axes."""
     axes = choose_axes(rows)
     if axes is None:
         return None
@@ -82,11 +88,15 @@ def draw_plane(rows: list[Row]) -> Optional[Markup]:
 
 
 def has_both(row: Row, axes: AxisPair) -> bool:
+    """Whether a row has the metrics of both axes."""
     return all(axis.metric in row.metrics for axis in axes)
 
 
 def draw_point(ax: Axes, axes: AxisPair, row: Row, style: Style, label: str) -> Point:
-    """Draw a row's marker with the intervals of both metrics. label: its name in a legend."""
+    """Draw a row's marker with the intervals of both metrics, and return its position.
+
+    label: its name in a legend.
+    """
     x, x_error = axes.horizontal.convert(row.metrics[axes.horizontal.metric])
     y, y_error = axes.vertical.convert(row.metrics[axes.vertical.metric])
     xerr, yerr = (error and [[length] for length in error] for error in (x_error, y_error))
@@ -106,13 +116,17 @@ def label_axes(ax: Axes, axes: AxisPair) -> None:
 
 
 def describe(axes: AxisPair, points: list[Point]) -> str:
-    """Describe the figure in words, for its alt text."""
+    """Return a description of the figure in words, for its alt text."""
     positions = "; ".join(f"{point.label} at {point.x:.2f}, {point.y:.2f}" for point in points)
     return f"{axes.vertical.label} against {axes.horizontal.label}: {positions}"
 
 
 def choose_axes(rows: list[Row]) -> Optional[AxisPair]:
-    """Choose for each axis the first metric that at least two rows have; None if there is none."""
+    """Return the axes of the figure; None if the rows lack metrics for them.
+
+    Facts are shown on both axes or on none: if two rows have the first candidates of both axes,
+    these are used. Otherwise each axis shows the first of its other candidates that two rows have.
+    """
 
     def first_available(choices):
         return next((a for a in choices if sum(a.metric in r.metrics for r in rows) > 1), None)
@@ -142,6 +156,7 @@ def label_points(figure: Figure, ax: Axes, points: list[Point]) -> None:
 
 
 def _label_point(ax: Axes, point: Point, occupied: list[Bbox], renderer) -> Bbox:
+    """Write a point's label where it overlaps least, and return its box."""
     plot_area = ax.get_window_extent(renderer)
     annotation = {"xy": (point.x, point.y), "xytext": OFFSETS[0], "textcoords": "offset points"}
     text = ax.annotate(point.label, **annotation, fontsize=9, color=INK, in_layout=False)

@@ -1,4 +1,4 @@
-"""Reads finished runs from their folders."""
+"""Reads finished runs from their folders, and lists the settings in which they differ."""
 
 import os
 import re
@@ -21,15 +21,15 @@ from captioning.runtime.errors import UserError
 from captioning.training.run_log import read_log
 from captioning.training.selection import read_record
 
-EXCLUDED_KEYS = keys_of("machine")  # not compared on the page
+EXCLUDED_KEYS = keys_of("machine")  # may differ without being listed on the page
 
 
 @dataclass(frozen=True)
 class Run:
     """A run and its captions of one split.
 
-    label: unique name in the page. kind: the result of `objective_kind`, or "weights" for weights
-    that were not trained in this folder.
+    label: its unique name in the page. kind: see `objective_kind`, or "weights" if the captions
+    were made with weights that were not trained in this folder.
     """
 
     folder: Path
@@ -44,7 +44,7 @@ class Run:
     training: dict[str, Any]  # run.json of the training: command, versions; {} if there is none
     scoring: dict[str, Any]  # run.json of the scoring
     selected: Optional[dict[str, Any]] = None  # the record of `captioning.training.selection`
-    weights: Optional[str] = None  # the weights that made the captions, if not the folder's best
+    weights: Optional[str] = None  # the file that made the captions; None: the folder's best
 
     @property
     def is_trained(self) -> bool:
@@ -56,13 +56,13 @@ class Run:
 
     @property
     def checkpoint(self) -> Optional[Path]:
-        """The weights that made the captions, if the file still exists."""
+        """The path of the weights that made the captions; None if the file no longer exists."""
         path = Path(self.weights) if self.weights else self.folder / BEST
         return path if path.exists() else None
 
 
 def read_runs(folders: Sequence[Path], split: str) -> list[Run]:
-    """Read the runs in `folders`, in order. Raises UserError for a folder that is not a run."""
+    """Return the runs in `folders`, in order. Raises UserError, also for a folder without a run."""
     if not folders:
         raise UserError("no run to report: name one or more run folders")
     folders = [Path(folder) for folder in folders]
@@ -78,19 +78,22 @@ def read_runs(folders: Sequence[Path], split: str) -> list[Run]:
 
 
 def objective_kind(config: Config) -> str:
-    """The objective's name, such as "mle"; "mixture" for several; "reward" with a reward."""
+    """Return the objective's name, such as "mle"; "mixture" for several; "reward" with a reward."""
     parts = training_terms(config)
     return "reward" if "reward" in parts else "mixture" if len(parts) > 1 else parts[0]
 
 
 def training_title(config: Config) -> str:
-    """The captioner's title, if it has one, and the objective: "LSTM, SMILE"."""
+    """Return the captioner's title, if it has one, and the objective, such as "LSTM, SMILE"."""
     title = package_of(config.model).title(config)
     return ", ".join(filter(None, (title, training_name(config))))
 
 
 def plain_command(record: dict[str, Any]) -> Optional[str]:
-    """The command of a run.json as a user types it: `python -m captioning.train ...`."""
+    """Return the command of a run.json as a user types it: `python -m captioning.train ...`.
+
+    Returns None if no command was recorded.
+    """
     command = record.get("command")
     if not command:
         return None
@@ -103,6 +106,7 @@ def plain_command(record: dict[str, Any]) -> Optional[str]:
 
 
 def _read_run(folder: Path, split: str) -> Run:
+    """Return the run in a folder, with its captions of the split. Raises UserError."""
     result = folder / "result" / split
     results_file = folder / "result" / f"{split}.json"
     if not folder.is_dir():
@@ -149,7 +153,7 @@ def _read_run(folder: Path, split: str) -> Run:
 def _foreign_weights(
     folder: Path, scoring_config: Config, scoring: dict[str, Any]
 ) -> Optional[str]:
-    """The checkpoint that made the captions; None if it is the folder's best or not recorded."""
+    """Return the checkpoint that made the captions; None if it is the folder's best or unknown."""
     checkpoint = scoring.get("checkpoint")
     if not isinstance(checkpoint, str):
         return None
@@ -162,18 +166,20 @@ def _foreign_weights(
 
 
 def parse_metrics(entries: Any, path: Path) -> dict[str, Estimate]:
-    """Validate the "metrics" of a metrics.json. Intervals are optional.
+    """Return the "metrics" of a metrics.json as estimates. Intervals are optional.
 
-    path: the file, for the UserError about a malformed entry.
+    path: the file, for errors. Raises UserError for a malformed entry.
     """
     return _validate(entries, dict[str, Estimate], path)
 
 
 def _read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; {} if there is no file. Raises UserError."""
     return _validate(read_json(path), dict[str, Any], path) if path.exists() else {}
 
 
 def _validate(value: Any, expected_type: Any, path: Path) -> Any:
+    """Return the value if it has the expected type. path: its file, for the UserError."""
     try:
         return TypeAdapter(expected_type).validate_python(value)
     except ValidationError:
@@ -182,14 +188,18 @@ def _validate(value: Any, expected_type: Any, path: Path) -> Any:
 
 
 def check_unique(names: Sequence[Any], noun: str) -> None:
-    """Raise UserError for repeated names. noun: what the user names, for the message."""
+    """Raise UserError for a repeated name. noun: what is named, such as "run", for the message."""
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated is not None:
         raise UserError(f"{repeated} is named twice: name every {noun} once")
 
 
 def make_unique(labels: Sequence[str], *alternatives: Sequence[str]) -> list[str]:
-    """Make labels unique: repeated labels get a name appended, from each list in turn."""
+    """Return the labels, with names in brackets appended to those that are repeated.
+
+    alternatives: lists with a name for each label. The next list is used for labels that are still
+    repeated.
+    """
     for names in alternatives:
         labels = [
             f"{label} ({name})" if labels.count(label) > 1 else label
@@ -199,23 +209,24 @@ def make_unique(labels: Sequence[str], *alternatives: Sequence[str]) -> list[str
 
 
 def recorded_commands(run: Run) -> list[str]:
-    """The recorded commands that trained and scored the run, without duplicates."""
+    """Return the recorded commands that trained and scored the run, without duplicates."""
     commands = [plain_command(record) for record in (run.training, run.scoring)]
     return list(dict.fromkeys(command for command in commands if command))
 
 
 def recorded_versions(run: Run) -> str:
-    """The recorded versions of Python and libraries, in one line."""
+    """Return the recorded versions of Python and libraries, in one line."""
     record = run.training or run.scoring
     numbers = {"Python": record.get("python"), **record.get("versions", {})}
     return ", ".join(f"{name} {version}" for name, version in numbers.items() if version)
 
 
 def differing_settings(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """{setting: its value in each run} of all settings that differ between the runs.
+    """Return {setting: its value in each run} of all settings that differ between the runs.
 
-    Settings of generation and scoring are those of `scoring_config`. Other settings that differ in
-    `scoring_config` and were changed after training appear again as "NAME, in scoring".
+    Settings of generation and scoring are those of `scoring_config`, other settings those of the
+    training. If another setting was changed after the training and differs in `scoring_config`, it
+    is listed again as "NAME, in scoring".
     """
     differences = {}
     configs = [every_key(run.config) for run in runs]

@@ -18,13 +18,14 @@ from captioning.report.runs import Run
 from captioning.runtime.errors import UserError
 from smile import mle_loss, smile_loss
 
-NUM_PREDICTIONS = 5  # likeliest words shown per token
-# The caption shown has the length at this quantile, but at most MAX_WORDS words to fit the page.
+NUM_PREDICTIONS = 5  # the likeliest words that are shown for a token
+# The shown caption has the length at this quantile of all human captions, but at most about
+# MAX_WORDS words, to fit on the page.
 QUANTILE, MAX_WORDS = 0.6, 12
 
 
 class Prediction(NamedTuple):
-    """A predicted word. in_caption: whether SMILE's softmax, over the caption's words, has it."""
+    """A predicted word. in_caption: whether it is in the caption, over which SMILE's softmax is."""
 
     word: str
     probability: float  # over the whole vocabulary
@@ -32,12 +33,12 @@ class Prediction(NamedTuple):
 
 
 class Token(NamedTuple):
-    """A token of the caption, to be predicted. mle, smile: its losses in nats."""
+    """A token of the caption and its predictions. mle, smile: its losses in nats."""
 
     label: str
     predictions: list[Prediction]  # likeliest first
-    probability: float  # of the label, among the vocabulary
-    caption_probability: float  # of the label, among the caption's words
+    probability: float  # of the label, over the whole vocabulary
+    caption_probability: float  # of the label, over the caption's words
     mle: float
     smile: float
 
@@ -50,9 +51,10 @@ class TokenFigure(NamedTuple):
 
 
 def token_figure(comparison: Comparison) -> TokenFigure:
-    """Compute the losses of a human caption's tokens by one run's captioner.
+    """Return the losses of a human caption's tokens by one run's captioner.
 
-    The run is the first with a checkpoint, preferably an MLE run. Raises UserError.
+    The run is the first whose checkpoint can be loaded, and an MLE run if possible. Raises
+    UserError.
     """
     image_id, caption = choose_caption(comparison)
     path = comparison.image_path(image_id)
@@ -75,7 +77,11 @@ def token_figure(comparison: Comparison) -> TokenFigure:
 
 
 def choose_caption(comparison: Comparison) -> tuple[ImageId, str]:
-    """Choose the first human caption with the length at QUANTILE, at most MAX_WORDS words."""
+    """Return the id and text of the first human caption of the length closest to the target.
+
+    The target is the length at QUANTILE, or MAX_WORDS if this is shorter. Raises UserError without
+    human captions.
+    """
     captions = [(i, text) for i, group in comparison.references.items() for text in group]
     if not captions:
         raise UserError("there are no human captions")
@@ -86,7 +92,7 @@ def choose_caption(comparison: Comparison) -> tuple[ImageId, str]:
 
 @torch.inference_mode()
 def token_losses(captioner, image: Images, caption: str) -> list[Token]:
-    """Compute the tokens of a caption, with its end token. image: a batch of one."""
+    """Return the tokens of a caption, including its end token. image: a batch of one."""
     captioner.eval()
     tokenizer = captioner.tokenizer
     logits, labels = captioner.predictions(image, [[caption]])  # (1, N, V), (1, N)
@@ -114,9 +120,9 @@ def token_losses(captioner, image: Images, caption: str) -> list[Token]:
 
 
 def _word(tokenizer, token_id: int, position: int) -> str:
-    """A token's text; "-s" if it continues the previous word.
+    """Return a token's text; with a dash, such as "-s", if it continues the previous word.
 
-    With first-token shifting, the first token (place 0) may be such a piece.
+    With first-token shifting, the first token (position 0) may be a `##` piece that continues none.
     """
     if token_id == tokenizer.end:
         return "(end)"
@@ -126,19 +132,21 @@ def _word(tokenizer, token_id: int, position: int) -> str:
 
 
 def find_spared(tokens: list[Token]) -> Optional[tuple[int, Token]]:
-    """Find the token for which MLE's loss exceeds SMILE's most, and its position from 1.
+    """Return the token that SMILE spares most, and its position from 1; None if there is none.
 
-    Only tokens for which the model prefers a word that is not in the caption. The first token is
-    left out, because first-token MLE scores it.
+    It is the token for which MLE's loss exceeds SMILE's most, among those for which the model
+    prefers a word that is not in the caption. The first token is left out, because first-token MLE
+    scores it.
     """
     candidates = [(n, t) for n, t in enumerate(tokens[1:], 2) if not t.predictions[0].in_caption]
     return max(candidates, key=lambda pair: pair[1].mle - pair[1].smile, default=None)
 
 
 def find_charged(tokens: list[Token]) -> Optional[tuple[int, Token]]:
-    """Find the token with the largest SMILE loss, and its position from 1.
+    """Return the token that SMILE charges most, and its position from 1; None if there is none.
 
-    Only tokens for which the model prefers another word of the caption. Never the first token.
+    It is the token with the largest SMILE loss, among those for which the model prefers another
+    word of the caption. The first token is left out as in `find_spared`.
     """
     with_best = [(n, t, t.predictions[0]) for n, t in enumerate(tokens[1:], 2)]
     candidates = [(n, t) for n, t, best in with_best if best.in_caption and best.word != t.label]

@@ -1,6 +1,6 @@
 """CIDEr-D (Vedantam et al. 2015, arXiv 1411.5726) of single captions, for self-critical training.
 
-The training captions determine the n-gram weights, and the end of a caption counts as a word.
+The n-grams' idf weights come from the training captions. The end of a caption counts as a word.
 """
 
 import math
@@ -25,12 +25,12 @@ class CiderD(Reward):
     """CIDEr-D: 10 * the clipped cosine of tf-idf vectors, averaged over n = 1 to 4 and references.
 
     The document frequency of an n-gram is the number of training images that have it in a caption.
-    END is appended to references and to finished captions; without END, training leads to captions
-    that end in "with a". Apart from END, the value equals pycocoevalcap's Cider on the training
-    set.
+    END is appended to references and to captions with an end token; without END, training leads to
+    captions that end in "with a". Apart from END, the value equals that of pycocoevalcap's Cider
+    with these document frequencies.
 
-    Training captions are tokenised like the captions of metrics, in Java if possible. Sampled
-    captions are tokenised in Python, because Java would have to be started at each step.
+    Training captions are tokenised as metrics do, in Java if possible. Sampled captions are
+    tokenised in Python, because Java would have to be started at each step.
     """
 
     title = "CIDEr-D"
@@ -44,6 +44,7 @@ class CiderD(Reward):
         return np.array([self._score_image(*pair) for pair in zip(image_ids, captions)])
 
     def _score_image(self, image_id: ImageId, captions: Sequence[Sampled]) -> list[float]:
+        """Return CIDEr-D of each caption of an image."""
         refs = [self.idf.vectors(_with_end(words)) for words in self.references[image_id]]
         scores = []
         for text, ended in captions:
@@ -58,11 +59,11 @@ def _with_end(tokens: str) -> list[str]:
 
 
 class Idf:
-    """The idf of n-grams: log(images / images that have the n-gram).
+    """The idf of n-grams: log(number of images / number of images that have the n-gram).
 
-    groups: for each image, the words of its captions. Without groups all weights are 1. Unknown
-    n-grams count as n-grams of one image. Therefore n-grams of a single image, the majority, need
-    not be stored.
+    groups: for each image, the words of each of its captions. Without groups, every idf is 1. An
+    unknown n-gram has the idf of an n-gram of one image. So n-grams of one image, which are the
+    majority, need not be stored.
     """
 
     def __init__(self, groups: Iterable[Iterable[Sequence[str]]]):
@@ -74,7 +75,10 @@ class Idf:
         self.frequency = {ngram: count for ngram, count in counts.items() if count > 1}
 
     def vectors(self, words: Sequence[str]) -> tuple[list[dict[Ngram, float]], list[float], int]:
-        """Return the tf-idf vector {n-gram: weight} of each order, their norms, and len(words)."""
+        """Return the tf-idf vector {n-gram: weight} of each order, the norms, and the length.
+
+        The length is the number of bigrams, as in pycocoevalcap.
+        """
         log_images = math.log(self.images) if self.images else 1.0
         vectors: list[dict[Ngram, float]] = [{} for _ in range(ORDERS)]
         for ngram, count in Counter(_ngrams(words)).items():
@@ -85,7 +89,7 @@ class Idf:
 
 
 def similarities(captions: Sequence[str]) -> list[list[float]]:
-    """CIDEr-D (0 to 10) of each pair of captions, with equal weights of all n-grams."""
+    """Return CIDEr-D (0 to 10) of each pair of captions, with an idf of 1 for all n-grams."""
     idf = Idf(())
     vectors = [idf.vectors(_with_end(imitated(text))) for text in captions]
     return [[10.0 * _similarity(a, b) for b in vectors] for a in vectors]
@@ -100,7 +104,10 @@ def _ngrams(words: Sequence[str]) -> list[Ngram]:
 
 
 def _similarity(candidate, reference) -> float:
-    """The similarity of a caption and a reference, both from `Idf.vectors`: mean over orders."""
+    """Return the similarity of a caption and a reference, from 0 to 1.
+
+    It is the mean over orders. candidate, reference: from `Idf.vectors`.
+    """
     (vectors, norms, length), (ref_vectors, ref_norms, ref_length) = candidate, reference
     total = 0.0
     for vector, ref, norm, ref_norm in zip(vectors, ref_vectors, norms, ref_norms):

@@ -10,9 +10,9 @@ from captioning.rewards.interface import Reward, TrainingImages
 
 
 class ClipScoreReward(Reward):
-    """2.5 * max(cos(caption, image), 0): the metric CLIPScore / 100.
+    """2.5 * max(cos(caption, image), 0), which is the metric CLIPScore / 100.
 
-    Image features are kept for later epochs.
+    Image features are kept in memory for later epochs.
     """
 
     title = "CLIPScore"
@@ -36,4 +36,4 @@ class ClipScoreReward(Reward):
             text_features = self.clip.text_features(ids).cpu().numpy()
         count = len(captions[0])
         images = np.repeat([self.features[image_id] for image_id in image_ids], count, axis=0)
-        return image_score(text_features, images, ClipScore.weight).reshape(-1, count)
+        return image_score(text_features, images, ClipScore.factor).reshape(-1, count)

@@ -1,4 +1,4 @@
-"""A reward for captions of generated scenes: true facts minus wrong facts."""
+"""A reward for captions of `captioning.scenes`: true facts minus wrong facts."""
 
 from pathlib import Path
 
@@ -31,5 +31,5 @@ class FactsReward(Reward):
         for image_id, group in zip(image_ids, captions):
             scene = self.scenes[image_id]
             counts = [stated_and_true(read_caption(sampled.text), scene) for sampled in group]
-            values.append([float(2 * true - stated) for stated, true in counts])
+            values.append([float(2 * true - stated) for stated, true in counts])  # true - wrong
         return np.array(values)

@@ -19,7 +19,7 @@ class Sampled(NamedTuple):
 
 
 class TrainingImages(NamedTuple):
-    """The training images, with untokenised captions and files by image id, and the device."""
+    """The untokenised captions and the files of the training images, and the device for models."""
 
     captions: Mapping[ImageId, Sequence[str]]
     files: Mapping[ImageId, Path]
@@ -27,6 +27,7 @@ class TrainingImages(NamedTuple):
 
     @classmethod
     def of(cls, samples: Sequence[Sample], image_root: str, device: str) -> "TrainingImages":
+        """Make it from the samples of the training split."""
         captions = {sample.image_id: sample.captions for sample in samples}
         files = {sample.image_id: Path(image_root, sample.image) for sample in samples}
         return cls(captions, files, device)
@@ -35,9 +36,9 @@ class TrainingImages(NamedTuple):
 class Reward(ABC):
     """A number for each caption; higher is better.
 
-    title: for messages and reports. Options: the reward's configuration keys. required: options
-    that must be set. on_device: whether a model computes the reward on the run's device; then it is
-    computed in the run's own process.
+    title: for messages and reports. Options: the reward's configuration keys. required: the options
+    that must be set. on_device: whether a model on the run's device computes the reward. Such a
+    reward is computed in the run's own process, others in worker processes.
     """
 
     title: str
@@ -51,7 +52,7 @@ class Reward(ABC):
 
     @abstractmethod
     def prepare(self, images: TrainingImages) -> None:
-        """Read files and load models. A collective: all processes call it. Raises UserError."""
+        """Read files and load models. All ranks call it, so it may broadcast. Raises UserError."""
 
     @abstractmethod
     def __call__(

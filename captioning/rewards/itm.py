@@ -21,7 +21,7 @@ class ItmReward(Reward):
 
     def __call__(self, image_ids, captions) -> np.ndarray:
         rows = {image_id: row for row, image_id in enumerate(dict.fromkeys(image_ids))}
-        # Encodes each image once.
+        # An image of several captions is encoded once.
         encoded = self.scorer.encode(read_images(self.scorer.read, map(self.files.get, rows)))
         texts = [[sampled.text for sampled in group] for group in captions]
         probabilities = self.scorer.match(

@@ -1,4 +1,4 @@
-"""The rewards by name. A new one is a module and a line here."""
+"""The registry of rewards. A new reward is a module and a line here."""
 
 import math
 from collections.abc import Mapping
@@ -16,7 +16,10 @@ REWARDS: dict[str, str] = {
 
 
 def check_rewards(weights: Mapping[str, float]) -> None:
-    """Raise ValueError, in one line, for an unknown name or an impossible weight."""
+    """Raise a one-line ValueError for an unknown name, an impossible weight, or no reward.
+
+    weights: {name of a reward: its weight}.
+    """
     if not weights:
         raise ValueError(f"reward is empty; name one or more of {', '.join(REWARDS)}")
     for name, weight in weights.items():
@@ -27,7 +30,7 @@ def check_rewards(weights: Mapping[str, float]) -> None:
 
 
 def check_options(weights: Mapping[str, float], config: Any) -> None:
-    """Raise ValueError, in one line, for a reward without an option that it requires."""
+    """Raise a one-line ValueError for a reward whose required option is not in `config`."""
     for name in weights:
         if problem := unmet(load(REWARDS[name]), config):
             raise ValueError(f"reward: {name} {problem}")

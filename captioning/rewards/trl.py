@@ -1,4 +1,4 @@
-"""Our rewards as reward functions of TRL, for GRPOTrainer and RLOOTrainer. TRL is not imported.
+"""Rewards of `captioning.rewards` as reward functions for TRL's GRPOTrainer and RLOOTrainer.
 
 images = TrainingImages.of(read_annotations("train.json"), "photos", "cuda")
 rewards = [reward_function("cider", images, [tokenizer.eos_token_id])]
@@ -18,11 +18,12 @@ from captioning.runtime.registry import load
 def reward_function(
     name: str, images: TrainingImages, end_ids: Collection[int], **options: Any
 ) -> Callable[..., list[float]]:
-    """The reward of a name in REWARDS, as `(completions, **columns) -> list of floats`.
+    """Return a reward function, which TRL calls with completions and columns of the data set.
 
-    The data set needs a column image_id, with ids of `images`. end_ids: tokens that end a
-    completion. TRL logs the values as rewards/NAME. Raises UserError for missing or impossible
-    options, and for a row whose image is unknown.
+    name: a key of REWARDS. TRL logs its values as rewards/NAME. images: the data set needs a column
+    image_id with their ids. end_ids: the tokens that end a completion. options: the reward's.
+    Raises UserError for missing or impossible options. The function raises UserError for a row
+    whose image_id is not among `images`.
     """
     kind = load(REWARDS[name])
     if problem := unmet(kind, kind.Options.checked(options)):
@@ -38,7 +39,7 @@ def reward_function(
                 )
         captions = []
         for text, ids in zip(completions, completion_ids):
-            if not isinstance(text, str):  # a chat: the message that the model wrote
+            if not isinstance(text, str):  # a chat: take the model's message
                 text = text[-1]["content"]
             captions.append([Sampled(text.strip(), bool(ids) and ids[-1] in end_ids)])
         return compute(image_id, captions)[:, 0].tolist()

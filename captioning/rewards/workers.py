@@ -15,15 +15,15 @@ from captioning.runtime.errors import UserError
 
 Captions = Sequence[Sequence[Sampled]]
 
-_rewards: Mapping[str, Reward] = {}  # set in worker processes
+_rewards: Mapping[str, Reward] = {}  # set only in worker processes
 
 
 class Rewards:
-    """The rewards of a run, by name.
+    """Computes the rewards of a run. rewards: by name.
 
-    Rewards with a model are computed in the run's own process, other rewards in workers. processes:
-    the number of workers; with 0, all rewards are computed in the run's process. Workers end with
-    the run.
+    Rewards that are `on_device` are computed in the run's own process, other rewards in workers.
+    processes: the number of workers; with 0, all rewards are computed in the run's process. `close`
+    ends the workers.
     """
 
     def __init__(self, rewards: Mapping[str, Reward], processes: int = 0):
@@ -34,18 +34,18 @@ class Rewards:
         if self.in_workers:
             arguments = (without_model,)
             self.pool = ProcessPoolExecutor(processes, initializer=_init_worker, initargs=arguments)
-            # Workers are forked now, before this process loads a model and uses a GPU.
+            # The first calls fork the workers. Do this now, before the captioner is built.
             futures = [self._submit(self.in_workers[0], [], []) for _ in range(processes)]
             with _worker_death_as_user_error():
-                [reward.result() for reward in futures]
+                [future.result() for future in futures]
 
     def submit(
         self, image_ids: Sequence[ImageId], captions: Captions
     ) -> Callable[[], dict[str, np.ndarray]]:
         """Start computing the rewards of k captions for each of B images.
 
-        Returns a function that waits for the result, {name: float64 (B, k)}. It may raise
-        UserError.
+        Returns a function that computes the other rewards, waits for the workers and returns {name:
+        float64 (B, k)}. Both raise UserError if a worker has died.
         """
         slices = [slice(n, None, self.processes) for n in range(self.processes)]
         futures_by_name = {
@@ -90,6 +90,7 @@ def _compute(name: str, image_ids: Sequence[ImageId], captions: Captions) -> lis
 
 @contextmanager
 def _worker_death_as_user_error():
+    """Raise UserError if a worker dies while the block uses the pool."""
     try:
         yield
     except BrokenProcessPool:

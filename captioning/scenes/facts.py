@@ -1,9 +1,9 @@
 """Captions of scenes by simulated annotators, and the true and wrong facts that a caption states.
 
 A caption is read word by word, so that captions with broken grammar can be scored, too. Each noun
-mentions one object. Adjectives belong to the next noun, places to the previous noun. Specific words
-state several facts: "crimson" states red and dark, "tiny" states small and tiny. Words without a
-fact ("a", "and", "with") are skipped. A repeated fact counts once.
+is a mention of one thing. Adjectives belong to the next noun, places to the previous noun. Specific
+words state several facts: "crimson" states red and dark, "tiny" states small and tiny. Words
+without a fact ("a", "and", "with") are skipped. A repeated fact of a mention counts once.
 """
 
 import random
@@ -14,10 +14,10 @@ from typing import NamedTuple, Optional
 
 from captioning.scenes.world import COUNTS, GROUNDS, RELATIONS, SHADES, SHAPES, SIZES, Scene, Thing
 
-# How detailed the captions of each of the five annotators are, from 0 to 1.
+# How detailed the captions of each annotator are, from 0 to 1.
 ANNOTATORS = (0.0, 0.1, 0.2, 0.4, 0.9)
 
-MOST_WORDS = 9  # captions with more words mention no further thing
+MAX_WORDS = 9  # a caption that has more words mentions no further thing
 
 OBJECT_NOUNS = ("shape", "thing", "object")
 SYNONYMS = {
@@ -44,6 +44,7 @@ def describe(scene: Scene, detail: float, rng: random.Random) -> str:
     """
 
     def chance(at_least: float, at_most: float) -> bool:
+        """Draw whether a detail is mentioned. Its probability is interpolated by `detail`."""
         return rng.random() < at_least + (at_most - at_least) * detail
 
     things = scene.things
@@ -53,7 +54,7 @@ def describe(scene: Scene, detail: float, rng: random.Random) -> str:
     else:
         text = _noun_phrase(things[0], True, chance, rng)
         for previous, thing in zip(things, things[1:] if not summarise else ()):
-            if len(text.split()) > MOST_WORDS:
+            if len(text.split()) > MAX_WORDS:
                 break
             relation = _true_relation(previous, thing, rng) if chance(0.05, 0.6) else None
             text += f" {relation or 'and'} {_noun_phrase(thing, relation is None, chance, rng)}"
@@ -68,6 +69,7 @@ def describe_all(scene: Scene, rng: random.Random) -> list[str]:
 
 
 def _noun_phrase(thing: Thing, may_have_place: bool, chance, rng: random.Random) -> str:
+    """Return a noun phrase for a thing. chance: see `describe`."""
     words = [*_properties(thing, chance, rng)]
     words.append(_synonym(thing.shape, rng) if chance(0.5, 0.97) else rng.choice(OBJECT_NOUNS))
     article = "an" if words[0][0] in "aeiou" else "a"
@@ -76,6 +78,7 @@ def _noun_phrase(thing: Thing, may_have_place: bool, chance, rng: random.Random)
 
 
 def _properties(thing: Thing, chance, rng: random.Random) -> Iterator[str]:
+    """Yield adjectives for a thing."""
     if chance(0.03, 0.65):
         general, *extreme = SIZES[thing.size]
         yield extreme[0] if extreme and chance(0.2, 0.9) else _synonym(general, rng)
@@ -90,6 +93,7 @@ def _properties(thing: Thing, chance, rng: random.Random) -> Iterator[str]:
 
 
 def _place(thing: Thing, chance, rng: random.Random) -> str:
+    """Return words for a thing's place."""
     places = list(thing.place())
     if places == ["middle"]:
         return f"in the {_synonym('middle', rng)}"
@@ -101,6 +105,7 @@ def _place(thing: Thing, chance, rng: random.Random) -> str:
 
 
 def _true_relation(a: Thing, b: Thing, rng: random.Random) -> str:
+    """Return one of the true relations of thing a to thing b, in words."""
     true = [name for name, holds in RELATIONS.items() if holds(a, b)]
     return _synonym(rng.choice(true), rng)
 
@@ -114,6 +119,7 @@ def _with_synonyms(words) -> Iterator[tuple[str, str]]:
     return ((name, word) for word in words for name in SYNONYMS.get(word, (word,)))
 
 
+# The facts that words state: {word: fact}, for adjectives {word: facts}.
 NOUNS = {**{noun: "object" for noun in OBJECT_NOUNS}, **dict(_with_synonyms(SHAPES))}
 ADJECTIVES: dict[str, tuple[str, ...]] = {
     **SHADES,
@@ -132,8 +138,8 @@ SCENE_WORDS = {**dict(_with_synonyms(GROUNDS)), **{count: count for count in COU
 class Fact(NamedTuple):
     """A fact that a word states.
 
-    what: the property or relation. subject: the number of the mention that has it; None for a fact
-    about the scene. other: the second mention of a relation.
+    what: the property or relation. subject: the index of the mention that has it; None for a fact
+    about the scene. other: the index of the second mention of a relation.
     """
 
     what: str
@@ -142,12 +148,13 @@ class Fact(NamedTuple):
 
 
 class Statement(NamedTuple):
-    """A caption's content. words: (word, its facts) for each word. mentions: how many there are."""
+    """The content of a caption. words: (word, its facts). mentions: the number of mentions."""
 
     words: tuple[tuple[str, tuple[Fact, ...]], ...]
     mentions: int
 
     def facts(self) -> frozenset[Fact]:
+        """Return the distinct facts of all words."""
         return frozenset(fact for _, facts in self.words for fact in facts)
 
 
@@ -155,8 +162,8 @@ def read_caption(caption: str) -> Statement:
     """Return the facts stated by each word of a caption."""
     words = caption.split()
     stated: list[tuple[Fact, ...]] = []
-    mention = -1  # number of the last mention; adjectives belong to the next one
-    pending_adjective = False  # whether the last adjective still has no noun
+    mention = -1  # index of the last mention; adjectives belong to the next one
+    pending_adjective = False  # whether an adjective still has no noun
     for i, word in enumerate(words):
         key, facts = word.strip(".,").lower(), ()
         relation = _relation(key, words[i + 1 : i + 2])
@@ -173,7 +180,7 @@ def read_caption(caption: str) -> Statement:
         elif key in SCENE_WORDS:
             facts = (Fact(SCENE_WORDS[key], None),)
         stated.append(facts)
-    mentions = mention + 1 + pending_adjective
+    mentions = mention + 1 + pending_adjective  # an adjective without a noun is a mention, too
     # A relation at the end of a caption lacks its second mention, so it states nothing.
     complete = [
         tuple(fact for fact in facts if fact.other is None or fact.other < mentions)
@@ -183,6 +190,7 @@ def read_caption(caption: str) -> Statement:
 
 
 def _relation(word: str, following: list[str]) -> Optional[str]:
+    """Return the relation that a word states before the word in `following`; None if none."""
     if word in ("left", "right"):
         return f"{word} of" if following == ["of"] else None
     return {"above": "above", "below": "below", "near": "near", "next": "near"}.get(word)
@@ -208,7 +216,8 @@ def true_facts(statement: Statement, scene: Scene) -> frozenset[Fact]:
 def max_true_facts(facts: Iterable[Fact], scene: Scene) -> int:
     """Return an upper bound of the number of true facts.
 
-    It is fast, because each fact may be true of any thing: mentions are not matched to things.
+    It is fast, because mentions are not matched to things: a property counts if any thing has it,
+    and every relation counts.
     """
     possible = _facts_of_things(scene)
     return sum(
@@ -246,7 +255,7 @@ def _distinct_mentions(statement: Statement, scene: Scene) -> list[int]:
 
 
 def _matchings(mentions: list[int], things: int) -> Iterator[dict[int, int]]:
-    """Yield all one-to-one matchings of maximal size, as {mention: thing}."""
+    """Yield all one-to-one matchings of maximal size, as {mention: index of a thing}."""
     if len(mentions) <= things:
         for chosen in permutations(range(things), len(mentions)):
             yield dict(zip(mentions, chosen))
@@ -256,6 +265,7 @@ def _matchings(mentions: list[int], things: int) -> Iterator[dict[int, int]]:
 
 
 def _holds(fact: Fact, matching: dict[int, int], scene: Scene) -> bool:
+    """Whether a fact is true. matching: {mention: index of a thing}."""
     if fact.subject is None:
         return fact.what in scene.facts()
     if fact.subject not in matching:

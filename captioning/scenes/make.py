@@ -4,7 +4,7 @@ images/scene_000000.png, ...
 scenes_{train,val,test}.json   images with five captions each
 scenes.json                    seed, version, and the content of each scene by image id
 vocab.txt                      the words of the captions, for the tokeniser
-vocab_pieces.txt               the same words, and `##word` for first words, for first_token_shift
+vocab_pieces.txt               the same, and `##word` for each first word, for first_token_shift
 """
 
 import math
@@ -20,13 +20,13 @@ from captioning.files.writing import user_errors, write_json, write_text
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import progress
 from captioning.scenes.facts import describe_all
-from captioning.scenes.paragraphs import tell_all
+from captioning.scenes.paragraphs import describe_in_paragraphs
 from captioning.scenes.world import RADIUS, Scene, Thing, random_scene
 
 SPLITS = {"train": 6000, "val": 150, "test": 300}
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 PROMPT = "a picture of"
-VERSION = 1  # of the world; other versions make other scenes from the same seed
+VERSION = 1  # of this program; another version makes other scenes from the same seed
 
 SIDE = 96  # pixels
 OVERSAMPLING = 2  # images are drawn larger by this factor, then reduced, for smooth edges
@@ -68,10 +68,11 @@ POLYGONS = {  # of radius 1 around the origin
 def make_scenes(
     folder: Path, seed: int = 0, splits: Mapping[str, int] = SPLITS, paragraphs: bool = False
 ) -> bool:
-    """Write the data set to `folder`, which appears when complete. Returns False if it exists.
+    """Write the data set to `folder`, which is created only when complete.
 
     splits: {split: number of scenes}. paragraphs: whether captions are paragraphs. The same seed
-    gives the same files. Raises UserError if the folder exists and contains something else.
+    gives the same files. Returns False if the folder already has this data set. Raises UserError if
+    it contains something else.
     """
     made_from = {"version": VERSION, "seed": seed, "splits": dict(splits)}
     made_from.update({"paragraphs": True} if paragraphs else {})
@@ -102,7 +103,9 @@ def _make_all(folder: Path, made_from: dict) -> None:
                 scene, image_id = random_scene(rng), len(scenes)
                 name = f"images/scene_{image_id:06d}.png"
                 draw(scene, rng).save(temporary / name, compress_level=1)
-                captions = (tell_all if made_from.get("paragraphs") else describe_all)(scene, rng)
+                captions = (
+                    describe_in_paragraphs if made_from.get("paragraphs") else describe_all
+                )(scene, rng)
                 entries.append({"image": name, "caption": captions, "image_id": image_id})
                 words.update(word for caption in captions for word in caption.split())
                 first_words.update(caption.split()[0] for caption in captions)
@@ -110,7 +113,7 @@ def _make_all(folder: Path, made_from: dict) -> None:
                 bar.update()
             write_json(entries, temporary / f"scenes_{split}.json")
     vocabulary = [*SPECIAL_TOKENS, *sorted(words)]
-    # vocab.txt is not extended by the pieces: that would change the random weights.
+    # In another file, because a larger vocab.txt would change the random weights of captioners.
     with_pieces = [*vocabulary, *(f"##{word}" for word in sorted(first_words))]
     for name, tokens in {"vocab.txt": vocabulary, "vocab_pieces.txt": with_pieces}.items():
         write_text("".join(f"{token}\n" for token in tokens), temporary / name)
@@ -119,7 +122,7 @@ def _make_all(folder: Path, made_from: dict) -> None:
 
 
 def read_scenes(path: Path) -> dict[int, Scene]:
-    """Return {image id: scene}. Raises UserError if the file is something else."""
+    """Return {image id: scene} of a scenes.json. Raises UserError."""
     try:
         return {
             int(number): Scene(ground, tuple(Thing(*thing) for thing in things))
@@ -137,7 +140,7 @@ def _read(path: Path) -> dict:
 
 
 def draw(scene: Scene, rng: random.Random) -> Image.Image:
-    """Return an RGB image (SIDE x SIDE). rng: shifts things slightly and places the marks."""
+    """Return an RGB image (SIDE x SIDE). rng: for the ground's marks and small shifts of things."""
     side = SIDE * OVERSAMPLING
     image = Image.new("RGB", (side, side), GROUNDS[scene.ground][0])
     canvas = ImageDraw.Draw(image)

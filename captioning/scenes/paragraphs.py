@@ -1,18 +1,18 @@
-"""Whole paragraphs about scenes: everything that is in the image, and some that is not."""
+"""Captions that are paragraphs: everything that is in a scene, and what is not."""
 
 import random
 from collections.abc import Iterator
 
 from captioning.scenes.world import COUNTS, GROUNDS, RELATIONS, SHADES, SHAPES, SIZES, Scene, Thing
 
-TOLD = 2  # paragraphs per scene
+PARAGRAPHS = 2  # per scene
 SPLITS = {"train": 1500, "val": 30, "test": 60}
 _ORDER = ("first", "second", "third")
 
 
-def tell_all(scene: Scene, rng: random.Random) -> list[str]:
+def describe_in_paragraphs(scene: Scene, rng: random.Random) -> list[str]:
     """Return paragraphs of 100 to 200 words, which differ in the order of their sentences."""
-    return [" ".join(_sentences(scene, rng)) for _ in range(TOLD)]
+    return [" ".join(_sentences(scene, rng)) for _ in range(PARAGRAPHS)]
 
 
 def _sentences(scene: Scene, rng: random.Random) -> Iterator[str]:
@@ -20,9 +20,9 @@ def _sentences(scene: Scene, rng: random.Random) -> Iterator[str]:
     count = COUNTS[len(things) - 1]
     yield f"the picture shows {count} of the shapes that lie on the {scene.ground} ."
     for name, thing in zip(_ORDER, things):
-        told = list(_about(name, thing))
-        rng.shuffle(told)
-        yield from told
+        sentences = list(_about(name, thing))
+        rng.shuffle(sentences)
+        yield from sentences
     for i, a in enumerate(things):
         for b, name in zip(things[i + 1 :], _ORDER[i + 1 :]):
             true = [relation for relation, holds in RELATIONS.items() if holds(a, b)]
@@ -40,6 +40,7 @@ def _sentences(scene: Scene, rng: random.Random) -> Iterator[str]:
 
 
 def _about(name: str, thing: Thing) -> Iterator[str]:
+    """Yield sentences about a thing. name: one of _ORDER."""
     colour, brightness = SHADES[thing.shade]
     yield f"the {name} one that we see is a {thing.shape} ."
     yield f"its colour is {thing.shade} , a {brightness} {colour} ."

@@ -1,4 +1,4 @@
-"""Scenes: the things in them, and the facts that are true."""
+"""Random scenes of simple shapes: the things in them, and the facts that are true."""
 
 import math
 import random
@@ -8,7 +8,7 @@ from itertools import combinations
 from typing import NamedTuple
 
 SHAPES = ("circle", "square", "triangle", "star", "cross", "ring", "heart")
-# Two shades of each colour, the dark shade first.
+# The colour and the brightness of each shade.
 SHADES = {
     "crimson": ("red", "dark"),
     "coral": ("red", "light"),
@@ -21,6 +21,7 @@ SHADES = {
     "plum": ("purple", "dark"),
     "violet": ("purple", "light"),
 }
+# The words that are true of each size, the most general first.
 SIZES = {
     "tiny": ("small", "tiny"),
     "small": ("small",),
@@ -36,7 +37,7 @@ MAX_THINGS = len(COUNTS)
 
 
 class Thing(NamedTuple):
-    """One object of a scene. column, row: 0 to 2, from the left and from the top."""
+    """An object in a scene. column, row: of a 3 x 3 grid, 0 to 2 from the left and from the top."""
 
     shape: str
     shade: str
@@ -44,7 +45,7 @@ class Thing(NamedTuple):
     column: int
     row: int
 
-    @cache  # noqa: B019 - there are only so many different things
+    @cache  # noqa: B019 - few different things exist
     def facts(self) -> frozenset[str]:
         """Return the facts about this thing. A shade is also a colour; tiny is also small."""
         return frozenset(
@@ -52,6 +53,7 @@ class Thing(NamedTuple):
         )
 
     def place(self) -> Iterator[str]:
+        """Yield one or two words: "middle", or the sides of the image on which the thing is."""
         if self.column == self.row == 1:
             yield "middle"
         if self.column != 1:

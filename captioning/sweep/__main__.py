@@ -95,9 +95,9 @@ def build_parser() -> argparse.ArgumentParser:
         f"{','.join(f'{weight:g}' for weight in variants.MLE_WEIGHTS)})")  # fmt: skip
     add("--ablation", metavar="NAME,NAME", help=f"{', '.join(variants.ABLATIONS)}, or all of them")
     add("--subset_sizes", metavar="N,N", default=",".join(map(str, variants.SUBSET_SIZES)),
-        help="words sampled a token in ablation subset_size (default: %(default)s)")  # fmt: skip
-    add("--objectives", metavar="NAME,NAME", help="one run per objective, or all; and mixtures")
-    add("--decodings", metavar="NAME,NAME", help="caption with each method, or all, and compare")
+        help="words per token in the ablation subset_size (default: %(default)s)")  # fmt: skip
+    add("--objectives", metavar="NAME,NAME", help="one run per objective, or all, and mixtures")
+    add("--decodings", metavar="NAME,NAME", help="caption with each decoding, or all, and compare")
     add("--seeds", type=int, default=1, metavar="N",
         help="train each variant with seeds 0 to N - 1 and average (default: one run)")  # fmt: skip
     add("--quick", action="store_true", help="one epoch and greedy captions, to test the sweep")
@@ -111,7 +111,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Returns 0; 2 after one line for each error or failed run; 130 when it was stopped."""
+    """Run the program; return 0, 2 after a line for each error or failed run, or 130 if stopped."""
     arguments = build_parser().parse_intermixed_args(argv)
     stopped = "stopped; run the same command again to continue"
     return exit_code(lambda: _run(arguments), stopped)

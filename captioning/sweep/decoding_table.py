@@ -29,7 +29,7 @@ from captioning.sweep.frontier import TABLE_METRICS
 from captioning.sweep.over_seeds import mean_over_seeds
 from captioning.sweep.runs import Sweep
 
-# The first of these metrics that is available on the validation split chooses the weight.
+# The first of these metrics that the validation split has chooses the values of TUNED_KEYS.
 TUNING_METRICS = ("scene_R@1", "R@1", "CIDEr")
 _CHOSEN_MARK = " *"
 VARIANT_STYLES = {"MLE": "mle", "SMILE": "smile"}
@@ -39,7 +39,7 @@ class Line(NamedTuple):
     """A decoding of a variant, averaged over seeds.
 
     row: its metrics. tokens: decoder tokens per image. time: relative to TIME_REFERENCE of the same
-    run. chosen: whether its weight is the best for its key on the validation split.
+    run. chosen: whether its value of a key of TUNED_KEYS is the best on the validation split.
     """
 
     variant: str
@@ -63,8 +63,9 @@ def write_decodings(
 ) -> str:
     """Write decodings.md and decodings.svg to the folder; return the table.
 
-    Runs of the same label are seeds of one variant. extra_metrics: {folder of a decoding: metrics
-    of its test captions}, in addition to the stored metrics. columns: show the extra metrics.
+    names: of the decodings. Runs of the same label are seeds of one variant. extra_metrics: {folder
+    of a decoding: metrics of its test captions}, in addition to the stored metrics. columns: those
+    of the extra metrics, which are appended to the table.
     """
     lines = list(_lines(sweeps, names, extra_metrics or {}))
     stored_columns = [
@@ -92,6 +93,7 @@ def write_decodings(
 
 
 def _lines(sweeps: Sequence[Sweep], names: Sequence[str], extra_metrics: Mapping) -> Iterator[Line]:
+    """Yield a line for each decoding of each variant. names: of the decodings."""
     runs_by_label: dict[str, list[Path]] = {}
     names_by_label: dict[str, list[str]] = {}
     for sweep in sweeps:
@@ -121,7 +123,10 @@ def _row(run: Path, name: str, split: str, extra_metrics: Mapping) -> Row:
 
 
 def _chosen_decodings(runs: Sequence[Path], names: Sequence[str]) -> set[str]:
-    """For each key of TUNED_KEYS, the name of the best decoding on the validation split."""
+    """Return the name of the best decoding on the validation split for each key of TUNED_KEYS.
+
+    Returns an empty set if no metric of TUNING_METRICS is available.
+    """
     best = set()
     for key in TUNED_KEYS:
         values = {}
@@ -140,8 +145,8 @@ def draw(lines: Sequence[Line], path: Path) -> None:
     """Draw accuracy against descriptiveness. A larger marker stands for more decoder tokens.
 
     A marker's area grows with the square root of the tokens, which differ by two orders of
-    magnitude. Decodings with a weight are drawn only with the chosen one. Hollow markers:
-    captioners trained with dropped images.
+    magnitude. Decodings with a key of TUNED_KEYS are drawn only for its chosen value. Hollow
+    markers: captioners that were trained with dropped images.
     """
     axes = plane.choose_axes([line.row for line in lines])
     if axes is None:

@@ -24,21 +24,21 @@ from captioning.sweep.variants import Variant
 from captioning.training.run_log import record_run
 from captioning.training.split_evaluation import SplitEvaluation
 
-DROP_SHARE = 0.2  # share of images that are dropped in training for guidance
+DROP_SHARE = 0.2  # `drop_image` of captioners trained for guidance: the share of dropped images
 TIME_REFERENCE = "beam3"  # the decoding whose time is 1
 COST_FILE = "cost.json"
 DROPPED_SUFFIX = ", images dropped"  # ends the labels of captioners that are trained for guidance
 JUDGE = "judge"
-# Rerankers sample candidates from the full distribution. Other methods use a beam search.
-SAMPLING_KEYS = {"top_p": 1.0, "top_k": 0, "num_beams": 3, "sample": False}
+# Rerankers sample candidates from the full distribution. Other decodings use 3 beams by default.
+DEFAULT_KEYS = {"top_p": 1.0, "top_k": 0, "num_beams": 3, "sample": False}
 TUNED_KEYS = ("rerank_weight", "guidance_scale")  # keys that are chosen on the validation split
 
 
 class Decoding(NamedTuple):
     """A decoding method.
 
-    keys: configuration values that replace the run's. drop_shares: the values of `drop_image` of
-    the captioners that it is used with.
+    keys: configuration values that replace the run's. drop_shares: it is used with captioners that
+    were trained with one of these values of `drop_image`.
     """
 
     label: str
@@ -72,7 +72,10 @@ DECODINGS: dict[str, Decoding] = {
 
 
 def read_decodings(text: str) -> list[str]:
-    """Parse "greedy,mmi0.5" or "all" to names, and add TIME_REFERENCE. Raises UserError."""
+    """Return the names in a text such as "greedy,mmi0.5" or "all", with TIME_REFERENCE first.
+
+    Raises UserError.
+    """
     names = list(DECODINGS) if text == "all" else text.split(",")
     for name in names:
         if name not in DECODINGS:
@@ -81,12 +84,12 @@ def read_decodings(text: str) -> list[str]:
 
 
 def drop_shares(decodings: Sequence[str]) -> list[float]:
-    """The values of `drop_image` with which captioners for these decodings are trained."""
+    """Return the values of `drop_image` with which captioners for these decodings are trained."""
     return sorted({share for name in decodings for share in DECODINGS[name].drop_shares})
 
 
 def with_drop_shares(variants: Sequence[Variant], shares: Sequence[float]) -> list[Variant]:
-    """Each variant once per value of `drop_image`, with the mean image as the null image."""
+    """Return each variant once per value of `drop_image`, with the mean image as the null image."""
     return [
         variant._replace(
             name=f"{variant.name}_dropped" if share else variant.name,
@@ -100,12 +103,12 @@ def with_drop_shares(variants: Sequence[Variant], shares: Sequence[float]) -> li
 
 
 def applicable_decodings(config: Config, names: Sequence[str]) -> list[str]:
-    """The decodings that suit a captioner trained with this configuration's `drop_image`."""
+    """Return the decodings for a captioner trained with this configuration's `drop_image`."""
     return [name for name in names if config.drop_image in DECODINGS[name].drop_shares]
 
 
 def decoding_folder(run: Path, name: str) -> Path:
-    """The folder of a run's captions by the decoding `name`."""
+    """Return the folder of a run's captions by the decoding `name`."""
     return run / "decodings" / name
 
 
@@ -113,14 +116,14 @@ def decode_run(config: Config, names: Sequence[str], judge: Optional[str]) -> No
     """Caption and score the test split of a finished run with each decoding that is not done.
 
     Decodings with a key of TUNED_KEYS also caption and score the validation split. judge: the
-    checkpoint of the judge. Raises UserError, Stopped.
+    checkpoint of the captioner that reranks for the decoding JUDGE. Raises UserError, Stopped.
     """
     run = Path(config.output_dir)
     checkpoint = checkpoints.best(run)
 
     def make_task(name: str, split: str) -> _Task:
         keys = DECODINGS[name].keys
-        merged = {**config.model_dump(), **SAMPLING_KEYS, **keys, "pretrained": None}
+        merged = {**config.model_dump(), **DEFAULT_KEYS, **keys, "pretrained": None}
         if keys.get("rerank") == JUDGE:
             merged["rerank_judge"] = judge
         return _Task(parse_config(merged), split, decoding_folder(run, name), checkpoint)
@@ -142,9 +145,9 @@ def decode_run(config: Config, names: Sequence[str], judge: Optional[str]) -> No
 
 
 class _TimedCaptions(NamedTuple):
-    """Captions of a split (COCO results), their cost per image, and the object that scores them.
+    """Captions of a split and their cost. results: in COCO's format.
 
-    tokens: decoder tokens per image. seconds: per image.
+    tokens: decoder tokens per image. seconds: per image. evaluation: the object that scores them.
     """
 
     results: list[dict]
@@ -154,7 +157,7 @@ class _TimedCaptions(NamedTuple):
 
 
 class _Task(NamedTuple):
-    """Captioning and scoring one split of a run with one decoding. config: with its keys."""
+    """Captions and scores one split of a run with one decoding, whose keys `config` has."""
 
     config: Config
     split: str
@@ -162,7 +165,7 @@ class _Task(NamedTuple):
     checkpoint: Path
 
     def is_done(self) -> bool:
-        """Whether results of this checkpoint, judge and configuration have been written."""
+        """Whether the results of this checkpoint, judge and configuration have been written."""
         path = self.folder / f"{self.split}_{COST_FILE}"
         return path.exists() and read_json(path).get("of") == self._input_key()
 
@@ -177,7 +180,8 @@ class _Task(NamedTuple):
             "time": timed.seconds / reference_seconds,
             "of": self._input_key(),
         }
-        write_json(cost, self.folder / f"{self.split}_{COST_FILE}")  # last: the task is done
+        # Written last, because this file marks the task as done.
+        write_json(cost, self.folder / f"{self.split}_{COST_FILE}")
         log_line(f"{timed.tokens:.0f} decoder tokens per image, {cost['time']:.1f} times beam 3")
 
     def caption(self, captioner: nn.Module) -> _TimedCaptions:
@@ -199,18 +203,22 @@ class _Task(NamedTuple):
         return _TimedCaptions(results, counter.tokens / images, seconds / images, evaluation)
 
     def _input_key(self) -> str:
+        """Return a hash of the configuration and of the modification times of the checkpoints."""
         paths = [str(self.checkpoint), *filter(None, [self.config.rerank_judge])]
         config_json = self.config.model_dump_json(exclude={"output_dir", "device"})
         return cache_key(config_json + str([Path(file).stat().st_mtime_ns for file in paths]))
 
 
 def read_cost(run: Path, name: str, split: str = "test") -> dict[str, float]:
-    """Read {"tokens": decoder tokens per image, "time": relative to TIME_REFERENCE}."""
+    """Return {"tokens": decoder tokens per image, "time": relative to TIME_REFERENCE}."""
     return read_json(decoding_folder(run, name) / f"{split}_{COST_FILE}")
 
 
 class TokenCounter:
-    """Counts the input tokens of captioners' decoders. Copies of the captioners are counted too."""
+    """Counts the tokens that captioners' decoders read, also in copies of the captioners.
+
+    The tokens are counted at the input of the word embeddings.
+    """
 
     def __init__(self, *captioners: nn.Module):
         self.tokens = 0

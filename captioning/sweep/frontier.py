@@ -44,7 +44,8 @@ def draw_frontier(entries: Sequence[Entry], path: Path) -> Optional[str]:
     """Write the figure in the format of the path's suffix; return its description in words.
 
     Returns None without writing a file if fewer than two entries have the metrics of the axes.
-    Points have 95 % intervals. A line joins the mixtures. A second panel shows other entries.
+    Points have 95 % intervals. A line joins the mixtures. A second panel shows the entries of other
+    objectives, if there are any.
     """
     axes = plane.choose_axes([entry.row for entry in entries])
     if axes is None:
@@ -76,14 +77,14 @@ def draw_frontier(entries: Sequence[Entry], path: Path) -> Optional[str]:
 
 
 def markdown_table(entries: Sequence[Entry]) -> str:
-    """A Markdown table with a line per entry and 95 % intervals. Empty columns are left out."""
+    """Return a Markdown table with a line per entry and 95 % intervals, without empty columns."""
     columns = [c for c in select_columns(entry.row for entry in entries) if c.name in TABLE_METRICS]
     lines = [[entry.label, *(format_value(c, entry.row) for c in columns)] for entry in entries]
     return to_markdown([c.heading for c in columns], lines)
 
 
 def pareto_front(entries: Sequence[Entry], axes: plane.AxisPair) -> list[Entry]:
-    """The Pareto-optimal entries, from left to right."""
+    """Return the Pareto-optimal entries, from left to right in the figure."""
     coordinates = {id(entry): _coordinates(entry, axes) for entry in entries}
 
     def is_dominated(x: float, y: float) -> bool:

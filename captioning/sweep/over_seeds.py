@@ -8,16 +8,16 @@ from captioning.metrics.bootstrap import Estimate
 from captioning.report.comparison import Row
 
 Z_95 = 1.96  # half the width of a 95 % interval, in standard deviations
-# The same for Student's t with 1 to 9 degrees of freedom, for estimated standard deviations.
+# The same if the standard deviation is estimated: Student's t with 1 to 9 degrees of freedom.
 T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
 def mean_over_seeds(rows: Sequence[Row], label: str) -> Row:
-    """The mean of each metric that all runs have, with a 95 % interval over seeds and images.
+    """Return the mean of each metric that all runs have, with a 95 % interval.
 
-    rows: one run per seed. The variance has two parts. The variance over images comes from the
-    runs' own intervals; more runs do not reduce it, because all runs caption the same images. The
-    variance over seeds is divided by the number of seeds.
+    rows: one run per seed. The interval's variance has two parts. The variance over images comes
+    from the runs' own intervals; more runs do not reduce it, because all runs caption the same
+    images. The variance over seeds is divided by the number of seeds.
     """
     if len(rows) == 1:
         return rows[0]
@@ -27,6 +27,7 @@ def mean_over_seeds(rows: Sequence[Row], label: str) -> Row:
 
 
 def _mean_estimate(estimates: Sequence[Estimate]) -> Estimate:
+    """Return the mean of one metric over seeds, see `mean_over_seeds`."""
     value = statistics.mean(e.value for e in estimates)
     count = estimates[0].n
     if any(e.low is None or e.high is None for e in estimates):
@@ -39,10 +40,10 @@ def _mean_estimate(estimates: Sequence[Estimate]) -> Estimate:
 
 
 def half_width(image_variance: float, values: Sequence[float]) -> float:
-    """Half the width of a mean's 95 % interval.
+    """Return half the width of a mean's 95 % interval.
 
     image_variance: the variance over images. values: one per seed. With few seeds, Student's t
-    makes the interval wider. A single seed adds no variance.
+    makes the interval wider. A single seed says nothing of the variance over seeds.
     """
     if len(values) == 1:
         return Z_95 * math.sqrt(image_variance)

@@ -1,4 +1,4 @@
-"""Runs a sweep's jobs in parallel: the number of jobs, their devices, and their log lines."""
+"""Runs a sweep's jobs in parallel, on all GPUs or on a CPU, and logs their progress."""
 
 import os
 import time
@@ -13,10 +13,10 @@ from captioning.runtime.progress import log_line
 
 
 def job_slots(device: str, jobs: Optional[int]) -> list[dict[str, str]]:
-    """The environment variables of each slot. A slot runs one job at a time.
+    """Return the environment variables of each slot. A slot runs one job at a time.
 
-    There is one slot per visible GPU. Without GPUs there are `jobs` slots, which share the cores.
-    Raises UserError.
+    There is one slot per visible GPU, up to `jobs`. Without GPUs there are `jobs` slots, which
+    share the cores; None means 1. Raises UserError.
     """
     gpus = torch.cuda.device_count() if device in ("auto", "cuda") else 0
     if gpus:
@@ -37,14 +37,14 @@ def run_in_slots(jobs: Sequence[Job], slots: Sequence[Mapping[str, str]]) -> dic
 
     Raises Stopped if this process was asked to stop.
     """
-    # The server imports torch, which reads this variable, before it forks the jobs.
+    # Jobs are forked from a server, which `prepare` starts. It imports torch, which reads this.
     os.environ.update({k: v for k, v in slots[0].items() if k == "OMP_NUM_THREADS"})
     prepare(["captioning.train"])
     return run_jobs(jobs, slots, _RunLogger(len(jobs), len(slots)), keep_going=True)
 
 
 class _RunLogger(Observer):
-    """Logs the start and end of each run, and the time left. parallel: runs at a time."""
+    """Logs the start and end of each run, and the time left. parallel: how many run at a time."""
 
     def __init__(self, total: int, parallel: int):
         self.total, self.parallel = total, parallel

@@ -1,4 +1,4 @@
-"""The runs of a sweep: finds the finished runs, and creates jobs for the others."""
+"""The runs of a sweep: finds which are finished, and starts jobs for the others."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -27,8 +27,9 @@ SWEEP_KEYS = ("output_dir", "resume")
 class Sweep:
     """The runs of one configuration's variants, each in its own subfolder of `folder`.
 
-    keys: key=value for all runs. pretrain: a configuration that is trained first; the variants
-    start from its best checkpoint. Raises UserError for an invalid key or one that the sweep sets.
+    keys: overrides of all runs, as key=value. pretrain: a configuration that is trained first; the
+    variants start from its best checkpoint. Raises UserError for an invalid key or one that the
+    sweep sets. trained, scored: {variant's name: configuration of its training or scoring}.
     """
 
     def __init__(
@@ -64,13 +65,14 @@ class Sweep:
             )
 
     def done(self) -> list[Variant]:
-        """The variants that are trained and scored."""
+        """Return the variants that are trained and scored."""
         return [v for v in self.variants if is_done(self.trained[v.name], self.scored[v.name])]
 
     def train(self, parallel: Optional[int]) -> dict[str, str]:
         """Train and score the remaining runs; return {name: reason} of the failed runs.
 
-        parallel: runs at a time; None for the default of `slots`.
+        parallel: how many run at a time, see `job_slots`. Raises UserError if the pre-training
+        fails.
         """
         done = self.done()
         pending = [variant for variant in self.variants if variant not in done]
@@ -117,7 +119,7 @@ class Sweep:
 
 
 def decode_and_score(config: Config, names: Sequence[str], judge: Optional[str]) -> int:
-    """`decode_run` as a program: returns its exit code."""
+    """Call `decode_run` with one Java process for METEOR. Return an exit code."""
 
     def program() -> None:
         with shared_process():
@@ -127,9 +129,10 @@ def decode_and_score(config: Config, names: Sequence[str], judge: Optional[str])
 
 
 def choose_judge(variant: Variant, done: Sequence[Variant]) -> str:
-    """The name of an MLE run with another seed than the variant, the next one if there is one.
+    """Return the name of the MLE run that judges a variant: the one with the next larger seed.
 
-    Raises UserError.
+    For the largest seed, it is the first MLE run with another seed. Raises UserError if there is
+    none.
     """
     mle_runs = [run for run in done if run.weight == 1]
     own_seed = variant.overrides[-1] if variant.overrides[-1].startswith("seed=") else None
@@ -154,5 +157,5 @@ def train_and_score(arguments: Sequence[str]) -> int:
 
 
 def remove_pretrained(arguments: Sequence[str]) -> list[str]:
-    """Remove `pretrained`: evaluation would use its weights instead of the run's best."""
+    """Return the arguments without `pretrained`, which evaluation would use instead of the best."""
     return [argument for argument in arguments if not argument.startswith("pretrained=")]

@@ -9,11 +9,12 @@ from captioning.runtime.errors import UserError
 from smile import OBJECTIVES, parse_objective
 
 MLE_WEIGHTS = (0.0, 0.01, 0.1, 0.5, 1.0)
-SUBSET_SIZES = (1, 10, 100)  # of the random subset
+SUBSET_SIZES = (1, 10, 100)  # values of `random_subset_size` in the ablation subset_size
 PUBLISHED_SUBSET_SIZE = 10
 # Weights of MLE in the mixtures that are compared with other objectives.
 COMPARED_MLE_WEIGHTS = (0.01, 0.1, 0.5)
-# The default window, the published one, is so long that the demo's fine-tuning never fills it.
+# Parameters of single objectives that differ from their defaults. The default window of truncation,
+# the published one, is so long that the demo's fine-tuning never fills it.
 PARAMETERS = {"truncation": {"window": 1000}}
 ABLATIONS = ("objective", "first_token_mle", "first_token_shift", "subset_size")
 
@@ -22,7 +23,7 @@ class Variant(NamedTuple):
     """A variant of the sweep's configuration.
 
     name: of the run's folder. label: its name in figures and tables. overrides: key=value. weight:
-    MLE's share in a mixture of MLE and SMILE, else None.
+    MLE's share in a mixture of MLE and SMILE, 0 to 1; None for other objectives.
     """
 
     name: str
@@ -34,14 +35,20 @@ class Variant(NamedTuple):
 def plan(
     weights: Iterable[float], ablations: Iterable[str], sizes: Sequence[int] = SUBSET_SIZES
 ) -> list[Variant]:
-    """The mixtures with these weights of MLE (0 to 1), and the ablations, without duplicates."""
+    """Return the mixtures with these weights of MLE, and the ablations, without duplicates.
+
+    weights: from 0 to 1. sizes: of the random subset, for the ablation subset_size.
+    """
     mixtures = [_mixture(weight) for weight in sorted(set(weights))]
     others = (variant for ablation in ablations for variant in _ablation_variants(ablation, sizes))
     return list({variant.name: variant for variant in (*mixtures, *others)}.values())
 
 
 def objective_variants(names: Sequence[str]) -> list[Variant]:
-    """One variant per objective; COMPARED_MLE_WEIGHTS, too, if both MLE and SMILE are named."""
+    """Return one variant per objective. If MLE and SMILE are both named, add their mixtures.
+
+    COMPARED_MLE_WEIGHTS are the mixtures' weights of MLE.
+    """
     weights = [float(name == "mle") for name in ("smile", "mle") if name in names]
     weights += COMPARED_MLE_WEIGHTS if len(weights) == 2 else ()
     others = [name for name in names if name not in ("mle", "smile")]
@@ -49,7 +56,7 @@ def objective_variants(names: Sequence[str]) -> list[Variant]:
 
 
 def with_seeds(variants: Sequence[Variant], seeds: int) -> list[Variant]:
-    """Each variant with the seeds 0 to `seeds` - 1. For one seed the variants are unchanged."""
+    """Return each variant with the seeds 0 to `seeds` - 1. For one seed, they are unchanged."""
     if seeds == 1:
         return list(variants)
     return [
@@ -60,13 +67,13 @@ def with_seeds(variants: Sequence[Variant], seeds: int) -> list[Variant]:
 
 
 def varied_keys() -> set[str]:
-    """All keys that variants may change."""
+    """Return all keys that variants may change."""
     variants = plan(MLE_WEIGHTS, ABLATIONS)
     return {override.partition("=")[0] for variant in variants for override in variant.overrides}
 
 
 def mle_share(config: Config) -> Optional[float]:
-    """MLE's share in a run's objective; None unless it consists of MLE and SMILE."""
+    """Return MLE's share in a run's objective; None if it has other parts than MLE and SMILE."""
     if not set(training_terms(config)) <= {"mle", "smile"}:
         return None
     parts = parse_objective(config.objective)
@@ -83,7 +90,7 @@ def _mixture(weight: float) -> Variant:
 
 
 def _single_objective(name: str) -> Variant:
-    """A variant with a single objective, with its default parameters or PARAMETERS."""
+    """Return a variant with a single objective, with its default parameters or PARAMETERS."""
     if name == "random":
         return _random_subset(PUBLISHED_SUBSET_SIZE)
     if name == "reverse":
@@ -100,7 +107,7 @@ def _random_subset(size: int) -> Variant:
 
 
 def _ablation_variants(name: str, sizes: Sequence[int]) -> Iterator[Variant]:
-    """The variants that an ablation compares, including the paper's settings."""
+    """Yield the variants that an ablation compares, including the paper's settings."""
     if name == "objective":
         yield from (_mixture(1), _mixture(0), _random_subset(PUBLISHED_SUBSET_SIZE))
         yield _single_objective("reverse")
@@ -131,12 +138,15 @@ def read_sizes(text: str) -> list[int]:
 
 
 def read_ablations(text: Optional[str]) -> list[str]:
-    """Parse names such as "objective,subset_size", or "all"; None is none. Raises UserError."""
+    """Return the names in a text such as "objective,subset_size" or "all"; [] for None.
+
+    Raises UserError.
+    """
     return _parse_names(text, ABLATIONS, "ablation")
 
 
 def read_objectives(text: Optional[str]) -> list[str]:
-    """Parse names such as "mle,focal", or "all"; None is none. Raises UserError."""
+    """Return the names in a text such as "mle,focal" or "all"; [] for None. Raises UserError."""
     return _parse_names(text, OBJECTIVES, "objective")
 
 
@@ -147,11 +157,14 @@ def _parse_names(text: Optional[str], allowed: Sequence[str], kind: str) -> list
     for name in names:
         if name not in allowed:
             choices = ", ".join(allowed)
-            raise UserError(f"{name!r} is no {kind}; give some of {choices}, with commas, or all")
+            raise UserError(
+                f"{name!r} is not an {kind}; give some of {choices}, with commas, or all"
+            )
     return names
 
 
 def _parse_numbers(text: str, number, is_allowed, example: str) -> list[Union[float, int]]:
+    """Return numbers that are separated by commas. number: their type. Raises UserError."""
     try:
         numbers = [number(part) for part in text.split(",")]
         if all(map(is_allowed, numbers)):

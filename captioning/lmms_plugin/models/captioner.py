@@ -22,9 +22,9 @@ SHARED = ("num_beams", "temperature", "top_p", "top_k", "repetition_penalty")
 class CheckpointLmm(lmms):
     """A captioner that answers every question about an image with a caption.
 
-    checkpoint, config: as of captioning.caption. changes: keys of the configuration that replace
-    the checkpoint's, and a task's generation_kwargs. The question itself is not read. A user's
-    mistake ends the program with one line.
+    checkpoint, config: as in captioning.caption. changes: configuration keys, which replace the
+    checkpoint's and take precedence over a task's generation_kwargs. The text of the question is
+    not used. A user's mistake ends the program with one line.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class CheckpointLmm(lmms):
             refuse(str(error))
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
-        """One caption for each request, cut at the first of the task's stops."""
+        """Return one caption for each request, cut off at the first of the task's stop strings."""
         try:
             return self._captions(requests)
         except (UserError, ValueError) as error:  # a photo or a setting that cannot be used
@@ -69,14 +69,14 @@ class CheckpointLmm(lmms):
         return batches.get_original(answers)
 
     def image(self, to_visual: Any, number: int, task: str, split: str) -> Any:
-        """The RGB image of a document."""
+        """Return the RGB image of a task's document. to_visual: lmms-eval's function for it."""
         visuals = to_visual(self.task_dict[task][split][number])
         if len(visuals) != 1 or not hasattr(visuals[0], "convert"):
             refuse(f"{task}: document {number} has not one image; a captioner needs one")
         return decode(visuals[0])
 
     def settings(self, how: Mapping[str, Any]) -> DecodingSettings:
-        """The decoding settings for a task's generation_kwargs."""
+        """Return the decoding settings for a task. how: its generation_kwargs."""
         given = {name: how[name] for name in SHARED if how.get(name)}
         if how.keys() & {"do_sample", "temperature"}:
             given["sample"] = bool(how.get("do_sample", True)) and how.get("temperature") != 0

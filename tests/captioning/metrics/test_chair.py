@@ -211,7 +211,7 @@ def test_the_published_synonyms_are_fetched_once_and_checked(options, tmp_path, 
     with pytest.raises(UserError, match="without a network, save"):
         Chair(settings, objects_file=objects)
     for _ in range(2):
-        assert Chair(settings, objects_file=objects).words["puppy"] == "dog"
+        assert Chair(settings, objects_file=objects).synonyms["puppy"] == "dog"
     assert calls == [(SYNONYMS_URL, SYNONYMS_SHA256)] * 2
 
 

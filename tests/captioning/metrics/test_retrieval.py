@@ -11,7 +11,7 @@ from PIL import Image
 
 from captioning.metrics import clip_features
 from captioning.metrics.clip import Clip
-from captioning.metrics.clip_features import NO_ARRAYS, read_arrays
+from captioning.metrics.clip_features import READ_ERRORS, read_arrays
 from captioning.metrics.evaluator import CaptionSet, Settings
 from captioning.metrics.retrieval import Retrieval, ranks
 from captioning.runtime.errors import UserError
@@ -139,10 +139,10 @@ def test_a_pool_that_is_none(evaluate, tmp_path, name, content, message):
 @pytest.mark.parametrize("content", [b"just text", bytes(1_000_000)])
 def test_members_that_are_no_arrays_or_too_large(tmp_path, monkeypatch, content):
     """`test_safety.py` has pickles and arrays that claim another size."""
-    monkeypatch.setattr(clip_features, "LARGEST", 999_999)
+    monkeypatch.setattr(clip_features, "MAX_ARRAY_BYTES", 999_999)
     with zipfile.ZipFile(tmp_path / "f.npz", "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("a.npy", content)
-    with pytest.raises(NO_ARRAYS, match=r"^a is not an array|^a.npy has more than 999999 bytes"):
+    with pytest.raises(READ_ERRORS, match=r"^a is not an array|^a.npy has more than 999999 bytes"):
         read_arrays(tmp_path / "f.npz", "a")
 
 

@@ -103,7 +103,7 @@ def test_every_objective_is_compared_once_alone_and_some_mixtures_are(settings_o
         "mle",
         "focal",
     ]
-    with pytest.raises(UserError, match="'focl' is no objective; give some of mle, smile"):
+    with pytest.raises(UserError, match="'focl' is not an objective; give some of mle, smile"):
         read_objectives("mle,focl")
 
 
