@@ -185,16 +185,20 @@ class PromptProcessor:
 def positions_of(config: Any) -> Optional[int]:
     """The positions of photo, prompt and caption together; None if nothing limits them.
 
-    config: the model's. In an encoder-decoder, captions have positions of their own.
+    config: the model's. In an encoder-decoder, captions have positions of their own. A model with
+    rotary positions computes further ones, but was not trained on them.
     """
     text = config.get_text_config(decoder=True)
-    return None if text.is_encoder_decoder else learnt_positions(text)
+    return None if text.is_encoder_decoder else _positions(text)
 
 
 def learnt_positions(text: Any) -> Optional[int]:
     """The number of position embeddings of a text decoder's configuration, if they are learnt."""
-    limit = next((n for key in MAX_POSITIONS_KEYS if (n := getattr(text, key, None))), None)
-    return None if getattr(text, "rope_parameters", None) is not None else limit
+    return None if getattr(text, "rope_parameters", None) is not None else _positions(text)
+
+
+def _positions(text: Any) -> Optional[int]:
+    return next((n for key in MAX_POSITIONS_KEYS if (n := getattr(text, key, None))), None)
 
 
 @lru_cache(maxsize=4)
