@@ -162,7 +162,10 @@ def transformed(
 ) -> Any:
     """Apply a transform to the RGB image of a file; see `Preprocessing.asks`. Raises UserError."""
     image = load_image(path, data)
-    return transform(image, prompt) if asks else transform(image)
+    try:
+        return transform(image, prompt) if asks else transform(image)
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from error
 
 
 def batches(dataset: ShardImages, workers: int) -> Iterator[Batch]:
