@@ -190,10 +190,11 @@ class PromptProcessor:
 def positions_of(config: Any) -> Optional[int]:
     """Return how many positions photo, prompt and caption have together; None for no limit.
 
-    config: the model's. None for an encoder-decoder, whose captions have separate positions.
+    config: the model's. In an encoder-decoder, captions have separate positions. A model with rotary
+    positions computes further ones, but was not trained on them.
     """
     text = config.get_text_config(decoder=True)
-    return None if text.is_encoder_decoder else learnt_positions(text)
+    return None if text.is_encoder_decoder else _positions(text)
 
 
 def learnt_positions(text: Any) -> Optional[int]:
@@ -201,8 +202,11 @@ def learnt_positions(text: Any) -> Optional[int]:
 
     text: the decoder's configuration.
     """
-    limit = next((n for key in MAX_POSITIONS_KEYS if (n := getattr(text, key, None))), None)
-    return None if getattr(text, "rope_parameters", None) is not None else limit
+    return None if getattr(text, "rope_parameters", None) is not None else _positions(text)
+
+
+def _positions(text: Any) -> Optional[int]:
+    return next((n for key in MAX_POSITIONS_KEYS if (n := getattr(text, key, None))), None)
 
 
 @lru_cache(maxsize=4)

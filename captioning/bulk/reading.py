@@ -164,7 +164,10 @@ def transformed(
     takes_prompt: whether the transform takes the prompt as a second argument.
     """
     image = load_image(path, data)
-    return transform(image, prompt) if takes_prompt else transform(image)
+    try:
+        return transform(image, prompt) if takes_prompt else transform(image)
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from error
 
 
 def batches(dataset: ShardImages, workers: int) -> Iterator[Batch]:

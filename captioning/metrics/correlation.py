@@ -111,6 +111,12 @@ def _evaluators(rows: Mapping[str, Rated], arguments: argparse.Namespace) -> lis
     images = None
     if arguments.images:
         images = {key: arguments.images / row.image for key, row in rows.items()}
+        missing = [path for path in images.values() if not path.is_file()]
+        if missing:
+            raise UserError(
+                f"{arguments.ratings}: {len(missing)} of {len(images)} rated images do not exist, "
+                f"the first is {missing[0]}: correct --images"
+            )
     settings = Settings(images, arguments.images, arguments.cache_dir, device, arguments.batch_size)
     return build_evaluators(arguments.metrics, settings, **arguments.options)
 

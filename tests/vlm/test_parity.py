@@ -205,6 +205,10 @@ def test_prompts_that_cannot_be_used_are_one_line(make_vlm, vlm_photos):
         short(photo, PROMPTS[0] + " left right above below")
     name = next(name for name in NAMES if name.partition("For")[0].lower() in GUIDED_FAMILIES)
     captioner = make_vlm(name)
+    processor = captioner.prompt_processor
+    room = processor.parts.config.get_text_config().max_position_embeddings
+    with pytest.raises(ValueError, match=f"has {room}: shorten the prompt 'disc disc"):
+        processor(photo, "disc " * room)
     with pytest.raises(SettingsError, match="needs one prompt for all images of a batch"):
         items = [captioner.prompt_processor(photo, text) for text in PROMPTS]
         settings = replace(BEAMS, num_beams=1, num_return=1, guidance_scale=2.0)

@@ -5,6 +5,8 @@ import socket
 
 import pytest
 
+from captioning.bulk.reading import transformed
+from captioning.runtime.errors import UserError
 from tests.captioning.bulk.conftest import read_lines
 
 
@@ -50,3 +52,12 @@ def test_a_pipe_among_the_outputs_is_refused(call, photos, tmp_path):
         code, log = call()
         assert code == 2 and "it has to be a file that ends in .jsonl" in log
         (tmp_path / "out" / name).unlink()
+
+
+def test_a_photo_that_a_captioner_refuses_is_named(photos):
+    def refuse(image, prompt):
+        raise ValueError(f"{prompt}: shorten the prompt")
+
+    path = min(photos.glob("*.png"))
+    with pytest.raises(UserError, match=f"^{path}: long: shorten the prompt"):
+        transformed(refuse, str(path), None, "long", asks=True)

@@ -122,6 +122,15 @@ def test_an_images_objects_are_those_of_each_of_its_captions(files, capsys):
     )
 
 
+def test_images_that_are_missing_are_named(files, capsys):
+    (files / "a.jpg").touch()
+    call = [str(files / "ExpertAnnotations.txt"), "--images", str(files), "--metrics", "length"]
+    assert main(call) == 2
+    assert (
+        f"3 of 6 rated images do not exist, the first is {files}/b.jpg" in capsys.readouterr().err
+    )
+
+
 def test_metrics_are_built_once(tmp_path, monkeypatch):
     """However many systems wrote the captions."""
     built = []

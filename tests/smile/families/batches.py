@@ -29,7 +29,8 @@ TOKENS = {
 # A decoder of today: keys and values are shared by heads of a size of their own.
 DECODER = {
     **{"vocab_size": VOCABULARY, **SIZES["bert"], "num_key_value_heads": 1, "head_dim": 8},
-    **{"pad_token_id": PAD, "bos_token_id": START, "eos_token_id": 1},
+    **{"max_position_embeddings": 128, "pad_token_id": PAD, "bos_token_id": START},
+    **{"eos_token_id": 1},
 }
 
 
