@@ -190,8 +190,8 @@ class PromptProcessor:
 def positions_of(config: Any) -> Optional[int]:
     """Return how many positions photo, prompt and caption have together; None for no limit.
 
-    config: the model's. In an encoder-decoder, captions have separate positions. A model with rotary
-    positions computes further ones, but was not trained on them.
+    config: the model's. In an encoder-decoder, captions have separate positions. A model with
+    rotary positions computes further ones, but was not trained on them.
     """
     text = config.get_text_config(decoder=True)
     return None if text.is_encoder_decoder else _positions(text)

@@ -188,6 +188,12 @@ def test_a_second_visit_needs_no_host(opened, browser, built, photos, expected):
     assert page.ask("crossOriginIsolated")
     choose(page, photos / "second.png")
     assert tokens(page) == tokens(page, "two") == expected(photos / "second.png")[1]
+    page.ask("document.querySelector('[name=dtype]').value = 'q8'")
+    choose(page, photos / "first.png")
+    assert "or there is no connection" in inner(page, "#card-one .state")
+    page.ask("document.querySelector('[name=dtype]').value = 'fp32'")
+    choose(page, photos / "first.png")
+    assert tokens(page) == tokens(page, "two") == expected(photos / "first.png")[1]
     assert {url.split("/")[2] for url in browser.requests if url.startswith("http")} == {
         host.address.split("/")[2]
     }
@@ -213,13 +219,14 @@ def test_models_of_one_name_are_refused(build, export, tmp_path):
 
 
 def test_a_model_that_is_not_whole(opened, host, built, photos, expected):
-    """Its neighbour captions; it does so too once its folder is whole."""
+    """Its neighbour captions, and so does it once all of its files are whole."""
     page = opened("broken")
-    files = ("encoder_model.onnx", "decoder_model_merged.onnx")
-    for cut, file in enumerate(("tokenizer.json", "config.json", *(f"onnx/{n}" for n in files))):
-        change = f"broken/models/one/{file}"
-        content = (built / "models/one" / file).read_bytes()
-        host.changes[change] = content[: len(content) // 2] if cut % 2 else None
+    files = ["tokenizer.json", "config.json", "encoder_model.onnx", "decoder_model_merged.onnx"]
+    for cut, file in enumerate(files):
+        path = f"models/one/{'onnx/' * file.endswith('onnx')}{file}"
+        content = (built / path).read_bytes()
+        host.changes[f"broken/{path}"] = content[: len(content) // 2] if cut % 2 else None
+    for change in [path for path in host.changes if path.startswith("broken/")]:
         choose(page, photos / "first.png")
         state = inner(page, "#card-one .state")
         assert "models/one" in state and inner(page, "#status").startswith("The second: ")

@@ -9,7 +9,7 @@ const MEGABYTE = 2 ** 20;
 const SIMD = [0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 8, 1, 6, 0, 65, 0, 253, 15, 11];
 const PRECISIONS = { fp32: "32 bits", fp16: "16 bits", q8: "8 bits" };
 
-const doubtful = new Set(); // names of models whose files are fetched again
+const damaged = new Set(); // names of models whose kept files cannot be read
 let worker, question, models = [], photo = null, asked = 0;
 
 function element(tag, properties = {}, ...children) {
@@ -24,14 +24,15 @@ function start() {
   worker.addEventListener("message", ({ data }) => heard(data));
   worker.addEventListener("error", (event) => {
     event.preventDefault();
-    say(`The captioner stopped (${event.message || "it could not be loaded"}). It starts again with the next caption.`);
-    $("#caption").disabled = !photo;
     worker = null;
+    const reason = event.message || "it could not be loaded";
+    heard({ kind: "failed", id: asked, text: `The captioner stopped (${reason}). It starts again with the next caption.` });
+    heard({ kind: "done", id: asked });
   });
 }
 
 function send(names) {
-  worker.postMessage({ ...question, models: names, doubtful: [...doubtful] });
+  worker.postMessage({ ...question, models: names, damaged: [...damaged] });
 }
 
 function card(name) {
@@ -60,7 +61,7 @@ function words(list) {
 
 /** What the worker says. Answers to an earlier question are dropped. */
 function heard({ kind, id, name, ...more }) {
-  if (more.damaged) doubtful.add(name);
+  if (more.isDamaged) damaged.add(name);
   if (more.restart) {
     const names = models.map((model) => model.name);
     start();
@@ -77,7 +78,7 @@ function heard({ kind, id, name, ...more }) {
   } else if (kind === "caption") {
     show(name, { state: "", bar: null, text: more.text, words: words(more.words) });
     card(name).dataset.tokens = more.tokens.join(" ");
-    doubtful.delete(name);
+    damaged.delete(name);
     say(`${models.find((model) => model.name === name).label}: ${more.text}`);
   } else if (kind === "failed") {
     // A photo that cannot be read fails for all models.

@@ -24,7 +24,7 @@ function sentence(error, name) {
     return `There is not enough memory for ${name}. Choose 8 bits, or close other tabs, and try again.`;
   }
   if (/locate|not found|fetch|JSON|protobuf|404|not whole|undefined|Can't create a session/i.test(text)) {
-    return `The model ${name} could not be loaded: its folder models/${name} is not whole. (${text.slice(0, 200)})`;
+    return `The model ${name} could not be loaded: its folder models/${name} is not whole, or there is no connection. (${text.slice(0, 200)})`;
   }
   return `${name}: ${text.slice(0, 300)}`;
 }
@@ -45,9 +45,10 @@ async function forget(name) {
   }
 }
 
-async function load(name, dtype, device) {
+async function load(name, dtype, device, again) {
   const key = `${name} ${dtype} ${device}`;
   if (loaded.has(key)) return loaded.get(key);
+  if (again) await forget(name);
   loading = name;
   const sizes = new Map();
   const progress_callback = ({ status, file, loaded: bytes }) => {
@@ -67,7 +68,7 @@ async function load(name, dtype, device) {
   return one;
 }
 
-async function caption({ id, file, pixels, models, doubtful = [], dtype, device, settings }) {
+async function caption({ id, file, pixels, models, damaged = [], dtype, device, settings }) {
   let image;
   try {
     image = pixels ? null : await decode(file);
@@ -79,8 +80,7 @@ async function caption({ id, file, pixels, models, doubtful = [], dtype, device,
   for (const name of models) {
     let isLoaded = false;
     try {
-      if (doubtful.includes(name)) await forget(name);
-      const { captioner, side, mean, std } = await load(name, dtype, device);
+      const { captioner, side, mean, std } = await load(name, dtype, device, damaged.includes(name));
       isLoaded = true;
       postMessage({ kind: "encoding", id, name });
       if (image && !resized.has(side)) resized.set(side, resize(image.data, image.width, image.height, side));
@@ -96,7 +96,7 @@ async function caption({ id, file, pixels, models, doubtful = [], dtype, device,
       const memory = text.startsWith("There is not enough memory");
       // After a session that could not be made, the library makes none.
       const restart = memory || !(isLoaded || error instanceof Sentence || /not found|JSON/.test(text));
-      postMessage({ kind: "failed", id, name, text, restart, damaged: !isLoaded && !memory });
+      postMessage({ kind: "failed", id, name, text, restart, isDamaged: /JSON|protobuf/.test(text) });
       if (restart) return;
     }
   }
