@@ -120,7 +120,6 @@ def example():
 
 
 def written_out(formula, logits, labels, segments=None):
-    """The losses (B, N), position by position."""
     segments = torch.zeros_like(labels) if segments is None else segments
     losses = [[torch.zeros((), dtype=logits.dtype)] * labels.size(1) for _ in labels]
     for b, n in (labels != IGNORE).nonzero().tolist():
@@ -178,7 +177,6 @@ def test_under_autocast(name, parameters, formula, dtype):
 
 @each_token_loss
 def test_logits_of_hundreds_and_labels_that_are_all_but_impossible(name, parameters, formula):
-    """A probability that underflows leaves losses and gradients finite."""
     logits = torch.tensor([[[300.0, -300.0, 0.0, 0.0, 0.0]] * 2], requires_grad=True)
     labels = torch.tensor([[1, 0]])
     loss = Objective(spec_of(name, parameters))(logits, labels).loss
@@ -222,7 +220,6 @@ def means_of(losses, labels, segments):
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("from_hidden", [False, True])
 def test_truncation_drops_captions_of_the_highest_loss(packed, from_hidden):
-    """Step by step beside a list of the last means; another loss of the mixture drops nothing."""
     spec = {"mle": 0.2, "truncation": {"weight": 0.5, "drop": 0.4, "window": 12}, "smile": 0.3}
     objective = Objective(spec)
     history, dropped = [], 0

@@ -108,7 +108,6 @@ FAMILIES = [name for name in hf_models.HERE if name in MASKED]
 @masked
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_class_of_the_table_keeps_texts_apart(name):
-    """The second text's logits stay where the first text is another."""
     if VERSION < (5, 0) and name.startswith(SINCE_5):
         pytest.skip("refused in this version")
     model = made(name).model.eval()
@@ -135,7 +134,6 @@ AXES = {"pixel_values": 0, "image_grid_thw": 0, "position_ids": -1}
 
 
 def photos(name):
-    """A model, two photos with their captions, and both in one row."""
     model, batch, *_ = made(name)
     patches, alone = len(batch["pixel_values"]) // 3, []
     for i in range(2):
