@@ -20,7 +20,6 @@ LORA = "lora={r: 2, alpha: 8, dropout: 0.1}"
 
 @pytest.fixture(scope="module")
 def path(scenes, tmp_path_factory):
-    """Return the configuration of a tiny BLIP."""
     path = tmp_path_factory.mktemp("lora") / "tiny.yaml"
     keys = "device: cpu\nlr_schedule: exponential\neval_every: 9\nmetrics: [length]\n"
     path.write_text(TINY_RUN.format(data=scenes) + keys)
@@ -29,7 +28,6 @@ def path(scenes, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def base(path, tmp_path_factory):
-    """Return the file of the base weights."""
     captioner, _ = captioner_from(load_config(path), None)
     base = tmp_path_factory.mktemp("base") / "base.pth"
     torch.save({"model": captioner.state_dict()}, base)
@@ -38,13 +36,11 @@ def base(path, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def adapted(path, base):
-    """Return the configuration with LoRA."""
     return load_config(path, [LORA, f"pretrained={base}"])
 
 
 @pytest.fixture(scope="module")
 def runs(path, base, tmp_path_factory):
-    """Return the last checkpoints of two runs with LoRA, of which the first was interrupted."""
     folder = tmp_path_factory.mktemp("runs")
     for name, epochs in (("stopped", 1), ("stopped", 2), ("whole", 2)):
         arguments = ["--config", str(path), "--output_dir", str(folder / name), LORA]

@@ -103,7 +103,6 @@ def test_dropout_is_that_of_the_probabilities(queries, dtype, quick):
 
 @pytest.mark.parametrize("probability", [0.0001, 0.1, 0.5])
 def test_each_place_is_dropped_with_the_same_probability(probability):
-    """Also each of the four that come from one random number."""
     torch.manual_seed(0)
     kept = _keep_mask((1000, 1003), probability, torch.device("cpu"))
     dropped = (~kept).flatten()[: 4 * (kept.numel() // 4)].view(-1, 4)

@@ -12,7 +12,6 @@ CAPTIONS = [["a red ball", "the small ball and a box"], ["dogs", "a man with the
 
 
 def with_gradients(captioner, call):
-    """Return the output of `call` and the gradients of its loss, by name."""
     torch.manual_seed(0)
     captioner.zero_grad()
     output = call()
@@ -24,7 +23,6 @@ def with_gradients(captioner, call):
 def test_loss_and_gradients_are_those_of_padded_rows_repeated_images_and_all_logits(
     make_captioner, monkeypatch, spec
 ):
-    """k captions share their image, padding is not computed, and the objective needs no logits."""
     captioner = make_captioner(objective=Objective(spec, 0.1)).double()
     decoder, image = captioner.text_decoder, torch.randn(2, 3, 48, 48, dtype=torch.float64)
     ours = with_gradients(captioner, lambda: captioner(image, CAPTIONS))
@@ -60,7 +58,6 @@ def test_images_are_encoded_in_parts_that_fit_a_cache(make_captioner):
 
 
 def test_tokens_that_are_scored(make_captioner):
-    """Neither prompt nor padding, and a caption only up to max_tokens."""
     output = make_captioner()(torch.randn(2, 3, 48, 48), [["red ball"], ["a small dogs"]])
     assert output.tokens.item() == 3 + 5  # the words and [SEP]; dogs is dog ##s
     output = make_captioner(max_tokens=8)(torch.randn(1, 3, 48, 48), [["ball " * 20]])

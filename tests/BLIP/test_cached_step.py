@@ -13,8 +13,6 @@ from decoding import DecodingSettings, decode
 
 
 class UncachedStep:
-    """The decoder's logits of every row's whole past, with the image repeated for each row."""
-
     def __init__(self, decoder, image_embeds):
         self.decoder, self.images, self.past = decoder, image_embeds, None
 
@@ -32,7 +30,6 @@ class UncachedStep:
 
 @pytest.fixture(scope="module")
 def captioners(make_captioner):
-    """Captioners by the bias of the end token, each with its copy for inference."""
     found = {}
     for bias in (-2.0, 1.0, 2.5):
         torch.manual_seed(0)
@@ -103,7 +100,6 @@ def uncompiled():
 @pytest.mark.parametrize("images", [5, 1])
 @pytest.mark.parametrize("settings", [BEAM, SAMPLED, GREEDY], ids=["beam", "sampled", "greedy"])
 def test_tokens_and_scores_are_those_of_the_growing_cache(captioner, uncompiled, settings, images):
-    """Batch after batch in the same cache, a smaller one in between."""
     words, lengths = captioner.tokenizer, set()
     prompt = captioner.prompt_ids
     for seed, batch in enumerate([5, images, 4]):

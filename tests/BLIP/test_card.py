@@ -15,7 +15,6 @@ METRICS = {"CIDEr": (0.9, 0.8, 1.0, 5), "Distinct": (61.0, None, None, 5)}
 
 @pytest.fixture
 def checkpoint(make_captioner, vocabulary, tmp_path):
-    """Return a checkpoint of a run with scores of test."""
     captioner, path = make_captioner(), tmp_path / "run" / "checkpoint_best.pth"
     result = path.parent / "result" / "test"
     result.mkdir(parents=True)

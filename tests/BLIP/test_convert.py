@@ -18,7 +18,6 @@ def same(state, other):
 
 @pytest.fixture
 def folder(make_captioner, tmp_path):
-    """Return a captioner's folder of transformers."""
     save_hf(make_captioner(), tmp_path / "hf")
     return tmp_path / "hf"
 
@@ -53,8 +52,6 @@ def test_a_null_image_is_left_out_in_a_line(make_captioner, vocabulary, caplog, 
 
 
 def rewritten(change):
-    """Return a function that changes config.json of a folder."""
-
     def apply(path):
         config = json.loads((path / "config.json").read_text())
         (path / "config.json").write_text(json.dumps(change(config)))
@@ -63,8 +60,6 @@ def rewritten(change):
 
 
 def reweighted(change):
-    """Return a function that changes the weights of a folder."""
-
     def apply(path):
         state = load_file(path / "model.safetensors")
         save_file(change(state), path / "model.safetensors")

@@ -261,7 +261,6 @@ URL = "https://huggingface.co/spaces/some/model/resolve/v1/a/b.json"
 
 @pytest.fixture
 def stated(monkeypatch, tmp_path):
-    """Return what the hub states about every file, with the `calls`; each file holds b"content"."""
     hashed = hashlib.sha256(b"content").hexdigest()
     stated = SimpleNamespace(size=7, etag=hashed, error=None, calls=[])
 
@@ -287,7 +286,6 @@ def stated(monkeypatch, tmp_path):
 
 
 def write_cache(folder):
-    """Write the cache of a repository that has a config.json."""
     (folder / "snapshots" / "abc").mkdir(parents=True)
     (folder / "snapshots" / "abc" / "config.json").write_text("{}")
     (folder / "refs").mkdir()

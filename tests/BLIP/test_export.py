@@ -25,8 +25,6 @@ SHORT = {"max_length": 16, "min_length": 6}
 
 @pytest.fixture(scope="module")
 def make_exported(tmp_path_factory, vocabulary, make_captioner):
-    """Return a function that builds a captioner and exports its checkpoint into a folder."""
-
     def make(words="", **settings):
         folder = tmp_path_factory.mktemp("onnx")
         (folder / "words.txt").write_text(vocabulary.read_text() + words)
@@ -53,7 +51,6 @@ def exported(make_exported):
 
 @pytest.fixture(scope="module")
 def int8_folder(exported, tmp_path_factory):
-    """Return a folder of the same checkpoint, whose graphs are not exported a second time."""
     folder = tmp_path_factory.mktemp("int8")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(
@@ -106,7 +103,6 @@ def test_the_runner_reads_tokens_as_the_tokeniser_does(vocabulary, tmp_path):
     ids=str,
 )
 def test_the_runner_searches_as_torch_does(exported, changes):
-    """Random images with different captions; some captions end before the others."""
     captioner, folder = exported
     settings = DecodingSettings(**{**SHORT, **changes})
     names = ("num_beams", "max_length", "min_length", "length_penalty")

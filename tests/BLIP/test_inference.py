@@ -23,7 +23,6 @@ def test_same_captions_and_scores(make_captioner, checkpointed):
 
 @pytest.mark.parametrize("packs", [True, False])
 def test_bfloat16_is_as_exact_as_autocast(make_captioner, monkeypatch, packs):
-    """With and without oneDNN's layout, and whether or not autocast is on."""
     if not packs:
         monkeypatch.setattr("BLIP.kernels.inference_linear._can_pack", lambda device, dtype: False)
     elif not torch.ops.mkldnn._is_mkldnn_bf16_supported():

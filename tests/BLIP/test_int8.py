@@ -86,7 +86,6 @@ def test_half_weights_are_exact_to_their_eleven_bits(before_mkl):
 @pytest.mark.parametrize("bf16", [True, False])
 @pytest.mark.parametrize("amx", [True, False])
 def test_the_copy(make_captioner, monkeypatch, bf16, amx):
-    """The encoder's layers have 8 bits, results are near, and the original is unchanged."""
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: bf16)
     monkeypatch.setattr(int8_linear, "HAS_AMX", amx)
     captioner, images = make_captioner(), 2 * torch.randn(6, 3, 48, 48)

@@ -20,7 +20,6 @@ GROUPS = [["a red ball", "the dogs"], [LONG, "cat"], ["", "a man with a box"]]
 
 @pytest.fixture
 def model(itm_checkpoint):
-    """Return the model of the checkpoint."""
     return load_itm(str(itm_checkpoint))[0]
 
 
@@ -88,7 +87,6 @@ def test_both_heads_are_those_of_transformers(itm_checkpoint, size):
 
 
 def test_there_and_back_by_the_commands(itm_checkpoint, model, tmp_path, capsys):
-    """The vocabulary is found beside the file, and again in the folder."""
     folder, again = tmp_path / "hf", tmp_path / "hf" / "again.pth"
     assert main(["to-hf", str(itm_checkpoint), str(folder)]) == 0
     assert main(["from-hf", str(folder), str(again)]) == 0

@@ -94,7 +94,6 @@ CAPTIONS = [["a red ball on a box"], ["small dog"], ["the cat"]]
 
 @pytest.fixture
 def pieces(vocabulary, tmp_path):
-    """Return the vocabulary with a piece of "a" and of "the", and of no other word."""
     path = tmp_path / "vocab.txt"
     path.write_text(vocabulary.read_text() + "##a\n##the\n")
     return str(path)
@@ -149,7 +148,6 @@ def test_a_vocabulary_without_pieces_is_refused(make_captioner, tmp_path, vocabu
 
 @pytest.fixture
 def checkpoint(make_captioner, pieces, tmp_path):
-    """Return a captioner with a shifted first token, and its checkpoint."""
     captioner = make_captioner(tokenizer=pieces, first_token_shift=True, prompt="picture of the ")
     config = {"tokenizer": pieces, "prompt": "picture of the ", "first_token_shift": True}
     path = tmp_path / "run.pth"

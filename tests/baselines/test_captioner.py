@@ -66,8 +66,6 @@ def test_the_loss_is_the_mean_over_all_words_of_each_caption_alone(model, prompt
 
 @pytest.mark.parametrize("model", MODELS)
 def test_tied_word_vectors_are_the_output_weights(model):
-    """Its logits are those of an untied one that holds the same values twice, its gradient the sum
-    of the two."""
     tied = make(model, encoder=Pixels(), tie_embeddings=True)
     untied = make(model, encoder=Pixels())
     untied.load_state_dict(tied.state_dict())
@@ -121,7 +119,6 @@ def test_a_prompt_of_unknown_words_is_refused():
 
 
 def continue_greedily(captioner, image, prompt):
-    """One image; the whole caption is read again for each word."""
     ids = [*captioner.prompt_ids.tolist()]
     while len(ids) < GREEDY.max_length and ids[-1] != WORDS.end:
         logits, _ = captioner.decoder(torch.tensor(ids).view(1, 1, -1), captioner.encoder(image))

@@ -123,7 +123,6 @@ def test_torchs_cells_run_without_autocast_and_in_the_mode_that_cudnn_differenti
 
 
 def test_dropout_acts_in_training_alone():
-    """Between the layers, too."""
     decoder, (tokens, places) = make("sat, 3 layers"), inputs()
     decoder.dropout.p = 0.5
     assert not torch.equal(decoder(tokens, places)[0], decoder(tokens, places)[0])

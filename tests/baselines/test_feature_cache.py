@@ -21,7 +21,6 @@ def encoder(folder):
 
 
 def count_calls(encoder):
-    """Return a list that gets the images of every call of the network."""
     calls = []
     encoder.network.register_forward_pre_hook(lambda _, inputs: calls.append(len(inputs[0])))
     return calls

@@ -73,7 +73,6 @@ def test_a_grid_by_pooling_or_by_interpolation(side, grid):
 
 
 def test_annotations_are_normalised_channel_by_channel():
-    """Over images and places in training, by what was found there afterwards."""
     encoder = ImageEncoder("resnet18", dim=7, grid=3, norm=True, finetune=False)
     weight, bias = (torch.nn.init.normal_(p).double() for p in encoder.norm.parameters())
     image = torch.randn(4, 3, 64, 64)

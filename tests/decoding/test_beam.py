@@ -15,7 +15,6 @@ END, PAD = 1, 99
 
 
 def uncached(logits):
-    """Return a step function without a cache. logits: a function of rows (R, n) -> (R, V)."""
     state = {}
 
     def step(tokens, rows):

@@ -104,13 +104,11 @@ def test_noise_is_that_of_the_schedule(noise):
 
 
 def test_own_scores_are_of_the_captioner_alone():
-    """The sum over the tokens after the prompt, by the length of the caption without its end."""
     settings = {"num_beams": 2, "num_return": 2, "min_length": 0, "max_length": 7}
     chosen = DecodingSettings(guidance_scale=2.0, length_penalty=0.7, **settings)
     model = TwoStreams(chosen, 5)
 
     def log_p(row):
-        """Of each token after the prompt, 0 after the end."""
         tokens = strip(row)
         found = torch.zeros(len(row) - 2)
         for n in range(2, len(tokens)):

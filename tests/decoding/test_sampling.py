@@ -77,7 +77,6 @@ def transformers_generation():
 
 
 def warped(scores, settings, *warpers):
-    """Ours, and transformers'."""
     expected = scores.flatten(0, 1)
     for name, value in warpers:
         expected = getattr(transformers_generation(), f"{name}LogitsWarper")(value)(None, expected)
@@ -100,7 +99,6 @@ def test_warping_equals_that_of_transformers(top_k, top_p):
 @pytest.mark.parametrize("min_p", [0.0, 0.05, 0.5, 1.0])
 @pytest.mark.parametrize("typical_p", [0.1, 0.6, 0.95, 1.0])
 def test_min_p_and_typical_p_are_those_of_transformers(min_p, typical_p):
-    """After top_k, as `generate` has them."""
     warpers = [
         ("TopK", 20),
         *[("MinP", min_p)] * (min_p > 0),

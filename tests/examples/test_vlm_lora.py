@@ -53,7 +53,6 @@ load = transformers.AutoModelForImageTextToText.from_pretrained
 
 
 def alone(example, packing, model, photos):
-    """The loss and gradients of each caption alone with its photo."""
     rows = [dict(packing.row(**row)) for row in example.read_rows(photos)]
     for row in rows:
         del row["position_ids"]

@@ -12,7 +12,6 @@ REHEARSE = "GPU_REHEARSAL" in os.environ  # at tiny sizes, on the CPU
 
 @pytest.fixture(scope="module")
 def card(tmp_path_factory):
-    """Return the card; skip the test where there is none and nothing is rehearsed."""
     if not torch.cuda.is_available() and not REHEARSE:
         pytest.skip("there is no GPU; GPU_REHEARSAL=1 rehearses on the CPU")
     return CheckContext(REHEARSE, tmp_path_factory.mktemp("gpu"))

@@ -29,7 +29,6 @@ def without_tf32():
 
 
 def loud(tiny):
-    """A captioner on the CPU whose captions depend on the image."""
     captioner = our_captioner(tiny).eval()
     with torch.no_grad():
         for parameter in captioner.text_decoder.parameters():
@@ -40,7 +39,6 @@ def loud(tiny):
 
 @functools.lru_cache(1)
 def captioners(card):
-    """One on the CPU, and the same on the device."""
     on_cpu = loud(card.tiny)
     return on_cpu, copy.deepcopy(on_cpu).to(card.device)
 

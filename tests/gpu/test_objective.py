@@ -37,7 +37,6 @@ def with_words(spec, labels, vocabulary):
 
 
 def defined(objective, inputs, labels, **more):
-    """The loss and gradients of the definition on full logits, in float64 on the CPU."""
     hidden, weight, bias = (x.double().requires_grad_() for x in inputs)
     loss = objective(hidden @ weight.T + bias, labels, **more).loss
     loss.backward()

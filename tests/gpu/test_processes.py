@@ -54,7 +54,6 @@ def joined(rank, world, meeting, on_gpu, work):
 
 
 def reference(device):
-    """A tiny captioner, a batch, and its loss and gradients by name without any processes."""
     captioner = our_captioner(True).eval().to(device)
     batch = random_images(captioner, 4).to(device), random_captions(True, 4, 2)
     alone = copy.deepcopy(captioner)

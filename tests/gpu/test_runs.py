@@ -24,7 +24,6 @@ PRECISION = {"cuda": "bf16", "cpu": "fp32"}
 
 
 def config_of(card):
-    """A configuration of a run of six steps on generated scenes, made once."""
     path = card.folder / "run.yaml"
     if not path.exists():
         make_scenes(card.folder / "scenes", splits={"train": 24, "val": 4, "test": 4})
@@ -35,7 +34,6 @@ def config_of(card):
 
 
 def trained(card, folder, *changes):
-    """The output of a run in that folder."""
     given = ["--config", str(config_of(card)), "--output_dir", str(folder)]
     with contextlib.redirect_stderr(io.StringIO()) as output:
         ended = train.main([*given, "--device", card.device.type, *changes])
@@ -55,7 +53,6 @@ def weights(folder):
 
 @contextlib.contextmanager
 def stopped_after(steps):
-    """Within the block a run is asked to stop once it has done so many steps."""
     step_of = FineTuning._optimiser_step
 
     def step(self, batches, number):

@@ -9,7 +9,6 @@ MEGABYTE = 2**20
 
 
 def test_a_compiled_step_has_the_gradient_of_an_eager_one(card):
-    """Of a tiny captioner without dropout, in fp32 and under bf16."""
     training = Training(True, with_peer=False, device=card.device)
     for part in training.ours.modules():
         if isinstance(part, torch.nn.Dropout):

@@ -32,7 +32,6 @@ HOW = [{}, {"reduction": "none"}, {"reduction": "sum", **CAPPED}, PACKED]
 
 
 def example(vocabulary=23, dtype=torch.float64):
-    """Hidden states, weight, bias, and labels; the same on every process."""
     torch.manual_seed(0)
     inputs, labels = hidden_states.example(vocabulary=vocabulary, width=8, dtype=dtype)
     return [x.detach() for x in inputs], labels
@@ -53,7 +52,6 @@ def whole(x):
 
 
 def results(output, inputs):
-    """Loss, parts and tokens, and the gradients of the inputs that there are."""
     return [*output, gradients(output.loss, inputs)]
 
 
@@ -101,7 +99,6 @@ def definitions(mesh):
 
 
 def placements(mesh):
-    """Of hidden states, weight and bias; gradients are placed as they are."""
     inputs, labels = example()
     losses = objective(SPECS[-1])
     expected = definition(losses, inputs, labels)

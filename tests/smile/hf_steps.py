@@ -93,7 +93,6 @@ def needs(name):
 
 @contextlib.contextmanager
 def one_line(match):
-    """A ValueError of one line."""
     with pytest.raises(ValueError, match=match) as error:
         yield
     assert "\n" not in str(error.value)

@@ -39,7 +39,6 @@ def example(captions=5, length=7, vocabulary=23, width=6, dtype=torch.float64):
 
 
 def by_definition(objective, inputs, labels, scale=1.0, softcap=None, **how):
-    """The objective of all logits."""
     torch.manual_seed(0)  # of the words that random subsetting samples
     logits = F.linear(*inputs) * scale
     if softcap is not None:
@@ -48,7 +47,6 @@ def by_definition(objective, inputs, labels, scale=1.0, softcap=None, **how):
 
 
 def fused(objective, inputs, labels, **how):
-    """The objective without logits."""
     torch.manual_seed(0)
     return objective.from_hidden(*inputs, labels, **how)
 

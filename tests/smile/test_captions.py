@@ -69,7 +69,6 @@ captions = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=6)
     seed=st.integers(0, 99),
 )
 def test_packed_captions_are_padded_captions(rows, spec, first, reduction, weighted, seed):
-    """Losses, parts and gradients, on logits and from hidden states."""
     torch.manual_seed(seed)
     labels, segments, padded, places = packed_rows(rows, start=seed - 9)
     hidden = torch.randn(*labels.shape, WIDTH, dtype=torch.float64, requires_grad=True)

@@ -49,7 +49,6 @@ def test_behind_a_long_question_the_labels_alone_are_looked_at(spec):
 
 @pytest.mark.parametrize("spec", ["mle", {"mle": 0.5, "smile": 0.3, "gem": 0.2}], ids=str)
 def test_labels_are_smoothed_over_words_that_the_bias_does_not_rule_out(spec):
-    """It is the loss of a head that lacks them."""
     (hidden, weight, bias), labels = example(vocabulary=26)
     with torch.no_grad():
         bias[23:] = torch.tensor([float("-inf"), torch.finfo(bias.dtype).min, -65504.0])

@@ -21,8 +21,6 @@ def nothing_is_compiled_yet():
 
 
 class Captioner(nn.Module):
-    """Words in, the objective's output out; one row of the embedding a word, its head's too."""
-
     def __init__(self, spec, bias=True, dtype=torch.float64, **settings):
         super().__init__()
         torch.manual_seed(0)
@@ -46,7 +44,6 @@ def example(length=7):
 
 
 def step(run, model, inputs, **how):
-    """The output and the gradients of a step."""
     model.zero_grad()
     torch.manual_seed(2)  # of the words that random subsetting draws
     output = run(*inputs, **how)

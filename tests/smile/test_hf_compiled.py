@@ -25,7 +25,6 @@ def from_scratch():
 
 
 def assert_same(model, name, objective, steps=2):
-    """A compiled model's steps are those of one that is not."""
     batch = made(name).batch
     plain = use_smile(made(name).model, objective)
     loss = plain(**batch).loss

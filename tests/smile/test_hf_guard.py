@@ -86,7 +86,6 @@ def test_another_loss_of_the_outputs_states_has_no_gradient(name):
 
 
 def setting(forward):
-    """GPT-2, on which `forward` of the model and its own forward was set before use_smile."""
     family = made(GPT2)
     own = family.model.forward
     family.model.forward = lambda *args, **kwargs: forward(family.model, own, *args, **kwargs)

@@ -20,8 +20,6 @@ MIXTURE = Objective({"mle": 0.3, "smile": 0.7})
 
 
 class Cosine(torch.nn.Linear):
-    """Normalises what it is given, as some models' heads do."""
-
     def forward(self, hidden):
         return super().forward(torch.nn.functional.normalize(hidden, dim=-1))
 
@@ -65,7 +63,6 @@ def test_a_class_that_the_table_lacks_is_trained_from_logits():
 
 
 def losses(model, batch):
-    """From logits, and from hidden states."""
     return [
         use_smile(model, MIXTURE, from_hidden).train()(**batch).loss
         for from_hidden in (False, True)
@@ -105,7 +102,6 @@ def test_logits_that_a_forward_set_before_changes_are_refused_in_the_first_step(
 
 
 def row_of(name, **values):
-    """What the table's row makes of the values of a model and its configurations."""
     module = type(name, (torch.nn.Module,), {"__module__": "transformers.models.any"})()
     module.config = types.SimpleNamespace(**values)
     head = torch.nn.Linear(4, 9)

@@ -24,7 +24,6 @@ MULTILINGUAL = [
 
 
 def opened(labels, *openings):
-    """Labels of three rows, each with its special tokens before the words and an end behind."""
     openings = torch.tensor(openings).expand(3, -1) if isinstance(openings[0], int) else openings[0]
     ended = F.pad(labels, (0, 1), value=-100)
     ended[torch.arange(3), (labels != -100).sum(1)] = END
@@ -251,7 +250,6 @@ def test_a_caption_is_not_refused_wherever_its_image_is(tokens, before):
 @needs(LLAVA)
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_first_token_that_is_not_scored_is_no_prompt(packed):
-    """Labels of it change nothing, though an image follows."""
     tokens = [START, *IMAGE, *TEXT]
     scored = [True] + [False] * 4 + [True] * 4
     model, batch = llava(*tokens * (1 + packed), scored=scored * (1 + packed), rows=1)

@@ -26,7 +26,6 @@ needs_llama = needs(LLAMA)
 
 
 def tokens_of(texts, seed=0):
-    """For each text its tokens, and labels that leave the prompt out."""
     torch.manual_seed(seed)
     made_texts = []
     for prompt, caption in texts:
@@ -246,7 +245,6 @@ def test_an_attention_mask_that_packs_needs_to_say_more(mask, found):
 
 @from_logits_and_hidden
 def test_segments_of_captions_alone_keep_their_first_token(from_hidden):
-    """Whatever the number of the prompts between them is."""
     family = made(CAUSAL)
     labels = family.batch["labels"]
     model = use_smile(family.model, from_hidden=from_hidden)

@@ -91,7 +91,6 @@ def test_each_turn_of_an_assistant_is_a_caption(packing, tmp_path):
 
 
 def test_adapters_and_packed_rows(tmp_path):
-    """Adapters alone have gradients, and those of the definition."""
     config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
     trainer = make(SmileSFTTrainer, tmp_path, peft_config=config, **STEPS["packed"])
     model = llama()
@@ -112,14 +111,12 @@ def test_a_step_of_transformers_trainers(cls, model, step, tmp_path):
 @pytest.mark.parametrize("cls", [SmileTrainer, SmileSFTTrainer])
 @pytest.mark.parametrize("objective", [None, Objective("reverse", first_token_mle=False)])
 def test_another_objective_and_the_default(cls, objective, tmp_path):
-    """Which is SMILE; one objective alone has no parts that are logged."""
     trainer = make(cls, tmp_path, objective=objective)
     check(trainer, each_alone(llama(), rows(), objective or Objective("smile")))
     assert not [name for entry in trainer.state.log_history for name in entry if "loss_" in name]
 
 
 def test_labels_that_are_shifted_already(tmp_path):
-    """A batch has them in the place of labels."""
     pad = transformers.DataCollatorForSeq2Seq(tokenizer())
 
     def collate(parts):
@@ -136,7 +133,6 @@ def test_labels_that_are_shifted_already(tmp_path):
 
 
 def test_a_packed_step_of_trainer(tmp_path):
-    """With the collator of transformers that flattens a batch."""
     collate = transformers.DataCollatorWithFlattening(return_flash_attn_kwargs=True)
     trainer = make(SmileTrainer, tmp_path, data_collator=collate)
     check(trainer, each_alone(llama(), rows(), MIXTURE))

@@ -39,7 +39,6 @@ BOTH = pytest.mark.parametrize("cls", [SmileTrainer, SmileSFTTrainer])
 
 @BOTH
 def test_logs_have_the_parts_and_nothing_wrong(cls, tmp_path):
-    """Each as it is of the loss, over steps whose batches differ in tokens."""
     options = {"max_steps": 4, "logging_steps": 2, "learning_rate": 0.1, **ACCUMULATED}
     trainer = make(cls, tmp_path, eval_dataset=datasets.Dataset.from_list(rows()), **options)
     trainer.train()
@@ -152,7 +151,6 @@ def collate(parts):
 
 @BOTH
 def test_weights_of_tokens(cls, tmp_path):
-    """A batch divides by the weights of all that are accumulated."""
     data = [{"input_ids": ids(caption)} for caption in CAPTIONS]
     for row in data:
         row["weights"] = [0.5 + n % 3 for n in range(len(row["input_ids"]))]

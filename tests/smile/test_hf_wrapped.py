@@ -34,7 +34,6 @@ needs_llama = needs(LLAMA)
 
 
 def wrapped(model):
-    """By a method that calls the forward it found."""
     before = model.forward
     model.forward = types.MethodType(lambda self, *args, **kwargs: before(*args, **kwargs), model)
     return model
@@ -45,7 +44,6 @@ def wrapped_twice(model):
 
 
 def hooked(model):
-    """By accelerate, as it moves inputs between devices."""
     hooks = pytest.importorskip("accelerate.hooks")
 
     class Hook(hooks.ModelHook):

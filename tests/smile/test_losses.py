@@ -29,7 +29,6 @@ IGNORE = -100
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("wide", [False, True])
 def test_labels_are_smoothed_over_words_that_the_model_does_not_rule_out(dtype, wide):
-    """Other words at each position, as torch's own loss is of logits that lack them."""
     torch.manual_seed(0)
     logits, labels = torch.randn(2, 3, 9).to(dtype), torch.randint(9, (2, 3))
     labels[1, 2] = IGNORE

@@ -21,7 +21,6 @@ SIZES = {
 
 
 def tokenizer():
-    """A word is a letter."""
     from tokenizers import Tokenizer, decoders, models
 
     known = {token: number for number, token in enumerate([*SPECIAL, *LETTERS])}

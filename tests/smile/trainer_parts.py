@@ -52,7 +52,6 @@ def ids(text):
 
 
 def llama(**config):
-    """A tiny Llama in float64, always the same."""
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**LLAMA, **config}))
     return model.double()
@@ -114,8 +113,6 @@ class SmileSFTTrainer(SmileLossMixin, trl.SFTTrainer):
 
 
 class Gradients(transformers.TrainerCallback):
-    """Keeps those of the last step."""
-
     def on_pre_optimizer_step(self, arguments, state, control, model=None, **kwargs):
         self.found = gradients(model)
 
@@ -168,7 +165,6 @@ EXAMPLES = {
 
 
 def of_trl(kind, folder, model, **options):
-    """TRL's trainer of a kind, of one step on two rows."""
     given = {}
     if kind in ("GRPO", "RLOO"):
         given["reward_funcs"] = lambda completions, **_: [float(len(x)) for x in completions]
@@ -187,12 +183,10 @@ def logs(trainer, name="loss"):
 
 
 def found(trainer):
-    """The gradients of its last step."""
     return next(c.found for c in trainer.callback_handler.callbacks if isinstance(c, Gradients))
 
 
 def check(trainer, expected):
-    """Train the only step, and compare."""
     trainer.train()
     loss, gradients = expected
     (entry,) = logs(trainer)

@@ -5,7 +5,6 @@ import pytest
 
 @pytest.fixture(scope="session")
 def vlm_folder(tmp_path_factory):
-    """Return a function of a family's name: its folder, written once, and its prompt."""
     from tests.vlm import folders
 
     root, written = tmp_path_factory.mktemp("vlm"), {}
@@ -30,7 +29,6 @@ def vlm_photos():
 
 @pytest.fixture
 def make_vlm(vlm_folder):
-    """Return a function of a family's name that builds its captioner, in evaluation mode."""
     from smile import Objective
     from vlm.captioner import VlmCaptioner
     from vlm.library import load_model

@@ -197,7 +197,6 @@ PROCESSORS = {
 
 
 def write(name, folder):
-    """The family's folder; the prompt for it."""
     torch.manual_seed(0)
     make, prompt = PROCESSORS[name]
     processor, model = make(), MODELS[name]().model

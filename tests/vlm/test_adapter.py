@@ -41,7 +41,6 @@ def checkpoint_of(captioner, config, folder):
 
 @pytest.fixture
 def trained(config, vlm_photos, tmp_path):
-    """Return a captioner after a step, its image, and the file of its checkpoint."""
     captioner, _ = captioner_from(config, None)
     image = ImageBatch([captioner.prompt_processor(photo) for photo in vlm_photos])
     ((parameters, _),) = captioner.parameter_groups()

@@ -59,7 +59,6 @@ def test_options_that_are_refused(options, line, checkpoint, vlm_photos):
 
 
 def test_the_probability_of_a_word_is_that_among_all_tokens(checkpoint, vlm_photos):
-    """Worked out from the logits of the words before it."""
     service, captioner = CaptionService([checkpoint], Limits()), checkpoint.captioner
     options = read_options({"num_beams": 1, "max_length": 5, "min_length": 3})
     found = caption_of(service, vlm_photos[1], checkpoint, options).details

@@ -26,7 +26,6 @@ facts_file: scenes.json
 
 @pytest.fixture(scope="module")
 def results(scenes, tmp_path_factory, repository):
-    """Return the folder of a run, and what the programs said."""
     folder = tmp_path_factory.mktemp("run")
     tiny_vlm.write(str(folder / "model"))
     text = TINY_RUN.format(data=scenes) + KEYS.format(folder=folder / "model")

@@ -20,8 +20,6 @@ CHAT, PLAIN = "Idefics3ForConditionalGeneration", "VisionEncoderDecoderModel"
 
 @pytest.fixture
 def write(tmp_path):
-    """A function that writes a configuration of these settings."""
-
     def write(**settings):
         path = tmp_path / "vlm.yaml"
         lines = (f"{key}: {json.dumps(value)}\n" for key, value in settings.items())
@@ -33,8 +31,6 @@ def write(tmp_path):
 
 @pytest.fixture
 def error_of(write):
-    """A function of settings: the line that ends their captioner."""
-
     def error_of(**settings):
         config = load_config(write(**settings))
         with pytest.raises(UserError) as error:
@@ -106,8 +102,6 @@ def test_an_older_library(write, monkeypatch, capsys):
 
 
 def edited(name, edit):
-    """A change of a JSON file of a model's folder."""
-
     def change(folder):
         content = json.loads((folder / name).read_text())
         edit(content)
@@ -181,8 +175,6 @@ class TestFolders:
 
     @pytest.fixture
     def broken(self, vlm_folder, tmp_path):
-        """Return a copy of a family's folder to break, and its prompt."""
-
         def copy(name=CHAT):
             folder, prompt = vlm_folder(name)
             target = Path(shutil.copytree(folder, tmp_path / "broken"))
@@ -233,7 +225,6 @@ class TestFolders:
         assert error_of(vlm=folder, prompt="what") == line
 
     def test_guidance_of_another_family(self, broken, write):
-        """Before the weights are read."""
         folder, prompt = broken("Qwen2VLForConditionalGeneration")
         (folder / "model.safetensors").unlink()
         config = load_config(write(vlm=str(folder), prompt=prompt, guidance_scale=2, num_beams=1))

@@ -36,7 +36,6 @@ LORA = "lora={r: 2, alpha: 4, dropout: 0.0}"
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
-    """Return the configuration of a run of 4 steps of 8 images."""
     folder = tmp_path_factory.mktemp("sharding")
     tiny_vlm.write(str(folder / "model"))
     path = write_config(folder, train_images=32)
@@ -46,13 +45,11 @@ def config(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def finished(config):
-    """Return a function that gives the folder of a finished run."""
     run = kept_runs(config)
     return lambda *settings: run(*settings, processes=1 if ONE[0] in settings else 2)
 
 
 def test_it_learns_as_in_one_process(finished):
-    """Recomputed, too."""
     divided = finished(*DIVIDED, "vit_grad_ckpt=true")
     assert_close(divided, finished(*ONE))
     parts = [".metadata", "__0_0.distcp", "__1_0.distcp", "rest.pth"]

@@ -66,7 +66,6 @@ def test_a_caption_is_read_where_it_stands(asked, between, expected):
 
 
 def test_a_question_does_not_lend_its_last_letter_to_the_caption():
-    """The tokenizer would make one token of both; when captioning the question is read alone."""
     words = CaptionTokenizer(byte_level(), Turn("r", "", ""), [1])
     assert byte_level().tokenize("red")[0] == "re"
     assert written(words, "ed") == ["e", "d", "<end>"]
