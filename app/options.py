@@ -66,7 +66,7 @@ class Options(BaseModel):
     def effective_settings(self) -> dict[str, Any]:
         """Return the settings that have an effect, to be recorded with a caption."""
         reranking = self.reranking()
-        unused = {"num_beams"} if self.sample or reranking else SAMPLING
+        unused = {"num_beams"} if self.sample or reranking else {*SAMPLING}
         unused |= {"details"} if reranking else RERANKING
         if reranking and reranking.rerank_weight is None:
             unused.add("rerank_weight")

@@ -179,6 +179,8 @@ def exit_code(program: Callable[[], str]) -> int:
     try:
         print(program())
     except (ValueError, OSError, ImportError) as error:
-        print(f"error: {one_line(error, None)}", file=sys.stderr)
+        # The text may come from a checkpoint, and a terminal would obey its control characters.
+        line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in one_line(error, None))
+        print(f"error: {line}", file=sys.stderr)
         return 2
     return 0

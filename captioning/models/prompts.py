@@ -30,15 +30,15 @@ def prompt_is_question(config: Config) -> bool:
 def prompt_ids(captioner: Captioner, prompt: Optional[str], key: str, room: int) -> Tensor:
     """Return the ids (n,) of a prompt; of the captioner's own if it is None.
 
-    room: tokens of prompt and caption together, which the setting `key` limits. Raises UserError
-    for an unknown word, and if no token is left for a caption.
+    room: tokens of prompt and caption together, by the setting `key`; max_tokens counts the end
+    token, too. Raises UserError for an unknown word, and if no token is left for a caption.
     """
     if prompt is None:
         return captioner.prompt_ids
     ids = captioner.tokenizer.encode_prompt(prompt)
     if captioner.tokenizer.unknown in ids:
         raise UserError(f"prompt {prompt!r} has a word that the vocabulary lacks: leave it out")
-    if len(ids) >= room:
+    if len(ids) >= room - (key == "max_tokens"):
         raise UserError(
             f"prompt of {len(ids)} tokens, which leaves no room for a caption: {key} is {room}: "
             f"shorten {prompt[:30]!r} or raise {key}"
@@ -60,7 +60,7 @@ def check_prompts(samples: Iterable[Sample], captioner: Captioner, config: Confi
         check_reranker(config)
     for prompt, image in {} if prompt_is_question(config) else prompts.items():
         try:
-            prompt_ids(captioner, prompt, key, getattr(config, key) - (key == "max_tokens"))
+            prompt_ids(captioner, prompt, key, getattr(config, key))
         except UserError as error:
             raise UserError(f"{image}: {error}") from None
 

@@ -135,14 +135,19 @@ def choose_judge(variant: Variant, done: Sequence[Variant]) -> str:
     none.
     """
     mle_runs = [run for run in done if run.weight == 1]
-    own_seed = variant.overrides[-1] if variant.overrides[-1].startswith("seed=") else None
-    candidates = [run for run in mle_runs if run.overrides[-1] != own_seed] if own_seed else []
+    own_seed = _seed_of(variant)
+    candidates = [] if own_seed is None else [run for run in mle_runs if _seed_of(run) != own_seed]
     if not candidates:
         raise UserError(
             "decoding judge needs runs of MLE with two seeds or more: --seeds 2 --mle 1"
         )
-    later_seeds = [run for run in candidates if run.overrides[-1] > own_seed]
+    later_seeds = [run for run in candidates if _seed_of(run) > own_seed]
     return (later_seeds or candidates)[0].name
+
+
+def _seed_of(variant: Variant) -> Optional[int]:
+    key, _, value = variant.overrides[-1].partition("=")
+    return int(value) if key == "seed" else None
 
 
 def train_and_score(arguments: Sequence[str]) -> int:
