@@ -82,10 +82,13 @@ def test_evaluation_reads_the_column(scenes, scenes_config, tmp_path):
     for row in range(5):
         alone = caption_images(captioner, samples[row : row + 1], config, device, "captions")
         assert alone == [found[row]]
-    config = config.model_copy(update={"max_length": 4})
-    with pytest.raises(UserError, match=r"^a\.jpg: prompt of 5 tokens, which leaves") as error:
-        check_prompts([Sample("a.jpg", (), 1, "a star on the")], captioner, config, "max_length")
-    assert "max_length is 4" in str(error.value)
+    config = config.model_copy(update={"max_length": 5, "max_tokens": 6})
+    asked = [Sample("a.jpg", (), 1, "a star on the")]
+    for key, room in (("max_length", 5), ("max_tokens", 6)):
+        with pytest.raises(UserError, match=r"^a\.jpg: prompt of 5 tokens, which leaves") as error:
+            check_prompts(asked, captioner, config, key)
+        assert f"{key} is {room}" in str(error.value)
+        check_prompts(asked, captioner, config.model_copy(update={key: room + 1}), key)
 
 
 def test_columns(tmp_path):
