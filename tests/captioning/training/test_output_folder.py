@@ -142,14 +142,23 @@ def test_a_checkpoint_in_parts_is_known_by_its_last_file(s3, on, killed_at):
         s3.files.rm("bucket/run", recursive=True)
 
 
-def test_what_was_not_written_is_moved_aside(s3, on):
-    """What a store refuses: tests/e2e/test_stored_runs.py."""
-    first, second = on("one"), on("two")
-    save(second.folder, 1)
-    second.upload()
-    save(first.folder, 7)  # of a machine that has not noticed
+def test_what_was_not_written_stays_where_it_is(s3, on):
+    output = on("one")
+    save(output.folder, 0)
+    s3.refused = "checkpoint_00.pth"
+    with pytest.raises(UserError, match=r"not allowed.*nothing is lost.*the same command"):
+        output.upload()
+    s3.refused = None
+    assert "checkpoint_00.pth" not in stores.stamps(ADDRESS)
+    again = on("one")  # nobody else has written
+    assert checkpoints.read_newest(again.folder)[1]["epoch"] == 0
+    again.upload()
+    elsewhere = on("two")
+    save(elsewhere.folder, 1)
+    elsewhere.upload()
+    save(again.folder, 7)  # of a machine that has not noticed
     assert checkpoints.read_newest(on("one").folder)[1]["epoch"] == 1
-    aside = first.folder.with_name(f"{first.folder.name}.1")
+    aside = again.folder.with_name(f"{again.folder.name}.1")
     assert checkpoints.read_newest(aside)[1]["epoch"] == 7
 
 
@@ -176,6 +185,16 @@ def test_another_machine_than_rank_0s_reads_a_copy(s3, on, tmp_path, monkeypatch
         assert on(machine).local_path(name) == found
     on_disk = OutputFolder(str(tmp_path))
     assert on_disk.store_name(path) == on_disk.local_path(path) == path
+
+
+def test_a_store_that_was_emptied_begins_anew_and_the_copy_stays(s3, on):
+    output = on("one")
+    save(output.folder, 0)
+    output.upload()
+    s3.files.rm("bucket/run", recursive=True)
+    assert checkpoints.read_newest(on("one").folder) is None
+    aside = output.folder.with_name(f"{output.folder.name}.1")
+    assert checkpoints.read_newest(aside)[1]["epoch"] == 0
 
 
 def test_a_second_name_is_copied_by_the_store(s3, on, monkeypatch):
