@@ -165,7 +165,7 @@ def test_a_batch_holds_no_more_files_than_two(tmp_path):
     images = ShardImages(lambda shard: plan, [(0, 0)], 8, lambda path, data, prompt: torch.zeros(1))
     with memory_below(5 << 24):
         batch, end = images
-    assert len(batch.entries) == len(batch.image) == 8 and end.last
+    assert len(batch.entries) == len(batch.image) == 8 and end.ends_shard
 
 
 def test_a_name_that_comes_twice_is_one_image(run, photos, expected, tmp_path):
