@@ -138,6 +138,8 @@ def test_only_controls_with_an_effect_are_shown_and_used(page, files):
 
 
 def test_a_photo_that_is_refused_is_one_line_in_the_page(page, files):
+    page.ask("document.querySelector('#caption').click()")
+    page.wait("/no photo/.test(document.querySelector('#results [role=alert]')?.innerText)")
     caption(page, files / "huge.png")
     line = "huge.png: 2000 x 2000 pixels; this page takes up to 3 million"
     page.wait(f"document.querySelector('#results').innerText.includes({line!r})")
