@@ -46,11 +46,7 @@ def test_secrets_of_an_address_are_shown_nowhere(run_folders, monkeypatch, capsy
     assert [c.source for c in found] == ["https://store.example/models/best.pth"] * 2
     assert len({c.label for c in found}) == 2 and all(c.label.startswith("best") for c in found)
     page = view.render_about(CaptionService(found, Limits()), "http://127.0.0.1:7860")
-    with pytest.raises(
-        UserError, match=r"store\.example/models/best\.pth is named twice"
-    ) as caught:
-        load_checkpoints([first, first], config, CPU)
-    texts = [page, str(caught.value), repr(found), *capsys.readouterr()]
+    texts = [page, repr(found), *capsys.readouterr()]
     assert "https://store.example/models/best.pth" in page
     assert not any(secret in text for text in texts for secret in ("PASSWORD", "SECRET", "user:"))
 

@@ -1,7 +1,6 @@
 """Concurrent calls share a batch; each gets its answer or its error."""
 
 import threading
-import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -89,39 +88,6 @@ def test_items_of_disconnected_callers_are_left_out(gather):
     assert [item for batch in maker.batches[1:] for item in batch] == [2]
 
 
-def test_calls_within_the_window_are_one_batch(monkeypatch):
-    monkeypatch.setattr("app.dynamic_batcher.WINDOW_S", 20)
-    maker = Maker()
-    maker.may.set()
-    batcher, batches = DynamicBatcher(maker, 3), []
-    batcher.on_batch = lambda items, seconds: batches.append((items, seconds >= 0))
-    with ThreadPoolExecutor(3) as threads:
-        found = threads.map(lambda i: batcher.submit("a", i, threading.Event()), range(3))
-        assert list(found) == [0, 2, 4]  # the third fills it: nobody waits for 20 s
-    assert [sorted(batch) for batch in maker.batches] == [[0, 1, 2]] and batches == [(3, True)]
-
-
-def test_the_memory_of_a_failed_batch_is_freed_before_its_items_are_retried(monkeypatch):
-    class Tensor:
-        pass
-
-    kept = []
-
-    def make(items):
-        large = Tensor()
-        assert all(each() is None for each in kept)
-        kept.append(weakref.ref(large))
-        if len(items) > 1:
-            raise MemoryError
-        return [2 * item for item in items]
-
-    monkeypatch.setattr("app.dynamic_batcher.WINDOW_S", 20)
-    batcher = DynamicBatcher(make, 2)
-    with ThreadPoolExecutor(2) as threads:
-        found = threads.map(lambda i: batcher.submit("a", i, threading.Event()), range(2))
-        assert list(found) == [0, 2] and len(kept) == 3
-
-
 @pytest.fixture(scope="module")
 def talkative(scenes_config):
     """Return a checkpoint whose captions of the photos all differ."""
@@ -158,10 +124,11 @@ def test_samples_are_not_batched(checkpoints):
     service, sizes = CaptionService(checkpoints, Limits()), []
     service.batcher.on_batch = lambda items, seconds: sizes.append(items)
     options = read_options({"sample": True, "max_length": 12, "temperature": 3, "seed": 4})
-    alone = [
-        caption_of(service, photo, checkpoints[0], options).details.caption for photo in PHOTOS
-    ]
+
+    def sampled(photo):
+        return caption_of(service, photo, checkpoints[0], options).details.caption
+
+    alone = list(map(sampled, PHOTOS))
     with ThreadPoolExecutor(len(PHOTOS)) as threads:
-        calls = [threads.submit(caption_of, service, p, checkpoints[0], options) for p in PHOTOS]
-        assert [call.result().details.caption for call in calls] == alone
+        assert list(threads.map(sampled, PHOTOS)) == alone
     assert sizes == [1] * 12

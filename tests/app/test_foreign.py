@@ -11,7 +11,6 @@ from tests.app.client import ask
 
 # Gradio fetches from public addresses only; with this the local server counts as one.
 ALL_ARE_PUBLIC = "import safehttpx\nsafehttpx.is_public_ip = lambda ip: True\n"
-EVIL = "http://evil.example"
 
 httpx = pytest.importorskip("httpx", reason="no Gradio, which brings httpx")
 
@@ -52,17 +51,10 @@ def ask_with_json(url, value):
     return ask(url, json.dumps(value).encode(), Content_Type="application/json")
 
 
-@pytest.mark.parametrize(
-    "route",
-    [
-        "file=",
-        "gradio_api/file=",
-        "gradio_api/file/",
-        "proxy=",
-        "gradio_api/proxy=",
-        "%67radio_api/file=",
-    ],
-)
+FILES = ["file=", "gradio_api/file=", "gradio_api/file/", "%67radio_api/file="]
+
+
+@pytest.mark.parametrize("route", [*FILES, "proxy=", "gradio_api/proxy="])
 @pytest.mark.parametrize("scheme", ["http://", "HTTP://", "https://", "ftp://", "//", "/http://"])
 def test_no_route_fetches_an_address(page, foreign, route, scheme):
     host, asked = foreign
@@ -152,7 +144,7 @@ PATHS = ["", "config", "metrics", "gradio_api/queue/data?session_hash=s", "gradi
 @pytest.mark.parametrize(
     "headers",
     [
-        {"Origin": EVIL},
+        {"Origin": "http://evil.example"},
         {"Origin": "null"},
         {"Origin": "http://localhost:3000"},
         {"Origin": "http://page.example.evil.example"},
@@ -164,12 +156,11 @@ PATHS = ["", "config", "metrics", "gradio_api/queue/data?session_hash=s", "gradi
 def test_another_origin_is_refused(page, path, host, headers):
     headers = {**headers, "Host": host} if host else headers
     post = path in ("gradio_api/upload", "gradio_api/queue/join", "api/caption")
-    status, found, answer = ask(f"{page}/{path}", b"{}" if post else None, **headers)
-    assert status == 403 and b"another origin" in answer
-    assert not [name for name in found if name.lower().startswith("access-control")]
-    preflight = {"Access_Control_Request_Method": "POST", **headers}
-    status, found, _ = ask(f"{page}/{path}", method="OPTIONS", **preflight)
-    assert status == 403 and "access-control-allow-origin" not in found
+    preflight = {"method": "OPTIONS", "Access_Control_Request_Method": "POST"}
+    for more in ({"body": b"{}" if post else None}, preflight):
+        status, found, answer = ask(f"{page}/{path}", **more, **headers)
+        assert status == 403 and b"another origin" in answer
+        assert not [name for name in found if name.lower().startswith("access-control")]
 
 
 @pytest.mark.parametrize(
@@ -181,12 +172,6 @@ def test_another_origin_is_refused(page, path, host, headers):
         {"Host": "page.example:443", "Origin": "https://page.example"},
         {"X_Forwarded_Host": "page.example, 10.0.0.1", "Origin": "https://page.example"},
         {"Sec_Fetch_Site": "same-origin"},
-        # A proxy that passes on the host without its port.
-        {
-            "Host": "page.example",
-            "Origin": "https://page.example:8",
-            "Sec_Fetch_Site": "same-origin",
-        },
         {"Sec_Fetch_Site": "none", "Sec_Fetch_Mode": "navigate"},
         {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate"},  # a link to the page
     ],

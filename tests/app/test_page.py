@@ -112,7 +112,7 @@ def downloaded(page):
     )
 
 
-def test_only_controls_with_an_effect_are_shown(page, files, tmp_path):
+def test_only_controls_with_an_effect_are_shown_and_used(page, files):
     open_settings(page)
     shown = (
         "['beams', 'sampling', 'candidate-count']"
@@ -124,49 +124,27 @@ def test_only_controls_with_an_effect_are_shown(page, files, tmp_path):
     for value in ("mbr", "Beam search", "mmi"):
         choose(page, value)
         assert page.ask(shown) == ["sampling", "candidate-count"]
-    page.picture(tmp_path / "reranking.png")
-    fill(page, "[document.querySelector('.smile-sampling input[type=range]')]", [0.5])
-    caption(page, files / "photo.jpg")
-    for entry in downloaded(page):
-        settings = entry["settings"]
-        assert (settings["rerank"], settings["top_p"], settings["sample"]) == ("mmi", 0.5, False)
-    choose(page, "")
-    assert page.ask(shown) == ["beams"]
-
-
-def test_lengths_and_prompt_are_those_of_the_fields(page, files):
-    open_settings(page)
     lengths = "document.querySelectorAll('input[type=range]')"
-    choose(page, "Sampling")
     prompt = "document.querySelector('[placeholder=\"a picture of\"]')"
-    fill(page, f"[{lengths}[0], {lengths}[1], {prompt}]", [6, 7, "A large"])
+    top_p = "document.querySelector('.smile-sampling input[type=range]')"
+    fill(page, f"[{lengths}[0], {lengths}[1], {prompt}, {top_p}]", [6, 7, "A large", 0.5])
     caption(page, files / "photo.jpg")
+    expected = {"rerank": "mmi", "top_p": 0.5, "sample": False, "prompt": "a large "}
+    expected |= {"min_length": 6, "max_length": 7}
     for entry in downloaded(page):
-        settings = entry["settings"]
-        assert (settings["min_length"], settings["max_length"]) == (6, 7)
-        assert settings["prompt"] == "a large "
+        assert expected.items() <= entry["settings"].items()
         # [DEC], a, large and these are 6 to 7 tokens.
-        assert settings["sample"] and 3 <= len(entry["words"]) <= 4
+        assert 3 <= len(entry["words"]) <= 4
 
 
 def test_a_photo_that_is_refused_is_one_line_in_the_page(page, files):
+    page.ask("document.querySelector('#caption').click()")
+    page.wait("/no photo/.test(document.querySelector('#results [role=alert]')?.innerText)")
     caption(page, files / "huge.png")
     line = "huge.png: 2000 x 2000 pixels; this page takes up to 3 million"
     page.wait(f"document.querySelector('#results').innerText.includes({line!r})")
     shown = text(page, "#results [role=alert]")
     assert "\n" not in shown and str(files) not in shown
-
-
-def test_a_text_file_and_too_heavy_a_photo(browser, server, files):
-    page = opened(browser, server)
-    page.choose_files(FIELD, files / "notes.txt")
-    page.wait("document.querySelector('.toast-body')")  # Gradio refuses it when it is chosen
-    assert "Invalid file type: notes.txt" in page.ask("document.body.innerText")
-    page.ask("document.querySelector('#caption').click()")
-    page.wait("document.querySelector('#results [role=alert]')")
-    page = opened(browser, server)
-    page.choose_files(FIELD, files / "heavy.jpg")
-    page.wait("/heavy.jpg/.test(document.querySelector('.toast-wrap')?.innerText)")
 
 
 def test_keyboard_alone(page, files):
@@ -238,15 +216,3 @@ def test_batch_gives_a_zip(page, files, tmp_path):
     with zipfile.ZipFile(tmp_path / "captions.zip") as archive:
         assert len(archive.read("captions.jsonl").splitlines()) == 6
         assert "SMILE/other.txt" in archive.namelist()
-
-
-def test_the_camera(page):
-    button = "document.querySelector('#photo [aria-label=\"Capture from camera\"]')"
-    page.ask(f"{button}.click()")
-    grant = "[...document.querySelectorAll('#photo button')].find(e => /access/i.test(e.innerText))"
-    page.wait(grant)
-    page.ask(f"{grant}.click()")
-    page.wait("document.querySelector('#photo video')?.videoWidth > 0")
-    page.ask("document.querySelector('#photo [aria-label=\"capture photo\"]').click()")
-    press_caption(page)
-    page.wait("document.querySelectorAll('.smile-card').length == 3")

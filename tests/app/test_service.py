@@ -7,6 +7,8 @@ import torch
 from PIL import Image
 
 from app.options import OPTIONAL, page_defaults, read_options
+from app.photos import Limits
+from app.service import CaptionService, caption_all
 from captioning.data import evaluation_transform
 from captioning.models.reranking import Reranker
 from captioning.runtime.errors import UserError
@@ -38,9 +40,7 @@ def record_of(service):
     [
         {},
         {"num_beams": 1, "repetition_penalty": 1.5},
-        {"max_length": 40, "min_length": 38, "no_repeat_ngram_size": 1},
         {"guidance_scale": 3.0},
-        {"sample": True, "temperature": 3.0, "top_k": 0, "top_p": 1.0},
         {"sample": True, "temperature": 3.0, "min_p": 0.5},
         {"sample": True, "temperature": 3.0, "typical_p": 0.1},
     ],
@@ -80,21 +80,17 @@ def test_a_reranked_caption_and_its_candidates(service, record_of):
     assert by_risk["rerank"] == "mbr" and "rerank_weight" not in by_risk
 
 
-def test_a_prompt_holds_for_one_caption(service):
+def test_a_prompt_holds_for_one_caption(service, monkeypatch):
     checkpoint = service.checkpoints[1]
     captioner = checkpoint.captioner
     before = captioner.prompt, captioner.prompt_ids
     options = read_options({**page_defaults(checkpoint), "prompt": " A  Large star"})
     prompted = caption_of(service, PHOTO, checkpoint, options)
     assert (captioner.prompt, captioner.prompt_ids) == before
-    captioner.prompt = "a large star "
-    captioner.prompt_ids = captioner.tokenizer.encode_prompt("a large star")
-    try:
-        settings = DecodingSettings(max_length=16, min_length=8, num_beams=2)
-        expected = captioner.generate(image_for(checkpoint), settings)[0]
-    finally:
-        captioner.prompt, captioner.prompt_ids = before
-    assert prompted.details.caption == expected
+    monkeypatch.setattr(captioner, "prompt", "a large star ")
+    monkeypatch.setattr(captioner, "prompt_ids", captioner.tokenizer.encode_prompt("a large star"))
+    settings = DecodingSettings(max_length=16, min_length=8, num_beams=2)
+    assert prompted.details.caption == captioner.generate(image_for(checkpoint), settings)[0]
     assert prompted.settings["prompt"] == "a large star "
 
 
@@ -119,13 +115,19 @@ def test_invalid_settings_are_one_line(service, monkeypatch, given, message):
     assert captioner.prompt == "a picture of "
 
 
+def test_too_many_photos_are_refused_before_any_is_read(service, files):
+    small = CaptionService(service.checkpoints, Limits(photos=2))
+    photos = [(files / "no such", "a.jpg")] * 3
+    with pytest.raises(UserError, match="3 photos; this page takes up to 2 at a time"):
+        next(caption_all(small, photos, ["MLE"], read_options({})))
+
+
 def test_unknown_checkpoints_are_refused(service, files):
     def labels_of(*labels):
         found = service.caption_file(files / "photo.jpg", "a", labels, read_options({}))[1]
         return [caption.checkpoint.label for caption in found]
 
     assert labels_of("SMILE", "MLE") == ["MLE", "SMILE"]
-    with pytest.raises(UserError, match="there is no 'GPT'; there are MLE, SMILE"):
-        labels_of("GPT")
-    with pytest.raises(UserError, match="no checkpoint is chosen"):
-        labels_of()
+    for labels, line in ((["GPT"], "there is no 'GPT'; there are MLE, SMILE"), ([], "no checkpoi")):
+        with pytest.raises(UserError, match=line):
+            labels_of(*labels)

@@ -1,9 +1,11 @@
-"""The HTML of results: escaped names, attention maps in place."""
+"""The HTML of results, with escaped names and attention maps, and the ZIP of a batch."""
 
 import base64
 import io
 import json
 import re
+import shutil
+import zipfile
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from app import view
 from app.checkpoints import Checkpoint
 from app.options import read_options
 from app.photos import Limits
-from app.service import CaptionService
+from app.service import CaptionService, caption_all
 from baselines import ClassicCaptioner, ImageEncoder, Vocabulary
 from captioning.config import Config
 from tests.app.captions import caption_of
@@ -69,3 +71,28 @@ def test_names_and_reasons_are_text(service):
     shown = view.render_results(name, PHOTO, [caption])
     assert "<script" not in shown
     assert "<script" not in view.render_error(name)
+
+
+def test_zip_of_good_and_bad_photos(service, files, tmp_path):
+    (tmp_path / "more").mkdir()
+    shutil.copy(files / "photo.jpg", tmp_path / "more" / "photo.jpg")
+    paths = [files / "photo.jpg", files / "cut.jpg", tmp_path / "more" / "photo.jpg"]
+    photos = [(path, path.name) for path in paths]
+    chosen = [checkpoint.label for checkpoint in service.checkpoints[1:]]
+    done = list(caption_all(service, photos, chosen, OPTIONS))
+    view.write_zip(done, tmp_path / "captions.zip")
+    with zipfile.ZipFile(tmp_path / "captions.zip") as archive:
+        content = {name: archive.read(name).decode() for name in archive.namelist()}
+    records = [json.loads(line) for line in content.pop("captions.jsonl").splitlines()]
+    (failed,) = (json.loads(line) for line in content.pop("failed.jsonl").splitlines())
+    assert failed["image"] == "cut.jpg" and "truncated" in failed["reason"]
+    assert [(r["image"], r["label"]) for r in records] == [
+        ("photo.jpg", label) for _ in range(2) for label in chosen
+    ]
+    caption = records[0]["caption"]
+    assert content == {
+        "SMILE/photo.txt": caption + "\n",
+        "SMILE/photo_2.txt": caption + "\n",
+        "MLE+SMILE 0.5_0.5/photo.txt": records[1]["caption"] + "\n",
+        "MLE+SMILE 0.5_0.5/photo_2.txt": records[1]["caption"] + "\n",
+    }

@@ -9,7 +9,6 @@ import zipfile
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from BLIP import load_weights, read_checkpoint
 from BLIP.weights.safe_load import OmittedObject
@@ -76,15 +75,13 @@ def nested():
 STATE = {"w": torch.ones(300)}
 WHOLE = saved({"model": STATE})
 NO_STATE = "checkpoint {} is not a state dict and has none as 'model'"
-OBJECTS = (
-    "checkpoint {} has objects that could run code ({}); if you know where the file comes from, "
-    "set trust_checkpoint: true to load it without these objects"
-)
 BLOCKED = (
     "checkpoint {} is damaged: it has more than tensors, numbers and text, or is not a checkpoint"
 )
 # name: content, the beginning of what is said
 UNREADABLE = {
+    "none.pth": (None, "checkpoint {} does not exist"),
+    ".": (None, "checkpoint {} is a folder, not a checkpoint: name a file in it"),
     "empty.pth": (b"", "checkpoint {} is damaged: "),
     "cut.pth": (WHOLE[: len(WHOLE) // 2], "checkpoint {} is damaged: "),
     "cut at its end.pth": (WHOLE[:-10], "checkpoint {} is damaged: "),
@@ -111,9 +108,6 @@ HOSTILE = {
     "as weights.pth": saved(Attack()),
     "by eval.pth": saved({"model": STATE, "x": AttackByEval()}),
     "old form.pth": saved({"model": STATE, "x": Attack()}, _use_new_zipfile_serialization=False),
-    "old form by eval.pth": saved(
-        {"model": STATE, "x": AttackByEval()}, _use_new_zipfile_serialization=False
-    ),
     "plain pickle.pth": pickle.dumps(Attack()),
     "plain text pickle.pth": pickle.dumps(AttackByEval(), protocol=0),
 }
@@ -127,21 +121,15 @@ def here(tmp_path, monkeypatch):
     assert not (tmp_path / RAN).exists()
 
 
-@pytest.mark.parametrize("attack", [Attack, AttackByEval])
-def test_the_attacks_would_work(attack):
-    pickle.loads(pickle.dumps(attack()))
-    assert os.path.isdir(RAN)
-    os.rmdir(RAN)
-
-
 @pytest.mark.parametrize("name", UNREADABLE)
 def test_what_is_no_checkpoint_is_one_line(tmp_path, name):
     content, message = UNREADABLE[name]
-    (tmp_path / name).write_bytes(content)
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError) as error:
         read_checkpoint(name)
     assert str(error.value).startswith(message.format(name)) and "\n" not in str(error.value)
-    assert (tmp_path / name).read_bytes() == content
+    assert content is None or (tmp_path / name).read_bytes() == content
 
 
 @pytest.mark.parametrize("trust", [False, True])
@@ -163,23 +151,12 @@ def test_objects_are_named_and_on_demand_left_out():
     torch.save({"model": STATE, "args": settings}, "a.pth")
     with pytest.raises(ValueError) as error:
         read_checkpoint("a.pth")
-    assert str(error.value) == OBJECTS.format("a.pth", "argparse.Namespace")
+    assert str(error.value) == (
+        "checkpoint a.pth has objects that could run code (argparse.Namespace); if you know where "
+        "the file comes from, set trust_checkpoint: true to load it without these objects"
+    )
     content = read_checkpoint("a.pth", trust_checkpoint=True)
     assert torch.equal(content["model"]["w"], STATE["w"]) and not vars(content["args"])
-
-
-def test_no_file():
-    with pytest.raises(ValueError, match=r"^checkpoint none\.pth does not exist$"):
-        read_checkpoint("none.pth")
-    with pytest.raises(
-        ValueError, match=r"^checkpoint \. is a folder, not a checkpoint: give a file in it$"
-    ):
-        read_checkpoint(".")
-
-
-@pytest.fixture
-def captioner(make_captioner):
-    return make_captioner()
 
 
 NOT_OF = "f.pth does not fit this model: "
@@ -216,15 +193,14 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-@pytest.mark.parametrize("suffix", ["pth", "safetensors"])
-def test_weights_that_do_not_fit_change_nothing(captioner, kind, suffix):
+def test_weights_that_do_not_fit_change_nothing(make_captioner, kind):
+    captioner = make_captioner()
     change, message = OTHERS[kind]
     before = {key: value.clone() for key, value in captioner.state_dict().items()}
     state = {key: value.clone() for key, value in before.items()}
     change(state)
-    save_file(state, "f.safetensors") if suffix == "safetensors" else torch.save(state, "f.pth")
     with pytest.raises(ValueError) as error:
-        load_weights(captioner, read_checkpoint(f"f.{suffix}")["model"], "f.pth")
+        load_weights(captioner, state, "f.pth")
     assert str(error.value) == message
     torch.testing.assert_close(captioner.state_dict(), before)
 
@@ -251,9 +227,8 @@ def test_a_run_passes_over_it_to_the_one_before(tmp_path, kind):
     good, bad = checkpoints.epoch_path(tmp_path, 0), checkpoints.epoch_path(tmp_path, 1)
     checkpoints.save(OWN, good)
     torch.save(content, bad)
-    kept = good.read_bytes()
     path, _, problems = checkpoints.read_newest(tmp_path)
-    assert path == good and good.read_bytes() == kept
+    assert path == good
     (line,) = problems
     assert line.startswith(f"skipping a checkpoint: {bad} {message}") and "\n" not in line
 
@@ -262,10 +237,9 @@ def test_where_it_is_the_only_one_it_stays_as_it_is(tmp_path):
     content, message = RESUMED["an attack"]
     bad = checkpoints.epoch_path(tmp_path, 1)
     torch.save(content, bad)
-    kept = bad.read_bytes()
     with pytest.raises(UserError) as error:
         checkpoints.read_newest(tmp_path)
     begin = f"none of the checkpoints in {tmp_path} can be read ({bad} {message}"
     assert str(error.value).startswith(begin) and "\n" not in str(error.value)
     assert str(error.value).endswith("); start again with resume=never or another output_dir")
-    assert bad.read_bytes() == kept and len(list(tmp_path.iterdir())) == 1
+    assert list(tmp_path.iterdir()) == [bad]

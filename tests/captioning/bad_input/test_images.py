@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from captioning.data import load_image, training_transform
-from captioning.data.image import MAX_PIXELS, evaluation_transform
+from captioning.data import load_image
+from captioning.data.image import MAX_PIXELS
 from captioning.runtime.errors import UserError
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)
@@ -73,26 +73,18 @@ def frames(count):
     return content
 
 
-# name: content, size, colour of every pixel
 GOOD = {
-    "a.png": (plain("PNG"), (8, 8), RED),
-    "a PNG named.jpg": (plain("PNG"), (8, 8), RED),
-    "ink.jpg": (encoded(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "JPEG"), (8, 8), RED),
-    "palette.png": (palette(), (8, 8), RED),
-    "one pixel.png": (plain("PNG", (1, 1)), (1, 1), RED),
-    "strip.png": (plain("PNG", (1, 3000)), (1, 3000), RED),
-    "film.gif": (animated("GIF"), (8, 8), RED),
-    "b.bmp": (plain("BMP"), (8, 8), RED),
-    "b.tiff": (plain("TIFF"), (8, 8), RED),
-    "b.ppm": (plain("PPM"), (8, 8), RED),
-    "a hundred scans.jpg": (scanned(100), (8, 8), RED),
-    "a thumbnail's scans.jpg": (
-        plain("JPEG", quality=95, progressive=True, exif=b"Exif\0\0" + EMPTY_SCAN * 500),
-        (8, 8),
-        RED,
+    "a.png": plain("PNG"),
+    "a PNG named.jpg": plain("PNG"),
+    "ink.jpg": encoded(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "JPEG"),
+    "palette.png": palette(),
+    "film.gif": animated("GIF"),
+    "a hundred scans.jpg": scanned(100),
+    "a thumbnail's scans.jpg": plain(
+        "JPEG", quality=95, progressive=True, exif=b"Exif\0\0" + EMPTY_SCAN * 500
     ),
-    "scans after the end.jpg": (PROGRESSIVE + EMPTY_SCAN * 500, (8, 8), RED),
-    "eleven frames.jpg": (frames(11), (8, 8), RED),
+    "scans after the end.jpg": PROGRESSIVE + EMPTY_SCAN * 500,
+    "eleven frames.jpg": frames(11),
 }
 
 ANY = "..."  # a decoder's own words, which differ from version to version
@@ -103,15 +95,13 @@ TOO_MANY = "not a readable image (more than 100 scans or 10000 segments): save i
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n%%EOF\n"
 NOISE = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
 BAD = {
+    "none.jpg": (None, "no such image: check image_root and the image's path in the annotation"),
+    ".": (None, REPLACE.format("Is a directory")),
     "text.jpg": (b"just text", REPLACE.format(NONE_OF)),
     "drawing.jpg": (POSTSCRIPT, REPLACE.format(NONE_OF)),  # Pillow has Ghostscript run it
-    "beginning.png": (plain("PNG")[:20], REPLACE.format(ANY)),
     "half.jpg": (encoded(Image.fromarray(NOISE), "JPEG")[:-1500], REPLACE.format(ANY)),
-    "half.png": (encoded(Image.fromarray(NOISE), "PNG")[:-3000], REPLACE.format(ANY)),
-    "half.webp": (encoded(Image.fromarray(NOISE), "WEBP")[:-500], REPLACE.format(ANY)),
     "header alone.png": (png(9000, 9000), REPLACE.format(ANY)),
     "30000 x 30000, header alone.png": (png(30_000, 30_000), TOO_LARGE),
-    "30000 x 30000.ppm": (b"P6 30000 30000 255\n", TOO_LARGE),
     "a little too large.png": (png(13_378, 13_378), TOO_LARGE),
     "101 scans.jpg": (scanned(101), TOO_MANY),
     "101 scans of the first of two frames.jpg": (
@@ -126,46 +116,24 @@ BAD = {
 
 @pytest.mark.parametrize("name", GOOD)
 def test_an_image_is_read(tmp_path, name):
-    content, size, colour = GOOD[name]
-    (tmp_path / name).write_bytes(content)
+    (tmp_path / name).write_bytes(GOOD[name])
     image = load_image(tmp_path / name)
-    assert (image.mode, image.size) == ("RGB", size)
-    assert np.abs(np.asarray(image).astype(int) - colour).max() <= 3
-    assert evaluation_transform(16)(image).shape == (3, 16, 16)
-    assert training_transform(16)(image).shape == (16, 16, 3)
-
-
-def assert_said(error, path, expected):
-    where, message = str(error)[: len(str(path))], str(error)[len(str(path)) + 2 :]
-    begin, _, end = expected.partition(ANY)
-    assert where == str(path) and "\n" not in message and len(message) < 200
-    assert message == expected if ANY not in expected else message.startswith(begin)
-    assert message.endswith(end)
+    assert (image.mode, image.size) == ("RGB", (8, 8))
+    assert np.abs(np.asarray(image).astype(int) - RED).max() <= 3
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_image_is_refused_before_it_is_decoded(tmp_path, name, monkeypatch):
-    content, message = BAD[name]
-    (tmp_path / name).write_bytes(content)
-    if message in (TOO_LARGE, TOO_MANY):
+    content, expected = BAD[name]
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    if expected in (TOO_LARGE, TOO_MANY):
         monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda _: pytest.fail("decoded"))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)  # as other libraries do
     with pytest.raises(UserError) as error:
-        load_image(tmp_path / name)
-    assert_said(error.value, tmp_path / name, message)
-
-
-def test_the_limit_holds_though_a_library_lifts_pillows(tmp_path, monkeypatch):
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
-    (tmp_path / "large.png").write_bytes(png(30_000, 30_000))
-    with pytest.raises(UserError) as error:
-        load_image(tmp_path / "large.png")
-    assert_said(error.value, tmp_path / "large.png", TOO_LARGE)
-
-
-def test_no_file(tmp_path):
-    missing = "no such image: check image_root and the image's path in the annotation"
-    rows = {"none.jpg": missing, ".": REPLACE.format("Is a directory")}
-    for name, message in rows.items():
-        with pytest.raises(UserError) as error:
-            load_image(tmp_path / name)
-        assert_said(error.value, tmp_path / name, message)
+        load_image(path)
+    begin, _, end = expected.partition(ANY)
+    message = str(error.value).removeprefix(f"{path}: ")
+    assert "\n" not in message and len(message) < 200
+    assert message == expected or (end and message.startswith(begin) and message.endswith(end))

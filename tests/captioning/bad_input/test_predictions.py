@@ -15,45 +15,43 @@ def entries(*ids):
 
 
 A_LIST = "{p}: expected a list of {{image_id, caption}}, as COCO results are"
-# predictions, references, what is said
+NO_ID = "entry 1 has no image_id (an integer or a string)"
+# predictions, references (REFERENCES where None), what is said
 REFUSED = {
-    "no predictions": ([], REFERENCES, "{p}: the list of predictions is empty: nothing to score"),
+    "no predictions": ([], None, "{p}: the list of predictions is empty: nothing to score"),
     "cut off": (
         '[{"image_id": 5, "cap',
-        REFERENCES,
+        None,
         "{p}: not valid JSON at line 1 (Unterminated string starting at): correct it",
     ),
-    "a mapping": ({"5": "a man"}, REFERENCES, A_LIST),
-    "a list of captions": (
-        ["a man"],
-        REFERENCES,
-        "{p}: entry 1 has no image_id (an integer or a string)",
-    ),
-    "a truth value for an id": (
-        entries(True),
-        REFERENCES,
-        "{p}: entry 1 has no image_id (an integer or a string)",
-    ),
-    "no caption": ([{"image_id": 5}], REFERENCES, "{p}: entry 1 (image_id 5) has no caption text"),
+    "a mapping": ({"5": "a man"}, None, A_LIST),
+    "a list of captions": (["a man"], None, f"{{p}}: {NO_ID}"),
+    "a truth value for an id": (entries(True), None, f"{{p}}: {NO_ID}"),
+    "no caption": ([{"image_id": 5}], None, "{p}: entry 1 (image_id 5) has no caption text"),
     "an image twice": (
         [*entries(5, 6), {"image_id": 5, "caption": "another"}],
-        REFERENCES,
+        None,
         "{p}: image_id 5 occurs twice, with two captions: keep one of them",
     ),
     "an image twice, once as text": (
         entries(5, "5"),
-        REFERENCES,
+        None,
         "image_id 5 and '5' are the same image with two predictions: keep one of them",
     ),
     "other images": (
         entries(8, 9),
-        REFERENCES,
+        None,
         "predictions and references have no image id in common: the first ones are 8 and '5'",
     ),
     "references of none": (
         entries(5),
         {},
         "{r}: no reference captions: check that this is the right file",
+    ),
+    "references without an image": (
+        entries(5),
+        {"annotations": [{"caption": "a man"}]},
+        f"{{r}}: annotations: {NO_ID}",
     ),
     "references without text": (
         entries(5),
@@ -102,7 +100,7 @@ def call(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_cannot_be_scored_is_one_line_and_leaves_earlier_scores(call, kind):
     predictions, references, message = REFUSED[kind]
-    code, out, err, files = call(predictions, references)
+    code, out, err, files = call(predictions, REFERENCES if references is None else references)
     assert (code, out) == (2, "")
     assert err == f"error: {message.format(**call.names)}\n"
     assert files == EARLIER

@@ -1,4 +1,4 @@
-"""The updates that an actor sends of a shard, without Ray."""
+"""The updates that an actor sends of a shard, without Ray; with it, see test_ray.py."""
 
 import os
 from functools import partial
@@ -53,31 +53,7 @@ def test_a_machine_without_the_images_does_not_fail_them(actor):
     assert made.counts == {"images": 0, "failed": 1}
 
 
-def test_messages_are_sent(actor, entries, monkeypatch):
-    generate = type(actor._model.captioner).generate_details
-
-    def short_of_memory(self, image, settings):
-        if len(image) > 1:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return generate(self, image, settings)
-
-    monkeypatch.setattr(type(actor._model.captioner), "generate_details", short_of_memory)
-    updates = list(actor.caption(ShardTask(0, 0, entries, [], None)))  # in one update or several
-    log = [line for made in updates for line in made.messages]
-    assert log == ["out of GPU memory with 2 images at once; from now on 1"]
-    assert sum(len(made.lines) for made in updates) == 9
-
-
-def test_an_actor_keeps_freed_memory(tmp_path, monkeypatch):
-    calls = []
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(progress, "_collected_lines", None)
-    monkeypatch.setattr(actors, "keep_memory", lambda: calls.append(1))
-    CaptioningActor(str(tmp_path))
-    assert calls == [1]
-
-
-def test_a_missing_checkpoint_is_one_line(actor, tmp_path):
+def test_a_missing_checkpoint_is_one_line(actor):
     load = partial(CheckpointModel, "none.pth", None, {}, 1, torch.device("cpu"))
     loaded = actor.load(load, None)
     assert "none.pth" in loaded.problem and "\n" not in loaded.problem

@@ -52,11 +52,7 @@ def test_decoding_settings_of_the_command_line(run, photos, expected):
 
 
 def test_guided_captions_have_the_captioners_own_scores_too(run, photos, expected):
-    plain, _ = run(photos)
-    assert not {"own_score", "guidance_scale"} & {*plain[0], *plain[0]["settings"]}
-    guided, _ = run(
-        photos, "--guidance_scale", "2", "--num_return", "2", "--restart", "--existing", "overwrite"
-    )
+    guided, _ = run(photos, "--guidance_scale", "2", "--num_return", "2")
     for line in guided:
         found = expected(photos / line["image"], guidance_scale=2.0, num_return=2)
         assert (line["captions"], line["scores"]) == (found[0], pytest.approx(found[1], abs=1e-4))
@@ -68,18 +64,6 @@ def test_guided_captions_have_the_captioners_own_scores_too(run, photos, expecte
     settings = contrasted[0]["settings"]
     assert (settings["contrastive_alpha"], settings["contrastive_beta"]) == (1, 0.1)
     assert settings["contrastive_noise"] == 500 and "guidance_scale" not in settings
-
-
-@pytest.mark.parametrize(
-    ("flags", "line"),
-    [
-        (["--guidance_scale", "-1"], "guidance_scale is -1.0; it must be 0 or more"),
-        (["--guidance_scale", "2", "--contrastive_alpha", "1"], "set one of them"),
-    ],
-)
-def test_impossible_guidance_is_one_line(run, photos, flags, line):
-    _, log = run(photos, *flags, code=2)
-    assert line in log and "Traceback" not in log
 
 
 def test_samples_depend_on_the_seed_alone(run, photos, tmp_path):
@@ -102,7 +86,8 @@ def damage(photos):
     (photos / "empty.jpg").write_bytes(b"")
     (photos / "text.jpg").write_text("no image")
     (photos / "gone.jpg").symlink_to(photos / "nowhere.jpg")
-    Image.new("1", (14000, 14000)).save(photos / "vast.png")
+    (photos / "zeros.jpg").symlink_to("/dev/zero")
+    os.mkfifo(photos / "pipe.jpg")
     Image.new("CMYK", (40, 30), (10, 20, 30, 40)).save(photos / "cmyk.jpg")
     Image.new("L", (1, 300)).save(photos / "thin.png")
     (photos / "notes.txt").write_text("not meant")
@@ -114,22 +99,22 @@ def test_bad_images_are_reported_and_do_not_end_the_run(run, photos, tmp_path, m
     lines, log = run(photos)
     assert len(lines) == 12 and {"cmyk.jpg", "thin.png"} < set(by_name(lines))
     failed = by_name(read_lines(tmp_path / "out" / "failed.jsonl"))
-    assert (
-        "truncated" in failed["cut.png"]["error"] and "no such file" in failed["gone.jpg"]["error"]
-    )
-    assert "more than 178956970 pixels" in failed["vast.png"]["error"]
-    assert set(failed) == {"cut.png", "empty.jpg", "text.jpg", "gone.jpg", "vast.png"}
-    assert "failed 5" in log and "--retry-failed" in log
-
+    assert "truncated" in failed["cut.png"]["error"]
+    assert "no such file" in failed["gone.jpg"]["error"]
+    bad = {"cut.png", "empty.jpg", "text.jpg", "gone.jpg", "zeros.jpg", "pipe.jpg"}
+    assert set(failed) == bad
+    for name in ("zeros.jpg", "pipe.jpg"):  # and do not block
+        assert "not a readable image (not a regular file)" in failed[name]["error"]
+    assert "failed 6" in log and "--retry-failed" in log
     with monkeypatch.context() as patch:
         patch.setattr(CheckpointModel, "__init__", lambda *a: pytest.fail("nothing is to be done"))
         again, log = run(photos)
-    assert again == lines and "done 0, skipped 12, failed 5" in log
+    assert again == lines and "done 0, skipped 12, failed 6" in log
     shutil.copy(photos / "thin.png", photos / "cut.png")
     lines, log = run(photos, "--retry-failed")
     assert len(lines) == 13 and lines[-1]["image"].endswith("cut.png")
     assert "cut.png" not in by_name(read_lines(tmp_path / "out" / "failed.jsonl"))
-    assert "done 1 (" in log and "skipped 12, failed 4" in log
+    assert "done 1 (" in log and "skipped 12, failed 5" in log
 
 
 def test_the_program_fails_if_no_image_has_a_caption(run, tmp_path):
@@ -209,24 +194,21 @@ def test_missing_sidecars_are_written_without_a_captioner(run, photos, no_captio
     assert photo.with_suffix(".txt").read_text() == "a\nb\n"
 
 
-def test_a_checkpoint_without_a_configuration_needs_one(
+def test_a_file_of_weights_needs_a_configuration_and_a_runs_folder_none(
     run, photos, checkpoint, scenes_config, tmp_path
 ):
     released = tmp_path / "released.pth"
     torch.save({"model": torch.load(checkpoint)["model"]}, released)
-    out = str(tmp_path / "out" / "captions.jsonl")
-    given = [str(released), str(photos), "--out", out, "--device", "cpu"]
-    assert caption.main(given) == 2
-    given += ["--config", str(scenes_config), "--max_length", "9"]
-    assert caption.main([*given, "--num_beams", "1"]) == 0
-    assert len(read_lines(tmp_path / "out" / "captions.jsonl")) == 10
-
-
-def test_a_runs_folder_stands_for_its_best_checkpoint(run, photos, checkpoint, tmp_path):
-    out = tmp_path / "a.jsonl"
-    assert caption.main([str(checkpoint.parent), str(photos), "--out", str(out)]) == 0
+    out = tmp_path / "captions.jsonl"
+    given = [str(photos), "--out", str(out), "--device", "cpu"]
+    assert caption.main([str(released), *given]) == 2
+    more = ["--config", str(scenes_config), "--max_length", "9", "--num_beams", "1"]
+    assert caption.main([str(released), *given, *more]) == 0
+    assert len(read_lines(out)) == 10
+    # A run's folder stands for its best checkpoint; another folder for none.
+    assert caption.main([str(checkpoint.parent), *given, "--existing", "overwrite"]) == 0
     assert read_lines(out)[0]["checkpoint"] == str(checkpoint)
-    assert caption.main([str(photos), str(photos), "--out", str(out)]) == 2
+    assert caption.main([str(photos), *given]) == 2
 
 
 def test_a_file_name_that_is_not_utf8(run, photos, tmp_path):
@@ -238,22 +220,9 @@ def test_a_file_name_that_is_not_utf8(run, photos, tmp_path):
     assert again == lines
 
 
-def test_control_characters_in_names_are_escaped_in_the_log(run, photos, tmp_path):
-    name = "\x1b]0;title\x07.png"
-    shutil.copy(photos / "scene_000001.png", photos / name)
-    (photos / "\x1b[2Jbad.png").write_bytes(b"no image")
-    lines, log = run(photos)
-    assert str(photos / name) in [line["image"] for line in lines]
-    assert "\x1b]0" not in log and "\\x1b]0;title\\x07.png: " in log
-    (photos / name).unlink()
-    _, log = run(photos / "\x1b[2Jbad.png", "--restart", "--existing", "overwrite", code=2)
-    assert "\x1b" not in log.replace("\x1b[A", "")
-
-
 def test_the_secrets_of_a_checkpoints_address_are_written_nowhere(
     run, photos, checkpoint, tmp_path, monkeypatch
 ):
-    """Of a signed address, which may be longer than any file name."""
     shown = "https://host/models/checkpoint_best.pth"
     address = f"{shown.replace('host', 'me:SECRET@host')}?X-Signature={'SECRET' * 100}"
 

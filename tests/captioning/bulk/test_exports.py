@@ -110,23 +110,19 @@ def test_a_table_for_others_has_no_path_of_this_machine(run, photos, tmp_path, c
     [
         (["--metadata", "{photos}/a.jsonl"], "its name has to be metadata.jsonl"),
         (["--metadata", "{photos}/within/metadata.jsonl"], "is not in the folder of"),
+        (["--metadata", "{photos}/metadata.jsonl"], "has captions of another program"),
         (["--kohya", "{photos}/b.json"], "is not kohya's metadata"),
         (["--prompt", "{{title}}"], "--prompt is for --backend openai"),
         (["--sidecar", ".xmp"], "c.xmp: not an XMP sidecar"),
     ],
 )
 def test_what_is_refused_in_one_line(run, photos, no_captioner, flags, reason):
+    (photos / "metadata.jsonl").write_text('{"file_name": "a.png", "text": "by a human"}\n')
     (photos / "b.json").write_text("[1]")
     (photos / "c.xmp").write_text("<x")
     shutil.copy(min(photos.glob("*.png")), photos / "c.png")
     _, log = run(photos, *(flag.format(photos=photos) for flag in flags), code=2)
     assert reason in log and len(log.splitlines()) == 1
-
-
-def test_captions_of_another_program_are_not_overwritten(run, photos, no_captioner):
-    (photos / "metadata.jsonl").write_text('{"file_name": "a.png", "text": "by a human"}\n')
-    _, log = run(photos, "--metadata", str(photos / "metadata.jsonl"), code=2)
-    assert "has captions of another program" in log
 
 
 @pytest.mark.skipif(not find_spec("datasets"), reason="the datasets library reads Parquet")

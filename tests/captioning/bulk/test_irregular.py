@@ -60,4 +60,4 @@ def test_a_photo_that_a_captioner_refuses_is_named(photos):
 
     path = min(photos.glob("*.png"))
     with pytest.raises(UserError, match=f"^{path}: long: shorten the prompt"):
-        transformed(refuse, str(path), None, "long", asks=True)
+        transformed(refuse, str(path), None, "long", takes_prompt=True)

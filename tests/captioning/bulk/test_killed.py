@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from captioning.bulk.shards import Part
+from captioning.files.writing import atomic_write
 from tests.captioning.bulk.conftest import killed_at, read_lines
 
 # Told by Python of every file that is opened, renamed, linked, removed or cut off.
@@ -51,38 +53,41 @@ def until_done(start, tmp_path):
     return call
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_killed_at_random_it_writes_the_same_files(until_done, photos, tmp_path, seed):
+@pytest.mark.parametrize("filtered", [False, True])
+def test_killed_at_random_it_writes_the_same_files(
+    until_done, photos, tmp_path, itm_checkpoint, filtered
+):
     """Sidecars and tars as well."""
     (photos / "bad.png").write_bytes(b"no image")
     for path in photos.glob("scene*.png"):
         path.with_suffix(".txt").write_text("a tag\n")
-    dice = random.Random(seed)
-    settings = ["--existing", "overwrite", "--sidecar", "--write-shards"]
+    given = ["--filter", "itm>0.5", "--itm_model", itm_checkpoint] if filtered else []
+    given += ["--existing", "overwrite", "--sidecar", "--write-shards"]
 
     def sidecars():
         return {path.name: path.read_text() for path in sorted(photos.rglob("*.txt"))}
 
     before = sidecars()
-    assert until_done(tmp_path / "a", None, *settings, tmp_path / "a/tars") == 0
+    assert until_done(tmp_path / "a", None, *given, tmp_path / "a/tars") == 0
     expected = sidecars()
     for name, text in before.items():
         (photos / name).write_text(text)
     for path in (photos / "within").glob("*.txt"):
         path.unlink()
-    kills = until_done(tmp_path / "b", dice, *settings, tmp_path / "b/tars")
-    assert kills > 1
-    assert sidecars() == expected and len(expected) == 10
+    assert until_done(tmp_path / "b", random.Random(1), *given, tmp_path / "b/tars") > 1
+    assert sidecars() == expected and len(expected) >= 9
     names = ["captions.jsonl", "captions.jsonl.done", "failed.jsonl", "tars"]
+    names = ["captions.filtered.jsonl", *names] if filtered else names
     found = {path.name for path in (tmp_path / "b").iterdir()} - {"captions.jsonl.parts"}
     assert sorted(found) == names
-    for name in names[:3]:
+    for name in names[:-1]:
         one, two = ((tmp_path / folder / name).read_text() for folder in "ab")
         assert one.replace("/a/", "/b/") == two
     for tar in sorted((tmp_path / "a" / "tars").glob("*.tar")):
         assert tar.read_bytes() == (tmp_path / "b" / "tars" / tar.name).read_bytes()
     assert not [path for path in photos.rglob("*.staged")]
-    assert len(read_lines(tmp_path / "b" / "captions.jsonl")) == 10
+    lines = [line for n in names[:-3] for line in read_lines(tmp_path / "b" / n)]
+    assert len(lines) == 10
 
 
 def test_partial_files_of_a_killed_repair_are_removed(run, call, photos, tmp_path):
@@ -94,3 +99,42 @@ def test_partial_files_of_a_killed_repair_are_removed(run, call, photos, tmp_pat
     lines, log = run(photos, "--verify")
     assert lines == whole and "1 damaged lines" in log
     assert sorted(path.name for path in out.parent.iterdir()) == [out.name, f"{out.name}.done"]
+
+
+def test_partial_files_of_another_output_stay(run, photos, tmp_path):
+    """Also if its name begins like that of this one."""
+    out = tmp_path / "out"
+    out.mkdir()
+    (photos / "bad.png").write_text("no image")
+    with (
+        atomic_write(out / "captions.jsonl.b.jsonl") as one,
+        atomic_write(out / "failed.jsonl") as two,
+    ):
+        one.write(b"{}\n")
+        two.write(b'{"image": "x", "error": "y", "out": "captions.jsonl.b.jsonl"}\n')
+        run(photos)
+    assert (out / "captions.jsonl.b.jsonl").read_bytes() == b"{}\n"
+    assert not list(out.glob(".*"))
+
+
+@pytest.mark.parametrize("torn", [1, 40])
+def test_a_torn_line_is_cut_off(tmp_path, torn):
+    part = Part(tmp_path, 3)
+    part.add([{"image": "a"}, {"image": "b"}])
+    whole = part.journal.read_bytes()
+    part.add([{"image": "c"}, {"image": "d"}])
+    part.journal.write_bytes(part.journal.read_bytes()[:-torn])
+    again = Part(tmp_path, 3).recover()
+    assert [line["image"] for line in again.lines] == ["a", "b"]
+    assert part.journal.read_bytes() == whole
+    again.add([{"image": "c"}])
+    assert [line["image"] for line in Part(tmp_path, 3).recover().lines] == ["a", "b", "c"]
+
+
+def test_lines_after_a_damaged_one_are_ignored(tmp_path):
+    part = Part(tmp_path, 0)
+    for image in "abc":
+        part.add([{"image": image}])
+    lines = part.journal.read_bytes().splitlines(keepends=True)
+    part.journal.write_bytes(lines[0] + b"\0" * len(lines[1][:-1]) + b"\n" + lines[2])
+    assert [line["image"] for line in Part(tmp_path, 0).recover().lines] == ["a"]

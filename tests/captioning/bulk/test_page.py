@@ -1,11 +1,10 @@
-"""The page on captioning names every flag and suffix; its commands can be parsed."""
+"""The page on captioning names every flag and suffix."""
 
 import re
-import shlex
 
 import pytest
 
-from captioning.caption import build_parser, parse_arguments
+from captioning.caption import build_parser
 from captioning.files.images import SUFFIXES
 
 
@@ -21,15 +20,6 @@ def test_the_table_has_every_flag_and_no_other(page):
     flags = {flag for action in build_parser()._actions for flag in action.option_strings}
     twice = {"--retry_failed", "--write_shards", "--ray_address"}  # other spellings
     assert named == flags - twice - {"-h", "--help"}
-
-
-def test_the_commands_of_the_page_and_of_the_readme_are_taken(page, repository):
-    text = page + (repository / "README.md").read_text(encoding="utf-8")
-    text = text.replace("\\\n", " ")
-    commands = re.findall(r"^ *bash scripts/caption\.sh (.+)$", text, re.M)
-    for command in commands:
-        parse_arguments(shlex.split(command, comments=True))
-    assert len(commands) >= 4
 
 
 def test_the_suffixes_of_images_are_those_that_are_read(page):

@@ -181,23 +181,6 @@ def test_shards_that_kill_actors(photos, nodes, node, tmp_path, capsys):
     ]
 
 
-def test_an_actor_that_fails_in_one_of_several_shards(photos, nodes, node, tmp_path, capsys):
-    """It is replaced once the others have ended."""
-    first = min(str(path) for path in photos.glob("*.png"))
-
-    def trap(image):
-        import os
-
-        if image == first and not os.path.exists(f"{first}.tried"):
-            os.mkdir(f"{first}.tried")
-            raise OSError("out of shared memory")
-
-    request = Request(str(photos), tmp_path / "captions.jsonl", shard_size=2)
-    assert caption_lightly(nodes.address, request, trap, loaded=("light", 3, None)) == 0
-    assert len(read_lines(request.out)) == 10
-    assert capsys.readouterr().err.count("lost a captioner on") == 1
-
-
 def test_an_error_in_an_actor_ends_the_run_in_one_line(photos, nodes, node, tmp_path, capsys):
     request = Request(str(photos), tmp_path / "captions.jsonl")
     loaded = ("", 0, "x.pth: no such file")
@@ -215,20 +198,6 @@ def test_a_bug_in_an_actor_is_shown(photos, nodes, node, tmp_path, monkeypatch):
     request = Request(str(photos), tmp_path / "captions.jsonl")
     with pytest.raises(ZeroDivisionError):
         caption_lightly(nodes.address, request, trap)
-
-
-def test_actors_spin_as_long_as_the_driver(photos, nodes, node, tmp_path, monkeypatch):
-    """The machines were started without the setting."""
-    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
-    seen = tmp_path / "seen"
-
-    def trap(image):
-        import os
-
-        seen.write_text(os.environ.get("GOMP_SPINCOUNT", "none"))
-
-    assert caption_lightly(nodes.address, Request(str(photos), tmp_path / "a.jsonl"), trap) == 0
-    assert seen.read_text() == "7"
 
 
 def test_a_ray_that_the_program_starts(photos, tmp_path, capsys):

@@ -137,12 +137,6 @@ def test_ray_is_missing_or_not_requested(run, photos, monkeypatch, no_captioner,
     assert "use --engine ray for several processes" in log
 
 
-def test_ray_refuses_a_device_number(run, photos, no_captioner):
-    pytest.importorskip("ray", reason="requirements-cluster.txt has it")
-    given = [str(photos), "--out", f"{photos}.jsonl", "--engine", "ray", "--device", "cuda:1"]
-    assert caption.main(["x.pth", *given]) == 2
-
-
 def test_several_gpus_use_ray_if_it_is_installed(monkeypatch, capsys):
     def engine(*given):
         arguments = caption.parse_arguments(["x.pth", "photos", "--out", "a.jsonl", *given])

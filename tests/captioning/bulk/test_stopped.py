@@ -68,21 +68,6 @@ def test_a_single_image_without_memory_is_one_line(run, photos, monkeypatch):
     assert log.splitlines()[-1].startswith("error: out of GPU memory with a single image; lower")
 
 
-def test_sampled_captions_of_a_piece_are_those_of_a_batch_that_small(run, photos, monkeypatch):
-    drawn = ["--do_sample", "--existing", "overwrite"]
-    small, _ = run(photos, *drawn, "--batch_size", "2")
-    generate = BlipCaptioner.generate_details
-
-    def short_of_memory(self, image, settings):
-        if len(image) > 3:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return generate(self, image, settings)
-
-    monkeypatch.setattr(BlipCaptioner, "generate_details", short_of_memory)
-    lines, _ = run(photos, *drawn, "--batch_size", "4")
-    assert lines == small
-
-
 def test_an_unfinished_run_can_be_dropped(run, photos, monkeypatch):
     lines_of = CheckpointModel.lines
 

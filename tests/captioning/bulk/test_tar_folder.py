@@ -2,16 +2,13 @@
 
 import json
 import os
-import re
 import shutil
 import signal
 import tarfile
 
 import pytest
 
-from captioning.bulk.tar_folder import TarFolder
 from captioning.files import stores, uploads
-from captioning.runtime.errors import UserError
 from tests.captioning.bulk.conftest import killed_at
 
 
@@ -113,27 +110,6 @@ def test_restart_without_tars_keeps_only_finished_ones(call, photos, tmp_path):
     assert code == 2 and f"has the tars of {out}" in log
 
 
-def test_restart_keeps_tars_whose_captions_are_written(call, photos, tmp_path):
-    out, flags = tmp_path / "a.jsonl", ["--write-shards", tmp_path / "tars"]
-    # The captions are written, the marker is not.
-    assert call(out, *flags, hook=killed_at(".done"))[0] == -signal.SIGKILL  # of the first shard
-    assert call(out, *flags, hook=killed_at("a.jsonl.done"))[0] == -signal.SIGKILL
-    assert len(out.read_text().splitlines()) == 10
-    before = tars(tmp_path / "tars")
-    assert call(out, *flags, "--num_beams", "1", "--restart")[0] == 0
-    assert tars(tmp_path / "tars") == before and len(before) == 5
-
-
-def test_a_tar_removed_during_the_run_is_written_again(call, tmp_path):
-    out, folder = tmp_path / "a.jsonl", tmp_path / "tars"
-    assert call(out, "--write-shards", folder, hook=killed_at("/00003.tar"))[0] == -signal.SIGKILL
-    before = tars(folder)
-    (folder / "00001.tar").unlink()
-    assert call(out, "--write-shards", folder)[0] == 0
-    after = tars(folder)
-    assert len(after) == 5 and {name: after[name] for name in before} == before
-
-
 def test_verify_reports_missing_changed_and_foreign_tars(call, photos, tmp_path):
     out, folder = tmp_path / "a.jsonl", tmp_path / "tars"
     flags = ["--write-shards", folder]
@@ -184,14 +160,3 @@ def test_a_folder_in_a_store_is_one_runs(s3, call, tmp_path, monkeypatch):
     uploads.put(stores.read_bytes(f"{folder}/00000.tar")[:-512], f"{folder}/00000.tar")
     code, log = call(a, *flags[:2], "--write-shards", folder, "--verify")
     assert code == 2 and "1 tars are missing or were changed" in log
-
-
-def test_in_a_store_the_first_of_two_claims_is_refused_later(s3, monkeypatch):
-    """Without locks both may find the folder free."""
-    first, second = (TarFolder("s3://bucket/tars", f"s3://bucket/{n}.jsonl") for n in "ab")
-    first.claim()
-    read, answers = second._read, [None]
-    monkeypatch.setattr(second, "_read", lambda: answers.pop() if answers else read())
-    second.claim()
-    with pytest.raises(UserError, match=re.escape("has the tars of s3://bucket/b.jsonl")):
-        first.claim()

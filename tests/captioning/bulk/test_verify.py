@@ -7,6 +7,7 @@ import pyarrow.parquet
 from captioning import caption
 from captioning.bulk.model import CheckpointModel
 from captioning.data import read_annotations
+from tests.captioning.bulk.conftest import read_lines
 
 
 def test_damage_is_reported_and_repaired(run, photos, tmp_path):
@@ -35,33 +36,27 @@ def test_damage_is_reported_and_repaired(run, photos, tmp_path):
     assert "verify: 10 have a caption, 0 have none, 1 failed before; 0 damaged" in log
 
 
-def test_captions_of_another_checkpoint_are_reported(run, photos, tmp_path):
-    lines, _ = run(photos)
-    out = tmp_path / "out" / "captions.jsonl"
-    out.write_text(out.read_text().replace(lines[0]["checkpoint"], "old.pth"))
-    _, log = run(photos)
-    assert "has captions of old.pth, which stay; --existing overwrite" in log
+def test_captions_of_another_checkpoint_or_of_other_settings_or_weights_are_reported(
+    run, photos, tmp_path, checkpoint
+):
+    def reported(*flags):
+        log = run(photos, *flags)[1]
+        return [line for line in log.splitlines() if "which stay; --existing overwrite" in line]
 
-
-def test_captions_of_other_settings_are_reported(run, photos):
-    lines, _ = run(photos, "--max_length", "8")
-    again, log = run(photos, "--num_beams", "1", "--max_length", "9")
-    assert "has captions of another max_length, another num_beams, which stay; --existing" in log
-    assert again == lines
-    assert "which stay" not in run(photos, "--max_length", "8", "--num_beams", "2")[1]
-    assert "which stay" not in run(photos, "--num_beams", "1", "--existing", "overwrite")[1]
-
-
-def test_captions_of_earlier_weights_are_reported(run, photos, tmp_path, checkpoint):
-    """The checkpoint has been rewritten since."""
-    run(photos)
-    assert "which stay" not in run(photos)[1]
+    usual = ["--max_length", "8"]
+    lines, _ = run(photos, *usual)
+    [line] = reported("--num_beams", "1", "--max_length", "9")
+    assert "has captions of another max_length, another num_beams, which stay" in line
+    assert read_lines(tmp_path / "out/captions.jsonl") == lines
+    assert reported(*usual, "--num_beams", "2") == []
     out = tmp_path / "out" / "captions.jsonl"
     os.utime(out, (0, checkpoint.stat().st_mtime - 1))
-    _, log = run(photos)
-    assert f"has captions of earlier weights of {checkpoint}, which stay" in log
-    _, log = run(photos, "--existing", "overwrite")
-    assert "which stay" not in log
+    [line] = reported(*usual)
+    assert f"has captions of earlier weights of {checkpoint}, which stay" in line
+    assert reported(*usual, "--existing", "overwrite") == []
+    out.write_text(out.read_text().replace(lines[0]["checkpoint"], "old.pth"))
+    [line] = reported(*usual)
+    assert "has captions of old.pth, which stay" in line
 
 
 def test_parquet_holds_the_same(run, photos, tmp_path, monkeypatch):
@@ -71,6 +66,8 @@ def test_parquet_holds_the_same(run, photos, tmp_path, monkeypatch):
         "image,id\n" + "".join(f"{p},{n}\n" for n, p in enumerate(sorted(photos.rglob("*.png"))))
     )
     lines, _ = run(photos.parent / "list.csv", "--parquet", str(path), "--num_return", "2")
+    samples = read_annotations(tmp_path / "out" / "captions.jsonl")  # to train on
+    assert [list(s.captions) for s in samples] == [line["captions"] for line in lines]
     table = pyarrow.parquet.read_table(path).to_pylist()
     assert len(table) == 10
     for number, (row, line) in enumerate(zip(table, lines)):
@@ -78,14 +75,6 @@ def test_parquet_holds_the_same(run, photos, tmp_path, monkeypatch):
         assert all(row[key] == line[key] for key in ("image", "caption", "captions", "score"))
     run(photos.parent / "list.csv", "--parquet", str(path))  # nothing left to caption
     assert pyarrow.parquet.read_table(path).num_rows == 10
-
-
-def test_the_captions_are_an_annotation_file_to_train_on(run, photos, tmp_path):
-    lines, _ = run(photos, "--num_return", "2")
-    samples = read_annotations(tmp_path / "out" / "captions.jsonl")
-    assert [(s.image, list(s.captions)) for s in samples] == [
-        (line["image"], line["captions"]) for line in lines
-    ]
 
 
 def resident():

@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from PIL import Image, JpegImagePlugin
+from PIL import Image
 from torchvision import transforms
 from torchvision.transforms import InterpolationMode
 
@@ -30,13 +30,11 @@ PHOTO = Image.fromarray(SCENE).resize((64, 48), Image.BICUBIC)
 
 
 def scene(width, height):
-    """Return an image with edges and slopes, as a photo has."""
     return Image.fromarray(SCENE).resize((width, height), Image.BICUBIC)
 
 
 @pytest.fixture
 def without_randaugment(monkeypatch):
-    """Leave out the operations, some of which make large differences of small ones."""
     monkeypatch.setattr("captioning.data.augmentation.rand_augment", lambda image, _: image)
 
 
@@ -62,13 +60,16 @@ def test_without_augmentation_the_image_is_that_of_evaluation(tmp_path):
     assert torch.equal(normalise(pixels[None])[0], expected)
 
 
+def crop_and_flip(*more):
+    return transforms.Compose(
+        [transforms.RandomResizedCrop(64, **CROP), transforms.RandomHorizontalFlip(), *more]
+    )
+
+
 @pytest.mark.parametrize("size", [(70, 50), (300, 200)])
 def test_the_crop_and_the_flip_are_pillows_up_to_rounding(without_randaugment, size):
-    plain = transforms.Compose(
-        [transforms.RandomResizedCrop(64, **CROP), transforms.RandomHorizontalFlip()]
-    )
     for seed in range(12):
-        expected = drawn(plain, scene(*size), seed)
+        expected = drawn(crop_and_flip(), scene(*size), seed)
         state = torch.get_rng_state()
         differences = np.abs(drawn(training_transform(64), scene(*size), seed) - expected)
         assert differences.max() <= 2
@@ -77,14 +78,10 @@ def test_the_crop_and_the_flip_are_pillows_up_to_rounding(without_randaugment, s
 
 
 def test_randaugment_comes_last_and_draws_on():
-    fast = partial(rand_augment, operations=OPERATIONS)
-    plain = transforms.Compose(
-        [transforms.RandomResizedCrop(64, **CROP), transforms.RandomHorizontalFlip(), fast]
-    )
+    plain = crop_and_flip(partial(rand_augment, operations=OPERATIONS))
     for seed in range(20):
         expected = drawn(plain, scene(90, 80), seed)
-        found = drawn(training_transform(64), scene(90, 80), seed)
-        assert np.abs(found - expected).mean() < 1
+        assert np.abs(drawn(training_transform(64), scene(90, 80), seed) - expected).mean() < 1
 
 
 @pytest.mark.parametrize("reduction", [2, 4, 8])
@@ -110,36 +107,12 @@ def test_a_large_jpeg_is_decoded_at_a_fraction(tmp_path, without_randaugment, re
         assert np.abs(pixels - expected).mean() < 2.5
 
 
-def test_no_more_than_the_crop_allows(tmp_path):
-    """A crop of a 150 x 100 photo has sides of 61 or more: of 31 at one half."""
-    scene(150, 100).save(tmp_path / "photo.jpg")
-    for seed in range(8):
-        for size, allowed in ((30, [(75, 50)]), (51, [(150, 100)]), (20, [(75, 50), (38, 25)])):
-            with open_image(tmp_path / "photo.jpg") as image:
-                drawn(training_transform(size), image, seed)
-                assert image.size in allowed
-
-
-def test_other_formats_and_decoded_images_are_taken_whole(tmp_path, monkeypatch):
-    scene(400, 300).save(tmp_path / "photo.png")
-    expected = drawn(training_transform(16), scene(400, 300), 1)
-    with open_image(tmp_path / "photo.png") as image:
-        np.testing.assert_array_equal(drawn(training_transform(16), image, 1), expected)
-    monkeypatch.delattr(JpegImagePlugin.JpegImageFile, "draft")
-    scene(400, 300).save(tmp_path / "photo.jpg")
-    with open_image(tmp_path / "photo.jpg") as image:
-        whole = drawn(training_transform(16), image, 1)
-    decoded = drawn(training_transform(16), load_image(tmp_path / "photo.jpg"), 1)
-    np.testing.assert_array_equal(decoded, whole)
-
-
 def test_a_file_that_breaks_off_is_named(tmp_path):
     path = tmp_path / "broken.jpg"
     scene(400, 300).save(path)
     path.write_bytes(path.read_bytes()[:-2000])
-    for size in (16, 400):
-        with open_image(path) as image, pytest.raises(UserError, match=r"broken\.jpg: not a read"):
-            training_transform(size)(image)
+    with open_image(path) as image, pytest.raises(UserError, match=r"broken\.jpg: not a readable"):
+        training_transform(16)(image)
 
 
 def weak(strength, seed, image=PHOTO, size=32):
@@ -179,17 +152,6 @@ def test_colours_are_pillows_and_the_hue_stays(monkeypatch):
     assert len(set(found)) > 30
 
 
-def test_the_corners_stay_and_the_generator_decides():
-    corners = Image.new("RGB", (40, 40), (128, 128, 128))
-    for x, y in ((0, 0), (39, 0), (0, 39), (39, 39)):
-        corners.putpixel((x, y), (255, 255, 255))
-    for seed in range(10):
-        pixels = weak(0.1, seed, corners, 40)
-        grey = pixels.double().mean(2)
-        assert min(grey[y, x] for x in (0, -1) for y in (0, -1)) > grey[20, 20] + 40
-        assert torch.equal(pixels, weak(0.1, seed, corners, 40))
-
-
 def test_a_configuration_sets_the_weak_augmentation(scenes_config):
     settings = ["augmentation=weak", "augmentation_strength=0.2"]
     prepare = preprocessing_of(load_config(scenes_config, settings)).training
@@ -197,5 +159,3 @@ def test_a_configuration_sets_the_weak_augmentation(scenes_config):
     torch.manual_seed(3)
     found = prepare(PHOTO)
     assert torch.equal(found, weak(0.2, 3, PHOTO, size))
-    with pytest.raises(UserError, match=r"augmentation_strength: found 1\.5"):
-        load_config(scenes_config, ["augmentation_strength=1.5"])

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torchvision import transforms
 from torchvision.transforms import InterpolationMode
 
@@ -17,7 +17,7 @@ from captioning import train
 from captioning.config import load_config
 from captioning.data import randaugment, training_transform
 from captioning.data.image import load_image, open_image
-from captioning.data.randaugment import EXACT_OPERATIONS, OPERATIONS, exact_autocontrast
+from captioning.data.randaugment import EXACT_OPERATIONS, OPERATIONS
 from captioning.models.build import preprocessing_of
 
 needs_opencv = pytest.mark.skipif(find_spec("cv2") is None, reason="OpenCV is not installed")
@@ -80,35 +80,12 @@ def test_the_whole_is_the_originals():
     assert found == WHOLE.split()
 
 
-@pytest.mark.parametrize("low", [0, 1, 60])
-def test_contrast_is_stretched_where_there_is_a_0_and_white_elsewhere(low):
-    """The lowest value is negated as a byte in the original: -1 is 255 there, and all values rise
-    beyond 255."""
-    pixels = np.arange(low, low + 90, dtype=np.uint8).reshape(9, 10, 1).repeat(3, axis=2)
-    pixels[..., 2] = 7  # a channel of one value stays
-    found = np.asarray(exact_autocontrast(Image.fromarray(pixels)))
-    expected = np.asarray(ImageOps.autocontrast(Image.fromarray(pixels)))
-    if low == 0:
-        np.testing.assert_array_equal(found, expected)
-    else:
-        assert (found[..., :2] == 255).all() and expected[0, 0, 0] == 0
-    assert (found[..., 2] == 7).all()
-
-
 def test_crop_and_flip_of_a_file_are_torchvisions_on_the_whole_image(tmp_path, monkeypatch):
     """Of a JPEG that the fast input would decode at a quarter."""
-    monkeypatch.setattr(
-        "captioning.data.augmentation.rand_augment", lambda pixels, operations: pixels
-    )
+    monkeypatch.setattr("captioning.data.augmentation.rand_augment", lambda image, _: image)
     Image.fromarray(scene(600, 400)).save(tmp_path / "photo.jpg")
-    plain = transforms.Compose(
-        [
-            transforms.RandomResizedCrop(
-                64, scale=(0.5, 1.0), interpolation=InterpolationMode.BICUBIC
-            ),
-            transforms.RandomHorizontalFlip(),
-        ]
-    )
+    crop = transforms.RandomResizedCrop(64, (0.5, 1.0), interpolation=InterpolationMode.BICUBIC)
+    plain = transforms.Compose([crop, transforms.RandomHorizontalFlip()])
     for seed in range(8):
         torch.manual_seed(seed)
         expected = np.asarray(plain(load_image(tmp_path / "photo.jpg")))
@@ -146,9 +123,7 @@ def test_without_opencv_4_it_is_one_line(
     assert said.count("\n") == 1 and said.startswith("error: input is exact, which needs OpenCV")
     assert told in said and "pip install 'opencv-python-headless<5'" in said
     assert not list(tmp_path.iterdir())
-    # What does not warp does not need it: evaluation, and other augmentations.
-    config = load_config(scenes_config, ["input=exact"])
-    assert preprocessing_of(config).evaluation(Image.fromarray(scene(40, 30))).shape[0] == 3
+    # Other augmentations do not need it.
     settings = ["augmentation=none", "input=exact", "max_epoch=1", "metrics=[length]"]
     assert train.main([*command, *settings]) == 0
 
@@ -156,12 +131,12 @@ def test_without_opencv_4_it_is_one_line(
 @needs_opencv
 @pytest.mark.parametrize(("fast", "exact"), list(zip(OPERATIONS, EXACT_OPERATIONS)), ids=NAMES)
 def test_a_draw_means_the_same_in_both(fast, exact):
-    """Away from the edges, on a smooth image with zeros; rounding and half a pixel differ."""
-    pixels = np.array(Image.fromarray(scene(9, 7)).resize((90, 70), Image.BICUBIC))
+    """On a smooth image with zeros; rounding and half a pixel differ."""
+    pixels = np.array(Image.fromarray(scene(18, 14)).resize((90, 70), Image.BICUBIC))
     pixels[0, :3] = 0
     for seed in range(4):
         found = []
         for operation in (fast, exact):
             torch.manual_seed(seed)
             found.append(np.asarray(operation(Image.fromarray(pixels))).astype(int))
-        assert np.abs(found[0] - found[1])[20:-20, 20:-20].mean() < 4
+        assert np.abs(found[0] - found[1]).mean() < 1.5

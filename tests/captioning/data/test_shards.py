@@ -18,7 +18,6 @@ from captioning.data import (
 )
 from captioning.data import shards as of_shards
 from captioning.data.sources import training_tars
-from captioning.files.tars import expand
 from captioning.runtime.errors import UserError
 from tests.captioning.tar_files import write_members
 
@@ -29,21 +28,14 @@ def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def as_text(sample):
-    return [("txt", "\n".join(sample.captions).encode())]
-
-
-def as_json(sample):
-    many = len(sample.captions) > 1
-    fields = {"captions": list(sample.captions)} if many else {"caption": sample.captions[0]}
-    return [("json", json.dumps({**fields, "width": 24}).encode())]
-
-
-def members(photos, samples, told):
+def members(photos, samples, suffix):
+    """Yield the members of the samples, with captions in .txt or .json files."""
     for sample in samples:
-        key = sample.image.partition(".")[0]
-        captions = [(f"{key}.{suffix}", text) for suffix, text in told(sample)]
-        yield from [(sample.image, (photos / sample.image).read_bytes()), *captions]
+        captions = list(sample.captions)
+        fields = {"captions": captions} if len(captions) > 1 else {"caption": captions[0]}
+        text = "\n".join(captions) if suffix == "txt" else json.dumps({**fields, "width": 24})
+        yield sample.image, (photos / sample.image).read_bytes()
+        yield f"{sample.image.partition('.')[0]}.{suffix}", text.encode()
 
 
 @pytest.fixture
@@ -51,9 +43,9 @@ def tars(photos, samples):
     """Return the paths of three tars of the ten photos: 4 with text, 3 and 3 with JSON."""
     folder = photos / "tars"
     folder.mkdir()
-    parts = [(samples[:4], as_text), (samples[4:7], as_json), (samples[7:], as_json)]
-    for number, (of_tar, told) in enumerate(parts):
-        write_members(folder / f"{number}.tar", members(photos, of_tar, told))
+    parts = [(samples[:4], "txt"), (samples[4:7], "json"), (samples[7:], "json")]
+    for number, part in enumerate(parts):
+        write_members(folder / f"{number}.tar", members(photos, *part))
     return [str(folder / f"{number}.tar") for number in range(3)]
 
 
@@ -98,16 +90,18 @@ def test_prompts_are_those_of_the_files(photos, samples):
     samples = [sample._replace(prompt=p) for sample, p in zip(samples, ("the", None, " on "))]
     tar = str(photos / "a.tar")
 
-    def told(sample):
-        fields = json.dumps({"caption": "x", "prompt": sample.prompt}).encode()
-        return [*as_text(sample), ("json", fields)]
+    def with_prompts():
+        for sample in samples:
+            yield from members(photos, [sample], "txt")
+            fields = {"caption": "x", "prompt": sample.prompt}
+            yield f"{sample.image.partition('.')[0]}.json", json.dumps(fields).encode()
 
-    write_members(tar, members(photos, samples, told))
+    write_members(tar, with_prompts())
     (batch,) = loaded([tar], batch_size=3, captions_per_image=2)
     found = dict(zip(batch["index"], batch["prompt"]))
     assert found == {0: "the", 1: None, 2: "on"}
     assert [sample.prompt for sample in Shards([tar]).with_prompts()] == ["the", None, "on"]
-    write_members(tar, members(photos, samples, as_text))
+    write_members(tar, members(photos, samples, "txt"))
     assert not list(Shards([tar]).with_prompts())
 
 
@@ -166,16 +160,10 @@ def test_a_tar_is_looked_into_once_and_again_when_it_has_changed(tars, photos, m
     monkeypatch.setattr(tar_index.stores, "open_file", lambda p: opened.append(p) or open_(p))
     assert len(Shards(tars)) == 10 and opened == []
     of_tars = dataset(tars)
-    write_members(tars[0], members(photos, [Sample("9.png", ("another",), 9)], as_text))
+    write_members(tars[0], members(photos, [Sample("9.png", ("another",), 9)], "txt"))
     assert len(Shards(tars)) == 7 and opened == [tars[0]]
     with pytest.raises(UserError, match=r"0\.tar: it has changed since training began"):
         of_tars[0, 0]
-    # `pytest.raises(...) as` would keep the error, with its frames and the worker, in a cycle.
-    try:
-        list(training_loader(of_tars, 2, 0, 0, 1, 1))  # from a worker
-    except UserError as error:
-        line = str(error)
-    assert "0.tar: it has changed" in line and "\n" not in line
 
 
 def test_a_tar_that_has_the_name_on_another_machine_is_not_this_one(tars, photos, tmp_path):
@@ -207,9 +195,6 @@ def test_stores_of_two_kinds_are_refused():
     config = SimpleNamespace(train_file=["s3://b/{0..1}.tar", "gs://b/a.tar"], ann_root=".")
     with pytest.raises(UserError, match="tars are in different stores"):
         training_tars(config)
-    with pytest.raises(UserError) as caught:
-        expand("s3://key:S3CR3T@bucket/{0..3.tar")
-    assert "S3CR3T" not in str(caught.value)
 
 
 IMAGE = b"an image"  # stands for one
@@ -221,14 +206,8 @@ IMAGE = b"an image"  # stands for one
         ([("c.png", b"text"), ("c.txt", b"three")], "c.png: not a readable image (none of "),
         ([("c.png", IMAGE)], "c has no caption: add caption or captions"),
         ([("c.png", IMAGE), ("c.txt", b" \n")], "c has no caption: add one"),
-        (
-            [("c.png", IMAGE), ("c.json", b'{"caption": null}')],
-            "c has no caption: add caption or captions",
-        ),
-        ([("c.png", IMAGE), ("c.json", b"[1]")], "c is not an object: expected {image, caption}"),
         ([("c.png", IMAGE), ("c.json", b"{")], "c.json: not valid JSON at line 1"),
         ([("c.png", IMAGE), ("c.txt", b"\xff")], "c: its captions are not UTF-8 text"),
-        ([("a.png", IMAGE), ("a.txt", b"three")], "a: two samples have this key: rename one"),
         ([("c.png", IMAGE), ("c.txt", b"three")] * 2, "c: two samples have this key: rename one"),
     ],
 )
@@ -250,13 +229,12 @@ def test_a_bad_sample_is_refused_or_skipped_and_counted(photos, odd, line):
     ("kept", "line"),
     [
         (lambda starts, size: starts["8.png"] + 100, "unexpected end of data"),
-        (lambda starts, size: starts["8.png"] - 512, "it has no end marker: it was cut off"),
         (lambda starts, size: starts["8.png"] - 300, "it has no end marker: it was cut off"),
         (lambda starts, size: 0, "empty file"),
     ],
 )
 def test_a_tar_that_ends_early(tars, photos, samples, kept, line):
-    starts = write_members(tars[2], members(photos, samples[7:], as_json))
+    starts = write_members(tars[2], members(photos, samples[7:], "json"))
     data = (photos / "tars" / "2.tar").read_bytes()
     (photos / "tars" / "2.tar").write_bytes(data[: kept(starts, len(data))])
     with pytest.raises(UserError, match=rf"2\.tar: the rest cannot be read: {line}"):
@@ -266,16 +244,6 @@ def test_a_tar_that_ends_early(tars, photos, samples, kept, line):
     whole = 2 if line == "unexpected end of data" else 0
     assert len(with_what_is_left) == 7 + 6 + whole + 1
     assert line in with_what_is_left[0, 13 + whole]["unreadable"][0]
-
-
-def test_a_tar_with_garbage_in_the_middle(tars, photos, samples):
-    starts = write_members(tars[0], members(photos, samples[:4], as_text))
-    with open(tars[0], "r+b") as file:
-        file.seek(starts["2.png"] - 512)
-        file.write(b"x" * 512)
-    with pytest.raises(UserError, match=r"0\.tar: the rest cannot be read: it has no end"):
-        dataset(tars)
-    assert [sample.image[-5:] for sample in Shards(tars)][:2] == ["0.png", "4.png"]
 
 
 def test_nothing_but_bad_samples(photos):

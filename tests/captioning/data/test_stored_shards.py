@@ -66,8 +66,6 @@ def test_a_key_that_vanishes_is_one_line_or_counted(s3, tars):
     batches = list(in_store[1])
     assert {caption[-1] for batch in batches for (caption,) in batch["captions"]} == {"0"}
     assert sum(batch["skipped"] for batch in batches) in (4, 5)  # a tenth sample makes no batch
-    with pytest.raises(UserError, match=r"s3://bucket/1\.tar: no such file or bucket"):
-        loader(tars[1], skip=True)
 
 
 def test_a_store_that_refuses_ends_a_run_that_skips_bad_images(s3, tars):

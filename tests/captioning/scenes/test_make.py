@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from unittest.mock import DEFAULT, Mock
 
 import pytest
 from PIL import Image
@@ -10,6 +11,7 @@ from captioning.config import load_config
 from captioning.data import read_annotations
 from captioning.models.build import captioner_from
 from captioning.runtime.errors import UserError
+from captioning.scenes import make
 from captioning.scenes.__main__ import main
 from captioning.scenes.facts import ANNOTATORS
 from captioning.scenes.make import SIDE, make_scenes, read_scenes
@@ -86,24 +88,13 @@ def test_an_empty_folder_is_filled_and_a_file_in_the_way_is_one_line(tmp_path):
 
 
 def test_a_drawing_that_was_stopped_is_begun_again(tmp_path, monkeypatch):
-    from captioning.scenes import make
-
-    make_scenes(tmp_path / "whole", 0, SPLITS)
-    drawn = []
-
-    def stop(scene, rng):
-        drawn.append(scene)
-        if len(drawn) == 4:
-            raise KeyboardInterrupt
-        return draw(scene, rng)
-
-    draw = make.draw
-    monkeypatch.setattr(make, "draw", stop)
-    with pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        draw = Mock(wraps=make.draw, side_effect=[DEFAULT] * 3 + [KeyboardInterrupt])
+        patch.setattr(make, "draw", draw)
         make_scenes(tmp_path / "s", 0, SPLITS)
     assert not (tmp_path / "s").exists()
-    monkeypatch.setattr(make, "draw", draw)
-    assert make_scenes(tmp_path / "s", 0, SPLITS)
+    for name in ("s", "whole"):
+        assert make_scenes(tmp_path / name, 0, SPLITS)
     assert digest(tmp_path / "s") == digest(tmp_path / "whole")
 
 
