@@ -1,6 +1,7 @@
 """Concurrent calls share a batch; each gets its answer or its error."""
 
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -132,3 +133,24 @@ def test_samples_are_not_batched(checkpoints):
     with ThreadPoolExecutor(len(PHOTOS)) as threads:
         assert list(threads.map(sampled, PHOTOS)) == alone
     assert sizes == [1] * 12
+
+
+def test_the_memory_of_a_failed_batch_is_freed_before_its_items_are_retried(monkeypatch):
+    class Tensor:
+        pass
+
+    kept = []
+
+    def make(items):
+        large = Tensor()
+        assert all(each() is None for each in kept)
+        kept.append(weakref.ref(large))
+        if len(items) > 1:
+            raise MemoryError
+        return [2 * item for item in items]
+
+    monkeypatch.setattr("app.dynamic_batcher.WINDOW_S", 20)
+    batcher = DynamicBatcher(make, 2)
+    with ThreadPoolExecutor(2) as threads:
+        found = threads.map(lambda i: batcher.submit("a", i, threading.Event()), range(2))
+        assert list(found) == [0, 2] and len(kept) == 3

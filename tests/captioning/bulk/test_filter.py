@@ -4,14 +4,21 @@ import os
 import signal
 import statistics
 import tarfile
+from functools import partial
 
 import pytest
+import torch
 from PIL import Image
 
 from captioning.bulk import tars
-from captioning.bulk.filtering import parse
+from captioning.bulk.actors import CaptioningActor
+from captioning.bulk.filtering import FilteredModel, parse
+from captioning.bulk.model import CheckpointModel
+from captioning.bulk.request import Request
+from captioning.bulk.shards import ShardTask
 from captioning.files import stores
 from captioning.metrics.itm_model import ItmScorer
+from captioning.runtime import progress
 from captioning.runtime.errors import UserError
 from tests.captioning.bulk.conftest import killed_at, read_lines
 from tests.captioning.bulk.test_tars import write_tar
@@ -192,3 +199,27 @@ def test_one_form_of_an_expression():
     for text in ("itm<0.5", "0.5", "itm>", "", "itm>half", "itm>-1", "itm>0.5 x"):
         with pytest.raises(UserError, match=r"write it as 'itm>0\.5'"):
             parse(text)
+
+
+def test_an_actor_filters_as_the_process_does(
+    checkpoint, itm_checkpoint, photos, truth, run, flags, tmp_path, monkeypatch
+):
+    above = truth[2]
+    kept, _ = run(photos, *flags(above))
+    monkeypatch.setattr(progress, "_collected_lines", None)
+    changes = {"eval_batch_size": 4, "num_workers": 0, "precision": "fp32"}
+    cpu, text = torch.device("cpu"), f"itm>{above:g}"
+    load = partial(CheckpointModel, str(checkpoint), None, changes, 1, cpu)
+    load = partial(FilteredModel, text, str(itm_checkpoint), cpu, torch.float32, load)
+    monkeypatch.chdir(tmp_path)  # an actor changes the directory
+    actor = CaptioningActor(str(tmp_path))
+    request = Request(str(photos), tmp_path / "a.jsonl", filter=text, sidecar=".txt")
+    loaded = actor.load(load, request)
+    assert loaded.problem is None and "; filter: loaded " in loaded.report
+    entries = [{"image": str(path)} for path in sorted(photos.rglob("*.png"))]
+    updates = list(actor.caption(ShardTask(0, 0, entries, [], None)))
+    lines = [line for update in updates for line in update.lines]
+    assert without(request.kept(lines), "itm") == without(kept, "itm")
+    counts = {"images": len(kept), "failed": 0, "filtered": 10 - len(kept)}
+    assert updates[-1].counts == counts
+    assert len(list(photos.rglob("*.txt"))) == len(kept)

@@ -150,3 +150,9 @@ def test_several_gpus_use_ray_if_it_is_installed(monkeypatch, capsys):
         assert engine() == expected
         assert engine("--device", "cpu") == engine("--engine", "process") == "process"
         assert ("on one of 2 GPUs" in capsys.readouterr().err) == (expected == "process")
+
+
+def test_ray_refuses_a_device_number(run, photos, no_captioner):
+    pytest.importorskip("ray", reason="requirements-cluster.txt has it")
+    given = [str(photos), "--out", f"{photos}.jsonl", "--engine", "ray", "--device", "cuda:1"]
+    assert caption.main(["x.pth", *given]) == 2

@@ -8,6 +8,7 @@ import signal
 import pytest
 
 from captioning.bulk import stored_output
+from captioning.bulk.sidecars import Sidecars
 from captioning.files import stores, uploads
 from tests.captioning.object_store import FAULTS
 
@@ -181,3 +182,54 @@ def test_a_plan_that_is_damaged_is_dropped_when_asked_to(s3, call, on_disk, tmp_
     assert code == 2 and f"error: {OUT}.parts/plan.json is damaged" in log and "--restart" in log
     assert not (tmp_path / "plan.jsonl").exists()
     assert call("one", "--restart")[0] == 0 and in_store() == on_disk
+
+
+def test_captions_are_replaced_elsewhere(s3, call, photos, tmp_path):
+    def sidecars():
+        return {path.name: path.read_text() for path in photos.rglob("*.txt")}
+
+    out, flags = tmp_path / "disk/captions.jsonl", ["--existing", "overwrite", "--sidecar"]
+    assert call("disk", out=out)[0] == call("disk", *flags, "--num_return", "2", out=out)[0] == 0
+    expected = {name: (tmp_path / "disk" / name).read_bytes() for name in NAMES}, sidecars()
+    assert len(expected[1]) == 10
+    for path in photos.rglob("*.txt"):
+        path.unlink()
+    assert call("one")[0] == 0
+    kills = 0
+    while call(f"m{kills}", *flags, "--num_return", "2", hook=kill_before(7))[0] != 0:
+        kills += 1
+        for path in photos.rglob("*.txt"):  # the next machine has another disk
+            path.unlink()
+        assert kills < 30
+    assert kills > 1 and (in_store(), sidecars()) == expected
+
+
+def test_sidecars_of_shards_from_elsewhere_outlive_a_kill(s3, call, photos):
+    """With --existing overwrite no later call would find missing sidecars."""
+    flags = ["--existing", "overwrite", "--sidecar"]
+    assert call("one", *flags, hook=kill_before(5))[0] == -signal.SIGKILL
+    own = set(photos.rglob("*.txt"))
+    assert call("two", *flags, hook=kill_before(5))[0] == -signal.SIGKILL
+    for path in set(photos.rglob("*.txt")) - own:  # the second machine has another disk
+        path.unlink()
+
+    def hook(rank):
+        Sidecars.write = lambda *given: os.kill(os.getpid(), signal.SIGKILL)
+
+    assert call("one", *flags, hook=hook)[0] == -signal.SIGKILL
+    assert call("one", *flags)[0] == 0
+    assert len(list(photos.rglob("*.txt"))) == 10
+
+
+def test_files_of_an_earlier_plan_are_not_mixed_with_the_next(s3, call, photos, tmp_path):
+    """The first machine is killed while it removes its plan, the second during its own."""
+    assert call("one", hook=kill_before(8))[0] == -signal.SIGKILL
+    (header,) = (tmp_path / "one").rglob("plan.json")
+    header.unlink()
+    first = min(photos.glob("scene*.png"))
+    (photos / "a.png").write_bytes(first.read_bytes())
+    first.unlink()
+    assert call("two", "--restart", hook=kill_before(8))[0] == -signal.SIGKILL
+    assert call("one")[0] == 0
+    assert call("disk", out=tmp_path / "disk/captions.jsonl")[0] == 0
+    assert in_store() == {name: (tmp_path / "disk" / name).read_bytes() for name in NAMES}

@@ -160,3 +160,14 @@ def test_a_folder_in_a_store_is_one_runs(s3, call, tmp_path, monkeypatch):
     uploads.put(stores.read_bytes(f"{folder}/00000.tar")[:-512], f"{folder}/00000.tar")
     code, log = call(a, *flags[:2], "--write-shards", folder, "--verify")
     assert code == 2 and "1 tars are missing or were changed" in log
+
+
+def test_restart_keeps_tars_whose_captions_are_written(call, photos, tmp_path):
+    out, flags = tmp_path / "a.jsonl", ["--write-shards", tmp_path / "tars"]
+    # The captions are written, the marker is not.
+    assert call(out, *flags, hook=killed_at(".done"))[0] == -signal.SIGKILL  # of the first shard
+    assert call(out, *flags, hook=killed_at("a.jsonl.done"))[0] == -signal.SIGKILL
+    assert len(out.read_text().splitlines()) == 10
+    before = tars(tmp_path / "tars")
+    assert call(out, *flags, "--num_beams", "1", "--restart")[0] == 0
+    assert tars(tmp_path / "tars") == before and len(before) == 5
