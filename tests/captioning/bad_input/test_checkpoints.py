@@ -81,7 +81,7 @@ BLOCKED = (
 # name: content, the beginning of what is said
 UNREADABLE = {
     "none.pth": (None, "checkpoint {} does not exist"),
-    ".": (None, "checkpoint {} is a folder, not a checkpoint: name a file in it"),
+    ".": (None, "checkpoint {} is a folder, not a checkpoint: give a file in it"),
     "empty.pth": (b"", "checkpoint {} is damaged: "),
     "cut.pth": (WHOLE[: len(WHOLE) // 2], "checkpoint {} is damaged: "),
     "cut at its end.pth": (WHOLE[:-10], "checkpoint {} is damaged: "),

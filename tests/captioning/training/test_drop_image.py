@@ -21,7 +21,7 @@ def dataset(run):
     """Return the training data of a run, with numbers for images."""
     tuning = run("drop_image=0.3")
     found = replace(
-        tuning.loader.dataset.dataset, transform=lambda image: torch.rand(2), same=False
+        tuning.loader.dataset.dataset, transform=lambda image: torch.rand(2), is_deterministic=False
     )
     tuning.close()
     return found
