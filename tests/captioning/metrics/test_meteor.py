@@ -68,7 +68,8 @@ def test_the_formula_scores_statistics_as_java_does(java, shared_data):
         ("exec sleep 60", 0.5, "no result within 1 s"),
         (
             "read line; echo 1; echo 'Picked up JAVA_TOOL_OPTIONS' >&2; "
-            "echo 'Exception in thread main: heap space' >&2; echo '    at Meteor.main' >&2; exit 3",
+            "echo 'Exception in thread main: heap space' >&2; "
+            "echo '    at Meteor.main' >&2; exit 3",
             *(60, "exit code 3: Exception in thread main: heap space$"),
         ),
         ("cat", 60, "is invalid: .*SCORE"),
