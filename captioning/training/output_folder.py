@@ -250,10 +250,7 @@ class OutputFolder:
 
     def _read_record(self) -> dict[str, list[int]]:
         try:
-            record = read_json(self._record)
-            if "files" in record:  # written by an older version
-                return {name: entry["here"] for name, entry in record["files"].items()}
-            return dict(record["uploaded"])
+            return dict(read_json(self._record)["uploaded"])
         except (UserError, KeyError, TypeError):  # without a record, every file is uploaded again
             return {}
 
