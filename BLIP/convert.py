@@ -1,14 +1,16 @@
 """Converts a captioner to a folder of transformers' BlipForConditionalGeneration, and back.
 
-A retrieval checkpoint, BLIP's filter, becomes a folder of BlipForImageTextRetrieval. A file that
-also has a text decoder is converted as a captioner.
+A retrieval checkpoint, such as BLIP's filter (`BLIP.itm`), becomes a folder of
+BlipForImageTextRetrieval. A checkpoint with a text decoder is converted as a captioner, even if it
+also has the filter's heads.
 
     python -m BLIP.convert to-hf checkpoints/blip_mle_smile_base.pth output/hf
     python -m BLIP.convert from-hf output/hf output/again.pth
 
 The folder contains model.safetensors, config.json, the tokenizer and the image processor.
-`from_pretrained` loads it. A round trip gives the same state dict bit for bit, but a null image is
-left out. transformers is not imported, because version 4.15.0 has no BLIP.
+`from_pretrained` loads it. Converted back, the state dict is the same bit for bit, except that the
+null image (`decoding.null_image`) is left out. transformers is not imported, because version 4.15.0
+has no BLIP.
 """
 
 import argparse
@@ -86,7 +88,7 @@ def from_hf_names(state: Mapping[str, Tensor], positions: int) -> dict[str, Tens
     A captioner's tied head is always copied from the word embedding. Raises KeyError if the word
     embedding or the head's bias is missing.
     """
-    names = [(theirs, renamed) for renamed, theirs in NAMES.items()]
+    names = [(theirs, ours) for ours, theirs in NAMES.items()]
     renamed = {_rename(key, names): value for key, value in state.items()}
     position_ids = torch.arange(positions).unsqueeze(0)
     if HEAD in renamed:
@@ -102,7 +104,11 @@ def _rename(key: str, names: Iterable[tuple[str, str]]) -> str:
 
 
 def hf_config(model: Union[BlipCaptioner, BlipItm], label_smoothing: float = 0.1) -> dict:
-    """`config.json` of a model. label_smoothing: BLIP's by default; transformers' is 0."""
+    """Return the `config.json` of a model.
+
+    label_smoothing: for training with transformers; by default BLIP's, since transformers' default
+    is 0.
+    """
     tokenizer, vit = model.tokenizer, model.visual_encoder
     if isinstance(model, BlipItm):
         architecture, config = "BlipForImageTextRetrieval", model.config
@@ -133,9 +139,10 @@ def hf_config(model: Union[BlipCaptioner, BlipItm], label_smoothing: float = 0.1
 
 
 def settings_of(config: Mapping) -> dict:
-    """Return `vit`, `image_size` and `med_config` of `build_captioner`. config: `config.json`.
+    """Return the arguments `vit`, `image_size` and `med_config` for `build_captioner`.
 
-    Raises CheckpointError for another model and for sizes that `build_captioner` does not support.
+    config: the content of `config.json`. Raises CheckpointError for another model than BLIP and for
+    an activation function that is not supported.
     """
     model_type = config.get("model_type") if isinstance(config, Mapping) else None
     parts = (
@@ -145,9 +152,10 @@ def settings_of(config: Mapping) -> dict:
     )
     if not parts or not all(isinstance(part, Mapping) for part in parts):
         raise CheckpointError(
-            f"its model_type is {model_type!r}, or it is incomplete; expected 'blip'"
+            "expected the model_type 'blip' with a text_config and a vision_config; found the "
+            f"model_type {model_type!r}"
         )
-    # Missing keys have the defaults of transformers. Most of these are the sizes of bert-base.
+    # transformers' defaults for missing keys. Most of them are those of MedConfig (bert-base).
     sizes = MedConfig().model_dump()
     no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     text = {**sizes, **no_dropout, "num_attention_heads": 8, **config["text_config"]}
@@ -196,7 +204,8 @@ def save_hf(model: Union[BlipCaptioner, BlipItm], folder: Union[str, Path]) -> N
 def write_processing(tokenizer: CaptionTokenizer, size: int, names: dict, folder: Path) -> None:
     """Write the configurations of the tokenizer and of the processor.
 
-    size: of images. names: the configuration keys of the processor's classes, with their values.
+    size: the height and width of an image in pixels. names: the entries of the processor's
+    configuration that name its classes, such as {"image_processor_type": "ViTImageProcessor"}.
     """
     flags = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
     tokenizer_config = {
@@ -245,9 +254,10 @@ def read_hf(folder: Union[str, Path]) -> dict:
     state = read_checkpoint(str(path))["model"]
     try:
         state = from_hf_names(state, sizes.max_position_embeddings)
-        with torch.device("meta"):
+        with torch.device("meta"):  # only the shapes are needed, to check the file
             encoder = ImageEncoder(settings["vit"], settings["image_size"])
-            if HEAD in state:  # only the length of the vocabulary is used
+            if HEAD in state:
+                # In place of a tokeniser, of which only the length is used.
                 vocabulary, width = (
                     range(len(state[ITM_WORD_EMBEDDING])),
                     len(state["text_proj.weight"]),
@@ -262,7 +272,7 @@ def read_hf(folder: Union[str, Path]) -> dict:
         raise CheckpointError(f"{path}: there is no {error.args[0]}") from error
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from error
-    check_fits(model.state_dict(), state, f"{path}, by its config.json,")
+    check_fits(model.state_dict(), state, f"{path} (with the sizes in config.json)")
     return {"model": state, "config": settings}
 
 
@@ -280,7 +290,10 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def write_vocabulary(tokenizer: CaptionTokenizer, folder: Path) -> None:
-    """Write BERT's `vocab.txt` without BLIP's two added tokens, which readers of it append."""
+    """Write BERT's `vocab.txt` without BLIP's two added tokens.
+
+    A program that reads the file appends them.
+    """
     ids = {
         token: id_ for token, id_ in tokenizer.bert.get_vocab().items() if token not in ADDED_TOKENS
     }
@@ -315,7 +328,7 @@ def captioner_of(
     report = load_weights(captioner, state, source)
     for key in report.unexpected:
         if key.startswith(NULL_IMAGE):
-            message = "%s: left out %s, which only guidance and mmi read"
+            message = "%s: left out %s, which is used only for guidance and mmi reranking"
             logging.getLogger(__name__).warning(message, source, key)
     if CONFIG in content:
         add_lora(captioner, Lora(**run_config["lora"]), source, TIED)
@@ -324,15 +337,15 @@ def captioner_of(
     return captioner.eval()
 
 
-def model_of(checkpoint: str, **sizes: Any) -> Union[BlipCaptioner, BlipItm]:
+def model_of(checkpoint: str, **arguments: Any) -> Union[BlipCaptioner, BlipItm]:
     """Load BLIP's filter if the checkpoint has its head and no text decoder, else the captioner.
 
-    sizes: see `captioner_of`.
+    arguments: those of `captioner_of`; `trust_checkpoint` is required.
     """
-    state = read_checkpoint(checkpoint, sizes["trust_checkpoint"], mapped=True)["model"]
+    state = read_checkpoint(checkpoint, arguments["trust_checkpoint"], mapped=True)["model"]
     if HEAD in state and WORD_EMBEDDING not in state:
-        return load_itm(checkpoint, **sizes)[0]
-    return captioner_of(checkpoint, **sizes)
+        return load_itm(checkpoint, **arguments)[0]
+    return captioner_of(checkpoint, **arguments)
 
 
 def write_json(content: dict, path: Path) -> None:
@@ -365,7 +378,7 @@ def exit_code(program: Callable[[], str]) -> int:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run the program and return its exit code. argv: by default those of the command line."""
+    """Run the program and return its exit code. argv: None for the command line's arguments."""
     parser = argparse.ArgumentParser(prog="python -m BLIP.convert", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     to_hf = commands.add_parser("to-hf", help="convert a checkpoint to a folder of transformers")

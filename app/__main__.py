@@ -34,8 +34,8 @@ LIMITS = {
     "max-mb": "MB per photo",
     "max-pixels": "pixels per photo",
     "max-photos": "photos in Batch",
-    "queue": "visitors who may wait",
-    "max-batch": "captioned at once",
+    "queue": "callers who may wait; further ones are refused",
+    "max-batch": "photos that a captioner captions at once",
 }
 
 
@@ -55,7 +55,9 @@ def command_line() -> argparse.ArgumentParser:
         "--precision", choices=("fp32", "int8"), default="fp32", help="int8: faster on a CPU"
     )
     parser.add_argument("--host", default="127.0.0.1", help="default: only this machine")
-    parser.add_argument("--host-name", action="append", help="a further host name of the page")
+    parser.add_argument(
+        "--host-name", action="append", help="a further host name in the page's address"
+    )
     parser.add_argument(
         "--token",
         help=f"a token that visitors need; better: set {TOKEN_VARIABLE} in the environment",
@@ -78,6 +80,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         require_libraries()
         token = read_token(arguments.token)
         sources = arguments.checkpoints or find_demo_checkpoints()
+        # Before the checkpoints are loaded, so that a port in use is reported at once.
         with listen(arguments.host, arguments.port) as server_socket:
             device = distributed.start(arguments.device)
             checkpoints = load_checkpoints(sources, arguments.config, device, arguments.precision)

@@ -24,7 +24,7 @@ HEADER = (
 )
 EMPTY_RESULTS = '<p class="smile-empty">The captions appear here.</p>'
 BEAM, SAMPLING = "Beam search", "Sampling"
-# Hides the page's events from Gradio's API. Programs use /api/caption.
+# Keeps the page's events out of Gradio's public API. Programs should call /api/caption instead.
 EVENT_OPTIONS = {"api_visibility": "private"}
 
 _html = functools.partial(gr.HTML, apply_default_css=False)
@@ -33,29 +33,30 @@ _html = functools.partial(gr.HTML, apply_default_css=False)
 def _preprocess_upload(field: gr.Image, payload: Any) -> Any:
     """Return an image field's value as (path, the visitor's file name); None for an empty field.
 
-    Gradio's own preprocessing decodes files without limits, and shows no errors. The middleware
-    `app.uploads.BodyChecks` has already checked that the path is that of an uploaded file.
+    It replaces Gradio's own preprocessing, which decodes files of any size, and whose errors the
+    page could not show. The path is that of an uploaded file: the middleware
+    `app.uploads.BodyChecks` has checked it.
     """
     if payload is None or payload.path is None:
         return None
     return payload.path, payload.orig_name or Path(payload.path).name
 
 
-# An image field with the preprocessing above. It is a class, because Gradio recreates fields, which
-# would lose a method that is set on an instance. It is created without a class statement, because
-# Gradio would write a .pyi file for one next to this file.
+# An image field with the preprocessing above. A method set on an instance of gr.Image would not be
+# enough: Gradio creates fields anew, and the new ones would lack it. ABCMeta is called directly,
+# because a class statement would make Gradio write a .pyi file next to this file.
 Photo = ABCMeta.__new__(
     type(gr.Image), "Photo", (gr.Image,), {"preprocess": _preprocess_upload, "is_template": True}
 )
 
 
 class FilesOnlyParser(route_utils.GradioMultiPartParser):
-    """Rejects fields that are not files. Gradio would keep them in memory without a limit."""
+    """Rejects form fields that are not files. Gradio would keep them in memory, however large."""
 
     def on_headers_finished(self) -> None:
         super().on_headers_finished()
         if self._current_part.file is None:
-            raise MultiPartException("this is not a file")
+            raise MultiPartException("an upload has only files")
 
 
 def add_page(server, service: CaptionService, examples: Sequence[Path], address: str):
@@ -99,7 +100,7 @@ def build_page(service: CaptionService, examples: Sequence[Path], address: str) 
 def _add_compare_tab(service: CaptionService, examples: Sequence[Path]) -> None:
     with gr.Row():
         with gr.Column(scale=2, min_width=280):
-            photo = Photo(
+            photo_field = Photo(
                 type="filepath",
                 sources=["upload", "webcam", "clipboard"],
                 label="Photo",
@@ -108,7 +109,7 @@ def _add_compare_tab(service: CaptionService, examples: Sequence[Path]) -> None:
                 buttons=[],  # in particular no button that shares the photo
             )
             button = gr.Button("Caption", variant="primary", elem_id="caption")
-            gr.Examples([[str(path)] for path in examples], [photo], label="Drawn examples")
+            gr.Examples([[str(path)] for path in examples], [photo_field], label="Drawn examples")
             inputs, read_inputs = _add_controls(service)
         with gr.Column(scale=5, min_width=280):
             results = _html(EMPTY_RESULTS, elem_id="results")
@@ -124,8 +125,8 @@ def _add_compare_tab(service: CaptionService, examples: Sequence[Path]) -> None:
         except UserError as error:
             return view.render_error(str(error))
 
-    button.click(caption, [photo, *inputs], results, scroll_to_output=True, **EVENT_OPTIONS)
-    photo.clear(lambda: EMPTY_RESULTS, None, results, **EVENT_OPTIONS)
+    button.click(caption, [photo_field, *inputs], results, scroll_to_output=True, **EVENT_OPTIONS)
+    photo_field.clear(lambda: EMPTY_RESULTS, None, results, **EVENT_OPTIONS)
 
 
 def _add_batch_tab(service: CaptionService) -> None:
@@ -171,7 +172,7 @@ def _add_batch_tab(service: CaptionService) -> None:
 
 
 def _add_controls(service: CaptionService) -> tuple[list[gr.components.Component], Callable]:
-    """Add the controls of checkpoints and decoding settings to the current block.
+    """Add the controls for checkpoints and decoding settings to the current block.
 
     Returns the controls and the function `read_inputs`. Its arguments are the controls' values in
     the same order. It returns the labels of the chosen checkpoints and the `Options`, or raises
@@ -191,8 +192,8 @@ def _add_controls(service: CaptionService) -> tuple[list[gr.components.Component
     def number(name: str, label: str) -> None:
         controls[name] = gr.Number(defaults[name], label=label, precision=0)
 
-    # The style sheet hides controls that have no effect. Gradio's events could do this, too, but it
-    # sometimes loses an event that follows another one at once.
+    # page.css hides the controls that have no effect with the chosen method. Gradio's events could
+    # hide them, too, but if two events follow each other quickly, Gradio may lose the second.
     with gr.Column(elem_classes="smile-controls"):
         checkpoint_boxes = gr.CheckboxGroup(labels, value=labels, label="Checkpoints")
         default_method = SAMPLING if defaults["sample"] else BEAM

@@ -1,4 +1,4 @@
-"""The base class of captioners that generate captions from a step function with `decoding`."""
+"""The base class of captioners whose step function the package `decoding` turns into captions."""
 
 from abc import abstractmethod
 from contextlib import nullcontext
@@ -19,12 +19,13 @@ def with_prompts(
 ) -> tuple[list[str], list[int]]:
     """Return R texts, each a caption after its image's prompt, and the B lengths of the prompts.
 
-    captions: B lists of strings, R in all. prompts: B strings; None, for one image or for all,
-    means the captioner's prompt. A length is a number of tokens.
+    captions: B lists of strings, R in all. prompts: B strings. The captioner's own prompt replaces
+    a prompt that is None; it is used for all images if `prompts` is None. A length is a number of
+    tokens.
     """
-    own, lengths, texts = (captioner.prompt, captioner.prompt_ids.size(-1)), [], []
+    own_prompt, lengths, texts = (captioner.prompt, captioner.prompt_ids.size(-1)), [], []
     for group, prompt in zip(captions, prompts or [None] * len(captions)):
-        start, length = own
+        start, length = own_prompt
         if prompt is not None:
             start, length = f"{prompt.strip()} ", len(captioner.tokenizer.encode_prompt(prompt))
         texts += [start + caption for caption in group]
@@ -35,7 +36,8 @@ def with_prompts(
 class CaptionGenerator(nn.Module):
     """The methods of `captioning.captioners.interface.Captioner` that captioners have in common.
 
-    inference_context: the context manager of encoding and generation.
+    inference_context: returns a context manager in which captions are generated, such as one that
+    turns autocast off. A subclass may also use it elsewhere, such as in `encode`.
     """
 
     null_image: NullImage
@@ -46,9 +48,10 @@ class CaptionGenerator(nn.Module):
     def step_function(
         self, encoded: Tensor, settings: DecodingSettings, other: Optional[Tensor]
     ) -> Step:
-        """Return the step function of encoded images (B, P, width).
+        """Return the step function for encoded images (B, P, width).
 
-        other: the encoded images of the second stream, see `decoding.guided`, or None.
+        other: the encoded images of the second stream of guidance or contrast, see
+        `decoding.guided.second_stream`; None for plain decoding.
         """
 
     @abstractmethod
@@ -65,7 +68,10 @@ class CaptionGenerator(nn.Module):
     def generate_from(
         self, encoded: Tensor, settings: DecodingSettings, other: Optional[Tensor] = None
     ) -> Generated:
-        """Return captions of encoded images (B, P, width)."""
+        """Return captions of encoded images (B, P, width).
+
+        other: the same images with noise, encoded, from `encode_noisy`; None without contrast.
+        """
         other = second_stream(self, encoded, settings, other)
         with self.inference_context():
             return generate_captions(

@@ -24,16 +24,16 @@ def random_subset_loss(
     """Cross-entropy of each label under a softmax over itself and the `words` sampled for it.
 
     logits: (B, N, V); labels: int64 (B, N); words: int64 (B, N, R), sampled uniformly from the
-    vocabulary. Label and words form a set: repeated words count once, and `pad_token_id` is left
-    out. Segments, weights and the result are as in `smile_loss`. Source: SMILE (arXiv 2306.13460),
-    the ablation "random subsetting".
+    vocabulary. The subset is a set: a token that occurs repeatedly counts once, and a sampled
+    `pad_token_id` is left out. Other arguments and the result are as in `smile_loss`. Source: SMILE
+    (arXiv 2306.13460), the ablation "random subsetting".
     """
 
     def loss_fn(logits: Tensor, words: Tensor, labels: Tensor) -> Tensor:
         label = labels.masked_fill(labels == ignore_index, 0).unsqueeze(2)
         if pad_token_id is not None:
             words = words.where(words != pad_token_id, label)
-        columns = torch.cat([label, words], dim=2)  # (B, N, 1 + R)
+        columns = torch.cat([label, words], dim=2)  # (B, N, 1 + R), the ids of the subset
         repeated = (columns.unsqueeze(3) == columns.unsqueeze(2)).tril(diagonal=-1).any(dim=3)
         subset = at_least_float32(logits.gather(2, columns))
         losses = subset.masked_fill(repeated, float("-inf")).logsumexp(2) - subset[..., 0]
@@ -58,17 +58,17 @@ def reverse_subset_loss(
     """Cross-entropy of each label under a softmax without the caption's other tokens.
 
     The softmax is over the label and all tokens of the vocabulary that are not in the caption. As
-    in the authors' code, `pad_token_id` counts as a token of every caption that is padded at its
-    end; with `segments` it does not. logits: (B, N, V); labels: int64 (B, N). Segments, weights and
-    the result are as in `smile_loss`. Source: SMILE (arXiv 2306.13460), the ablation "reverse
+    in the authors' code, it also leaves out `pad_token_id` for a caption whose row ends in padding,
+    unless `segments` are given. logits: (B, N, V); labels: int64 (B, N). Other arguments and the
+    result are as in `smile_loss`. Source: SMILE (arXiv 2306.13460), the ablation "reverse
     subsetting".
     """
 
     padding = pad_token_id if segments is None else None
 
     def loss_fn(logits: Tensor, labels: Tensor) -> Tensor:
-        types = reverse_excluded_tokens(labels, ignore_index, padding)
-        columns = types.unsqueeze(1).expand(-1, labels.size(1), -1)  # (B, N, N or N + 1)
+        excluded = reverse_excluded_tokens(labels, ignore_index, padding)
+        columns = excluded.unsqueeze(1).expand(-1, labels.size(1), -1)  # (B, N, N or N + 1)
         label = labels.masked_fill(labels == ignore_index, 0).unsqueeze(2)
         logits = at_least_float32(logits)
         target = logits.gather(2, label)  # (B, N, 1)
@@ -85,9 +85,14 @@ def reverse_subset_loss(
 def reverse_excluded_tokens(
     labels: Tensor, ignore_index: int, pad_token_id: Optional[int]
 ) -> Tensor:
-    """Return int64 (B, N or N + 1): the caption's types, and the padding token of a padded row."""
+    """Return the tokens that reverse subsetting leaves out of the softmax, int64 (B, N or N + 1).
+
+    They are the caption's tokens, some of them repeatedly, as in `caption_types`. With
+    `pad_token_id` there is one more column: that id if the row ends in padding, else a token of the
+    caption again.
+    """
     types, _ = caption_types(labels, ignore_index)
     if pad_token_id is None:
         return types
-    padded = labels[:, -1] == ignore_index
-    return torch.cat([types, types[:, :1].masked_fill(padded.unsqueeze(1), pad_token_id)], 1)
+    padded = labels[:, -1:] == ignore_index
+    return torch.cat([types, types[:, :1].masked_fill(padded, pad_token_id)], 1)

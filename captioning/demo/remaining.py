@@ -7,7 +7,8 @@ from typing import Callable, Optional
 
 from tqdm import tqdm
 
-_MIN_SHARE = 0.03  # of all work; only after it is the pace measured instead of expected
+# The pace is used once this share of all work is done. Until then, the expected times are.
+_MIN_SHARE = 0.03
 
 
 class TimeEstimate:
@@ -20,26 +21,29 @@ class TimeEstimate:
     def __init__(self, seconds: Sequence[float], clock: Callable[[], float] = time.monotonic):
         self.seconds, self.clock = list(seconds), clock
         self.step = self.share = 0
-        # done: how long the work since `start` was expected to take, in seconds
+        # The pace is the time since `start`, divided by `done`: the seconds that the work in this
+        # time was expected to take.
         self.start, self.done = clock(), 0.0
-        self.step_start = self.start
+        self.last_report = self.start  # or the beginning of the step
 
     def record(self, step: int, share: float, first: bool = False) -> None:
         """Record the finished share of a step, from 0 to 1.
 
-        first: true for a step's first report, whose share an earlier call of the program may have
-        done. Neither this share nor the time since the step began counts for the pace.
+        first: true for the first report of a job of the step. A run of the program that was stopped
+        may have done this share. Therefore it does not count for the pace, and neither does the
+        time since the previous report of any job or, before the first one, since the step began.
         """
+        now = self.clock()
         if step != self.step:
-            self.step, self.share, self.step_start = step, 0.0, self.clock()
+            self.step, self.share, self.last_report = step, 0.0, now
         if first:
-            self.start, self.step_start = self.start + self.clock() - self.step_start, self.clock()
+            self.start += now - self.last_report
         else:
             self.done += max(0.0, share - self.share) * self.seconds[step]
-        self.share = max(share, self.share)
+        self.share, self.last_report = max(share, self.share), now
 
     def seconds_left(self) -> float:
-        """Return the estimated time left."""
+        """Return the estimated time left for all steps."""
         expected = self.seconds[self.step] * (1 - self.share) + sum(self.seconds[self.step + 1 :])
         has_pace = self.done > _MIN_SHARE * sum(self.seconds)
         return expected * ((self.clock() - self.start) / self.done if has_pace else 1.0)

@@ -35,14 +35,17 @@ QUICK_NOTE = (
     "everything runs; its numbers are weaker and less certain than those of the full demo."
 )
 PRETRAINING_RANKS = 2  # processes of pre-training on a CPU
-# To print first captions early, copies of the captioner are fine-tuned on FIRST_IMAGES images after
-# FIRST_EPOCHS epochs of pre-training. In the quick demo it has learned too little by then.
+# To print first captions early, copies of the captioner as it is after FIRST_EPOCHS epochs of
+# pre-training are fine-tuned on FIRST_IMAGES images while pre-training continues. The quick demo
+# does without: after so few of its steps, the captioner has learned too little.
 FIRST_EPOCHS, FIRST_IMAGES = 3, 1500
 FIRST_RUNS = ("mle", "smile")
 FIRST_OVERRIDES = ("max_epoch=1", "eval_every=1", "metrics=[length]", "num_beams=1")
-# CIDEr and METEOR are not needed, because the last epoch is selected.
+# The metrics of validation. CIDEr and METEOR are not needed to select an epoch: the last one is
+# selected.
 TRAINING_METRICS = "metrics=[length, facts]"
-# Keys that the demo sets. eval_every differs between pre-training and fine-tuning.
+# Keys that a user cannot override, because the demo sets them for each run. eval_every is one of
+# them, because its values in the files PRETRAIN and FINETUNE differ.
 DEMO_KEYS = (
     *("objective", "pretrained", "tokenizer", "train_file", "facts_file", "metrics", "seed"),
     *("output_dir", "eval_every", *keys_of("data", config_class()), *keys_of("length")),
@@ -65,11 +68,12 @@ class Demo:
         for config in (PRETRAIN, FINETUNE):
             chosen = load_config(REPOSITORY / config, self.overrides, self.flags)
         self.on_gpu = chosen.device != "cpu" and torch.cuda.is_available()
-        self.environment: Mapping[str, str] = {}  # variables that are added to the jobs'
+        self.environment: Mapping[str, str] = {}  # added to the variables of each job
 
     def steps(self) -> list[Step]:
         scale = 0.25 if self.quick else 1
-        # Durations of pre-training and fine-tuning, relative to a machine with two cores.
+        # Durations of pre-training and fine-tuning on 1, 2 and at least 3 cores, relative to 2.
+        # On a GPU, as on one core, the runs are fine-tuned one after the other.
         parallel = 1 if self.on_gpu else min(cores(), 3)
         pretraining, fine_tuning = [(1.5, 1.6), (1, 1), (1, 0.7)][parallel - 1]
         fine_tuning *= 37 * scale + 5
@@ -84,7 +88,11 @@ class Demo:
         make_scenes(self.data, self.seed, QUICK_SPLITS if self.quick else SPLITS)
 
     def _pretrain(self, status: DemoProgress) -> None:
-        """Pre-train. On a CPU, use two processes on all machines, so that results are equal."""
+        """Pre-train, and fine-tune copies for the first captions at the same time.
+
+        On a CPU there are PRETRAINING_RANKS processes, whatever the number of cores, so that all
+        machines get the same results. With a batch size that they cannot share, there is one.
+        """
         overrides = self._overrides(PRETRAIN, "pretrain")
         batch = load_config(REPOSITORY / PRETRAIN, overrides, self.flags).batch_size
         ranks = PRETRAINING_RANKS if batch % PRETRAINING_RANKS == 0 and not self.on_gpu else 1
@@ -98,6 +106,7 @@ class Demo:
     def _fine_tune_briefly(self) -> Optional[int]:
         """Fine-tune copies of the half-trained captioner, for the first captions."""
         folder = self.folder / "pretrain"
+        # Wait for the checkpoint of this epoch, or of a later one.
         while checkpoints.epoch_checkpoints(folder)[-1:] < [
             checkpoints.epoch_path(folder, FIRST_EPOCHS - 1)
         ]:
@@ -105,7 +114,7 @@ class Demo:
                 return None
             time.sleep(0.2)
         weights = checkpoints.weights_path(folder, FIRST_EPOCHS - 1)
-        if not weights.exists():  # an earlier call did not keep this epoch's weights
+        if not weights.exists():  # they are written only with keep_checkpoints=all
             return None
         annotations = json.loads((self.data / "scenes_train.json").read_text())[:FIRST_IMAGES]
         write_text(json.dumps(annotations), self.data / "scenes_first.json")
@@ -119,8 +128,8 @@ class Demo:
 
     def _fine_tune(self, status: DemoProgress) -> None:
         jobs = [self._job(name, partial(self._fine_tune_one, name)) for name in OBJECTIVES]
-        # All three at once, even on two cores: with two at a time, a core would be idle during the
-        # third.
+        # All three at once, even on two cores. Two at first and then the third would leave a core
+        # idle.
         parallel = len(jobs) if cores() > 1 and not self.on_gpu else 1
         self._run(jobs, parallel, FIRST_RUNS, status)
 
@@ -128,6 +137,7 @@ class Demo:
         self, jobs: Sequence[Job], parallel: int, first_runs: Sequence[str], status: DemoProgress
     ) -> None:
         """Run jobs. first_runs: the MLE run and the SMILE run whose first captions are printed."""
+        # If a stopped demo is continued and these runs are already scored, nothing is printed.
         status.first.shown |= all(is_scored(self.scoring_config(name)) for name in FIRST_RUNS)
         status.follow(jobs, [self.scoring_config(name) for name in first_runs])
         run_jobs(jobs, [{}] * parallel, status)
@@ -151,7 +161,7 @@ class Demo:
         return load_config(REPOSITORY / FINETUNE, overrides, flags)
 
     def _overrides(self, config: str, name: str) -> list[str]:
-        """Return the overrides of a run. config: PRETRAIN or FINETUNE. name: of its folder."""
+        """Return the overrides of a run. config: PRETRAIN or FINETUNE. name: the run's."""
         overrides = [f"image_root={self.data}", f"ann_root={self.data}"]
         overrides.append(f"tokenizer={self.data / 'vocab.txt'}")
         if config == FINETUNE:

@@ -41,7 +41,8 @@ _EXPECTED = (
 
 
 class ChairOptions(Options):
-    # captioning.evaluate also accepts `--objects`, because argparse allows abbreviations.
+    # argparse also accepts the abbreviation `--objects`, as long as no other option of
+    # captioning.evaluate begins with it.
     objects_file: Annotated[Union[str, list[str], None], "scoring", FILE] = Field(
         None, description="the objects in each image: COCO's instances or {image id: [object]}"
     )
@@ -54,10 +55,10 @@ class ChairOptions(Options):
 
 
 class Chair(Evaluator):
-    """CHAIR of the images in `objects_file`; captions of other images have no value.
+    """Computes CHAIR for the images in `objects_file`; captions of other images get None.
 
-    Objects that a reference names count as present in the image. The detail `hallucinated` lists a
-    caption's mentions of absent objects as [word, object].
+    An object is in the image if `objects_file` lists it or a reference names it. The detail
+    `hallucinated` lists each caption's mentions of other objects as [word, object].
     """
 
     name = "chair"
@@ -74,17 +75,18 @@ class Chair(Evaluator):
         self.paths = [Path(name) for name in ([files] if isinstance(files, str) else files)]
         self.objects = read_objects(self.paths, self.synonyms)
         if self.settings.images:
-            self._known(self.settings.images)
+            self._objects_of(self.settings.images)
 
     def check(self) -> None:
         SINGULARS[self.options.singular]()
 
-    def _known(self, ids: Iterable[ImageId]) -> dict[ImageId, set[str]]:
-        """Return {image id: objects} of the images that are in the files.
+    def _objects_of(self, ids: Iterable[ImageId]) -> dict[ImageId, set[str]]:
+        """Return {image id: objects} for those of the images that are in `objects_file`.
 
-        Raises UserError if none of the images is.
+        Raises UserError if `objects_file` has none of them.
         """
-        # An image without objects has an empty set, an unknown image an empty tuple.
+        # `of_images` returns () for an image that is not in the files. An image that is listed
+        # without objects has an empty set, and is kept.
         known = {i: each for i, each in of_images(ids, self.objects).items() if each != ()}
         if not known:
             raise UserError(
@@ -96,36 +98,36 @@ class Chair(Evaluator):
 
     def evaluate(self, captions: CaptionSet) -> Scores:
         reader = ObjectReader(self.synonyms, SINGULARS[self.options.singular]())
-        known = self._known(captions.ids)
-        named, wrong, found, present = [], [], [], []
+        known = self._objects_of(captions.ids)
+        num_mentions, hallucinated, num_found, num_present = [], [], [], []
         for image_id, objects in known.items():
             references = captions.references[image_id]
             objects = objects.union(m.object for r in references for m in reader.mentions(r))
             mentions = reader.mentions(captions.predictions[image_id])
-            named.append(len(mentions))
-            wrong.append([mention for mention in mentions if mention.object not in objects])
-            found.append(len(objects.intersection(mention.object for mention in mentions)))
-            present.append(len(objects))
-        counts = [len(mentions) for mentions in wrong]
+            num_mentions.append(len(mentions))
+            hallucinated.append([mention for mention in mentions if mention.object not in objects])
+            num_found.append(len(objects.intersection(mention.object for mention in mentions)))
+            num_present.append(len(objects))
+        num_hallucinated = [len(mentions) for mentions in hallucinated]
 
-        def of_all(values: list) -> list:
-            """Return one value per caption; None for an image that is not in the files."""
+        def for_all_captions(values: list) -> list:
+            """Return one value per caption; None if its image is not in `objects_file`."""
             by_image = dict(zip(known, values))
             return [by_image.get(image_id) for image_id in captions.ids]
 
-        hallucinates = [100.0 * bool(count) for count in counts]
+        has_hallucination = [100.0 * bool(count) for count in num_hallucinated]
         return Scores(
             metrics={
-                "CHAIRs": mean(hallucinates),
-                "CHAIRi": ratio(counts, named, 100),
-                "object_recall": ratio(found, present, 100),
+                "CHAIRs": mean(has_hallucination),
+                "CHAIRi": ratio(num_hallucinated, num_mentions, 100),
+                "object_recall": ratio(num_found, num_present, 100),
             },
             per_image={
-                "CHAIRs": of_all(hallucinates),
-                "CHAIRi": of_all(percentages(counts, named)),
-                "object_recall": of_all(percentages(found, present)),
+                "CHAIRs": for_all_captions(has_hallucination),
+                "CHAIRi": for_all_captions(percentages(num_hallucinated, num_mentions)),
+                "object_recall": for_all_captions(percentages(num_found, num_present)),
             },
-            details={"hallucinated": of_all(wrong)},
+            details={"hallucinated": for_all_captions(hallucinated)},
             settings={
                 "chair_singular": SINGULAR_TITLES[self.options.singular],
                 "chair_synonyms": self.options.synonyms or "published",
@@ -137,8 +139,9 @@ class Chair(Evaluator):
 def read_objects(paths: Iterable[Path], names: Mapping[str, str]) -> dict[ImageId, set[str]]:
     """Return {image id: names of its objects}; an image listed without objects has an empty set.
 
-    names: {synonym: name of the object}, see `read_synonyms`. The objects of several files are
-    merged. Raises UserError for a missing or wrong file, and for an object that is not in `names`.
+    names: {synonym: name of the object}, from `read_synonyms`. An image in several files has the
+    objects of all of them. Raises UserError for a missing or wrong file, and for an object that is
+    not in `names`.
     """
     found: dict[ImageId, set[str]] = {}
     for path in paths:
@@ -155,7 +158,7 @@ def read_objects(paths: Iterable[Path], names: Mapping[str, str]) -> dict[ImageI
 
 def _read(path: Path) -> dict[ImageId, list[str]]:
     """Return {image id: objects as the file names them}. Raises UserError."""
-    # Segmentations, most of the size of COCO's files, are not needed.
+    # Not needed, and segmentations are most of the size of COCO's files.
     document = read_json(path, without={"segmentation", "bbox"})
     try:
         if "annotations" not in document:

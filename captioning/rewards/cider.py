@@ -1,6 +1,6 @@
 """CIDEr-D (Vedantam et al. 2015, arXiv 1411.5726) of single captions, for self-critical training.
 
-The n-grams' idf weights come from the training captions. The end of a caption counts as a word.
+The idf weights of n-grams come from the training captions. The end of a caption counts as a word.
 """
 
 import math
@@ -15,22 +15,23 @@ from captioning.rewards.interface import Reward, Sampled, TrainingImages
 from captioning.runtime.distributed import broadcast_from_main, is_main
 
 ORDERS = 4
-SIGMA = 6.0  # of the length penalty
+SIGMA = 6.0  # the standard deviation of the Gaussian length penalty, in words
 END = "END"  # differs from all tokens, which are lower-case
 
 Ngram = tuple[str, ...]
 
 
 class CiderD(Reward):
-    """CIDEr-D: 10 * the clipped cosine of tf-idf vectors, averaged over n = 1 to 4 and references.
+    """CIDEr-D: 10 * the clipped cosine of tf-idf vectors * a Gaussian penalty of unequal lengths.
 
-    The document frequency of an n-gram is the number of training images that have it in a caption.
+    It is averaged over n = 1 to 4 and over references. The document frequency of an n-gram is the
+    number of training images with a caption that contains it.
     END is appended to references and to captions with an end token; without END, training leads to
     captions that end in "with a". Apart from END, the value equals that of pycocoevalcap's Cider
     with these document frequencies.
 
-    Training captions are tokenised as metrics do, in Java if possible. Sampled captions are
-    tokenised in Python, because Java would have to be started at each step.
+    Training captions are tokenised as for the metrics, in Java if possible. Sampled captions are
+    tokenised by the imitation in Python, because Java would have to be started at each step.
     """
 
     title = "CIDEr-D"
@@ -62,8 +63,8 @@ class Idf:
     """The idf of n-grams: log(number of images / number of images that have the n-gram).
 
     groups: for each image, the words of each of its captions. Without groups, every idf is 1. An
-    unknown n-gram has the idf of an n-gram of one image. So n-grams of one image, which are the
-    majority, need not be stored.
+    unknown n-gram has the same idf as one that occurs with a single image. Those are the majority,
+    and need not be stored.
     """
 
     def __init__(self, groups: Iterable[Iterable[Sequence[str]]]):
@@ -106,7 +107,8 @@ def _ngrams(words: Sequence[str]) -> list[Ngram]:
 def _similarity(candidate, reference) -> float:
     """Return the similarity of a caption and a reference, from 0 to 1.
 
-    It is the mean over orders. candidate, reference: from `Idf.vectors`.
+    It is the mean over orders, with the length penalty. candidate, reference: results of
+    `Idf.vectors`.
     """
     (vectors, norms, length), (ref_vectors, ref_norms, ref_length) = candidate, reference
     total = 0.0

@@ -19,7 +19,7 @@ from captioning.training.output_folder import OutputFolder, free_path
 from captioning.training.run_state import batch_sizes, progress_of
 from captioning.training.validation_history import reason_finished
 
-# In these schedules, the learning rate of every epoch depends on the total number of epochs.
+# Schedules in which the learning rate of every epoch depends on the total number of epochs.
 LENGTH_DEPENDENT = ("cosine", "cosine_steps", "cosine_restarts")
 
 ADVICE = "set another output_dir, or resume=never, which moves that run aside"
@@ -31,11 +31,11 @@ RUN_FILES = ("checkpoint_*.pth", "weights_*.pth", "log.jsonl", "result")
 def resume_content(
     config: Config, output: Optional[OutputFolder] = None
 ) -> Optional[dict[str, Any]]:
-    """Return the content of the checkpoint to resume from, see `RunState`. None for a new run.
+    """Return the content of the checkpoint to resume from, or None for a new run.
 
-    output: the run's folder, after a call of `begin`. Rank 0 decides for all ranks. Moves an
-    earlier run in the folder aside if the new run does not resume it. Raises UserError if the
-    earlier run has other settings.
+    The content is what `RunState` saves. output: the run's folder, whose `begin` has been called.
+    Rank 0 decides for all ranks. Moves an earlier run in the folder aside if it is not to be
+    resumed. Raises UserError if it is to be resumed, but has other settings.
     """
     output = output or OutputFolder(config.output_dir)
     folder = output.folder
@@ -65,9 +65,11 @@ def _reward_option_keys(config: Config) -> list[str]:
 
 
 def _check_settings(config: Config, content: dict[str, Any]) -> None:
-    """Raise UserError if keys of role "run" have changed, or max_epoch is below the epochs done.
+    """Raise UserError if a setting has changed that must be the same in the whole run.
 
-    Keys of role "length" may change only if earlier epochs do not depend on them.
+    These are the keys of role "run" (see `captioning.config.keys.ROLES`), the options of rewards,
+    and keys of role "length" on which finished epochs depend. max_epoch must not be below the
+    number of epochs that have begun.
     """
     try:
         # Keys that a newer version has added get their defaults.
@@ -81,10 +83,11 @@ def _check_settings(config: Config, content: dict[str, Any]) -> None:
 
     def describe_changes(role: str, more_keys: Sequence[str] = ()) -> str:
         keys = dict.fromkeys((*keys_of(role, type(config)), *more_keys))
-        # A run of another captioner has other keys: only the common keys are compared.
+        # If the earlier run trained another kind of captioner, only the common keys are compared.
         changed = [key for key in keys if key in saved and saved[key] != current[key]]
         if current["skip_bad_images"] and "skip_bad_images" in changed:
-            changed.remove("skip_bad_images")  # the run has had no unreadable image so far
+            # Turning it on is harmless: an unreadable image would have stopped the run before.
+            changed.remove("skip_bad_images")
         return "; ".join(f"{key} was {saved[key]!r}, is {current[key]!r}" for key in changed)
 
     changes = describe_changes("run", _reward_option_keys(config))
@@ -105,8 +108,8 @@ def _check_settings(config: Config, content: dict[str, Any]) -> None:
         raise UserError(
             f"{_label(config)} had another length ({length}), and with lr_schedule "
             f"{config.lr_schedule} the learning rates of its earlier epochs depend on the length; "
-            "set the old value, or set resume=never, which moves that run aside, and lr_schedule "
-            "to exponential or plateau, whose rates do not depend on the length"
+            "set the old value, or start again with resume=never, which moves that run aside; with "
+            "lr_schedule=exponential or plateau, the length can be changed later"
         )
     if getattr(config, "teacher_forcing_middle", None) is not None:
         raise UserError(
@@ -117,21 +120,26 @@ def _check_settings(config: Config, content: dict[str, Any]) -> None:
 
 
 def _check_batches(config: Config, content: dict[str, Any]) -> None:
-    """Raise UserError if the number of images per step has changed: later batches would differ."""
+    """Raise UserError if the batches of the remaining steps would differ from those of this run.
+
+    batch_size, the number of processes and accumulation_steps may change if their product, the
+    number of images per step, is the same.
+    """
     sizes_now = batch_sizes(config)
     sizes_before = content.get("batches", sizes_now)
-    images, images_now = math.prod(sizes_before.values()), math.prod(sizes_now.values())
-    # bucket_batches sorts captions by length among the images that are loaded at once.
+    images_before, images_now = math.prod(sizes_before.values()), math.prod(sizes_now.values())
+    # bucket_batches puts captions of similar length into batches of batch_size * processes. While
+    # the product of all three is the same, this size changes only with accumulation_steps.
     same_accumulation = sizes_before["accumulation_steps"] == sizes_now["accumulation_steps"]
-    if images == images_now and (same_accumulation or not config.bucket_batches):
+    if images_before == images_now and (same_accumulation or not config.bucket_batches):
         return
-    was, is_now = (
+    before, now = (
         ", ".join(f"{n} {key}" for key, n in sizes.items()) for sizes in (sizes_before, sizes_now)
     )
     raise UserError(
-        f"{_label(config)} stopped with {images} images per step ({was}); a run with {images_now} "
-        f"({is_now}) would continue another run: change them so that their product is {images}, or "
-        "set the old values"
+        f"{_label(config)} stopped with {images_before} images per step ({before}); with "
+        f"{images_now} ({now}) its remaining steps would have other batches: set the old values"
+        + ("" if images_before == images_now else f", or others with the product {images_before}")
     )
 
 

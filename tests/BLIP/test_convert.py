@@ -47,7 +47,8 @@ def test_a_null_image_is_left_out_in_a_line(make_captioner, vocabulary, caplog, 
     found = captioner_of(str(tmp_path / "a.pth"), tokenizer=str(vocabulary))
     assert captioner.state_dict().keys() - found.state_dict().keys() == {"null_image.vector"}
     assert [record.getMessage() for record in caplog.records] == [
-        f"{tmp_path}/a.pth: left out null_image.vector, which only guidance and mmi read"
+        f"{tmp_path}/a.pth: left out null_image.vector, which is used only for guidance and mmi "
+        "reranking"
     ]
 
 
@@ -76,7 +77,7 @@ MISSING = "vision_model.encoder.layers.1.mlp.fc1.bias"
         (lambda path: (path / "config.json").unlink(), "config.json cannot be used"),
         (
             rewritten(lambda config: {"model_type": "git"}),
-            "its model_type is 'git', or it is incomplete",
+            "and a vision_config; found the model_type 'git'",
         ),
         (
             rewritten(lambda c: {**c, "text_config": {**c["text_config"], "intermediate_size": 7}}),

@@ -88,7 +88,7 @@ def test_a_full_folder_refuses_uploads_and_api_calls(serving, files):
 def test_a_field_that_is_no_file_is_refused(server, query):
     field = part(bytes(2 << 20)).replace(b'; filename="a.png"', b"")
     before = sorted(folder_of(server).rglob("*"))
-    assert upload(server, part(b"photo") + field, query) == (400, "this is not a file")
+    assert upload(server, part(b"photo") + field, query) == (400, "an upload has only files")
     assert sorted(folder_of(server).rglob("*")) == before
 
 

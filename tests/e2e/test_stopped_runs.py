@@ -125,7 +125,7 @@ def test_another_number_of_processes_keeps_the_order_of_images(config, finished,
     assert run.wait()[0] == 2
     assert (
         "stopped with 8 images per step (8 batch_size, 1 processes, 1 "
-        "accumulation_steps); a run with 16 (8 batch_size, 2 processes, 1 accumulation_steps)"
+        "accumulation_steps); with 16 (8 batch_size, 2 processes, 1 accumulation_steps)"
     ) in run.said()
     hook = recorder(tmp_path / "after")
     run = Run(config, tmp_path / "run", "batch_size=4", processes=2, hook=hook)

@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.distributed as dist
 import transformers
-from accelerate.state import AcceleratorState
 
 from smile.hf import use_smile
 from tests.smile.hf_steps import each_alone
@@ -76,6 +75,8 @@ def refused(folder):
 
 
 def main(folder):
+    from accelerate.state import AcceleratorState
+
     AcceleratorState._reset_state(reset_partial_state=True)  # that of the process that forked
     for cls in (SmileTrainer, SmileSFTTrainer):
         compare(cls, folder)

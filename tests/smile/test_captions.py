@@ -131,14 +131,16 @@ def test_a_weight_of_0_is_no_label_and_one_of_2_is_twice(spec):
     assert output.tokens == expected.tokens == 4 + 2 * 4
 
 
+@pytest.mark.parametrize("pad_token_id", [None, 0])
 @each_spec
-def test_rows_of_no_labels_at_all(spec):
+def test_rows_of_no_labels_at_all(spec, pad_token_id):
     """As a decoder's of one token, of which none is predicted."""
+    objective = Objective(spec, pad_token_id=pad_token_id)
     hidden, head = torch.randn(2, 0, WIDTH, requires_grad=True), torch.randn(9, WIDTH)
     labels = torch.zeros(2, 0, dtype=torch.long)
     for output in (
-        Objective(spec)(F.linear(hidden, head), labels),
-        Objective(spec).from_hidden(hidden, head, None, labels),
+        objective(F.linear(hidden, head), labels),
+        objective.from_hidden(hidden, head, None, labels),
     ):
         assert output.loss == 0 and output.tokens == 0
         output.loss.backward()

@@ -38,6 +38,17 @@ def test_what_was_done_before_tells_nothing_of_the_pace(clock):
     assert remaining.seconds_left() == pytest.approx(30 / 10 * (40 + 50))
 
 
+def test_jobs_that_run_one_after_the_other(clock):
+    """The start-up of each job does not count, the work of the jobs before it does."""
+    remaining = TimeEstimate([300], clock)
+    for job in range(2):
+        clock.now += 7
+        remaining.record(0, job / 3, first=True)
+        clock.now += 100
+        remaining.record(0, (job + 1) / 3)
+        assert remaining.seconds_left() == pytest.approx(100 * (2 - job))
+
+
 @pytest.mark.parametrize(
     ("seconds", "said"), [(2, "10 s"), (44, "40 s"), (89, "90 s"), (90, "1.5 min")]
 )

@@ -91,7 +91,7 @@ ROWS = [  # the settings of the run, another setting, parts of the error line
     ),
     (
         *([], "accumulation_steps=2", "stopped with 8 images per step (8 batch_size, 1 processes,"),
-        "a run with 16 (8 batch_size, 1 processes, 2 accumulation_steps) would continue another",
+        "with 16 (8 batch_size, 1 processes, 2 accumulation_steps) its remaining steps would have",
     ),
 ]
 
