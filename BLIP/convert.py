@@ -8,9 +8,8 @@ also has the filter's heads.
     python -m BLIP.convert from-hf output/hf output/again.pth
 
 The folder contains model.safetensors, config.json, the tokenizer and the image processor.
-`from_pretrained` loads it. Converted back, the state dict is the same bit for bit, except that the
-null image (`decoding.null_image`) is left out. transformers is not imported, because version 4.15.0
-has no BLIP.
+`from_pretrained` loads it. A round trip changes no bit, but leaves out a null image
+(`decoding.null_image`). transformers is not imported, because version 4.15.0 has no BLIP.
 """
 
 import argparse
@@ -104,11 +103,7 @@ def _rename(key: str, names: Iterable[tuple[str, str]]) -> str:
 
 
 def hf_config(model: Union[BlipCaptioner, BlipItm], label_smoothing: float = 0.1) -> dict:
-    """Return the `config.json` of a model.
-
-    label_smoothing: for training with transformers; by default BLIP's, since transformers' default
-    is 0.
-    """
+    """Return the `config.json` of a model. label_smoothing: for training with transformers."""
     tokenizer, vit = model.tokenizer, model.visual_encoder
     if isinstance(model, BlipItm):
         architecture, config = "BlipForImageTextRetrieval", model.config
@@ -257,11 +252,8 @@ def read_hf(folder: Union[str, Path]) -> dict:
         with torch.device("meta"):  # only the shapes are needed, to check the file
             encoder = ImageEncoder(settings["vit"], settings["image_size"])
             if HEAD in state:
-                # In place of a tokeniser, of which only the length is used.
-                vocabulary, width = (
-                    range(len(state[ITM_WORD_EMBEDDING])),
-                    len(state["text_proj.weight"]),
-                )
+                vocabulary = range(len(state[ITM_WORD_EMBEDDING]))  # only its length is used
+                width = len(state["text_proj.weight"])
                 model = BlipItm(encoder, sizes, vocabulary, width)
             else:
                 decoder = TextDecoder(
@@ -290,10 +282,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def write_vocabulary(tokenizer: CaptionTokenizer, folder: Path) -> None:
-    """Write BERT's `vocab.txt` without BLIP's two added tokens.
-
-    A program that reads the file appends them.
-    """
+    """Write BERT's `vocab.txt`. Programs that read it append BLIP's two added tokens."""
     ids = {
         token: id_ for token, id_ in tokenizer.bert.get_vocab().items() if token not in ADDED_TOKENS
     }
