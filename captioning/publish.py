@@ -99,11 +99,13 @@ def _model_problems(folder: Path) -> Iterator[str]:
 
 def _data_problems(folder: Path) -> Iterator[str]:
     for path in sorted(folder.rglob("*.parquet")):
-        from pyarrow import ArrowException, parquet
+        from pyarrow import ArrowException, parquet, types
 
         try:
             with parquet.ParquetFile(path) as file:
-                columns = [name for name in file.schema_arrow.names if name == IMAGE]
+                # Images inside the file are structs, which are not read: they can be large.
+                schema = [f for f in file.schema_arrow if not types.is_nested(f.type)]
+                columns = [field.name for field in schema if field.name == IMAGE]
                 batches = file.iter_batches(columns=columns) if columns else ()
                 images = [value for batch in batches for value in batch.column(0).to_pylist()]
         except (OSError, ArrowException) as error:
