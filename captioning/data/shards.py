@@ -7,7 +7,7 @@ webdataset's order depends on both numbers, and webdataset resumes by reading fr
 
 import io
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import Any, NamedTuple, Optional
@@ -56,13 +56,16 @@ class Shards:
         return sum(summary["samples"] for summary in self.summaries)
 
     def __iter__(self) -> Iterator[TarSample]:
-        for number, tar in enumerate(self.tars):
-            yield from (_sample_of(tar, row) for row in self.rows(number) if "error" not in row)
+        return self._samples(range(len(self.tars)))
 
     def with_prompts(self) -> Iterator[TarSample]:
-        """The samples of the tars that have prompts."""
-        tars = [tar for tar, summary in zip(self.tars, self.summaries) if summary["prompts"]]
-        return iter(Shards(tars)) if tars else iter(())
+        """Yield the samples of the tars that have prompts."""
+        return self._samples(n for n, summary in enumerate(self.summaries) if summary["prompts"])
+
+    def _samples(self, numbers: Iterable[int]) -> Iterator[TarSample]:
+        for number in numbers:
+            rows = (row for row in self.rows(number) if "error" not in row)
+            yield from (_sample_of(self.tars[number], row) for row in rows)
 
     def rows(self, number: int) -> list[Row]:
         return read_rows(self.tars[number], self.summaries[number])
