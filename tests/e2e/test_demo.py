@@ -1,5 +1,6 @@
 """The quick demo from the first line to the report, killed once and resumed."""
 
+import contextlib
 import json
 import os
 import re
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -53,7 +55,7 @@ def finished(project):
         assert first.poll() is None, first.stderr.read()
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    first.send_signal(signal.SIGKILL)
+    kill_with_children(first.pid)
     first.communicate()
     pretrained = (folder / "pretrain" / "checkpoint_best.pth").read_bytes()
     second = start(project)
@@ -61,6 +63,15 @@ def finished(project):
     assert second.returncode == 0, stderr
     assert (folder / "pretrain" / "checkpoint_best.pth").read_bytes() == pretrained
     return stdout, stderr
+
+
+def kill_with_children(pid):
+    """Kill a process and its descendants. Its jobs would go on for a while."""
+    with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        os.kill(pid, signal.SIGKILL)
+        for child in children:
+            kill_with_children(int(child))
 
 
 def logs(project, *runs):
