@@ -18,7 +18,6 @@ from torch import Tensor
 from smile.captions import blocks
 from smile.head import CHUNK_POSITIONS, Head, Transform, enable_autograd, slices
 from smile.labels import caption_types, count_labels, earlier_tokens, first_labelled, reduce_losses
-from smile.loading import load
 from smile.mixture import LossInputs, build_alternatives, scores_first_token
 from smile.smile import smile_loss
 from smile.subsetting import random_subset_loss, reverse_excluded_tokens
@@ -48,8 +47,10 @@ def fused_loss(
     if shards is None:
         head = Head(*head)
     else:
+        from smile.sharded import ShardedHead
+
         sampled = shards.sync_samples(labels, sampled)
-        head = load("smile.sharded:ShardedHead")(shards, *head)
+        head = ShardedHead(shards, *head)
     reduce_args = (labels, settings.ignore_index, settings.reduction, token_weights)
     with torch.autocast(hidden.device.type, enabled=False):
         d_losses = torch.ones(labels.shape, dtype=head.wide_dtype, device=labels.device)
@@ -157,7 +158,7 @@ class _LossAccumulator:
         if any(loss.reads_logits for loss in self.alternatives.values()):
             leaves["logits"] = logits.clone()
         if "reverse" in self.token_losses:
-            subset = head.exclude(logits, excluded, label_column, leaves["label"])
+            subset = head.exclude(logits, excluded, label_column)
             leaves["subset"] = head.softmax_(subset)
         leaves["total"] = head.softmax_(logits)
         for value in leaves.values():

@@ -2,13 +2,13 @@
 
 import ast
 from functools import lru_cache
+from pkgutil import resolve_name
 from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor
 
 from smile.alternatives import ALTERNATIVES
-from smile.loading import load
 
 # Whether the original code scores the first token of a caption over the whole vocabulary.
 FIRST_TOKEN_MLE = {"smile": True, "random": False, "reverse": True}
@@ -28,7 +28,7 @@ def scores_first_token(name: str, first_token_mle: Optional[bool] = None) -> boo
 def build_alternatives(parameters: str) -> dict[str, Any]:
     """Return {name: `TokenLoss`}. parameters: a Python literal, {name: {parameter: value}}."""
     by_name = ast.literal_eval(parameters)
-    return {name: load(ALTERNATIVES[name])(**options) for name, options in by_name.items()}
+    return {name: resolve_name(ALTERNATIVES[name])(**options) for name, options in by_name.items()}
 
 
 class Settings(NamedTuple):

@@ -5,6 +5,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
+from pkgutil import resolve_name
 from typing import Any, NamedTuple, Optional, Union
 
 import torch
@@ -14,7 +15,6 @@ from smile.alternatives import ALTERNATIVES
 from smile.captions import check_segments, reduce_by_caption
 from smile.head import compute_dtype, is_distributed, unwrap_replicated
 from smile.labels import check_labels, check_reduction, count_labels, prepare_weights, reduce_losses
-from smile.loading import load
 from smile.mixture import LossInputs, Settings, scores_first_token
 from smile.mle import check_smoothing, mle_loss
 from smile.operator import mixture_from_hidden
@@ -76,7 +76,7 @@ def _parse_spec(spec: Spec) -> dict[str, tuple[float, Any]]:
 
 def _build_alternative(name: str, parameters: dict[str, Any]) -> Any:
     """Return the `TokenLoss` with this name, or None for MLE, SMILE and its ablations."""
-    loss_class = load(ALTERNATIVES[name]) if name in ALTERNATIVES else None
+    loss_class = resolve_name(ALTERNATIVES[name]) if name in ALTERNATIVES else None
     names = [field.name for field in fields(loss_class)] if loss_class else []
     for parameter in parameters:
         if parameter not in names:
@@ -172,7 +172,8 @@ class Objective(nn.Module):
         check_reduction(reduction)
         vocabulary, shards = len(weight), None
         if any(map(is_distributed, (hidden, weight, bias))):
-            to_local_tensors = load("smile.sharded:to_local_tensors")
+            from smile.sharded import to_local_tensors
+
             hidden, weight, bias, shards = to_local_tensors(hidden, weight, bias)
             aligned = (labels, segments, weights)
             labels, segments, weights = (
