@@ -194,32 +194,24 @@ class Objective(nn.Module):
         if segments is not None:
             check_segments(segments, labels)
         check_labels(labels, vocabulary, self.ignore_index)
-        inputs, dtype = (hidden, weight, bias), compute_dtype(hidden)
+        head = (hidden, weight, bias)
+        grad_enabled = torch.is_grad_enabled()
+        needs_grad = [grad_enabled and x is not None and x.requires_grad for x in head]
+        sampled = self._sample_tokens(labels, vocabulary)
         settings = Settings(
             *(getattr(self, name) for name in Settings._fields[:6]), reduction, scale, softcap
         )
-        factors, sampled = None, self._sample_tokens(labels, vocabulary)
+        batch = (labels, sampled, segments, weights)
+        how = (settings, compute_dtype(hidden), needs_grad, shards)
+        factors = None
         if "truncation" in self.weights:  # a first pass computes MLE's losses
-            mle = settings._replace(weights={"mle": 1.0}, label_smoothing=0.0, reduction="none")
-            loss_inputs = (labels, None, None, None, None, mle, dtype, [False] * 3, shards)
-            losses, _ = mixture_from_hidden(
-                *(None if x is None else x.detach() for x in inputs), LossInputs(*loss_inputs)
-            )
+            ignore = self.ignore_index
+            mle = Settings({"mle": 1.0}, 0.0, None, None, ignore, "{}", "none", scale, softcap)
+            with torch.no_grad():
+                inputs = LossInputs(labels, None, None, None, None, mle, *how[1:])
+                losses, _ = mixture_from_hidden(*head, inputs)
             factors = self._truncation_factors(losses, labels, segments, weights)
-        grad_enabled = torch.is_grad_enabled()
-        needs_grad = [grad_enabled and x is not None and x.requires_grad for x in inputs]
-        loss_inputs = (
-            labels,
-            sampled,
-            segments,
-            weights,
-            factors,
-            settings,
-            dtype,
-            needs_grad,
-            shards,
-        )
-        loss, parts = mixture_from_hidden(*inputs, LossInputs(*loss_inputs))
+        loss, parts = mixture_from_hidden(*head, LossInputs(*batch, factors, *how))
         parts = dict(zip(self.weights, parts.unbind()))
         return ObjectiveOutput(loss, parts, count_labels(labels, weights, self.ignore_index))
 
