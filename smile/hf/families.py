@@ -72,13 +72,6 @@ def is_encoder_decoder(model: nn.Module) -> bool:
     return any(getattr(config, "is_encoder_decoder", False) for config in configs)
 
 
-def check_label_tensor(labels: Tensor) -> None:
-    """Raise ValueError unless labels are integers (B, N)."""
-    if labels.dim() != 2 or labels.is_floating_point():
-        found = f"labels of {tuple(labels.shape)} in {labels.dtype}"
-        raise ValueError(f"{found}; give integers of the shape (captions, tokens)")
-
-
 def is_media(model: nn.Module, tokens: Tensor) -> Tensor:
     """Return bool (B, N): tokens that stand for an image, a video or a sound."""
     return is_one_of(tokens, configured_ids(model, *MEDIA_TOKENS))

@@ -14,7 +14,6 @@ from smile.captions import (
 from smile.hf.families import (
     IGNORED,
     align_labels,
-    check_label_tensor,
     configured_ids,
     is_encoder_decoder,
     is_media,
@@ -81,7 +80,9 @@ class Targets:
         weights: Optional[Tensor] = None,
         inputs: Optional[dict] = None,
     ):
-        check_label_tensor(labels)
+        if labels.dim() != 2 or labels.is_floating_point():
+            found = f"labels of {tuple(labels.shape)} in {labels.dtype}"
+            raise ValueError(f"{found}; give integers of the shape (captions, tokens)")
         prepare_weights(labels, weights, IGNORED)  # checks the weights
         if segments is not None:
             check_segments(segments, labels)
@@ -99,13 +100,10 @@ class Targets:
             self._ignore_first_labels()
         self.captions = None
         if segments is None and objective.weights.keys() != {"mle"}:
-            only_smile = objective.weights.keys() == {"smile"}
-            opening_loss_is_zero = only_smile and not scores_first_token(
-                "smile", objective.first_token_mle
-            )
-            self.captions = self._number_captions(
-                opening_loss_is_zero or "truncation" in objective.weights
-            )
+            without_openings = "truncation" in objective.weights
+            if objective.weights.keys() == {"smile"}:
+                without_openings = not scores_first_token("smile", objective.first_token_mle)
+            self.captions = self._number_captions(without_openings)
 
     def _ignore_first_labels(self) -> None:
         """Set `texts`, and ignore labels that another text or segment would have to predict."""

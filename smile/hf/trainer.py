@@ -151,9 +151,7 @@ class SmileLossMixin:
 
     def _size(self, kind: str) -> int:
         """Return how many processes share a batch. kind: "tp", "cp" or "sp" parallelism."""
-        size = getattr(self, f"get_{kind}_size", None)
-        config = getattr(self.accelerator, "parallelism_config", None)
-        return size() if size else getattr(config, f"{kind}_size", 1)
+        return getattr(self, f"get_{kind}_size", lambda: 1)()
 
     def _scored_labels(self, batch: Mapping[str, Tensor]):
         """Return a batch's labels (B, N), IGNORED where they are not scored, and their weights."""
