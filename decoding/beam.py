@@ -1,9 +1,10 @@
 """Beam search with the results of transformers 4.15.0, vectorised over prompts and beams."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from decoding.interface import Decoded, DecodingSettings, Step
+from decoding.interface import Decoded, DecodingSettings, Step, take
 from decoding.sampling import adjust
 
 # The initial score of all beams of a group but its first: they have the same prompt, and would
@@ -38,11 +39,6 @@ class Hypotheses:
         self.tokens[prompts] = take(tokens, order)
 
 
-def take(tokens: Tensor, index: Tensor) -> Tensor:
-    """Select rows of tokens (b, m, L) by index (b, k): (b, k, L)."""
-    return tokens.gather(1, index.unsqueeze(2).expand(-1, -1, tokens.size(2)))
-
-
 def beam_search(
     step: Step, prompt: Tensor, end: int, pad: int, settings: DecodingSettings
 ) -> Decoded:
@@ -72,25 +68,20 @@ def beam_search(
             logprobs = logits[:, group].float().log_softmax(-1)
             if group_choices and settings.diversity_penalty:
                 earlier_tokens = torch.cat([token for *_, token in group_choices], dim=1)
-                logprobs = logprobs - settings.diversity_penalty * _count_tokens(
-                    earlier_tokens, logprobs
-                )
+                counts = F.one_hot(earlier_tokens, logits.size(2)).sum(1, keepdim=True)  # (b, 1, V)
+                logprobs = logprobs - settings.diversity_penalty * counts
             logprobs = adjust(logprobs, tokens[:, group, :length], end, settings)
             sums = (logprobs + scores[:, group].unsqueeze(2)).flatten(1)
             top_sums, top_index = sums.topk(2 * group_size, dim=1)
-            beam, token = (
-                offset + top_index // logits.size(2),
-                top_index % logits.size(2),
-            )  # (b, 2k')
+            beam = offset + top_index // logits.size(2)  # (b, 2k')
+            token = top_index % logits.size(2)
             normalised = top_sums.double() / length**settings.length_penalty
 
             is_end = token == end
             candidates = take(tokens, beam[:, :group_size])
             candidates[..., length] = end
-            not_a_candidate = ~is_end[:, :group_size] | done.unsqueeze(1)
-            candidate_scores = normalised[:, :group_size].masked_fill(
-                not_a_candidate, float("-inf")
-            )
+            is_candidate = is_end[:, :group_size] & ~done.unsqueeze(1)
+            candidate_scores = normalised[:, :group_size].where(is_candidate, float("-inf"))
             hypotheses.add(active, candidates, candidate_scores, length)
 
             continuing = is_end.int().sort(dim=1, stable=True).indices[:, :group_size]
@@ -118,11 +109,3 @@ def beam_search(
     returned = slice(settings.num_return)
     width = min(int(hypotheses.lengths[:, returned].max()) + 1, max_length)
     return Decoded(hypotheses.tokens[:, returned, :width], hypotheses.scores[:, returned])
-
-
-def _count_tokens(tokens: Tensor, logprobs: Tensor) -> Tensor:
-    """Count each token id of the vocabulary in tokens (b, m): (b, 1, V), of logprobs' dtype."""
-    counts = logprobs.new_zeros(len(tokens), logprobs.size(2))
-    return counts.scatter_add_(1, tokens, torch.ones_like(tokens, dtype=logprobs.dtype)).unsqueeze(
-        1
-    )

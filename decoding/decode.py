@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from decoding.beam import beam_search
-from decoding.guided import GuidedStep, own_scores
+from decoding.guided import GuidedStep, caption_lengths
 from decoding.interface import Decoded, DecodingSettings, Generated, Step
 from decoding.sampling import sample
 
@@ -39,16 +39,16 @@ def generate_captions(
 
     images: (B, ...); only their number and device are used. tokenizer: has the token ids `end` and
     `pad`. text: a function that turns ids (L,), prompt included, into a caption. With two streams,
-    `step` takes 2B prompts, see `decoding.guided`; `log_likelihoods` is the argument of
-    `own_scores`.
+    `step` takes 2B prompts, see `decoding.guided`, and `log_likelihoods` maps captions (B, k, n) to
+    the log-likelihoods of their tokens after the prompt.
     """
     step = GuidedStep(step, settings) if settings.two_streams else step
     prompts = prompt.to(images.device).expand(len(images), -1)
     token_ids, scores = decode(step, prompts, tokenizer.end, tokenizer.pad, settings)
     captions = [[text(ids) for ids in rows] for rows in token_ids]
-    captioner_scores = None
+    own_scores = None
     if settings.two_streams:
-        captioner_scores = own_scores(
-            log_likelihoods, token_ids, prompt.size(-1), tokenizer.end, settings
-        )
-    return Generated(captions, token_ids, scores, captioner_scores)
+        lengths = caption_lengths(token_ids, prompt.size(-1), tokenizer.end)
+        total = log_likelihoods(token_ids).double().sum(-1)
+        own_scores = total / lengths**settings.length_penalty
+    return Generated(captions, token_ids, scores, own_scores)

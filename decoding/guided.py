@@ -6,12 +6,12 @@ images, the second B prompts the other images.
 """
 
 import math
-from typing import Any, Callable, Optional
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
 
-from decoding.interface import DecodingSettings, Step, until_end
+from decoding.interface import DecodingSettings, Step
 
 DIFFUSION_STEPS = 1000
 # Added to the logits of banned tokens instead of -inf: min_length may ban all other tokens.
@@ -93,27 +93,9 @@ def add_noise(image: Tensor, settings: DecodingSettings) -> Tensor:
     return math.sqrt(signal_share) * image + math.sqrt(1 - signal_share) * noise
 
 
-def own_scores(
-    log_likelihoods: Callable[[Tensor], Tensor],
-    ids: Tensor,
-    prompt: int,
-    end: int,
-    settings: DecodingSettings,
-) -> Tensor:
-    """Return the captioner's scores of captions (B, k, n) without the second stream.
-
-    The scores, float64 (B, k), are defined as in `Decoded`. log_likelihoods: maps captions to the
-    log-likelihoods of the tokens after the prompt, (B, k, n - prompt). prompt: the number of its
-    tokens.
-    """
-    total = log_likelihoods(ids).double().sum(-1)
-    return total / caption_lengths(ids, prompt, end) ** settings.length_penalty
-
-
 def caption_lengths(ids: Tensor, prompt: int, end: int) -> Tensor:
     """Return the lengths of captions (B, k, n) as in `Decoded.scores`, int64 (B, k).
 
     prompt: the number of its tokens.
     """
-    num_tokens = until_end(ids[..., prompt:], end).sum(-1)
-    return prompt + num_tokens - (ids[..., prompt:] == end).any(-1).int()
+    return prompt + ((ids[..., prompt:] == end).cumsum(-1) == 0).sum(-1)

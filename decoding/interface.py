@@ -135,6 +135,11 @@ def until_end(tokens: Tensor, end: int) -> Tensor:
     return ended.cumsum(-1) - ended == 0
 
 
+def take(tokens: Tensor, index: Tensor) -> Tensor:
+    """Select rows of tokens (b, m, L) by index (b, k): (b, k, L)."""
+    return tokens.gather(1, index.unsqueeze(2).expand(-1, -1, tokens.size(2)))
+
+
 class Generated(NamedTuple):
     """Captions as text and token ids, with scores.
 

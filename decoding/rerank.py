@@ -9,7 +9,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from decoding.interface import DecodingSettings, Generated
+from decoding.interface import DecodingSettings, Generated, take
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,17 +82,16 @@ def rerank(generated: Generated, scores: Tensor, num_return: int) -> Generated:
     Candidates with equal scores keep their order. Candidates with score nan come last.
     """
     scores = scores.double()
-    comparable = scores.where(~scores.isnan(), torch.tensor(-torch.inf).to(scores))
+    comparable = scores.where(~scores.isnan(), -torch.inf)
     order = comparable.sort(dim=1, descending=True, stable=True).indices[:, :num_return]
     captions = [
         [group[index] for index in indices]
         for group, indices in zip(generated.captions, order.tolist())
     ]
-    token_index = order.unsqueeze(2).expand(-1, -1, generated.token_ids.size(2))
     own_scores = generated.own_scores
     return Generated(
         captions,
-        generated.token_ids.gather(1, token_index),
+        take(generated.token_ids, order),
         generated.scores.gather(1, order),
         None if own_scores is None else own_scores.gather(1, order),
         scores.gather(1, order),

@@ -29,10 +29,10 @@ def sample(step: Step, prompt: Tensor, end: int, pad: int, settings: DecodingSet
         if settings.sample:
             probabilities = warp(adjusted, settings).softmax(-1).flatten(0, 1)
             if noise is None:
-                next_tokens = draw(probabilities).view(adjusted.shape[:2])
+                next_tokens = draw(probabilities)
             else:
                 next_tokens = invert(probabilities, noise[active, :, length].flatten())
-                next_tokens = next_tokens.view(adjusted.shape[:2])
+            next_tokens = next_tokens.view(adjusted.shape[:2])
         else:
             next_tokens = adjusted.argmax(-1)
         has_ended = lengths[active] < max_length  # (b, k); lengths are max_length until the end
@@ -40,9 +40,7 @@ def sample(step: Step, prompt: Tensor, end: int, pad: int, settings: DecodingSet
         logprobs = logits.float().log_softmax(-1).gather(2, next_tokens.unsqueeze(2)).squeeze(2)
         scores[active] += logprobs.masked_fill(has_ended, 0)
         tokens[active, :, length] = next_tokens
-        lengths[active] = lengths[active].where(
-            has_ended | (next_tokens != end), torch.tensor(length).to(next_tokens)
-        )
+        lengths[active] = lengths[active].where(has_ended | (next_tokens != end), length)
 
         kept = (lengths[active] == max_length).any(1).nonzero().squeeze(1)
         active, rows, next_tokens = active[kept], rows[kept], next_tokens[kept]
@@ -64,13 +62,9 @@ def adjust(scores: Tensor, tokens: Tensor, end: int, settings: DecodingSettings)
     the form of transformers 4.15.0).
     """
     if settings.repetition_penalty != 1:
-        repeated_scores = scores.gather(-1, tokens)
-        penalty = settings.repetition_penalty
-        scores = scores.scatter(
-            -1,
-            tokens,
-            torch.where(repeated_scores < 0, repeated_scores * penalty, repeated_scores / penalty),
-        )
+        repeated, penalty = scores.gather(-1, tokens), settings.repetition_penalty
+        repeated = torch.where(repeated < 0, repeated * penalty, repeated / penalty)
+        scores = scores.scatter(-1, tokens, repeated)
     size = settings.no_repeat_ngram_size
     if 0 < size <= tokens.size(-1):
         scores = _ban_repeated_ngrams(scores, tokens, size)
@@ -131,8 +125,8 @@ def warp(scores: Tensor, settings: DecodingSettings) -> Tensor:
         scores = scores.masked_fill(scores < kth_best, float("-inf"))
     if settings.top_p < 1:
         sorted_scores, order = scores.sort(dim=-1, descending=True)
-        cumulative = sorted_scores.softmax(-1).cumsum(-1)
-        removed = (cumulative - sorted_scores.softmax(-1)) > settings.top_p
+        probabilities = sorted_scores.softmax(-1)
+        removed = probabilities.cumsum(-1) - probabilities > settings.top_p
         scores = scores.masked_fill(removed.scatter(-1, order, removed), float("-inf"))
     if settings.min_p:
         probabilities = scores.softmax(-1)

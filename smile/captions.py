@@ -10,13 +10,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from smile.labels import (
-    at_least_float32,
-    check_labels,
-    check_shapes,
-    prepare_weights,
-    reduce_losses,
-)
+from smile.labels import at_least_float32, check_labels, prepare_weights, reduce_losses
 
 # Rows of this many tokens or more are reduced to their labelled positions if less than half are
 # labelled: SMILE's cost grows with the square of the length.
@@ -178,7 +172,11 @@ def reduce_by_caption(
     (C, L), one caption per row, to losses (C, L). Other arguments are as in `smile_loss`.
     """
     logits = inputs[0]
-    check_shapes(logits, labels)
+    if logits.dim() != 3 or logits.shape[:2] != labels.shape:
+        raise ValueError(
+            f"logits are {tuple(logits.shape)} and labels {tuple(labels.shape)}; they must be "
+            "(B, N, V) and (B, N)"
+        )
     labels, weights = prepare_weights(labels, weights, ignore_index)
     check_labels(labels, logits.size(2), ignore_index)
     if segments is None:

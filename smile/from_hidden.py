@@ -9,17 +9,19 @@ vocabulary. Their losses are computed in chunks of positions. The gradient of a 
 before its logits are freed, as in the fused cross-entropy of Liger-Kernel (arXiv 2410.10989).
 """
 
+import ast
 from collections.abc import Callable
+from pkgutil import resolve_name
 from typing import Optional
 
 import torch
 from torch import Tensor
 
+from smile.alternatives import ALTERNATIVES
 from smile.captions import blocks
 from smile.head import CHUNK_POSITIONS, Head, Transform, enable_autograd, slices
 from smile.labels import caption_types, count_labels, earlier_tokens, first_labelled, reduce_losses
-from smile.loading import load
-from smile.mixture import LossInputs, build_alternatives, scores_first_token
+from smile.mixture import LossInputs, scores_first_token
 from smile.smile import smile_loss
 from smile.subsetting import random_subset_loss, reverse_excluded_tokens
 
@@ -48,8 +50,10 @@ def fused_loss(
     if shards is None:
         head = Head(*head)
     else:
+        from smile.sharded import ShardedHead
+
         sampled = shards.sync_samples(labels, sampled)
-        head = load("smile.sharded:ShardedHead")(shards, *head)
+        head = ShardedHead(shards, *head)
     reduce_args = (labels, settings.ignore_index, settings.reduction, token_weights)
     with torch.autocast(hidden.device.type, enabled=False):
         d_losses = torch.ones(labels.shape, dtype=head.wide_dtype, device=labels.device)
@@ -93,9 +97,9 @@ class _LossAccumulator:
         self.first_token_mle_names = [
             name for name in objectives if scores_first_token(name, first_token_mle)
         ]
-        alternatives = build_alternatives(self.settings.alternatives_text)
         self.alternatives = {
-            k: v for k, v in alternatives.items() if k in objectives and k != "truncation"
+            name: resolve_name(ALTERNATIVES[name])(**parameters)
+            for name, parameters in ast.literal_eval(self.settings.alternatives_text).items()
         }
         self.looks_back = any(loss.looks_back for loss in self.alternatives.values())
         self.factors = inputs.factors
@@ -121,26 +125,21 @@ class _LossAccumulator:
         selected = selected.flatten().nonzero().squeeze(1)  # (M,)
         caption = selected.div(labels.size(1), rounding_mode="floor")
         excluded = reverse_excluded_tokens(labels, ignore, self.row_padding)
-        earlier = earlier_tokens(labels, ignore) if self.looks_back else ()
+        types, *masks = earlier_tokens(labels, ignore) if self.looks_back else (None,)
         for chunk in slices(len(selected), CHUNK_POSITIONS["cpu" if labels.is_cpu else "cuda"]):
             indices, caption_indices = selected[chunk], caption[chunk]
-            label, chunk_is_first, chunk_positions = (
-                x.flatten()[indices] for x in (labels, is_first, positions)
-            )
-            types, *masks = earlier or (None,)
-            types = None if types is None else types[caption_indices]
-            masks = [x.flatten(0, 1)[indices] for x in masks]
-            self._add_chunk(
-                chunk_positions, label, chunk_is_first, excluded[caption_indices], types, masks
-            )
+            earlier = [x.flatten(0, 1)[indices] for x in masks]
+            if self.looks_back:
+                earlier.insert(0, types[caption_indices])
+            chunk_inputs = (x.flatten()[indices] for x in (positions, labels, is_first))
+            self._add_chunk(*chunk_inputs, excluded[caption_indices], earlier)
 
-    def _add_chunk(self, positions, label, is_first, excluded, types, masks):
+    def _add_chunk(self, positions, label, is_first, excluded, earlier):
         """Add the losses of `positions` (R,), positions in the flattened batch.
 
         label, is_first: (R,). excluded: (R, .), the tokens that reverse subsetting leaves out of
-        its softmax. types: (R, L), the token types of each position's caption; masks: `is_earlier`
-        and `is_label`, (R, L) each; see `earlier_tokens`. If no alternative looks back, types is
-        None and masks is empty.
+        its softmax. earlier: [types, is_earlier, is_label], (R, L) each, of each position's
+        caption; see `earlier_tokens`. It is empty if no alternative looks back.
 
         All losses are functions of a few values per position, `leaves`, such as the logsumexp of
         all logits. Autograd differentiates these functions. The gradient of the logits is then each
@@ -150,20 +149,20 @@ class _LossAccumulator:
         head, label_column = self.head, label.unsqueeze(1)
         logits, slope = head.logits(positions)  # (R, V)
         leaves = {"label": head.gather_logits(logits, label_column)}  # (R, 1)
-        if types is not None:
-            leaves["caption_logits"] = head.gather_logits(logits, types)
+        if earlier:
+            leaves["caption_logits"] = head.gather_logits(logits, earlier[0])
         smoothing = self.settings.label_smoothing if "mle" in self.token_losses else 0.0
         mean = head.mean(logits).squeeze(1) if smoothing else None
         if any(loss.reads_logits for loss in self.alternatives.values()):
             leaves["logits"] = logits.clone()
         if "reverse" in self.token_losses:
-            subset = head.exclude(logits, excluded, label_column, leaves["label"])
+            subset = head.exclude(logits, excluded, label_column)
             leaves["subset"] = head.softmax_(subset)
         leaves["total"] = head.softmax_(logits)
         for value in leaves.values():
             value.requires_grad_(head.has_grads)
         with enable_autograd():
-            losses = self._compute_losses(leaves, mean, label, is_first, masks)
+            losses = self._compute_losses(leaves, mean, label, is_first, earlier[1:])
             total = sum(
                 (self.d_losses[name][positions] * loss).sum() for name, loss in losses.items()
             )
@@ -182,8 +181,8 @@ class _LossAccumulator:
             )
             head.subtract_unmasked_(d_logits, smoothing_grad)
         head.scatter_add_(d_logits, label_column, d_leaves["label"])
-        if types is not None:
-            head.scatter_add_(d_logits, types, d_leaves["caption_logits"])
+        if earlier:
+            head.scatter_add_(d_logits, earlier[0], d_leaves["caption_logits"])
         if "logits" in leaves:
             d_logits += d_leaves["logits"]
         head.backward(positions, d_logits, slope)
@@ -200,21 +199,19 @@ class _LossAccumulator:
         mle, losses = total - target, {}
         for name in self.token_losses:
             loss = self.alternatives.get(name)
-            if loss is not None and loss.reads_logits:
+            if name == "mle" and mean is not None:
+                smoothing = self.settings.label_smoothing
+                losses[name] = total - (1 - smoothing) * target - smoothing * mean
+            elif name in ("mle", "truncation"):
+                losses[name] = mle
+            elif name == "reverse":
+                losses[name] = leaves["subset"].squeeze(1) - target
+            elif loss is not None and loss.reads_logits:
                 losses[name] = loss.losses(leaves["logits"], label)
             elif loss is not None:
                 losses[name] = loss.losses_from_fields(
                     total, target, leaves.get("caption_logits"), *masks
                 )
-            elif name == "truncation":
-                losses[name] = mle
-            elif name == "mle":
-                losses[name] = mle
-                if mean is not None:
-                    smoothing = self.settings.label_smoothing
-                    losses[name] = total - (1 - smoothing) * target - smoothing * mean
-            elif name == "reverse":
-                losses[name] = leaves["subset"].squeeze(1) - target
             if name in self.first_token_mle_names:
                 losses[name] = mle.where(is_first, losses.get(name, 0))
         return losses
@@ -238,10 +235,7 @@ class _LossAccumulator:
     def add_random(self, positions: Tensor, labels: Tensor, sampled: Tensor) -> None:
         """Add random subsetting's losses, except first tokens scored by MLE. sampled: (B, N, R)."""
         is_scored = self._scored_by_subset("random", labels)  # (C, L)
-        positions, label = (
-            positions[is_scored].unsqueeze(1),
-            labels[is_scored].unsqueeze(1),
-        )  # (M, 1) each
+        positions, label = (x[is_scored].unsqueeze(1) for x in (positions, labels))  # (M, 1) each
         candidates = sampled.flatten(0, 1)[positions.squeeze(1)]  # (M, R)
         if self.settings.pad_token_id is not None:
             candidates = candidates.where(candidates != self.settings.pad_token_id, label)

@@ -118,14 +118,17 @@ class Head:
 
     def gather_logits(self, logits: Tensor, tokens: Tensor) -> Tensor:
         """Return the logits (R, J) of `tokens` (R, J), gathered from logits (R, V)."""
-        return logits.gather(1, tokens)
+        gathered = logits.gather(1, self.local_ids(tokens))
+        return self.sum_shards(self.keep_local(gathered, tokens))
 
-    def exclude(self, logits: Tensor, excluded: Tensor, label: Tensor, target: Tensor) -> Tensor:
+    def exclude(self, logits: Tensor, excluded: Tensor, label: Tensor) -> Tensor:
         """Return a copy of logits (R, V) with -inf for `excluded` tokens (R, J) except the label.
 
-        label: (R, 1). target: (R, 1), the logit of the label.
+        label: (R, 1).
         """
-        return logits.scatter(1, excluded, float("-inf")).scatter_(1, label, target)
+        mask = logits.new_full(excluded.shape, float("-inf")).masked_fill(excluded == label, 0)
+        ids = self.local_ids(excluded)
+        return logits.scatter_add(1, ids, self.keep_local(mask, excluded))
 
     def mean(self, logits: Tensor) -> Tensor:
         """Return the mean logit (R, 1) over the tokens that are not masked."""
@@ -158,9 +161,19 @@ class Head:
         else:
             d_logits.addcmul_(values, (~self.masked_tokens).to(d_logits.dtype), value=-1)
 
+    # `smile.sharded` overrides the next three methods. Here one process has the whole head.
+
     def sum_shards(self, tensor: Tensor) -> Tensor:
-        """Return the sum over the processes that share the head. Here there is only one."""
+        """Return the sum over the processes that share the head."""
         return tensor
+
+    def local_ids(self, tokens: Tensor) -> Tensor:
+        """Return the rows of `tokens` in this process's head, 0 for those of other processes."""
+        return tokens
+
+    def keep_local(self, values: Tensor, tokens: Tensor) -> Tensor:
+        """Return the values of `tokens`, with 0 for tokens of other processes."""
+        return values
 
     def softmax_(self, logits: Tensor) -> Tensor:
         """Overwrite logits (R, V) with probabilities. Return the logsumexp (R, 1) of each row."""
@@ -170,7 +183,7 @@ class Head:
 
     def scatter_add_(self, d_logits: Tensor, tokens: Tensor, values: Tensor) -> None:
         """Add `values` (R, J) to `d_logits` (R, V) at `tokens` (R, J)."""
-        d_logits.scatter_add_(1, tokens, values)
+        d_logits.scatter_add_(1, self.local_ids(tokens), self.keep_local(values, tokens))
 
     def _slices(self) -> Iterator[slice]:
         """Return slices of the vocabulary: one, or several if half precision must be converted."""
@@ -184,20 +197,21 @@ class Head:
 
     def logits_grouped(self, positions: Tensor, tokens: Tensor) -> tuple[Tensor, Slope]:
         """Return the logits (G, R, J) of positions (G, R) for tokens (G, J), and their slope."""
-        return self.transform(at_least_float32(self._product_grouped(positions, tokens)))
-
-    def _product_grouped(self, positions: Tensor, tokens: Tensor) -> Tensor:
-        """Return hidden @ weight.T + bias of `logits_grouped`."""
-        weight = self._weight_rows(tokens).transpose(1, 2)  # (G, D, J)
+        ids, hidden = self.local_ids(tokens), self.hidden[positions]
+        weight = self._weight_rows(ids).transpose(1, 2)  # (G, D, J)
         if self.bias is None:
-            return torch.bmm(self.hidden[positions], weight)
-        return torch.baddbmm(self.bias[tokens].unsqueeze(1), self.hidden[positions], weight)
+            z = torch.bmm(hidden, weight)
+        else:
+            z = torch.baddbmm(self.bias[ids].unsqueeze(1), hidden, weight)
+        z = self.keep_local(at_least_float32(z), tokens.unsqueeze(1))
+        return self.transform(self.sum_shards(z))
 
     def backward_grouped(
         self, positions: Tensor, tokens: Tensor, d_logits: Tensor, slope: Slope
     ) -> None:
         """Accumulate gradients. d_logits: (G, R, J), of `logits_grouped(positions, tokens)`."""
-        d_logits = multiply_(d_logits, slope)
+        d_logits = self.keep_local(multiply_(d_logits, slope), tokens.unsqueeze(1))
+        tokens = self.local_ids(tokens)
         if self.d_bias is not None:
             self.d_bias.index_add_(0, tokens.flatten(), d_logits.sum(1).flatten())
         d_logits = d_logits.to(self.dtype)

@@ -40,15 +40,6 @@ def earlier_tokens(labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, T
     return types, (count_before > 0) & distinct.unsqueeze(1), is_label
 
 
-def check_shapes(logits: Tensor, labels: Tensor) -> None:
-    """Raise ValueError unless logits are (B, N, V) and labels (B, N)."""
-    if logits.dim() != 3 or logits.shape[:2] != labels.shape:
-        raise ValueError(
-            f"logits are {tuple(logits.shape)} and labels {tuple(labels.shape)}; they must be "
-            "(B, N, V) and (B, N)"
-        )
-
-
 def check_labels(labels: Tensor, vocabulary: int, ignore_index: int) -> None:
     """Raise ValueError for a label outside the vocabulary. vocabulary: its size.
 

@@ -1,14 +1,9 @@
 """Settings and inputs of the fused linear loss, without hidden states and the head."""
 
-import ast
-from functools import lru_cache
 from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor
-
-from smile.alternatives import ALTERNATIVES
-from smile.loading import load
 
 # Whether the original code scores the first token of a caption over the whole vocabulary.
 FIRST_TOKEN_MLE = {"smile": True, "random": False, "reverse": True}
@@ -24,18 +19,12 @@ def scores_first_token(name: str, first_token_mle: Optional[bool] = None) -> boo
     return bool(default if first_token_mle is None else first_token_mle and default is not None)
 
 
-@lru_cache(maxsize=64)
-def build_alternatives(parameters: str) -> dict[str, Any]:
-    """Return {name: `TokenLoss`}. parameters: a Python literal, {name: {parameter: value}}."""
-    by_name = ast.literal_eval(parameters)
-    return {name: load(ALTERNATIVES[name])(**options) for name, options in by_name.items()}
-
-
 class Settings(NamedTuple):
     """The losses of a mixture and their settings, with the names of `Objective`'s arguments.
 
-    alternatives_text: see `build_alternatives`. Logits are scale * z, or
-    softcap * tanh(scale * z / softcap), with z = hidden @ weight.T + bias.
+    alternatives_text: the parameters of alternatives, the Python literal
+    {name: {parameter: value}}. Logits are scale * z, or softcap * tanh(scale * z / softcap), with
+    z = hidden @ weight.T + bias.
     """
 
     weights: dict[str, float]
@@ -50,12 +39,9 @@ class Settings(NamedTuple):
 
     def text(self) -> str:
         """Return the settings as a string, for a custom operator. Dynamo can trace this method."""
-        weights = ", ".join(f"{name!r}: {weight!r}" for name, weight in self.weights.items())
-        return (
-            f"{{{weights}}}, {self.label_smoothing!r}, {self.first_token_mle!r}, "
-            f"{self.pad_token_id!r}, {self.ignore_index!r}, {self.alternatives_text!r}, "
-            f"{self.reduction!r}, {self.scale!r}, {self.softcap!r}"
-        )
+        weights, *values = self
+        weights = ", ".join([f"{name!r}: {weight!r}" for name, weight in weights.items()])
+        return f"{{{weights}}}, " + ", ".join([f"{value!r}" for value in values])
 
 
 class LossInputs(NamedTuple):

@@ -5,6 +5,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
+from pkgutil import resolve_name
 from typing import Any, NamedTuple, Optional, Union
 
 import torch
@@ -14,7 +15,6 @@ from smile.alternatives import ALTERNATIVES
 from smile.captions import check_segments, reduce_by_caption
 from smile.head import compute_dtype, is_distributed, unwrap_replicated
 from smile.labels import check_labels, check_reduction, count_labels, prepare_weights, reduce_losses
-from smile.loading import load
 from smile.mixture import LossInputs, Settings, scores_first_token
 from smile.mle import check_smoothing, mle_loss
 from smile.operator import mixture_from_hidden
@@ -76,7 +76,7 @@ def _parse_spec(spec: Spec) -> dict[str, tuple[float, Any]]:
 
 def _build_alternative(name: str, parameters: dict[str, Any]) -> Any:
     """Return the `TokenLoss` with this name, or None for MLE, SMILE and its ablations."""
-    loss_class = load(ALTERNATIVES[name]) if name in ALTERNATIVES else None
+    loss_class = resolve_name(ALTERNATIVES[name]) if name in ALTERNATIVES else None
     names = [field.name for field in fields(loss_class)] if loss_class else []
     for parameter in parameters:
         if parameter not in names:
@@ -172,7 +172,8 @@ class Objective(nn.Module):
         check_reduction(reduction)
         vocabulary, shards = len(weight), None
         if any(map(is_distributed, (hidden, weight, bias))):
-            to_local_tensors = load("smile.sharded:to_local_tensors")
+            from smile.sharded import to_local_tensors
+
             hidden, weight, bias, shards = to_local_tensors(hidden, weight, bias)
             aligned = (labels, segments, weights)
             labels, segments, weights = (
@@ -193,32 +194,24 @@ class Objective(nn.Module):
         if segments is not None:
             check_segments(segments, labels)
         check_labels(labels, vocabulary, self.ignore_index)
-        inputs, dtype = (hidden, weight, bias), compute_dtype(hidden)
+        head = (hidden, weight, bias)
+        grad_enabled = torch.is_grad_enabled()
+        needs_grad = [grad_enabled and x is not None and x.requires_grad for x in head]
+        sampled = self._sample_tokens(labels, vocabulary)
         settings = Settings(
             *(getattr(self, name) for name in Settings._fields[:6]), reduction, scale, softcap
         )
-        factors, sampled = None, self._sample_tokens(labels, vocabulary)
+        batch = (labels, sampled, segments, weights)
+        how = (settings, compute_dtype(hidden), needs_grad, shards)
+        factors = None
         if "truncation" in self.weights:  # a first pass computes MLE's losses
-            mle = settings._replace(weights={"mle": 1.0}, label_smoothing=0.0, reduction="none")
-            loss_inputs = (labels, None, None, None, None, mle, dtype, [False] * 3, shards)
-            losses, _ = mixture_from_hidden(
-                *(None if x is None else x.detach() for x in inputs), LossInputs(*loss_inputs)
-            )
+            ignore = self.ignore_index
+            mle = Settings({"mle": 1.0}, 0.0, None, None, ignore, "{}", "none", scale, softcap)
+            with torch.no_grad():
+                inputs = LossInputs(labels, None, None, None, None, mle, *how[1:])
+                losses, _ = mixture_from_hidden(*head, inputs)
             factors = self._truncation_factors(losses, labels, segments, weights)
-        grad_enabled = torch.is_grad_enabled()
-        needs_grad = [grad_enabled and x is not None and x.requires_grad for x in inputs]
-        loss_inputs = (
-            labels,
-            sampled,
-            segments,
-            weights,
-            factors,
-            settings,
-            dtype,
-            needs_grad,
-            shards,
-        )
-        loss, parts = mixture_from_hidden(*inputs, LossInputs(*loss_inputs))
+        loss, parts = mixture_from_hidden(*head, LossInputs(*batch, factors, *how))
         parts = dict(zip(self.weights, parts.unbind()))
         return ObjectiveOutput(loss, parts, count_labels(labels, weights, self.ignore_index))
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from smile.head import Head, Slope, is_distributed
+from smile.head import Head, is_distributed
 
 
 class Shards(NamedTuple):
@@ -77,13 +77,13 @@ def to_local_tensors(hidden: Tensor, weight: Tensor, bias: Optional[Tensor]):
             x = DTensor.from_local(x, mesh, [Replicate()], run_check=False)
         return x.redistribute(placements=[placement]).to_local()
 
-    if -(-vocabulary // mesh.size()) * (mesh.size() - 1) >= vocabulary:
+    # As in torch, each process has the same number of rows, rounded up; the last may have fewer.
+    group, rows_per_process = mesh.get_group(), -(-vocabulary // mesh.size())
+    if rows_per_process * (mesh.size() - 1) >= vocabulary:
         raise ValueError(
             f"a head of {vocabulary} tokens cannot be sharded over {mesh.size()} processes; use "
             "fewer processes"
         )
-    # As in torch, each process has the same number of rows, rounded up; the last may have fewer.
-    group, rows_per_process = mesh.get_group(), -(-vocabulary // mesh.size())
     shards = Shards(group, dist.get_rank(group) * rows_per_process, vocabulary)
     return (
         to_local(hidden, Replicate()),
@@ -108,26 +108,15 @@ class ShardedHead(Head):
         dist.all_reduce(tensor, group=self.group)
         return tensor
 
-    def _local_ids(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the rows of `tokens` in this process's head, and a mask of tokens without a row.
-
-        The row of a masked token is 0.
-        """
+    def _is_remote(self, tokens: Tensor) -> Tensor:
         local_ids = tokens - self.first_row
-        is_remote = (local_ids < 0) | (local_ids >= len(self.weight))
-        return local_ids.masked_fill(is_remote, 0), is_remote
+        return (local_ids < 0) | (local_ids >= len(self.weight))
 
-    def gather_logits(self, logits: Tensor, tokens: Tensor) -> Tensor:
-        local_ids, is_remote = self._local_ids(tokens)
-        return self.sum_shards(logits.gather(1, local_ids).masked_fill(is_remote, 0))
+    def local_ids(self, tokens: Tensor) -> Tensor:
+        return (tokens - self.first_row).masked_fill(self._is_remote(tokens), 0)
 
-    def exclude(self, logits: Tensor, excluded: Tensor, label: Tensor, target: Tensor) -> Tensor:
-        local_ids, is_remote = self._local_ids(excluded)
-        # Tokens of other processes have row 0. Adding 0 there leaves its logit unchanged.
-        mask = torch.full(local_ids.shape, float("-inf"), dtype=logits.dtype, device=logits.device)
-        return logits.scatter_add(
-            1, local_ids, mask.masked_fill(is_remote | (excluded == label), 0)
-        )
+    def keep_local(self, values: Tensor, tokens: Tensor) -> Tensor:
+        return values.masked_fill(self._is_remote(tokens), 0)
 
     def softmax_(self, logits: Tensor) -> Tensor:
         largest = logits.amax(1, keepdim=True)
@@ -135,20 +124,3 @@ class ShardedHead(Head):
         total = self.sum_shards(logits.sub_(largest).exp_().sum(1, keepdim=True))
         logits.div_(total)
         return largest + total.log()
-
-    def scatter_add_(self, d_logits: Tensor, tokens: Tensor, values: Tensor) -> None:
-        local_ids, is_remote = self._local_ids(tokens)
-        super().scatter_add_(d_logits, local_ids, values.masked_fill(is_remote, 0))
-
-    def _product_grouped(self, positions: Tensor, tokens: Tensor) -> Tensor:
-        local_ids, is_remote = self._local_ids(tokens)
-        product = super()._product_grouped(positions, local_ids).to(self.wide_dtype)
-        return self.sum_shards(product.masked_fill(is_remote.unsqueeze(1), 0))
-
-    def backward_grouped(
-        self, positions: Tensor, tokens: Tensor, d_logits: Tensor, slope: Slope
-    ) -> None:
-        local_ids, is_remote = self._local_ids(tokens)
-        super().backward_grouped(
-            positions, local_ids, d_logits.masked_fill(is_remote.unsqueeze(1), 0), slope
-        )

@@ -134,7 +134,7 @@ def cases() -> dict[str, Callable[[str], Any]]:
         "a packed row of a later batch": _packed_later,
     }
     if find_spec("accelerate"):
-        found["a trainer waits once a batch"] = _waits_once
+        found["a trainer waits twice a batch"] = _waits_twice
         found["its head elsewhere"] = partial(_head_elsewhere, from_hidden=False)
         found["its hidden states elsewhere"] = partial(_head_elsewhere, from_hidden=True)
     return found
@@ -228,8 +228,8 @@ def _packed_later(device: str) -> list[torch.Tensor]:
     raise AssertionError("the packed row is trained")
 
 
-def _waits_once(device: str) -> list[torch.Tensor]:
-    """Once more than without an objective; from hidden states twice, for MLE's vocabulary."""
+def _waits_twice(device: str) -> list[torch.Tensor]:
+    """Twice more than without an objective; from hidden states thrice, for MLE's vocabulary."""
     from transformers import Trainer
 
     from smile.hf import SmileLossMixin
@@ -247,9 +247,9 @@ def _waits_once(device: str) -> list[torch.Tensor]:
         losses += found[0]
         counts.append(found[1])
     own, of_logits, of_hidden = counts
-    once = [n + (device == NAME) for n in own]
-    assert of_logits == once, f"{of_logits} waits, of the trainer's own {own}"
-    assert of_hidden == [n + (device == NAME) for n in once], f"{of_hidden} waits, not {own}"
+    on_device = device == NAME
+    assert of_logits == [n + 2 * on_device for n in own], f"{of_logits} waits, not {own} and 2"
+    assert of_hidden == [n + 3 * on_device for n in own], f"{of_hidden} waits, not {own} and 3"
     return losses
 
 

@@ -48,7 +48,7 @@ ONLY = {
         {"typ": "safe", "pure": True},
     ),
     "import_module": (
-        {"BLIP/__init__.py", "captioning/runtime/registry.py", "smile/loading.py"},
+        {"BLIP/__init__.py"},
         {},
     ),
     "Image.open": ({"captioning/data/image.py", "BLIP/onnx_runner.py"}, {}),

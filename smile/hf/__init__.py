@@ -13,10 +13,10 @@ images. The decoder of an encoder-decoder model reads labels shifted right, so t
 labels are aligned. In other models, the logits at a position predict the next label.
 """
 
+from pkgutil import resolve_name
 from typing import Any
 
 from smile.hf.forward import last_parts, undo, use_smile
-from smile.loading import load
 
 __all__ = ["SmileLossMixin", "compute_loss_func", "last_parts", "undo", "use_smile"]
 
@@ -30,4 +30,4 @@ _LAZY_NAMES = {
 def __getattr__(name: str) -> Any:
     if name not in _LAZY_NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return load(_LAZY_NAMES[name])
+    return resolve_name(_LAZY_NAMES[name])

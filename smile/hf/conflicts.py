@@ -4,24 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 LIBRARIES = ("transformers", "trl")
-# Trainers of these libraries that minimise the model's loss. SFTTrainer does so with the mixin,
-# because `loss_classes` skips its compute_loss.
-MODEL_LOSS_TRAINERS = ("Trainer", "Seq2SeqTrainer", "SFTTrainer", "BaseTrainer", "_BaseTrainer")
-
-
-def loss_classes(trainer: type, mixin: type) -> list[type]:
-    """Return the classes after `mixin` in the MRO that define compute_loss, except SFTTrainer."""
-    classes = trainer.__mro__[trainer.__mro__.index(mixin) + 1 :]
-    return [
-        base for base in classes if "compute_loss" in vars(base) and base.__name__ != "SFTTrainer"
-    ]
-
-
-def find_other_losses(trainer: type, mixin: type) -> Iterator[str]:
-    """Yield a line for each trainer of LIBRARIES that does not use its model's loss."""
-    for base in loss_classes(trainer, mixin):
-        if not reads_logits(base) and base.__name__ not in MODEL_LOSS_TRAINERS:
-            yield f"{base.__name__} has another loss; leave SmileLossMixin out"
+# Trainers of these libraries that minimise the model's loss.
+MODEL_LOSS_TRAINERS = ("Trainer", "Seq2SeqTrainer", "BaseTrainer", "_BaseTrainer")
 
 
 def reads_logits(base: type) -> bool:

@@ -72,18 +72,6 @@ def is_encoder_decoder(model: nn.Module) -> bool:
     return any(getattr(config, "is_encoder_decoder", False) for config in configs)
 
 
-def check_label_tensor(labels: Tensor) -> None:
-    """Raise ValueError unless labels are integers (B, N)."""
-    if labels.dim() != 2 or labels.is_floating_point():
-        found = f"labels of {tuple(labels.shape)} in {labels.dtype}"
-        raise ValueError(f"{found}; give integers of the shape (captions, tokens)")
-
-
-def ignore_media(model: nn.Module, labels: Tensor) -> Tensor:
-    """Return labels with IGNORED at tokens that stand for an image, a video or a sound."""
-    return labels.masked_fill(is_media(model, labels), IGNORED)
-
-
 def is_media(model: nn.Module, tokens: Tensor) -> Tensor:
     """Return bool (B, N): tokens that stand for an image, a video or a sound."""
     return is_one_of(tokens, configured_ids(model, *MEDIA_TOKENS))
@@ -141,7 +129,7 @@ def align_labels(
     labels[:, n] is already the token after position n. tokens: the model's input (B, N), if known.
     Raises ValueError for labels that cannot be aligned.
     """
-    labels = ignore_media(model, labels.to(predictions.device))
+    labels = labels.to(predictions.device)
     extra = predictions.size(1) - labels.size(1)
     if extra < 0:
         raise ValueError(

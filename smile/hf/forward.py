@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import itertools
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -26,7 +25,6 @@ from smile.hf.misuse_checks import (
 )
 from smile.hf.packed import BATCH_KEYS, Targets
 from smile.hf.refusal import refuse
-from smile.loading import load
 from smile.objective import Objective, ObjectiveOutput
 
 ObjectiveLike = Union[Objective, str, Mapping[str, float], None]
@@ -41,7 +39,6 @@ class _Settings:
     arguments: list[str]  # names of the arguments of the class's forward, in order
     parts: dict[str, Tensor] = field(default_factory=dict)  # see `last_parts`
     head_is_checked: bool = False  # whether `LinearHead.changed_rows` was called
-    model_number: int = field(default_factory=itertools.count().__next__)  # for `refuse`
     is_warned: bool = False  # whether the user was warned that training uses logits
 
 
@@ -197,7 +194,9 @@ def _forward(model, settings: _Settings, inner_forward: Callable, args: tuple, k
     needs_separation = targets.texts is not None and objective.weights.keys() != {"mle"}
     # During compilation tensors have no values to check.
     if needs_separation and not torch.compiler.is_compiling():
-        load("smile.hf.packing_check:refuse_leaks")(model, inputs, targets.texts)
+        from smile.hf.packing_check import refuse_leaks
+
+        refuse_leaks(model, inputs, targets.texts)
     if head is None:
         output = Call(model).run(inner_forward, inputs)
         result = objective(*targets.align(output_logits(model, output)))
@@ -255,7 +254,7 @@ def _from_hidden(
     if torch.compiler.is_compiling() or not settings.head_is_checked:
         error = f"{name} changes the logits of its language head; use_smile needs from_hidden=False"
         changed = head.changed_rows(last_logits, call.head_output.detach().to(last_logits.device))
-        loss = refuse(changed.unsqueeze(0), [f"{error} for it"], loss, settings.model_number)
+        loss = refuse(changed.unsqueeze(0), [f"{error} for it"], loss)
         settings.head_is_checked = not torch.compiler.is_compiling()
     return output, ObjectiveOutput(loss, parts, tokens)
 

@@ -9,36 +9,6 @@ from typing import Any, NamedTuple, Optional
 
 from torch import nn
 
-DECODERS = """
-    AXK1 AXK2 Afmoe Apertus Arcee AriaText BailingHybrid Bart BigBird BigBirdPegasus BioGpt
-    BitNet Blenderbot BlenderbotSmall Bloom Camembert CodeGen CpmAnt Cwm Data2VecText Dbrx
-    DeepseekV2 DeepseekV32 DeepseekV3 DeepseekV4 DiffLlama Doge Dots1 Dots3Note Electra Ernie4_5
-    Ernie4_5_Moe Ernie Exaone4 ExaoneMoe Falcon FalconMamba FlexOlmo Flint Fuyu GPTBigCode GPTJ
-    GPTNeo GPTNeoX GPTNeoXJapanese Gemma Git Glm4 Glm4Moe Glm4MoeLite Glm GlmMoeDsa GptOss HYV3
-    HYV4 Helium HrmText HunYuanDenseV1 HunYuanMoEV1 Jais2 Jamba JetMoe KimiLinear Kolibri1
-    Kosmos2Text Kosmos2_5Text Laguna Lfm2 Lfm2Moe Lfm3 Llama4 Llama LongcatFlash MBart Mamba2
-    Mamba Marian MegatronBert Mellum MiMoV2Flash MiniMax MiniMaxM2 MiniMaxM3VL Ministral3
-    Ministral Mistral4 Mistral Mixtral Mllama ModernBertDecoder Mpt Mvp Nemotron NemotronH OPT
-    Olmo2 Olmo3 Olmo OlmoHybrid Olmoe PLBart Pegasus Persimmon Phi3 Phi4Multimodal Phi Phimoe
-    Qwen2 Qwen2Moe Qwen3 Qwen3Moe Qwen3Next Qwen3_5 Qwen3_5Moe Qwen4Exp RemBert RoCBert RoFormer
-    Roberta RobertaPreLayerNorm Rwkv SeedOss SmolLM3 SolarOpen StableLm Starcoder2 TrOCR Whisper
-    XGLM XLMRoberta XLMRobertaXL Xmod Youtu Zamba2 Zamba Zaya
-"""
-CONDITIONAL_GENERATION = """
-    Aria AudioFlamingo3 AyaVision Blip2 Blip Canary Cohere2Vision CohereAsr DeepseekOcr2
-    DeepseekVL DeepseekVLHybrid Dots3Note Ernie4_5_VLMoe Ernie4_5_VL_Moe Exaone4_5_ FastVlm
-    Florence2 FunAsrNano Gemma3 Glm46V Glm4v Glm4vMoe Glm5Next GlmAsr GlmOcr GotOcr2
-    GraniteSpeech GraniteSpeechPlus HunYuanVL Idefics2 Idefics3 InstructBlip InstructBlipVideo
-    InternVL Kimi_K25 Kosmos2 Kosmos2_5 KyutaiSpeechToText Lfm2Vl Lfm3Vl LightOnOcr Llama4 Llava
-    LlavaNext LlavaNextVideo LlavaOnevision LongT5 M2M100 MT5 MiniCPMOcr MiniCPMV4_6 MiniCPMV4_7
-    MiniMaxM3Sparse Mistral3 Mllama Molmo2 Moonshine MoonshineStreaming MossTranscribeDiarize
-    MusicFlamingo Nemotron3_5Transcribe NllbMoe Ovis2 PaddleOCRVL PegasusX PerceptionLM
-    Pix2Struct QianfanOCR Qwen2Audio Qwen2VL Qwen2_5OmniThinker Qwen2_5_VL Qwen3ASR
-    Qwen3OmniMoeThinker Qwen3VL Qwen3VLMoe Qwen3_5 Qwen3_5Moe Qwen4Exp SmolVLM Speech2Text
-    Step3p7 SwitchTransformers T5 UMT5 UnlimitedOcr VideoLlama3 VideoLlava VipLlava Voxtral
-    VoxtralRealtime Whisper
-"""
-
 
 class HeadRow(NamedTuple):
     """How a model computes its logits from the head's logits x: z = (x + bias) * scale / divisor.
@@ -55,46 +25,71 @@ class HeadRow(NamedTuple):
     vocabulary: Optional[str] = None
 
 
-def _rows(row: HeadRow, suffix: str, names: str) -> dict[str, HeadRow]:
-    return {f"{name}{suffix}": row for name in names.split()}
-
-
-CAUSAL, CONDITIONAL = "ForCausalLM", "ForConditionalGeneration"
-_SCALED, _DIVIDED = HeadRow(scale="logit_scale"), HeadRow(divisor="logits_scaling")
-_CAPPED = HeadRow(softcap="final_logit_softcapping")
-_BIASED, _PADDED = HeadRow(bias="final_logits_bias"), HeadRow(vocabulary="unpadded_vocab_size")
-_MUSE = HeadRow(scale="output_multiplier", softcap="final_logit_softcapping")
+# The beginnings of class names, by their common end and the fields of `HeadRow` that are not None.
+TABLE = {
+    "ForCausalLM": """
+        AXK1 AXK2 Afmoe Apertus Arcee AriaText BailingHybrid Bart BigBird BigBirdPegasus BioGpt
+        BitNet Blenderbot BlenderbotSmall Bloom Camembert CodeGen CpmAnt Cwm Data2VecText Dbrx
+        DeepseekV2 DeepseekV32 DeepseekV3 DeepseekV4 DiffLlama Doge Dots1 Dots3Note Electra Ernie4_5
+        Ernie4_5_Moe Ernie Exaone4 ExaoneMoe Falcon FalconMamba FlexOlmo Flint Fuyu GPTBigCode GPTJ
+        GPTNeo GPTNeoX GPTNeoXJapanese Gemma Git Glm4 Glm4Moe Glm4MoeLite Glm GlmMoeDsa GptOss HYV3
+        HYV4 Helium HrmText HunYuanDenseV1 HunYuanMoEV1 Jais2 Jamba JetMoe KimiLinear Kolibri1
+        Kosmos2Text Kosmos2_5Text Laguna Lfm2 Lfm2Moe Lfm3 Llama4 Llama LongcatFlash MBart Mamba2
+        Mamba Marian MegatronBert Mellum MiMoV2Flash MiniMax MiniMaxM2 MiniMaxM3VL Ministral3
+        Ministral Mistral4 Mistral Mixtral Mllama ModernBertDecoder Mpt Mvp Nemotron NemotronH OPT
+        Olmo2 Olmo3 Olmo OlmoHybrid Olmoe PLBart Pegasus Persimmon Phi3 Phi4Multimodal Phi Phimoe
+        Qwen2 Qwen2Moe Qwen3 Qwen3Moe Qwen3Next Qwen3_5 Qwen3_5Moe Qwen4Exp RemBert RoCBert RoFormer
+        Roberta RobertaPreLayerNorm Rwkv SeedOss SmolLM3 SolarOpen StableLm Starcoder2 TrOCR Whisper
+        XGLM XLMRoberta XLMRobertaXL Xmod Youtu Zamba2 Zamba Zaya
+    """,
+    "ForConditionalGeneration": """
+        Aria AudioFlamingo3 AyaVision Blip2 Blip Canary Cohere2Vision CohereAsr DeepseekOcr2
+        DeepseekVL DeepseekVLHybrid Dots3Note Ernie4_5_VLMoe Ernie4_5_VL_Moe Exaone4_5_ FastVlm
+        Florence2 FunAsrNano Gemma3 Glm46V Glm4v Glm4vMoe Glm5Next GlmAsr GlmOcr GotOcr2
+        GraniteSpeech GraniteSpeechPlus HunYuanVL Idefics2 Idefics3 InstructBlip InstructBlipVideo
+        InternVL Kimi_K25 Kosmos2 Kosmos2_5 KyutaiSpeechToText Lfm2Vl Lfm3Vl LightOnOcr Llama4 Llava
+        LlavaNext LlavaNextVideo LlavaOnevision LongT5 M2M100 MT5 MiniCPMOcr MiniCPMV4_6 MiniCPMV4_7
+        MiniMaxM3Sparse Mistral3 Mllama Molmo2 Moonshine MoonshineStreaming MossTranscribeDiarize
+        MusicFlamingo Nemotron3_5Transcribe NllbMoe Ovis2 PaddleOCRVL PegasusX PerceptionLM
+        Pix2Struct QianfanOCR Qwen2Audio Qwen2VL Qwen2_5OmniThinker Qwen2_5_VL Qwen3ASR
+        Qwen3OmniMoeThinker Qwen3VL Qwen3VLMoe Qwen3_5 Qwen3_5Moe Qwen4Exp SmolVLM Speech2Text
+        Step3p7 SwitchTransformers T5 UMT5 UnlimitedOcr VideoLlama3 VideoLlava VipLlava Voxtral
+        VoxtralRealtime Whisper
+    """,
+    "LMHeadModel": "Bert BlipText CTRL GPT2 OpenAIGPT",
+    # Pix2StructText computes the logits of Pix2Struct.
+    "Model": "EncoderDecoder SpeechEncoderDecoder VisionEncoderDecoder Pix2StructText",
+    "ForCausalLM scale=logit_scale": "Cohere Cohere2 Cohere2Moe CohereCompass",
+    "ForConditionalGeneration scale=logit_scale": "CohereCompass",
+    "ForCausalLM scale=logits_scaling": "HyperCLOVAX",
+    "ForConditionalGeneration scale=logits_scaling": "HyperCLOVAXVisionV2",
+    "ForCausalLM scale=lm_head_multiplier": "FalconH1",
+    "ForCausalLM divisor=logits_scaling": """
+        Granite GraniteMoe GraniteMoeHybrid GraniteMoeShared GraniteMoeSWA GraniteSWA MiniCPM3
+    """,
+    "ForConditionalGeneration divisor=logits_scaling": "Granite4Vision GraniteDocling",
+    "ForCausalLM softcap=final_logit_softcapping": """
+        Beam Gemma2 Gemma3 Gemma3n Gemma4 Gemma4Unified NanoChat VaultGemma
+    """,
+    "ForConditionalGeneration softcap=final_logit_softcapping": """
+        Gemma3n Gemma4 Gemma4Unified MistralLarge4 PaliGemma T5Gemma T5Gemma2
+    """,
+    "ForCausalLM softcap=logits_soft_cap": "RecurrentGemma",
+    "ForCausalLM softcap=output_logit_soft_cap": "xLSTM",
+    "ForConditionalGeneration scale=output_multiplier softcap=final_logit_softcapping": """
+        MuseGlimmer MuseSpark
+    """,
+    "ForConditionalGeneration bias=final_logits_bias": """
+        Bart BigBirdPegasus Blenderbot BlenderbotSmall LED MBart Mvp PLBart Pegasus
+    """,
+    "MTModel bias=final_logits_bias": "Marian",
+    "ForCausalLM vocabulary=unpadded_vocab_size": "Inkling Inkling2",
+    "ForConditionalGeneration vocabulary=unpadded_vocab_size": "Inkling Inkling2",
+}
 HEADS: dict[str, HeadRow] = {
-    **_rows(HeadRow(), CAUSAL, DECODERS),
-    **_rows(HeadRow(), CONDITIONAL, CONDITIONAL_GENERATION),
-    **_rows(HeadRow(), "LMHeadModel", "Bert BlipText CTRL GPT2 OpenAIGPT"),
-    **_rows(HeadRow(), "EncoderDecoderModel", "Speech Vision"),
-    "EncoderDecoderModel": HeadRow(),
-    "Pix2StructTextModel": HeadRow(),  # computes the logits of Pix2Struct
-    **_rows(_SCALED, CAUSAL, "Cohere Cohere2 Cohere2Moe CohereCompass"),
-    **_rows(_SCALED, CONDITIONAL, "CohereCompass"),
-    **_rows(HeadRow(scale="logits_scaling"), CAUSAL, "HyperCLOVAX"),
-    **_rows(HeadRow(scale="logits_scaling"), CONDITIONAL, "HyperCLOVAXVisionV2"),
-    **_rows(HeadRow(scale="lm_head_multiplier"), CAUSAL, "FalconH1"),
-    **_rows(_DIVIDED, CAUSAL, "Granite GraniteMoe GraniteMoeHybrid GraniteMoeShared"),
-    **_rows(_DIVIDED, CAUSAL, "GraniteMoeSWA GraniteSWA MiniCPM3"),
-    **_rows(_DIVIDED, CONDITIONAL, "Granite4Vision GraniteDocling"),
-    **_rows(_CAPPED, CAUSAL, "Beam Gemma2 Gemma3 Gemma3n Gemma4 Gemma4Unified NanoChat VaultGemma"),
-    **_rows(
-        _CAPPED,
-        CONDITIONAL,
-        "Gemma3n Gemma4 Gemma4Unified MistralLarge4 PaliGemma T5Gemma T5Gemma2",
-    ),
-    **_rows(HeadRow(softcap="logits_soft_cap"), CAUSAL, "RecurrentGemma"),
-    **_rows(HeadRow(softcap="output_logit_soft_cap"), CAUSAL, "xLSTM"),
-    **_rows(_MUSE, CONDITIONAL, "MuseGlimmer MuseSpark"),
-    **_rows(
-        _BIASED, CONDITIONAL, "Bart BigBirdPegasus Blenderbot BlenderbotSmall LED MBart Mvp Pegasus"
-    ),
-    **_rows(_BIASED, CONDITIONAL, "PLBart"),
-    "MarianMTModel": _BIASED,
-    **_rows(_PADDED, CAUSAL, "Inkling Inkling2"),
-    **_rows(_PADDED, CONDITIONAL, "Inkling Inkling2"),
+    f"{name}{end}": HeadRow(**dict(value.split("=") for value in values))
+    for (end, *values), names in ((key.split(), names) for key, names in TABLE.items())
+    for name in names.split()
 }
 # Classes with a z-loss, the mean square of the logsumexp of logits, and the name of its weight.
 # Their subclasses also have a z-loss.

@@ -14,9 +14,7 @@ from smile.captions import (
 from smile.hf.families import (
     IGNORED,
     align_labels,
-    check_label_tensor,
     configured_ids,
-    ignore_media,
     is_encoder_decoder,
     is_media,
     is_one_of,
@@ -31,6 +29,14 @@ BATCH_KEYS = ("segments", "weights")  # keys of a batch that the objective uses 
 REMEDY = (
     "give the batch position_ids that restart with each caption, seq_idx or cu_seq_lens_q, or "
     "segments, in which all positions of a caption have the same number"
+)
+MASK_ERROR = (
+    "attention_mask {}, so a row may have several captions, but it is unknown where; " + REMEDY
+)
+END_ERROR = (
+    "row {row} of the labels has the end token {end} more than once, so it seems to have several "
+    "captions; in a chat, label only the assistant's turns (TRL: "
+    "SFTConfig(assistant_only_loss=True)); for a packed row, " + REMEDY
 )
 LEAK_ERROR = (
     "the batch has an attention_mask, with which captions of a packed row see each other; leave it "
@@ -74,14 +80,16 @@ class Targets:
         weights: Optional[Tensor] = None,
         inputs: Optional[dict] = None,
     ):
-        check_label_tensor(labels)
+        if labels.dim() != 2 or labels.is_floating_point():
+            found = f"labels of {tuple(labels.shape)} in {labels.dtype}"
+            raise ValueError(f"{found}; give integers of the shape (captions, tokens)")
         prepare_weights(labels, weights, IGNORED)  # checks the weights
         if segments is not None:
             check_segments(segments, labels)
             segments = segments.to(labels.device)
         self.model, self.shifted, self.weights = model, shifted, weights
         self.inputs, self.original_labels = inputs or {}, labels
-        self.labels, self.segments = ignore_media(model, labels), segments
+        self.labels, self.segments = labels.masked_fill(is_media(model, labels), IGNORED), segments
         self.is_encoder_decoder, self.texts = is_encoder_decoder(model), None
         if self.is_encoder_decoder:
             if shifted:
@@ -92,13 +100,10 @@ class Targets:
             self._ignore_first_labels()
         self.captions = None
         if segments is None and objective.weights.keys() != {"mle"}:
-            only_smile = objective.weights.keys() == {"smile"}
-            opening_loss_is_zero = only_smile and not scores_first_token(
-                "smile", objective.first_token_mle
-            )
-            self.captions = self._number_captions(
-                opening_loss_is_zero or "truncation" in objective.weights
-            )
+            without_openings = "truncation" in objective.weights
+            if objective.weights.keys() == {"smile"}:
+                without_openings = not scores_first_token("smile", objective.first_token_mle)
+            self.captions = self._number_captions(without_openings)
 
     def _ignore_first_labels(self) -> None:
         """Set `texts`, and ignore labels that another text or segment would have to predict."""
@@ -132,56 +137,54 @@ class Targets:
         """Set `segments` if a row has several captions. Returns itself.
 
         Raises ValueError for packed rows in which captions could see each other or whose captions
-        are unknown, and for labelled prompts. Synchronises with the device once.
+        are unknown, and for labelled prompts.
         """
-        rows_by_error = {}
-        if not self.is_encoder_decoder:
-            rows_by_error[LEAK_ERROR] = find_leaks(self.inputs.get("attention_mask"), self.texts)
-        if self.captions is not None:
-            rows_by_error.update(self._find_wrong_rows())
-        rows_by_error = {error: rows for error, rows in rows_by_error.items() if rows is not None}
-        flags = [rows.to(self.labels.device) for rows in rows_by_error.values()]
-        if torch.compiler.is_compiling():
-            self.segments = self.segments if self.captions is None else self.captions
-        elif self.captions is not None:
-            # One transfer from the device for all checks. Segments are set only if necessary: rows
-            # of one caption are faster without them.
-            flags = [torch.stack([*flags, self.captions.amax(1) > 1]).cpu()]
-            self.segments = self.captions if flags[0][-1].any() else None
-            flags = [*flags[0]]
-        if rows_by_error:
-            self.labels = refuse(torch.stack(flags), [*rows_by_error], self.labels)
+        if rows_by_error := self._find_wrong_rows():
+            rows = [rows.to(self.labels.device) for rows in rows_by_error.values()]
+            self.labels = refuse(torch.stack(rows), [*rows_by_error], self.labels)
+        # Rows of one caption are faster without segments. In a compiled program it is unknown.
+        if self.captions is not None and (
+            torch.compiler.is_compiling() or (self.captions.amax(1) > 1).any()
+        ):
+            self.segments = self.captions
         return self
 
-    def _find_wrong_rows(self) -> dict[str, Optional[Tensor]]:
-        """Return error lines, each with bool (B,): the rows to which it applies. None: no row."""
-        rows_by_error = {}
-        mask = self.inputs.get("attention_mask")
-        if self.texts is None and not self.is_encoder_decoder:
-            refuse_separating_mask(mask)
-            if mask is not None and len(mask) == len(self.labels):
-                rows_by_error[packed_mask_error("has numbers above 1")] = (mask > 1).any(1)
+    def _find_wrong_rows(self) -> dict[str, Tensor]:
+        """Return error lines, each with bool (B,): the rows to which it applies."""
+        rows_by_error, mask, texts = {}, self.inputs.get("attention_mask"), self.texts
+        if texts is not None and isinstance(mask, Tensor) and mask.shape == texts.shape:
+            attends_both = (mask[:, 1:] > 0) & (mask[:, :-1] > 0)
+            is_leak = attends_both & (texts[:, 1:] != texts[:, :-1]).to(mask.device)
+            rows_by_error[LEAK_ERROR] = is_leak.any(1)
+        if self.captions is None:
+            return rows_by_error
+        if texts is None and mask is not None and not self.is_encoder_decoder:
+            if not isinstance(mask, Tensor):
+                raise ValueError(MASK_ERROR.format(f"is a {type(mask).__name__}"))
+            if mask.dim() > 2:
+                raise ValueError(MASK_ERROR.format(f"is {tuple(mask.shape)}"))
+            if len(mask) == len(self.labels):
+                rows_by_error[MASK_ERROR.format("has numbers above 1")] = (mask > 1).any(1)
         if ends := sorted(configured_ids(self.model, "eos_token_id")):
-            rows_by_error[repeated_end_error(ends)] = find_repeated_ends(
-                ends, self.labels, self.captions
-            )
+            error = END_ERROR.replace("{end}", " or ".join(map(str, ends)))
+            rows_by_error[error] = find_repeated_ends(ends, self.labels, self.captions)
         if not self.is_encoder_decoder:
             rows_by_error[PROMPT_ERROR] = self._find_prompts()
         return rows_by_error
 
-    def _find_prompts(self) -> Optional[Tensor]:
-        """Return bool (B,): rows in which a prompt next to media tokens is labelled, or None.
+    def _find_prompts(self) -> Tensor:
+        """Return bool (B,): rows in which a prompt next to media tokens is labelled.
 
         A label directly before a media token belongs to a prompt. So does a label directly after a
-        media token, if that token is labelled or the label is a text's beginning token. None if
-        input_ids and labels have different shapes.
+        media token, if that token is labelled or the label is a text's beginning token. All are
+        False if input_ids and labels have different shapes, for which `align` raises ValueError.
         """
         labels, tokens = self.original_labels, self.inputs.get("input_ids")
         tokens = labels if tokens is None else tokens.to(labels.device)
         if self.shifted:
             labels = nn.functional.pad(labels, (1, -1), value=IGNORED)  # undo the shift
         if tokens.shape != labels.shape:
-            return None
+            return labels[:, :0].any(1)
         is_media_token, is_labelled = is_media(self.model, tokens), labels != IGNORED
         is_start = is_one_of(labels, configured_ids(self.model, "bos_token_id"))
         texts = torch.zeros_like(labels) if self.texts is None else self.texts
@@ -233,33 +236,6 @@ def text_numbers(inputs: dict, labels: Tensor) -> Optional[Tensor]:
     return numbers.to(labels.device)
 
 
-def refuse_separating_mask(mask) -> None:
-    """Raise ValueError for an attention mask that is not (B, N) and may separate texts of a row."""
-    if isinstance(mask, Tensor) and mask.dim() > 2:
-        raise ValueError(packed_mask_error(f"is {tuple(mask.shape)}"))
-    if mask is not None and not isinstance(mask, Tensor):
-        raise ValueError(packed_mask_error(f"is a {type(mask).__name__}"))
-
-
-def packed_mask_error(description: str) -> str:
-    """Return the line for an attention mask that may separate texts. description: of the mask."""
-    error = (
-        f"attention_mask {description}, so a row may have several captions, but it is unknown where"
-    )
-    return f"{error}; {REMEDY}"
-
-
-def find_leaks(mask, texts: Optional[Tensor]) -> Optional[Tensor]:
-    """Return bool (B,): rows in which an attention mask lets one text see another.
-
-    None if the texts are unknown, and for a mask that is not (B, N).
-    """
-    if texts is None or not isinstance(mask, Tensor) or mask.shape != texts.shape:
-        return None
-    attends_both = (mask[:, 1:] > 0) & (mask[:, :-1] > 0)
-    return (attends_both & (texts[:, 1:] != texts[:, :-1]).to(mask.device)).any(1)
-
-
 def find_repeated_ends(end_tokens: list[int], labels: Tensor, captions: Tensor) -> Tensor:
     """Return bool (B,): rows in which a caption ends more than once.
 
@@ -275,13 +251,3 @@ def find_repeated_ends(end_tokens: list[int], labels: Tensor, captions: Tensor) 
         1, captions[:, 1:], is_caption_end
     )
     return (end_count > 1).any(1)
-
-
-def repeated_end_error(end_tokens: list[int]) -> str:
-    """Return the line for rows of `find_repeated_ends`; `refuse` fills in {row}."""
-    names = " or ".join(map(str, end_tokens))
-    return (
-        f"row {{row}} of the labels has the end token {names} more than once, so it seems to "
-        "have several captions; in a chat, label only the assistant's turns (TRL: "
-        f"SFTConfig(assistant_only_loss=True)); for a packed row, {REMEDY}"
-    )

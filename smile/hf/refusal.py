@@ -5,26 +5,19 @@ reads the values when it runs. On an accelerator this needs a synchronisation.
 """
 
 from collections.abc import Sequence
-from typing import Optional
 
 import torch
 from torch import Tensor
 
-_CHECKED: set[tuple[Optional[int], str]] = set()  # models and lines that have been checked once
 
-
-def refuse(
-    invalid: Tensor, lines: Sequence[str], passthrough: Tensor, model_number: Optional[int] = None
-) -> Tensor:
+def refuse(invalid: Tensor, lines: Sequence[str], passthrough: Tensor) -> Tensor:
     """Return `passthrough`. Raise ValueError with the first line that has an invalid row.
 
     invalid: bool (K, B), the invalid rows for each line. In the raised line, {row} becomes the
-    number of its first invalid row. K may be larger than the number of lines: the rest is not read.
-    model_number: if given, a compiled program checks only this model's first batch, except on a
-    CPU, where checks are cheap. A compiled program drops the check unless the result is used.
+    number of its first invalid row. A compiled program drops the check unless the result is used.
     """
     if torch.compiler.is_compiling():
-        return _operator(passthrough, invalid, "\n".join(lines), model_number)
+        return _operator(passthrough, invalid, "\n".join(lines))
     _raise_where(invalid, lines)
     return passthrough
 
@@ -36,18 +29,14 @@ def _raise_where(invalid: Tensor, lines: Sequence[str]) -> None:
 
 
 @torch.library.custom_op("smile::refuse", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
-def _operator(
-    passthrough: Tensor, invalid: Tensor, lines: str, model_number: Optional[int]
-) -> Tensor:
-    if model_number is None or invalid.is_cpu or (model_number, lines) not in _CHECKED:
-        _raise_where(invalid, lines.split("\n"))
-        _CHECKED.add((model_number, lines))
+def _operator(passthrough: Tensor, invalid: Tensor, lines: str) -> Tensor:
+    _raise_where(invalid, lines.split("\n"))
     return passthrough.clone()
 
 
 @_operator.register_fake
-def _(passthrough, invalid, lines, model_number):
+def _(passthrough, invalid, lines):
     return torch.empty_like(passthrough)
 
 
-_operator.register_autograd(lambda ctx, gradient: (gradient, None, None, None))
+_operator.register_autograd(lambda ctx, gradient: (gradient, None, None))

@@ -27,8 +27,8 @@ class RunningMeans:
         if not sums:
             return {}
         first = next(iter(sums.values()))  # values of router and head may be on different devices
-        numbers = [value_sum.to(first.device) for value_sum in sums.values()]
-        numbers = torch.stack([*numbers, first.new_tensor(total)])
+        numbers = [*sums.values(), first.new_tensor(total)]
+        numbers = torch.stack([number.to(first.device) for number in numbers])
         if dist.is_available() and dist.is_initialized():
             dist.all_reduce(numbers)
         *values, total = numbers.tolist()

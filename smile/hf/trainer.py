@@ -12,13 +12,12 @@ from typing import Any, Optional, Union
 import torch
 from torch import Tensor, nn
 
-from smile.hf.conflicts import find_conflicts, find_other_losses, loss_classes, reads_logits
+from smile.hf.conflicts import MODEL_LOSS_TRAINERS, find_conflicts, reads_logits
 from smile.hf.families import IGNORED
-from smile.hf.forward import ObjectiveLike, last_parts, use_smile
+from smile.hf.forward import ObjectiveLike, last_parts, to_objective, use_smile
 from smile.hf.packed import BATCH_KEYS, Targets
 from smile.hf.running_means import RunningMeans
 from smile.labels import count_labels, prepare_weights
-from smile.objective import Objective
 
 
 class SmileLossMixin:
@@ -40,10 +39,21 @@ class SmileLossMixin:
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
-        for base in cls.__mro__[: cls.__mro__.index(SmileLossMixin)]:
+        index = cls.__mro__.index(SmileLossMixin)
+        for base in cls.__mro__[:index]:
             is_ours = issubclass(base, SmileLossMixin)
             if not is_ours and hasattr(base, "compute_loss") and hasattr(base, "train"):
                 raise TypeError(f"{cls.__name__}: put SmileLossMixin before {base.__name__}")
+        # SFTTrainer minimises the model's loss, but its compute_loss reads logits: it is skipped.
+        cls._loss_classes = [
+            base
+            for base in cls.__mro__[index + 1 :]
+            if "compute_loss" in vars(base) and base.__name__ != "SFTTrainer"
+        ]
+        for base in cls._loss_classes:
+            if not reads_logits(base) and base.__name__ not in MODEL_LOSS_TRAINERS:
+                line = f"{base.__name__} has another loss; leave SmileLossMixin out"
+                raise ValueError(f"{cls.__name__}: {line}")
 
     def __init__(
         self,
@@ -52,10 +62,7 @@ class SmileLossMixin:
         from_hidden: bool = True,
         **kwargs,
     ):
-        self._refuse(find_other_losses(type(self), SmileLossMixin))
-        if not isinstance(objective, Objective):
-            objective = Objective() if objective is None else Objective(objective)
-        self.smile_objective, self._from_hidden = objective, from_hidden
+        self.smile_objective, self._from_hidden = to_objective(objective), from_hidden
         self._wants_logits = True
         self._train_means, self._eval_means = RunningMeans(), RunningMeans()
         self._accumulated_batches, self._trained_tokens = 1, 0
@@ -63,17 +70,13 @@ class SmileLossMixin:
         columns = _column_names(arguments.get("train_dataset"))
         self._batch_columns = [name for name in BATCH_KEYS if name in columns]
         super().__init__(*args, **kwargs)
-        self._refuse(find_conflicts(self))
+        for conflict in find_conflicts(self):
+            raise ValueError(f"{type(self).__name__}: {conflict}")
         self._add_objective(self.model)
         # True: a loss is divided by the number of scored labels, see `_count_items`, not by the
         # number of accumulated batches. With sequence parallelism the trainer counts labels itself.
         parallel = getattr(getattr(self, "accelerator", None), "parallelism_config", None)
         self.model_accepts_loss_kwargs = not getattr(parallel, "sp_enabled", False)
-
-    def _refuse(self, problems: Iterable[str]) -> None:
-        """Raise ValueError with the first problem, if any."""
-        for problem in problems:
-            raise ValueError(f"{type(self).__name__}: {problem}")
 
     def _add_objective(self, model: nn.Module) -> nn.Module:
         """Call `use_smile` on the model, and return it."""
@@ -148,9 +151,7 @@ class SmileLossMixin:
 
     def _size(self, kind: str) -> int:
         """Return how many processes share a batch. kind: "tp", "cp" or "sp" parallelism."""
-        size = getattr(self, f"get_{kind}_size", None)
-        config = getattr(self.accelerator, "parallelism_config", None)
-        return size() if size else getattr(config, f"{kind}_size", 1)
+        return getattr(self, f"get_{kind}_size", lambda: 1)()
 
     def _scored_labels(self, batch: Mapping[str, Tensor]):
         """Return a batch's labels (B, N), IGNORED where they are not scored, and their weights."""
@@ -179,7 +180,7 @@ class SmileLossMixin:
                 )
         if getattr(self, "aux_loss_enabled", False):  # TRL's setting
             inputs["output_router_logits"] = True  # some models read it only from the batch
-        loss_class = loss_classes(type(self), SmileLossMixin)[0]
+        loss_class = self._loss_classes[0]
         wants_logits = (self._wants_logits and not training) or reads_logits(loss_class)
         inputs["keep_logits"] = wants_logits or not self._from_hidden
         steps, items = self._accumulated_batches if training else 1, num_items_in_batch
@@ -242,10 +243,7 @@ class SmileLossMixin:
 
     def prediction_step(self, model, inputs, prediction_loss_only, *args, **kwargs):
         self._wants_logits = not prediction_loss_only
-        try:
-            return super().prediction_step(model, inputs, prediction_loss_only, *args, **kwargs)
-        finally:
-            self._wants_logits = True
+        return super().prediction_step(model, inputs, prediction_loss_only, *args, **kwargs)
 
     def evaluation_loop(self, *args, metric_key_prefix="eval", **kwargs):
         self._eval_means = RunningMeans()

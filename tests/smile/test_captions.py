@@ -9,15 +9,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smile import (
-    Objective,
-    SmileLoss,
-    captions_of_turns,
-    mle_loss,
-    segments_from_cu_seq_lens,
-    segments_from_position_ids,
-    smile_loss,
-)
+from smile import Objective, SmileLoss, captions_of_turns, mle_loss, smile_loss
+from smile.captions import segments_from_cu_seq_lens, segments_from_position_ids
 
 IGNORE, VOCABULARY, WIDTH = -100, 11, 4
 SPECS = ["mle", "smile", "random", "reverse", {"random": 0.4, "smile": 0.3, "mle": 0.7}]
@@ -82,27 +75,23 @@ def test_packed_captions_are_padded_captions(rows, spec, first, reduction, weigh
     def taken(x):
         return None if x is None else x.flatten(0, 1)[places]
 
-    found = []
-    for way in ("padded", "packed", "packed from hidden states"):
-        objective.words = taken(words) if way == "padded" else words
-        if way == "padded":
-            output = objective(
-                F.linear(taken(hidden), head), padded, None, taken(weights), reduction
-            )
-        elif way == "packed":
-            output = objective(F.linear(hidden, head), labels, segments, weights, reduction)
-        else:
-            output = objective.from_hidden(hidden, head, None, labels, segments, weights, reduction)
-        loss, labelled = output.loss, (padded if way == "padded" else labels) != IGNORE
+    def found(output, labels, places):
+        """Loss, number of tokens and gradients; losses of tokens weigh as their place."""
+        loss = output.loss
         if reduction == "none":
-            of_tokens = torch.zeros(labels.numel(), dtype=torch.float64)
-            at = places[labelled] if way == "padded" else labelled.flatten().nonzero().squeeze(1)
-            of_tokens = of_tokens.index_put((at,), loss[labelled])
-            loss = (of_tokens * torch.arange(1, labels.numel() + 1)).sum()
-        gradients = torch.autograd.grad(loss, [hidden, head])
-        found.append([loss.detach(), output.tokens, *gradients])
-    torch.testing.assert_close(found[1], found[0])
-    torch.testing.assert_close(found[2], found[0])
+            loss = (loss * (places + 1))[labels != IGNORE].sum()
+        return [loss.detach(), output.tokens, *torch.autograd.grad(loss, [hidden, head])]
+
+    objective.words = taken(words)
+    apart = (padded, None, taken(weights), reduction)
+    expected = found(objective(F.linear(taken(hidden), head), *apart), padded, places)
+    objective.words, rows = words, (labels, segments, weights, reduction)
+    where = torch.arange(labels.numel()).view_as(labels)
+    for output in (
+        objective(F.linear(hidden, head), *rows),
+        objective.from_hidden(hidden, head, None, *rows),
+    ):
+        torch.testing.assert_close(found(output, labels, where), expected)
 
 
 @each_spec
@@ -117,9 +106,8 @@ def test_a_weight_of_0_is_no_label_and_one_of_2_is_twice(spec):
     weights[0, 0] = weights[0, 3] = 0
     objective = SampledBefore(spec, 0.1)
     objective.words = torch.randint(VOCABULARY, (2, 6, 10))
-    torch.testing.assert_close(
-        objective(logits, labels, weights=weights).loss, objective(logits, without).loss
-    )
+    ignored = objective(logits, labels, weights=weights)
+    torch.testing.assert_close(ignored.loss, objective(logits, without).loss)
     weights[1] = 2
     output, words = objective(logits, labels, weights=weights), objective.words
     by_row = objective(logits, without, weights=torch.tensor([1.0, 2.0]))
@@ -152,17 +140,15 @@ def test_the_functions_and_the_module_take_them_too():
     segments, weights = torch.tensor([[4, 4, 4, 2, 2, 2]]), torch.tensor([[1.0, 1, 1, 3, 3, 3]])
     apart = [smile_loss(logits[:, part], labels[:, part]) for part in (slice(3), slice(3, 6))]
     expected = (apart[0] + 3 * apart[1]) / 4
-    torch.testing.assert_close(
-        smile_loss(logits, labels, segments=segments, weights=weights), expected
-    )
+    loss = smile_loss(logits, labels, segments=segments, weights=weights)
+    torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(SmileLoss()(logits, labels, segments, weights), expected)
     ignored, settings = labels.where(labels > 2, 2), (2, True, "sum")
     module = SmileLoss(*settings)(logits, ignored)
     torch.testing.assert_close(module, smile_loss(logits, ignored, *settings))
     each = F.cross_entropy(logits[0], labels[0], reduction="none")
-    torch.testing.assert_close(
-        mle_loss(logits, labels, weights=weights), (each * weights[0]).sum() / weights.sum()
-    )
+    mean = (each * weights[0]).sum() / weights.sum()
+    torch.testing.assert_close(mle_loss(logits, labels, weights=weights), mean)
 
 
 @settings(max_examples=100, deadline=None)

@@ -6,17 +6,8 @@ import torch.nn.functional as F
 
 from smile import Objective, head
 from smile.captions import LONG_ROW, blocks
-from tests.smile import head_in_processes
-from tests.smile.hidden_states import (
-    CAPPED,
-    HOW,
-    IGNORE,
-    SPECS,
-    by_definition,
-    compare,
-    example,
-    fused,
-)
+from tests.smile import head_in_processes, hidden_states
+from tests.smile.hidden_states import CAPPED, HOW, IGNORE, SPECS, compare, example, fused
 from tests.smile.largest_made import LargestMade
 from tests.soak.processes import Processes
 
@@ -95,11 +86,11 @@ def test_half_precision_is_that_of_the_definition(spec, dtype, hidden_dtype):
         inputs[0] = inputs[0].detach().to(dtype).requires_grad_()
     objective = Objective(spec, 0.1)
     exact = [x.detach().double().requires_grad_() for x in inputs]
-    loss = by_definition(objective, exact, labels).loss
+    loss = hidden_states.by_definition(objective, exact, labels).loss
     expected = [loss, *torch.autograd.grad(loss, exact)]
     errors = []
     with torch.autocast("cpu", dtype=dtype):
-        for way in (fused, by_definition):
+        for way in (fused, hidden_states.by_definition):
             loss = way(objective, inputs, labels).loss
             assert loss.dtype == torch.float32
             found = [loss, *torch.autograd.grad(loss, inputs)]
@@ -185,7 +176,7 @@ def test_nothing_of_the_size_of_all_logits_is_made(spec, first, largest, monkeyp
 CASES = {
     "what the head's methods give": "definitions no_whole_weight",
     "placements": "placements what_is_refused",
-    "models": "tensor_parallel fsdp",
+    "models": "tensor_parallel",
 }
 
 

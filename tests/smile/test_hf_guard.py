@@ -12,56 +12,51 @@ from smile.hf import last_parts, undo, use_smile
 from tests.smile.hf_steps import BOTH_KINDS, GPT2, definition, gradients, made, one_line
 
 both_kinds = pytest.mark.parametrize("name", BOTH_KINDS)
+OUTSIDE = "was run outside of its model's forward"
+OWN = transformers.GPT2LMHeadModel.forward
 
 
-def by_its_class(model):
-    type(model).forward = transformers.GPT2LMHeadModel.forward
-    return model(**made(GPT2).batch).loss
+@pytest.mark.parametrize("set_forward", [False, True])
+def test_a_forward_without_the_objective_ends_in_one_line(set_forward):
+    model = use_smile(made(GPT2).model)
+    if set_forward:
+        model.forward = types.MethodType(OWN, model)
+    else:
+        type(model).forward = OWN
+    with one_line(f"Model {OUTSIDE}.*SmileLossMixin.*undo"):
+        model(**made(GPT2).batch)
 
 
-def by_a_forward_that_is_set(model):
-    model.forward = types.MethodType(transformers.GPT2LMHeadModel.forward, model)
-    return model(**made(GPT2).batch).loss
+def by_its_parts(model, ids):
+    return model.lm_head(model.transformer(ids)[0]).sum()
 
 
-def by_its_parts(model):
-    return model.lm_head(model.transformer(made(GPT2).batch["input_ids"])[0]).sum()
-
-
-def by_its_head(model):
+def by_its_head(model, ids):
     model.transformer.eval()
-    return by_its_parts(model)
+    return by_its_parts(model, ids)
 
 
-def by_another_loss(model):
-    batch = dict(made(GPT2).batch)
-    return torch.nn.functional.cross_entropy(
-        model(input_ids=batch["input_ids"]).logits.flatten(0, 1), batch["labels"].flatten()
-    )
-
-
-DECODER, HEAD = (f"{part} was run outside of its model's forward" for part in ("Model", "Linear"))
+def by_another_loss(model, ids):
+    return model(input_ids=ids).logits.square().sum()
 
 
 @pytest.mark.parametrize(
     "past, line",
     [
-        (by_its_class, DECODER),
-        (by_a_forward_that_is_set, DECODER),
-        (by_its_parts, DECODER),
-        (by_its_head, HEAD),
+        (by_its_parts, f"Model {OUTSIDE}"),
+        (by_its_head, f"Linear {OUTSIDE}"),
         (by_another_loss, "is trained without labels"),
     ],
 )
 def test_another_loss_ends_in_one_line(past, line):
-    model = use_smile(made(GPT2).model)
+    family = made(GPT2)
+    model, ids = use_smile(family.model), family.batch["input_ids"]
     with one_line(f"{line}.*SmileLossMixin.*undo"):
-        past(model)
-    if past in (by_its_parts, by_its_head, by_another_loss):
-        past(model.eval())
-        with torch.no_grad():
-            past(model.train())
-        past(undo(model)).backward()
+        past(model, ids)
+    past(model.eval(), ids)
+    with torch.no_grad():
+        past(model.train(), ids)
+    past(undo(model), ids).backward()
 
 
 @both_kinds
@@ -73,16 +68,18 @@ def test_another_loss_of_the_outputs_states_has_no_gradient(name):
     for state in (output.logits, output[states][-1]):
         with one_line("another loss was computed from its logits or hidden states"):
             state.square().mean().backward(retain_graph=True)
-    other = model(**family.batch, output_hidden_states=True)
-    model.zero_grad()
-    (other.logits.square().mean() + other[states][0].sum() + other.loss).backward()
-    both = gradients(model)
-    model.zero_grad()
-    undo(model)
-    plain = model(**family.batch, output_hidden_states=True)
-    (plain.logits.square().mean() + plain[states][0].sum()).backward()
+
+    def backward(own_share):
+        model.zero_grad()
+        output = model(**family.batch, output_hidden_states=True)
+        other = output.logits.square().mean() + output[states][0].sum()
+        (other + own_share * output.loss).backward()
+        return gradients(model)
+
+    both, _ = backward(1), undo(model)
+    other = backward(0)
     for key, expected in definition(name)[1].items():
-        torch.testing.assert_close(both[key] - gradients(model)[key], expected, msg=key)
+        torch.testing.assert_close(both[key] - other[key], expected, msg=key)
 
 
 def setting(forward):

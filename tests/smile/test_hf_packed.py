@@ -7,61 +7,40 @@ from hypothesis import strategies as st
 
 from smile import Objective
 from smile.hf import compute_loss_func, use_smile
-from tests.smile import hf_models
-from tests.smile.hf_steps import (
-    GPT2,
-    LLAMA,
-    T5,
-    each_alone,
-    from_logits_and_hidden,
-    gradients,
-    made,
-    needs,
-    one_line,
-)
+from tests.smile import hf_models, hf_steps
+from tests.smile.hf_steps import GPT2, LLAMA, T5, from_logits_and_hidden, gradients, made, one_line
 
 CAUSAL = LLAMA if LLAMA in hf_models.HERE else GPT2
 ALL = Objective({"mle": 0.2, "smile": 0.5, "reverse": 0.3})
-needs_llama = needs(LLAMA)
+needs_llama = hf_steps.needs(LLAMA)
 
 
-def tokens_of(texts, seed=0):
+def rows_of(texts, seed=0):
+    """A row for each (tokens of the prompt, of the caption)."""
     torch.manual_seed(seed)
-    made_texts = []
+    rows = []
     for prompt, caption in texts:
-        tokens = torch.randint(3, 9, (prompt + caption,))
-        made_texts.append((tokens, tokens.masked_fill(torch.arange(len(tokens)) < prompt, -100)))
-    return made_texts
+        tokens = torch.randint(3, 9, (1, prompt + caption))
+        labels = tokens.masked_fill(torch.arange(prompt + caption) < prompt, -100)
+        rows.append({"input_ids": tokens, "labels": labels})
+    return rows
 
 
-def rows_of(texts):
-    return [{"input_ids": text[None], "labels": labels[None]} for text, labels in texts]
-
-
-def packed(texts):
+def packed(rows):
     """One row, whose positions start again and whose attention stays in a text."""
-    tokens, labels = (torch.cat(each)[None] for each in zip(*texts))
-    lengths = [len(text) for text, _ in texts]
+    batch = {key: torch.cat([row[key] for row in rows], 1) for key in rows[0]}
+    lengths = [row["labels"].size(1) for row in rows]
     number = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
     positions = torch.cat([torch.arange(length) for length in lengths])
     same = (number[:, None] == number) & (positions[:, None] >= positions)
     mask = torch.zeros(same.shape, dtype=torch.float64).masked_fill(~same, -torch.inf)
-    batch = {"input_ids": tokens, "labels": labels, "attention_mask": mask[None, None]}
-    return batch, number[None], positions[None]
+    return {**batch, "attention_mask": mask[None, None]}, number[None], positions[None]
 
 
 def assert_step(model, batch, expected):
-    model.zero_grad()
     loss = model(**batch).loss
     loss.backward()
     torch.testing.assert_close((loss.item(), gradients(model)), expected, atol=1e-9, rtol=1e-7)
-
-
-def sources(number, positions):
-    """The same captions in each form that a batch can have them in."""
-    bounds = torch.cat([(positions[0] == 0).nonzero()[:, 0], torch.tensor([positions.size(1)])])
-    forms = {"seq_idx": number, "cu_seq_lens_q": bounds.int(), "segments": number * 3 + 5}
-    return {"": {}, **{name: {name: value} for name, value in forms.items()}}
 
 
 @needs_llama
@@ -75,11 +54,12 @@ def sources(number, positions):
 )
 def test_boundaries_wherever_they_are(texts, seed, from_hidden, source, shifted):
     """Texts without a prompt, whose first token is no label, too; and of one token."""
-    texts = tokens_of([text for text in [*texts, (1, 1)] if sum(text)], seed)
-    model = made(LLAMA).model
-    expected = each_alone(model, rows_of(texts), Objective())
-    batch, number, positions = packed(texts)
-    batch.update(sources(number, positions)[source], position_ids=positions)
+    rows, model = rows_of([text for text in [*texts, (1, 1)] if sum(text)], seed), made(LLAMA).model
+    expected = hf_steps.each_alone(model, rows, Objective())
+    batch, number, positions = packed(rows)
+    bounds = torch.cat([(positions[0] == 0).nonzero()[:, 0], torch.tensor([positions.size(1)])])
+    sources = {"seq_idx": number, "cu_seq_lens_q": bounds.int(), "segments": number * 3 + 5}
+    batch.update({k: v for k, v in sources.items() if k == source}, position_ids=positions)
     if shifted and source != "segments":
         batch["shift_labels"] = torch.nn.functional.pad(batch.pop("labels"), (0, 1), value=-100)
         batch["shift_labels"] = batch["shift_labels"][:, 1:]
@@ -91,17 +71,15 @@ def test_boundaries_wherever_they_are(texts, seed, from_hidden, source, shifted)
 @pytest.mark.parametrize("shifted", [False, True])
 def test_segments_beside_positions_that_go_on(shifted):
     """A caption's first token does not follow from the caption before, wherever positions are."""
-    model, texts = made(LLAMA).model, tokens_of([(0, 5), (2, 3), (0, 4)])
-    expected = each_alone(model, rows_of(texts), ALL)
-    batch, number, _ = packed(texts)
+    model, rows = made(LLAMA).model, rows_of([(0, 5), (2, 3), (0, 4)])
+    expected = hf_steps.each_alone(model, rows, ALL)
+    batch, number, _ = packed(rows)
     if shifted:
         batch["shift_labels"] = batch.pop("labels").roll(-1)
         batch["shift_labels"][:, -1] = -100
         number = number.roll(-1)
-    positions = torch.arange(number.size(1))[None]
-    assert_step(
-        use_smile(model, ALL), {**batch, "segments": number, "position_ids": positions}, expected
-    )
+    batch.update(segments=number, position_ids=torch.arange(number.size(1))[None])
+    assert_step(use_smile(model, ALL), batch, expected)
 
 
 @from_logits_and_hidden
@@ -232,8 +210,7 @@ def test_turns_that_end_are_not_refused(with_end):
 @needs_llama
 @pytest.mark.parametrize("mask, found", [("4d", r"is \(1, 1, 17"), ("numbers", "has numbers")])
 def test_an_attention_mask_that_packs_needs_to_say_more(mask, found):
-    texts = tokens_of([(2, 5), (1, 3), (3, 3)])
-    batch, number, _ = packed(texts)
+    batch, number, _ = packed(rows_of([(2, 5), (1, 3), (3, 3)]))
     if mask == "numbers":
         batch["attention_mask"] = number + 1
     model = use_smile(made(LLAMA).model)

@@ -7,24 +7,8 @@ import transformers
 
 from smile import Objective
 from tests.smile import hf_trainers_two_processes
-from tests.smile.hf_steps import each_alone
-from tests.smile.trainer_parts import (
-    CAPTIONS,
-    MIXTURE,
-    RECOMPUTES,
-    SmileSeq2SeqTrainer,
-    SmileSFTTrainer,
-    SmileTrainer,
-    check,
-    datasets,
-    ids,
-    llama,
-    logs,
-    make,
-    rows,
-    t5,
-    tokenizer,
-)
+from tests.smile import trainer_parts as parts
+from tests.smile.trainer_parts import CAPTIONS, SmileSFTTrainer, SmileTrainer, check, ids, make
 from tests.soak.processes import Processes
 
 peft = pytest.importorskip("peft")
@@ -40,7 +24,7 @@ STEPS = {
         **{"packing": True, "max_length": 20},
         **{"per_device_train_batch_size": 1, "gradient_accumulation_steps": 10},
     },
-    "recomputed": {RECOMPUTES: True},
+    "recomputed": {parts.RECOMPUTES: True},
     "TRL's former name of its loss": {"loss_type": "chunked_nll"},
 }
 
@@ -49,9 +33,9 @@ STEPS = {
 @pytest.mark.parametrize("step", STEPS)
 def test_a_step_of_sft(from_hidden, step, tmp_path):
     trainer = make(SmileSFTTrainer, tmp_path, from_hidden=from_hidden, **STEPS[step])
-    check(trainer, each_alone(llama(), rows(), MIXTURE))
-    (entry,) = logs(trainer)
-    assert entry["num_tokens"] == sum(len(row["input_ids"]) for row in rows())
+    check(trainer)
+    (entry,) = parts.logs(trainer)
+    assert entry["num_tokens"] == sum(len(row["input_ids"]) for row in parts.rows())
 
 
 PACKED = pytest.mark.parametrize("packing", [{}, STEPS["packed"]], ids=["padded", "packed"])
@@ -66,7 +50,6 @@ def test_completions_alone_are_scored(packing, alone, tmp_path):
     said = [ids(caption + " </s>") for caption in CAPTIONS]
     before = asked if alone is False else [-100] * len(asked)
     expected = [{"input_ids": asked + x, "labels": before + x} for x in said]
-    expected = each_alone(llama(), expected, MIXTURE)
     packing = {**packing, "completion_only_loss": alone}
     check(make(SmileSFTTrainer, tmp_path, data, **packing), expected)
 
@@ -85,7 +68,6 @@ def test_each_turn_of_an_assistant_is_a_caption(packing, tmp_path):
             labels = [-100] * len(before) + turn
             labels += [-100] * (len(whole) - len(labels))
             expected.append({"input_ids": whole, "labels": labels})
-    expected = each_alone(llama(), expected, MIXTURE)
     packing = {**packing, "max_length": 128}
     check(make(SmileSFTTrainer, tmp_path, data, assistant_only_loss=True, **packing), expected)
 
@@ -93,53 +75,49 @@ def test_each_turn_of_an_assistant_is_a_caption(packing, tmp_path):
 def test_adapters_and_packed_rows(tmp_path):
     config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
     trainer = make(SmileSFTTrainer, tmp_path, peft_config=config, **STEPS["packed"])
-    model = llama()
+    model = parts.llama()
     torch.manual_seed(42)  # SFTTrainer's, as it makes adapters
-    expected = each_alone(peft.get_peft_model(model, config), rows(), MIXTURE)
-    assert expected[1] and all("lora_" in name for name in expected[1])
-    check(trainer, expected)
+    check(trainer, model=peft.get_peft_model(model, config))
+    found = parts.found(trainer)
+    assert found and all("lora_" in name for name in found)
 
 
-@pytest.mark.parametrize("cls", [SmileTrainer, SmileSeq2SeqTrainer])
-@pytest.mark.parametrize("model", [llama, t5])
+@pytest.mark.parametrize("cls", [SmileTrainer, parts.SmileSeq2SeqTrainer])
+@pytest.mark.parametrize("model", [parts.llama, parts.t5])
 @pytest.mark.parametrize("step", ["padded", "accumulated in uneven parts"])
 def test_a_step_of_transformers_trainers(cls, model, step, tmp_path):
-    expected = each_alone(model(), rows(), MIXTURE)
-    check(make(cls, tmp_path, model=model(), **STEPS[step]), expected)
+    check(make(cls, tmp_path, model=model(), **STEPS[step]), model=model())
 
 
 @pytest.mark.parametrize("cls", [SmileTrainer, SmileSFTTrainer])
 @pytest.mark.parametrize("objective", [None, Objective("reverse", first_token_mle=False)])
 def test_another_objective_and_the_default(cls, objective, tmp_path):
     trainer = make(cls, tmp_path, objective=objective)
-    check(trainer, each_alone(llama(), rows(), objective or Objective("smile")))
+    check(trainer, objective=objective or Objective("smile"))
     assert not [name for entry in trainer.state.log_history for name in entry if "loss_" in name]
 
 
 def test_labels_that_are_shifted_already(tmp_path):
-    pad = transformers.DataCollatorForSeq2Seq(tokenizer())
+    pad = transformers.DataCollatorForSeq2Seq(parts.tokenizer())
 
-    def collate(parts):
-        batch = pad(parts)
+    def collate(examples):
+        batch = pad(examples)
         batch["shift_labels"] = F.pad(batch.pop("labels")[:, 1:], (0, 1), value=-100)
         return batch
 
     options = {"data_collator": collate, "label_names": ["shift_labels"], **UNEVEN}
-    data = datasets.Dataset.from_list(rows())
-    trainer = make(SmileTrainer, tmp_path, eval_dataset=data, **options)
-    expected = each_alone(llama(), rows(), MIXTURE)
-    assert trainer.evaluate()["eval_loss"] == pytest.approx(expected[0], rel=1e-6)
-    check(trainer, expected)
+    trainer = make(SmileTrainer, tmp_path, eval_dataset=parts.data_set(), **options)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(parts.expected()[0], rel=1e-6)
+    check(trainer)
 
 
 def test_a_packed_step_of_trainer(tmp_path):
     collate = transformers.DataCollatorWithFlattening(return_flash_attn_kwargs=True)
-    trainer = make(SmileTrainer, tmp_path, data_collator=collate)
-    check(trainer, each_alone(llama(), rows(), MIXTURE))
+    check(make(SmileTrainer, tmp_path, data_collator=collate))
 
 
 @pytest.mark.slow
 def test_two_processes(tmp_path):
-    llama().float().save_pretrained(tmp_path / "model")
+    parts.llama().float().save_pretrained(tmp_path / "model")
     run = Processes(hf_trainers_two_processes.main, str(tmp_path), tmp_path / "output", 2)
     assert run.wait(200) == [0, 0], run.said()[-3000:]

@@ -1,4 +1,4 @@
-"""SmileLossMixin: what a trainer does around a step, and what it is refused."""
+"""SmileLossMixin: what a trainer does around a step."""
 
 import json
 
@@ -9,29 +9,9 @@ import transformers
 from smile import Objective
 from smile.hf import use_smile
 from tests.smile import tiny_vlm
-from tests.smile.hf_steps import each_alone
+from tests.smile import trainer_parts as parts
 from tests.smile.largest_made import LargestMade
-from tests.smile.trainer_parts import (
-    CAPTIONS,
-    LLAMA,
-    MIXTURE,
-    QUIET,
-    SmileSeq2SeqTrainer,
-    SmileSFTTrainer,
-    SmileTrainer,
-    check,
-    datasets,
-    found,
-    ids,
-    llama,
-    logs,
-    make,
-    mixtral,
-    refused_in_training,
-    rows,
-    t5,
-    with_routers,
-)
+from tests.smile.trainer_parts import CAPTIONS, SmileSFTTrainer, SmileTrainer, check, llama, make
 
 ACCUMULATED = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}
 BOTH = pytest.mark.parametrize("cls", [SmileTrainer, SmileSFTTrainer])
@@ -40,38 +20,34 @@ BOTH = pytest.mark.parametrize("cls", [SmileTrainer, SmileSFTTrainer])
 @BOTH
 def test_logs_have_the_parts_and_nothing_wrong(cls, tmp_path):
     options = {"max_steps": 4, "logging_steps": 2, "learning_rate": 0.1, **ACCUMULATED}
-    trainer = make(cls, tmp_path, eval_dataset=datasets.Dataset.from_list(rows()), **options)
+    trainer = make(cls, tmp_path, eval_dataset=parts.data_set(), **options)
     trainer.train()
     metrics = trainer.evaluate()
-    for entry in (*logs(trainer), metrics):
+    for entry in (*parts.logs(trainer), metrics):
         prefix = "eval_" if "eval_loss" in entry else ""
         mle, smile = (entry[f"{prefix}loss_{name}"] for name in ("mle", "smile"))
         assert 0 < smile < mle
         assert entry[f"{prefix}loss"] == pytest.approx(0.3 * mle + 0.7 * smile, rel=1e-5)
         assert not [name for name in entry if "accuracy" in name or "entropy" in name]
-    assert len(logs(trainer)) == 2
+    assert len(parts.logs(trainer)) == 2
     if cls is SmileSFTTrainer:
-        tokens = sum(len(row["input_ids"]) for row in rows())
-        assert logs(trainer, "num_tokens")[-1]["num_tokens"] == 4 * tokens
+        tokens = sum(len(row["input_ids"]) for row in parts.rows())
+        assert parts.logs(trainer, "num_tokens")[-1]["num_tokens"] == 4 * tokens
 
 
 @BOTH
 def test_evaluation_loss(cls, tmp_path):
     """It is the objective's, and costs no logits; the trainer weighs batches by their rows."""
-    model = llama(vocab_size=3000)
-    batches = (rows()[:3], rows()[3:])
-    smile = Objective("smile")
-    expected = sum(each_alone(model, batch, smile)[0] * len(batch) for batch in batches) / 5
-    data = datasets.Dataset.from_list(rows())
-    options = {"eval_dataset": data, "per_device_eval_batch_size": 3}
+    model, smile = llama(vocab_size=3000), Objective("smile")
+    batches = (parts.rows()[:3], parts.rows()[3:])
+    loss = sum(parts.expected(batch, model, smile)[0] * len(batch) for batch in batches) / 5
+    options = {"eval_dataset": parts.data_set(), "per_device_eval_batch_size": 3}
+    options.update(model=model, objective=smile)
     for from_hidden, logits in ((True, False), (False, True)):
-        trainer = make(
-            cls, tmp_path, model=model, objective=smile, from_hidden=from_hidden, **options
-        )
+        trainer = make(cls, tmp_path, from_hidden=from_hidden, **options)
         with LargestMade() as largest:
-            loss = trainer.evaluate()["eval_loss"]
-        assert loss == pytest.approx(expected, rel=1e-6)
-        assert (largest.elements > 3000 * LLAMA["hidden_size"]) == logits
+            assert trainer.evaluate()["eval_loss"] == pytest.approx(loss, rel=1e-6)
+        assert (largest.elements > 3000 * parts.LLAMA["hidden_size"]) == logits
 
 
 @BOTH
@@ -84,14 +60,11 @@ def test_metrics_get_logits(cls, tmp_path):
         seen["labels"] = torch.tensor(prediction.label_ids)
         return {"half": 0.5}
 
-    data = datasets.Dataset.from_list(rows())
-    options = {"eval_dataset": data, "compute_metrics": compute_metrics}
-    trainer = make(cls, tmp_path, per_device_eval_batch_size=5, **options)
-    metrics = trainer.evaluate()
+    trainer = make(cls, tmp_path, eval_dataset=parts.data_set(), compute_metrics=compute_metrics)
+    metrics, (loss, _) = trainer.evaluate(), parts.expected()
     assert metrics["eval_half"] == 0.5
-    loss, _ = each_alone(llama(), rows(), MIXTURE)
     assert metrics["eval_loss"] == pytest.approx(loss, rel=1e-6)
-    again = MIXTURE(seen["logits"][:, :-1], seen["labels"][:, 1:]).loss
+    again = parts.MIXTURE(seen["logits"][:, :-1], seen["labels"][:, 1:]).loss
     assert again.item() == pytest.approx(loss, rel=1e-5)
 
 
@@ -105,19 +78,17 @@ def test_a_model_that_is_made_by_the_trainer(tmp_path):
         return made[-1]
 
     trainer = make(SmileTrainer, tmp_path, model_init=model_init, **ACCUMULATED)
-    check(trainer, each_alone(llama(), rows(), MIXTURE))
+    check(trainer)
     assert len(made) == 2 and trainer.model is made[-1]
 
 
 def test_predict_with_generate(tmp_path):
     options = {"predict_with_generate": True, "generation_max_length": 12}
-    data = datasets.Dataset.from_list(rows())
-    options.update(eval_dataset=data, compute_metrics=lambda found: {"n": len(found.predictions)})
-    trainer = make(
-        SmileSeq2SeqTrainer, tmp_path, model=t5(), per_device_eval_batch_size=5, **options
-    )
-    metrics = trainer.evaluate()
-    assert metrics["eval_loss"] == pytest.approx(each_alone(t5(), rows(), MIXTURE)[0], rel=1e-6)
+    options["compute_metrics"] = lambda found: {"n": len(found.predictions)}
+    options.update(model=parts.t5(), eval_dataset=parts.data_set())
+    metrics = make(parts.SmileSeq2SeqTrainer, tmp_path, **options).evaluate()
+    loss, _ = parts.expected(model=parts.t5())
+    assert metrics["eval_loss"] == pytest.approx(loss, rel=1e-6)
     assert metrics["eval_n"] == len(CAPTIONS)
 
 
@@ -128,36 +99,31 @@ def test_losses_of_routers(cls, tmp_path):
     coefficient = 0.25
     if cls is SmileSFTTrainer:
         options["router_aux_loss_coef"] = coefficient = 0.5
-    trainer, asked = make(cls, tmp_path, model=mixtral(), **options), []
+    trainer, asked = make(cls, tmp_path, model=parts.mixtral(), **options), []
     trainer.model.register_forward_pre_hook(lambda *x: asked.append(x[-1]), with_kwargs=True)
-    loss, auxiliary, expected = with_routers(rows(), coefficient)
-    check(trainer, (loss, expected))
+    parts.check_routers(trainer, parts.rows(), coefficient)
     # Models of earlier versions pass over the configuration.
     assert ("output_router_logits" in asked[0]) == (cls is SmileSFTTrainer)
-    assert logs(trainer)[0]["aux_loss"] == pytest.approx(auxiliary, rel=1e-5)
 
 
-def collate(parts):
+def collate(examples):
     """One packed row that weighs every token, the first of each caption too."""
-    ends = torch.tensor([len(part["input_ids"]) for part in parts])
+    ends = torch.tensor([len(example["input_ids"]) for example in examples])
     batch = {
-        "input_ids": torch.tensor([[x for part in parts for x in part["input_ids"]]]),
-        "position_ids": torch.cat([torch.arange(end) for end in ends])[None],
+        key: torch.tensor([[x for example in examples for x in example[key]]])
+        for key in ("input_ids", "weights")
     }
-    batch["labels"] = batch["input_ids"].clone()
-    batch["weights"] = torch.tensor([[x for part in parts for x in part["weights"]]]).double()
-    return batch
+    batch["position_ids"] = torch.cat([torch.arange(end) for end in ends])[None]
+    return {**batch, "labels": batch["input_ids"].clone(), "weights": batch["weights"].double()}
 
 
 @BOTH
 def test_weights_of_tokens(cls, tmp_path):
-    data = [{"input_ids": ids(caption)} for caption in CAPTIONS]
+    data = [{"input_ids": parts.ids(caption)} for caption in CAPTIONS]
     for row in data:
         row["weights"] = [0.5 + n % 3 for n in range(len(row["input_ids"]))]
-    options = {"data_collator": collate, "from_hidden": True, **ACCUMULATED}
-    trainer = make(cls, tmp_path, data=data, **options)
-    labelled = [{**row, "labels": row["input_ids"]} for row in data]
-    check(trainer, each_alone(llama(), labelled, MIXTURE))
+    trainer = make(cls, tmp_path, data, data_collator=collate, from_hidden=True, **ACCUMULATED)
+    check(trainer, [{**row, "labels": row["input_ids"]} for row in data])
 
 
 def test_the_collator_of_trl_for_photos(tmp_path):
@@ -179,41 +145,37 @@ def test_the_collator_of_trl_for_photos(tmp_path):
     options = {"processing_class": processor, "max_length": None, "remove_unused_columns": False}
     whole = [{"images": x["images"], "text": x["prompt"] + x["completion"]} for x in data]
     trainer = make(SmileSFTTrainer, tmp_path, whole, load(folder), **options)
-    refused_in_training(trainer, "row 0 of the labels .* completion_only_loss=True")
+    parts.refused_in_training(trainer, "row 0 of the labels .* completion_only_loss=True")
     model = load(folder, dtype=torch.float64)
     trainer = make(SmileSFTTrainer, tmp_path, data, model, **options, **ACCUMULATED)
     alone = [trainer.data_collator([row]) for row in trainer.train_dataset]
     for batch in alone:
         batch["pixel_values"] = batch["pixel_values"].double()
-    check(trainer, each_alone(load(folder, dtype=torch.float64), alone, MIXTURE))
+    check(trainer, alone, model=load(folder, dtype=torch.float64))
 
 
 def test_the_trainers_objective_replaces_that_of_the_model_and_is_not_saved(tmp_path):
     trainer = make(SmileSFTTrainer, tmp_path, model=use_smile(llama(), Objective("reverse")))
-    check(trainer, each_alone(llama(), rows(), MIXTURE))
+    check(trainer)
     trainer.save_model(str(tmp_path / "saved"))
     config = json.loads((tmp_path / "saved" / "config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLM"]
 
 
-@pytest.mark.parametrize("made", [llama, t5])
+@pytest.mark.parametrize("made", [llama, parts.t5])
 def test_segments_and_weights_of_a_data_set(made, tmp_path):
     """Trainer leaves out columns that it does not see in the signature of the forward."""
-    row = max(rows(), key=lambda row: len(row["labels"]))
+    row = max(parts.rows(), key=lambda row: len(row["labels"]))
     middle = len(row["labels"]) // 2
     row["segments"] = [place // middle for place in range(len(row["labels"]))]
     row["weights"] = [0.5 + place % 3 for place in range(len(row["labels"]))]
-    trainer = transformers.Trainer(
-        use_smile(made(), MIXTURE),
-        transformers.TrainingArguments(str(tmp_path), **QUIET),
-        train_dataset=datasets.Dataset.from_list([row]),
-        eval_dataset=datasets.Dataset.from_list([row]),
-    )
+    model = use_smile(made(), parts.MIXTURE)
+    trainer = make(transformers.Trainer, tmp_path, [row], model, eval_dataset=parts.data_set([row]))
     batch = {key: torch.tensor([value]) for key, value in row.items()}
-    tokens = (
-        (batch["labels"] != -100).sum() if made is t5 else (batch["labels"][:, 1:] != -100).sum()
-    )
-    expected = use_smile(made().train(), MIXTURE)(**batch, num_items_in_batch=tokens).loss.item()
+    first = int(made is llama)  # whose first label nothing predicts
+    tokens = (batch["labels"][:, first:] != -100).sum()
+    model = use_smile(made().train(), parts.MIXTURE)
+    expected = model(**batch, num_items_in_batch=tokens).loss.item()
     assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-6)
     assert trainer.train().training_loss == pytest.approx(expected, rel=1e-6)
 
@@ -232,9 +194,9 @@ def test_the_window_of_truncation_is_that_of_the_undisturbed_run(cls, tmp_path):
     other = llama(initializer_range=0.5)
     resumed = make(cls, tmp_path / "run", model=other, objective=Objective(WINDOW), **OPTIONS)
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
-    losses = [[entry["loss"] for entry in logs(each)] for each in (resumed, undisturbed)]
+    losses = [[entry["loss"] for entry in parts.logs(each)] for each in (resumed, undisturbed)]
     assert losses[0] == losses[1]
-    torch.testing.assert_close(found(resumed), found(undisturbed), rtol=0, atol=0)
+    torch.testing.assert_close(parts.found(resumed), parts.found(undisturbed), rtol=0, atol=0)
     state = undisturbed.smile_objective.state()
     assert state["seen"] == 8 - 1  # the last row begins an epoch alone
     torch.testing.assert_close(resumed.smile_objective.state(), state)
@@ -244,7 +206,6 @@ def test_a_checkpoint_without_a_window_is_told_of(tmp_path):
     make(SmileTrainer, tmp_path, objective="smile", **OPTIONS).train()
     assert not list(tmp_path.rglob("smile_objective*"))
     resumed = make(SmileTrainer, tmp_path, objective=Objective(WINDOW), **OPTIONS)
-    with pytest.warns(
-        UserWarning, match="drops no captions until its window is full again: .*checkpoint-2"
-    ):
+    line = "drops no captions until its window is full again: .*checkpoint-2"
+    with pytest.warns(UserWarning, match=line):
         resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))

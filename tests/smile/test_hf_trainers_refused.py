@@ -8,36 +8,22 @@ import transformers
 
 from smile.hf import SmileLossMixin, undo, use_smile
 from smile.hf.conflicts import find_conflicts
-from tests.smile.hf_steps import each_alone, from_logits_and_hidden, one_line
-from tests.smile.trainer_parts import (
-    EXAMPLES,
-    MIXTURE,
-    SmileSFTTrainer,
-    SmileTrainer,
-    check,
-    datasets,
-    llama,
-    make,
-    of_trl,
-    refused_in_training,
-    rows,
-    trl,
-)
+from tests.smile import trainer_parts as parts
+from tests.smile.hf_steps import from_logits_and_hidden, one_line
+from tests.smile.trainer_parts import MIXTURE, SmileSFTTrainer, SmileTrainer, check, llama, make
 
 PACKED = {"packing": True, "max_length": 20}
 WRAPPED = {**PACKED, "packing_strategy": "wrapped"}
-SMOOTHED = ({"label_smoothing_factor": 0.1}, r"Objective\(..., label_smoothing=0.1\)")
-LOSS_FUNCTION = ({"compute_loss_func": print}, "compute_loss_func is another loss")
+SMOOTHED = {"label_smoothing_factor": 0.1}
 
 
 @pytest.mark.parametrize(
     ("cls", "options", "line"),
     [
-        *(
-            (cls, *case)
-            for cls in (SmileTrainer, SmileSFTTrainer)
-            for case in (SMOOTHED, LOSS_FUNCTION)
-        ),
+        (SmileTrainer, SMOOTHED, r"Objective\(..., label_smoothing=0.1\)"),
+        (SmileSFTTrainer, SMOOTHED, r"Objective\(..., label_smoothing=0.1\)"),
+        (SmileTrainer, {"compute_loss_func": print}, "compute_loss_func is another loss"),
+        (SmileSFTTrainer, {"compute_loss_func": print}, "compute_loss_func is another loss"),
         (SmileSFTTrainer, {"loss_type": "dft"}, "loss_type 'dft' is another loss"),
         (SmileSFTTrainer, WRAPPED, '"wrapped" cuts captions'),
         (SmileTrainer, {"use_liger_kernel": True}, "fused_linear_cross_entropy"),
@@ -76,12 +62,12 @@ def test_a_learnt_prompt_and_packing_are_refused(tmp_path):
         make(SmileSFTTrainer, tmp_path, model=peft.get_peft_model(llama(), config), **PACKED)
 
 
-@pytest.mark.parametrize("base", [transformers.Trainer, trl.SFTTrainer])
+@pytest.mark.parametrize("base", [transformers.Trainer, parts.trl.SFTTrainer])
 def test_the_mixin_comes_first_and_has_its_trainers(base):
     with pytest.raises(TypeError, match=f"^Wrong: put SmileLossMixin before {base.__name__}$"):
         type("Wrong", (base, SmileLossMixin), {})
     with one_line("DPOTrainer has another loss"):
-        type("SmileDPOTrainer", (SmileLossMixin, trl.DPOTrainer), {})()
+        type("SmileDPOTrainer", (SmileLossMixin, parts.trl.DPOTrainer), {})
 
 
 def test_a_loss_may_be_changed_above_the_mixin_and_below(tmp_path):
@@ -91,9 +77,8 @@ def test_a_loss_may_be_changed_above_the_mixin_and_below(tmp_path):
 
     class Own(transformers.Trainer):
         def __init__(self, model, args, data_collator, train_dataset, callbacks):
-            super().__init__(
-                model, args, data_collator, train_dataset=train_dataset, callbacks=callbacks
-            )
+            kwargs = {"train_dataset": train_dataset, "callbacks": callbacks}
+            super().__init__(model, args, data_collator, **kwargs)
 
         def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
             loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
@@ -119,12 +104,13 @@ def test_a_trainer_of_ones_own_with_another_loss_is_refused(tmp_path):
     class SmileOwn(SmileLossMixin, Own):
         pass
 
-    refused_in_training(make(SmileOwn, tmp_path), "another loss was computed from its logits")
+    trainer = make(SmileOwn, tmp_path)
+    parts.refused_in_training(trainer, "another loss was computed from its logits")
 
 
 def test_weights_that_a_collator_drops(tmp_path):
-    trainer = make(SmileSFTTrainer, tmp_path, data=[{**row, "weights": 2.0} for row in rows()])
-    refused_in_training(trainer, "has a column weights, but batches do not")
+    trainer = make(SmileSFTTrainer, tmp_path, [{**row, "weights": 2.0} for row in parts.rows()])
+    parts.refused_in_training(trainer, "has a column weights, but batches do not")
 
 
 @pytest.mark.parametrize("change", ["model", "objective"])
@@ -134,7 +120,7 @@ def test_a_model_that_is_changed_after_the_trainer_is_made(change, tmp_path):
         trainer.model = trainer.model_wrapped = llama()
     else:
         use_smile(trainer.model, "reverse")
-    refused_in_training(trainer, "SmileTrainer: the trained model does not have")
+    parts.refused_in_training(trainer, "SmileTrainer: the trained model does not have")
 
 
 class BaseTrainer(transformers.Trainer):
@@ -165,31 +151,30 @@ def test_an_sft_trainer_that_reads_outputs(tmp_path):
     class SmileFormer(SmileLossMixin, SFTTrainer):
         pass
 
-    data = datasets.Dataset.from_list(rows())
-    uneven = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}
-    expected = each_alone(llama(), rows(), MIXTURE)
+    options = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}
+    options["eval_dataset"] = parts.data_set()
     for from_hidden in (False, True):
-        options = {"from_hidden": from_hidden, "eval_dataset": data}
-        trainer = make(SmileFormer, tmp_path, per_device_eval_batch_size=5, **uneven, **options)
-        assert trainer.evaluate()["eval_loss"] == pytest.approx(expected[0], rel=1e-6)
-        check(trainer, expected)
+        trainer = make(SmileFormer, tmp_path, from_hidden=from_hidden, **options)
+        assert trainer.evaluate()["eval_loss"] == pytest.approx(parts.expected()[0], rel=1e-6)
+        check(trainer)
     trainer = make(SFTTrainer, tmp_path, model=use_smile(llama(), MIXTURE, from_hidden=True))
-    refused_in_training(trainer, "reads logits.*SmileLossMixin.*from_hidden=False")
+    parts.refused_in_training(trainer, "reads logits.*SmileLossMixin.*from_hidden=False")
 
 
 def test_use_smile_after_the_trainer_was_made_is_refused(tmp_path):
     """TRL from 1.15 on sets a forward that computes its own loss."""
-    trainer = make(trl.SFTTrainer, tmp_path)
+    trainer = make(parts.trl.SFTTrainer, tmp_path)
     use_smile(trainer.model, MIXTURE)
-    refused_in_training(trainer, r"own loss \(fused_lm_head\).*SmileLossMixin")
+    parts.refused_in_training(trainer, r"own loss \(fused_lm_head\).*SmileLossMixin")
 
 
 @from_logits_and_hidden
 def test_use_smile_in_trls_own_trainer(from_hidden, tmp_path):
     """It trains the objective, or says in a line what to type: that depends on TRL's version."""
-    trainer = make(trl.SFTTrainer, tmp_path, model=use_smile(llama(), MIXTURE, from_hidden))
+    model = use_smile(llama(), MIXTURE, from_hidden)
+    trainer = make(parts.trl.SFTTrainer, tmp_path, model=model)
     try:
-        check(trainer, each_alone(llama(), rows(), MIXTURE))
+        check(trainer)
     except ValueError as error:
         assert "class Mine(SmileLossMixin" in str(error) and "\n" not in str(error)
 
@@ -205,12 +190,12 @@ def test_zero_3_is_trained_from_logits(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "kind, options", [*[(kind, {}) for kind in EXAMPLES], ("SFT", {"loss_type": "dft"})]
+    "kind, options", [*[(kind, {}) for kind in parts.EXAMPLES], ("SFT", {"loss_type": "dft"})]
 )
 def test_a_loss_of_trls_ends_in_its_first_step(kind, options, tmp_path):
     llama().float().save_pretrained(tmp_path / "llama")  # some load another one to compare with
     model = use_smile(transformers.LlamaForCausalLM.from_pretrained(tmp_path / "llama"))
-    trainer = of_trl(kind, tmp_path, model, **options)
-    refused_in_training(trainer, "LlamaModel was run outside")
+    trainer = parts.of_trl(kind, tmp_path, model, **options)
+    parts.refused_in_training(trainer, "LlamaModel was run outside")
     undo(model)
     assert trainer.train().global_step == 1

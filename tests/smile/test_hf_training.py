@@ -89,25 +89,20 @@ def test_a_step_of_the_trainer(name, way, tmp_path):
         ids = model.prepare_decoder_input_ids_from_labels(labels=batch["labels"])
         batch["decoder_input_ids"] = ids
     rows = [{key: value[row] for key, value in batch.items()} for row in range(3)]
-    options = {"compute_loss_func": compute_loss_func(model)} if way == "compute_loss_func" else {}
-    if way == "use_smile":
-        use_smile(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     constant = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
-    arguments = transformers.Seq2SeqTrainingArguments(
-        str(tmp_path),
-        per_device_train_batch_size=1 if NEW_TRAINER else 3,
-        gradient_accumulation_steps=3 if NEW_TRAINER else 1,
-        max_steps=1,
-        max_grad_norm=0,
-        save_strategy="no",
-        disable_tqdm=True,
-        report_to=[],
-    )
+    options = {"train_dataset": rows, "optimizers": (optimizer, constant)}
+    if way == "compute_loss_func":
+        options[way] = compute_loss_func(model)
+    if way == "use_smile":
+        use_smile(model)
+    quiet = {"max_grad_norm": 0, "save_strategy": "no", "disable_tqdm": True, "report_to": []}
+    sizes = {"per_device_train_batch_size": 3, "max_steps": 1}
+    if NEW_TRAINER:
+        sizes.update(per_device_train_batch_size=1, gradient_accumulation_steps=3)
+    arguments = transformers.Seq2SeqTrainingArguments(str(tmp_path), **sizes, **quiet)
     trainer = SmileTrainer if way == "SmileLossMixin" else transformers.Seq2SeqTrainer
-    trainer(
-        model, arguments, train_dataset=rows, optimizers=(optimizer, constant), **options
-    ).train()
+    trainer(model, arguments, **options).train()
     for key, value in model.named_parameters():
         torch.testing.assert_close(value.cpu(), expected[key], atol=1e-6, rtol=1e-4)
 

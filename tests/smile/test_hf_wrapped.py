@@ -14,23 +14,11 @@ from torch.utils.checkpoint import checkpoint
 
 from smile import Objective
 from smile.hf import undo, use_smile
-from tests.smile.hf_steps import (
-    GPT2,
-    LLAMA,
-    T5,
-    assert_trains,
-    definition,
-    from_logits_and_hidden,
-    gradients,
-    made,
-    needs,
-    one_line,
-)
+from tests.smile import hf_steps
+from tests.smile.hf_steps import GPT2, LLAMA, T5, assert_trains, gradients, made, one_line
 
-each_way = pytest.mark.parametrize(
-    ("name", "from_hidden"), [(GPT2, False), (GPT2, True), (T5, True)]
-)
-needs_llama = needs(LLAMA)
+WAYS = pytest.mark.parametrize(("name", "from_hidden"), [(GPT2, False), (GPT2, True), (T5, True)])
+needs_llama = hf_steps.needs(LLAMA)
 
 
 def wrapped(model):
@@ -39,51 +27,15 @@ def wrapped(model):
     return model
 
 
-def wrapped_twice(model):
-    return wrapped(wrapped(model))
-
-
-def hooked(model):
-    hooks = pytest.importorskip("accelerate.hooks")
-
-    class Hook(hooks.ModelHook):
-        def pre_forward(self, module, *args, **kwargs):
-            return args, kwargs
-
-    return hooks.add_hook_to_module(model, Hook())
-
-
 def dispatched(model):
     accelerate = pytest.importorskip("accelerate")
     places = {name: "cpu" for name, _ in model.named_children()}
     return accelerate.dispatch_model(model, places, main_device="cpu", force_hooks=True)
 
 
-LAYERS = ("GPT2Block", "T5Block")
-
-
-def on_decoder(model, wrapper=torchs.checkpoint_wrapper):
-    name = "transformer" if hasattr(model, "transformer") else "decoder"
-    setattr(model, name, wrapper(getattr(model, name)))
-    return model
-
-
-def on_layers(model, wrapper=torchs.checkpoint_wrapper):
-    torchs.apply_activation_checkpointing(
-        model, wrapper, lambda module: type(module).__name__ in LAYERS
-    )
-    return model
-
-
-def on_head(model):
-    model.lm_head = torchs.checkpoint_wrapper(model.lm_head)
-    return model
-
-
-def reentrant(model):
-    impl = torchs.CheckpointImpl.REENTRANT
-    wrapper = functools.partial(torchs.checkpoint_wrapper, checkpoint_impl=impl)
-    return on_layers(model, wrapper)
+def moved(model):
+    accelerate = pytest.importorskip("accelerate")
+    return accelerate.cpu_offload_with_hook(model, execution_device="cpu")[0]
 
 
 def hooked_decoder(model):
@@ -93,9 +45,29 @@ def hooked_decoder(model):
     return model
 
 
-def moved(model):
-    accelerate = pytest.importorskip("accelerate")
-    return accelerate.cpu_offload_with_hook(model, execution_device="cpu")[0]
+def on_decoder(model):
+    name = "transformer" if hasattr(model, "transformer") else "decoder"
+    setattr(model, name, torchs.checkpoint_wrapper(getattr(model, name)))
+    return model
+
+
+def on_layers(model, wrapper=torchs.checkpoint_wrapper):
+    def is_layer(module):
+        return type(module).__name__ in ("GPT2Block", "T5Block")
+
+    torchs.apply_activation_checkpointing(model, wrapper, is_layer)
+    return model
+
+
+def reentrant(model):
+    impl = torchs.CheckpointImpl.REENTRANT
+    wrapper = functools.partial(torchs.checkpoint_wrapper, checkpoint_impl=impl)
+    return on_layers(model, wrapper)
+
+
+def on_head(model):
+    model.lm_head = torchs.checkpoint_wrapper(model.lm_head)
+    return model
 
 
 def as_transformers_does(model):
@@ -103,11 +75,15 @@ def as_transformers_does(model):
     return model
 
 
-WRAPPERS = [wrapped, wrapped_twice, hooked, dispatched, moved, on_decoder, on_layers, reentrant]
-WRAPPERS += [as_transformers_does, hooked_decoder]
+def wrapped_twice(model):
+    return wrapped(wrapped(model))
 
 
-@each_way
+WRAPPERS = [wrapped, wrapped_twice, dispatched, moved, hooked_decoder, on_decoder, on_layers]
+WRAPPERS += [reentrant, as_transformers_does]
+
+
+@WAYS
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_a_model_that_is_wrapped_trains(name, from_hidden, wrapper):
     assert_trains(name, use_smile(wrapper(made(name).model), from_hidden=from_hidden))
@@ -117,7 +93,7 @@ def test_a_model_that_is_wrapped_trains(name, from_hidden, wrapper):
 
 
 @needs_llama
-@from_logits_and_hidden
+@hf_steps.from_logits_and_hidden
 def test_ligers_patch_of_instance_and_class(from_hidden, monkeypatch):
     liger = pytest.importorskip("liger_kernel.transformers")
     # Its other kernels run on a GPU alone.
@@ -146,7 +122,7 @@ def accelerator():
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
 
 
-@from_logits_and_hidden
+@hf_steps.from_logits_and_hidden
 def test_accelerates_preparation_before_and_after(from_hidden, accelerator):
     name, computed = GPT2, []
     model = made(name).model.float()
@@ -167,7 +143,7 @@ def test_accelerates_preparation_before_and_after(from_hidden, accelerator):
 
 @pytest.mark.parametrize("kind", ["lora", "prompt", "prefix"])
 @pytest.mark.parametrize("before", [False, True])
-@from_logits_and_hidden
+@hf_steps.from_logits_and_hidden
 def test_peft_before_and_after(kind, before, from_hidden):
     peft = pytest.importorskip("peft")
     config = {
@@ -195,20 +171,18 @@ def test_peft_before_and_after(kind, before, from_hidden):
     logits = model(**batch).logits[:, -labels.size(1) :]
     expected = Objective()(logits[:, :-1], labels[:, 1:]).loss
     expected.backward()
-    torch.testing.assert_close(loss, expected)
-    assert found and found.keys() == gradients(model).keys()
-    for key, gradient in gradients(model).items():
-        torch.testing.assert_close(found[key], gradient, msg=key)
+    assert found
+    torch.testing.assert_close((loss, found), (expected, gradients(model)))
 
 
 @pytest.mark.parametrize("before", [False, True])
-@from_logits_and_hidden
+@hf_steps.from_logits_and_hidden
 def test_the_copy_of_a_head_that_peft_trains(before, from_hidden):
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(
         target_modules=["c_attn"], modules_to_save=["lm_head"], task_type="CAUSAL_LM"
     )
-    batch, expected = made(GPT2).batch, definition(GPT2)[0]
+    batch, expected = made(GPT2).batch, hf_steps.definition(GPT2)[0]
     model = made(GPT2).model
     if before:
         use_smile(model, from_hidden=from_hidden)
@@ -234,7 +208,7 @@ def test_the_copy_of_a_head_that_peft_trains(before, from_hidden):
         assert not [*hooks]
 
 
-@from_logits_and_hidden
+@hf_steps.from_logits_and_hidden
 def test_replicas_of_data_parallel_train_in_threads(from_hidden):
     """As nn.DataParallel makes them, one for each GPU; each has its own batch's loss."""
     model, batch, found = use_smile(made(GPT2).model, from_hidden=from_hidden), made(GPT2).batch, {}
@@ -276,10 +250,10 @@ def test_backward_in_a_thread_of_its_own():
     loss = model(**made(GPT2).batch).loss
     with ThreadPoolExecutor(1) as threads:
         threads.submit(loss.backward).result()
-    torch.testing.assert_close(gradients(model), definition(GPT2)[1])
+    torch.testing.assert_close(gradients(model), hf_steps.definition(GPT2)[1])
 
 
-@from_logits_and_hidden
+@hf_steps.from_logits_and_hidden
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_a_whole_step_that_is_run_again(from_hidden, reentrant):
     model = use_smile(made(GPT2).model, from_hidden=from_hidden)
@@ -289,9 +263,7 @@ def test_a_whole_step_that_is_run_again(from_hidden, reentrant):
         lambda words: model(inputs_embeds=words, **batch).loss, words, use_reentrant=reentrant
     )
     loss.backward()
-    expected, expected_gradients = definition(GPT2)
-    torch.testing.assert_close(loss.detach(), expected)
-    torch.testing.assert_close(gradients(model), expected_gradients)
+    torch.testing.assert_close((loss.detach(), gradients(model)), hf_steps.definition(GPT2))
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

@@ -12,15 +12,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from smile import (
-    OBJECTIVES,
-    Objective,
-    SmileLoss,
-    mle_loss,
-    random_subset_loss,
-    reverse_subset_loss,
-    smile_loss,
-)
+from smile import OBJECTIVES, Objective, SmileLoss, mle_loss, smile_loss
+from smile.subsetting import random_subset_loss, reverse_subset_loss
 from tests.smile.largest_made import LargestMade
 
 IGNORE = -100
@@ -84,10 +77,9 @@ each_loss = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 
 
 def example():
-    logits = torch.randn(4, 7, 30)
     labels = torch.randint(0, 30, (4, 7))
-    labels[0, 5:], labels[1, :3], labels[2, :] = IGNORE, IGNORE, IGNORE
-    return logits.requires_grad_(), labels
+    labels[0, 5:] = labels[1, :3] = labels[2, :] = IGNORE
+    return torch.randn(4, 7, 30, requires_grad=True), labels
 
 
 @each_loss
@@ -104,41 +96,29 @@ def test_reductions_agree(loss):
 
 
 @each_loss
-def test_autocast_changes_nothing(loss):
-    logits, labels = example()
+def test_autocast_and_compilation_change_nothing(loss):
+    inputs = example()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        inside = loss(logits, labels)
-    torch.testing.assert_close(inside, loss(logits, labels), rtol=0, atol=0)
-
-
-@each_loss
-def test_compiled_equals_eager(loss):
-    logits, labels = example()
+        inside = loss(*inputs)
+    torch.testing.assert_close(inside, loss(*inputs), rtol=0, atol=0)
     compiled = torch.compile(loss, backend="aot_eager")
-    torch.testing.assert_close(compiled(logits, labels), loss(logits, labels))
+    torch.testing.assert_close(compiled(*inputs), loss(*inputs))
 
 
 def test_smile_allocates_nothing_of_the_size_of_the_vocabulary():
     """A forward's largest result is (B, N, N); logits themselves are (B, N, V) with V >> N."""
     logits, labels = torch.randn(4, 7, 5000), torch.randint(0, 5000, (4, 7))
-
-    with LargestMade() as largest:
-        smile_loss(logits, labels)
-    assert largest.elements <= 4 * 7 * 7
-    with LargestMade() as largest:
-        smile_loss(logits, labels, first_token_mle=True)
-    assert largest.elements <= 4 * 5000
+    for first, most in ((False, 4 * 7 * 7), (True, 4 * 5000)):
+        with LargestMade() as largest:
+            smile_loss(logits, labels, first_token_mle=first)
+        assert largest.elements <= most
 
 
 def test_the_recorded_losses(golden):
     arrays = {k: torch.from_numpy(v) for k, v in np.load(golden / "arrays.npz").items()}
     expected = json.loads((golden / "expected.json").read_text())["losses"]
-    padding, logits, words = (
-        arrays["attention_mask"] == 0,
-        arrays["logits"],
-        arrays["random_indices"],
-    )
-    labels, words = arrays["input_ids"].long().masked_fill(padding, IGNORE)[:, 4:], words.long()
+    logits, words = arrays["logits"], arrays["random_indices"].long()
+    labels = arrays["input_ids"].long().masked_fill(arrays["attention_mask"] == 0, IGNORE)[:, 4:]
     first, pad = {"first_token_mle": True}, {"pad_token_id": 0}
     values = {
         "mle_label_smoothing_0.1": mle_loss(logits, labels, label_smoothing=0.1),

@@ -6,15 +6,9 @@ import pickle
 import pytest
 import torch
 
-from smile import (
-    Objective,
-    mle_loss,
-    parse_objective,
-    random_subset_loss,
-    reverse_subset_loss,
-    smile_loss,
-)
+from smile import Objective, mle_loss, parse_objective, smile_loss
 from smile.objective import captions_per_image
+from smile.subsetting import random_subset_loss, reverse_subset_loss
 
 
 def example():
@@ -25,39 +19,32 @@ def example():
 
 def test_a_mixture_is_the_weighted_sum_and_names_its_parts():
     logits, labels = example()
-    output = Objective({"mle": 0.01, "smile": 0.99})(logits, labels)
-    mle = mle_loss(logits, labels)
-    smile = smile_loss(logits, labels, first_token_mle=True)
-    torch.testing.assert_close(output.loss, 0.01 * mle + 0.99 * smile)
-    assert list(output.parts) == ["mle", "smile"]
-    torch.testing.assert_close(output.parts["mle"], mle.detach())
-    assert not output.parts["smile"].requires_grad
+    weights = {"mle": 0.01, "smile": 0.5, "random": 0.3, "reverse": 0.19}
+    torch.manual_seed(3)
+    output = Objective(weights, label_smoothing=0.3, pad_token_id=0)(logits, labels)
+    torch.manual_seed(3)
+    words = torch.randint(50, (3, 6, 10))
+    expected = {  # with the original's first tokens
+        "mle": mle_loss(logits, labels, label_smoothing=0.3),
+        "smile": smile_loss(logits, labels, first_token_mle=True),
+        "random": random_subset_loss(logits, labels, words, pad_token_id=0),
+        "reverse": reverse_subset_loss(logits, labels, first_token_mle=True, pad_token_id=0),
+    }
+    torch.testing.assert_close(output.parts, {k: loss.detach() for k, loss in expected.items()})
+    assert list(output.parts) == list(weights)
+    loss = sum(weight * expected[name] for name, weight in weights.items())
+    torch.testing.assert_close(output.loss, loss)
     assert output.tokens.item() == 16
 
 
-@pytest.mark.parametrize(
-    ("given", "firsts"),
-    [
-        (None, {"smile": True, "random": False, "reverse": True}),  # as the original has them
-        (True, {"smile": True, "random": True, "reverse": True}),
-        (False, {"smile": False, "random": False, "reverse": False}),
-    ],
-)
-def test_first_tokens_by_mle_in_each_objective(given, firsts):
-    logits, labels = example()
-    objective = Objective({"mle": 1, **dict.fromkeys(firsts, 1)}, 0.3, given, pad_token_id=0)
-    torch.manual_seed(3)
-    parts = objective(logits, labels).parts
-    torch.manual_seed(3)
-    words = torch.randint(50, (3, 6, 10))
-    expected = {
-        "mle": mle_loss(logits, labels, label_smoothing=0.3),
-        "smile": smile_loss(logits, labels, first_token_mle=firsts["smile"]),
-        "random": random_subset_loss(logits, labels, words, -100, firsts["random"], 0),
-        "reverse": reverse_subset_loss(logits, labels, -100, firsts["reverse"], 0),
-    }
-    for name, loss in expected.items():
-        torch.testing.assert_close(parts[name], loss.detach(), msg=name)
+@pytest.mark.parametrize("name", ["smile", "random", "reverse"])
+def test_first_tokens_by_mle_may_be_set(name):
+    (logits, labels), losses = example(), {}
+    for first in (True, False, None):
+        torch.manual_seed(3)
+        losses[first] = Objective(name, first_token_mle=first)(logits, labels).loss
+    assert losses[True] != losses[False]
+    assert losses[None] == losses[name != "random"]
 
 
 def test_random_subset_draws_anew_and_repeats_with_the_seed():

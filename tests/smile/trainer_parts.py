@@ -78,6 +78,15 @@ def rows(prompt="user : a cat"):
 MIXTURE = Objective({"mle": 0.3, "smile": 0.7}, label_smoothing=0.1)
 
 
+def data_set(data=None):
+    return datasets.Dataset.from_list(rows() if data is None else data)
+
+
+def expected(data=None, model=None, objective=MIXTURE):
+    """The loss and every gradient of a step by definition; see `each_alone`."""
+    return each_alone(model or llama(), rows() if data is None else data, objective)
+
+
 def mixtral():
     torch.manual_seed(0)
     experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "output_router_logits": True}
@@ -85,19 +94,6 @@ def mixtral():
     model = transformers.MixtralForCausalLM(config)
     model.set_experts_implementation("eager")  # there is no grouped product in float64
     return model.double()
-
-
-def with_routers(rows, coefficient):
-    """Loss, routers' part of it, and gradients, of a step in which each row is a batch."""
-    model = mixtral().train()
-    loss, expected = each_alone(model, rows, MIXTURE)
-    words = [torch.tensor([row["input_ids"]]) for row in rows]
-    losses = [model(input_ids=x, attention_mask=torch.ones_like(x)).aux_loss for x in words]
-    auxiliary = sum(losses) / len(rows)
-    (coefficient * auxiliary).backward()
-    for name, gradient in gradients(model).items():
-        expected[name] = expected[name] + gradient
-    return loss + coefficient * auxiliary.item(), auxiliary.item(), expected
 
 
 class SmileTrainer(SmileLossMixin, transformers.Trainer):
@@ -144,8 +140,7 @@ def make(cls, folder, data=None, model=None, objective=MIXTURE, **options):
     else:
         arguments = transformers.Seq2SeqTrainingArguments
         given.setdefault("data_collator", transformers.DataCollatorForSeq2Seq(tokenizer(), model))
-    if not isinstance(data, datasets.Dataset):
-        data = datasets.Dataset.from_list(rows() if data is None else data)
+    data = data_set(data)
     few = {f"per_device_{part}_batch_size": len(data) for part in ("train", "eval")}
     options = {**few, **QUIET, **options}
     if issubclass(cls, SmileLossMixin):
@@ -172,10 +167,8 @@ def of_trl(kind, folder, model, **options):
     arguments = getattr(trl, f"{kind}Config")(
         str(folder), per_device_train_batch_size=2, gradient_checkpointing=False, **QUIET, **options
     )
-    data = datasets.Dataset.from_list(EXAMPLES[kind])
-    return getattr(trl, f"{kind}Trainer")(
-        model, args=arguments, train_dataset=data, processing_class=tokenizer(), **given
-    )
+    given.update(train_dataset=data_set(EXAMPLES[kind]), processing_class=tokenizer())
+    return getattr(trl, f"{kind}Trainer")(model, args=arguments, **given)
 
 
 def logs(trainer, name="loss"):
@@ -186,12 +179,32 @@ def found(trainer):
     return next(c.found for c in trainer.callback_handler.callbacks if isinstance(c, Gradients))
 
 
-def check(trainer, expected):
+def check(trainer, data=None, **given):
+    """A step of the trainer is the definition's, of `expected`."""
+    loss, gradients = expected(data, **given)
+    check_step(trainer, gradients, loss=loss)
+
+
+def check_routers(trainer, data, coefficient):
+    """The same of `mixtral`, in a step in which each row is a batch."""
+    model = mixtral().train()
+    loss, summed = expected(data, model)
+    words = [torch.tensor([row["input_ids"]]) for row in data]
+    losses = [model(input_ids=x, attention_mask=torch.ones_like(x)).aux_loss for x in words]
+    auxiliary = sum(losses) / len(data)
+    (coefficient * auxiliary).backward()
+    summed.update({name: summed[name] + x for name, x in gradients(model).items()})
+    auxiliary = auxiliary.item()
+    check_step(trainer, summed, loss=loss + coefficient * auxiliary, aux_loss=auxiliary)
+
+
+def check_step(trainer, gradients, **logged):
     trainer.train()
-    loss, gradients = expected
-    (entry,) = logs(trainer)
-    assert entry["loss"] == pytest.approx(loss, rel=1e-6)  # it is added up in float32
     torch.testing.assert_close(found(trainer), gradients)
+    if trainer.is_world_process_zero():
+        (entry,) = logs(trainer)
+        for name, value in logged.items():
+            assert entry[name] == pytest.approx(value, rel=1e-6)  # it is added up in float32
 
 
 def refused_in_training(trainer, line):

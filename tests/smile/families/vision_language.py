@@ -6,64 +6,58 @@ from functools import partial
 import torch
 import transformers
 
-from tests.smile.families.batches import (
-    DECODER,
-    IMAGE_END,
-    IMAGE_START,
-    IMAGE_TOKEN,
-    PAD,
-    SIZES,
-    START,
-    VIDEO_TOKEN,
-    VOCABULARY,
-    Family,
-    after_an_image,
-    causal_batch,
-    pixels,
-)
+from tests.smile.families import batches
+from tests.smile.families.batches import DECODER, IMAGE_TOKEN, PAD, SIZES, VOCABULARY, pixels
 from tests.smile.families.decoders import EXPERTS, llama_config
 
 SIGLIP = {"model_type": "siglip_vision_model", **SIZES["vit"], "vision_use_head": False}
 ROTARY = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10_000.0}
 
 
+MARKED = {"before": (batches.START, batches.IMAGE_START), "after": (batches.IMAGE_END,)}
+
+
+def conditional(name, batch, **config):
+    """The model of this name and configuration, with its batch."""
+    config = getattr(transformers, f"{name}Config")(**config)
+    model = getattr(transformers, f"{name}ForConditionalGeneration")(config)
+    return batches.Family(model, batch, True)
+
+
 def llava():
-    config = transformers.LlavaConfig(
+    return conditional(
+        "Llava",
+        {**batches.after_an_image(4, before=()), "pixel_values": pixels()},
         vision_config=transformers.CLIPVisionConfig(**SIZES["vit"]),
         text_config=llama_config(),
         image_token_index=IMAGE_TOKEN,
         vision_feature_layer=-1,
     )
-    batch = {**after_an_image(4, before=()), "pixel_values": pixels()}
-    return Family(transformers.LlavaForConditionalGeneration(config), batch, True)
 
 
 def llava_onevision():
     """One tile of 4 places, the whole image's 4, and the ends of the tile's two lines."""
-    config = transformers.LlavaOnevisionConfig(
+    batch = {**batches.after_an_image(4 + 4 + 2), "pixel_values": pixels(3, 2, 3, 8, 8)}
+    return conditional(
+        "LlavaOnevision",
+        {**batch, "image_sizes": torch.tensor([[8, 8]] * 3)},
         vision_config=SIGLIP,
         text_config={"model_type": "qwen2", **DECODER},
         image_token_index=IMAGE_TOKEN,
-        video_token_index=VIDEO_TOKEN,
+        video_token_index=batches.VIDEO_TOKEN,
         image_grid_pinpoints=[[8, 8]],
     )
-    batch = {
-        **after_an_image(4 + 4 + 2),
-        "pixel_values": pixels(3, 2, 3, 8, 8),
-        "image_sizes": torch.tensor([[8, 8]] * 3),
-    }
-    return Family(transformers.LlavaOnevisionForConditionalGeneration(config), batch, True)
 
 
 def internvl():
-    config = transformers.InternVLConfig(
+    return conditional(
+        "InternVL",
+        {**batches.after_an_image(4, **MARKED), "pixel_values": pixels()},
         vision_config={**SIZES["vit"], "image_size": [8, 8], "patch_size": [2, 2]},
         text_config={"model_type": "qwen2", **DECODER},
         image_token_id=IMAGE_TOKEN,
         image_seq_length=4,
     )
-    batch = {**after_an_image(4, (START, IMAGE_START), (IMAGE_END,)), "pixel_values": pixels()}
-    return Family(transformers.InternVLForConditionalGeneration(config), batch, True)
 
 
 WIDE = {"hidden_size": 16, "intermediate_size": 16, "out_hidden_size": 16}
@@ -77,48 +71,51 @@ QWEN["Qwen3VLMoe"] = QWEN["Qwen3VL"]
 
 def qwen_vl(name):
     """4 by 4 patches of 2 by 2 pixels in two frames, of which 2 by 2 make a place."""
-    config = getattr(transformers, f"{name}Config")(
+    batch = {**batches.after_an_image(4, **MARKED), "pixel_values": pixels(3 * 16, 3 * 2 * 2 * 2)}
+    batch["image_grid_thw"] = torch.tensor([[1, 4, 4]] * 3)
+    family = conditional(
+        name,
+        batch,
         vision_config={
             **{"depth": 1, "num_heads": 2, "patch_size": 2, "temporal_patch_size": 2},
             **{"spatial_merge_size": 2, "in_channels": 3, **QWEN[name]},
         },
         text_config={**DECODER, "rope_scaling": {**ROTARY}, **(EXPERTS if "Moe" in name else {})},
         image_token_id=IMAGE_TOKEN,
-        video_token_id=VIDEO_TOKEN,
-        vision_start_token_id=IMAGE_START,
-        vision_end_token_id=IMAGE_END,
+        video_token_id=batches.VIDEO_TOKEN,
+        vision_start_token_id=batches.IMAGE_START,
+        vision_end_token_id=batches.IMAGE_END,
     )
-    model = getattr(transformers, f"{name}ForConditionalGeneration")(config)
-    batch = {
-        **after_an_image(4, (START, IMAGE_START), (IMAGE_END,)),
-        "pixel_values": pixels(3 * 16, 3 * 2 * 2 * 2),
-        "image_grid_thw": torch.tensor([[1, 4, 4]] * 3),
-    }
-    if "mm_token_type_ids" in inspect.signature(type(model).forward).parameters:
+    if "mm_token_type_ids" in inspect.signature(type(family.model).forward).parameters:
         batch["mm_token_type_ids"] = (batch["input_ids"] == IMAGE_TOKEN).int()
-    return Family(model, batch, True)
+    return family
 
 
 def of_idefics(name):
     """Images are in a row of their own, with a mask of their pixels."""
-    config = getattr(transformers, f"{name}Config")(
+    batch = {**batches.after_an_image(4), "pixel_values": pixels(3, 1, 3, 8, 8)}
+    batch["pixel_attention_mask"] = mask = torch.ones(3, 1, 8, 8, dtype=torch.long)
+    mask[1, :, :, 4:] = 0
+    return conditional(
+        name,
+        batch,
         vision_config={**SIZES["vit"], "patch_size": 2},
         text_config={"model_type": "llama", **DECODER},
         image_token_id=IMAGE_TOKEN,
         scale_factor=2,
         pad_token_id=PAD,
     )
-    mask = torch.ones(3, 1, 8, 8, dtype=torch.long)
-    mask[1, :, :, 4:] = 0
-    batch = {**after_an_image(4), "pixel_values": pixels(3, 1, 3, 8, 8)}
-    batch["pixel_attention_mask"] = mask
-    return Family(getattr(transformers, f"{name}ForConditionalGeneration")(config), batch, True)
 
 
 def paligemma():
     """The image and the question see each other whole; what is answered is of token type 1."""
+    batch = {**batches.after_an_image(4, before=()), "pixel_values": pixels()}
+    answered = torch.arange(batch["labels"].size(1)) >= (batch["labels"] != -100).int().argmax(1)[0]
+    batch["token_type_ids"] = answered.long() * batch["attention_mask"]
     cap = {"final_logit_softcapping": 0.05, "attn_logit_softcapping": None}
-    config = transformers.PaliGemmaConfig(
+    return conditional(
+        "PaliGemma",
+        batch,
         vision_config={**SIGLIP, "projection_dim": 16},
         text_config={"model_type": "gemma2", **DECODER, **cap, "query_pre_attn_scalar": 8},
         image_token_index=IMAGE_TOKEN,
@@ -127,41 +124,39 @@ def paligemma():
         hidden_size=16,
         pad_token_id=PAD,
     )
-    batch = {**after_an_image(4, before=()), "pixel_values": pixels()}
-    answered = torch.arange(batch["labels"].size(1)) >= (batch["labels"] != -100).int().argmax(1)[0]
-    batch["token_type_ids"] = answered.long() * batch["attention_mask"]
-    model = transformers.PaliGemmaForConditionalGeneration(config)
-    return Family(model, batch, True)
 
 
 def gemma3():
     """The places of an image see each other; they are of token type 1."""
+    batch = {**batches.after_an_image(4, **MARKED), "pixel_values": pixels()}
+    batch["token_type_ids"] = (batch["input_ids"] == IMAGE_TOKEN).long()
     text = {**DECODER, "query_pre_attn_scalar": 8, "sliding_window": 4}
-    config = transformers.Gemma3Config(
+    return conditional(
+        "Gemma3",
+        batch,
         vision_config=SIGLIP,
         text_config={"model_type": "gemma3_text", **text},
         mm_tokens_per_image=4,
-        boi_token_index=IMAGE_START,
-        eoi_token_index=IMAGE_END,
+        boi_token_index=batches.IMAGE_START,
+        eoi_token_index=batches.IMAGE_END,
         image_token_index=IMAGE_TOKEN,
     )
-    batch = {**after_an_image(4, (START, IMAGE_START), (IMAGE_END,)), "pixel_values": pixels()}
-    batch["token_type_ids"] = (batch["input_ids"] == IMAGE_TOKEN).long()
-    return Family(transformers.Gemma3ForConditionalGeneration(config), batch, True)
 
 
 def blip():
-    config = transformers.BlipConfig(
+    return conditional(
+        "Blip",
+        {**batches.causal_batch(), "pixel_values": pixels()},
         text_config={"vocab_size": VOCABULARY, "encoder_hidden_size": 16, **SIZES["bert"]},
         vision_config=SIZES["vit"],
     )
-    batch = {**causal_batch(), "pixel_values": pixels()}
-    return Family(transformers.BlipForConditionalGeneration(config), batch, True)
 
 
 def blip2():
     text = {"hidden_size": 16, "ffn_dim": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = transformers.Blip2Config(
+    return conditional(
+        "Blip2",
+        {**batches.after_an_image(3, before=()), "pixel_values": pixels()},
         vision_config=SIZES["vit"],
         qformer_config={**SIZES["bert"], "encoder_hidden_size": 16},
         text_config={
@@ -171,20 +166,22 @@ def blip2():
         num_query_tokens=3,
         image_token_index=IMAGE_TOKEN,
     )
-    batch = {**after_an_image(3, before=()), "pixel_values": pixels()}
-    return Family(transformers.Blip2ForConditionalGeneration(config), batch, True)
 
 
 def git():
     config = transformers.GitConfig(
         vision_config=SIZES["vit"], vocab_size=VOCABULARY, pad_token_id=PAD, **SIZES["bert"]
     )
-    batch = {**causal_batch(), "pixel_values": pixels()}
-    return Family(transformers.GitForCausalLM(config), batch, True, before=5)
+    batch = {**batches.causal_batch(), "pixel_values": pixels()}
+    return batches.Family(transformers.GitForCausalLM(config), batch, True, before=5)
 
 
 def kosmos2():
-    config = transformers.Kosmos2Config(
+    batch = {**batches.after_an_image(3, **MARKED), "pixel_values": pixels()}
+    batch["image_embeds_position_mask"] = (batch["input_ids"] == IMAGE_TOKEN).long()
+    return conditional(
+        "Kosmos2",
+        batch,
         text_config={
             **{"vocab_size": VOCABULARY, "embed_dim": 16, "layers": 2, "ffn_dim": 16},
             **{"attention_heads": 2, "max_position_embeddings": 32, "pad_token_id": PAD},
@@ -192,15 +189,20 @@ def kosmos2():
         vision_config=SIZES["vit"],
         latent_query_num=3,
     )
-    batch = {**after_an_image(3, (START, IMAGE_START), (IMAGE_END,)), "pixel_values": pixels()}
-    batch["image_embeds_position_mask"] = (batch["input_ids"] == IMAGE_TOKEN).long()
-    return Family(transformers.Kosmos2ForConditionalGeneration(config), batch, True)
 
 
 def mllama():
     """The second layer of text looks at one or two tiles of an image, from the image's token on.
     That is a row of the embedding alone, not of the head."""
-    config = transformers.MllamaConfig(
+    batch = batches.after_an_image(1, before=(batches.START,))
+    tiles = torch.tensor([[1, 0], [1, 1], [1, 1]])
+    seen = tiles[:, None, None].repeat(1, batch["input_ids"].size(1), 1, 1)
+    seen[:, 0] = 0  # what comes before the image
+    batch.update(cross_attention_mask=seen, aspect_ratio_mask=tiles[:, None])
+    batch.update(aspect_ratio_ids=torch.tensor([[1], [2], [3]]))
+    return conditional(
+        "Mllama",
+        {**batch, "pixel_values": pixels(3, 1, 2, 3, 8, 8)},
         vision_config={
             **{"hidden_size": 16, "num_hidden_layers": 1, "num_global_layers": 1},
             **{"attention_heads": 2, "intermediate_size": 16, "vision_output_dim": 32},
@@ -215,17 +217,6 @@ def mllama():
         },
         image_token_index=IMAGE_TOKEN,
     )
-    batch = after_an_image(1, before=(START,))
-    tiles = torch.tensor([[1, 0], [1, 1], [1, 1]])
-    seen = tiles[:, None, None].repeat(1, batch["input_ids"].size(1), 1, 1)
-    seen[:, 0] = 0  # what comes before the image
-    batch.update(
-        pixel_values=pixels(3, 1, 2, 3, 8, 8),
-        aspect_ratio_ids=torch.tensor([[1], [2], [3]]),
-        aspect_ratio_mask=tiles[:, None],
-        cross_attention_mask=seen,
-    )
-    return Family(transformers.MllamaForConditionalGeneration(config), batch, True)
 
 
 FAMILIES = {
