@@ -8,12 +8,13 @@ without autograd, so `matmul` calls that op, too.
 
 import os
 import platform
-from pathlib import Path
 from typing import Optional
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+CPUINFO = "/proc/cpuinfo"  # Linux's description of the processors
 
 
 def isa_allows(*instruction_sets: str) -> bool:
@@ -29,11 +30,11 @@ def has_bf16() -> bool:
     return torch.cpu._is_avx512_bf16_supported() and isa_allows("BF16", "FP16", "AMX", "AVX10")
 
 
-def is_intel(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether the CPU is made by Intel. cpuinfo: the file in which Linux names the vendor."""
+def is_intel() -> bool:
+    """Whether the CPU is made by Intel."""
     try:
-        with cpuinfo.open() as lines:
-            vendor = next((line for line in lines if line.startswith("vendor_id")), "")
+        with open(CPUINFO) as file:
+            vendor = file.read(1000)  # of the first processor
     except OSError:  # not Linux
         vendor = platform.processor()
     return "GenuineIntel" in vendor
