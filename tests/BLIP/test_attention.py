@@ -93,10 +93,8 @@ def test_dropout_is_that_of_the_probabilities(queries, dtype, quick):
         return by_definition(*inputs, kept=kept / (1 - probability))
 
     inputs, allowed = (query, key, value), 1e-6 if dtype == torch.float32 else 0.02
-    results = [
-        with_gradients(f, inputs, weight, d)
-        for f, d in ((dropped, dtype), (expected, torch.float64))
-    ]
+    calls = (dropped, dtype), (expected, torch.float64)
+    results = [with_gradients(function, inputs, weight, kind) for function, kind in calls]
     for ours, theirs in zip(*results):
         assert (ours.double() - theirs).norm() < allowed * theirs.norm()
 

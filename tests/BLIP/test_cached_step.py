@@ -1,4 +1,4 @@
-"""Decoding with a cache: the tokens of a step without one; static steps are compiled once."""
+"""Decoding with a cache gives the tokens of decoding without; static steps compile once."""
 
 import pytest
 import torch
@@ -121,11 +121,8 @@ def test_one_compilation_serves_all_batches_and_all_copies(captioner):
         quick.step_factory = CompiledStepFactory(backend=counter)
         for batch in (4, 4, 2):
             images = torch.randn(batch, 3, 48, 48, generator=torch.Generator().manual_seed(3))
-            made = quick.generate_details(images, BEAM)
-            assert (
-                made.token_ids.tolist()
-                == captioner.generate_details(images, BEAM).token_ids.tolist()
-            )
+            made, expected = (c.generate_details(images, BEAM) for c in (quick, captioner))
+            assert made.token_ids.tolist() == expected.token_ids.tolist()
             captions.append(made.captions)
     assert counter.frame_count == 1
     assert captions[0] == captions[3] == captions[6]

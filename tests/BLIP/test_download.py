@@ -1,4 +1,4 @@
-"""Downloads from a server in the test, and from the hub: whole, broken off, killed, refused."""
+"""Downloads from a test server and from the hub: complete, interrupted and refused."""
 
 import base64
 import contextlib

@@ -1,4 +1,4 @@
-"""The copy for inference: the original's captions, autocast's precision, weights of its own."""
+"""The copy for inference: equal captions, autocast's precision, separate weights."""
 
 import pytest
 import torch
@@ -70,7 +70,7 @@ def test_float32_layers_stay_float32_under_autocast(make_captioner, packs):
 
 
 def test_the_original_is_as_it_was(make_captioner):
-    """It trains on, in its own mode, and the copy keeps the linear weights of its day."""
+    """It trains on in its own mode, and the copy keeps the linear weights it was made from."""
     captioner = make_captioner().train()
     names = list(captioner.state_dict())
     quick = inference_copy(captioner)
