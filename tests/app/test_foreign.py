@@ -79,11 +79,8 @@ def caption_event(page):
     """Return the event that the browser sends to caption a photo."""
     config = httpx.get(f"{page}/config").json()
     components = {component["id"]: component for component in config["components"]}
-    event = next(
-        each
-        for each in config["dependencies"]
-        if each["inputs"] and components[each["inputs"][0]]["type"] == "image"
-    )
+    events = [event for event in config["dependencies"] if event["inputs"]]
+    event = next(e for e in events if components[e["inputs"][0]]["type"] == "image")
     data = [components[number]["props"].get("value") for number in event["inputs"]]
     return {"fn_index": event["id"], "session_hash": "s", "data": data, "event_data": None}
 

@@ -87,9 +87,8 @@ def basic(secret):
     ],
 )
 def test_the_token_is_required(authorization, known):
-    status, headers, line = asked(
-        Guard(inside, "127.0.0.1", [], SECRET), authorization=authorization
-    )
+    guard = Guard(inside, "127.0.0.1", [], SECRET)
+    status, headers, line = asked(guard, authorization=authorization)
     assert status == (200 if known else 401)
     if not known:
         assert headers[b"www-authenticate"].decode() == CHALLENGE and "Bearer TOKEN" in line
