@@ -3,19 +3,19 @@
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Optional, Union
 
 import torch
 from torch import Tensor, nn
 
-from adapters.lora import CONFIG, adapter_config, adapter_state, is_adapted, load_adapter_state
+from adapters.lora import AdaptedState
 from BLIP.cached_step import CachedStep
 from BLIP.inference import inference_copy
 from BLIP.med import TextDecoder, read_med_config
 from BLIP.tokenizer import CaptionTokenizer, FirstTokenShift
 from BLIP.vit import ImageEncoder, VitSizes
 from decoding import DecodingSettings, Step, until_end
-from decoding.caption_generator import CaptionGenerator, with_prompts
+from decoding.caption_generator import CaptionGenerator, Prompts, training_tokens
 from decoding.null_image import NullImage
 from smile import Objective, ObjectiveOutput
 from smile.objective import captions_per_image
@@ -26,53 +26,57 @@ LIKELIHOOD = Objective("mle")
 CHUNK_POSITIONS = 1024  # positions whose logits an inference copy computes at once
 
 
-class BlipCaptioner(CaptionGenerator):
+class BlipCaptioner(AdaptedState, CaptionGenerator):
     """BLIP (arXiv 2201.12086): a ViT, and a decoder with cross-attention to its output.
 
-    Its methods are those of `captioning.captioners.interface.Captioner`, documented there.
-
-    prompt: the start of every caption. It is not scored, and generation removes it.
-    max_tokens: training captions are truncated to this length, with [DEC] and [SEP].
-    shift: turns the first word of a caption into a word piece, in training and generation.
-    null_image: a name in `decoding.null_image.NULL_IMAGES`.
+    Its methods are those of `captioning.captioners.interface.Captioner`, documented there. The
+    arguments are configuration keys, see docs/settings.md. The default objective is SMILE. Raises
+    ValueError for impossible sizes, and for a tokenizer that cannot be read.
     """
 
     def __init__(
         self,
-        visual_encoder: ImageEncoder,
-        text_decoder: TextDecoder,
-        tokenizer: CaptionTokenizer,
+        tokenizer: str = "bert-base-uncased",
+        vit: Union[str, Mapping, VitSizes] = "base",
+        image_size: int = 384,
+        med_config: Union[str, Path, Mapping] = MED_CONFIG,
+        objective: Optional[Objective] = None,
         prompt: str = PROMPT,
+        vit_grad_ckpt: bool = False,
+        vit_ckpt_layer: int = 0,
         max_tokens: int = 40,
-        shift: Optional[FirstTokenShift] = None,
+        first_token_shift: bool = False,
         null_image: str = "zeros",
     ):
         super().__init__()
-        self.visual_encoder = visual_encoder
-        self.text_decoder = text_decoder
-        image_size = visual_encoder.patch_embed.img_size[0]
-        self.null_image = NullImage(null_image, visual_encoder.embed_dim, image_size)
-        self.tokenizer = tokenizer
+        self.tokenizer = CaptionTokenizer(tokenizer)
+        sizes = read_med_config(med_config)
+        objective = (objective or Objective("smile")).with_tokens(
+            self.tokenizer.pad, self.tokenizer.end
+        )
+        self.visual_encoder = ImageEncoder(vit, image_size, vit_grad_ckpt, vit_ckpt_layer)
+        width = self.visual_encoder.embed_dim
+        self.text_decoder = TextDecoder(sizes, len(self.tokenizer), width, objective)
+        self.null_image = NullImage(null_image, width, image_size)
         self.prompt = prompt
-        self.prompt_ids = tokenizer.encode_prompt(prompt)  # (n,)
+        self.prompt_ids = self.tokenizer.encode_prompt(prompt)  # (n,)
         self.max_tokens = max_tokens
-        self.shift = shift
+        self.shift = FirstTokenShift(self.tokenizer) if first_token_shift else None
         self.step_factory = CachedStep  # an inference copy may have another step function
-        self.max_positions = text_decoder.config.max_position_embeddings
+        self.max_positions = sizes.max_position_embeddings
 
     def forward(
         self,
         image: Tensor,
         captions: list[list[str]],
         dropped: Optional[Tensor] = None,
-        prompts: Optional[list[Optional[str]]] = None,
+        prompts: Prompts = None,
     ) -> ObjectiveOutput:
         """Compute the objective on k captions of each image. An image is encoded once.
 
         image: (B, 3, S, S), normalised; captions: B lists of k strings, without the prompt;
-        dropped: bool (B,), the images that the null image replaces. prompts: B strings; None, for
-        one image or for all, means `self.prompt`. Raises ValueError if there are not B lists of
-        equal length.
+        dropped: bool (B,), the images that the null image replaces. Raises ValueError if there are
+        not B lists of equal length.
         """
         tokens, attention_mask, labels, prompt_length = self._encode(image, captions, prompts)
         embeds = self.null_image.encode(self.visual_encoder, image, dropped)
@@ -82,7 +86,7 @@ class BlipCaptioner(CaptionGenerator):
         self,
         image: Tensor,
         captions: list[list[str]],
-        prompts: Optional[list[Optional[str]]] = None,
+        prompts: Prompts = None,
     ) -> tuple[Tensor, Tensor]:
         """Return logits (R, N, V) and their labels (R, N), R = B * k; see `forward`."""
         tokens, attention_mask, labels, prompt_length = self._encode(image, captions, prompts)
@@ -91,23 +95,18 @@ class BlipCaptioner(CaptionGenerator):
         return logits[:, :-1], labels[:, prompt_length:]
 
     def _encode(
-        self, image: Tensor, captions: list[list[str]], prompts: Optional[list[Optional[str]]]
+        self, image: Tensor, captions: list[list[str]], prompts: Prompts
     ) -> tuple[Tensor, Tensor, Tensor, int]:
         """Return tokens, attention mask and labels, int64 (R, n) each, on the device of the images.
 
         The fourth result is the length of the shortest prompt. Tokens of longer prompts have no
         labels, either.
         """
-        count = captions_per_image(captions, len(image))
-        texts, prompt_lengths = with_prompts(self, captions, prompts)
-        tokens, attention_mask = self.tokenizer.encode(texts, self.max_tokens)
-        starts = torch.tensor(prompt_lengths).repeat_interleave(count)  # (R,), of captions
-        if self.shift:
-            tokens = self.shift.apply(tokens, starts)
-        unlabelled = (attention_mask == 0) | (torch.arange(tokens.size(1)) < starts.unsqueeze(1))
-        labels = tokens.masked_fill(unlabelled, self.text_decoder.objective.ignore_index)
-        moved = (t.to(image.device, non_blocking=True) for t in (tokens, attention_mask, labels))
-        return (*moved, int(starts.min()))
+        captions_per_image(captions, len(image))  # checks their number
+        ignore_index = self.text_decoder.objective.ignore_index
+        *tensors, prompt_length = training_tokens(self, captions, prompts, ignore_index)
+        moved = (tensor.to(image.device, non_blocking=True) for tensor in tensors)
+        return (*moved, prompt_length)
 
     def step_function(
         self, encoded: Tensor, settings: DecodingSettings, other: Optional[Tensor]
@@ -205,20 +204,6 @@ class BlipCaptioner(CaptionGenerator):
         """Return blocks and layers, without word embedding and head, which share a weight."""
         return [*self.visual_encoder.blocks, *self.text_decoder.layers]
 
-    def saved_beside_weights(self) -> dict[str, Any]:
-        """Return the configuration of an adapter, else {}. With one, only its weights are saved."""
-        return {CONFIG: adapter_config(self)} if is_adapted(self) else {}
-
-    def state_dict(self, *args, **kwargs) -> dict[str, Tensor]:
-        if is_adapted(self):
-            return adapter_state(self, **kwargs)
-        return super().state_dict(*args, **kwargs)
-
-    def load_state_dict(self, state_dict: Mapping[str, Tensor], *args, **kwargs):
-        if is_adapted(self):
-            return load_adapter_state(self, state_dict)
-        return super().load_state_dict(state_dict, *args, **kwargs)
-
     def caption_text(self, ids: Tensor) -> str:
         if self.shift:
             ids = self.shift.undo(ids.cpu(), self.prompt_ids.size(-1))
@@ -226,29 +211,4 @@ class BlipCaptioner(CaptionGenerator):
         return self.tokenizer.decode(ids)[len(prompt) + bool(prompt) :]
 
 
-def build_captioner(
-    tokenizer: str = "bert-base-uncased",
-    vit: Union[str, Mapping, VitSizes] = "base",
-    image_size: int = 384,
-    med_config: Union[str, Path, Mapping] = MED_CONFIG,
-    objective: Optional[Objective] = None,
-    prompt: str = PROMPT,
-    vit_grad_ckpt: bool = False,
-    vit_ckpt_layer: int = 0,
-    max_tokens: int = 40,
-    first_token_shift: bool = False,
-    null_image: str = "zeros",
-) -> BlipCaptioner:
-    """Build a BlipCaptioner; the arguments are configuration keys, see docs/settings.md.
-
-    The default objective is SMILE. Raises TokenizerError, and ValueError for impossible sizes.
-    """
-    caption_tokenizer = CaptionTokenizer(tokenizer)
-    sizes = read_med_config(med_config)
-    objective = (objective or Objective("smile")).with_tokens(
-        caption_tokenizer.pad, caption_tokenizer.end
-    )
-    encoder = ImageEncoder(vit, image_size, vit_grad_ckpt, vit_ckpt_layer)
-    decoder = TextDecoder(sizes, len(caption_tokenizer), encoder.embed_dim, objective)
-    shift = FirstTokenShift(caption_tokenizer) if first_token_shift else None
-    return BlipCaptioner(encoder, decoder, caption_tokenizer, prompt, max_tokens, shift, null_image)
+build_captioner = BlipCaptioner  # its name in users' scripts

@@ -7,7 +7,7 @@ import torch
 from pydantic import BaseModel, Field, model_validator
 
 from adapters.lora import CONFIG, add_lora
-from BLIP.blip import MED_CONFIG, BlipCaptioner, build_captioner
+from BLIP.blip import MED_CONFIG, BlipCaptioner
 from BLIP.kernels.int8_linear import check_int8
 from BLIP.vit import VitSizes
 from BLIP.weights.checkpoint import TIED, base_weights, load_weights
@@ -28,17 +28,19 @@ class Keys(BaseModel):
 
     @model_validator(mode="after")
     def _check_blip(self):
-        if self.first_token_shift and self.model != "blip":
-            raise ValueError(f"first_token_shift is for model blip; this one is {self.model}")
-        if self.model == "blip" and self.lora and self.lora.load_in_4bit:
+        if self.model != "blip":
+            if self.first_token_shift:
+                raise ValueError(f"first_token_shift is for model blip; this one is {self.model}")
+            return self
+        if self.lora and self.lora.load_in_4bit:
             raise ValueError("lora.load_in_4bit is true, which is for model vlm; this one is blip")
-        if self.model == "blip" and self.reward and self.objective and self.vit_grad_ckpt:
+        if self.reward and self.objective and self.vit_grad_ckpt:
             raise ValueError(
                 "vit_grad_ckpt is true, but a reward with an objective encodes an image twice, "
                 "which vit_grad_ckpt does not support; set it to false"
             )
         patch = self.vit.patch_size if isinstance(self.vit, VitSizes) else 16
-        if self.model == "blip" and self.image_size % patch:
+        if self.image_size % patch:
             raise ValueError(f"image_size is {self.image_size}; it must be a multiple of {patch}")
         return self
 
@@ -46,9 +48,9 @@ class Keys(BaseModel):
 def build(config: Any, context: Any) -> BlipCaptioner:
     """See `captioning.captioners.interface`, which also describes the functions below."""
     # Every other argument has the name of its configuration key.
-    names = signature(build_captioner).parameters.keys() - {"objective"}
+    names = signature(BlipCaptioner).parameters.keys() - {"objective"}
     arguments = {name: getattr(config, name) for name in names}
-    captioner = build_captioner(objective=config.build_objective(), **arguments)
+    captioner = BlipCaptioner(objective=config.build_objective(), **arguments)
     if config.lora is None:
         return captioner
     if context.content is None:

@@ -14,39 +14,32 @@ The folder contains model.safetensors, config.json, the tokenizer and the image 
 
 import argparse
 import json
-import logging
-import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Callable, Optional, Union
+from typing import Optional, Union
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from adapters.card import UNKNOWN, write_model_card
-from adapters.lora import CONFIG, Lora, add_lora, merge
-from BLIP.blip import PROMPT, BlipCaptioner, build_captioner
+from adapters.program import exit_code
+from BLIP.blip import BlipCaptioner
+from BLIP.from_checkpoint import add_captioner_arguments, captioner_of
 from BLIP.itm import HEAD, POSITION_IDS, BlipItm, load_itm
 from BLIP.med import MedConfig, TextDecoder, read_med_config
-from BLIP.tokenizer import ADDED_TOKENS, CaptionTokenizer
+from BLIP.tokenizer import CaptionTokenizer
 from BLIP.vit import VIT_SIZES, ImageEncoder
 from BLIP.weights.checkpoint import (
-    NULL_IMAGE,
     OPTIONAL_KEYS,
-    TIED,
     WORD_EMBEDDING,
     CheckpointError,
-    base_weights,
     check_fits,
-    load_weights,
     read_checkpoint,
-    settings_in,
+    run_config,
 )
-from BLIP.weights.download import without_secrets
-from BLIP.weights.safe_load import first_line
+from BLIP.weights.writing import atomic_write, write_json
 from smile import Objective
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -63,9 +56,8 @@ NAMES = {
     ".norm1.": ".layer_norm1.",
     ".norm2.": ".layer_norm2.",
 }
-DECODER_POSITION_IDS = "text_decoder.bert.embeddings.position_ids"
 ITM_WORD_EMBEDDING = "text_encoder.embeddings.word_embeddings.weight"
-# Names of the image encoder's sizes, in `build_captioner` and in transformers' config.json.
+# Names of the image encoder's sizes, in `VitSizes` and in transformers' config.json.
 VIT_NAMES = {
     "embed_dim": "hidden_size",
     "depth": "num_hidden_layers",
@@ -92,8 +84,9 @@ def from_hf_names(state: Mapping[str, Tensor], positions: int) -> dict[str, Tens
     position_ids = torch.arange(positions).unsqueeze(0)
     if HEAD in renamed:
         return {**renamed, POSITION_IDS: position_ids}
-    derived = {key: renamed[source] for key, source in OPTIONAL_KEYS.items() if source}
-    return {**renamed, **derived, DECODER_POSITION_IDS: position_ids}
+    for key, source in OPTIONAL_KEYS.items():
+        renamed[key] = renamed[source] if source else position_ids
+    return renamed
 
 
 def _rename(key: str, names: Iterable[tuple[str, str]]) -> str:
@@ -106,23 +99,23 @@ def hf_config(model: Union[BlipCaptioner, BlipItm], label_smoothing: float = 0.1
     """Return the `config.json` of a model. label_smoothing: for training with transformers."""
     tokenizer, vit = model.tokenizer, model.visual_encoder
     if isinstance(model, BlipItm):
-        architecture, config = "BlipForImageTextRetrieval", model.config
-        architecture_config = {"image_text_hidden_size": model.text_proj.out_features}
+        text, config = model.config, {"architectures": ["BlipForImageTextRetrieval"]}
+        config["image_text_hidden_size"] = model.text_proj.out_features
     else:
-        architecture, config = "BlipForConditionalGeneration", model.text_decoder.config
-        architecture_config = {"label_smoothing": label_smoothing, "tie_word_embeddings": True}
-    ids = {"bos": tokenizer.start, "eos": tokenizer.end, "sep": tokenizer.end, "pad": tokenizer.pad}
+        text = model.text_decoder.config
+        config = {"architectures": ["BlipForConditionalGeneration"], "tie_word_embeddings": True}
+        config["label_smoothing"] = label_smoothing
     return {
-        "architectures": [architecture],
+        **config,
         "model_type": "blip",
-        **architecture_config,
         "text_config": {
             "model_type": "blip_text_model",
             "vocab_size": len(tokenizer),
             "encoder_hidden_size": vit.embed_dim,
-            **config.model_dump(exclude={"initializer_range"}),
+            **text.model_dump(exclude={"initializer_range"}),
             "label_smoothing": label_smoothing,
-            **{f"{name}_token_id": id_ for name, id_ in ids.items()},
+            **special_ids(tokenizer),
+            "sep_token_id": tokenizer.end,
         },
         "vision_config": {
             "model_type": "blip_vision_model",
@@ -133,23 +126,21 @@ def hf_config(model: Union[BlipCaptioner, BlipItm], label_smoothing: float = 0.1
     }
 
 
+def special_ids(tokenizer: CaptionTokenizer) -> dict[str, int]:
+    """Return the ids of special tokens under transformers' names."""
+    ids = {"bos": tokenizer.start, "eos": tokenizer.end, "pad": tokenizer.pad}
+    return {f"{name}_token_id": token_id for name, token_id in ids.items()}
+
+
 def settings_of(config: Mapping) -> dict:
-    """Return the arguments `vit`, `image_size` and `med_config` for `build_captioner`.
+    """Return the arguments `vit`, `image_size` and `med_config` for `BlipCaptioner`.
 
     config: the content of `config.json`. Raises CheckpointError for another model than BLIP and for
     an activation function that is not supported.
     """
-    model_type = config.get("model_type") if isinstance(config, Mapping) else None
-    parts = (
-        [config.get(f"{part}_config") for part in ("text", "vision")]
-        if model_type == "blip"
-        else []
-    )
-    if not parts or not all(isinstance(part, Mapping) for part in parts):
-        raise CheckpointError(
-            "expected the model_type 'blip' with a text_config and a vision_config; found the "
-            f"model_type {model_type!r}"
-        )
+    model_type = config.get("model_type")
+    if model_type != "blip":
+        raise CheckpointError(f"expected the model_type 'blip', found {model_type!r}")
     # transformers' defaults for missing keys. Most of them are those of MedConfig (bert-base).
     sizes = MedConfig().model_dump()
     no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -179,21 +170,19 @@ def save_hf(model: Union[BlipCaptioner, BlipItm], folder: Union[str, Path]) -> N
             "the captioner was trained with first_token_shift, which transformers does not "
             "support; python -m BLIP.export does"
         )
-    folder, tokenizer = Path(folder), model.tokenizer
+    folder, tokenizer, config = Path(folder), model.tokenizer, hf_config(model)
     folder.mkdir(parents=True, exist_ok=True)
-    write_vocabulary(tokenizer, folder)
+    tokenizer.write_vocabulary(folder)
     state = {k: v.contiguous() for k, v in to_hf_names(model.state_dict()).items()}
     with atomic_write(folder / "model.safetensors") as file:
         save_file(state, file, metadata={"format": "pt"})
-    config = hf_config(model)
-    size = config["vision_config"]["image_size"]
-    special_ids = {k: v for k, v in config["text_config"].items() if k.endswith("_token_id")}
     write_json(config, folder / "config.json")
     if isinstance(model, BlipCaptioner):
-        write_json(special_ids, folder / "generation_config.json")
+        ids = {**special_ids(tokenizer), "sep_token_id": tokenizer.end}
+        write_json(ids, folder / "generation_config.json")
     write_json(tokenizer.added_ids, folder / "added_tokens.json")
     names = {"image_processor_type": "BlipImageProcessor", "processor_class": "BlipProcessor"}
-    write_processing(tokenizer, size, names, folder)
+    write_processing(tokenizer, config["vision_config"]["image_size"], names, folder)
 
 
 def write_processing(tokenizer: CaptionTokenizer, size: int, names: dict, folder: Path) -> None:
@@ -234,13 +223,13 @@ def write_processing(tokenizer: CaptionTokenizer, size: int, names: dict, folder
 def read_hf(folder: Union[str, Path]) -> dict:
     """Read a folder of transformers as a checkpoint. Raises CheckpointError.
 
-    The checkpoint's "config" has `vit`, `image_size` and `med_config` for `build_captioner`.
+    The checkpoint's "config" has `vit`, `image_size` and `med_config` for `BlipCaptioner`.
     """
     folder = Path(folder)
     try:
         settings = settings_of(json.loads((folder / "config.json").read_text(encoding="utf-8")))
         sizes = read_med_config(settings["med_config"])
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
         raise CheckpointError(f"{folder}: config.json cannot be used: {error}") from error
     weights = [folder / name for name in ("model.safetensors", "pytorch_model.bin")]
     path = next((path for path in weights if path.exists()), None)
@@ -268,102 +257,21 @@ def read_hf(folder: Union[str, Path]) -> dict:
     return {"model": state, "config": settings}
 
 
-@contextmanager
-def atomic_write(path: Path) -> Iterator[Path]:
-    """Yield a temporary path. The file replaces `path` if the block succeeds."""
-    temporary = path.parent / f".{path.name}.{os.getpid()}"
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    except Exception as error:  # torch and safetensors raise other types than OSError
-        raise CheckpointError(f"cannot write {path}: {first_line(error)}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+def _convert_to_hf(folder: str, license: str, **arguments) -> str:
+    """Load BLIP's filter if the checkpoint has its head and no text decoder, else the captioner."""
+    name = arguments["checkpoint"]
+    content = read_checkpoint(name, arguments["trust_checkpoint"], mapped=True)
+    is_filter = HEAD in content["model"] and WORD_EMBEDDING not in content["model"]
+    save_hf(load_itm(**arguments)[0] if is_filter else captioner_of(**arguments), folder)
+    write_model_card(Path(folder), name, run_config(content), license, "transformers")
+    return f"wrote {folder}"
 
 
-def write_vocabulary(tokenizer: CaptionTokenizer, folder: Path) -> None:
-    """Write BERT's `vocab.txt`. Programs that read it append BLIP's two added tokens."""
-    ids = {
-        token: id_ for token, id_ in tokenizer.bert.get_vocab().items() if token not in ADDED_TOKENS
-    }
-    lines = "\n".join(sorted(ids, key=ids.get))
-    (folder / "vocab.txt").write_text(lines + "\n", encoding="utf-8")
-
-
-def captioner_of(
-    checkpoint: str,
-    tokenizer: Optional[str] = None,
-    vit: Union[str, dict, None] = None,
-    med_config: Union[str, Path, dict, None] = None,
-    trust_checkpoint: bool = False,
-) -> BlipCaptioner:
-    """Build the captioner of a checkpoint. LoRA is merged. A null image is left out with a warning.
-
-    For arguments that are None, see `settings_in`. The prompt and first_token_shift come from the
-    configuration in the checkpoint, if there is one.
-    """
-    content = read_checkpoint(checkpoint, trust_checkpoint)
-    checkpoint = without_secrets(checkpoint)
-    state, source = base_weights(content, checkpoint, trust_checkpoint)
-    settings = settings_in(content, state, checkpoint)
-    arguments = {"tokenizer": tokenizer, "vit": vit, "med_config": med_config}
-    run_config = content.get("config")
-    run_config = run_config if isinstance(run_config, dict) else {}
-    captioner = build_captioner(
-        **{**settings, **{name: value for name, value in arguments.items() if value}},
-        prompt=run_config.get("prompt", PROMPT),
-        first_token_shift=run_config.get("first_token_shift", False),
-    )
-    report = load_weights(captioner, state, source)
-    for key in report.unexpected:
-        if key.startswith(NULL_IMAGE):
-            message = "%s: left out %s, which is used only for guidance and mmi reranking"
-            logging.getLogger(__name__).warning(message, source, key)
-    if CONFIG in content:
-        add_lora(captioner, Lora(**run_config["lora"]), source, TIED)
-        load_weights(captioner, content["model"], checkpoint)
-        merge(captioner)
-    return captioner.eval()
-
-
-def model_of(checkpoint: str, **arguments: Any) -> Union[BlipCaptioner, BlipItm]:
-    """Load BLIP's filter if the checkpoint has its head and no text decoder, else the captioner.
-
-    arguments: those of `captioner_of`; `trust_checkpoint` is required.
-    """
-    state = read_checkpoint(checkpoint, arguments["trust_checkpoint"], mapped=True)["model"]
-    if HEAD in state and WORD_EMBEDDING not in state:
-        return load_itm(checkpoint, **arguments)[0]
-    return captioner_of(checkpoint, **arguments)
-
-
-def write_json(content: dict, path: Path) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-def _name_or_mapping(text: str) -> Union[str, dict]:
-    return json.loads(text) if text.startswith("{") else text
-
-
-def add_captioner_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command line arguments of `captioner_of`."""
-    parser.add_argument("checkpoint", help="path, URL or hf:// name")
-    parser.add_argument("--tokenizer", help="hub name, folder with vocab.txt, or that file")
-    parser.add_argument("--vit", type=_name_or_mapping, help="base, large, or sizes as JSON")
-    parser.add_argument("--med_config", type=_name_or_mapping, help="a file, or sizes as JSON")
-    parser.add_argument("--trust_checkpoint", action="store_true")
-
-
-def exit_code(program: Callable[[], str]) -> int:
-    """Run a program and print its result. Return 0, or 2 after a one-line error."""
-    try:
-        print(program())
-    except (ValueError, OSError) as error:
-        # The text may come from a checkpoint, and a terminal would obey its control characters.
-        line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(error))
-        print(f"error: {line}", file=sys.stderr)
-        return 2
-    return 0
+def _convert_from_hf(folder: str, checkpoint: str) -> str:
+    content = read_hf(folder)
+    with atomic_write(Path(checkpoint)) as file:
+        torch.save(content, file)
+    return f"wrote {checkpoint}"
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -378,22 +286,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     from_hf.add_argument("folder")
     from_hf.add_argument("checkpoint", help="the .pth file to write")
     arguments = vars(parser.parse_args(argv))
-    folder = arguments.pop("folder")
-
-    def program() -> str:
-        if arguments.pop("command") == "to-hf":
-            license, name = arguments.pop("license"), arguments["checkpoint"]
-            save_hf(model_of(**arguments), folder)
-            saved = read_checkpoint(name, arguments["trust_checkpoint"], mapped=True).get("config")
-            config = saved if isinstance(saved, dict) else {}
-            write_model_card(Path(folder), name, config, license, "transformers")
-            return f"wrote {folder}"
-        content = read_hf(folder)
-        with atomic_write(Path(arguments["checkpoint"])) as file:
-            torch.save(content, file)
-        return f"wrote {arguments['checkpoint']}"
-
-    return exit_code(program)
+    convert = {"to-hf": _convert_to_hf, "from-hf": _convert_from_hf}[arguments.pop("command")]
+    return exit_code(lambda: convert(**arguments))
 
 
 if __name__ == "__main__":

@@ -18,77 +18,66 @@ Both pasts have the shape (layers, 2, B, heads, length, head width), where 2 is 
 """
 
 import argparse
-import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional, Union
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.export import Dim
 
+from adapters.program import exit_code
 from BLIP.blip import BlipCaptioner
-from BLIP.convert import (
-    MEAN,
-    STD,
-    add_captioner_arguments,
-    captioner_of,
-    exit_code,
-    write_json,
-    write_vocabulary,
-)
-from BLIP.onnx_graph import StepGraph, export_graph, to_int8
+from BLIP.convert import MEAN, STD
+from BLIP.from_checkpoint import add_captioner_arguments, captioner_of
+from BLIP.onnx_graph import ImageGraph, StepGraph, export_graph, to_int8
 from BLIP.transformers_js import CONFIG, write_folder
+from BLIP.weights.writing import write_json
 
 SETTINGS = "captioner.json"
 LAYOUTS = {"runner": SETTINGS, "transformers.js": CONFIG}
 
 
-class EncoderGraph(nn.Module):
+class EncoderGraph(ImageGraph):
     """image (B, 3, S, S) -> image_past (layers, 2, B, heads, P, H / heads)."""
 
-    def __init__(self, captioner: BlipCaptioner):
-        super().__init__()
-        self.visual_encoder, self.layers = captioner.visual_encoder, captioner.text_decoder.layers
-
     def forward(self, image: Tensor) -> Tensor:
-        embeds = self.visual_encoder(image)
-        pasts = [layer.crossattention.keys_values(embeds) for layer in self.layers]
-        return torch.stack([torch.stack(past) for past in pasts])
+        return super().forward(image).unflatten(0, (-1, 2))
+
+
+class DecoderGraph(StepGraph):
+    """`StepGraph` with one tensor for each past."""
+
+    def forward(self, tokens: Tensor, past: Tensor, image_past: Tensor) -> tuple[Tensor, Tensor]:
+        pasts = ([(x[0], x[1]) for x in each] for each in (past, image_past))
+        logits, new_past = super().forward(tokens, *pasts)
+        return logits, torch.stack([torch.stack(pair) for pair in new_past])
 
 
 def export_onnx(
     captioner: BlipCaptioner, folder: Union[str, Path], int8: bool = False, layout: str = "runner"
 ) -> None:
-    """Write the folder, see the module's docstring. A failed export writes none of the files.
+    """Write the folder, see the module's docstring.
 
     layout: a key of LAYOUTS. Needs onnxscript, and onnxruntime for `int8` and for transformers.js.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".", suffix=".staged", dir=folder) as temporary:
-        if layout == "runner":
-            _write(captioner, Path(temporary), int8)
-        else:
-            write_folder(captioner, Path(temporary))
-        # The settings are removed first and written last, and no reader works without them. So it
-        # never reads a mixture of old and new files.
-        settings = LAYOUTS[layout]
-        (folder / settings).unlink(missing_ok=True)
-        files = [path for path in Path(temporary).rglob("*") if path.is_file()]
-        for path in sorted(files, key=lambda path: path.name == settings):
-            target = folder / path.relative_to(temporary)
-            target.parent.mkdir(exist_ok=True)
-            os.replace(path, target)
+    # No reader works without the settings. They are removed first and written last, so that a
+    # failed export leaves no mixture of old and new files that can be read.
+    (folder / LAYOUTS[layout]).unlink(missing_ok=True)
+    captioner = captioner.eval().cpu()
+    if layout == "runner":
+        _write(captioner, folder, int8)
+    else:
+        write_folder(captioner, folder)
 
 
 def _write(captioner: BlipCaptioner, folder: Path, int8: bool) -> None:
     """Write the files of the layout "runner"."""
     tokenizer = captioner.tokenizer
-    captioner = captioner.eval().cpu()
-    encoder, decoder = EncoderGraph(captioner), StepGraph(captioner)
+    encoder, decoder = EncoderGraph(captioner), DecoderGraph(captioner)
     size = captioner.visual_encoder.patch_embed.img_size[0]
     # All example sizes are 2 or more, because torch.export treats sizes 0 and 1 as constants.
     image = torch.zeros(2, 3, size, size)
@@ -108,7 +97,7 @@ def _write(captioner: BlipCaptioner, folder: Path, int8: bool) -> None:
     export_graph(decoder, folder / "decoder_step.onnx", inputs, ["logits", "new_past"])
     if int8:
         to_int8(folder / "encoder.onnx", folder / "encoder.onnx")
-    write_vocabulary(tokenizer, folder)
+    tokenizer.write_vocabulary(folder)
     settings = {
         "image_size": size,
         "image_mean": MEAN,

@@ -34,7 +34,12 @@ def inference_copy(
         module.__dict__.pop("forward", None)
         for name, child in module.named_children():
             if isinstance(child, nn.Linear):
-                replacement = _inference_linear(child, f"{prefix}.{name}", dtype, pack=not compiled)
+                layer = f"{prefix}.{name}"
+                if dtype == torch.int8:
+                    replacement = int8_linear(child, layer)
+                else:
+                    own_dtype = torch.float32 if keeps_float32(layer) else dtype
+                    replacement = InferenceLinear(child, own_dtype, pack=not compiled)
                 setattr(module, name, replacement)
     if dtype == torch.int8:
         embeddings = inference.text_decoder.bert["embeddings"]
@@ -45,13 +50,6 @@ def inference_copy(
         inference.visual_encoder.compile()
         inference.step_factory = CompiledStepFactory(mode="reduce-overhead")
     return inference.eval()
-
-
-def _inference_linear(linear: nn.Linear, name: str, dtype: torch.dtype, pack: bool) -> nn.Module:
-    """Return the inference layer that replaces the layer `name`."""
-    if dtype == torch.int8:
-        return int8_linear(linear, name)
-    return InferenceLinear(linear, torch.float32 if keeps_float32(name) else dtype, pack)
 
 
 def keeps_float32(layer: str) -> bool:

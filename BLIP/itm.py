@@ -1,8 +1,7 @@
 """BLIP's filter: a text encoder with two heads scores how well captions match an image."""
 
 from contextlib import nullcontext
-from pathlib import Path
-from typing import Optional, Union
+from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
@@ -102,30 +101,28 @@ class BlipItm(nn.Module):
 def load_itm(
     checkpoint: str,
     image_size: Optional[int] = None,
-    tokenizer: Optional[str] = None,
-    vit: Union[str, dict, None] = None,
-    med_config: Union[str, Path, dict, None] = None,
     trust_checkpoint: bool = True,
+    **overrides: Any,
 ) -> tuple[BlipItm, LoadReport]:
     """Return the model of a released retrieval or pre-training checkpoint, in evaluation mode.
 
     image_size: None for that of the file's position embedding, which is resized to any other size.
-    `settings_in` gives the values of other arguments that are None, but a vocab.txt beside the file
-    is preferred as tokenizer. Raises CheckpointError, DownloadError and ValueError.
+    overrides: tokenizer, vit and med_config, see `settings_in`; but a vocab.txt beside the file is
+    preferred to the file's tokenizer. Raises CheckpointError, DownloadError and ValueError.
     """
     path, name = fetch(checkpoint), without_secrets(checkpoint)
     content = read_checkpoint(str(path), trust_checkpoint)
     state = content["model"]
     check_itm(state, name)
-    settings = settings_in(content, state, name)
-    config = read_med_config(med_config or settings["med_config"])
-    vocabulary_file = path.with_name("vocab.txt")
-    caption_tokenizer = CaptionTokenizer(
-        tokenizer or str(vocabulary_file if vocabulary_file.is_file() else settings["tokenizer"])
-    )
+    settings = settings_in(content, state, name, image_size=image_size, **overrides)
+    vocabulary = path.with_name("vocab.txt")
+    if overrides.get("tokenizer") is None and vocabulary.is_file():
+        settings["tokenizer"] = str(vocabulary)
+    config = read_med_config(settings["med_config"])
+    tokenizer = CaptionTokenizer(settings["tokenizer"])
     with torch.device("meta"):  # initialising would take longer than reading the file
-        encoder = ImageEncoder(vit or settings["vit"], image_size or settings["image_size"])
-        model = BlipItm(encoder, config, caption_tokenizer, len(state["text_proj.weight"]))
+        encoder = ImageEncoder(settings["vit"], settings["image_size"])
+        model = BlipItm(encoder, config, tokenizer, len(state["text_proj.weight"]))
     positions = torch.arange(config.max_position_embeddings).unsqueeze(0)
     state = {POSITION_IDS: positions, **state}
     return model.eval(), load_weights(model.to_empty(device="cpu"), state, name)

@@ -18,9 +18,11 @@ from safetensors.torch import save_file
 
 from adapters.card import UNKNOWN, write_model_card
 from adapters.lora import CONFIG
-from BLIP.convert import atomic_write, captioner_of, exit_code, write_json
+from adapters.program import exit_code
+from BLIP.from_checkpoint import captioner_of
 from BLIP.weights.checkpoint import CheckpointError, base_of, read_checkpoint
 from BLIP.weights.download import without_secrets
+from BLIP.weights.writing import atomic_write, write_json
 
 
 def merge_checkpoint(checkpoint: str, target: Path, adapter: bool, license: str = UNKNOWN) -> str:

@@ -12,11 +12,24 @@ from BLIP.blip import BlipCaptioner
 from BLIP.med import KeysValues
 
 
+class ImageGraph(nn.Module):
+    """image (B, 3, S, S) -> keys and values of cross-attention, (2 * layers, B, heads, P, d)."""
+
+    def __init__(self, captioner: BlipCaptioner):
+        super().__init__()
+        self.visual_encoder, self.layers = captioner.visual_encoder, captioner.text_decoder.layers
+
+    def forward(self, image: Tensor) -> Tensor:
+        embeds = self.visual_encoder(image)
+        pairs = [layer.crossattention.keys_values(embeds) for layer in self.layers]
+        return torch.stack([x for pair in pairs for x in pair])
+
+
 class StepGraph(nn.Module):
     """tokens (B, n), past of length t, image_past -> logits (B, V), past of length t + n.
 
-    With first_token_shift the graph converts the first token of a caption to its piece and back, so
-    that callers see words only.
+    A past is a pair of keys and values for each layer. With first_token_shift the graph converts
+    the first token of a caption to its piece and back, so that callers see words only.
     """
 
     def __init__(self, captioner: BlipCaptioner):
@@ -24,16 +37,9 @@ class StepGraph(nn.Module):
         self.decoder = captioner.text_decoder
         self.shift, self.first_position = captioner.shift, len(captioner.prompt_ids)
 
-    def forward(self, tokens: Tensor, past: Tensor, image_past: Tensor) -> tuple[Tensor, Tensor]:
-        logits, pasts = self.run(
-            tokens, [(x[0], x[1]) for x in past], [(x[0], x[1]) for x in image_past]
-        )
-        return logits, torch.stack([torch.stack(pair) for pair in pasts])
-
-    def run(
+    def forward(
         self, tokens: Tensor, past: list[KeysValues], image_past: list[KeysValues]
     ) -> tuple[Tensor, list[KeysValues]]:
-        """Return the same as `forward`. A past is a pair of keys and values for each layer."""
         done, new = past[0][0].size(2), tokens.size(1)  # t, n
         positions = torch.arange(done + new)
         mask = positions <= positions[done:].unsqueeze(1)  # (n, t + n)

@@ -16,15 +16,11 @@ ADDED_TOKENS = ("[DEC]", "[ENC]")  # BLIP's, after the vocabulary
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
-class TokenizerError(ValueError):
-    """The given source has no usable vocabulary."""
-
-
 class CaptionTokenizer:
     """Converts captions to token ids and back.
 
     source: a hub name such as "bert-base-uncased", a folder with vocab.txt, or the file vocab.txt.
-    [DEC], which starts a caption, and [ENC] are appended to the vocabulary. Raises TokenizerError.
+    [DEC], which starts a caption, and [ENC] are appended to the vocabulary. Raises ValueError.
     """
 
     def __init__(self, source: str):
@@ -58,6 +54,11 @@ class CaptionTokenizer:
         """Return int64 (n,): [DEC] and the prompt's tokens, without [SEP]."""
         return torch.tensor([self.start, *self.ids(prompt)])
 
+    def write_vocabulary(self, folder: Path) -> None:
+        """Write BERT's `vocab.txt`. Programs that read it append BLIP's two added tokens."""
+        words = map(self.token, range(len(self) - len(ADDED_TOKENS)))
+        (folder / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
+
     def decode(self, ids: Tensor) -> str:
         """Return the text of ids (n,) without special tokens and spaces before punctuation."""
         text = self.bert.decode(ids.tolist(), skip_special_tokens=True)
@@ -79,26 +80,21 @@ def _find_vocabulary(source: str) -> Path:
     try:
         return hub_file(source, "vocab.txt")
     except Exception as error:  # huggingface_hub also raises errors of its HTTP library
-        raise TokenizerError(
+        raise ValueError(
             f"tokenizer: {source!r} is not a folder with vocab.txt, and could not be downloaded "
             "from the hub; set tokenizer to a folder with vocab.txt, or connect to the network"
         ) from error
 
 
 def _load_bert(vocabulary: Path) -> BertWordPieceTokenizer:
-    """Build a tokenizer equal to transformers' BertTokenizer, whose import takes seconds.
-
-    Raises TokenizerError.
-    """
+    """Build a tokenizer equal to transformers' BertTokenizer, whose import takes seconds."""
     words = vocabulary.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     missing = [token for token in SPECIAL_TOKENS if token not in words]
     if missing:
-        raise TokenizerError(
-            f"tokenizer: {vocabulary} is not a BERT vocabulary: it lacks {missing[0]}"
-        )
+        raise ValueError(f"tokenizer: {vocabulary} is not a BERT vocabulary: it lacks {missing[0]}")
     word, count = Counter(words).most_common(1)[0]
     if count > 1:  # [DEC] and [ENC] would get ids of other words
-        raise TokenizerError(
+        raise ValueError(
             f"tokenizer: {vocabulary} is not a BERT vocabulary: it has {word!r} on {count} lines"
         )
     bert = BertWordPieceTokenizer({word: number for number, word in enumerate(words)})

@@ -18,61 +18,54 @@ stay fp32).
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.export import Dim
 
 from BLIP.blip import BlipCaptioner
-from BLIP.convert import write_json, write_processing
-from BLIP.onnx_graph import StepGraph, export_graph, to_int8
+from BLIP.convert import special_ids, write_processing
+from BLIP.onnx_graph import ImageGraph, StepGraph, export_graph, to_int8
+from BLIP.weights.writing import write_json
 
 CONFIG = "config.json"  # without it the library loads nothing
 
 
-class ImageGraph(nn.Module):
+class EncoderGraph(ImageGraph):
     """pixel_values (B, 3, S, S) -> keys and values of every layer (B, 2 * layers, heads, P, d)."""
 
-    def __init__(self, captioner: BlipCaptioner):
-        super().__init__()
-        self.visual_encoder, self.layers = captioner.visual_encoder, captioner.text_decoder.layers
-
     def forward(self, pixel_values: Tensor) -> Tensor:
-        embeds = self.visual_encoder(pixel_values)
-        pairs = [layer.crossattention.keys_values(embeds) for layer in self.layers]
-        return torch.stack([x for pair in pairs for x in pair], dim=1)
+        return super().forward(pixel_values).transpose(0, 1)
 
 
-class MergedGraph(nn.Module):
+class MergedGraph(StepGraph):
     """`StepGraph` with separate tensors for the keys and the values of each layer.
 
     The module's docstring gives the shapes.
     """
 
-    def __init__(self, captioner: BlipCaptioner):
-        super().__init__()
-        self.step = StepGraph(captioner)
-
     def forward(self, input_ids: Tensor, encoder_hidden_states: Tensor, past: list[Tensor]):
-        image = list(
-            zip(encoder_hidden_states[:, ::2].unbind(1), encoder_hidden_states[:, 1::2].unbind(1))
-        )
-        logits, pasts = self.step.run(input_ids, list(zip(past[::2], past[1::2])), image)
+        image = encoder_hidden_states.unbind(1)
+        pairs = (list(zip(each[::2], each[1::2])) for each in (past, image))
+        logits, pasts = super().forward(input_ids, *pairs)
         return logits.unsqueeze(1), *(x for pair in pasts for x in pair)
 
 
 def write_folder(captioner: BlipCaptioner, folder: Path) -> None:
     """Write the folder. Needs onnx, onnxscript and onnxruntime."""
+    import onnx
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
     tokenizer, sizes = captioner.tokenizer, captioner.text_decoder.config
     graphs = folder / "onnx"
-    graphs.mkdir()
-    captioner = captioner.eval().cpu()
+    graphs.mkdir(exist_ok=True)
     size = captioner.visual_encoder.patch_embed.img_size[0]
     pixels = torch.zeros(2, 3, size, size)
-    encoder = ImageGraph(captioner)
+    encoder = EncoderGraph(captioner)
     with torch.no_grad():
         image = encoder(pixels)[:1]
     batch = Dim("batch_size")  # the library looks for this name when it makes the empty past
     inputs = {"pixel_values": (pixels, {0: batch})}
-    export_graph(encoder, graphs / "encoder_model.onnx", inputs, ["last_hidden_state"])
+    paths = [graphs / f"{name}.onnx" for name in ("encoder_model", "decoder_model_merged")]
+    export_graph(encoder, paths[0], inputs, ["last_hidden_state"])
 
     heads, width = image.size(2), image.size(4)
     names = [
@@ -88,28 +81,18 @@ def write_folder(captioner: BlipCaptioner, folder: Path) -> None:
     }
     pasts = {f"past_key_values.{name}": (past.clone(), {0: batch, 2: done}) for name in names}
     outputs = ["logits", *(f"present.{name}" for name in names)]
-    decoder = graphs / "decoder_model_merged.onnx"
-    export_graph(MergedGraph(captioner), decoder, inputs, outputs, pasts)
-    for path in sorted(graphs.iterdir()):
+    export_graph(MergedGraph(captioner), paths[1], inputs, outputs, pasts)
+    for path in paths:
         to_int8(path, path.with_stem(path.stem + "_quantized"))
-        _to_fp16(path, path.with_stem(path.stem + "_fp16"))
+        half = convert_float_to_float16(onnx.load(path), keep_io_types=True)
+        onnx.save(half, path.with_stem(path.stem + "_fp16"))
 
     tokenizer.bert.save(str(folder / "tokenizer.json"))
     write_processing(tokenizer, size, {"image_processor_type": "ViTImageProcessor"}, folder)
     prompt = captioner.prompt_ids.tolist()
-    special_ids = {
-        "bos_token_id": tokenizer.start,
-        "eos_token_id": tokenizer.end,
-        "pad_token_id": tokenizer.pad,
-    }
     # A list of ids for each image: the library takes them as decoder_input_ids.
-    generation = {
-        **special_ids,
-        "decoder_start_token_id": [prompt],
-        "max_length": 20,
-        "min_length": 5,
-    }
-    write_json(generation, folder / "generation_config.json")
+    generation = {"decoder_start_token_id": [prompt], "max_length": 20, "min_length": 5}
+    write_json({**special_ids(tokenizer), **generation}, folder / "generation_config.json")
     decoder_sizes = {
         "model_type": "musicgen_decoder",
         "num_hidden_layers": sizes.num_hidden_layers,
@@ -122,16 +105,8 @@ def write_folder(captioner: BlipCaptioner, folder: Path) -> None:
         "model_type": "vision-encoder-decoder",
         "is_encoder_decoder": True,
         "max_position_embeddings": captioner.max_positions,
-        **special_ids,
+        **special_ids(tokenizer),
         "encoder": {"model_type": "vit", "image_size": size},
         "decoder": decoder_sizes,
     }
     write_json(config, folder / CONFIG)
-
-
-def _to_fp16(source: Path, target: Path) -> None:
-    import onnx
-    from onnxruntime.transformers.float16 import convert_float_to_float16
-
-    model = onnx.load(source)
-    onnx.save(convert_float_to_float16(model, keep_io_types=True), target)

@@ -63,11 +63,6 @@ def is_adapted(model: nn.Module) -> bool:
     return hasattr(model, "peft_config")
 
 
-def adapter_state(model: nn.Module, **options) -> dict[str, Tensor]:
-    """Return the adapter's state dict under peft's names. options: of `nn.Module.state_dict`."""
-    return _adapter_entries(model, nn.Module.state_dict(model, **options))
-
-
 def load_adapter_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Load the adapter's weights. Raises RuntimeError, like torch, if the names differ."""
     model_names = _adapter_entries(model, {name: name for name in nn.Module.state_dict(model)})
@@ -89,9 +84,31 @@ def _adapter_entries(model: nn.Module, state: Mapping[str, Any]) -> dict[str, An
     return {PREFIX + name.removeprefix(PREFIX): value for name, value in entries.items()}
 
 
-def adapter_config(model: nn.Module) -> dict[str, Any]:
-    """Return peft's configuration of the adapter, as JSON values."""
-    return json.loads(json.dumps(model.peft_config[NAME].to_dict(), default=list))
+class AdaptedState(nn.Module):
+    """A captioner. With LoRA, its state dict has only the adapter's weights, under peft's names."""
+
+    @property
+    def adapted_module(self) -> nn.Module:
+        """Return the module that `add_lora` changes."""
+        return self
+
+    def saved_beside_weights(self) -> dict[str, Any]:
+        """Return peft's configuration of the adapter, as JSON values; {} without an adapter."""
+        if not is_adapted(self.adapted_module):
+            return {}
+        config = self.adapted_module.peft_config[NAME].to_dict()
+        return {CONFIG: json.loads(json.dumps(config, default=list))}
+
+    def state_dict(self, *args, **kwargs) -> dict[str, Tensor]:
+        module = self.adapted_module
+        if is_adapted(module):
+            return _adapter_entries(module, nn.Module.state_dict(module, **kwargs))
+        return super().state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Mapping[str, Tensor], *args, **kwargs):
+        if is_adapted(self.adapted_module):
+            return load_adapter_state(self.adapted_module, state_dict)
+        return super().load_state_dict(state_dict, *args, **kwargs)
 
 
 def merge(model: nn.Module) -> None:

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Optional
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from app.checkpoints import Checkpoint
+from captioning.config import explained
 from captioning.config.rerankers import build_reranking
 from captioning.runtime.errors import UserError
 from decoding import DecodingSettings
@@ -81,13 +82,7 @@ def read_options(values: dict[str, Any]) -> Options:
     try:
         return Options(**values)
     except ValidationError as error:
-        first_error = error.errors()[0]
-        name = ".".join(str(part) for part in first_error["loc"])
-        if first_error["type"] == "extra_forbidden":
-            known = ", ".join(Options.model_fields)
-            raise UserError(f"{name}: no such setting; there are {known}") from None
-        message = first_error["msg"][0].lower() + first_error["msg"][1:]
-        raise UserError(f"{name} is {first_error['input']!r}: {message}") from None
+        raise UserError(explained(error, values)) from None
 
 
 def page_defaults(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -38,14 +38,9 @@ class Limits(NamedTuple):
 def read_photo(path: Path, name: str, limits: Limits) -> Image.Image:
     """Return a photo as RGB, rotated by its EXIF orientation.
 
-    name: the visitor's file name, for errors. The size is checked before the photo is decoded.
-    Raises PhotoError.
+    name: the visitor's file name, for errors. The number of pixels is checked before the photo is
+    decoded. Raises PhotoError.
     """
-    megabytes = path.stat().st_size / 2**20
-    if megabytes > limits.upload_mb:
-        raise PhotoError(
-            f"{name}: {megabytes:.1f} MB; this page takes up to {limits.upload_mb:g} MB per photo"
-        )
     try:
         with open_image(path) as image:
             width, height = image.size

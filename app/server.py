@@ -1,6 +1,5 @@
 """The server of the page and its API, on one port."""
 
-import asyncio
 import ipaddress
 import os
 import random
@@ -12,7 +11,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Optional
 
-from app.dynamic_batcher import Disconnected
 from app.guard import Guard
 from app.options import page_defaults, read_options
 from app.service import CaptionService
@@ -66,12 +64,11 @@ def serve(
         import uvicorn
         from fastapi import FastAPI
 
-        from app.connection import TimedConnection
         from app.metrics import Metrics
         from app.page import add_page
 
         examples = draw_examples(Path(folder))
-        uploads = Uploads(Path(folder), service.limits, examples)
+        uploads = Uploads(Path(folder), service.limits)
         server = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
         add_api(server, service, uploads)
         server.add_middleware(Metrics, service=service, path=API)
@@ -79,7 +76,7 @@ def serve(
         server.add_middleware(Guard, address=host, names=names, token=token)
         config = uvicorn.Config(
             add_page(server, service, examples, address),
-            http=TimedConnection,
+            http="h11",  # limits the size of a request's head
             log_level="warning",
             timeout_graceful_shutdown=2,
             server_header=False,
@@ -140,29 +137,18 @@ def add_api(server, service: CaptionService, uploads: Uploads) -> None:
             # Acquire a slot only after the body is read, so that slow uploads do not occupy slots.
             if not slots.acquire(blocking=False):
                 return error_response("too many callers are waiting: try again in a while", 503)
-            disconnected = threading.Event()
-            watch_task = asyncio.create_task(_watch_connection(request, disconnected))
             try:
                 values = {**defaults, **request.query_params}
                 values.pop("checkpoint", None)
                 labels = request.query_params.getlist("checkpoint") or all_labels
                 options = read_options(values)
-                call = (service.caption_file, Path(file.name), PHOTO, labels, options, disconnected)
+                call = (service.caption_file, Path(file.name), PHOTO, labels, options)
                 _, captions = await run_sync(*call, limiter=threads)
                 return JSONResponse([caption.record() for caption in captions])
             except UserError as error:
                 return error_response(str(error), 400)
-            except Disconnected:
-                return error_response("disconnected", CLIENT_CLOSED_REQUEST)
             finally:
-                watch_task.cancel()
                 slots.release()
-
-
-async def _watch_connection(request, disconnected: threading.Event) -> None:
-    """Wait for the caller to disconnect, then set `disconnected`. The body must have been read."""
-    if (await request.receive())["type"] == "http.disconnect":
-        disconnected.set()
 
 
 def draw_examples(folder: Path) -> list[Path]:

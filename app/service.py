@@ -1,6 +1,5 @@
 """Captions photos for the page and for the API."""
 
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -11,15 +10,17 @@ import torch
 from PIL import Image
 
 from app.checkpoints import Checkpoint
-from app.dynamic_batcher import Disconnected, DynamicBatcher
+from app.dynamic_batcher import DynamicBatcher
 from app.options import Options
 from app.photos import SHOWN_SIDE, Limits, PhotoError, read_photo
+from captioning.captioners.interface import Captioner
 from captioning.config import Config
 from captioning.models.build import preprocessing_of
+from captioning.models.prompts import prompt_ids
 from captioning.models.reranking import Reranker
 from captioning.models.score_tokens import END, ScoredCaption, scored_captions
 from captioning.runtime.errors import UserError
-from decoding import DecodingSettings, SettingsError
+from decoding import SettingsError
 
 DECODER_THREADS = 2  # few: decoding a photo of 50 million pixels takes half a gigabyte
 
@@ -75,26 +76,17 @@ class CaptionService:
         self._decoders = ThreadPoolExecutor(DECODER_THREADS)
 
     def caption_file(
-        self,
-        path: Path,
-        name: str,
-        labels: Sequence[str],
-        options: Options,
-        disconnected: Optional[threading.Event] = None,
+        self, path: Path, name: str, labels: Sequence[str], options: Options
     ) -> tuple[Image.Image, list[Caption]]:
         """Caption a visitor's file with the chosen checkpoints. Return a small photo and captions.
 
-        name: see `app.photos.read_photo`. labels: the checkpoints' labels. disconnected: set when
-        the visitor disconnects; then `app.dynamic_batcher.Disconnected` is raised. Each sampled
-        caption is a separate batch, so that the same seed gives the same caption. Raises PhotoError
-        for the file, UserError for the settings.
+        name: see `app.photos.read_photo`. labels: the checkpoints' labels. Each sampled caption is
+        a separate batch, so that the same seed gives the same caption. Raises PhotoError for the
+        file, UserError for the settings.
         """
-        disconnected = disconnected or threading.Event()
         checkpoints = self._find_checkpoints(labels)
 
         def preprocess() -> tuple[Image.Image, list[_Item]]:
-            if disconnected.is_set():
-                raise Disconnected
             photo = read_photo(path, name, self.limits)
             images = [
                 preprocessing_of(_config_with_prompt(c, options)).item(photo) for c in checkpoints
@@ -104,7 +96,7 @@ class CaptionService:
 
         photo, items = self._decoders.submit(preprocess).result()
         keys = [None if options.sample else (c.label, options) for c in checkpoints]
-        return photo, [self.batcher.submit(*pair, disconnected) for pair in zip(keys, items)]
+        return photo, [self.batcher.submit(*pair) for pair in zip(keys, items)]
 
     def _find_checkpoints(self, labels: Sequence[str]) -> list[Checkpoint]:
         """Return the checkpoints with these labels, in the page's order. Raises UserError."""
@@ -124,24 +116,23 @@ class CaptionService:
         captioner, config = checkpoint.captioner, _config_with_prompt(checkpoint, options)
         settings = options.decoding_settings()
         images = preprocessing_of(config).join([item.image for item in items])
-        if settings.two_streams and captioner.null_image is None:
-            raise UserError(
-                f"guidance_scale is {settings.guidance_scale}; {checkpoint.label} has no guidance, "
-                "set it to 1"
-            )
-        with temporary_prompt(checkpoint, options.prompt, settings):
-            torch.manual_seed(options.seed)
-            reranking = options.reranking()
-            images = images.to(checkpoint.device)
-            reranker = reranking and Reranker(captioner, reranking, checkpoint.device)
-            try:
+        try:
+            if settings.two_streams and captioner.null_image is None:
+                raise UserError(
+                    f"guidance_scale is {settings.guidance_scale}; it has no guidance: set it to 1"
+                )
+            with temporary_prompt(captioner, options.prompt, settings.max_length):
+                torch.manual_seed(options.seed)
+                reranking = options.reranking()
+                images = images.to(checkpoint.device)
+                reranker = reranking and Reranker(captioner, reranking, checkpoint.device)
                 scored = scored_captions(captioner, images, settings, reranker)
-            except SettingsError as error:
-                raise UserError(str(error)) from error
-            recorded_settings = {
-                **options.effective_settings(),
-                "prompt": captioner.prompt or config.prompt,
-            }
+                recorded_settings = {
+                    **options.effective_settings(),
+                    "prompt": captioner.prompt or config.prompt,
+                }
+        except (UserError, SettingsError) as error:
+            raise UserError(f"{checkpoint.label}: {error}") from error
         return [
             Caption(checkpoint, details, recorded_settings, options.details) for details in scored
         ]
@@ -156,35 +147,23 @@ def _config_with_prompt(checkpoint: Checkpoint, options: Options) -> Config:
 
 @contextmanager
 def temporary_prompt(
-    checkpoint: Checkpoint, prompt: Optional[str], settings: DecodingSettings
+    captioner: Captioner, prompt: Optional[str], max_length: int
 ) -> Iterator[None]:
     """Set the captioner's prompt within the block; None keeps the captioner's own prompt.
 
     Raises UserError if the captioner's vocabulary lacks a word of the prompt, or if max_length does
     not exceed the prompt's length or exceeds the captioner's positions.
     """
-    captioner, max_length = checkpoint.captioner, settings.max_length
-    previous = captioner.prompt, captioner.prompt_ids
+    previous, maximum = (captioner.prompt, captioner.prompt_ids), captioner.max_positions
     try:
+        text = captioner.prompt if prompt is None else prompt
+        captioner.prompt_ids = prompt_ids(captioner, text, "max_length", max_length)
         if prompt is not None:
-            captioner.prompt_ids = captioner.tokenizer.encode_prompt(prompt)
-            if captioner.tokenizer.unknown in captioner.prompt_ids:
-                raise UserError(
-                    f"prompt: {checkpoint.label} has not learned a word of {prompt.strip()!r}"
-                )
             # The captioner removes `prompt` from its output, which has the tokenizer's spelling.
             decoded_prompt = captioner.tokenizer.decode(captioner.prompt_ids)
             captioner.prompt = f"{decoded_prompt} " if decoded_prompt else ""
-        minimum, maximum = len(captioner.prompt_ids) + 1, captioner.max_positions
-        if max_length < minimum:
-            raise UserError(
-                f"max_length is {max_length}; with {checkpoint.label}'s prompt, of {minimum - 1} "
-                f"tokens, it must be {minimum} or more"
-            )
         if maximum is not None and max_length > maximum:
-            raise UserError(
-                f"max_length is {max_length}; {checkpoint.label} has room for {maximum} tokens"
-            )
+            raise UserError(f"max_length is {max_length}; it has room for {maximum} tokens")
         yield
     finally:
         captioner.prompt, captioner.prompt_ids = previous

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from baselines.cells import AttentionLSTM, PooledDecoder, ShowAttendTell
 from baselines.decoder import RecurrentStep, teacher_forcing
 from baselines.image_encoder import ImageEncoder
-from baselines.vocabulary import Vocabulary, load_word_vectors, normalise_embedding
+from baselines.vocabulary import Vocabulary, load_word_vectors
 from decoding import DecodingSettings, Step, until_end
-from decoding.caption_generator import CaptionGenerator, with_prompts
+from decoding.caption_generator import CaptionGenerator, Prompts, training_tokens
 from decoding.null_image import NullImage
 from smile import Objective, ObjectiveOutput
 from smile.objective import captions_per_image
@@ -81,7 +81,8 @@ class ClassicCaptioner(CaptionGenerator):
             tokens = [tokenizer.token(token_id) for token_id in range(len(tokenizer))]
             load_word_vectors(self.decoder.embedding, tokens, word_vectors)
         if normalise_embeddings:
-            normalise_embedding(self.decoder.embedding)
+            vectors = self.decoder.embedding.weight.data
+            vectors.copy_(nn.functional.normalize(vectors, dim=1))
         self.objective = (objective or Objective("smile")).with_tokens(tokenizer.pad, tokenizer.end)
         self.prompt = prompt
         self.prompt_ids = tokenizer.encode_prompt(prompt)  # (p,)
@@ -104,14 +105,13 @@ class ClassicCaptioner(CaptionGenerator):
         image: Tensor,
         captions: list[list[str]],
         dropped: Optional[Tensor] = None,
-        prompts: Optional[list[Optional[str]]] = None,
+        prompts: Prompts = None,
     ) -> ObjectiveOutput:
         """Compute the objective on k captions of each image. An image is encoded once.
 
         image: (B, 3, S, S), normalised; captions: B lists of k strings, without the prompt;
-        dropped: bool (B,), the images that the null image replaces. prompts: B strings; None, for
-        one image or for all, means `self.prompt`. Raises ValueError if there are not B lists of
-        equal length.
+        dropped: bool (B,), the images that the null image replaces. Raises ValueError if there are
+        not B lists of equal length.
         """
         logits, labels, attention = self._predict(image, captions, dropped, prompts)
         output = self.objective(logits, labels)
@@ -128,7 +128,7 @@ class ClassicCaptioner(CaptionGenerator):
         self,
         image: Tensor,
         captions: list[list[str]],
-        prompts: Optional[list[Optional[str]]] = None,
+        prompts: Prompts = None,
     ) -> tuple[Tensor, Tensor]:
         """Return logits (R, N, V) and the labels (R, N) they predict, R = B * k; see `forward`."""
         return self._predict(image, captions, None, prompts)[:2]
@@ -138,22 +138,19 @@ class ClassicCaptioner(CaptionGenerator):
         image: Tensor,
         captions: list[list[str]],
         dropped: Optional[Tensor],
-        prompts: Optional[list[Optional[str]]],
+        prompts: Prompts,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return logits (R, N, V), labels (R, N) and the attention (R, N, P) or None."""
         batch_shape = (len(image), captions_per_image(captions, len(image)))
-        texts, prompt_lengths = with_prompts(self, captions, prompts)
-        tokens, mask = (t.to(image.device) for t in self.tokenizer.encode(texts, self.max_tokens))
-        prompt_length = min(prompt_lengths)
-        starts = torch.tensor(prompt_lengths, device=image.device).repeat_interleave(batch_shape[1])
-        positions = torch.arange(tokens.size(1), device=image.device)
-        unlabelled = (mask == 0) | (positions < starts.unsqueeze(1))
-        labels = tokens.masked_fill(unlabelled, self.objective.ignore_index)[:, prompt_length:]
+        *tensors, prompt_length = training_tokens(
+            self, captions, prompts, self.objective.ignore_index
+        )
+        tokens, _, labels = (tensor.to(image.device) for tensor in tensors)
         inputs = tokens[:, :-1].unflatten(0, batch_shape)  # (B, k, n)
         annotations = self.null_image.encode(self.encoder, image, dropped)
         logits, attention = self.decoder(inputs, annotations, prompt_length)
         attention = None if attention is None else attention.flatten(0, 1)
-        return logits.flatten(0, 1), labels, attention
+        return logits.flatten(0, 1), labels[:, prompt_length:], attention
 
     def step_function(
         self, encoded: Tensor, settings: DecodingSettings, other: Optional[Tensor]
@@ -178,12 +175,6 @@ class ClassicCaptioner(CaptionGenerator):
         logits, attention = self.decoder(ids[None, None, :-1], encoded, self.prompt_ids.size(-1))
         logits = logits[0, 0].index_fill(-1, self.excluded, float("-inf"))
         return logits, None if attention is None else attention[0, 0]
-
-    def for_inference(
-        self, dtype: torch.dtype = torch.float32, compiled: bool = False
-    ) -> "ClassicCaptioner":
-        """Return this captioner in evaluation mode. The caller sets autocast to `dtype`."""
-        return self.eval()
 
     def log_likelihoods(self, encoded: Tensor, ids: Tensor, temperature: float = 1.0) -> Tensor:
         """Return log-likelihoods of captions (B, k, n): float32 (B, k, n - p), 0 after the end.

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 from safetensors import SafetensorError
@@ -28,12 +28,11 @@ class FeatureCache:
     def __init__(self, folder: str, network: nn.Module, name: str):
         self.folder, self.network, self.name = Path(folder), network, name
         self.can_write = True
-        self.forget_hash()
-        # The weights change when a checkpoint is loaded.
-        network.register_load_state_dict_post_hook(lambda *_: self.forget_hash())
+        self._forget_weights()
+        network.register_load_state_dict_post_hook(self._forget_weights)
 
-    def forget_hash(self) -> None:
-        """Forget the hash of the weights, so that the next image computes it. Files are kept."""
+    def _forget_weights(self, *_: Any) -> None:
+        """Let the next image compute the hash of the weights: loading a checkpoint changes it."""
         self._network_folder: Optional[Path] = None
 
     @torch.compiler.disable

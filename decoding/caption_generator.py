@@ -13,15 +13,17 @@ from decoding.guided import encode_noisy, second_stream
 from decoding.interface import DecodingSettings, Generated, Step
 from decoding.null_image import NullImage
 
+# The prompts of B images; None for one image, or for all, means the captioner's own.
+Prompts = Optional[list[Optional[str]]]
 
-def with_prompts(
-    captioner: Any, captions: list[list[str]], prompts: Optional[list[Optional[str]]]
-) -> tuple[list[str], list[int]]:
-    """Return R texts, each a caption after its image's prompt, and the B lengths of the prompts.
 
-    captions: B lists of strings, R in all. prompts: B strings. The captioner's own prompt replaces
-    a prompt that is None; it is used for all images if `prompts` is None. A length is a number of
-    tokens.
+def training_tokens(
+    captioner: Any, captions: list[list[str]], prompts: Prompts, ignore_index: int
+) -> tuple[Tensor, Tensor, Tensor, int]:
+    """Return tokens, attention mask and labels of prompts with captions, int64 (R, n), on the CPU.
+
+    captions: B lists of strings, R in all. Prompt and padding have the label `ignore_index`. The
+    fourth result is the length of the shortest prompt.
     """
     own_prompt, lengths, texts = (captioner.prompt, captioner.prompt_ids.size(-1)), [], []
     for group, prompt in zip(captions, prompts or [None] * len(captions)):
@@ -29,19 +31,26 @@ def with_prompts(
         if prompt is not None:
             start, length = f"{prompt.strip()} ", len(captioner.tokenizer.encode_prompt(prompt))
         texts += [start + caption for caption in group]
-        lengths.append(length)
-    return texts, lengths
+        lengths += [length] * len(group)
+    tokens, mask = captioner.tokenizer.encode(texts, captioner.max_tokens)
+    starts = torch.tensor(lengths)
+    if captioner.shift:
+        tokens = captioner.shift.apply(tokens, starts)
+    unlabelled = (mask == 0) | (torch.arange(tokens.size(1)) < starts.unsqueeze(1))
+    return tokens, mask, tokens.masked_fill(unlabelled, ignore_index), min(lengths)
 
 
 class CaptionGenerator(nn.Module):
     """The methods of `captioning.captioners.interface.Captioner` that captioners have in common.
 
     inference_context: returns a context manager in which captions are generated, such as one that
-    turns autocast off. A subclass may also use it elsewhere, such as in `encode`.
+    turns autocast off. A subclass may also use it elsewhere, such as in `encode`. shift: None, or
+    changes the first token of training captions, see `BLIP.tokenizer.FirstTokenShift`.
     """
 
     null_image: NullImage
     inference_context: Any = nullcontext
+    shift: Any = None
     min_batch_size, has_unused_parameters = 1, False
 
     @abstractmethod
@@ -90,6 +99,12 @@ class CaptionGenerator(nn.Module):
 
     def encode_null(self, encoded: Tensor) -> Tensor:
         return self.null_image.encode_like(self.encode, encoded)
+
+    def for_inference(
+        self, dtype: torch.dtype = torch.float32, compiled: bool = False
+    ) -> nn.Module:
+        """Return this captioner in evaluation mode. The caller sets autocast to `dtype`."""
+        return self.eval()
 
     def parameter_groups(self) -> list[tuple[list[nn.Parameter], Optional[float]]]:
         return [([p for p in self.parameters() if p.requires_grad], None)]

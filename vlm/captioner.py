@@ -8,8 +8,9 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from adapters.lora import CONFIG, adapter_config, adapter_state, is_adapted, load_adapter_state
+from adapters.lora import AdaptedState
 from decoding import DecodingSettings, Generated, SettingsError
+from decoding.caption_generator import CaptionGenerator
 from decoding.null_image import NullImage
 from smile import Objective, ObjectiveOutput
 from smile.hf import last_parts, use_smile
@@ -33,13 +34,14 @@ from vlm.prompt import (
 from vlm.tokenization import CaptionTokenizer
 
 
-class VlmCaptioner(nn.Module):
+class VlmCaptioner(AdaptedState, CaptionGenerator):
     """Implements `captioning.captioners.interface.Captioner`, which documents each method.
 
-    Training uses the fused linear loss, which never holds a tensor of all logits.
+    Training uses the fused linear loss, which never holds a tensor of all logits. transformers
+    generates captions.
     """
 
-    prompt, min_batch_size, has_unused_parameters = "", 1, True
+    prompt, has_unused_parameters = "", True
 
     def __init__(
         self,
@@ -86,18 +88,14 @@ class VlmCaptioner(nn.Module):
         first_labelled = int((labels != IGNORED).any(0).int().argmax())
         return logits[:, first_labelled:], labels[:, first_labelled:]
 
-    def rows(
-        self, image: ImageBatch, captions: list[list[str]]
-    ) -> tuple[dict[str, Tensor], Tensor]:
-        """Return inputs with one row per caption, and labels, -100 outside of caption and end."""
-        count = captions_per_image(captions, len(image))
-        return self._collate(self._inputs(image).repeat(count), self._caption_ids(captions))
-
     @contextmanager
     def _rows_with_shared_features(
         self, image: ImageBatch, captions: list[list[str]]
     ) -> Iterator[tuple]:
-        """Yield what `rows` returns, but each image is encoded once. Call the model inside."""
+        """Yield inputs with one row per caption, and labels, -100 outside of caption and end.
+
+        A call of the model in the block encodes each image once.
+        """
         count = captions_per_image(captions, len(image))
         with self.feature_reuse(self._inputs(image), count) as (images, features):
             batch, labels = self._collate(images, self._caption_ids(captions))
@@ -120,26 +118,14 @@ class VlmCaptioner(nn.Module):
         kept = [{k: v for k, v in i.items() if k in self.input_names} for i in image.items]
         return ImageBatch(kept)
 
-    def generate(self, image: ImageBatch, settings: DecodingSettings) -> list[str]:
-        return [captions[0] for captions in self.generate_details(image, settings).captions]
-
-    def generate_details(self, image: ImageBatch, settings: DecodingSettings) -> Generated:
-        return self.generate_from(self.encode(image), settings)
-
     def encode(self, image: ImageBatch) -> ImageBatch:
         """Return the images unchanged: transformers' `generate` encodes them."""
         return image
-
-    def encode_null(self, encoded: ImageBatch) -> ImageBatch:
-        """Never called: transformers' `generate` reads the prompt without the image."""
-        raise NotImplementedError
 
     def generate_from(
         self, encoded: ImageBatch, settings: DecodingSettings, other: Optional[ImageBatch] = None
     ) -> Generated:
         check_guidance(settings, self.prompt_processor.family)
-        if settings.contrastive_alpha:
-            raise SettingsError("model vlm has no contrast: set contrastive_alpha to 0")
         tokenizer, images = self.tokenizer, len(encoded)
         inputs = collate(self._inputs(encoded).items, tokenizer.library_pad, left=True)
         if self.is_encoder_decoder:
@@ -182,14 +168,8 @@ class VlmCaptioner(nn.Module):
         """Never called: a configuration of model vlm cannot have a `reward`."""
         raise NotImplementedError
 
-    def for_inference(self, dtype: torch.dtype, compiled: bool) -> nn.Module:
-        return self.eval()
-
     def compile_parts(self) -> None:
         """Never called: a configuration of model vlm cannot have `compile`."""
-
-    def parameter_groups(self) -> list[tuple[list[nn.Parameter], Optional[float]]]:
-        return [([p for p in self.parameters() if p.requires_grad], None)]
 
     def shards(self) -> list[nn.Module]:
         """Return the layers of encoders and decoder.
@@ -198,22 +178,9 @@ class VlmCaptioner(nn.Module):
         """
         return checkpointed_layers(self.model)
 
-    def begin_epoch(self, epoch: int) -> None:
-        """Nothing changes between epochs."""
-
-    def saved_beside_weights(self) -> dict[str, Any]:
-        """Return the configuration of an adapter, else {}. With one, only its weights are saved."""
-        return {CONFIG: adapter_config(self.model)} if is_adapted(self.model) else {}
-
-    def state_dict(self, *args, **kwargs) -> dict[str, Tensor]:
-        if is_adapted(self.model):
-            return adapter_state(self.model, **kwargs)
-        return super().state_dict(*args, **kwargs)
-
-    def load_state_dict(self, state_dict, *args, **kwargs):
-        if is_adapted(self.model):
-            return load_adapter_state(self.model, state_dict)
-        return super().load_state_dict(state_dict, *args, **kwargs)
+    @property
+    def adapted_module(self) -> nn.Module:
+        return self.model
 
     def _max_positions(self, config: Any) -> Optional[int]:
         """Return the number of positions left for a caption after prompt and image, or None.

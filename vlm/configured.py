@@ -8,10 +8,14 @@ from pydantic import BaseModel, Field, model_validator
 
 from adapters.lora import CONFIG, add_lora
 from vlm.image_batch import ImageBatch
-from vlm.library import check_library, enable_gradient_checkpointing, load_parts
+from vlm.library import check_library, load_parts
 from vlm.prompt import check_guidance, load_prompt_processor
 
 PROMPT_IS_QUESTION = True
+# Keys that must have their defaults. transformers generates the captions, and 5.x has no groups of
+# beams; a reward needs samples of `decoding`.
+UNSUPPORTED = ("contrastive_alpha", "drop_image", "null_image", "rerank", "num_beam_groups")
+UNSUPPORTED += ("reward", "compile")
 
 
 class Keys(BaseModel):
@@ -32,24 +36,12 @@ class Keys(BaseModel):
                 f"augmentation is {self.augmentation}, but model vlm uses its own image processor: "
                 "set augmentation: none"
             )
-        groups = self.num_beam_groups
-        if groups > 1:
-            raise ValueError(
-                f"num_beam_groups is {groups}, but transformers 5 has no group beam search: set it "
-                "to 1"
-            )
         check_guidance(self)
-        for key in ("contrastive_alpha", "drop_image", "null_image", "rerank"):
+        for key in UNSUPPORTED:
             value, default = getattr(self, key), type(self).model_fields[key].default
             if value != default:
                 advice = "unset it" if default is None else f"set it to {default}"
                 raise ValueError(f"{key} is {value}, which model vlm does not support; {advice}")
-        if self.reward:
-            raise ValueError(
-                "reward needs captions sampled by decoding/; model vlm generates with transformers"
-            )
-        if self.compile:
-            raise ValueError("compile is true, which model vlm does not support; set it to false")
         if self.sharding != "none" and self.lora and self.lora.load_in_4bit:
             raise ValueError(
                 f"sharding is {self.sharding}, but 4-bit weights cannot be sharded: set sharding: "
@@ -76,7 +68,10 @@ def build(config: Any, context: Any):
     if lora is not None:
         add_lora(model, lora)
     if config.vit_grad_ckpt:
-        enable_gradient_checkpointing(model)
+        # transformers 5.20 has renamed it.
+        name = "activation_checkpointing_enable"
+        enable = getattr(model, name, None) or model.gradient_checkpointing_enable
+        enable({"use_reentrant": False})
     return VlmCaptioner(model, prompt_processor, config.build_objective(), config.max_tokens)
 
 

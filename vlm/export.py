@@ -19,7 +19,8 @@ from torch import nn
 
 from adapters.card import NAME, license_of, write_model_card
 from adapters.lora import Lora, add_lora, load_adapter_state
-from vlm.library import Parts, exit_code, load_model, load_parts, one_line
+from adapters.program import exit_code, one_line
+from vlm.library import Parts, load_model, load_parts
 
 
 def trained_model(checkpoint: str) -> tuple[nn.Module, Parts, dict[str, Any]]:

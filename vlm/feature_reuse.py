@@ -66,7 +66,9 @@ class FeatureReuse:
                     self.accepts_features = False
                 else:
                     inputs = {PIXEL_VALUES: None, ENCODER_OUTPUTS: {"image": features}}
-                    images = images.without_key(PIXEL_VALUES)
+                    images = ImageBatch(
+                        [{k: v for k, v in i.items() if k != PIXEL_VALUES} for i in images.items]
+                    )
             for encoder in self.encoders if count > 1 else ():
                 hooks.enter_context(_encode_first_rows(encoder, len(images), count))
             yield images.repeat(count), inputs

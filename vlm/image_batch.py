@@ -29,9 +29,6 @@ class ImageBatch:
         """Return a batch with each photo `count` times in a row."""
         return ImageBatch([item for item in self.items for _ in range(count)])
 
-    def without_key(self, key: str) -> "ImageBatch":
-        return ImageBatch([{k: v for k, v in item.items() if k != key} for item in self.items])
-
     def to(self, device: torch.device, non_blocking: bool = False) -> "ImageBatch":
         return self._map_tensors(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 

@@ -1,17 +1,18 @@
 """Loads transformers models and processors by name. Every failure is a one-line ValueError."""
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import nn
+
+from adapters.program import one_line
 
 OLDEST_VERSION = 5  # major version of transformers
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -124,15 +125,6 @@ def checkpointed_layers(model: nn.Module) -> list[nn.Module]:
     return outermost
 
 
-def enable_gradient_checkpointing(model: nn.Module) -> None:
-    """Turn on gradient checkpointing. Raises ValueError if the model does not support it."""
-    settings = {"use_reentrant": False}
-    if hasattr(model, "activation_checkpointing_enable"):  # renamed in transformers 5.20
-        model.activation_checkpointing_enable(settings)
-    else:
-        model.gradient_checkpointing_enable(settings)
-
-
 def _resolve_source(name: str) -> str:
     """Convert a value of the key `vlm` to a folder or hub name for `from_pretrained`.
 
@@ -167,20 +159,3 @@ def _one_line_errors(name: str) -> Iterator[None]:
         if TRUST_REMOTE_CODE in str(error):
             reason = "it needs its own Python code, and such code is never run here"
         raise ValueError(f"vlm is {name}, which cannot be loaded: {reason}") from error
-
-
-def one_line(error: Exception, max_length: Optional[int] = 200) -> str:
-    """Return an error's message on one line, truncated to `max_length`, or its type without one."""
-    return " ".join(str(error).split())[:max_length] or type(error).__name__
-
-
-def exit_code(program: Callable[[], str]) -> int:
-    """Run a program and print its result. Return 0, or 2 after a one-line error."""
-    try:
-        print(program())
-    except (ValueError, OSError, ImportError) as error:
-        # The text may come from a checkpoint, and a terminal would obey its control characters.
-        line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in one_line(error, None))
-        print(f"error: {line}", file=sys.stderr)
-        return 2
-    return 0

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple, Optional
 from PIL import Image
 from torch import Tensor
 
+from adapters.program import one_line
 from decoding import SettingsError
-from vlm.library import Parts, load_parts, one_line
+from vlm.library import Parts, load_parts
 
 # Marks the caption's position in the chat template's output.
 PLACEHOLDER = "zq caption qz"
@@ -106,8 +107,11 @@ class PromptProcessor:
             return dict(parts.image_processor(photo, return_tensors="pt"))
         if self.family in PROMPT_FORMATS:
             text = PROMPT_FORMATS[self.family].format(self.prompt)
-            inputs = parts.processor(text=[text], images=[photo], return_tensors="pt")
-            return self._remove_end(dict(inputs))
+            inputs = dict(parts.processor(text=[text], images=[photo], return_tensors="pt"))
+            if self.family == "git":  # its tokenizer adds an end token to the prompt
+                for key in {"input_ids", "attention_mask", "token_type_ids"} & inputs.keys():
+                    inputs[key] = inputs[key][:, :-1]
+            return inputs
         return self._chat_inputs({"type": "image", "image": photo})
 
     def _chat_inputs(self, *images: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -132,13 +136,6 @@ class PromptProcessor:
         return {
             NEGATIVE_PROMPT: ids if self.family == "git" else ids[ids != self.image_token][None]
         }
-
-    def _remove_end(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Remove the end token that GIT's tokenizer adds to the prompt."""
-        if self.family != "git":
-            return inputs
-        text_keys = ("input_ids", "attention_mask", "token_type_ids")
-        return {key: value[:, :-1] if key in text_keys else value for key, value in inputs.items()}
 
     def _turn(self) -> Turn:
         """Return the text around a caption. Raises ValueError for an unusable prompt or model."""

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
-from vlm.library import check_library, exit_code
+from adapters.program import exit_code
+from vlm.library import check_library
 
 PAD, START, END, UNKNOWN = "<pad>", "<start>", "<end>", "<unk>"
 SPECIAL = (PAD, START, END, UNKNOWN, "<fake_token_around_image>", "<global-img>", "<image>")

@@ -64,7 +64,7 @@ class _BlockAttention(torch.autograd.Function):
     def forward(ctx, query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
         keep_mask = None
         if dropout > 0:
-            keep_mask = _keep_mask((*query.shape[:3], key.size(2)), dropout, query.device)
+            keep_mask = _keep_mask((*query.shape[:3], key.size(2)), dropout)
         if keep_mask is None and _fused_is_fast(query):
             context = F.scaled_dot_product_attention(query, key, value)
         else:
@@ -106,18 +106,18 @@ def _fused_is_fast(query: Tensor) -> bool:
 
     It is for bfloat16 with AMX, except for few queries.
     """
-    has_amx = matmul.HAS_AMX and query.device.type == "cpu" and query.dtype == torch.bfloat16
-    return has_amx and query.size(2) > FEW_QUERIES
+    return matmul.HAS_AMX and query.dtype == torch.bfloat16 and query.size(2) > FEW_QUERIES
 
 
-def _keep_mask(shape: tuple[int, ...], dropout: float, device: torch.device) -> Tensor:
-    """Return a bool mask, False with the probability `dropout`, rounded to a multiple of 2**-16.
+def _keep_mask(shape: tuple[int, ...], dropout: float) -> Tensor:
+    """Return a bool mask on the CPU, False with the probability `dropout`.
 
-    Each 64-bit random number gives four values. torch generates random numbers sequentially on a
-    CPU, so one number per value would take 6 times longer.
+    The probability is rounded to a multiple of 2**-16. Each 64-bit random number gives four values:
+    torch generates random numbers sequentially on a CPU, so one number per value would take 6 times
+    longer.
     """
     count = math.prod(shape)
-    random = torch.empty(-(-count // 4), dtype=torch.int64, device=device)
+    random = torch.empty(-(-count // 4), dtype=torch.int64)
     random.random_(-(2**63), None)
     return (random.view(torch.int16)[:count] >= round(dropout * 2**16) - 2**15).view(shape)
 

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from BLIP.kernels.inference_linear import InferenceLinear
-from BLIP.kernels.matmul import HAS_AMX, has_bf16
+from BLIP.kernels.matmul import HAS_AMX
 
 # torch's engines for quantised layers. For the hundreds of rows of an image, oneDNN is the fastest
 # in 8 bits. Only FBGEMM has float16 weights.
@@ -45,7 +45,7 @@ def int8_linear(linear: nn.Linear, name: str) -> nn.Module:
         bf16_out = HAS_AMX and name.endswith("attn.qkv")  # attention in bf16 takes half the time
         dtype = torch.bfloat16 if bf16_out else torch.float32
         return Int8Linear(linear, after_gelu=name.endswith("mlp.fc2"), dtype=dtype)
-    bf16 = has_bf16()
+    bf16 = torch.cpu._is_avx512_bf16_supported()
     if bf16 and name.endswith(("crossattention.self.key", "crossattention.self.value")):
         return InferenceLinear(linear, torch.bfloat16)  # half the time, and half the cached bytes
     return HalfLinear(linear, before_mkl=name.endswith("crossattention.self.query") and not bf16)

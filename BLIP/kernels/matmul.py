@@ -6,45 +6,31 @@ three times for the gradient of a weight. torch exposes oneDNN's matrix product 
 without autograd, so `matmul` calls that op, too.
 """
 
-import os
-import platform
-from pathlib import Path
 from typing import Optional
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-
-def isa_allows(*instruction_sets: str) -> bool:
-    """Return whether ONEDNN_MAX_CPU_ISA permits any of these instruction sets to oneDNN."""
-    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper()
-    return limit in ("ALL", "DEFAULT") or any(
-        instruction_set in limit for instruction_set in instruction_sets
-    )
+CPUINFO = "/proc/cpuinfo"  # Linux's description of the processors
 
 
-def has_bf16() -> bool:
-    """Return whether this CPU has bfloat16 instructions. Otherwise bfloat16 is slow emulation."""
-    return torch.cpu._is_avx512_bf16_supported() and isa_allows("BF16", "FP16", "AMX", "AVX10")
-
-
-def is_intel(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether the CPU is made by Intel. cpuinfo: the file in which Linux names the vendor."""
+def is_intel() -> bool:
+    """Return whether the CPU is made by Intel. True if this is not Linux: Macs have no AVX-512."""
     try:
-        with cpuinfo.open() as lines:
-            vendor = next((line for line in lines if line.startswith("vendor_id")), "")
-    except OSError:  # not Linux
-        vendor = platform.processor()
-    return "GenuineIntel" in vendor
+        with open(CPUINFO) as file:
+            return "GenuineIntel" in file.read(1000)  # the vendor of the first processor
+    except OSError:
+        return True
 
 
 HAS_ONEDNN = torch.backends.mkldnn.is_available()
-HAS_AMX = torch.cpu._is_amx_tile_supported() and isa_allows("AMX")  # for torch's bf16 attention
+HAS_AMX = torch.cpu._is_amx_tile_supported()  # for torch's bf16 attention
 USE_ONEDNN_FP32 = (
     HAS_ONEDNN and torch.backends.cpu.get_cpu_capability() == "AVX512" and not is_intel()
 )
-USE_ONEDNN_BF16 = HAS_ONEDNN and has_bf16()
+# Without bfloat16 instructions, bfloat16 is slow emulation.
+USE_ONEDNN_BF16 = HAS_ONEDNN and torch.cpu._is_avx512_bf16_supported()
 
 
 def uses_onednn_fp32(device: torch.device, dtype: torch.dtype) -> bool:

@@ -1,5 +1,6 @@
 """Reads BLIP's and our checkpoints without running code from them, and loads every key."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Optional
 
@@ -38,6 +39,9 @@ OPTIONAL_KEYS = {
 # The two layers that share a weight. LoRA leaves them out: the loss reads the weight directly, and
 # an adapter would have no effect there.
 TIED = ("text_decoder.cls.predictions.decoder", "text_decoder.bert.embeddings.word_embeddings")
+
+
+OTHER_SETTINGS = ("prompt", "first_token_shift")  # of a captioner, which a file may have
 
 
 class CheckpointError(ValueError):
@@ -104,32 +108,38 @@ def read_checkpoint(source: str, trust_checkpoint: bool = False, mapped: bool = 
     return content
 
 
-def settings_in(content: Mapping[str, Any], state: Mapping[str, Tensor], name: str) -> dict:
-    """Return `tokenizer`, `vit`, `image_size` and `med_config` for `build_captioner`.
+def run_config(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration in a checkpoint; {} if it has none."""
+    config = content.get("config")
+    return config if isinstance(config, dict) else {}
 
-    They come from the configuration in the checkpoint. Without a configuration they are BLIP's:
-    bert-base-uncased and its sizes, ViT-B or ViT-L by the width of the weights, and the image size
-    of the position embedding. state: the weights of the checkpoint or of its base. name: the file,
-    for the message. Raises CheckpointError.
+
+def settings_in(
+    content: Mapping[str, Any], state: Mapping[str, Tensor], name: str, **overrides: Any
+) -> dict:
+    """Return `tokenizer`, `vit`, `image_size` and `med_config` for `BlipCaptioner`.
+
+    They come from the configuration in the checkpoint, as do `prompt` and `first_token_shift` if it
+    has them. Without a configuration they are BLIP's: bert-base-uncased and its sizes, ViT-B or
+    ViT-L by the width of the weights, and the image size of the position embedding. state: the
+    weights of the checkpoint or of its base. name: the file, for the message. overrides: replace
+    these values, unless they are None. Raises CheckpointError.
     """
-    run_config = content.get("config")
-    run_config = run_config if isinstance(run_config, dict) else {}
+    config = run_config(content)
     if not {PATCH_WEIGHT, POSITION_EMBEDDING} <= set(state):
         raise CheckpointError(f"{name} has no image encoder of BLIP")
-    if CONFIG in content and not {"image_size", "lora"} <= run_config.keys():
+    if CONFIG in content and not {"image_size", "lora"} <= config.keys():
         raise CheckpointError(f"{name} has an adapter, but not its run's configuration")
     width, patches = state[PATCH_WEIGHT].size(0), state[POSITION_EMBEDDING].size(1) - 1
-    image_size = (
-        run_config["image_size"]
-        if CONFIG in content
-        else state[PATCH_WEIGHT].size(2) * round(patches**0.5)
-    )
-    return {
-        "tokenizer": run_config.get("tokenizer", "bert-base-uncased"),
-        "vit": run_config.get("vit") or ("large" if width == 1024 else "base"),
-        "image_size": image_size,
-        "med_config": run_config.get("med_config", {}),
+    settings = {
+        "tokenizer": "bert-base-uncased",
+        "vit": "large" if width == 1024 else "base",
+        "image_size": state[PATCH_WEIGHT].size(2) * round(patches**0.5),
+        "med_config": {},
     }
+    for values in ({key: config.get(key) for key in (*settings, *OTHER_SETTINGS)}, overrides):
+        settings.update({key: value for key, value in values.items() if value is not None})
+    return settings
 
 
 def base_of(content: Mapping[str, Any], name: str) -> Optional[str]:
@@ -231,18 +241,12 @@ def check_fits(target: Mapping[str, Tensor], state: Mapping[str, Tensor], name: 
 def resize_position_embedding(pos_embed: Tensor, tokens: int) -> Tensor:
     """Resize a position embedding (1, 1 + p*p, D) bicubically to (1, 1 + q*q, D).
 
-    tokens: 1 + q*q. The class token's embedding is unchanged. Raises ValueError if the old or the
-    new grid is not a square.
+    tokens: 1 + q*q. The class token's embedding is unchanged. Raises RuntimeError if the old grid
+    is not a square.
     """
-    before, after = (round((n - 1) ** 0.5) for n in (pos_embed.size(1), tokens))
-    if (before**2, after**2) != (pos_embed.size(1) - 1, tokens - 1):
-        raise ValueError(
-            f"{pos_embed.size(1)} or {tokens} positions are not a class token and a square grid"
-        )
-    token, grid = pos_embed[:, :1], pos_embed[:, 1:]
-    grid = grid.reshape(1, before, before, -1).permute(0, 3, 1, 2)
-    grid = F.interpolate(grid, size=(after, after), mode="bicubic", align_corners=False)
-    return torch.cat([token, grid.permute(0, 2, 3, 1).flatten(1, 2)], dim=1)
+    from timm.layers import resample_abs_pos_embed
+
+    return resample_abs_pos_embed(pos_embed, [math.isqrt(tokens - 1)] * 2, antialias=False)
 
 
 # Values that are resized to the model's image size: functions (value, model's shape) -> value.

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 
@@ -38,7 +37,16 @@ def read_pickled(path: Path, leave_out_objects: bool = False, mapped: bool = Fal
     their checksums are not verified. Raises PickledError for a file that is damaged or whose
     content is larger than the file.
     """
-    object_types = []
+    object_types, unclaimed = [], path.stat().st_size
+
+    def keep_on_cpu(storage: torch.UntypedStorage, _: str) -> torch.UntypedStorage:
+        """Called for each storage. torch 2.8 would read one past the end of the file."""
+        nonlocal unclaimed
+        unclaimed -= storage.nbytes()
+        if unclaimed < 0:
+            raise PickledError("is damaged: it states larger tensors than fit in the file")
+        return storage
+
     try:
         is_archive = zipfile.is_zipfile(path)  # torch before 1.6 wrote another format
         if is_archive:
@@ -53,12 +61,7 @@ def read_pickled(path: Path, leave_out_objects: bool = False, mapped: bool = Fal
             warnings.catch_warnings(),
         ):
             warnings.simplefilter("ignore")  # torch warns of pickles by other programs
-            content = torch.load(
-                path, map_location="cpu", weights_only=True, mmap=mapped and is_archive
-            )
-        if _tensor_bytes(content) > path.stat().st_size:  # torch 2.8 reads past the end of the file
-            raise PickledError("is damaged: it states larger tensors than fit in the file")
-        return content
+            return torch.load(path, keep_on_cpu, weights_only=True, mmap=mapped and is_archive)
     except (PickledError, FileNotFoundError):
         raise
     except Exception as error:  # the unpickler can raise any exception for a damaged file
@@ -78,25 +81,6 @@ def _check_members(path: Path) -> None:
     is_compressed = any(member.compress_type != zipfile.ZIP_STORED for member in members)
     if is_compressed or sum(member.file_size for member in members) > path.stat().st_size:
         raise PickledError("is damaged: its content is larger than the file")
-
-
-def _tensor_bytes(content: Any) -> int:
-    """Return the total size of the storages of all dense tensors in nested dicts and lists."""
-    storage_sizes, seen_ids, stack = {}, set(), [content]
-    while stack:
-        item = stack.pop()
-        # A pickle can contain a list twice, or a list that contains itself.
-        if id(item) in seen_ids:
-            continue
-        seen_ids.add(id(item))
-        if isinstance(item, dict):
-            stack.extend(item.values())
-        elif isinstance(item, (list, tuple)):
-            stack.extend(item)
-        elif isinstance(item, Tensor) and item.layout is torch.strided and not item.is_meta:
-            storage = item.untyped_storage()
-            storage_sizes[storage.data_ptr()] = storage.nbytes()
-    return sum(storage_sizes.values())
 
 
 def first_line(error: Exception) -> str:

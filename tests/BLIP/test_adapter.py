@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("peft", reason="peft is in the tests from Python 3.10")
 
 from BLIP import merge
-from BLIP.convert import captioner_of
+from BLIP.from_checkpoint import captioner_of
 from captioning import train
 from captioning.config import load_config
 from captioning.models.build import captioner_from

@@ -4,7 +4,8 @@ import pytest
 import torch
 import transformers
 
-from BLIP.convert import captioner_of, hf_config, main, read_hf, save_hf, settings_of, to_hf_names
+from BLIP.convert import hf_config, main, read_hf, save_hf, settings_of, to_hf_names
+from BLIP.from_checkpoint import captioner_of
 from BLIP.med import read_med_config
 from captioning.data.image import evaluation_transform, load_image
 from decoding import DecodingSettings
@@ -15,10 +16,7 @@ pytestmark = pytest.mark.skipif(
     not hasattr(transformers, "BlipForConditionalGeneration"),
     reason=f"transformers {transformers.__version__} has no BLIP",
 )
-TIED = {
-    "text_decoder.cls.predictions.decoder.weight",
-    "text_decoder.cls.predictions.decoder.bias",
-}
+TIED = [f"text_decoder.cls.predictions.decoder.{name}" for name in ("weight", "bias")]
 LENGTHS = {"max_length": 20, "min_length": 5}
 TEXTS = ["a picture of a red ball", "the dogs", "a man with a box", "cat"]
 

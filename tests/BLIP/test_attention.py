@@ -93,10 +93,8 @@ def test_dropout_is_that_of_the_probabilities(queries, dtype, quick):
         return by_definition(*inputs, kept=kept / (1 - probability))
 
     inputs, allowed = (query, key, value), 1e-6 if dtype == torch.float32 else 0.02
-    results = [
-        with_gradients(f, inputs, weight, d)
-        for f, d in ((dropped, dtype), (expected, torch.float64))
-    ]
+    calls = (dropped, dtype), (expected, torch.float64)
+    results = [with_gradients(function, inputs, weight, kind) for function, kind in calls]
     for ours, theirs in zip(*results):
         assert (ours.double() - theirs).norm() < allowed * theirs.norm()
 
@@ -104,7 +102,7 @@ def test_dropout_is_that_of_the_probabilities(queries, dtype, quick):
 @pytest.mark.parametrize("probability", [0.0001, 0.1, 0.5])
 def test_each_place_is_dropped_with_the_same_probability(probability):
     torch.manual_seed(0)
-    kept = _keep_mask((1000, 1003), probability, torch.device("cpu"))
+    kept = _keep_mask((1000, 1003), probability)
     dropped = (~kept).flatten()[: 4 * (kept.numel() // 4)].view(-1, 4)
     expected = probability * len(dropped)
     assert (dropped.sum(0) - expected).abs().max() < 5 * expected**0.5

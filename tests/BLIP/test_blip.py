@@ -73,7 +73,7 @@ def test_the_prompt_is_cut_as_it_is_decoded(make_captioner, prompt):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gradient_checkpointing_changes_no_gradient(make_captioner, dtype):
-    """Nor the precision: backward recomputes in that of the forward."""
+    """Backward recomputes in the precision of the forward pass."""
     image, found = torch.randn(2, 3, 48, 48), []
 
     def call():

@@ -1,4 +1,4 @@
-"""Decoding with a cache: the tokens of a step without one; static steps are compiled once."""
+"""Decoding with a cache gives the tokens of decoding without; static steps compile once."""
 
 import pytest
 import torch
@@ -81,13 +81,9 @@ GREEDY = DecodingSettings(num_beams=1, max_length=9)
 
 
 @pytest.fixture
-def captioner(make_captioner):
-    """One that ends captions now and then, so that images are done at different times."""
-    torch.manual_seed(0)
-    captioner = make_captioner()
-    head = captioner.text_decoder.cls["predictions"]
-    head.bias.data[captioner.tokenizer.end] = 1.0
-    return captioner
+def captioner(captioners):
+    """Return a captioner that ends captions at different steps."""
+    return captioners[1.0][0]
 
 
 @pytest.fixture
@@ -125,11 +121,8 @@ def test_one_compilation_serves_all_batches_and_all_copies(captioner):
         quick.step_factory = CompiledStepFactory(backend=counter)
         for batch in (4, 4, 2):
             images = torch.randn(batch, 3, 48, 48, generator=torch.Generator().manual_seed(3))
-            made = quick.generate_details(images, BEAM)
-            assert (
-                made.token_ids.tolist()
-                == captioner.generate_details(images, BEAM).token_ids.tolist()
-            )
+            made, expected = (c.generate_details(images, BEAM) for c in (quick, captioner))
+            assert made.token_ids.tolist() == expected.token_ids.tolist()
             captions.append(made.captions)
     assert counter.frame_count == 1
     assert captions[0] == captions[3] == captions[6]

@@ -1,6 +1,6 @@
 """Checkpoints: every format, and the differences of the released files.
 
-What is refused is in tests/captioning/bad_input/test_checkpoints.py.
+tests/captioning/bad_input/test_checkpoints.py has the files that are refused.
 """
 
 import io
@@ -14,10 +14,7 @@ from BLIP.weights.checkpoint import CheckpointError, load_weights, read_checkpoi
 from BLIP.weights.safe_load import PickledError
 from BLIP.weights.sharded_checkpoint import _Unpickler
 
-TIED = (
-    "text_decoder.cls.predictions.decoder.weight",
-    "text_decoder.cls.predictions.decoder.bias",
-)
+TIED = [f"text_decoder.cls.predictions.decoder.{name}" for name in ("weight", "bias")]
 
 
 def written(path, content):

@@ -6,7 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from BLIP.convert import captioner_of, hf_config, main, save_hf, settings_of
+from BLIP.convert import hf_config, main, save_hf, settings_of
+from BLIP.from_checkpoint import captioner_of
 from BLIP.weights.checkpoint import read_checkpoint
 
 
@@ -52,58 +53,47 @@ def test_a_null_image_is_left_out_in_a_line(make_captioner, vocabulary, caplog, 
     ]
 
 
-def rewritten(change):
+def text_config(**changes):
     def apply(path):
         config = json.loads((path / "config.json").read_text())
-        (path / "config.json").write_text(json.dumps(change(config)))
+        config["text_config"].update(changes)
+        (path / "config.json").write_text(json.dumps(config))
 
     return apply
 
 
-def reweighted(change):
+def weights(change):
     def apply(path):
-        state = load_file(path / "model.safetensors")
-        save_file(change(state), path / "model.safetensors")
+        save_file(change(load_file(path / "model.safetensors")), path / "model.safetensors")
 
     return apply
 
 
 MISSING = "vision_model.encoder.layers.1.mlp.fc1.bias"
+DAMAGE = {
+    "config.json cannot be used": lambda path: (path / "config.json").unlink(),
+    "expected the model_type 'blip', found 'git'": lambda path: (path / "config.json").write_text(
+        '{"model_type": "git"}'
+    ),
+    "in the file and (7,) in the model": text_config(intermediate_size=7),
+    "hf: config.json cannot be used: med_config: hidden_size must be a multiple": text_config(
+        num_attention_heads=7
+    ),
+    "has neither model.safetensors nor": lambda path: (path / "model.safetensors").unlink(),
+    "there is no text_decoder.bert.embeddings.word_embeddings.weight": weights(
+        lambda state: {"a": torch.ones(1)}
+    ),
+    "1 keys missing (visual_encoder.blocks.1.mlp.fc1.bias)": weights(
+        lambda state: {k: v for k, v in state.items() if k != MISSING}
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda path: (path / "config.json").unlink(), "config.json cannot be used"),
-        (
-            rewritten(lambda config: {"model_type": "git"}),
-            "and a vision_config; found the model_type 'git'",
-        ),
-        (
-            rewritten(lambda c: {**c, "text_config": {**c["text_config"], "intermediate_size": 7}}),
-            "in the file and (7,) in the model",
-        ),
-        (
-            rewritten(
-                lambda c: {**c, "text_config": {**c["text_config"], "num_attention_heads": 7}}
-            ),
-            "hf: config.json cannot be used: med_config: hidden_size must be a multiple",
-        ),
-        (lambda path: (path / "model.safetensors").unlink(), "has neither model.safetensors nor"),
-        (
-            reweighted(lambda state: {"a": torch.ones(1)}),
-            "there is no text_decoder.bert.embeddings.word_embeddings.weight",
-        ),
-        (
-            reweighted(lambda state: {k: v for k, v in state.items() if k != MISSING}),
-            "1 keys missing (visual_encoder.blocks.1.mlp.fc1.bias)",
-        ),
-    ],
-)
+@pytest.mark.parametrize("message", DAMAGE)
 def test_a_folder_that_is_not_whole_is_one_line_and_leaves_the_target(
-    folder, tmp_path, capsys, damage, message
+    folder, tmp_path, capsys, message
 ):
-    damage(folder)
+    DAMAGE[message](folder)
     (tmp_path / "kept.pth").write_bytes(b"kept")
     assert main(["from-hf", str(folder), str(tmp_path / "kept.pth")]) == 2
     error = capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The copy for inference: the original's captions, autocast's precision, weights of its own."""
+"""The copy for inference: equal captions, autocast's precision, separate weights."""
 
 import pytest
 import torch
@@ -21,11 +21,16 @@ def test_same_captions_and_scores(make_captioner, checkpointed):
     torch.testing.assert_close(quick.scores, expected.scores, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("packs", [True, False])
-def test_bfloat16_is_as_exact_as_autocast(make_captioner, monkeypatch, packs):
-    if not packs:
+@pytest.fixture(params=[True, False])
+def packs(request, monkeypatch):
+    """Whether weights are packed. If not, as on a GPU, autocast would cast the layers."""
+    if not request.param:
         monkeypatch.setattr("BLIP.kernels.inference_linear._can_pack", lambda device, dtype: False)
-    elif not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    return request.param
+
+
+def test_bfloat16_is_as_exact_as_autocast(make_captioner, packs):
+    if packs and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         pytest.skip("oneDNN has no bfloat16 on this processor")
     captioner, images = make_captioner(), torch.randn(6, 3, 48, 48)
     tokens = torch.randint(5, 20, (6, 9))
@@ -47,11 +52,7 @@ def test_bfloat16_is_as_exact_as_autocast(make_captioner, monkeypatch, packs):
             assert 0 < error < 1.2 * (theirs - right).abs().mean()
 
 
-@pytest.mark.parametrize("packs", [True, False])
-def test_what_is_in_full_stays_so_under_autocast(make_captioner, monkeypatch, packs):
-    """Where nothing is packed, as on a GPU, the layers are of a kind that autocast casts."""
-    if not packs:
-        monkeypatch.setattr("BLIP.kernels.inference_linear._can_pack", lambda device, dtype: False)
+def test_float32_layers_stay_float32_under_autocast(make_captioner, packs):
     quick, image = inference_copy(make_captioner(), torch.bfloat16), torch.randn(1, 3, 48, 48)
 
     def run():
@@ -69,7 +70,7 @@ def test_what_is_in_full_stays_so_under_autocast(make_captioner, monkeypatch, pa
 
 
 def test_the_original_is_as_it_was(make_captioner):
-    """It trains on, in its own mode, and the copy keeps the linear weights of its day."""
+    """It trains on in its own mode, and the copy keeps the linear weights it was made from."""
     captioner = make_captioner().train()
     names = list(captioner.state_dict())
     quick = inference_copy(captioner)

@@ -1,7 +1,5 @@
 """The decoder's sizes: BERT's keys; bad_input/test_config.py has types and ranges."""
 
-import json
-
 import pytest
 
 from BLIP.med import MedConfig, read_med_config
@@ -9,14 +7,6 @@ from BLIP.med import MedConfig, read_med_config
 
 def test_the_shipped_file_is_bert_base(repository):
     assert read_med_config(repository / "configs" / "med_config.json") == MedConfig()
-
-
-def test_a_mapping_replaces_defaults(tmp_path):
-    sizes = {"hidden_size": 48, "num_attention_heads": 4, "model_type": "bert"}
-    (tmp_path / "med.json").write_text(json.dumps(sizes))
-    for source in (sizes, tmp_path / "med.json", str(tmp_path / "med.json")):
-        config = read_med_config(source)
-        assert (config.hidden_size, config.num_hidden_layers) == (48, 12)
 
 
 def test_invalid_sizes_are_one_line(tmp_path):

@@ -1,4 +1,4 @@
-"""The layer against autograd's own, in value, gradients and what is kept."""
+"""The layer's value, gradients and saved tensors beside autograd's."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from BLIP.kernels.recompute_linear import recompute_linear
 
 @pytest.fixture(autouse=True, params=[False, True], ids=["", "oneDNN"])
 def of_any_size(request, monkeypatch):
-    """With torch's own products and with oneDNN's, which processors with AVX-512 have."""
+    """Use torch's matmul, then oneDNN's, for layers of any size."""
     monkeypatch.setattr(matmul, "USE_ONEDNN_BF16", request.param and matmul.USE_ONEDNN_BF16)
     monkeypatch.setattr(module, "MIN_ELEMENTS", 0)
     monkeypatch.setattr(module, "MIN_PRODUCTS", 0)

@@ -1,4 +1,4 @@
-"""Checkpoints of tiny captioners with random weights, photos, the server, a browser."""
+"""Checkpoints of tiny captioners with random weights, photos, and the server."""
 
 import contextlib
 import os

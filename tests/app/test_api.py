@@ -10,6 +10,7 @@ import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -25,9 +26,8 @@ httpx = pytest.importorskip("httpx", reason="no Gradio, which brings httpx")
 
 def post(server, path, **settings):
     """Return status and JSON of POST /api/caption with the file as body."""
-    answer = httpx.post(
-        f"{server}/api/caption", content=path.read_bytes(), params=settings, timeout=60
-    )
+    url, content = f"{server}/api/caption", path.read_bytes()
+    answer = httpx.post(url, content=content, params=settings, timeout=60)
     return answer.status_code, answer.json()
 
 
@@ -53,7 +53,7 @@ def test_checkpoints_can_be_chosen_and_samples_repeated(server, files):
     [
         ("cut.jpg", {}, 400, "the photo: not a readable image"),
         ("heavy.jpg", {}, 413, "the photo: above 1 MB"),
-        ("photo.jpg", {"num_beams": 99}, 400, "num_beams is '99'"),
+        ("photo.jpg", {"num_beams": 99}, 400, "num_beams: found '99'"),
     ],
 )
 def test_refusals_are_one_line(server, files, name, settings, status, message):
@@ -96,7 +96,7 @@ def test_a_full_queue_refuses_callers(files):
 
 
 def test_slow_callers_take_no_place_in_the_queue(server, files):
-    """More than the queue has places, which have sent one byte of a photo."""
+    """There are more slow callers than places; each has sent one byte of a photo."""
     host, port = server.removeprefix("http://").split(":")
     head = f"POST /api/caption HTTP/1.1\r\nHost: {host}\r\nContent-Length: 1000\r\n\r\nx"
     with contextlib.ExitStack() as stack:
@@ -120,9 +120,8 @@ def test_few_large_photos_are_in_memory_at_once(serving, tmp_path):
 
         seen = [memory()]
         with ThreadPoolExecutor(8) as threads:
-            asked = [
-                threads.submit(post, server, tmp_path / "large.png", num_beams=1) for _ in range(8)
-            ]
+            call = partial(threads.submit, post, server, tmp_path / "large.png", num_beams=1)
+            asked = [call() for _ in range(8)]
             while not all(call.done() for call in asked):
                 seen.append(memory())
     assert [call.result()[0] for call in asked] == [200] * 8
@@ -165,23 +164,16 @@ def metrics(server):
     }
 
 
-def test_a_caller_that_hangs_up_is_counted(server, files):
+def test_a_caller_that_hangs_up_within_the_photo_is_counted(server):
     closed = "smile_requests_total 499"
-    before = metrics(server).get(closed, 0)
-    body = (files / "photo.jpg").read_bytes()
-    host, port = server.removeprefix("http://").split(":")
-    head = (
-        f"POST /api/caption?num_beams=10&min_length=110&max_length=120 HTTP/1.1\r\nHost: {host}\r\n"
-    )
-    # Once before the answer, once before the photo is there.
-    for cut in (len(body), len(body) // 2):
-        with socket.create_connection((host, int(port))) as caller:
-            caller.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:cut])
-    assert post(server, files / "photo.jpg")[0] == 200
+    before, (host, port) = metrics(server).get(closed, 0), server.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as caller:
+        head = f"POST /api/caption HTTP/1.1\r\nHost: {host}\r\nContent-Length: 9\r\n\r\nhalf"
+        caller.sendall(head.encode())
     until = time.monotonic() + 100
-    while metrics(server).get(closed, 0) < before + 2 and time.monotonic() < until:
+    while metrics(server).get(closed, 0) < before + 1 and time.monotonic() < until:
         time.sleep(0.05)
-    assert metrics(server)[closed] == before + 2
+    assert metrics(server)[closed] == before + 1
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
@@ -190,17 +182,15 @@ def test_the_documented_command_works(server, files, repository):
     line = re.search(r"^curl .*?(?<!\\)$", text, re.MULTILINE | re.DOTALL)[0]
     assert "http://127.0.0.1:7860" in line and "@photo.jpg" in line
     command = line.replace("http://127.0.0.1:7860", server)
-    result = subprocess.run(
-        ["bash", "-c", command], cwd=files, capture_output=True, text=True, timeout=60
-    )
+    options = {"cwd": files, "capture_output": True, "text": True, "timeout": 60}
+    result = subprocess.run(["bash", "-c", command], **options)
     assert "caption" in json.loads(result.stdout)[0], result.stderr
 
 
 def test_every_answer_has_the_content_security_policy(server):
     answers = [httpx.get(f"{server}/{path}", timeout=60) for path in ("", "metrics", "no/such")]
     assert [answer.status_code for answer in answers] == [200, 200, 404]
-    assert {answer.headers["content-security-policy"] for answer in answers} == {
-        CONTENT_SECURITY_POLICY
-    }
+    for answer in answers:
+        assert answer.headers["content-security-policy"] == CONTENT_SECURITY_POLICY
     # The policy does not stop preconnect links.
     assert re.findall(r"<(?:link|script)[^>]*https?://[^>]*>", answers[0].text) == []

@@ -62,18 +62,10 @@ def test_weights_without_a_run_need_a_configuration(run_folders, tmp_path):
         load_checkpoints(sources, None, CPU)
 
 
-@pytest.mark.parametrize(
-    ("sources", "message"),
-    [
-        (["{runs}/mle", "{runs}/mle/checkpoint_best.pth"], "is named twice"),
-        (["{runs}"], "contains no checkpoint of a run"),
-        (["{runs}/nothing.pth"], "does not exist"),
-    ],
-)
-def test_a_checkpoint_that_cannot_be_loaded_is_one_line(run_folders, sources, message):
-    sources = [source.format(runs=run_folders[0].parent) for source in sources]
-    with pytest.raises(UserError, match=message) as caught:
-        load_checkpoints(sources, None, CPU)
+def test_a_checkpoint_that_is_named_twice_is_one_line(run_folders):
+    folder = run_folders[0]
+    with pytest.raises(UserError, match="is named twice") as caught:
+        load_checkpoints([str(folder), str(folder / "checkpoint_best.pth")], None, CPU)
     assert "\n" not in str(caught.value)
 
 

@@ -12,7 +12,6 @@ from decoding import DecodingSettings
 from smile import Objective, smile_loss
 
 WORDS = Vocabulary(["a", "dog", "cat", "runs", "sits", "on", "grass"])
-GREEDY = DecodingSettings(max_length=9, min_length=1, num_beams=1)
 
 
 class Pixels(torch.nn.Module):
@@ -37,11 +36,7 @@ def images(count=3):
     return torch.randn(count, 3, 2, 2)
 
 
-CAPTIONS = [
-    ["a dog runs", "a cat"],
-    ["a zebra sits on grass", "dog"],
-    ["cat runs", "a dog on a cat"],
-]
+CAPTIONS = [["a dog runs", "a cat"], ["a zebra sits on grass", "dog"], ["cat runs", "a dog on cat"]]
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -93,9 +88,8 @@ def test_the_coverage_penalty():
     labelled = torch.tensor([[True, True, False], [True, True, True]])
     first = ((1 - 1.25) ** 2 + (1 - 0.75) ** 2) / 2
     second = ((1 - 2) ** 2 + 0) / 2
-    assert coverage_penalty(attention, labelled).item() == pytest.approx(
-        (2 * first + 3 * second) / 5
-    )
+    expected = (2 * first + 3 * second) / 5
+    assert coverage_penalty(attention, labelled).item() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("model", ["attn", "sat"])
@@ -104,10 +98,9 @@ def test_the_penalty_of_parts_weighted_by_their_tokens_is_that_of_the_whole(mode
     captioner, image = make(model, attention_penalty=0.5), images()
     whole = captioner(image, CAPTIONS)
     parts = [captioner(image[b : b + 1], CAPTIONS[b : b + 1]) for b in range(3)]
-    for name, value in {"attention": whole.parts["attention"], "loss": whole.loss}.items():
-        found = [p.loss if name == "loss" else p.parts[name] for p in parts]
-        mean = sum(v * p.tokens for v, p in zip(found, parts)) / whole.tokens
-        torch.testing.assert_close(mean, value)
+    for value in (lambda output: output.loss, lambda output: output.parts["attention"]):
+        mean = sum(value(part) * part.tokens for part in parts) / whole.tokens
+        torch.testing.assert_close(mean, value(whole))
     captioner.attention_penalty = 0.0
     plain = captioner(image, CAPTIONS).loss
     torch.testing.assert_close(whole.loss, plain + 0.5 * whole.parts["attention"])
@@ -118,42 +111,9 @@ def test_a_prompt_of_unknown_words_is_refused():
         make("lstm", prompt="a picture of ")
 
 
-def continue_greedily(captioner, image, prompt):
-    ids = [*captioner.prompt_ids.tolist()]
-    while len(ids) < GREEDY.max_length and ids[-1] != WORDS.end:
-        logits, _ = captioner.decoder(torch.tensor(ids).view(1, 1, -1), captioner.encoder(image))
-        row = logits[0, 0, -1]
-        row[[WORDS.pad, WORDS.start, WORDS.unknown]] = -torch.inf
-        ids.append(row.argmax().item())
-    return ids
-
-
-def with_captions_of_several_lengths(captioner, image):
-    """Captions once the end token is so likely that images finish at different steps."""
-    for _ in range(40):
-        found = captioner.generate_details(image, GREEDY)
-        if len({len(text.split()) for (text,) in found.captions}) > 2:
-            return found
-        with torch.no_grad():
-            captioner.decoder.head.bias[WORDS.end] += 0.25
-    raise AssertionError("all captions are as long")
-
-
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("prompt", ["", "a dog "])
-def test_greedy_captions_are_those_without_a_cache(model, prompt):
-    captioner, image = make(model, prompt=prompt), 3 * images(30)
-    found = with_captions_of_several_lengths(captioner, image)
-    texts = []
-    for b in range(30):
-        ids = continue_greedily(captioner, image[b : b + 1], prompt)
-        assert found.token_ids[b, 0, : len(ids)].tolist() == ids
-        texts.append(WORDS.decode(torch.tensor(ids[len(captioner.prompt_ids) :])))
-    assert captioner.generate(image, GREEDY) == texts
-
-
 @pytest.mark.parametrize("model", MODELS)
 def test_beam_scores_are_those_of_the_captions(model):
+    """tests/captioning/captioners/test_log_likelihoods.py compares captions with uncached ones."""
     captioner, image = make(model), 3 * images(4)
     with torch.no_grad():  # so that the search of an image ends before that of another
         captioner.decoder.head.bias[WORDS.end] += 2
@@ -161,12 +121,8 @@ def test_beam_scores_are_those_of_the_captions(model):
     found = captioner.generate_details(image, settings)
     for b, k in itertools.product(range(4), range(7)):
         ids = [i for i in found.token_ids[b, k].tolist() if i != WORDS.pad]
-        logits, _ = captioner.decoder(
-            torch.tensor(ids[:-1]).view(1, 1, -1), captioner.encoder(image[b : b + 1])
-        )
-        logits[..., [WORDS.pad, WORDS.start, WORDS.unknown]] = -torch.inf
-        logprobs = logits[0, 0].log_softmax(-1)
-        total = logprobs[torch.arange(len(ids) - 1), ids[1:]].sum().item()
+        logits, _ = captioner.score_tokens(captioner.encode(image[b : b + 1]), torch.tensor(ids))
+        total = logits.log_softmax(-1)[torch.arange(len(ids) - 1), ids[1:]].sum().item()
         length = len(ids) - 1 if ids[-1] == WORDS.end else len(ids)
         assert found.scores[b, k].item() == pytest.approx(total / length, abs=1e-5)
 
@@ -198,12 +154,11 @@ def test_the_attention_map_is_the_attention_before_each_word(model):
     assert pooled.score_tokens(pooled.encoder(image), ids)[1] is None
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_word_vectors_of_a_file_and_of_length_one(model, tmp_path):
+def test_word_vectors_of_a_file_and_of_length_one(tmp_path):
     path = tmp_path / "glove.txt"
     path.write_text("dog 3 4 0 0 0 0 0 0\n")
     settings = {"embed_dim": 8, "word_vectors": str(path), "normalise_embeddings": True}
-    captioner = ClassicCaptioner(model, Pixels(), WORDS, **settings)
+    captioner = ClassicCaptioner("rnn", Pixels(), WORDS, **settings)
     weight = captioner.decoder.embedding.weight
     torch.testing.assert_close(weight.norm(dim=1), torch.ones(len(WORDS)))
     dog = WORDS.encode_prompt("dog")[1]

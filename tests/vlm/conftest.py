@@ -1,4 +1,4 @@
-"""Folders of tiny models, and photos of sizes that their processors cut up otherwise."""
+"""Folders of tiny models, and photos of different sizes."""
 
 import pytest
 
@@ -36,10 +36,7 @@ def make_vlm(vlm_folder):
 
     def make(name, objective=None, max_tokens=20):
         folder, prompt = vlm_folder(name)
-        prompt_processor, model = (
-            load_prompt_processor(folder, prompt),
-            load_model(folder, pretrained=True),
-        )
-        return VlmCaptioner(model, prompt_processor, objective or Objective(), max_tokens).eval()
+        processor, model = load_prompt_processor(folder, prompt), load_model(folder, True)
+        return VlmCaptioner(model, processor, objective or Objective(), max_tokens).eval()
 
     return make

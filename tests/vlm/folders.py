@@ -1,4 +1,4 @@
-"""A tiny model of each family with its processor, saved as a folder as the library saves one.
+"""A tiny model and processor of each family, saved as a folder of transformers.
 
 The models are those of tests/smile/families; a tokenizer of a few words goes with each.
 """
@@ -37,7 +37,7 @@ PLACES = ("<fake_token_around_image>", "<global-img>", *ROWS)
 
 
 def tokenizer(image="<image>", start="<image_start>", end="<image_end>", places=PLACES, **named):
-    """A word is a word; ids are those of tests/smile/families. named: of tokens, by attribute."""
+    """Each word is a token, with the id of tests/smile/families. named: tokens by attribute."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     known = {"<pad>": PAD, "<end>": END, "<start>": START, "<unk>": UNKNOWN}
@@ -49,12 +49,9 @@ def tokenizer(image="<image>", start="<image_start>", end="<image_end>", places=
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     made.add_special_tokens([start, end, "<video>", image or "<image>", *places])
     named = {"image_token": image, **named} if image else named
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=made,
-        extra_special_tokens=named,
-        **{"pad_token": "<pad>", "bos_token": "<start>", "eos_token": "<end>"},
-        unk_token="<unk>",
-    )
+    marks = {"pad_token": "<pad>", "bos_token": "<start>", "eos_token": "<end>"}
+    marks.update(unk_token="<unk>", tokenizer_object=made, extra_special_tokens=named)
+    return transformers.PreTrainedTokenizerFast(**marks)
 
 
 def with_start(words):
@@ -101,17 +98,12 @@ def paligemma():
 
 
 def llava_onevision():
-    images = transformers.LlavaOnevisionImageProcessor(
-        size=SIDE, image_grid_pinpoints=[[8, 8], [8, 16], [16, 8], [16, 16]]
-    )
-    return transformers.LlavaOnevisionProcessor(
-        images,
-        tokenizer(),
-        transformers.LlavaOnevisionVideoProcessor(),
-        num_image_tokens=4,
-        vision_feature_select_strategy="full",
-        chat_template=CHAT.replace("IMAGE", "<image>"),
-    )
+    grid = [[8, 8], [8, 16], [16, 8], [16, 16]]
+    images = transformers.LlavaOnevisionImageProcessor(size=SIDE, image_grid_pinpoints=grid)
+    parts = images, tokenizer(), transformers.LlavaOnevisionVideoProcessor()
+    options = {"num_image_tokens": 4, "vision_feature_select_strategy": "full"}
+    chat = CHAT.replace("IMAGE", "<image>")
+    return transformers.LlavaOnevisionProcessor(*parts, **options, chat_template=chat)
 
 
 def internvl():
@@ -119,13 +111,9 @@ def internvl():
     named = {"start_image_token": "<img>", "end_image_token": "</img>"}
     named.update(context_image_token="<IMG_CONTEXT>", video_token="<video>")
     words = tokenizer("<IMG_CONTEXT>", "<img>", "</img>", **named)
-    return transformers.InternVLProcessor(
-        images,
-        words,
-        transformers.InternVLVideoProcessor(),
-        image_seq_length=4,
-        chat_template=CHAT.replace("IMAGE", "<IMG_CONTEXT>"),
-    )
+    parts = images, words, transformers.InternVLVideoProcessor()
+    chat = CHAT.replace("IMAGE", "<IMG_CONTEXT>")
+    return transformers.InternVLProcessor(*parts, image_seq_length=4, chat_template=chat)
 
 
 def gemma3():
@@ -137,14 +125,14 @@ def gemma3():
 
 
 def mllama():
-    """A photo is cut into up to two pictures, which the words see from the image's token on."""
+    """A photo is cut into up to two tiles, which words after the image token attend to."""
     images = transformers.MllamaImageProcessor(size=SIDE, max_image_tiles=2)
     chat = CHAT.replace("IMAGE", "<|image|>")
     return transformers.MllamaProcessor(images, tokenizer("<|image|>", places=()), chat)
 
 
 def florence2():
-    """The mean of all places, and four places."""
+    """A photo has five positions: the mean, and four patches."""
     images = transformers.CLIPImageProcessor(size=SIDE, crop_size=SIDE)
     images.image_seq_length = 5
     words = with_start(tokenizer())
@@ -162,7 +150,7 @@ def git():
 
 
 class Apart:
-    """An image processor and a tokenizer that no processor holds together."""
+    """Saves an image processor and a tokenizer without a joint processor."""
 
     def __init__(self, *parts):
         self.parts = parts

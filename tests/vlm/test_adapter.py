@@ -12,7 +12,7 @@ from adapters.lora import Lora
 from captioning.config import load_config
 from captioning.models.build import captioner_from
 from captioning.runtime.errors import UserError
-from tests.vlm.test_collate import CAPTIONS
+from tests.vlm.test_collate import CAPTIONS, rows
 from vlm import export
 from vlm.image_batch import ImageBatch
 from vlm.library import load_model
@@ -74,7 +74,7 @@ def test_the_checkpoint_is_the_adapter_and_is_loaded_again(trained, config):
     assert content["adapter_config"]["r"] == 2
     again, told = captioner_from(config, str(path))
     assert told.endswith("every key matched")
-    batch, _ = captioner.rows(image, CAPTIONS)
+    batch, _ = rows(captioner, image, CAPTIONS)
     assert logits_of(again.model, batch).equal(logits_of(captioner.model, batch))
 
 
@@ -84,10 +84,9 @@ def test_peft_loads_the_adapter(trained, vlm_folder, tmp_path, capsys):
     captioner, image, path = trained
     assert export.main([str(path), str(tmp_path / "adapter"), "--adapter"]) == 0
     assert "holds the adapter of" in capsys.readouterr().out
-    loaded = PeftModel.from_pretrained(
-        load_model(vlm_folder(NAME)[0], pretrained=True), tmp_path / "adapter"
-    )
-    batch, _ = captioner.rows(image, CAPTIONS)
+    base = load_model(vlm_folder(NAME)[0], pretrained=True)
+    loaded = PeftModel.from_pretrained(base, tmp_path / "adapter")
+    batch, _ = rows(captioner, image, CAPTIONS)
     torch.testing.assert_close(logits_of(loaded, batch), logits_of(captioner.model, batch))
 
 
@@ -97,7 +96,7 @@ def test_the_merged_model_is_a_model_of_transformers(trained, tmp_path, capsys):
     assert export.main([str(path), folder]) == 0
     merged = load_model(folder, pretrained=True)
     load_prompt_processor(folder, "describe the image")  # the processor is there, too
-    batch, _ = captioner.rows(image, CAPTIONS)
+    batch, _ = rows(captioner, image, CAPTIONS)
     expected = logits_of(captioner.model, batch)
     torch.testing.assert_close(logits_of(merged, batch), expected, rtol=1e-4, atol=1e-5)
     assert not any("lora" in name for name, _ in merged.named_parameters())

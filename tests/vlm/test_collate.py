@@ -1,4 +1,4 @@
-"""What a model reads, and which tokens are scored; a photo of several captions is read once."""
+"""Model inputs and scored tokens; a photo with several captions is encoded once."""
 
 import pytest
 import torch
@@ -16,6 +16,12 @@ NAMES = list(folders.PROCESSORS)
 CAPTIONS = [["a red disc"], ["two large blue block on sand"], ["a ring"]]
 CHATS = [name for name, (_, prompt) in folders.PROCESSORS.items() if prompt and "2For" not in name]
 CHATS = [name for name in CHATS if not name.startswith(("PaliGemma", "Blip2"))]
+
+
+def rows(captioner, image, captions):
+    """Return the model's inputs and labels, with a row per caption, each with its own pixels."""
+    images = captioner._inputs(image).repeat(len(captions[0]))
+    return captioner._collate(images, captioner._caption_ids(captions))
 
 
 def conversation(photo, prompt, caption=None):
@@ -65,7 +71,7 @@ def test_questions_of_mixed_sizes_are_the_processors_batch(name, make_vlm, vlm_f
 def test_questions_with_their_answers_are_too(name, make_vlm, vlm_folder, vlm_photos):
     captioner = make_vlm(name)
     image = ImageBatch([captioner.prompt_processor(photo) for photo in vlm_photos])
-    batch, labels = captioner.rows(image, CAPTIONS)
+    batch, labels = rows(captioner, image, CAPTIONS)
     expected = library_batch(name, vlm_folder, vlm_photos, [text for (text,) in CAPTIONS])
     for seen in (batch, expected):  # the values at padding are never read
         real = seen["attention_mask"] == 1
@@ -83,7 +89,7 @@ def test_the_caption_and_the_end_are_scored_and_nothing_else(name, make_vlm, vlm
     image = ImageBatch([captioner.prompt_processor(photo) for photo in vlm_photos[:2]])
     # The image's token would be one more image, and the end another one.
     captions = [["a red disc", "grass <image><end> right"], ["two blue block", "snow"]]
-    batch, labels = captioner.rows(image, captions)
+    batch, labels = rows(captioner, image, captions)
     words = captioner.tokenizer.tokenizer
     said = [["a", "red", "disc"], ["grass", "right"], ["two", "blue", "block"], ["snow"]]
     inputs = batch["decoder_input_ids"] if captioner.is_encoder_decoder else batch["input_ids"]
@@ -102,16 +108,13 @@ def test_the_caption_and_the_end_are_scored_and_nothing_else(name, make_vlm, vlm
 def test_a_long_caption_is_cut_and_ended(make_vlm, vlm_photos):
     captioner = make_vlm("GitForCausalLM", max_tokens=3)
     image = ImageBatch([captioner.prompt_processor(vlm_photos[0])])
-    _, labels = captioner.rows(image, [["a red disc on sand"]])
+    _, labels = rows(captioner, image, [["a red disc on sand"]])
     words = captioner.tokenizer.tokenizer.convert_ids_to_tokens(labels[0, 1:].tolist())
     assert words == ["a", "red", "<end>"]
 
 
-THREE_EACH = [
-    ["a red disc", "snow", "two large blue block"],
-    ["a ring on sand", "grass", "a star"],
-    ["night", "small green ring left of the star", "a disc"],
-]
+THREE_EACH = [["a red disc", "snow", "two large blue block"], ["a ring on sand", "grass", "a star"]]
+THREE_EACH.append(["night", "small green ring left of the star", "a disc"])
 
 
 def loss_and_gradients(captioner, loss):
@@ -139,7 +142,7 @@ def test_once_is_as_good_as_once_a_caption(name, make_vlm, vlm_photos):
     found = loss_and_gradients(captioner, output.loss)
     (pixels,) = seen
     assert pixels.numel() == pixels_of(image)
-    batch, labels = captioner.rows(image, THREE_EACH)
+    batch, labels = rows(captioner, image, THREE_EACH)
     loss = captioner.model(**batch, labels=labels).loss
     assert seen[1].numel() == 3 * pixels_of(image)
     torch.testing.assert_close(output.loss, loss)

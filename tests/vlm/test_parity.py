@@ -1,4 +1,4 @@
-"""Loss, gradients and captions beside the library's own, also with a prompt for each photo."""
+"""Loss, gradients and captions equal the library's, also with a prompt for each photo."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from smile.hf import undo
 from smile.hf.families import align_labels
 from tests.smile.hf_models import in_float64, knows_float64
 from tests.vlm import folders
-from tests.vlm.test_collate import CAPTIONS, CHATS, library_batch
+from tests.vlm.test_collate import CAPTIONS, CHATS, library_batch, rows
 from vlm.image_batch import ImageBatch
 from vlm.library import load_model, load_parts
 from vlm.prompt import GUIDED_FAMILIES, NO_TEXT_FAMILY, PromptProcessor
@@ -60,7 +60,7 @@ def test_the_objective_is_that_of_the_logits(name, make_vlm, vlm_photos):
     output = captioner.train()(image, CAPTIONS)
     torch.manual_seed(0)
     with torch.no_grad():
-        batch, labels = captioner.rows(image, CAPTIONS)
+        batch, labels = rows(captioner, image, CAPTIONS)
         model = undo(captioner.model)
         logits = model(**batch).logits
         expected = objective(*align_labels(model, logits, labels, tokens=batch.get("input_ids")))
@@ -157,7 +157,7 @@ def test_the_attention_map_is_the_cross_attention_to_the_image(name, make_vlm, v
     ids = torch.tensor(captioner.tokenizer.ids("a red disc", 20))
     with torch.no_grad():
         _, attention_map = captioner.score_tokens(image, ids)
-        batch, _ = captioner.rows(image, [["a red disc"]])
+        batch, _ = rows(captioner, image, [["a red disc"]])
         implementation = captioner.model.config._attn_implementation
         captioner.model.set_attn_implementation("eager")
         output = captioner.model(**batch, output_attentions=True)

@@ -1,4 +1,4 @@
-"""A vision-language model in every program; a resumed run equals one that was not stopped."""
+"""A vision-language model in every program; resuming is bit-identical."""
 
 import pytest
 import torch
@@ -43,11 +43,7 @@ def results(scenes, tmp_path_factory, repository):
         ("captioning.train", [*train, *here, "max_epoch=2", "--evaluate", "--eval_split=test"], 0),
         ("captioning.train", [*train, *there, "max_epoch=2"], 0),
         ("captioning.caption", [str(run), photos, "--out", out, "--batch_size", "3"], 0),
-        (
-            "captioning.sweep.__main__",
-            [str(config), "--mle=1", "--output_dir", str(sweep), *few],
-            0,
-        ),
+        ("captioning.sweep.__main__", [str(config), "--mle=1", f"--output_dir={sweep}", *few], 0),
         ("captioning.calibrate", ["--checkpoint", best], 0),
         ("captioning.report.__main__", [str(run), "--output", str(folder / "report.html")], 0),
         ("captioning.attend", ["--checkpoint", best, str(min((scenes / "images").iterdir()))], 2),
@@ -60,10 +56,8 @@ def test_a_resumed_run_is_bit_identical_and_has_the_same_prompt(results):
     folder, _, said = results
     assert f"no checkpoint: the weights are those of {folder / 'model'}" in said
     assert f"resuming from {folder / 'run' / 'checkpoint_00.pth'}" in said
-    went_on, whole = (
-        torch.load(folder / name / "checkpoint_01.pth", weights_only=True)
-        for name in ("run", "whole")
-    )
+    paths = (folder / name / "checkpoint_01.pth" for name in ("run", "whole"))
+    went_on, whole = (torch.load(path, weights_only=True) for path in paths)
     assert went_on["model"].keys() == whole["model"].keys()
     assert all(went_on["model"][key].equal(value) for key, value in whole["model"].items())
     assert "had other settings (prompt was 'Describe the image.', is 'What is there?')" in said

@@ -1,4 +1,4 @@
-"""A vision-language model divided over two processes, with and without LoRA, beside one process."""
+"""A vision-language model sharded over two processes, with and without LoRA."""
 
 import resource
 import signal
@@ -59,7 +59,7 @@ def test_it_learns_as_in_one_process(finished):
 
 
 def test_lora(finished):
-    """The adapter learns the same under DDP, divided, and in one process; nothing else is saved."""
+    """DDP, FSDP and one process train the same adapter, and save nothing else."""
     alone = finished(*ONE, LORA)
     assert all("lora_" in name for name in weights(alone))
     assert_close(finished(*TWO, LORA), alone)
@@ -75,7 +75,7 @@ def test_two_captions_of_a_photo_in_bf16(finished):
 
 
 def with_a_full_disk(rank):
-    """A hook: at the end of the epoch no file of rank 1's may be larger than 20 kB."""
+    """A hook: from the end of the epoch on, rank 1 cannot write files above 20 kB."""
     be_quick(rank)
     save_epoch = RunState.save_epoch
 

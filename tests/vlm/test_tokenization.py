@@ -1,4 +1,4 @@
-"""Captions as tokens where they stand in a chat, and tokens as words."""
+"""Captions are tokenised within their chat; tokens are joined to words."""
 
 from types import SimpleNamespace
 
@@ -19,17 +19,10 @@ MARKS = {"pad_token": "<pad>", "eos_token": "<end>", "unk_token": "<unk>"}
 
 
 def byte_level():
-    """Spaces begin tokens, as GPT-2's and Qwen's."""
+    """A token begins with the space before it, as in GPT-2 and Qwen."""
     pieces = ["a", "r", "e", "d", "i", "n", "g", "s", ":", "Ġ", "\u010a"]
-    merges = [
-        ("Ġ", "r"),
-        ("Ġr", "e"),
-        ("Ġre", "d"),
-        ("i", "n"),
-        ("in", "g"),
-        ("Ġ", "a"),
-        ("r", "e"),
-    ]
+    pairs = ["Ġ r", "Ġr e", "Ġre d", "i n", "in g", "Ġ a", "r e"]
+    merges = [tuple(pair.split()) for pair in pairs]
     known = ["<pad>", "<end>", "<unk>", *pieces, *("".join(pair) for pair in merges)]
     made = Tokenizer(models.BPE({token: n for n, token in enumerate(known)}, merges))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -39,7 +32,7 @@ def byte_level():
 
 
 def word_pieces():
-    """What goes on with a word begins with ##, as BERT's."""
+    """A piece that continues a word begins with ##, as in BERT."""
     known = ["<pad>", "<end>", "<unk>", "a", "red", "r", "##ing", "##s"]
     ids = {token: n for n, token in enumerate(known)}
     made = Tokenizer(models.WordPiece(ids, unk_token="<unk>"))

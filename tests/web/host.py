@@ -2,16 +2,9 @@
 
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from mimetypes import guess_type
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
-
-TYPES = {
-    ".html": "text/html",
-    ".js": "text/javascript",
-    ".mjs": "text/javascript",
-    ".css": "text/css",
-    ".wasm": "application/wasm",
-}
 
 
 class Host:
@@ -40,7 +33,7 @@ class Host:
         file = self.folder / name
         content = self.changes.get(path, file.read_bytes() if file.is_file() else None)
         handler.send_response(404 if content is None else 200)
-        handler.send_header("Content-Type", TYPES.get(file.suffix, "application/octet-stream"))
+        handler.send_header("Content-Type", guess_type(file)[0] or "application/octet-stream")
         handler.send_header("Content-Length", str(len(content or b"")))
         handler.end_headers()
         handler.wfile.write(content or b"")

@@ -85,9 +85,8 @@ def test_captions_and_probabilities_are_those_of_torch(page, photos, expected, c
             assert inner(page, "#card-two .text") == found.captions[0][0]
             assert tokens(page) == tokens(page, "two") == ids
             seen.add(tuple(ids))
-            shown = page.ask(
-                "[...document.querySelectorAll('#card-one li')].map(e => e.innerText.split('\\n'))"
-            )
+            items = "[...document.querySelectorAll('#card-one li')]"
+            shown = page.ask(f"{items}.map(e => e.innerText.split('\\n'))")
             image = captioner.encode(evaluation_transform(48)(load_image(path)).unsqueeze(0))
             logits, _ = captioner.score_tokens(image, torch.tensor(ids))
             each = logits.softmax(-1)[range(len(logits)), ids[-len(logits) :]].tolist()
@@ -219,7 +218,7 @@ def test_models_of_one_name_are_refused(build, export, tmp_path):
 
 
 def test_a_model_that_is_not_whole(opened, host, built, photos, expected):
-    """Its neighbour captions, and so does it once all of its files are whole."""
+    """The other model captions; so does this one once all of its files are whole."""
     page = opened("broken")
     files = ["tokenizer.json", "config.json", "encoder_model.onnx", "decoder_model_merged.onnx"]
     for cut, file in enumerate(files):
@@ -247,7 +246,7 @@ def test_a_browser_without_simd(browser, host):
 
 
 def test_memory_that_runs_out(opened, host, built, browser, photos, expected):
-    """A worker that gets none for its runtime is followed by another one."""
+    """A worker without memory for its runtime is replaced."""
     errors = ["WebAssembly.Memory(): could not allocate memory", "Array buffer allocation failed"]
     fail = f"function () {{ throw new RangeError({json.dumps(errors)}[self.name]) }}"
     code = f"if (self.name in [0, 1]) WebAssembly.instantiate = WebAssembly.Memory = {fail};"

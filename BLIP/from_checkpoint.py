@@ -1,0 +1,54 @@
+"""Builds the captioner of a checkpoint without a configuration file, for programs that export."""
+
+import argparse
+import json
+import logging
+from typing import Any, Union
+
+from adapters.lora import CONFIG, Lora, add_lora, merge
+from BLIP.blip import BlipCaptioner
+from BLIP.weights.checkpoint import (
+    NULL_IMAGE,
+    TIED,
+    base_weights,
+    load_weights,
+    read_checkpoint,
+    settings_in,
+)
+from BLIP.weights.download import without_secrets
+
+
+def captioner_of(
+    checkpoint: str, trust_checkpoint: bool = False, **overrides: Any
+) -> BlipCaptioner:
+    """Build the captioner of a checkpoint. LoRA is merged. A null image is left out with a warning.
+
+    overrides: see `settings_in`.
+    """
+    content = read_checkpoint(checkpoint, trust_checkpoint)
+    name = without_secrets(checkpoint)
+    state, source = base_weights(content, name, trust_checkpoint)
+    captioner = BlipCaptioner(**settings_in(content, state, name, **overrides))
+    report = load_weights(captioner, state, source)
+    for key in report.unexpected:
+        if key.startswith(NULL_IMAGE):
+            message = "%s: left out %s, which is used only for guidance and mmi reranking"
+            logging.getLogger(__name__).warning(message, source, key)
+    if CONFIG in content:
+        add_lora(captioner, Lora(**content["config"]["lora"]), source, TIED)
+        load_weights(captioner, content["model"], name)
+        merge(captioner)
+    return captioner.eval()
+
+
+def add_captioner_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command line arguments of `captioner_of`."""
+    parser.add_argument("checkpoint", help="path, URL or hf:// name")
+    parser.add_argument("--tokenizer", help="hub name, folder with vocab.txt, or that file")
+    parser.add_argument("--vit", type=_name_or_mapping, help="base, large, or sizes as JSON")
+    parser.add_argument("--med_config", type=_name_or_mapping, help="a file, or sizes as JSON")
+    parser.add_argument("--trust_checkpoint", action="store_true")
+
+
+def _name_or_mapping(text: str) -> Union[str, dict]:
+    return json.loads(text) if text.startswith("{") else text
