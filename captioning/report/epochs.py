@@ -1,7 +1,7 @@
 """The selected epoch of each run, and the validation scores of all epochs."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, Optional
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from captioning.metrics.registry import metric_of
 from captioning.report.runs import Run
@@ -26,21 +26,18 @@ def selected_epochs(runs: Iterable[Run]) -> Iterator[SelectedEpoch]:
     for run in runs:
         if run.selected is None:
             continue
-        names, epochs = shown_metrics(run.selected), run.selected["epochs"]
-        lines = []
-        for name in names:
-            values = [epoch["scores"].get(name) for epoch in epochs]
-            lines.append((metric_of(name).title, _cells(run, name, values)))
+        metrics, epochs = map(metric_of, shown_metrics(run.selected)), run.selected["epochs"]
+        rows = [
+            (metric, [epoch["scores"].get(metric.name) for epoch in epochs]) for metric in metrics
+        ]
         values = [epoch["value"] for epoch in epochs]
-        if len(names) > 1 and any(value is not None for value in values):
-            lines.insert(0, (run.selected["select"], _cells(run, names[0], values)))
+        if len(rows) > 1 and any(value is not None for value in values):
+            rows.insert(0, (rows[0][0]._replace(title=run.selected["select"]), values))
+        lines = []
+        for metric, values in rows:
+            cells = []
+            for epoch, value in zip(epochs, values):
+                text = "none" if value is None else f"{value:.{metric.decimals}f}"
+                cells.append((epoch["epoch"] + 1, text, epoch["epoch"] == run.selected["epoch"]))
+            lines.append((metric.title, cells))
         yield SelectedEpoch(run, describe_selection(run.selected), lines)
-
-
-def _cells(run: Run, metric: str, values: Sequence[Optional[float]]) -> list[tuple[int, str, bool]]:
-    """Return the cells of a line. The values have the decimals of `metric`."""
-    cells = []
-    for epoch, value in zip(run.selected["epochs"], values):
-        text = "none" if value is None else f"{value:.{metric_of(metric).decimals}f}"
-        cells.append((epoch["epoch"] + 1, text, epoch["epoch"] == run.selected["epoch"]))
-    return cells

@@ -170,10 +170,9 @@ def _read_curves(runs: Sequence[Run], event: str, name: str) -> list[Curve]:
 def moving_average(values: np.ndarray) -> np.ndarray:
     """Return values (n,) smoothed by an average over n / 15 neighbours, fewer at both ends."""
     half_width = -(-len(values) // 30)
-    sums = np.concatenate([[0.0], np.cumsum(values)])
-    first = np.maximum(np.arange(len(values)) - half_width, 0)
-    last = np.minimum(np.arange(len(values)) + half_width + 1, len(values))
-    return (sums[last] - sums[first]) / (last - first)
+    window = np.ones(2 * half_width + 1)
+    sums, counts = (np.convolve(v, window)[half_width:-half_width] for v in (values, values**0))
+    return sums / counts
 
 
 def _draw(

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -63,9 +62,6 @@ class Run:
 
 def read_runs(folders: Sequence[Path], split: str) -> list[Run]:
     """Return the runs in `folders`, in order. Raises UserError, also for a folder without a run."""
-    if not folders:
-        raise UserError("no run to report: name one or more run folders")
-    folders = [Path(folder) for folder in folders]
     runs = [_read_run(folder, split) for folder in folders]
     folders = [folder.resolve() for folder in folders]
     check_unique(folders, "run")
@@ -89,30 +85,14 @@ def training_title(config: Config) -> str:
     return ", ".join(filter(None, (title, training_name(config))))
 
 
-def plain_command(record: dict[str, Any]) -> Optional[str]:
-    """Return the command of a run.json as a user types it: `python -m captioning.train ...`.
-
-    Returns None if no command was recorded.
-    """
-    command = record.get("command")
-    if not command:
-        return None
-    program, *arguments = shlex.split(command)
-    module = re.search(r"(captioning(?:/\w+)+)\.py$", arguments[0]) if arguments else None
-    if not module or not re.fullmatch(r"python[\d.]*", Path(program).name):
-        return command
-    name = module[1].replace("/", ".").removesuffix(".__main__")
-    return shlex.join(["python", "-m", name, *arguments[1:]])
-
-
 def _read_run(folder: Path, split: str) -> Run:
     """Return the run in a folder, with its captions of the split. Raises UserError."""
     result = folder / "result" / split
     results_file = folder / "result" / f"{split}.json"
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder: name the output_dir of a run")
-    is_trained = (folder / "config.yaml").exists()
-    if not is_trained and not (result / "config.yaml").exists():
+    is_trained, is_scored = ((f / "config.yaml").exists() for f in (folder, result))
+    if not (is_trained or is_scored):
         raise UserError(f"{folder}: not a run: it has no config.yaml; name the run's output_dir")
     if not results_file.exists():
         raise UserError(
@@ -120,11 +100,7 @@ def _read_run(folder: Path, split: str) -> Run:
             f"--config {folder / 'config.yaml'} --evaluate --eval_split {split}"
         )
     training_config = load_config(folder / "config.yaml") if is_trained else None
-    scoring_config = (
-        load_config(result / "config.yaml")
-        if (result / "config.yaml").exists()
-        else training_config
-    )
+    scoring_config = load_config(result / "config.yaml") if is_scored else training_config
     scoring = _read_object(result / "run.json")
     foreign = _foreign_weights(folder, scoring_config, scoring)
     label = folder.resolve().name
@@ -132,7 +108,7 @@ def _read_run(folder: Path, split: str) -> Run:
         weights, is_trained = Path(foreign), False
         label = "/".join(weights.parts[-2:]) if weights.name == BEST else weights.name
     config = training_config if is_trained else scoring_config
-    scores = _read_object(result / "metrics.json")
+    skipped = _read_object(result / "metrics.json").get("skipped", {})
     return Run(
         folder=folder,
         label=training_title(config) if is_trained else label,
@@ -140,8 +116,8 @@ def _read_run(folder: Path, split: str) -> Run:
         config=config,
         scoring_config=scoring_config,
         captions=read_predictions(results_file),
-        metrics=parse_metrics(scores.get("metrics", {}), result / "metrics.json"),
-        skipped=_validate(scores.get("skipped", {}), dict[str, str], result / "metrics.json"),
+        metrics=read_metrics(folder, split),
+        skipped=_validate(skipped, dict[str, str], result / "metrics.json"),
         log=[] if foreign else list(read_log(folder / "log.jsonl")),
         training={} if foreign else _read_object(folder / "run.json"),
         scoring=scoring,
@@ -165,12 +141,10 @@ def _foreign_weights(
     )
 
 
-def parse_metrics(entries: Any, path: Path) -> dict[str, Estimate]:
-    """Return the "metrics" of a metrics.json as estimates. Intervals are optional.
-
-    path: the file, for errors. Raises UserError for a malformed entry.
-    """
-    return _validate(entries, dict[str, Estimate], path)
+def read_metrics(run: Path, split: str) -> dict[str, Estimate]:
+    """Return the scores of a run's captions of a split; {} without scores. Raises UserError."""
+    path = run / "result" / split / "metrics.json"
+    return _validate(_read_object(path).get("metrics", {}), dict[str, Estimate], path)
 
 
 def _read_object(path: Path) -> dict[str, Any]:
@@ -209,9 +183,18 @@ def make_unique(labels: Sequence[str], *alternatives: Sequence[str]) -> list[str
 
 
 def recorded_commands(run: Run) -> list[str]:
-    """Return the recorded commands that trained and scored the run, without duplicates."""
-    commands = [plain_command(record) for record in (run.training, run.scoring)]
-    return list(dict.fromkeys(command for command in commands if command))
+    """Return the recorded commands that trained and scored the run, without duplicates.
+
+    They are as a user types them: `python -m captioning.train ...`.
+    """
+
+    def as_typed(found: re.Match) -> str:
+        return "python -m " + found[1].replace("/", ".").removesuffix(".__main__")
+
+    commands = (record.get("command", "") for record in (run.training, run.scoring))
+    program = r"^\S*python[\d.]* \S*?(captioning(?:/\w+)+)\.py\b"
+    typed = dict.fromkeys(re.sub(program, as_typed, command) for command in commands)
+    return list(filter(None, typed))
 
 
 def recorded_versions(run: Run) -> str:
@@ -228,24 +211,22 @@ def differing_settings(runs: Sequence[Run]) -> dict[str, list[str]]:
     training. If another setting was changed after the training and differs in `scoring_config`, it
     is listed again as "NAME, in scoring".
     """
-    differences = {}
     configs = [every_key(run.config) for run in runs]
     scoring_configs = [every_key(run.scoring_config) for run in runs]
-    scoring_keys = [
-        key for role in ("generation", "scoring") for key in keys_of(role, config_class())
-    ]
+    keys = config_class()
+    found = {}
     for name in (name for name in configs[0] if name not in EXCLUDED_KEYS):
-        scoring_values = [config[name] for config in scoring_configs]
-        training_values = (
-            scoring_values if name in scoring_keys else [config[name] for config in configs]
-        )
-        if any(value != training_values[0] for value in training_values):
-            differences[name] = [_format_value(value) for value in training_values]
-        if scoring_values != training_values and any(
-            value != scoring_values[0] for value in scoring_values
-        ):
-            differences[f"{name}, in scoring"] = [_format_value(value) for value in scoring_values]
-    return differences
+        trained, scored = ([c[name] for c in each] for each in (configs, scoring_configs))
+        if name in (*keys_of("generation", keys), *keys_of("scoring", keys)):
+            trained = scored
+        found[name] = trained
+        if scored != trained:
+            found[f"{name}, in scoring"] = scored
+    return {
+        name: list(map(_format_value, values))
+        for name, values in found.items()
+        if any(value != values[0] for value in values)
+    }
 
 
 def _format_value(value: Any) -> str:
