@@ -10,7 +10,6 @@ which needs OpenCV) in a plain DataLoader.
 import argparse
 import functools
 import itertools
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +21,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.measure import Work, compare
-from benchmarks.topic import Cases, make_main
+from benchmarks.topic import Cases
 from captioning.data import (
     Prefetcher,
     Sample,
@@ -33,6 +32,7 @@ from captioning.data import (
 )
 from captioning.data.image import open_image
 
+ROUNDS = 5
 WORKERS = {"cpu": (1, 2, 4), "cuda": (4, 8, 16)}
 BATCHES_PER_WORKER = 4
 
@@ -109,9 +109,3 @@ def cases(options: argparse.Namespace) -> Cases:
         f"{size[0]} x {size[1]}, {workers} workers": functools.partial(measure, size, workers)
         for size, workers in itertools.product(sizes, worker_counts)
     }
-
-
-main = make_main("loader", __doc__, 5, cases)
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -11,19 +11,19 @@ import argparse
 import copy
 import functools
 import itertools
-import sys
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.captioners import hf_captioner, our_captioner
+from benchmarks.captioners import hf_captioner, our_captioner, random_images
 from benchmarks.measure import Work, compare
 from benchmarks.objective import MIXTURE, SMOOTHING
-from benchmarks.topic import Cases, make_main
+from benchmarks.topic import Cases
 from BLIP import BlipCaptioner
 from smile import Objective
 
+ROUNDS = 3
 OURS, OURS_SMILE, COMPILED = "ours", "ours, MLE + SMILE", "ours, compiled"
 OURS_5, THEIRS = "ours, 5 captions an image", "transformers"
 CPU_BATCH, GPU_BATCH = 4, 32
@@ -40,12 +40,6 @@ def random_captions(tiny: bool, num_images: int, per_image: int) -> list[list[st
         return " ".join(f"w{i}" for i in ids.tolist())
 
     return [[caption() for _ in range(per_image)] for _ in range(num_images)]
-
-
-def random_images(ours: BlipCaptioner, count: int) -> Tensor:
-    """Return images of noise (count, 3, S, S), always the same."""
-    size = ours.visual_encoder.patch_embed.img_size[0]
-    return torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(0))
 
 
 class Training:
@@ -135,9 +129,3 @@ def cases(options: argparse.Namespace) -> Cases:
     if on_gpu:
         rows["step, bf16, compiled"] = lambda: measure(True, COMPILED)
     return rows
-
-
-main = make_main("training", __doc__, 3, cases)
-
-if __name__ == "__main__":
-    sys.exit(main())

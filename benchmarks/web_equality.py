@@ -22,7 +22,13 @@ import numpy as np
 import torch
 
 from benchmarks.captioners import BERT_VOCAB_SIZE, TINY, random_captioner
-from benchmarks.web_captioners import NodeCaptions, PageCaptions, build_page, find_programs
+from benchmarks.web_captioners import (
+    DTYPES,
+    NodeCaptions,
+    PageCaptions,
+    build_page,
+    find_programs,
+)
 from BLIP import BlipCaptioner
 from BLIP.export import export_onnx
 from captioning.data.image import evaluation_transform, load_image, resize
@@ -48,7 +54,6 @@ SETTINGS = {
     name: {"num_beams": beams, "max_length": 20, "min_length": 6}
     for name, beams in (("greedy", 1), ("beam 3", 3))
 }
-DTYPES = {"fp32": "32 bits", "fp16": "16 bits", "q8": "8 bits"}
 Rows = list[list[int]]
 
 

@@ -32,10 +32,10 @@ from captioning.models.checkpoints import BEST
 from captioning.runtime.errors import UserError
 from captioning.runtime.job_runner import Job
 from captioning.runtime.program import exit_code
-from captioning.sweep.__main__ import Sweep
 from captioning.sweep.decodings import JUDGE as JUDGE_DECODING
 from captioning.sweep.decodings import read_decodings, with_drop_shares
 from captioning.sweep.parallel_runs import job_slots, run_in_slots
+from captioning.sweep.runs import Sweep
 from captioning.sweep.variants import objective_variants, plan, read_objectives, read_weights
 from captioning.training.validation_history import is_trained
 
@@ -48,7 +48,8 @@ QUICK = ("max_epoch=2", "eval_every=2", "min_word_count=2")
 QUICK_TUNING = ("max_epoch=1", "eval_every=1", "warmup_steps=0")
 
 
-def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Return 0; 2 after a one-line error; 130 if stopped."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.real_photos",
         description=__doc__,
@@ -67,12 +68,7 @@ def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     add("--quick", action="store_true", help="a few photos and epochs, to test the program")
     add("--output_dir", type=Path, help="default: output/real_photos, with --quick -quick added")
     add("overrides", nargs="*", metavar="key=value", help="for keys of all runs")
-    return parser.parse_intermixed_args(argv)
-
-
-def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Return 0; 2 after a one-line error; 130 if stopped."""
-    arguments = parse_arguments(argv)
+    arguments = parser.parse_intermixed_args(argv)
     interrupted = "stopped; run the same command again to continue"
     return exit_code(lambda: _run(arguments), interrupted)
 
@@ -119,12 +115,8 @@ def _run(arguments: argparse.Namespace) -> None:
             f"seed={seed}",
             f"pretrained={seed_folder / START / BEST}",
         ]
-        sweeps.append((seed_folder, run_keys))
+        sweeps.append(Sweep(arguments.config, None, seed_folder, run_keys, variants))
     _raise_failures(run_in_slots(jobs, job_slots("cpu", arguments.jobs)))
-    sweeps = [
-        Sweep(arguments.config, None, seed_folder, run_keys, variants)
-        for seed_folder, run_keys in sweeps
-    ]
     for sweep in sweeps:
         _raise_failures(sweep.train(arguments.jobs))
     print(write_summary(folder, seed_folders, variants), end="")

@@ -3,7 +3,7 @@
 import pytest
 from PIL import Image
 
-from benchmarks import web, web_equality
+from benchmarks import web_equality
 from benchmarks.web_captioners import find_programs
 from captioning.runtime.errors import UserError
 
@@ -21,7 +21,7 @@ def programs():
 
 
 def test_speed(quick_rows):
-    (row,) = quick_rows(web).values()
+    (row,) = quick_rows("web").values()
     contenders = {"torch", "page", "page, no threads", "Node", "runner"}
     assert row["peer"] == "torch" and set(row["contenders"]) == contenders
     assert row["notes"][0].startswith("MB to download: 0.")
