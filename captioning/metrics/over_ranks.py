@@ -98,18 +98,14 @@ def _ahead(batches, prepare) -> Iterator[tuple[Sequence[int], list]]:
         pool.shutdown(cancel_futures=True)
 
 
-def batches_in_order(count: int, size: int) -> list[range]:
-    """Return the indices 0 to `count` - 1 in batches of at most `size`."""
-    return [range(start, min(start + size, count)) for start in range(0, count, size)]
-
-
 def batches_by_length(
     lengths: Sequence[int], size: int, tokens: Optional[int] = None
 ) -> list[list[int]]:
     """Return the indices of N texts in batches of similar length, which need little padding.
 
-    lengths: N numbers of tokens. size: the most texts of a batch. tokens: the most tokens of a
-    batch, including padding. A longer text is a batch by itself.
+    Texts of equal lengths keep their order. lengths: N numbers of tokens. size: the most texts of a
+    batch. tokens: the most tokens of a batch, including padding. A longer text is a batch by
+    itself.
     """
     batches: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda index: lengths[index]):

@@ -77,7 +77,8 @@ class Retrieval(ClipEvaluator):
                 )
             images = np.concatenate([images, pool_features[new_images(self.pool, files)]])
         index_of = {path: index for index, path in enumerate(files)}
-        found = ranks(vectors, images, [index_of[path] for path in paths])
+        rows = np.array([vectors[text] for text in texts])
+        found = ranks(rows, images, [index_of[path] for path in paths])
         hits = {f"R@{k}": (100.0 * (found <= k)).tolist() for k in RANKS}
         where = self.options.pool or "the captions' own"
         scores = Scores.of_means(
@@ -85,7 +86,7 @@ class Retrieval(ClipEvaluator):
             settings={
                 "clip_model": features.clip.name,
                 "pool": f"{len(images)} images ({where})",
-                "retrieval_truncated": sum(long),
+                "retrieval_truncated": sum(text in long for text in texts),
             },
         )
         scores.metrics["median_rank"] = median(found)

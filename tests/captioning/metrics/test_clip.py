@@ -7,6 +7,7 @@ from PIL import Image
 from transformers import CLIPModel
 
 from captioning.data import MEAN, STD
+from captioning.metrics.bootstrap import mean
 from captioning.metrics.clip import Clip
 from captioning.metrics.clipscore import ClipScore
 from captioning.metrics.evaluator import CaptionSet, Settings
@@ -43,9 +44,8 @@ def test_image_features(clip, naive, tmp_path, width, height):
     short = min(width, height)
     size = [int(24 * side / short) for side in (width, height)]
     left, top = (round((side - 24) / 2) for side in size)
-    photo = Image.fromarray(pixels).resize(size, Image.BICUBIC)
-    photo = photo.crop((left, top, left + 24, top + 24))
-    array = (np.asarray(photo) / 255 - MEAN) / STD
+    photo = np.asarray(Image.fromarray(pixels).resize(size, Image.BICUBIC)) / 255
+    array = (photo[top : top + 24, left : left + 24] - MEAN) / STD
     images = torch.from_numpy(array.transpose(2, 0, 1))[None]
     expected = unit(naive.get_image_features(images))
     image = clip.read_image(tmp_path / "noise.png")
@@ -53,12 +53,10 @@ def test_image_features(clip, naive, tmp_path, width, height):
     assert both[0].numpy() == pytest.approx(expected, abs=1e-6)
 
 
-def test_name_identifies_the_weights(clip, clip_folder, tmp_path):
+def test_name_identifies_the_weights(clip, naive, clip_folder, tmp_path):
     assert clip.name.startswith(f"{clip_folder}@") and clip.weights == Clip(clip_folder).weights
-    other = CLIPModel.from_pretrained(str(clip_folder))
-    with torch.no_grad():
-        other.visual_projection.weight[0, 0] += 1e-3
-    other.save_pretrained(str(tmp_path))
+    naive.visual_projection.weight.data[0, 0] += 1e-3
+    naive.float().save_pretrained(str(tmp_path))
     for name in ("vocab.json", "merges.txt"):
         (tmp_path / name).write_text((clip_folder / name).read_text())
     assert Clip(str(tmp_path)).weights != clip.weights
@@ -91,7 +89,7 @@ def evaluate(clip_folder, photos, tmp_path):
     return lambda: evaluator.evaluate(CaptionSet(PREDICTIONS, REFERENCES))
 
 
-def test_clipscore_is_the_formula(evaluate, clip, naive, photos, clip_folder):
+def test_clipscore_is_the_formula(evaluate, clip, naive, photos):
     def text(caption):
         (ids,), _ = clip.encode(["A photo depicts " + caption])
         return unit(naive.get_text_features(torch.tensor([ids])))
@@ -107,10 +105,8 @@ def test_clipscore_is_the_formula(evaluate, clip, naive, photos, clip_folder):
         assert scores == pytest.approx([100 * score, 100 * both], rel=1e-5, abs=1e-4)
     each = result.per_image["CLIPScore"]
     assert min(each) == 0 < max(each)  # both sides of the maximum are seen
-    assert result.metrics["CLIPScore"].value == pytest.approx(sum(each) / 4)
-    assert result.metrics["CLIPScore"].low < result.metrics["CLIPScore"].high
-    assert result.settings["clipscore_truncated"] == 1
-    assert result.settings["clip_model"].startswith(f"{clip_folder}@")
+    assert result.metrics["CLIPScore"] == mean(each)
+    assert result.settings == {"clipscore_truncated": 1, "clip_model": clip.name}
 
 
 def test_the_second_evaluation_skips_the_image_tower(evaluate, monkeypatch, photos):
@@ -124,7 +120,7 @@ def test_the_second_evaluation_skips_the_image_tower(evaluate, monkeypatch, phot
     assert evaluate().per_image != before.per_image
 
 
-def test_a_damaged_cache_is_made_again(evaluate, tmp_path, capsys):
+def test_a_cache_that_is_damaged_or_cannot_be_written(evaluate, tmp_path, capsys):
     before = evaluate()
     [file] = (tmp_path / "cache").iterdir()
     whole = file.read_bytes()
@@ -138,10 +134,8 @@ def test_a_damaged_cache_is_made_again(evaluate, tmp_path, capsys):
         assert evaluate() == before
         assert f"{file} is damaged" in capsys.readouterr().err
         assert len(np.load(file)["features"]) == 4
-    assert list((tmp_path / "cache").iterdir()) == [file]
-
-
-def test_a_cache_that_cannot_be_written(evaluate, tmp_path, capsys):
-    (tmp_path / "cache").write_text("a file, no folder")
+    file.unlink()
+    (tmp_path / "cache").rmdir()
+    (tmp_path / "cache").write_text("a file, no folder")  # so that it cannot be written
     assert evaluate().metrics["CLIPScore"].n == 4
     assert "image features are not cached" in capsys.readouterr().err
