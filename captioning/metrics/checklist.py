@@ -18,7 +18,6 @@ from pydantic import Field
 from captioning.data.annotations import ImageId
 from captioning.data.caption_files import image_of, of_images
 from captioning.files.reading import parse_json_lines, read_json, read_text
-from captioning.metrics.bootstrap import percentages, ratio
 from captioning.metrics.evaluator import CaptionSet, Scores
 from captioning.metrics.judge import JudgeEvaluator, JudgeOptions, first_object
 from captioning.metrics.options import FILE
@@ -100,11 +99,9 @@ def scores_of(
         for given, questions in zip((given or () for given in answers), lists)
     ]
     asked, said, right = zip(*counts)
-    pairs = {"checklist_coverage": (said, asked), "checklist_precision": (right, said)}
-    return Scores(
-        {name: ratio(*pair, 100) for name, pair in pairs.items()},
-        {name: percentages(*pair) for name, pair in pairs.items()},
-        {"checklist_question": QUESTION, "checklist_unread": answers.count(None)},
+    return Scores.of_shares(
+        {"checklist_coverage": (said, asked), "checklist_precision": (right, said)},
+        settings={"checklist_question": QUESTION, "checklist_unread": answers.count(None)},
         details={"checklist_answers": answers},
     )
 

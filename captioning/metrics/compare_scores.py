@@ -72,8 +72,7 @@ def compare(first: Scores, second: Scores) -> dict[str, Difference]:
             values = [scores.metrics[name].value for scores in (first, second)]
             count = first.metrics[name].n
             found[name] = Difference(*values, values[1] - values[0], None, None, None, count)
-    positions = {name: position for position, name in enumerate(METRICS)}
-    ordered = sorted(found, key=lambda name: (positions.get(name, len(positions)), name))
+    ordered = sorted(sorted(found), key=lambda name: (*METRICS, name).index(name))
     return {name: found[name] for name in ordered}
 
 

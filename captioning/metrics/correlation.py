@@ -88,21 +88,21 @@ def columns_of(rated: Sequence[Rated], arguments: argparse.Namespace) -> tuple[C
     """
     rows = {f"{row.image}#{number}": row for number, row in enumerate(rated)}
     evaluators = _evaluators(rows, arguments)
-    systems = np.array([row.system for row in rated])
+    systems, of_system = np.unique([row.system for row in rated], return_inverse=True)
     captions: dict[str, np.ndarray] = {}
     sets: dict[str, np.ndarray] = {}
-    for number, system in enumerate(np.unique(systems)):
+    for number, system in enumerate(systems):
         own = {key: row for key, row in rows.items() if row.system == system}
         found = _scores(own, evaluators)
-        names = next(iter(own.values())).metrics
-        known = {name: [row.metrics[name] for row in own.values()] for name in names}
-        of_system = systems == system
-        for name, column in {**found.per_image, **known}.items():
-            captions.setdefault(name, np.full(len(rated), np.nan))[of_system] = column
-        means = {n: np.nanmean(captions[n][of_system]) for n in (*found.per_image, *known)}
-        single = {name: estimate.value for name, estimate in found.metrics.items()}
-        for name, value in {**means, **single}.items():
-            sets.setdefault(name, np.full(len(np.unique(systems)), np.nan))[number] = value
+        columns = {**found.per_image}
+        for name in next(iter(own.values())).metrics:
+            columns[name] = [row.metrics[name] for row in own.values()]
+        for name, column in columns.items():
+            column = np.array(column, dtype=float)
+            captions.setdefault(name, np.full(len(rated), np.nan))[of_system == number] = column
+            sets.setdefault(name, np.full(len(systems), np.nan))[number] = np.nanmean(column)
+        for name, estimate in found.metrics.items():
+            sets.setdefault(name, np.full(len(systems), np.nan))[number] = estimate.value
     return captions, sets
 
 

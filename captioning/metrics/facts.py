@@ -12,7 +12,6 @@ from typing import Annotated, Optional
 from pydantic import Field
 
 from captioning.data.caption_files import image_of, of_images
-from captioning.metrics.bootstrap import percentages, ratio
 from captioning.metrics.evaluator import CaptionSet, Evaluator, Scores
 from captioning.metrics.options import FILE, Options
 from captioning.runtime.errors import UserError
@@ -49,14 +48,9 @@ class Facts(Evaluator):
         wrong = [total - right for total, right in zip(stated, true)]
         distinct = list({id(scene): scene for scene in scenes}.values())
         ranks = [_rank(*each, distinct) for each in zip(statements, scenes, true)]
-        scores = Scores.of_means(
-            {
-                "true_facts": true,
-                "wrong_facts": percentages(wrong, stated),
-                **{f"scene_R@{k}": [100.0 * (rank <= k) for rank in ranks] for k in RANKS},
-            }
-        )
-        scores.metrics["wrong_facts"] = ratio(wrong, stated, 100)
+        hits = {f"scene_R@{k}": [100.0 * (rank <= k) for rank in ranks] for k in RANKS}
+        scores = Scores.of_means({"true_facts": true, **hits})
+        scores.update(Scores.of_shares({"wrong_facts": (wrong, stated)}))
         return scores
 
 

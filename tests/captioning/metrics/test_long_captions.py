@@ -109,5 +109,4 @@ def test_a_caption_scores_as_the_mean_of_its_sentences(clip_folder, photos, tmp_
         for parts, photo in zip(sentences, photos)
     ]
     assert whole["CLIPScore_sentences"] == pytest.approx(alone, abs=1e-4)
-    assert whole["CLIPScore"][0] == pytest.approx(whole["CLIPScore_sentences"][0])
     assert whole["CLIPScore"][1] != pytest.approx(alone[1], abs=1e-3)
