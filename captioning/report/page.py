@@ -12,7 +12,6 @@ from captioning.files.writing import write_text
 from captioning.metrics.score_table import skipped_lines
 from captioning.report.comparison import Comparison
 from captioning.report.comparison_table import format_cell, other_columns, select_columns
-from captioning.report.epochs import selected_epochs
 from captioning.report.figures import assign_styles, draw_curves, length_histogram
 from captioning.report.picture import load_picture
 from captioning.report.plane import choose_axes, draw_plane
@@ -56,8 +55,7 @@ def render(comparison: Comparison, note: Optional[str] = None) -> str:
         axes=choose_axes(rows),
         curves=list(draw_curves(runs)),
         without_log=[run.label for run in runs if not any("loss" in e for e in run.log)],
-        selected=list(selected_epochs(runs)),
-        not_selected=[run.label for run in runs if run.is_trained and run.selected is None],
+        not_selected=[run.label for run in runs if run.is_trained and not run.selected],
         lengths=length_histogram(list(_length_groups(comparison))),
         examples=[_example_values(comparison, i) for i in _evenly_spaced(comparison.image_ids)],
         origins=[(run, recorded_commands(run), recorded_versions(run)) for run in runs],

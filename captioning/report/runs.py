@@ -17,8 +17,8 @@ from captioning.files.reading import read_json
 from captioning.metrics.bootstrap import Estimate
 from captioning.models.checkpoints import BEST
 from captioning.runtime.errors import UserError
+from captioning.training import selection
 from captioning.training.run_log import read_log
-from captioning.training.selection import read_record
 
 EXCLUDED_KEYS = keys_of("machine")  # may differ without being listed on the page
 
@@ -42,7 +42,7 @@ class Run:
     log: list[dict[str, Any]]
     training: dict[str, Any]  # run.json of the training: command, versions; {} if there is none
     scoring: dict[str, Any]  # run.json of the scoring
-    selected: Optional[dict[str, Any]] = None  # the record of `captioning.training.selection`
+    selected: Sequence[str] = ()  # lines on the selected epoch; empty without a record of it
     weights: Optional[str] = None  # the file that made the captions; None: the folder's best
 
     @property
@@ -121,7 +121,7 @@ def _read_run(folder: Path, split: str) -> Run:
         log=[] if foreign else list(read_log(folder / "log.jsonl")),
         training={} if foreign else _read_object(folder / "run.json"),
         scoring=scoring,
-        selected=read_record(folder) if is_trained else None,
+        selected=list(selection.summary(folder)) if is_trained else [],
         weights=foreign,
     )
 

@@ -165,12 +165,9 @@ def test_the_tokens_that_are_told_of():
     assert find_spared(tokens[:1]) is None and find_charged(tokens[:3]) is None
 
 
-def test_choose_caption():
+def test_the_caption_and_the_run_that_are_shown(runs):
     references = {1: ["a b", "a b c d e f"], 2: ["a b c", "a b c d"], 3: ["g h i j", "k"]}
     assert choose_caption(Comparison("test", [], [], references=references)) == (2, "a b c d")
-
-
-def test_the_run_trained_with_mle_is_shown(runs):
     found = token_figure(compare([runs[1], runs[0]]))
     assert found.run.label == "MLE"
     assert found.tokens[-1].label == "(end)"

@@ -13,7 +13,7 @@ from captioning.report.runs import differing_settings, read_runs
 from captioning.runtime.errors import UserError
 
 
-def test_labels_and_kinds(runs, make_run):
+def test_labels_kinds_and_settings(runs, make_run):
     read = read_runs(runs, "test")
     assert [run.label for run in read] == ["MLE", "SMILE", "MLE+SMILE 0.3:0.7"]
     assert [run.kind for run in read] == ["mle", "smile", "mixture"]
@@ -21,6 +21,9 @@ def test_labels_and_kinds(runs, make_run):
     assert [run.label for run in twice] == ["MLE (one)", "MLE (again)", "SMILE"]
     nested = read_runs([make_run("a/run"), make_run("b/run")], "test")
     assert [run.label for run in nested] == ["MLE (a/run)", "MLE (b/run)"]
+    score_with(runs[1], precision="bf16")
+    found = differing_settings(read_runs(runs, "test"))
+    assert found["precision, in scoring"] == ["fp32", "bf16", "fp32"]
 
 
 def test_refusals(runs, tmp_path):
@@ -90,12 +93,6 @@ def test_parts_of_one_file_by_two_seeds_are_other_data(make_run):
     assert compare([run, make_run("same", **split, seed=1)])
     with pytest.raises(UserError, match=r"different data sets: split is .*\('seed', 1\)"):
         compare([run, make_run("two", **split, seed=2)])
-
-
-def test_settings_of_scoring(runs):
-    score_with(runs[1], precision="bf16")
-    found = differing_settings(read_runs(runs, "test"))
-    assert found["precision, in scoring"] == ["fp32", "bf16", "fp32"]
 
 
 def test_facts_of_any_run(make_run):
