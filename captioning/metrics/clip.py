@@ -12,6 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 from torchvision import transforms
 from torchvision.transforms import InterpolationMode
 
@@ -89,10 +90,27 @@ class Clip:
 
         sizes: the content of config.json.
         """
+        from transformers import CLIPConfig, CLIPModel
+
         self.tokens = Bpe(files, clip=True)
         self.start, self.end = self.tokens.special(START), self.tokens.special(END)
-        special_ids = {"bos_token_id": self.start, "eos_token_id": self.end}
-        return lambda: _build(sizes, special_ids)
+
+        def build() -> torch.nn.Module:
+            # Older files have text_config_dict and vision_config_dict, which take precedence.
+            text, vision = (
+                {**sizes[f"{tower}_config"], **(sizes.get(f"{tower}_config_dict") or {})}
+                for tower in ("text", "vision")
+            )
+            text.update(bos_token_id=self.start, eos_token_id=self.end)
+            # transformers 4.15.0 supports only these argument names.
+            config = CLIPConfig(
+                text_config_dict=text,
+                vision_config_dict=vision,
+                projection_dim=sizes.get("projection_dim", 512),
+            )
+            return CLIPModel(config)
+
+        return build
 
     def crop(self) -> list[Callable]:
         """Return the transforms that give an image the model's size."""
@@ -119,9 +137,8 @@ class Clip:
         A vector is a projection of the hidden state at the end token. Attention is causal, so the
         padding after it has no effect.
         """
-        padded = torch.full((len(ids), max(map(len, ids))), self.end)  # (B, N)
-        for row, text in zip(padded, ids):
-            row[: len(text)] = torch.tensor(text)
+        texts = [torch.tensor(text) for text in ids]
+        padded = pad_sequence(texts, batch_first=True, padding_value=self.end)  # (B, N)
         states = self.model.text_model(input_ids=padded.to(self.device))[0]  # (B, N, W)
         # get_text_features of transformers 4.15.0 assumes that the highest id is the end token.
         ends = torch.tensor([len(text) - 1 for text in ids], device=states.device)
@@ -212,20 +229,3 @@ def read_clip(source: str) -> tuple[ModelFiles, dict[str, Any], Optional[dict[st
     if files.config is None:
         return files, *read_openai_clip(files.weights)
     return files, read_json(files.config), None
-
-
-def _build(sizes: dict[str, Any], special_ids: dict[str, int]) -> torch.nn.Module:
-    from transformers import CLIPConfig, CLIPModel
-
-    # Older files have text_config_dict and vision_config_dict, which take precedence.
-    text, vision = (
-        {**sizes[f"{tower}_config"], **(sizes.get(f"{tower}_config_dict") or {})}
-        for tower in ("text", "vision")
-    )
-    # transformers 4.15.0 supports only these argument names.
-    config = CLIPConfig(
-        text_config_dict={**text, **special_ids},
-        vision_config_dict=vision,
-        projection_dim=sizes.get("projection_dim", 512),
-    )
-    return CLIPModel(config)

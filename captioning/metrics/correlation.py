@@ -26,7 +26,7 @@ import numpy as np
 
 from captioning.metrics.arguments import add_metrics, parse
 from captioning.metrics.bootstrap import Estimate, bounds, resampled_counts
-from captioning.metrics.evaluator import Evaluator, Scores, Settings, build_evaluators
+from captioning.metrics.evaluator import Evaluator, Settings, build_evaluators
 from captioning.metrics.meteor import shared_process
 from captioning.metrics.ratings import Rated, read_ratings
 from captioning.metrics.registry import METRICS, metric_of
@@ -93,7 +93,10 @@ def columns_of(rated: Sequence[Rated], arguments: argparse.Namespace) -> tuple[C
     sets: dict[str, np.ndarray] = {}
     for number, system in enumerate(systems):
         own = {key: row for key, row in rows.items() if row.system == system}
-        found = _scores(own, evaluators)
+        texts = {key: row.caption for key, row in own.items()}
+        found = score(texts, {key: row.references for key, row in own.items()}, evaluators)
+        for reason in dict.fromkeys(found.skipped.values()):
+            log_line(f"skipped: {reason}")
         columns = {**found.per_image}
         for name in next(iter(own.values())).metrics:
             columns[name] = [row.metrics[name] for row in own.values()]
@@ -119,14 +122,6 @@ def _evaluators(rows: Mapping[str, Rated], arguments: argparse.Namespace) -> lis
             )
     settings = Settings(images, arguments.images, arguments.cache_dir, device, arguments.batch_size)
     return build_evaluators(arguments.metrics, settings, **arguments.options)
-
-
-def _scores(rows: Mapping[str, Rated], evaluators: Sequence[Evaluator]) -> Scores:
-    captions = {key: row.caption for key, row in rows.items()}
-    found = score(captions, {key: row.references for key, row in rows.items()}, evaluators)
-    for reason in dict.fromkeys(found.skipped.values()):
-        log_line(f"skipped: {reason}")
-    return found
 
 
 def table_of(title: str, columns: Columns, ratings: Columns, images: np.ndarray) -> str:

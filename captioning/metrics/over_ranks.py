@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any, Callable, Optional, TypeVar
 
@@ -72,11 +73,8 @@ def map_over_ranks(
     gathered = gather_on_main(on_all_ranks(computed))
     if gathered is None:
         return None
-    order = np.concatenate([np.asarray(b, dtype=int) for r in gathered for b, _ in r])
-    values = np.concatenate([value for part in gathered for _, value in part])
-    result = np.empty_like(values)
-    result[order] = values
-    return result
+    indices, values = zip(*chain(*gathered))
+    return np.concatenate(values)[np.argsort(np.concatenate(indices))]
 
 
 def read_images(read: Callable[[Path], Tensor], paths: Iterable[Path]) -> Tensor:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from captioning.evaluate import main
-from captioning.metrics.bootstrap import RESAMPLES, Estimate, intervals, mean, median, ratio
+from captioning.metrics.bootstrap import RESAMPLES, Estimate, mean, median, ratio
 from captioning.metrics.compare_scores import (
     Difference,
     compare,
@@ -105,13 +105,6 @@ def test_two_files_in_one_command(tmp_path, capsys):
             main(wrong)
 
 
-def test_interval_of_a_mean_is_that_of_theory():
-    values = 10 * np.random.default_rng(1).normal(3.0, 2.0, 2000)
-    found, half = mean(values), 1.96 * values.std() / math.sqrt(2000)
-    assert found.value == pytest.approx(values.mean()) and found.n == 2000
-    assert (found.high - found.value, found.value - found.low) == about(half, half)
-
-
 def test_a_median_and_its_interval():
     found = median(np.random.default_rng(1).permutation(np.arange(1, 402)))
     half = 1.96 * 401 / (2 * np.sqrt(401))  # of a uniform distribution
@@ -138,16 +131,8 @@ def test_ends_are_percentiles_of_whole_resamples():
     rare = mean([1.0] + [0.0] * 199)  # P(at most 3 times) = 0.981
     assert (rare.low, rare.high) == (0.0, 3 / 200)
 
-
-def test_a_score_that_is_not_defined():
+    # A score that is not defined.
     nothing = ratio([0, 0], [0, 0])
     assert math.isnan(nothing.value) and nothing.low is nothing.high is None
     # A quarter of the resamples hold the first image alone, and are left out.
     assert ratio([0, 3], [0, 6]) == Estimate(0.5, 0.5, 0.5, 2)
-
-
-def test_scores_of_the_same_images_share_their_resamples():
-    columns = np.random.default_rng(4).random((40, 1))
-    (low, high), negative = intervals(np.hstack([columns, -columns]), lambda sums: sums)
-    assert (low, high) == pytest.approx(intervals(columns, lambda sums: sums)[0], rel=1e-12)
-    assert negative == pytest.approx((-high, -low), rel=1e-12)

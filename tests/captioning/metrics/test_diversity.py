@@ -9,7 +9,7 @@ from captioning.metrics.bootstrap import mean
 from captioning.metrics.detail import Detail, count
 from captioning.metrics.diversity import Diversity, Length
 from captioning.metrics.evaluator import CaptionSet, build_evaluators
-from captioning.metrics.repetition import loops, repeated
+from captioning.metrics.repetition import loops
 from captioning.metrics.scoring import score
 from captioning.runtime.errors import UserError
 
@@ -61,21 +61,6 @@ def test_diversity_is_the_formulas(tmp_path):
     assert result.metrics["seen_captions"].value == 3 / 4
     assert result.metrics["train_vocab_use"].value == 5 / 7
     assert result.settings["train_captions"] == str(path)
-
-
-@pytest.mark.parametrize(
-    ("caption", "shares"),
-    [
-        ("a cat on a mat", (0, 0, 0)),
-        ("a cat and a cat", (25, 0, 0)),  # of a cat, cat and, and a, a cat
-        ("the end the end the end", (60, 50, 100 / 3)),
-        ("one two", (0, None, None)),
-        ("one", (None, None, None)),
-        ("", (None, None, None)),
-    ],
-)
-def test_repeated_ngrams(caption, shares):
-    assert [repeated(caption.split(), n) for n in (2, 3, 4)] == pytest.approx(shares)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,4 @@
-"""Captions that CLIP cuts: SigLIP 2 and Long-CLIP against transformers, and scores by sentence."""
-
-import json
+"""Captions that CLIP cuts: SigLIP 2 against transformers, and scores by sentence."""
 
 import numpy as np
 import pytest
@@ -8,7 +6,6 @@ import torch
 import transformers
 from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import CLIPModel
 
 from captioning.metrics.clip import Siglip, load_clip
 from captioning.metrics.clipscore import ClipScore
@@ -72,25 +69,6 @@ def test_siglip_is_that_of_transformers(siglip_folder, photos):
     assert own.numpy() == pytest.approx(pixels.numpy(), abs=1e-5)
     features = unit(reference.get_image_features(pixel_values=pixels))
     assert clip.image_features(own).numpy() == pytest.approx(features, abs=1e-5)
-
-
-def test_long_clip_is_that_of_transformers(clip_folder, tmp_path):
-    """A CLIP with 248 positions reads 200 tokens, of which the short one sees 22."""
-    for path in clip_folder.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    config = json.loads((clip_folder / "config.json").read_text())
-    for name in {"text_config", "text_config_dict"} & config.keys():
-        (config[name] or {})["max_position_embeddings"] = 248
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    model = CLIPModel(transformers.CLIPConfig.from_pretrained(str(tmp_path))).eval()
-    make_up(model, 0.25)
-    model.save_pretrained(str(tmp_path))
-    clip = load_clip(str(tmp_path))
-    (ids,), long = clip.encode([LONG])
-    assert long == [False] and len(ids) == 202
-    features = unit(model.get_text_features(torch.tensor([ids])))
-    assert clip.text_features([ids]).numpy() == pytest.approx(features, abs=1e-5)
-    assert load_clip(str(clip_folder)).encode([LONG])[1] == [True]
 
 
 def test_a_caption_scores_as_the_mean_of_its_sentences(clip_folder, photos, tmp_path):

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from captioning.config import config_class
-from captioning.metrics import diversity, evaluator
+from captioning.metrics import diversity
 from captioning.metrics.bootstrap import Estimate
 from captioning.metrics.evaluator import Evaluator, Scores, build_evaluators
 from captioning.metrics.metric_sum import MetricSum
@@ -172,16 +172,3 @@ def test_an_evaluator_that_fails_loses_no_other(monkeypatch):
         **dict.fromkeys(("ITM", "ITC"), "no scene of image 5"),
         **dict.fromkeys(diversity.Diversity().names, "ZeroDivisionError('division by zero')"),
     }
-
-
-def test_captions_are_tokenized_once(monkeypatch):
-    calls = []
-
-    def tokenize(captions):
-        calls.append(captions)
-        return captions, "none"
-
-    monkeypatch.setattr(evaluator, "tokenize", tokenize)
-    scores = score({5: "a man", 6: "a"}, {5: ["a"], 6: ["b"], 7: ["c"]})
-    assert calls == [{5: ["a man", "a"], 6: ["a", "b"]}]
-    assert scores.settings == {"tokenizer": "none"} and {"ttr", "CIDEr"} <= scores.metrics.keys()

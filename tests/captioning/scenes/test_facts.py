@@ -57,19 +57,6 @@ def test_facts_of_a_caption(caption, true, stated):
     assert counts(caption) == (true, stated)
 
 
-@pytest.mark.parametrize(
-    ("caption", "most"),
-    [
-        ("a huge azure square on the grass", 4),  # huge and large of one, azure and blue of another
-        ("two stars to the left of snow", 1),  # a relation of what is not said states nothing
-        ("a star above a circle", 3),  # where they are is not looked at
-        ("a heart on the snow", 0),
-    ],
-)
-def test_what_can_be_true_at_most(caption, most):
-    assert max_true_facts(read_caption(caption).facts(), SCENE) == most
-
-
 def test_the_middle_is_one_cell():
     centre = Scene("snow", (Thing("heart", "plum", "small", 1, 1),))
     assert counts("a heart in the centre", centre) == (2, 2)
