@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Optional
 
-from captioning.data.caption_files import ImageId
+from captioning.data.caption_files import ImageId, image_of, of_images
 from captioning.metrics.bootstrap import Estimate, mean, percentages, ratio
 from captioning.metrics.options import Options, unmet
 from captioning.metrics.registry import COMPUTED, DEFAULT_METRICS, EVALUATORS
@@ -45,6 +45,20 @@ class CaptionSet:
     @property
     def ids(self) -> list[ImageId]:
         return list(self.predictions)
+
+    def entries(self, known: Mapping[ImageId, Any], file: str) -> list[Any]:
+        """Return what is `known` of each caption's image; see `of_images`.
+
+        Raises UserError for an image of which nothing is known. file: what lacks it.
+        """
+        found = of_images(self.ids, known)
+        for image_id, entry in found.items():
+            if not entry:
+                raise UserError(
+                    f"{file} has no entry for image {image_of(image_id)!r}: add one, or leave the "
+                    "image out"
+                )
+        return list(found.values())
 
     @cached_property
     def tokenized(self) -> tuple[list[str], list[list[str]], str]:

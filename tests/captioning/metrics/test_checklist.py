@@ -94,13 +94,13 @@ def test_each_caption_of_an_image_is_asked_its_questions(server, tmp_path):
     found = scored(server, tmp_path, {"a.jpg": ["A dog?"], "b.jpg": ["Dogs?"]}, captions)
     assert found.per_image["checklist_precision"] == [100, 0, 100]
     found = scored(server, tmp_path, {"a.jpg": ["A dog?"]}, {"c.jpg#0": "a dog"})
-    assert "has no question for image 'c.jpg':" in found.skipped["checklist_coverage"]
+    assert "has no entry for image 'c.jpg':" in found.skipped["checklist_coverage"]
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({}, "has no question for image 7"),
+        ({}, "has no entry for image 7"),
         ({7: []}, "image '7' has no questions"),
         ({7: [{"question": "A dog?", "answer": "maybe"}]}, 'image \'7\': {"question": "A dog?", '),
         ([{"img_path": "a.jpg"}], "entry 1 is no object with an id"),
