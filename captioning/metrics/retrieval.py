@@ -102,24 +102,20 @@ def ranks(
     """Return the rank (N,) of each caption's own image among all images; 1 is best.
 
     captions: unit vectors (N, D); images: unit vectors (P, D); own: the indices of the N captions'
-    images; at_once: the most similarities in memory. Ties count against the own image. An image is
-    tied if its similarity is lower by at most 1e-6, because float32 features of one image in
-    different batches differ by about 1e-7.
+    images; at_once: the most similarities in memory, if those of one caption are fewer. Ties count
+    against the own image. An image is tied if its similarity is lower by at most 1e-6, because
+    float32 features of one image in different batches differ by about 1e-7.
     """
     own = np.asarray(own)
     limits = (captions * images[own]).sum(1) - 1e-6  # (N,)
-    before = np.zeros(len(captions), dtype=int)
-    width = min(len(images), 8192)
-    height = max(1, at_once // width)
+    height = max(1, at_once // len(images))
+    found = []
     for top in range(0, len(captions), height):
         rows = slice(top, top + height)
-        for left in range(0, len(images), width):
-            near = captions[rows] @ images[left : left + width].T >= limits[rows, None]
-            at = own[rows] - left
-            inside = np.flatnonzero((at >= 0) & (at < near.shape[1]))
-            near[inside, at[inside]] = False
-            before[rows] += near.sum(1)
-    return before + 1
+        near = captions[rows] @ images.T >= limits[rows, None]
+        near[np.arange(len(near)), own[rows]] = False
+        found.append(1 + near.sum(1))
+    return np.concatenate(found)
 
 
 class Pool(NamedTuple):

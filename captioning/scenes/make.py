@@ -79,7 +79,8 @@ def make_scenes(
     with user_errors(folder):
         if folder.exists() and any(folder.iterdir()):
             path = folder / "scenes.json"
-            if path.exists() and _read(path).get("made_from") == made_from:
+            content = read_json(path) if path.exists() else None
+            if isinstance(content, dict) and content.get("made_from") == made_from:
                 return False
             raise UserError(
                 f"{folder} contains something other than the scenes of seed {seed} with "
@@ -124,17 +125,12 @@ def read_scenes(path: Path) -> dict[int, Scene]:
     try:
         return {
             int(number): Scene(ground, tuple(Thing(*thing) for thing in things))
-            for number, (ground, *things) in _read(path)["scenes"].items()
+            for number, (ground, *things) in read_json(path)["scenes"].items()
         }
     except (KeyError, TypeError, ValueError, AttributeError):
         raise UserError(
             f"{path}: does not describe scenes: make it with captioning.scenes"
         ) from None
-
-
-def _read(path: Path) -> dict:
-    content = read_json(path)
-    return content if isinstance(content, dict) else {}
 
 
 def draw(scene: Scene, rng: random.Random) -> Image.Image:
