@@ -142,8 +142,7 @@ def draw_curves(runs: Sequence[Run]) -> Iterator[tuple[str, Markup]]:
         smoothing = {run.config.label_smoothing for run in runs if any(part in e for e in run.log)}
         if part == "mle" and smoothing != {0}:
             title += f", labels smoothed by {' or '.join(f'{s:g}' for s in sorted(smoothing))}"
-        name = part if part in CURVES else f"loss-{part}"
-        yield title, _draw(run_curves, name, title, "optimiser step", label, smooth=True)
+        yield title, _draw(run_curves, part, title, "optimiser step", label, smooth=True)
     for choices in VALIDATION:
         for name, label in choices.items():
             run_curves = _read_curves(runs, "val", name)

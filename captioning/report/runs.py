@@ -1,5 +1,6 @@
 """Reads finished runs from their folders, and lists the settings in which they differ."""
 
+import json
 import os
 import re
 from collections.abc import Sequence
@@ -230,12 +231,5 @@ def differing_settings(runs: Sequence[Run]) -> dict[str, list[str]]:
 
 
 def _format_value(value: Any) -> str:
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, dict):
-        return ", ".join(f"{name}: {_format_value(each)}" for name, each in value.items())
-    if isinstance(value, list):
-        return ", ".join(map(_format_value, value))
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    """Return a value as in YAML."""
+    return value if isinstance(value, str) else json.dumps(value)

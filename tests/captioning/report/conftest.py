@@ -6,10 +6,11 @@ import random
 import pytest
 import torch
 
-from captioning.config import config_class, write_config
+from captioning.config import load_config, write_config
 from captioning.files.writing import write_json
 from captioning.models.build import captioner_from
 from captioning.scenes.make import make_scenes
+from tests.tiny_run import TINY_RUN
 
 METRICS = {
     "CIDEr": {"value": 1.2345, "low": 1.1, "high": 1.35, "n": 12},
@@ -48,31 +49,13 @@ def make_run(world, entries, tmp_path):
 
     def make(name, objective="mle", captions=None, scores=METRICS, log=True, **settings):
         folder = tmp_path / "runs" / name
-        config = config_class("blip")(
-            **{
-                "image_root": str(world),
-                "ann_root": str(world),
-                "dataset": "custom",
-                "test_file": "scenes_test.json",
-                "facts_file": "scenes.json",
-                "metrics": ["coco", "length", "diversity", "facts"],
-                "tokenizer": str(world / "vocab.txt"),
-                "vit": {"embed_dim": 16, "depth": 1, "num_heads": 2},
-                "med_config": {
-                    "hidden_size": 16,
-                    "num_hidden_layers": 1,
-                    "num_attention_heads": 2,
-                    "intermediate_size": 16,
-                    "initializer_range": 0.5,
-                },
-                "image_size": 32,
-                "objective": objective,
-                "output_dir": str(folder),
-                **settings,
-            }
-        )
         (folder / "result" / "test").mkdir(parents=True)
-        write_config(config, folder / "config.yaml")
+        path = folder / "config.yaml"
+        path.write_text(TINY_RUN.format(data=world))
+        given = {"facts_file": "scenes.json", "metrics": ["coco", "length", "diversity", "facts"]}
+        given.update({"objective": objective, "output_dir": str(folder), **settings})
+        config = load_config(path, (), given)
+        write_config(config, path)
         said = captions or {entry["image_id"]: entry["caption"][4] for entry in entries}
         results = [{"image_id": i, "caption": caption} for i, caption in said.items()]
         write_json(results, folder / "result" / "test.json")

@@ -30,7 +30,7 @@ def test_page(runs, tmp_path):
     assert "MLE 0.500 SMILE 0.500" in other and "CIDEr" not in other
     assert text.count("Humans") > 8  # the table, the legends and eight images
     assert page.count("<img ") == 9 and page.count("<svg role") == 5
-    assert "init_lr 1e-05 1e-05 0.0003" in text
+    assert "init_lr 0.001 0.001 0.0003" in text
     assert "python -m captioning.train --config three.yaml" in text
     assert "torch 2.8.0" in text and "timm" not in text
     # Nothing is loaded.
