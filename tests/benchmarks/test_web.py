@@ -35,7 +35,7 @@ def test_equality(tmp_path, capsys):
     assert lines[0].startswith("6 images")
     for name in ("Node, 32 bits", "Chromium, 32 bits", "Chromium, 32 bits, own resizing"):
         assert f"| {name} | 100.0 | 100.0 |" in lines
-    assert len(lines) == 3 + 2 + 7
+    assert len(lines) == 4 + 2 + 7 + 1
 
 
 def test_few_photos_are_refused(tmp_path, capsys):
