@@ -1,25 +1,57 @@
-"""CLIP's features, and the scores by them, against transformers in float64, one at a time."""
+"""Features of CLIP and SigLIP 2, and the scores by them, against transformers."""
 
 import numpy as np
 import pytest
 import torch
+import transformers
 from PIL import Image
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import CLIPModel
 
 from captioning.data import MEAN, STD
 from captioning.metrics.bootstrap import mean
-from captioning.metrics.clip import Clip
+from captioning.metrics.clip import Clip, Siglip, load_clip
 from captioning.metrics.clipscore import ClipScore
 from captioning.metrics.evaluator import CaptionSet, Settings
 from captioning.runtime.errors import UserError
+from tests.captioning.conftest import make_up
 
-PREDICTIONS = {7: "the cat", "b": "", 3: "a dog " * 20, 9: "and the dog's ball"}
+SENTENCES = {7: ["the cat"], "b": [""], 3: ["a dog " * 20], 9: ["and the dog's.", "ball"]}
+PREDICTIONS = {image_id: " ".join(parts) for image_id, parts in SENTENCES.items()}
+WORDS = ["<pad>", "<eos>", "<bos>", "<unk>", "a", "cat", "dog", "the", "and"]
 REFERENCES = {
     7: ["a cat", "the cat and the dog"],
     "b": ["the dog"],
     3: ["dog", "a ball", "a cat"],
     9: [""],
 }
+
+
+@pytest.fixture(scope="module")
+def siglip_folder(tmp_path_factory):
+    """Return the folder of a SigLIP 2 of 12 tokens and images of 24 by 24."""
+    if not hasattr(transformers, "SiglipModel"):
+        pytest.skip(f"transformers {transformers.__version__} has no SigLIP")
+    folder = tmp_path_factory.mktemp("siglip")
+    tower = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    tower["num_attention_heads"] = 4
+    config = transformers.SiglipConfig(
+        text_config={**tower, "vocab_size": len(WORDS), "max_position_embeddings": 12},
+        vision_config={**tower, "image_size": 24, "patch_size": 8},
+    )
+    model = transformers.SiglipModel(config)
+    make_up(model, 0.25)
+    model.save_pretrained(str(folder))
+    numbers = {word: number for number, word in enumerate(WORDS)}
+    tokenizer = Tokenizer(models.WordLevel(numbers, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    ends = processors.TemplateProcessing(single="$A <eos>", special_tokens=[("<eos>", 1)])
+    tokenizer.post_processor = ends
+    tokenizer.save(str(folder / "tokenizer.json"))
+    processor = transformers.SiglipImageProcessorPil if hasattr(
+        transformers, "SiglipImageProcessorPil") else transformers.SiglipImageProcessor  # fmt: skip
+    processor(size={"height": 24, "width": 24}, resample=2).save_pretrained(str(folder))
+    return folder
 
 
 @pytest.fixture
@@ -33,8 +65,9 @@ def naive(clip_folder):
 
 
 def unit(features):
-    features = getattr(features, "pooler_output", features)[0].detach().numpy()
-    return features / np.sqrt((features**2).sum())
+    """Return unit vectors; of a single one, the vector."""
+    features = getattr(features, "pooler_output", features)
+    return torch.nn.functional.normalize(features, dim=-1).detach().numpy().squeeze()
 
 
 @pytest.mark.parametrize(("width", "height"), [(24, 24), (61, 40), (31, 90), (10, 7)])
@@ -81,6 +114,29 @@ def test_what_is_missing_is_one_line(clip_folder, gpt2_folder, tmp_path):
     refused("clip_model: no configuration of this kind of model")
 
 
+def test_siglip_is_that_of_transformers(siglip_folder, photos):
+    clip = load_clip(str(siglip_folder))
+    assert isinstance(clip, Siglip) and clip.width == 32
+    reference = transformers.SiglipModel.from_pretrained(str(siglip_folder)).eval()
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(siglip_folder / "tokenizer.json"), pad_token="<pad>"
+    )
+    texts = ["The cat", "", "a dog and a bird", "the cat and the dog " * 40]
+    padded = {"padding": "max_length", "max_length": 12, "truncation": True}
+    expected = tokenizer([text.lower() for text in texts], return_tensors="pt", **padded)
+    ids, long = clip.encode(texts)
+    assert long == [False, False, False, True]
+    features = unit(reference.get_text_features(input_ids=expected["input_ids"]))
+    assert clip.text_features(ids).numpy() == pytest.approx(features, abs=1e-6)
+    processor = transformers.AutoImageProcessor.from_pretrained(str(siglip_folder), use_fast=False)
+    images = [Image.open(path).convert("RGB") for path in photos]
+    pixels = processor(images=images, return_tensors="pt")["pixel_values"]
+    own = torch.stack([clip.read_image(path) for path in photos])
+    assert own.numpy() == pytest.approx(pixels.numpy(), abs=1e-5)
+    features = unit(reference.get_image_features(pixel_values=pixels))
+    assert clip.image_features(own).numpy() == pytest.approx(features, abs=1e-5)
+
+
 @pytest.fixture
 def evaluate(clip_folder, photos, tmp_path):
     files = dict(zip(PREDICTIONS, photos))
@@ -95,14 +151,17 @@ def test_clipscore_is_the_formula(evaluate, clip, naive, photos):
         return unit(naive.get_text_features(torch.tensor([ids])))
 
     result = evaluate()
-    for number, image_id in enumerate(PREDICTIONS):
-        candidate = text(PREDICTIONS[image_id])
-        pixels = clip.read_image(photos[number])[None].double()
-        score = 2.5 * max(candidate @ unit(naive.get_image_features(pixels)), 0)
-        nearest = max(max(candidate @ text(human), 0) for human in REFERENCES[image_id])
+    for photo, (image_id, caption), *found in zip(
+        photos, PREDICTIONS.items(), *result.per_image.values()
+    ):
+        image = unit(naive.get_image_features(clip.read_image(photo)[None].double()))
+        score, *parts = (
+            2.5 * max(text(each) @ image, 0) for each in [caption, *SENTENCES[image_id]]
+        )
+        nearest = max(max(text(caption) @ text(human), 0) for human in REFERENCES[image_id])
         both = 2 * score * nearest / (score + nearest) if score + nearest else 0
-        scores = [result.per_image[name][number] for name in ("CLIPScore", "RefCLIPScore")]
-        assert scores == pytest.approx([100 * score, 100 * both], rel=1e-5, abs=1e-4)
+        expected = 100 * np.array([score, both, np.mean(parts)])
+        assert found == pytest.approx(expected, rel=1e-5, abs=1e-4)
     each = result.per_image["CLIPScore"]
     assert min(each) == 0 < max(each)  # both sides of the maximum are seen
     assert result.metrics["CLIPScore"] == mean(each)
