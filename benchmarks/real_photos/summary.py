@@ -17,7 +17,7 @@ from captioning.report import comparison, plane
 from captioning.report.comparison_table import format_value, select_columns, to_markdown
 from captioning.report.figures import figure_context, save_figure
 from captioning.report.page import write_report
-from captioning.report.runs import read_metrics
+from captioning.report.runs import recorded_scores
 from captioning.runtime.progress import log_line
 from captioning.sweep.decoding_table import write_decodings
 from captioning.sweep.decodings import decoding_folder
@@ -48,7 +48,7 @@ def write_summary(folder: Path, seeds: Sequence[Path], variants: Sequence[Varian
     for name, (label, kind) in named.items():
         every_seed = []
         for seed, found in zip(seeds, hits):
-            metrics = {} if name == HUMANS else read_metrics(seed / name, "test")
+            metrics = {} if name == HUMANS else recorded_scores(seed / name, "test").metrics
             metrics[PHOTO_FOUND.name] = mean(list(found[name].values()))
             every_seed.append(comparison.Row(label, kind, {}, metrics))
         rows.append(mean_over_seeds(every_seed, label))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Optional
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from captioning.captioners.registry import package_of
 from captioning.config import Config, config_class, every_key, keys_of, load_config
@@ -102,14 +102,14 @@ def _read_run(folder: Path, split: str) -> Run:
         )
     training_config = load_config(folder / "config.yaml") if is_trained else None
     scoring_config = load_config(result / "config.yaml") if is_scored else training_config
-    scoring = _read_object(result / "run.json")
+    scoring = _read(result / "run.json", dict[str, Any])
     foreign = _foreign_weights(folder, scoring_config, scoring)
     label = folder.resolve().name
     if is_trained and foreign:
         weights, is_trained = Path(foreign), False
         label = "/".join(weights.parts[-2:]) if weights.name == BEST else weights.name
     config = training_config if is_trained else scoring_config
-    skipped = _read_object(result / "metrics.json").get("skipped", {})
+    scores = recorded_scores(folder, split)
     return Run(
         folder=folder,
         label=training_title(config) if is_trained else label,
@@ -117,10 +117,10 @@ def _read_run(folder: Path, split: str) -> Run:
         config=config,
         scoring_config=scoring_config,
         captions=read_predictions(results_file),
-        metrics=read_metrics(folder, split),
-        skipped=_validate(skipped, dict[str, str], result / "metrics.json"),
+        metrics=scores.metrics,
+        skipped=scores.skipped,
         log=[] if foreign else list(read_log(folder / "log.jsonl")),
-        training={} if foreign else _read_object(folder / "run.json"),
+        training={} if foreign else _read(folder / "run.json", dict[str, Any]),
         scoring=scoring,
         selected=list(selection.summary(folder)) if is_trained else [],
         weights=foreign,
@@ -142,21 +142,22 @@ def _foreign_weights(
     )
 
 
-def read_metrics(run: Path, split: str) -> dict[str, Estimate]:
-    """Return the scores of a run's captions of a split; {} without scores. Raises UserError."""
-    path = run / "result" / split / "metrics.json"
-    return _validate(_read_object(path).get("metrics", {}), dict[str, Estimate], path)
+class RecordedScores(BaseModel):
+    """The scores in a metrics.json, and {metric: why it could not be computed}."""
+
+    metrics: dict[str, Estimate] = {}
+    skipped: dict[str, str] = {}
 
 
-def _read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; {} if there is no file. Raises UserError."""
-    return _validate(read_json(path), dict[str, Any], path) if path.exists() else {}
+def recorded_scores(run: Path, split: str) -> RecordedScores:
+    """Return the scores of a run's captions of a split, empty without a file. Raises UserError."""
+    return _read(run / "result" / split / "metrics.json", RecordedScores)
 
 
-def _validate(value: Any, expected_type: Any, path: Path) -> Any:
-    """Return the value if it has the expected type. path: its file, for the UserError."""
+def _read(path: Path, kind: Any) -> Any:
+    """Return the JSON object in a file as this type; an empty one if there is no file."""
     try:
-        return TypeAdapter(expected_type).validate_python(value)
+        return TypeAdapter(kind).validate_python(read_json(path) if path.exists() else {})
     except ValidationError:
         file_format = "captioning.train's format: caption and score the run again"
         raise UserError(f"{path}: not in {file_format}") from None

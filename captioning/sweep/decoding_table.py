@@ -15,7 +15,7 @@ from captioning.report import plane
 from captioning.report.comparison import Row
 from captioning.report.comparison_table import format_value, select_columns, to_markdown
 from captioning.report.figures import assign_styles, figure_context, save_figure
-from captioning.report.runs import read_metrics
+from captioning.report.runs import recorded_scores
 from captioning.sweep.decodings import (
     DECODINGS,
     DROPPED_SUFFIX,
@@ -116,7 +116,7 @@ def _lines(sweeps: Sequence[Sweep], names: Sequence[str], extra_metrics: Mapping
 
 def _row(run: Path, name: str, split: str, extra_metrics: Mapping) -> Row:
     folder = decoding_folder(run, name)
-    metrics = {**read_metrics(folder, split), **extra_metrics.get(folder, {})}
+    metrics = {**recorded_scores(folder, split).metrics, **extra_metrics.get(folder, {})}
     return Row(name, "decoding", {}, metrics)
 
 
