@@ -46,7 +46,6 @@ class Comparison:
     - scenes: {image id: scene} of images made by `captioning.scenes`, whose facts are known
     - missing: one sentence for each part that is missing in the report
     - num_captioned: the number of images that all runs captioned
-    - is_whole_split: whether the images that all runs captioned are all images of the split
     """
 
     split: str
@@ -58,7 +57,6 @@ class Comparison:
     scenes: dict[ImageId, Scene] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
     num_captioned: int = 0
-    is_whole_split: bool = True
 
     @property
     def rows(self) -> list[Union[Row, Run]]:
@@ -115,11 +113,7 @@ def compare(folders: Sequence[Path], split: str = "test") -> Comparison:
         missing.append(
             f"The contents of the images could not be read, so no word is marked: {error}."
         )
-    is_whole_split = len(samples) == split_size == count
-    ids = list(samples)
-    return Comparison(
-        split, runs, ids, samples, texts, human, scenes, missing, count, is_whole_split
-    )
+    return Comparison(split, runs, list(samples), samples, texts, human, scenes, missing, count)
 
 
 def _check_same_data(runs: Sequence[Run], split: str) -> None:
