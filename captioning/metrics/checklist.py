@@ -18,7 +18,7 @@ from pydantic import Field
 
 from captioning.data.annotations import ImageId
 from captioning.files.reading import parse_json_lines, read_json, read_text
-from captioning.metrics.evaluator import CaptionSet, Scores
+from captioning.metrics.evaluator import CaptionSet, Scores, entries_of
 from captioning.metrics.judge import JudgeEvaluator, JudgeOptions, first_object
 from captioning.metrics.options import FILE
 from captioning.runtime.errors import UserError
@@ -66,7 +66,7 @@ class Checklist(JudgeEvaluator):
         self.questions = read_checklist(Path(self.options.checklist))
 
     def evaluate(self, captions: CaptionSet) -> Scores:
-        lists = captions.entries(self.questions, self.options.checklist)
+        lists = [*entries_of(captions.ids, self.questions, self.options.checklist).values()]
         asked = [prompt(*pair) for pair in zip(captions.predictions.values(), lists)]
         readers = {each: partial(read_reply, questions=q) for each, q in zip(asked, lists)}
         verdicts = self.verdicts(readers)

@@ -46,20 +46,6 @@ class CaptionSet:
     def ids(self) -> list[ImageId]:
         return list(self.predictions)
 
-    def entries(self, known: Mapping[ImageId, Any], file: str) -> list[Any]:
-        """Return what is `known` of each caption's image; see `of_images`.
-
-        Raises UserError for an image of which nothing is known. file: what lacks it.
-        """
-        found = of_images(self.ids, known)
-        for image_id, entry in found.items():
-            if not entry:
-                raise UserError(
-                    f"{file} has no entry for image {image_of(image_id)!r}: add one, or leave the "
-                    "image out"
-                )
-        return list(found.values())
-
     @cached_property
     def tokenized(self) -> tuple[list[str], list[list[str]], str]:
         """N captions, N lists of references, and the tokeniser's name.
@@ -165,6 +151,23 @@ class Evaluator(ABC):
     @abstractmethod
     def evaluate(self, captions: CaptionSet) -> Scores:
         """Return the scores of a set with at least one caption."""
+
+
+def entries_of(
+    ids: Iterable[ImageId], known: Mapping[ImageId, Any], file: str
+) -> dict[ImageId, Any]:
+    """Return what a file says of each image; see `of_images`.
+
+    Raises UserError for an image that the file lacks. known: the file's content.
+    """
+    found = of_images(ids, known)
+    for image_id, entry in found.items():
+        if not entry:
+            raise UserError(
+                f"{file} has no entry for image {image_of(image_id)!r}: add one, or leave the "
+                "image out"
+            )
+    return found
 
 
 def options_of(names: Iterable[str], config: Any) -> dict[str, Any]:

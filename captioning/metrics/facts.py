@@ -11,7 +11,7 @@ from typing import Annotated, Optional
 
 from pydantic import Field
 
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Scores
+from captioning.metrics.evaluator import CaptionSet, Evaluator, Scores, entries_of
 from captioning.metrics.options import FILE, Options
 from captioning.scenes.facts import Statement, max_true_facts, read_caption, true_facts
 from captioning.scenes.make import read_scenes
@@ -35,7 +35,7 @@ class Facts(Evaluator):
         self.scenes = read_scenes(Path(self.options.facts_file))
 
     def evaluate(self, captions: CaptionSet) -> Scores:
-        scenes = captions.entries(self.scenes, self.options.facts_file)
+        scenes = [*entries_of(captions.ids, self.scenes, self.options.facts_file).values()]
         statements = list(map(read_caption, captions.predictions.values()))
         counts = [stated_and_true(s, scene) for s, scene in zip(statements, scenes)]
         stated, true = (list(of_all) for of_all in zip(*counts))
