@@ -15,10 +15,8 @@ from typing import Any, Optional
 
 import torch
 
-from benchmarks import TOPICS, topic
+from benchmarks import REPOSITORY, TOPICS, topic
 from captioning.runtime.registry import load
-
-REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 @dataclass(eq=False)

@@ -19,9 +19,9 @@ from typing import Optional
 
 import torch
 
+from benchmarks import REPOSITORY
 from captioning.metrics.scoring import library_versions
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 # Each part is run by `benchmarks.checks` in its own process. A part's time limit is the remaining
 # time divided by the number of remaining parts. Slow parts come last, to get what others leave.
 PARTS = ("objective", "processes", "loader", "runs", "training", "captioning")

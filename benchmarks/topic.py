@@ -16,13 +16,13 @@ from typing import Any, Callable, Optional
 
 import torch
 
+from benchmarks import REPOSITORY
 from captioning.files.writing import write_json
 from captioning.metrics.scoring import library_versions
 from captioning.runtime.job_runner import cores
 from captioning.runtime.registry import load
 from captioning.runtime.start import keep_memory
 
-OUTPUT = Path(__file__).resolve().parent.parent / "output" / "benchmarks"
 Cases = Mapping[str, Callable[[], dict[str, Any]]]
 
 
@@ -43,7 +43,12 @@ def parse_options(argv: Sequence[str], description: str, rounds: int) -> argpars
     parser.add_argument("--quick", action="store_true", help="tiny sizes and one round")
     parser.add_argument("--rounds", type=int, help=f"rounds of each row (default {rounds})")
     parser.add_argument("--device", type=torch.device, help="default: a GPU if there is one")
-    parser.add_argument("--output", type=Path, default=OUTPUT, help="folder of the JSON file")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=REPOSITORY / "output" / "benchmarks",
+        help="folder of the JSON file",
+    )
     options = parser.parse_args(argv)
     options.rounds = options.rounds or (1 if options.quick else rounds)
     options.device = options.device or torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -15,10 +15,10 @@ from typing import Any, Optional
 
 import numpy as np
 
+from benchmarks import REPOSITORY
 from benchmarks.browser import Browser
 from captioning.runtime.errors import UserError
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 NAME = "model"
 DTYPES = {"fp32": "32 bits", "fp16": "16 bits", "q8": "8 bits"}  # of an export's weights
 SECONDS = 600.0  # that loading a model may take
