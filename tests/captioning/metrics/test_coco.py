@@ -52,6 +52,12 @@ def test_values_are_those_of_pycocoevalcap(no_java):
     assert list(result.skipped) == ["METEOR"] and "no `java` on PATH" in result.skipped["METEOR"]
     assert Coco().unavailable() == result.skipped
     assert list(Coco(spice=True).unavailable()) == ["METEOR", "SPICE"]
+    # An empty caption gets nothing. One reference has no word either, which pycocoevalcap's ROUGE-L
+    # takes for the same word.
+    result = evaluate({1: "", 2: "a cat"}, {1: ["a dog", "!"], 2: ["a cat"]})
+    assert {each[0] for each in result.per_image.values()} == {0.0}
+    assert result.per_image["ROUGE_L"][1] == 1.0
+    assert evaluate({1: "a"}, {1: ["!"]}).per_image["CIDEr"] == [0.0]
 
 
 def test_bleu_of_a_resample_is_that_of_its_captions(monkeypatch):
@@ -73,14 +79,6 @@ def test_bleu_of_a_resample_is_that_of_its_captions(monkeypatch):
         sums = columns[0][drawn].sum(0, keepdims=True)
         assert bleu_of_sums(sums)[0] == pytest.approx(totals, rel=1e-12)
     assert bleu_of_sums(np.zeros((1, 10)))[0] == pytest.approx([0.0] * 4)
-
-
-def test_empty_caption_gets_nothing(no_java):
-    # One reference has no word either, which pycocoevalcap's ROUGE-L takes for the same word.
-    result = evaluate({1: "", 2: "a cat"}, {1: ["a dog", "!"], 2: ["a cat"]})
-    assert {each[0] for each in result.per_image.values()} == {0.0}
-    assert result.per_image["ROUGE_L"][1] == 1.0
-    assert evaluate({1: "a"}, {1: ["!"]}).per_image["CIDEr"] == [0.0]
 
 
 def test_a_failing_metric_loses_no_other(monkeypatch, java):

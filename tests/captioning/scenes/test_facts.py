@@ -25,13 +25,10 @@ def counts(caption, scene=SCENE):
     ("caption", "true", "stated"),
     [
         ("", 0, 0),
-        ("a circle", 1, 1),
-        ("an object", 1, 1),
         ("a square", 0, 1),
         ("a crimson circle", 3, 3),  # red and dark
         ("a coral circle", 2, 3),  # red, but light
         ("a dark red red circle", 3, 3),  # said twice, counted once
-        ("a huge circle", 3, 3),  # large and huge
         ("a large star", 1, 2),
         ("a tiny circle", 2, 3),  # rather the tiny star than the huge circle
         ("a circle in the upper left corner", 3, 3),
@@ -69,27 +66,19 @@ def test_words_are_marked():
     assert marked == {**dict.fromkeys(["a", "and", "zebra", "on", "the"]), **facts}
 
 
-def test_scenes_are_possible():
-    rng = random.Random(0)
-    sizes = set()
-    for _ in range(300):
-        scene = random_scene(rng)
-        cells = {(thing.column, thing.row) for thing in scene.things}
-        assert len(cells) == len(scene.things)
-        sizes.add(len(scene.things))
-    assert sizes == {1, 2, 3}
-
-
 def test_annotators_say_what_is_true_and_each_says_more_than_the_one_before():
     rng = random.Random(5)
-    lengths, counts = [], []
+    lengths, counts, sizes = [], [], set()
     for _ in range(300):
         scene = random_scene(rng)
+        sizes.add(len(scene.things))
+        assert len({(thing.column, thing.row) for thing in scene.things}) == len(scene.things)
         captions = describe_all(scene, rng)
         statements = list(map(read_caption, captions))
         assert all(true_facts(each, scene) == each.facts() for each in statements), captions
         lengths.append([len(caption.split()) for caption in captions])
         counts.append([len(each.facts()) for each in statements])
+    assert sizes == {1, 2, 3}
     for by_annotator in ([mean(of_one) for of_one in zip(*said)] for said in (lengths, counts)):
         assert by_annotator == sorted(by_annotator)
         assert by_annotator[-1] > 2.5 * by_annotator[0]
