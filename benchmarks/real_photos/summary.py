@@ -25,7 +25,7 @@ from captioning.sweep.over_seeds import half_width, mean_over_seeds
 from captioning.sweep.runs import Sweep
 from captioning.sweep.variants import Variant
 
-PHOTO_FOUND = Metric("found", "Finds its photo", 1, False, "likeliest under their own photo", "%")
+PHOTO_FOUND = Metric("found", "Finds its photo", 1, "likeliest under their own photo", "%")
 LENGTH_AXIS = plane.Axis("cap_len", "words a caption")
 VERTICAL_AXES = (
     plane.Axis("found", "captions that find their photo (%)"),
