@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import TOPICS, __main__, checks, gpu, measure
+from benchmarks import TOPICS, __main__, gpu, measure
 from benchmarks.measure import compare, peak_memory
 from benchmarks.topic import parse_options, run_topic
 
@@ -153,22 +153,6 @@ def test_a_rehearsal_runs_every_part(needs_peer, repository, tmp_path):
     assert {"ours", "transformers"} <= set(contents["captioning"]["rows"][-1]["contenders"])
     notes = ["6 of 6 losses to the bit, weights 0.0e+00 apart"]
     assert contents["runs"]["rows"][0]["notes"] == notes
-
-
-def test_a_check_that_fails_is_a_failed_row(monkeypatch, tmp_path):
-    def fails(card):
-        card.note("before")
-        raise AssertionError("it differs")
-
-    module = SimpleNamespace(test_a=lambda card: card.note(str(card.device)), test_b=fails)
-    monkeypatch.setattr(checks, "load", lambda _: module)
-    monkeypatch.setitem(sys.modules, "tests", sys.modules.get("tests"))
-    assert checks.main(["part", "--quick", "--output", str(tmp_path)]) == 1
-    rows = json.loads((tmp_path / "part.json").read_text())["rows"]
-    assert rows == [
-        {"name": "check: a", "notes": ["cpu"]},
-        {"name": "check: b", "error": "AssertionError('it differs')"},
-    ]
 
 
 def test_without_a_gpu_it_ends_in_a_line(tmp_path, capsys, monkeypatch):

@@ -23,7 +23,7 @@ def test_captioning(needs_peer, quick_rows):
     assert len(rows) == 8
     int8 = {"int8"} if has_int8(CPU) else set()
     for name, row in rows.items():
-        ours = {"ours", "as it is"} | (int8 if name.startswith("fp32") else set())
+        ours = {"ours"} | (int8 if name.startswith("fp32") else set())
         assert set(row["contenders"]) == {*ours, "transformers"} and row["peer"] == "transformers"
 
 
