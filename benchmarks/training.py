@@ -47,6 +47,7 @@ class Training:
 
     def __init__(self, tiny: bool, with_peer: bool, device: torch.device = CPU):
         self.tiny, self.device = tiny, device
+        self.batch = GPU_BATCH if device.type == "cuda" and not tiny else CPU_BATCH
         self.ours = our_captioner(tiny).train().to(device)
         self.theirs = hf_captioner(self.ours, share=True).train().to(device) if with_peer else None
         # Our runs use the fused AdamW. Users of transformers get torch's default.
@@ -80,9 +81,8 @@ class Training:
 
     def step(self, contender: str, autocast: bool) -> Work:
         """Return a function that takes one step of a contender. autocast: to bf16."""
-        batch = GPU_BATCH if self.device.type == "cuda" and not self.tiny else CPU_BATCH
-        image = random_images(self.ours, batch).to(self.device)
-        texts = random_captions(self.tiny, batch, 5 if contender == OURS_5 else 1)
+        image = random_images(self.ours, self.batch).to(self.device)
+        texts = random_captions(self.tiny, self.batch, 5 if contender == OURS_5 else 1)
         optimizer = self.their_optimizer if contender == THEIRS else self.our_optimizer
         objective = Objective(MIXTURE if contender == OURS_SMILE else "mle", SMOOTHING)
 
@@ -112,8 +112,6 @@ def build_training(contender: str, tiny: bool, autocast: bool) -> Work:
 
 def cases(options: argparse.Namespace) -> Cases:
     """Return cases for bf16, fp32 and, on a GPU, compilation, which is last as it takes longest."""
-    on_gpu = options.device.type == "cuda"
-    batch = GPU_BATCH if on_gpu and not options.quick else CPU_BATCH
     training = functools.cache(lambda: Training(options.quick, True, options.device))
 
     def measure(autocast: bool, *further: str) -> dict[str, Any]:
@@ -121,11 +119,11 @@ def cases(options: argparse.Namespace) -> Cases:
             name: training().step(name, autocast) for name in (OURS, OURS_SMILE, *further, THEIRS)
         }
         builder = (build_training, options.quick, autocast)
-        return compare(works, [THEIRS], options.rounds, (batch, "images"), builder)
+        return compare(works, [THEIRS], options.rounds, (training().batch, "images"), builder)
 
     rows: dict[str, Any] = {"step, bf16 autocast": lambda: measure(True, OURS_5)}
     if not options.quick:
         rows["step, fp32"] = lambda: measure(False)
-    if on_gpu:
+    if options.device.type == "cuda":
         rows["step, bf16, compiled"] = lambda: measure(True, COMPILED)
     return rows

@@ -1,8 +1,10 @@
 """A language model on a server that judges captions. Its replies are cached."""
 
 import json
+import re
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from threading import Event, Lock
 from typing import Annotated, Any, Callable, Optional
 
@@ -31,13 +33,9 @@ def first_object(reply: str, read: Callable[[Any], Any]) -> Any:
     accept. Text around the object is ignored.
     """
     decoder, reply = json.JSONDecoder(), reply[:LONGEST]
-    start = reply.find("{")
-    while start >= 0:
-        try:
-            return read(decoder.raw_decode(reply, start)[0])
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            pass
-        start = reply.find("{", start + 1)
+    for brace in re.finditer("{", reply):
+        with suppress(ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            return read(decoder.raw_decode(reply, brace.start())[0])
     return None
 
 
