@@ -30,22 +30,13 @@ from captioning.runtime.progress import log_line
 READ_ERRORS = (OSError, ValueError, EOFError, KeyError, MemoryError, zipfile.BadZipFile)
 
 
-MAX_ARRAY_BYTES = 4 << 30  # unpacked; enough for the features of two million images
-
-
 def read_arrays(path: Path, *names: str) -> list[np.ndarray]:
     """Return the arrays of these names in an .npz file.
 
     Raises one of READ_ERRORS, for example FileNotFoundError, and ValueError for arrays of Python
     objects, which are pickles.
     """
-    with zipfile.ZipFile(path) as archive:
-        for member in archive.infolist():
-            if member.file_size > MAX_ARRAY_BYTES:
-                raise ValueError(
-                    f"{member.filename} has more than {MAX_ARRAY_BYTES} bytes unpacked"
-                )
-    with np.load(path, allow_pickle=False) as content:
+    with zipfile.ZipFile(path), np.load(path, allow_pickle=False) as content:
         return [np.asarray(content[name]) for name in names]
 
 
