@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Union
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from benchmarks.objective import SMOOTHING
 from BLIP import BlipCaptioner, build_captioner
@@ -46,6 +46,19 @@ def random_captioner(
         vocabulary = Path(folder) / "vocab.txt"
         vocabulary.write_text("\n".join(words) + "\n")
         return build_captioner(str(vocabulary), objective=Objective(objective, SMOOTHING), **sizes)
+
+
+def endless_captioner(tiny: bool) -> BlipCaptioner:
+    """Return `our_captioner` in evaluation mode. Its captions have full length."""
+    captioner = our_captioner(tiny).eval()
+    captioner.text_decoder.cls["predictions"].bias.data[captioner.tokenizer.end] = -1e4
+    return captioner
+
+
+def random_images(captioner: BlipCaptioner, count: int) -> Tensor:
+    """Return images of noise (count, 3, S, S), always the same."""
+    size = captioner.visual_encoder.patch_embed.img_size[0]
+    return torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(0))
 
 
 def hf_captioner(ours: BlipCaptioner, share: bool = False) -> nn.Module:

@@ -1,13 +1,11 @@
 """Run a part's checks, then its benchmark: python -m benchmarks.checks PART [--quick].
 
 The checks are the functions test_* of tests/gpu/test_PART.py. They are called without pytest, since
-container images of PyTorch do not have it. The benchmark is benchmarks/PART.py, if it exists. With
+container images of PyTorch do not have it. The benchmark is the topic of this name, if any. With
 --quick, the checks run on the CPU in tiny sizes.
 """
 
 import functools
-import importlib
-import importlib.util
 import sys
 import types
 from collections.abc import Sequence
@@ -17,9 +15,8 @@ from typing import Any, Optional
 
 import torch
 
-from benchmarks import topic
-
-REPOSITORY = Path(__file__).resolve().parent.parent
+from benchmarks import REPOSITORY, TOPICS, topic
+from captioning.runtime.registry import load
 
 
 @dataclass(eq=False)
@@ -52,7 +49,7 @@ def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return float((actual - expected).norm() / expected.norm())
 
 
-def load_checks(part: str, context: CheckContext) -> topic.Cases:
+def load_checks(part: str, context: CheckContext) -> dict[str, Any]:
     """Return {readable name: function that runs a check and returns a row, {"notes": [...]}}."""
     # Make tests/ a package by hand: it has no __init__.py, and an installed package may be `tests`.
     package = sys.modules["tests"] = types.ModuleType("tests")
@@ -65,7 +62,7 @@ def load_checks(part: str, context: CheckContext) -> topic.Cases:
 
     return {
         name.replace("test_", "check: ", 1).replace("_", " "): functools.partial(run_check, test)
-        for name, test in vars(importlib.import_module(f"tests.gpu.test_{part}")).items()
+        for name, test in vars(load(f"tests.gpu.test_{part}")).items()
         if name.startswith("test_")
     }
 
@@ -75,9 +72,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     options = topic.parse_options(arguments, __doc__, rounds=5)
     folder = options.output / part
     folder.mkdir(parents=True, exist_ok=True)
-    cases = {**load_checks(part, CheckContext(options.quick, folder))}
-    if importlib.util.find_spec(f"benchmarks.{part}"):
-        cases.update(importlib.import_module(f"benchmarks.{part}").cases(options))
+    cases = load_checks(part, CheckContext(options.quick, folder))
+    if part in TOPICS:
+        cases.update(load(f"benchmarks.{part}").cases(options))
     return topic.run_topic(part, cases, options)
 
 

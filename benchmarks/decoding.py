@@ -9,19 +9,19 @@ the best of 20 samples by mutual information.
 
 import argparse
 import functools
-import sys
 from typing import Any
 
 import torch
 
-from benchmarks.captioners import our_captioner
-from benchmarks.captioning import CPU, GPU, NEVER_ENDS, TINY
+from benchmarks.captioners import endless_captioner, random_images
+from benchmarks.captioning import CPU, GPU, TINY
 from benchmarks.measure import compare
-from benchmarks.topic import Cases, make_main
+from benchmarks.topic import Cases
 from captioning.models.reranking import Reranker
 from decoding import DecodingSettings
 from decoding.rerank import Reranking
 
+ROUNDS = 3
 METHODS = {
     "plain": {},
     "guidance": {"guidance_scale": 2.0},
@@ -32,15 +32,11 @@ METHODS = {
 def cases(options: argparse.Namespace) -> Cases:
     """Return a case for each batch size and caption length."""
     on_gpu = options.device.type == "cuda"
-    ours = our_captioner(options.quick).eval().to(options.device)
-    with torch.no_grad():
-        ours.text_decoder.cls["predictions"].bias[ours.tokenizer.end] = NEVER_ENDS
+    ours = endless_captioner(options.quick).to(options.device)
     captioner = ours.for_inference(torch.bfloat16 if on_gpu else torch.float32)
-    size = ours.visual_encoder.patch_embed.img_size[0]
 
     def measure(batch: int, length: int) -> dict[str, Any]:
-        generator = torch.Generator().manual_seed(1)
-        image = torch.randn(batch, 3, size, size, generator=generator).to(options.device)
+        image = random_images(ours, batch).to(options.device)
         works = {}
         for name, method in METHODS.items():
             settings = DecodingSettings(num_beams=3, max_length=length, min_length=5, **method)
@@ -56,9 +52,3 @@ def cases(options: argparse.Namespace) -> Cases:
         for batch in batches
         for length in lengths
     }
-
-
-main = make_main("decoding", __doc__, 3, cases)
-
-if __name__ == "__main__":
-    sys.exit(main())

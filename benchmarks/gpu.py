@@ -7,7 +7,6 @@ if __name__ == "__main__":
 
 import argparse
 import contextlib
-import importlib.metadata
 import os
 import signal
 import site
@@ -20,7 +19,9 @@ from typing import Optional
 
 import torch
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+from benchmarks import REPOSITORY
+from captioning.metrics.scoring import library_versions
+
 # Each part is run by `benchmarks.checks` in its own process. A part's time limit is the remaining
 # time divided by the number of remaining parts. Slow parts come last, to get what others leave.
 PARTS = ("objective", "processes", "loader", "runs", "training", "captioning")
@@ -56,12 +57,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 def install_missing(wheels: Path, folder: Path) -> None:
     """Install the wheels of packages that are missing. Never replaces an installed package."""
-    names = {str(package.metadata["Name"]) for package in importlib.metadata.distributions()}
-    installed = {name.lower().replace("-", "_").replace(".", "_") for name in names}
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
     # One by one: an incompatible wheel would prevent the installation of all.
     for wheel in sorted(wheels.glob("*.whl")):
-        if wheel.name.split("-")[0].lower() not in installed:
+        name = wheel.name.split("-")[0]
+        if library_versions(name)[name] is None:
             subprocess.run([*pip, "--target", str(folder), str(wheel)])
 
 

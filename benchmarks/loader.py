@@ -10,7 +10,6 @@ which needs OpenCV) in a plain DataLoader.
 import argparse
 import functools
 import itertools
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,10 +18,10 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from benchmarks.measure import Work, compare
-from benchmarks.topic import Cases, make_main
+from benchmarks.topic import Cases
 from captioning.data import (
     Prefetcher,
     Sample,
@@ -33,6 +32,7 @@ from captioning.data import (
 )
 from captioning.data.image import open_image
 
+ROUNDS = 5
 WORKERS = {"cpu": (1, 2, 4), "cuda": (4, 8, 16)}
 BATCHES_PER_WORKER = 4
 
@@ -50,20 +50,6 @@ def draw_photos(folder: Path, size: tuple[int, int]) -> list[Path]:
     return paths
 
 
-class PhotoDataset(Dataset):
-    """Reads the image of each path, and transforms it like the original implementation."""
-
-    def __init__(self, paths: Sequence[Path], side: int):
-        self.paths, self.transform = paths, training_transform(side, exact=True)
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        with open_image(self.paths[index]) as image:
-            return self.transform(image)
-
-
 def contenders(
     paths: Sequence[Path], side: int, batch: int, workers: int, device: torch.device
 ) -> dict[str, Work]:
@@ -71,11 +57,21 @@ def contenders(
     samples = [Sample(str(path), ("a photo",), index) for index, path in enumerate(paths)]
     dataset = TrainingDataset(samples, "", training_transform(side), seed=0)
     loader, epochs = training_loader(dataset, batch, 0, num_workers=workers), itertools.count()
+    transform = training_transform(side, exact=True)
+
+    def read(paths: Sequence[Path]) -> torch.Tensor:
+        images = []
+        for path in paths:
+            with open_image(path) as image:
+                images.append(transform(image))
+        return torch.stack(images)
+
     original = DataLoader(
-        PhotoDataset(paths, side),
+        paths,
         batch,
         shuffle=True,
         num_workers=workers,
+        collate_fn=read,
         persistent_workers=True,
         pin_memory=device.type == "cuda",
     )
@@ -109,9 +105,3 @@ def cases(options: argparse.Namespace) -> Cases:
         f"{size[0]} x {size[1]}, {workers} workers": functools.partial(measure, size, workers)
         for size, workers in itertools.product(sizes, worker_counts)
     }
-
-
-main = make_main("loader", __doc__, 5, cases)
-
-if __name__ == "__main__":
-    sys.exit(main())

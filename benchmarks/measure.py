@@ -28,7 +28,6 @@ def compare(
     items: Optional[tuple[float, str]] = None,
     builder: Sequence[Any] = (),
     outputs: int = 0,
-    **facts: Any,
 ) -> dict[str, Any]:
     """Measure `works` in turn and return their row.
 
@@ -42,7 +41,6 @@ def compare(
     `rate`, per second, is computed. builder: (build, *arguments). `build(contender, *arguments)`
     returns a contender's work, whose peak memory is measured in a new process on a CPU; on a GPU,
     memory is always measured. outputs: bytes of a contender's result, subtracted from its memory.
-    facts: further entries of the row.
     """
     failed, memory, seconds = {}, {}, {}
     for contender, work in works.items():
@@ -54,7 +52,7 @@ def compare(
                 memory[contender] = peak_memory(builder[0], contender, *builder[1:])
             seconds[contender] = []
         except Exception as error:
-            failed[contender] = one_line(error)
+            failed[contender] = repr(error)[:300]
     ours_failed = not failed.keys() <= set(peers)
     if not seconds:
         raise RuntimeError(f"no contender ran: {failed}")
@@ -79,7 +77,6 @@ def compare(
         "contenders": contenders,
         "failed": failed,
         "ours_failed": ours_failed,
-        **facts,
     }
 
 
@@ -95,10 +92,6 @@ def measure_seconds(work: Work) -> float:
 def _synchronise() -> None:
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
-
-
-def one_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def peak_memory(build: Callable[..., Work], *arguments: Any) -> int:

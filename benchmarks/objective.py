@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import functools
 import itertools
-import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple, Union
 
@@ -21,9 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.measure import Work, compare
-from benchmarks.topic import Cases, make_main
+from benchmarks.topic import Cases
 from smile import Objective
 
+ROUNDS = 5
 SMOOTHING = 0.1  # label smoothing of MLE, as in BLIP's configurations
 MIXTURE = {"mle": 0.01, "smile": 0.99}
 OBJECTIVES = {
@@ -156,9 +156,3 @@ def cases(options: argparse.Namespace) -> Cases:
         )
         for name, sizes, *bf16 in row_settings
     }
-
-
-main = make_main("objective", __doc__, 5, cases)
-
-if __name__ == "__main__":
-    sys.exit(main())

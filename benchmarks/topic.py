@@ -1,13 +1,13 @@
-"""Runs a topic as a program: parses its options, measures its rows, prints and writes them.
+"""Measure the rows of a topic, print and write them: python -m benchmarks.topic TOPIC [--quick].
 
-A topic is a module `benchmarks/<topic>.py`. Its function `cases(options)` returns {name: function}.
-Such a function is a case: it measures and returns one row, see `compare`. `make_main` makes the
-topic's `main`.
+A topic is a module `benchmarks/TOPIC.py`. Its function `cases(options)` returns {name: function}.
+Such a function is a case: it measures and returns one row, see `compare`. Its ROUNDS is the default
+of --rounds.
 """
 
 import argparse
-import importlib.metadata
 import platform
+import sys
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,31 +16,25 @@ from typing import Any, Callable, Optional
 
 import torch
 
-from benchmarks.measure import one_line
+from benchmarks import REPOSITORY
 from captioning.files.writing import write_json
+from captioning.metrics.scoring import library_versions
 from captioning.runtime.job_runner import cores
+from captioning.runtime.registry import load
 from captioning.runtime.start import keep_memory
 
-LIBRARIES = ("torch", "torchvision", "timm", "transformers")
-OUTPUT = Path(__file__).resolve().parent.parent / "output" / "benchmarks"
 Cases = Mapping[str, Callable[[], dict[str, Any]]]
 
 
-def make_main(
-    topic: str, description: str, rounds: int, cases: Callable[[argparse.Namespace], Cases]
-) -> Callable[[Optional[Sequence[str]]], int]:
-    """Return the `main` of a topic. `main` takes a command line and returns an exit code."""
-
-    def main(argv: Optional[Sequence[str]] = None) -> int:
-        options = parse_options(argv, description, rounds)
-        return run_topic(topic, cases(options), options)
-
-    return main
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run the topic that the first argument names. Return 1 if a row failed."""
+    name, *arguments = sys.argv[1:] if argv is None else argv
+    topic = load(f"benchmarks.{name}")
+    options = parse_options(arguments, topic.__doc__, topic.ROUNDS)
+    return run_topic(name, topic.cases(options), options)
 
 
-def parse_options(
-    argv: Optional[Sequence[str]], description: str, rounds: int
-) -> argparse.Namespace:
+def parse_options(argv: Sequence[str], description: str, rounds: int) -> argparse.Namespace:
     """Return the options that all topics have: quick, rounds, device, output.
 
     rounds: the default of --rounds without --quick. The default with --quick is 1.
@@ -49,7 +43,12 @@ def parse_options(
     parser.add_argument("--quick", action="store_true", help="tiny sizes and one round")
     parser.add_argument("--rounds", type=int, help=f"rounds of each row (default {rounds})")
     parser.add_argument("--device", type=torch.device, help="default: a GPU if there is one")
-    parser.add_argument("--output", type=Path, default=OUTPUT, help="folder of the JSON file")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=REPOSITORY / "output" / "benchmarks",
+        help="folder of the JSON file",
+    )
     options = parser.parse_args(argv)
     options.rounds = options.rounds or (1 if options.quick else rounds)
     options.device = options.device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -80,7 +79,7 @@ def run_topic(topic: str, cases: Cases, options: argparse.Namespace) -> int:
             rows.append({"name": name, **measure()})
         except Exception as error:
             traceback.print_exc()
-            rows.append({"name": name, "error": one_line(error)})
+            rows.append({"name": name, "error": repr(error)[:300]})
         write_json(content, path)  # after each case, since the program may be killed
         print("\n".join(format_row(rows[-1])), flush=True)
     failed = sum("error" in row or row.get("ours_failed", False) for row in rows)
@@ -89,7 +88,7 @@ def run_topic(topic: str, cases: Cases, options: argparse.Namespace) -> int:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return the processor, cores, torch's threads, the GPU, and the versions of LIBRARIES."""
+    """Return the processor, cores, torch's threads, the GPU, and the versions of libraries."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return {
@@ -98,11 +97,7 @@ def describe_machine() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
         "python": platform.python_version(),
-        **{
-            package.metadata["Name"]: package.version
-            for package in importlib.metadata.distributions()
-            if package.metadata["Name"] in LIBRARIES
-        },
+        **library_versions("torch", "torchvision", "timm", "transformers"),
     }
 
 
@@ -121,3 +116,7 @@ def format_row(row: Mapping[str, Any]) -> Iterator[str]:
     yield from (f"  {name} FAILED: {reason}" for name, reason in row.get("failed", {}).items())
     if "error" in row:
         yield f"  FAILED: {row['error']}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

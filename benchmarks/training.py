@@ -11,19 +11,19 @@ import argparse
 import copy
 import functools
 import itertools
-import sys
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.captioners import hf_captioner, our_captioner
+from benchmarks.captioners import hf_captioner, our_captioner, random_images
 from benchmarks.measure import Work, compare
 from benchmarks.objective import MIXTURE, SMOOTHING
-from benchmarks.topic import Cases, make_main
+from benchmarks.topic import Cases
 from BLIP import BlipCaptioner
 from smile import Objective
 
+ROUNDS = 3
 OURS, OURS_SMILE, COMPILED = "ours", "ours, MLE + SMILE", "ours, compiled"
 OURS_5, THEIRS = "ours, 5 captions an image", "transformers"
 CPU_BATCH, GPU_BATCH = 4, 32
@@ -42,17 +42,12 @@ def random_captions(tiny: bool, num_images: int, per_image: int) -> list[list[st
     return [[caption() for _ in range(per_image)] for _ in range(num_images)]
 
 
-def random_images(ours: BlipCaptioner, count: int) -> Tensor:
-    """Return images of noise (count, 3, S, S), always the same."""
-    size = ours.visual_encoder.patch_embed.img_size[0]
-    return torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(0))
-
-
 class Training:
     """Training steps of our captioner and of transformers', which share their parameters."""
 
     def __init__(self, tiny: bool, with_peer: bool, device: torch.device = CPU):
         self.tiny, self.device = tiny, device
+        self.batch = GPU_BATCH if device.type == "cuda" and not tiny else CPU_BATCH
         self.ours = our_captioner(tiny).train().to(device)
         self.theirs = hf_captioner(self.ours, share=True).train().to(device) if with_peer else None
         # Our runs use the fused AdamW. Users of transformers get torch's default.
@@ -86,9 +81,8 @@ class Training:
 
     def step(self, contender: str, autocast: bool) -> Work:
         """Return a function that takes one step of a contender. autocast: to bf16."""
-        batch = GPU_BATCH if self.device.type == "cuda" and not self.tiny else CPU_BATCH
-        image = random_images(self.ours, batch).to(self.device)
-        texts = random_captions(self.tiny, batch, 5 if contender == OURS_5 else 1)
+        image = random_images(self.ours, self.batch).to(self.device)
+        texts = random_captions(self.tiny, self.batch, 5 if contender == OURS_5 else 1)
         optimizer = self.their_optimizer if contender == THEIRS else self.our_optimizer
         objective = Objective(MIXTURE if contender == OURS_SMILE else "mle", SMOOTHING)
 
@@ -118,8 +112,6 @@ def build_training(contender: str, tiny: bool, autocast: bool) -> Work:
 
 def cases(options: argparse.Namespace) -> Cases:
     """Return cases for bf16, fp32 and, on a GPU, compilation, which is last as it takes longest."""
-    on_gpu = options.device.type == "cuda"
-    batch = GPU_BATCH if on_gpu and not options.quick else CPU_BATCH
     training = functools.cache(lambda: Training(options.quick, True, options.device))
 
     def measure(autocast: bool, *further: str) -> dict[str, Any]:
@@ -127,17 +119,11 @@ def cases(options: argparse.Namespace) -> Cases:
             name: training().step(name, autocast) for name in (OURS, OURS_SMILE, *further, THEIRS)
         }
         builder = (build_training, options.quick, autocast)
-        return compare(works, [THEIRS], options.rounds, (batch, "images"), builder)
+        return compare(works, [THEIRS], options.rounds, (training().batch, "images"), builder)
 
     rows: dict[str, Any] = {"step, bf16 autocast": lambda: measure(True, OURS_5)}
     if not options.quick:
         rows["step, fp32"] = lambda: measure(False)
-    if on_gpu:
+    if options.device.type == "cuda":
         rows["step, bf16, compiled"] = lambda: measure(True, COMPILED)
     return rows
-
-
-main = make_main("training", __doc__, 3, cases)
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -19,37 +19,38 @@ from typing import Any, Optional
 
 import torch
 
-from benchmarks.captioners import our_captioner
-from benchmarks.captioning import NEVER_ENDS
+from benchmarks import topic
+from benchmarks.captioners import endless_captioner, random_images
 from benchmarks.measure import compare
-from benchmarks.topic import Cases, make_main
-from benchmarks.web_captioners import NodeCaptions, PageCaptions, build_page, find_programs
+from benchmarks.web_captioners import (
+    DTYPES,
+    NodeCaptions,
+    PageCaptions,
+    build_page,
+    find_programs,
+)
 from BLIP.export import export_onnx
 from BLIP.onnx_runner import OnnxCaptioner
 from captioning.files.reading import read_json
 from captioning.runtime.program import exit_code
 from decoding import DecodingSettings
 
-DTYPES = {"fp32": "32 bits", "fp16": "16 bits", "q8": "8 bits"}
+ROUNDS = 3
 SETTINGS = {"num_beams": 1, "max_length": 20, "min_length": 5}
-MB = 2**20
 
 
-def cases(options: argparse.Namespace) -> Cases:
+def cases(options: argparse.Namespace) -> topic.Cases:
     """A row for each precision of the page's weights."""
     find_programs()
     temporary = tempfile.TemporaryDirectory()
     folder = Path(temporary.name)
-    ours = our_captioner(options.quick).eval()
-    with torch.no_grad():
-        ours.text_decoder.cls["predictions"].bias[ours.tokenizer.end] = NEVER_ENDS
+    ours = endless_captioner(options.quick)
     export_onnx(ours, folder / "model", layout="transformers.js")
     for name, int8 in (("runner", False), ("runner, int8", True)):
         export_onnx(ours, folder / name, int8)
     build_page(folder / "model", folder / "page")
     captioner = ours.for_inference(torch.float32)
-    size = ours.visual_encoder.patch_embed.img_size[0]
-    image = torch.randn(1, 3, size, size, generator=torch.Generator().manual_seed(1))
+    image = random_images(ours, 1)
     pixels = image.numpy()
     pixels.tofile(folder / "pixels")
 
@@ -75,30 +76,21 @@ def cases(options: argparse.Namespace) -> Cases:
             expected, *others = [list(map(int, work())) for work in works.values()]
             if dtype == "fp32" and any(other != expected for other in others):
                 raise RuntimeError("the tokens differ")
-            note = f"MB to download: {_model_bytes(folder, dtype) / MB:.1f}"
-            notes = [f"{note}, and once {_page_bytes(folder / 'page') / MB:.1f}"]
-            return compare(works, ["torch"], options.rounds, (1, "captions"), notes=notes)
+            [model] = read_json(folder / "page" / "models.json")["models"]
+            files = [path for path in (folder / "page").rglob("*") if path.is_file()]
+            shared = sum(path.stat().st_size for path in files if "models" not in path.parts)
+            sizes = f"{model['bytes'][dtype] / 2**20:.1f}, and once {shared / 2**20:.1f}"
+            row = compare(works, ["torch"], options.rounds, (1, "captions"))
+            return {**row, "notes": [f"MB to download: {sizes}"]}
 
     measure.folder = temporary  # which is removed with the last row
     dtypes = list(DTYPES)[: 1 if options.quick else None]
     return {DTYPES[dtype]: functools.partial(measure, dtype) for dtype in dtypes}
 
 
-def _model_bytes(folder: Path, dtype: str) -> int:
-    return read_json(folder / "page" / "models.json")["models"][0]["bytes"][dtype]
-
-
-def _page_bytes(page: Path) -> int:
-    """The bytes of the page and its runtime, which all models share."""
-    files = [path for path in page.rglob("*") if path.is_file()]
-    return sum(path.stat().st_size for path in files if "models" not in path.parts)
-
-
-_measure = make_main("web", __doc__, 3, cases)
-
-
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    return exit_code(lambda: _measure(argv), "stopped")
+    arguments = sys.argv[1:] if argv is None else argv
+    return exit_code(lambda: topic.main(["web", *arguments]), "stopped")
 
 
 if __name__ == "__main__":

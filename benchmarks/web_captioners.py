@@ -9,16 +9,18 @@ import json
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Optional
 
 import numpy as np
 
+from benchmarks import REPOSITORY
 from benchmarks.browser import Browser
 from captioning.runtime.errors import UserError
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 NAME = "model"
+DTYPES = {"fp32": "32 bits", "fp16": "16 bits", "q8": "8 bits"}  # of an export's weights
 SECONDS = 600.0  # that loading a model may take
 # Its files are the pixels, float32 (N, 3, S, S), and after them the photos.
 CAPTION = f"""
@@ -53,20 +55,15 @@ def build_page(export: Path, folder: Path) -> None:
     subprocess.run(command, cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL)
 
 
-class NodeCaptions:
+class NodeCaptions(ExitStack):
     """`web/captions.mjs`, which ends with the `with` block."""
 
     def __init__(self, export: Path, settings: Mapping[str, Any], dtype: str = "fp32"):
         command = ["node", "web/captions.mjs", export, "/dev/stdin", json.dumps(settings), dtype]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self._process = subprocess.Popen(command, cwd=REPOSITORY, **pipes)
-
-    def __enter__(self) -> "NodeCaptions":
-        return self
-
-    def __exit__(self, *error) -> None:
-        self._process.kill()
-        self._process.communicate()
+        super().__init__()
+        self._process = self.enter_context(subprocess.Popen(command, cwd=REPOSITORY, **pipes))
+        self.callback(self._process.kill)
 
     def tokens(self, pixels: np.ndarray) -> list[int]:
         """The tokens of the caption of an image, float32 (3, S, S)."""
@@ -75,7 +72,7 @@ class NodeCaptions:
         return json.loads(self._process.stdout.readline())["tokens"]
 
 
-class PageCaptions:
+class PageCaptions(ExitStack):
     """The page's modules in Chromium; its server and Chromium end with the `with` block.
 
     pixels: a file of float32 (N, 3, S, S). threads: whether the host sends the headers for threads.
@@ -87,24 +84,17 @@ class PageCaptions:
     ):
         chromium = find_programs()
         command = ["node", "web/serve.mjs", page, "0", *["plain"] * (not threads)]
-        pipe = subprocess.PIPE
-        self._server = subprocess.Popen(command, cwd=REPOSITORY, stdout=pipe, text=True)
-        address = self._server.stdout.readline().split()[-1]
-        self._browser = Browser(chromium, profile, SECONDS)
-        self._browser.open(address)
+        super().__init__()
+        server = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+        self.enter_context(server)
+        self.callback(server.kill)
+        self._browser = self.enter_context(Browser(chromium, profile, SECONDS))
+        self._browser.open(server.stdout.readline().split()[-1])
         self._browser.wait("document.body && 'ready' in document.body.dataset")
         self._browser.ask(CAPTION)
         self._browser.choose_files("#inputs", pixels, *photos)
         if self._browser.ask("crossOriginIsolated") != threads:
             raise RuntimeError("the page's threads are not those of its headers")
-
-    def __enter__(self) -> "PageCaptions":
-        return self
-
-    def __exit__(self, *error) -> None:
-        self._browser.__exit__(*error)
-        self._server.kill()
-        self._server.communicate()
 
     def tokens(
         self,

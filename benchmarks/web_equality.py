@@ -22,10 +22,17 @@ import numpy as np
 import torch
 
 from benchmarks.captioners import BERT_VOCAB_SIZE, TINY, random_captioner
-from benchmarks.web_captioners import NodeCaptions, PageCaptions, build_page, find_programs
+from benchmarks.web_captioners import (
+    DTYPES,
+    NodeCaptions,
+    PageCaptions,
+    build_page,
+    find_programs,
+)
 from BLIP import BlipCaptioner
 from BLIP.export import export_onnx
 from captioning.data.image import evaluation_transform, load_image, resize
+from captioning.report.comparison_table import to_markdown
 from captioning.runtime.errors import UserError
 from captioning.runtime.program import exit_code
 from captioning.scenes.make import make_scenes
@@ -48,7 +55,6 @@ SETTINGS = {
     name: {"num_beams": beams, "max_length": 20, "min_length": 6}
     for name, beams in (("greedy", 1), ("beam 3", 3))
 }
-DTYPES = {"fp32": "32 bits", "fp16": "16 bits", "q8": "8 bits"}
 Rows = list[list[int]]
 
 
@@ -88,7 +94,7 @@ def pixel_difference(page: PageCaptions, paths: Sequence[Path], side: int) -> tu
 
 
 def compare(captioner: BlipCaptioner, paths: Sequence[Path], folder: Path) -> Iterator[str]:
-    """Yield the lines of the table."""
+    """Yield what is printed."""
     transform = evaluation_transform(captioner.visual_encoder.patch_embed.img_size[0])
     images = np.stack([transform(load_image(path)).numpy() for path in paths])
     images.tofile(folder / "pixels")
@@ -100,16 +106,12 @@ def compare(captioner: BlipCaptioner, paths: Sequence[Path], folder: Path) -> It
         distinct = [len(set(map(tuple, rows))) for rows in expected.values()]
         yield f"{len(paths)} images; torch's different captions: {distinct}"
         yield f"own resizing: pixels differ by {largest} of 255 at most, {mean:.5f} in the mean"
-        yield f"\n| equal captions, % | {' | '.join(SETTINGS)} |\n|---|---|---|"
         shares: dict[str, list[str]] = defaultdict(list)
         for name, decoding, rows in contenders(folder, page, images):
             equal = [ours == theirs for ours, theirs in zip(rows, expected[decoding])]
             shares[name].append(f"{100 * np.mean(equal):.1f}")
-            if "32" in name:
-                for index in np.flatnonzero(~np.array(equal)):
-                    print(f"{name}, {decoding}: {paths[index].name} differs", file=sys.stderr)
-            if len(shares[name]) == len(SETTINGS):
-                yield f"| {name} | {' | '.join(shares[name])} |"
+        table = to_markdown(SETTINGS, ([name, *cells] for name, cells in shares.items()))
+        yield f"equal captions, %:\n\n{table}"
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

@@ -13,8 +13,8 @@ from baselines import ImageEncoder
 from baselines.vocabulary import load_word_vectors
 from BLIP import read_checkpoint
 from captioning.metrics.clip_features import CachedFeatures
-from captioning.metrics.image_pool import read_pool
 from captioning.metrics.model_files import read_weights
+from captioning.metrics.retrieval import read_pool
 from captioning.models import checkpoints
 from captioning.runtime.errors import UserError
 from tests.test_architecture import packages, source_files

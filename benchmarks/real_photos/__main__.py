@@ -27,16 +27,17 @@ from typing import Optional
 from benchmarks.real_photos.parts import JUDGE, START, write_parts, write_subsets
 from benchmarks.real_photos.summary import write_decoding_summary, write_summary
 from captioning import train
-from captioning.config import Config, keys_of, load_config
+from captioning.config import load_config
 from captioning.models.checkpoints import BEST
 from captioning.runtime.errors import UserError
 from captioning.runtime.job_runner import Job
 from captioning.runtime.program import exit_code
-from captioning.sweep.__main__ import Sweep
 from captioning.sweep.decodings import JUDGE as JUDGE_DECODING
 from captioning.sweep.decodings import read_decodings, with_drop_shares
 from captioning.sweep.parallel_runs import job_slots, run_in_slots
+from captioning.sweep.runs import Sweep
 from captioning.sweep.variants import objective_variants, plan, read_objectives, read_weights
+from captioning.training.resume import resume_content
 from captioning.training.validation_history import is_trained
 
 CONFIG = "configs/real_photos.yaml"
@@ -48,7 +49,8 @@ QUICK = ("max_epoch=2", "eval_every=2", "min_word_count=2")
 QUICK_TUNING = ("max_epoch=1", "eval_every=1", "warmup_steps=0")
 
 
-def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Return 0; 2 after a one-line error; 130 if stopped."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.real_photos",
         description=__doc__,
@@ -67,12 +69,7 @@ def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     add("--quick", action="store_true", help="a few photos and epochs, to test the program")
     add("--output_dir", type=Path, help="default: output/real_photos, with --quick -quick added")
     add("overrides", nargs="*", metavar="key=value", help="for keys of all runs")
-    return parser.parse_intermixed_args(argv)
-
-
-def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Return 0; 2 after a one-line error; 130 if stopped."""
-    arguments = parse_arguments(argv)
+    arguments = parser.parse_intermixed_args(argv)
     interrupted = "stopped; run the same command again to continue"
     return exit_code(lambda: _run(arguments), interrupted)
 
@@ -101,17 +98,6 @@ def _run(arguments: argparse.Namespace) -> None:
     jobs, sweeps = [], []
     for seed, seed_folder in enumerate(seed_folders):
         files = write_parts(load_config(arguments.config, keys), seed, seed_folder / "photos")
-        # The judge has another seed, so that it does not start from the captioner's weights.
-        for name, run_seed in ((START, seed), (JUDGE, seed + 1000)):
-            run_keys = [*keys, f"train_file={files[name]}", f"seed={run_seed}"]
-            flags = ["--config", arguments.config, "--output_dir", str(seed_folder / name)]
-            config = load_config(arguments.config, run_keys, {"output_dir": flags[-1]})
-            # A run with other settings is started, too: captioning.train refuses it in one line.
-            if not (is_trained(config) and _has_config(seed_folder / name, config)):
-                train_run = functools.partial(train.main, [*flags, *run_keys])
-                jobs.append(
-                    Job(f"{seed_folder.name}/{name}", train_run, seed_folder / f"{name}.log")
-                )
         tuning_keys = {key.partition("=")[0] for key in tuning}
         run_keys = [key for key in keys if key.partition("=")[0] not in tuning_keys]
         run_keys += [
@@ -119,12 +105,18 @@ def _run(arguments: argparse.Namespace) -> None:
             f"seed={seed}",
             f"pretrained={seed_folder / START / BEST}",
         ]
-        sweeps.append((seed_folder, run_keys))
+        sweeps.append(Sweep(arguments.config, None, seed_folder, run_keys, variants))
+        # The judge has another seed, so that it does not start from the captioner's weights.
+        for name, run_seed in ((START, seed), (JUDGE, seed + 1000)):
+            run_keys = [*keys, f"train_file={files[name]}", f"seed={run_seed}"]
+            flags = ["--config", arguments.config, "--output_dir", str(seed_folder / name)]
+            config = load_config(arguments.config, run_keys, {"output_dir": flags[-1]})
+            if is_trained(config):
+                resume_content(config)  # raises UserError if the run had other settings
+                continue
+            train_run = functools.partial(train.main, [*flags, *run_keys])
+            jobs.append(Job(f"{seed_folder.name}/{name}", train_run, seed_folder / f"{name}.log"))
     _raise_failures(run_in_slots(jobs, job_slots("cpu", arguments.jobs)))
-    sweeps = [
-        Sweep(arguments.config, None, seed_folder, run_keys, variants)
-        for seed_folder, run_keys in sweeps
-    ]
     for sweep in sweeps:
         _raise_failures(sweep.train(arguments.jobs))
     print(write_summary(folder, seed_folders, variants), end="")
@@ -132,13 +124,6 @@ def _run(arguments: argparse.Namespace) -> None:
         for sweep in sweeps:
             _raise_failures(sweep.decode(decodings, arguments.jobs))
         print(write_decoding_summary(folder, sweeps, decodings), end="")
-
-
-def _has_config(folder: Path, config: Config) -> bool:
-    """Whether the run in a folder has this configuration, apart from the paths of its data."""
-    recorded, expected = load_config(folder / "config.yaml").model_dump(), config.model_dump()
-    keys = [key for role in ("run", "batch", "length") for key in keys_of(role, type(config))]
-    return all(key in recorded and recorded[key] == expected[key] for key in keys)
 
 
 def _raise_failures(failures: dict[str, str]) -> None:

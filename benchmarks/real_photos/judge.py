@@ -17,6 +17,7 @@ from captioning.models.build import load_trained
 from captioning.models.checkpoints import BEST
 from captioning.models.generation import build_image_loader
 from captioning.report.comparison import hold_out
+from smile import mle_loss
 
 GROUP_SIZE = 100  # photos that a caption is scored against, including its own photo
 HUMANS = "humans"
@@ -87,8 +88,7 @@ def _loglikelihoods(
     rows = []
     for batch in Prefetcher(build_image_loader(photos, batch_config)[0], torch.device("cpu")):
         image = batch["image"]
-        logits, labels = captioner.predictions(image, [list(texts)] * len(image))  # (R, N, V)
-        logprobs = logits.log_softmax(-1).gather(2, labels.clamp(min=0).unsqueeze(2)).squeeze(2)
-        sums = logprobs.masked_fill(labels < 0, 0).double().sum(1)  # (R,)
+        predictions = captioner.predictions(image, [list(texts)] * len(image))  # (R, N, V), (R, N)
+        sums = -mle_loss(*predictions, reduction="none").double().sum(1)  # (R,)
         rows.append(sums.unflatten(0, (len(image), len(texts))))
     return torch.cat(rows)

@@ -10,7 +10,6 @@ from captioning.files.writing import write_json
 from captioning.runtime.errors import UserError
 
 PARTS = 3  # of equal size: one for the judge, the others for the captioner
-SPLITS = ("train", "val", "test")
 # A seed's folders: of the captioner from which fine-tuning starts, and of the judge.
 START, JUDGE = "start", "judge"
 

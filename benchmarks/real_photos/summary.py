@@ -9,15 +9,15 @@ from matplotlib.figure import Figure
 
 from benchmarks.real_photos.judge import HUMANS, judge_runs, read_captions
 from captioning.config.objectives import objective_name
-from captioning.files.reading import parse_json, read_json, read_text
+from captioning.files.reading import read_lines
 from captioning.files.writing import write_json, write_text
 from captioning.metrics.bootstrap import Estimate, mean
 from captioning.metrics.registry import Metric
 from captioning.report import comparison, plane
 from captioning.report.comparison_table import format_value, select_columns, to_markdown
-from captioning.report.figures import assign_styles, figure_context, save_figure
+from captioning.report.figures import figure_context, save_figure
 from captioning.report.page import write_report
-from captioning.report.runs import parse_metrics
+from captioning.report.runs import recorded_scores
 from captioning.runtime.progress import log_line
 from captioning.sweep.decoding_table import write_decodings
 from captioning.sweep.decodings import decoding_folder
@@ -25,7 +25,7 @@ from captioning.sweep.over_seeds import half_width, mean_over_seeds
 from captioning.sweep.runs import Sweep
 from captioning.sweep.variants import Variant
 
-PHOTO_FOUND = Metric("found", "Finds its photo", 1, False, "likeliest under their own photo", "%")
+PHOTO_FOUND = Metric("found", "Finds its photo", 1, "likeliest under their own photo", "%")
 LENGTH_AXIS = plane.Axis("cap_len", "words a caption")
 VERTICAL_AXES = (
     plane.Axis("found", "captions that find their photo (%)"),
@@ -39,34 +39,29 @@ def write_summary(folder: Path, seeds: Sequence[Path], variants: Sequence[Varian
 
     seeds: a folder for each seed, with a run's folder for each variant.
     """
-    first_comparison = comparison.compare([seeds[0] / variant.name for variant in variants])
-    hits = [judge_runs(seed, [variant.name for variant in variants]) for seed in seeds]
-    seed_values: dict[str, dict[str, list[float]]] = {}  # {label: {metric: one value per seed}}
-
-    def mean_row(label: str, kind: str, name: str, metrics: Sequence[Mapping]) -> comparison.Row:
-        """Return a row with the means over all seeds. metrics: one dict per seed."""
-        seed_rows = [
-            comparison.Row(
-                label, kind, {}, {**scores, PHOTO_FOUND.name: mean(list(found[name].values()))}
-            )
-            for scores, found in zip(metrics, hits)
-        ]
-        average = mean_over_seeds(seed_rows, label)
-        seed_values[label] = {n: [r.metrics[n].value for r in seed_rows] for n in average.metrics}
-        return average
-
-    human = first_comparison.human.metrics if first_comparison.human else {}
-    human_row = mean_row(comparison.HUMANS, "humans", HUMANS, [{} for _ in seeds])
-    rows = [human_row._replace(metrics={**human, **human_row.metrics})]
-    for variant, run in zip(variants, first_comparison.runs):
-        metrics = [_read_metrics(seed / variant.name) for seed in seeds]
-        rows.append(mean_row(variant.label, run.kind, variant.name, metrics))
-    image_values = {
-        variant.label: [
-            _read_image_values(seed / variant.name, j[variant.name]) for seed, j in zip(seeds, hits)
-        ]
-        for variant in variants
-    }
+    names = [variant.name for variant in variants]
+    first_seed = comparison.compare([seeds[0] / name for name in names])
+    hits = [judge_runs(seed, names) for seed in seeds]
+    named = {HUMANS: (comparison.HUMANS, "humans")}
+    named.update({v.name: (v.label, run.kind) for v, run in zip(variants, first_seed.runs)})
+    rows, seed_values, image_values = [], {}, {}
+    for name, (label, kind) in named.items():
+        every_seed = []
+        for seed, found in zip(seeds, hits):
+            metrics = {} if name == HUMANS else recorded_scores(seed / name, "test").metrics
+            metrics[PHOTO_FOUND.name] = mean(list(found[name].values()))
+            every_seed.append(comparison.Row(label, kind, {}, metrics))
+        rows.append(mean_over_seeds(every_seed, label))
+        seed_values[label] = {
+            metric: [row.metrics[metric].value for row in every_seed] for metric in rows[-1].metrics
+        }
+        if name != HUMANS:
+            image_values[label] = [
+                _read_image_values(seed / name, found[name]) for seed, found in zip(seeds, hits)
+            ]
+    if first_seed.human:
+        metrics = {**first_seed.human.metrics, **rows[0].metrics}
+        rows[0] = rows[0]._replace(metrics=metrics)
     mle = image_values.get(objective_name("mle"), [])
     results = {
         "scores": {row.label: {n: vars(e) for n, e in row.metrics.items()} for row in rows},
@@ -85,7 +80,7 @@ def write_summary(folder: Path, seeds: Sequence[Path], variants: Sequence[Varian
     for example in results["examples"]:
         text += "".join(f"\n{label}: {value}\n" for label, value in example.items())
     write_text(text, folder / "table.md")
-    write_report(first_comparison, folder / "report.html", "These are the runs of the first seed.")
+    write_report(first_seed, folder / "report.html", "These are the runs of the first seed.")
     log_line(_draw(rows, folder / "plane.svg"))
     return text
 
@@ -121,15 +116,9 @@ def paired_differences(
     return estimates
 
 
-def _read_metrics(run: Path) -> dict[str, Estimate]:
-    path = run / "result" / "test" / "metrics.json"
-    return parse_metrics(read_json(path)["metrics"], path)
-
-
 def _read_image_values(run: Path, hits: Mapping[str, float]) -> dict[str, np.ndarray]:
     """Read {metric: one value per image} for metrics of single captions; nan without a value."""
-    path = run / "result" / "test" / "per_caption.jsonl"
-    lines = [parse_json(line, path, n) for n, line in enumerate(read_text(path).splitlines(), 1)]
+    lines = read_lines(run / "result" / "test" / "per_caption.jsonl")
     lines = sorted(lines, key=lambda line: str(line["image_id"]))
     columns: dict[str, list[Any]] = {
         metric: [line.get(metric) for line in lines]
@@ -160,12 +149,7 @@ def _draw(rows: Sequence[comparison.Row], path: Path) -> str:
         figure = Figure(figsize=(9.2, 3.6), layout="constrained")
         for ax, vertical in zip(figure.subplots(1, len(VERTICAL_AXES)), VERTICAL_AXES):
             axes = plane.AxisPair(LENGTH_AXIS, vertical)
-            present = [row for row in rows if plane.has_both(row, axes)]
-            points = [
-                plane.draw_point(ax, axes, row, style, row.label)
-                for row, style in zip(present, assign_styles([row.kind for row in present]))
-            ]
-            plane.label_axes(ax, axes)
+            points = plane.draw_rows(ax, axes, rows)
             plane.label_points(figure, ax, points)
             descriptions.append(plane.describe(axes, points))
         save_figure(figure, path)

@@ -62,11 +62,6 @@ def median(values: Sequence[float]) -> Estimate:
     return Estimate(float(np.median(values)), *_bounds(np.concatenate(resamples), n), n)
 
 
-def resampled_means(values: np.ndarray) -> np.ndarray:
-    """Return the mean of each resample, (RESAMPLES,). values: (n,), one per image."""
-    return _resampled_sums(np.asarray(values, dtype=float)[:, None])[:, 0] / len(values)
-
-
 def intervals(columns: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]) -> list[Bounds]:
     """Return the intervals of m scores that are functions of sums over images.
 
@@ -74,7 +69,7 @@ def intervals(columns: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]
     to scores (R, m); nan if undefined. Images are sampled with replacement (Efron & Tibshirani
     1993, chapter 13). The resamples depend only on n.
     """
-    scores = statistic(_resampled_sums(np.asarray(columns, dtype=float)))  # (R, m)
+    scores = statistic(resampled_sums(np.asarray(columns, dtype=float)))  # (R, m)
     return bounds(scores, len(columns))
 
 
@@ -86,8 +81,8 @@ def bounds(scores: np.ndarray, n: int) -> list[Bounds]:
     return [_bounds(column[~np.isnan(column)], n) for column in scores.T]
 
 
-def _resampled_sums(columns):
-    """Return the sum of each resample of n rows (n, k): (RESAMPLES, k)."""
+def resampled_sums(columns: np.ndarray) -> np.ndarray:
+    """Return the sums of each resample (RESAMPLES, ...). columns: (n, ...), one row per image."""
     return np.concatenate([counts @ columns for counts in resampled_counts(len(columns))])
 
 

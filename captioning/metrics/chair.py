@@ -16,7 +16,6 @@ from captioning.data.caption_files import of_images
 from captioning.data.sources import download_once
 from captioning.files.cache import cache_folder
 from captioning.files.reading import read_json
-from captioning.metrics.bootstrap import mean, percentages, ratio
 from captioning.metrics.evaluator import CaptionSet, Evaluator, Scores
 from captioning.metrics.objects_in_text import (
     SINGULAR_TITLES,
@@ -41,8 +40,6 @@ _EXPECTED = (
 
 
 class ChairOptions(Options):
-    # argparse also accepts the abbreviation `--objects`, as long as no other option of
-    # captioning.evaluate begins with it.
     objects_file: Annotated[Union[str, list[str], None], "scoring", FILE] = Field(
         None, description="the objects in each image: COCO's instances or {image id: [object]}"
     )
@@ -99,41 +96,34 @@ class Chair(Evaluator):
     def evaluate(self, captions: CaptionSet) -> Scores:
         reader = ObjectReader(self.synonyms, SINGULARS[self.options.singular]())
         known = self._objects_of(captions.ids)
-        num_mentions, hallucinated, num_found, num_present = [], [], [], []
+        rows = []
         for image_id, objects in known.items():
             references = captions.references[image_id]
             objects = objects.union(m.object for r in references for m in reader.mentions(r))
             mentions = reader.mentions(captions.predictions[image_id])
-            num_mentions.append(len(mentions))
-            hallucinated.append([mention for mention in mentions if mention.object not in objects])
-            num_found.append(len(objects.intersection(mention.object for mention in mentions)))
-            num_present.append(len(objects))
-        num_hallucinated = [len(mentions) for mentions in hallucinated]
-
-        def for_all_captions(values: list) -> list:
-            """Return one value per caption; None if its image is not in `objects_file`."""
-            by_image = dict(zip(known, values))
-            return [by_image.get(image_id) for image_id in captions.ids]
-
-        has_hallucination = [100.0 * bool(count) for count in num_hallucinated]
-        return Scores(
-            metrics={
-                "CHAIRs": mean(has_hallucination),
-                "CHAIRi": ratio(num_hallucinated, num_mentions, 100),
-                "object_recall": ratio(num_found, num_present, 100),
-            },
-            per_image={
-                "CHAIRs": for_all_captions(has_hallucination),
-                "CHAIRi": for_all_captions(percentages(num_hallucinated, num_mentions)),
-                "object_recall": for_all_captions(percentages(num_found, num_present)),
-            },
-            details={"hallucinated": for_all_captions(hallucinated)},
+            absent = [mention for mention in mentions if mention.object not in objects]
+            found = objects.intersection(mention.object for mention in mentions)
+            rows.append((absent, len(mentions), len(found), len(objects)))
+        hallucinated, num_mentions, num_found, num_present = zip(*rows)
+        num_hallucinated = list(map(len, hallucinated))
+        scores = Scores.of_means(
+            {"CHAIRs": [100.0 * bool(count) for count in num_hallucinated]},
+            details={"hallucinated": hallucinated},
             settings={
                 "chair_singular": SINGULAR_TITLES[self.options.singular],
                 "chair_synonyms": self.options.synonyms or "published",
                 "chair_unknown_images": len(captions.ids) - len(known),
             },
         )
+        shares = {"CHAIRi": (num_hallucinated, num_mentions)}
+        shares["object_recall"] = (num_found, num_present)
+        scores.update(Scores.of_shares(shares))
+        # One value per caption; None if its image is not in `objects_file`.
+        for columns in (scores.per_image, scores.details):
+            for name, values in columns.items():
+                by_image = dict(zip(known, values))
+                columns[name] = [by_image.get(image_id) for image_id in captions.ids]
+        return scores
 
 
 def read_objects(paths: Iterable[Path], names: Mapping[str, str]) -> dict[ImageId, set[str]]:

@@ -10,16 +10,15 @@ all are numbers of answers to all questions about the set. Multiple-choice quest
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, NamedTuple, Optional
 
 from pydantic import Field
 
 from captioning.data.annotations import ImageId
-from captioning.data.caption_files import image_of, of_images
 from captioning.files.reading import parse_json_lines, read_json, read_text
-from captioning.metrics.bootstrap import percentages, ratio
-from captioning.metrics.evaluator import CaptionSet, Scores
+from captioning.metrics.evaluator import CaptionSet, Scores, entries_of
 from captioning.metrics.judge import JudgeEvaluator, JudgeOptions, first_object
 from captioning.metrics.options import FILE
 from captioning.runtime.errors import UserError
@@ -67,18 +66,11 @@ class Checklist(JudgeEvaluator):
         self.questions = read_checklist(Path(self.options.checklist))
 
     def evaluate(self, captions: CaptionSet) -> Scores:
-        known = of_images(captions.ids, self.questions)
-        lists = [known[i] for i in captions.ids]
-        for image_id, questions in zip(map(image_of, captions.ids), lists):
-            if not questions:
-                raise UserError(
-                    f"{self.options.checklist} has no question for image {image_id!r}: add some, "
-                    "or leave the image out"
-                )
-        asked = [prompt(text, q) for text, q in zip(captions.predictions.values(), lists)]
-        questions_in = dict(zip(asked, lists))
-        answers = self.verdicts(asked, lambda each, reply: read_reply(reply, questions_in[each]))
-        scores = scores_of(answers, lists)
+        lists = [*entries_of(captions.ids, self.questions, self.options.checklist).values()]
+        asked = [prompt(*pair) for pair in zip(captions.predictions.values(), lists)]
+        readers = {each: partial(read_reply, questions=q) for each, q in zip(asked, lists)}
+        verdicts = self.verdicts(readers)
+        scores = scores_of([verdicts[each] for each in asked], lists)
         scores.settings["checklist_judge"] = self.judge
         return scores
 
@@ -100,11 +92,9 @@ def scores_of(
         for given, questions in zip((given or () for given in answers), lists)
     ]
     asked, said, right = zip(*counts)
-    pairs = {"checklist_coverage": (said, asked), "checklist_precision": (right, said)}
-    return Scores(
-        {name: ratio(*pair, 100) for name, pair in pairs.items()},
-        {name: percentages(*pair) for name, pair in pairs.items()},
-        {"checklist_question": QUESTION, "checklist_unread": answers.count(None)},
+    return Scores.of_shares(
+        {"checklist_coverage": (said, asked), "checklist_precision": (right, said)},
+        settings={"checklist_question": QUESTION, "checklist_unread": answers.count(None)},
         details={"checklist_answers": answers},
     )
 

@@ -6,7 +6,7 @@ caption has no score. (The paper's code then takes the reply's first number, or 
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 from captioning.metrics.evaluator import CaptionSet, Scores
 from captioning.metrics.judge import JudgeEvaluator, first_object
@@ -22,11 +22,6 @@ the reference captions describe? Answer with a JSON object and nothing else. Its
 a number from 0 to 100, and its key "reason" holds a string."""
 
 
-class Verdict(NamedTuple):
-    score: float  # 0 to 100
-    reason: Any  # as in the reply; None without a reason
-
-
 def question(candidate: str, references: Sequence[str]) -> str:
     """Return the question about a caption. Each caption is on its own line."""
 
@@ -36,14 +31,17 @@ def question(candidate: str, references: Sequence[str]) -> str:
     return QUESTION.format(candidates=listed([candidate]), references=listed(references))
 
 
-def read_reply(reply: str) -> Optional[Verdict]:
-    """Return the verdict in the first JSON object with a valid score; None if there is none."""
+def read_reply(reply: str) -> Optional[tuple[float, Any]]:
+    """Return score (0 to 100) and reason of the first JSON object with a valid score, or None.
 
-    def verdict(found: Any) -> Verdict:
+    The reason is as in the reply; None without a reason.
+    """
+
+    def verdict(found: Any) -> tuple[float, Any]:
         score = math.nan if isinstance(found["score"], bool) else float(found["score"])
         if not 0 <= score <= 100:
             raise ValueError
-        return Verdict(score, found.get("reason"))
+        return score, found.get("reason")
 
     return first_object(reply, verdict)
 
@@ -61,8 +59,8 @@ class Clair(JudgeEvaluator):
         prompts = [
             question(text, captions.references[i]) for i, text in captions.predictions.items()
         ]
-        verdicts = self.verdicts(prompts, lambda _, reply: read_reply(reply))
-        scores = [verdict.score if verdict else None for verdict in verdicts]
+        verdicts = self.verdicts(dict.fromkeys(prompts, read_reply))
+        scores, reasons = map(list, zip(*(verdicts[each] or (None, None) for each in prompts)))
         return Scores.of_means(
             {"CLAIR": scores},
             settings={
@@ -70,5 +68,5 @@ class Clair(JudgeEvaluator):
                 "clair_question": QUESTION,
                 "clair_unread": scores.count(None),
             },
-            details={"clair_reason": [verdict.reason if verdict else None for verdict in verdicts]},
+            details={"clair_reason": reasons},
         )

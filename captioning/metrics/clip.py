@@ -9,10 +9,10 @@ from os import PathLike
 from typing import Annotated, Any, Optional, Union
 
 import torch
-from PIL import Image
 from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 from torchvision import transforms
 from torchvision.transforms import InterpolationMode
 
@@ -37,7 +37,6 @@ from captioning.runtime.errors import UserError
 PREPROCESSING = "short side to the model's size, bicubic; centre crop; OpenAI's mean and std"
 
 SIGLIP_1_VOCABULARY = 32000  # the number of tokens, by which SigLIP 1 is recognised
-MAX_ASPECT_RATIO = 64  # longer images are cropped before resizing
 
 
 class ClipOptions(Options):
@@ -91,10 +90,27 @@ class Clip:
 
         sizes: the content of config.json.
         """
+        from transformers import CLIPConfig, CLIPModel
+
         self.tokens = Bpe(files, clip=True)
         self.start, self.end = self.tokens.special(START), self.tokens.special(END)
-        special_ids = {"bos_token_id": self.start, "eos_token_id": self.end}
-        return lambda: _build(sizes, special_ids)
+
+        def build() -> torch.nn.Module:
+            # Older files have text_config_dict and vision_config_dict, which take precedence.
+            text, vision = (
+                {**sizes[f"{tower}_config"], **(sizes.get(f"{tower}_config_dict") or {})}
+                for tower in ("text", "vision")
+            )
+            text.update(bos_token_id=self.start, eos_token_id=self.end)
+            # transformers 4.15.0 supports only these argument names.
+            config = CLIPConfig(
+                text_config_dict=text,
+                vision_config_dict=vision,
+                projection_dim=sizes.get("projection_dim", 512),
+            )
+            return CLIPModel(config)
+
+        return build
 
     def crop(self) -> list[Callable]:
         """Return the transforms that give an image the model's size."""
@@ -121,9 +137,8 @@ class Clip:
         A vector is a projection of the hidden state at the end token. Attention is causal, so the
         padding after it has no effect.
         """
-        padded = torch.full((len(ids), max(map(len, ids))), self.end)  # (B, N)
-        for row, text in zip(padded, ids):
-            row[: len(text)] = torch.tensor(text)
+        texts = [torch.tensor(text) for text in ids]
+        padded = pad_sequence(texts, batch_first=True, padding_value=self.end)  # (B, N)
         states = self.model.text_model(input_ids=padded.to(self.device))[0]  # (B, N, W)
         # get_text_features of transformers 4.15.0 assumes that the highest id is the end token.
         ends = torch.tensor([len(text) - 1 for text in ids], device=states.device)
@@ -132,7 +147,7 @@ class Clip:
 
     def read_image(self, path: Union[str, PathLike]) -> Tensor:
         """Return an image file as input of the image encoder, (3, S, S). Raises UserError."""
-        return self.preprocess(_middle(load_image(path)))
+        return self.preprocess(load_image(path))
 
     @torch.inference_mode()
     def image_features(self, images: Tensor) -> Tensor:
@@ -204,17 +219,6 @@ def _unit(features: Any) -> Tensor:
     return F.normalize(getattr(features, "pooler_output", features), dim=-1)
 
 
-def _middle(image: Image.Image) -> Image.Image:
-    """Return the centre of a very long image, since resizing all of it would take much memory.
-
-    CLIP's centre crop removes more than this anyway.
-    """
-    width, height = image.size
-    most = MAX_ASPECT_RATIO * min(image.size)
-    left, top = max(0, width - most) // 2, max(0, height - most) // 2
-    return image.crop((left, top, width - left, height - top)) if left or top else image
-
-
 def read_clip(source: str) -> tuple[ModelFiles, dict[str, Any], Optional[dict[str, Tensor]]]:
     """Return a CLIP's files, its config.json, and its weights. Raises UserError.
 
@@ -225,20 +229,3 @@ def read_clip(source: str) -> tuple[ModelFiles, dict[str, Any], Optional[dict[st
     if files.config is None:
         return files, *read_openai_clip(files.weights)
     return files, read_json(files.config), None
-
-
-def _build(sizes: dict[str, Any], special_ids: dict[str, int]) -> torch.nn.Module:
-    from transformers import CLIPConfig, CLIPModel
-
-    # Older files have text_config_dict and vision_config_dict, which take precedence.
-    text, vision = (
-        {**sizes[f"{tower}_config"], **(sizes.get(f"{tower}_config_dict") or {})}
-        for tower in ("text", "vision")
-    )
-    # transformers 4.15.0 supports only these argument names.
-    config = CLIPConfig(
-        text_config_dict={**text, **special_ids},
-        vision_config_dict=vision,
-        projection_dim=sizes.get("projection_dim", 512),
-    )
-    return CLIPModel(config)

@@ -3,8 +3,9 @@
 import json
 import os
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
+from itertools import compress
 from pathlib import Path
 from typing import Optional
 
@@ -18,7 +19,6 @@ from captioning.metrics.clip import PREPROCESSING, Clip, ClipOptions, load_clip,
 from captioning.metrics.evaluator import CaptionSet, Evaluator
 from captioning.metrics.over_ranks import (
     batches_by_length,
-    batches_in_order,
     map_over_ranks,
     on_all_ranks,
 )
@@ -29,27 +29,15 @@ from captioning.runtime.progress import log_line
 # What `read_arrays` raises for a file without valid arrays of these names.
 READ_ERRORS = (OSError, ValueError, EOFError, KeyError, MemoryError, zipfile.BadZipFile)
 
-MAX_ARRAY_BYTES = 4 << 30  # unpacked; enough for the features of two million images
-
 
 def read_arrays(path: Path, *names: str) -> list[np.ndarray]:
     """Return the arrays of these names in an .npz file.
 
     Raises one of READ_ERRORS, for example FileNotFoundError, and ValueError for arrays of Python
-    objects, which are pickles, and for arrays of more than MAX_ARRAY_BYTES.
+    objects, which are pickles.
     """
-    with zipfile.ZipFile(path) as archive:
-        for member in archive.infolist():
-            if member.file_size > MAX_ARRAY_BYTES:
-                raise ValueError(
-                    f"{member.filename} has more than {MAX_ARRAY_BYTES} bytes unpacked"
-                )
-    with np.load(path, allow_pickle=False) as content:
-        arrays = [content[name] for name in names]
-    for name, array in zip(names, arrays):
-        if not isinstance(array, np.ndarray):
-            raise ValueError(f"{name} is not an array")
-    return arrays
+    with zipfile.ZipFile(path), np.load(path, allow_pickle=False) as content:
+        return [np.asarray(content[name]) for name in names]
 
 
 class CachedFeatures:
@@ -129,23 +117,21 @@ class ClipFeatures:
         self.clip = on_all_ranks(lambda: load_clip(evaluator.options.clip_model, settings.device))
 
     def of_texts(
-        self, texts: Sequence[str], description: str
-    ) -> tuple[Optional[np.ndarray], list[bool]]:
-        """Return unit vectors (N, D), and whether each of N texts was truncated.
+        self, texts: Iterable[str], description: str, prefix: str = ""
+    ) -> tuple[Optional[dict[str, np.ndarray]], set[str]]:
+        """Return {text: unit vector (D,)}, and the texts that were truncated.
 
-        The vectors are None on other ranks than 0. Equal texts are encoded once. They are frequent,
-        because `clipscore` passes captions and their sentences, and most captions are one sentence.
+        prefix: precedes each text. The vectors are None on other ranks than 0.
         """
-        distinct = {text: row for row, text in enumerate(dict.fromkeys(texts))}
-        rows = [distinct[text] for text in texts]
-        ids, long = self.clip.encode(list(distinct))
+        texts = list(dict.fromkeys(texts))
+        ids, long = self.clip.encode([prefix + text for text in texts])
 
         def compute(batch):
             return self.clip.text_features(batch).cpu().numpy()
 
         batches = batches_by_length([len(text) for text in ids], self.batch_size)
         vectors = map_over_ranks(batches, ids.__getitem__, compute, description, "caption")
-        return None if vectors is None else vectors[rows], [long[row] for row in rows]
+        return None if vectors is None else dict(zip(texts, vectors)), set(compress(texts, long))
 
     def of_images(self, paths: Sequence[Path], description: str) -> Optional[np.ndarray]:
         """Return unit vectors (P, D) of image files, from the cache if possible.
@@ -164,7 +150,7 @@ class ClipFeatures:
         def compute(images):
             return self.clip.image_features(torch.stack(images)).cpu().numpy()
 
-        batches = batches_in_order(len(paths), self.batch_size)
+        batches = batches_by_length([1] * len(paths), self.batch_size)
         features = map_over_ranks(
             batches, lambda index: self.clip.read_image(paths[index]), compute, description
         )

@@ -29,30 +29,29 @@ class ClipScore(ClipEvaluator):
         features = self.features(captions)
         paths = [self.settings.images[image_id] for image_id in captions.ids]
         images = features.of_images(paths, "CLIP, images")
+        texts = list(captions.predictions.values())
         groups = [captions.references[image_id] for image_id in captions.ids]
-        sentences = [SENTENCE_END.split(text.strip()) for text in captions.predictions.values()]
-        texts = list(chain(captions.predictions.values(), *groups, *sentences))
-        vectors, long = features.of_texts([PREFIX + text for text in texts], "CLIP, captions")
+        sentences = [SENTENCE_END.split(text.strip()) for text in texts]
+        every_text = chain(texts, *groups, *sentences)
+        vectors, long = features.of_texts(every_text, "CLIP, captions", PREFIX)
         if images is None:
             return Scores({})
-        count = len(paths)
-        candidates = vectors[:count].astype(float)
-        by_image = image_score(candidates, images, self.factor)
-        human, parts = np.split(vectors[count:], [sum(map(len, groups))])
-        human, parts = (
-            np.split(found, np.cumsum([len(each) for each in of])[:-1])
-            for found, of in ((human, groups), (parts, sentences))
+        rows = []
+        for text, group, parts, image in zip(texts, groups, sentences, images):
+            caption, human, own = (
+                np.array([vectors[text] for text in each]) for each in ([text], group, parts)
+            )
+            score = image_score(caption, image, self.factor)[0]
+            nearest = image_score(human, caption[0], 1).max()
+            # The harmonic mean, or 0 if both are 0.
+            both = 2 * score * nearest / ((score + nearest) or 1)
+            rows.append((score, both, image_score(own, image, self.factor).mean()))
+        columns = 100 * np.array(rows).T
+        truncated = sum(text in long for text in texts)
+        return Scores.of_means(
+            dict(zip(self.names, columns.tolist())),
+            settings={"clip_model": features.clip.name, self.truncated_setting: truncated},
         )
-        nearest = [(group.astype(float) @ v).max() for group, v in zip(human, candidates)]
-        nearest = np.clip(nearest, 0, None)
-        total = by_image + nearest
-        # The harmonic mean, or 0 if both are 0.
-        with_references = 2 * by_image * nearest / np.where(total > 0, total, 1)
-        by_sentence = [image_score(part, v, self.factor).mean() for part, v in zip(parts, images)]
-        columns = (by_image, with_references, np.array(by_sentence))
-        values = {name: (100 * column).tolist() for name, column in zip(self.names, columns)}
-        settings = {"clip_model": features.clip.name, self.truncated_setting: sum(long[:count])}
-        return Scores.of_means(values, settings=settings)
 
 
 def image_score(captions: np.ndarray, images: np.ndarray, factor: float) -> np.ndarray:

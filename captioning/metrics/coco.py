@@ -87,43 +87,37 @@ class Coco(Evaluator):
     def _scorers(self) -> dict[tuple[str, ...], Callable]:
         """Return {metrics: function that scores them}.
 
-        The functions map N captions and N lists of references, all tokenised, to `Scores`.
+        For the functions' parameters, see `bleu_scores`.
         """
+        limits = self.options.spice_timeout, self.options.spice_heap
         scorers = {
             BLEU: bleu_scores,
-            ("METEOR",): _meteor,
-            ("ROUGE_L",): lambda *texts: Scores.of_means({"ROUGE_L": _rouge(*texts)}),
-            ("CIDEr",): lambda *texts: Scores.of_means({"CIDEr": _cider(*texts)}),
+            ("METEOR",): meteor_scores,
+            ("ROUGE_L",): rouge_scores,
+            ("CIDEr",): cider_scores,
+            ("SPICE",): lambda *texts: spice_scores(*texts, *limits),
         }
-        if self.options.spice:
-            limits = self.options.spice_timeout, self.options.spice_heap
-            scorers["SPICE",] = lambda *texts: Scores.of_means(
-                {"SPICE": spice_scores(*texts, *limits)}
-            )
-        return scorers
+        return {names: scorer for names, scorer in scorers.items() if names[0] in self.names}
 
 
-def _meteor(captions, groups):
-    estimate, each = meteor_scores(captions, groups)
-    return Scores({"METEOR": estimate}, {"METEOR": each})
-
-
-def _rouge(captions, groups):
-    """Return ROUGE-L of each caption."""
+def rouge_scores(captions: Sequence[str], references: Sequence[Sequence[str]]) -> Scores:
+    """Return ROUGE-L. For the parameters, see `bleu_scores`."""
     from pycocoevalcap.rouge.rouge import Rouge
 
-    _, each = Rouge().compute_score(*_by_index(captions, groups))
+    _, each = Rouge().compute_score(*_by_index(captions, references))
     # pycocoevalcap splits "" into one empty word, which would match an empty reference.
-    return [float(score) if caption else 0.0 for score, caption in zip(each, captions)]
+    each = [float(score) if caption else 0.0 for score, caption in zip(each, captions)]
+    return Scores.of_means({"ROUGE_L": each})
 
 
-def _cider(captions, groups):
-    """Return CIDEr of each caption."""
+def cider_scores(captions: Sequence[str], references: Sequence[Sequence[str]]) -> Scores:
+    """Return CIDEr. For the parameters, see `bleu_scores`."""
     from pycocoevalcap.cider.cider import Cider
 
-    if not any(text for group in groups for text in group):
-        return [0.0] * len(captions)  # Cider fails if all references are empty
-    return Cider().compute_score(*_by_index(captions, groups))[1].tolist()
+    each = np.zeros(len(captions))
+    if any(map(any, references)):  # Cider fails if all references are empty
+        each = Cider().compute_score(*_by_index(captions, references))[1]
+    return Scores.of_means({"CIDEr": each.tolist()})
 
 
 def _by_index(captions, groups):
@@ -183,8 +177,8 @@ def spice_problem(java: int) -> Optional[str]:
 
 def spice_scores(
     captions: Sequence[str], references: Sequence[Sequence[str]], time_limit: float, heap: str
-) -> list[float]:
-    """Return the SPICE F score of each caption; the set's score is the mean. Raises JavaError.
+) -> Scores:
+    """Return SPICE's F score. Raises JavaError.
 
     captions: N tokenised captions; references: N lists of tokenised captions; time_limit: seconds;
     heap: the memory limit, such as "8G". SPICE's cache of parses is not used: it is in the folder
@@ -202,7 +196,7 @@ def spice_scores(
             process.communicate()
             scored = json.loads(result.read_text(encoding="utf-8"))
     by_index = {item["image_id"]: float(item["scores"]["All"]["f"]) for item in scored}
-    return [by_index[index] for index in range(len(captions))]
+    return Scores.of_means({"SPICE": [by_index[index] for index in range(len(captions))]})
 
 
 def _jar():

@@ -13,7 +13,7 @@ from typing import Optional
 import numpy as np
 
 from captioning.data.caption_files import Captions, by_id
-from captioning.metrics.bootstrap import RESAMPLES, mean, resampled_means
+from captioning.metrics.bootstrap import RESAMPLES, mean, resampled_sums
 from captioning.metrics.evaluator import Scores
 from captioning.metrics.registry import METRICS, Metric, metric_of
 from captioning.metrics.score_table import align
@@ -72,8 +72,7 @@ def compare(first: Scores, second: Scores) -> dict[str, Difference]:
             values = [scores.metrics[name].value for scores in (first, second)]
             count = first.metrics[name].n
             found[name] = Difference(*values, values[1] - values[0], None, None, None, count)
-    positions = {name: position for position, name in enumerate(METRICS)}
-    ordered = sorted(found, key=lambda name: (positions.get(name, len(positions)), name))
+    ordered = sorted(sorted(found), key=lambda name: (*METRICS, name).index(name))
     return {name: found[name] for name in ordered}
 
 
@@ -98,7 +97,8 @@ def p_value(differences: np.ndarray) -> float:
     1997, section 4.2.3).
     """
     found = abs(differences.mean())
-    resampled = abs(resampled_means(differences - differences.mean()))
+    centred = differences - differences.mean()
+    resampled = abs(resampled_sums(centred) / len(centred))
     # The tolerance allows for rounding errors.
     return float((1 + (resampled >= found - 1e-12 * (1 + found)).sum()) / (1 + RESAMPLES))
 

@@ -26,7 +26,7 @@ import numpy as np
 
 from captioning.metrics.arguments import add_metrics, parse
 from captioning.metrics.bootstrap import Estimate, bounds, resampled_counts
-from captioning.metrics.evaluator import Evaluator, Scores, Settings, build_evaluators
+from captioning.metrics.evaluator import Evaluator, Settings, build_evaluators
 from captioning.metrics.meteor import shared_process
 from captioning.metrics.ratings import Rated, read_ratings
 from captioning.metrics.registry import METRICS, metric_of
@@ -88,21 +88,24 @@ def columns_of(rated: Sequence[Rated], arguments: argparse.Namespace) -> tuple[C
     """
     rows = {f"{row.image}#{number}": row for number, row in enumerate(rated)}
     evaluators = _evaluators(rows, arguments)
-    systems = np.array([row.system for row in rated])
+    systems, of_system = np.unique([row.system for row in rated], return_inverse=True)
     captions: dict[str, np.ndarray] = {}
     sets: dict[str, np.ndarray] = {}
-    for number, system in enumerate(np.unique(systems)):
+    for number, system in enumerate(systems):
         own = {key: row for key, row in rows.items() if row.system == system}
-        found = _scores(own, evaluators)
-        names = next(iter(own.values())).metrics
-        known = {name: [row.metrics[name] for row in own.values()] for name in names}
-        of_system = systems == system
-        for name, column in {**found.per_image, **known}.items():
-            captions.setdefault(name, np.full(len(rated), np.nan))[of_system] = column
-        means = {n: np.nanmean(captions[n][of_system]) for n in (*found.per_image, *known)}
-        single = {name: estimate.value for name, estimate in found.metrics.items()}
-        for name, value in {**means, **single}.items():
-            sets.setdefault(name, np.full(len(np.unique(systems)), np.nan))[number] = value
+        texts = {key: row.caption for key, row in own.items()}
+        found = score(texts, {key: row.references for key, row in own.items()}, evaluators)
+        for reason in dict.fromkeys(found.skipped.values()):
+            log_line(f"skipped: {reason}")
+        columns = {**found.per_image}
+        for name in next(iter(own.values())).metrics:
+            columns[name] = [row.metrics[name] for row in own.values()]
+        for name, column in columns.items():
+            column = np.array(column, dtype=float)
+            captions.setdefault(name, np.full(len(rated), np.nan))[of_system == number] = column
+            sets.setdefault(name, np.full(len(systems), np.nan))[number] = np.nanmean(column)
+        for name, estimate in found.metrics.items():
+            sets.setdefault(name, np.full(len(systems), np.nan))[number] = estimate.value
     return captions, sets
 
 
@@ -119,14 +122,6 @@ def _evaluators(rows: Mapping[str, Rated], arguments: argparse.Namespace) -> lis
             )
     settings = Settings(images, arguments.images, arguments.cache_dir, device, arguments.batch_size)
     return build_evaluators(arguments.metrics, settings, **arguments.options)
-
-
-def _scores(rows: Mapping[str, Rated], evaluators: Sequence[Evaluator]) -> Scores:
-    captions = {key: row.caption for key, row in rows.items()}
-    found = score(captions, {key: row.references for key, row in rows.items()}, evaluators)
-    for reason in dict.fromkeys(found.skipped.values()):
-        log_line(f"skipped: {reason}")
-    return found
 
 
 def table_of(title: str, columns: Columns, ratings: Columns, images: np.ndarray) -> str:

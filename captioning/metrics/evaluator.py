@@ -7,8 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Optional
 
-from captioning.data.caption_files import ImageId
-from captioning.metrics.bootstrap import Estimate, mean
+from captioning.data.caption_files import ImageId, image_of, of_images
+from captioning.metrics.bootstrap import Estimate, mean, percentages, ratio
 from captioning.metrics.options import Options, unmet
 from captioning.metrics.registry import COMPUTED, DEFAULT_METRICS, EVALUATORS
 from captioning.metrics.tokenizer import tokenize
@@ -76,6 +76,18 @@ class Scores:
     details: dict[str, Sequence[Any]] = field(default_factory=dict)
 
     @classmethod
+    def of_shares(cls, counts: dict[str, tuple[Sequence, Sequence]], **others: Any) -> "Scores":
+        """Return scores of {metric: N parts, N wholes}, all parts / all wholes in per cent.
+
+        others: the other fields.
+        """
+        return cls(
+            {name: ratio(*pair, 100) for name, pair in counts.items()},
+            {name: percentages(*pair) for name, pair in counts.items()},
+            **others,
+        )
+
+    @classmethod
     def of_means(cls, per_image: dict[str, Sequence[Optional[float]]], **others: Any) -> "Scores":
         """Return scores whose metrics are the means of `per_image`. others: the other fields."""
         return cls({name: mean(values) for name, values in per_image.items()}, per_image, **others)
@@ -111,6 +123,12 @@ class Evaluator(ABC):
     def __init__(self, settings: Optional[Settings] = None, **options: Any):
         self.settings, self.options = settings or Settings(), self.Options.checked(options)
         self.names = COMPUTED[self.name]
+        if problem := unmet(self, self.options):
+            raise UserError(f"metrics: {self.name} {problem}")
+        if self.needs_images and self.settings.images is None:
+            raise UserError(
+                f"metrics: {self.name} needs the images: give their folder with --images"
+            )
         self.prepare()
 
     def prepare(self) -> None:  # noqa: B027
@@ -135,12 +153,27 @@ class Evaluator(ABC):
         """Return the scores of a set with at least one caption."""
 
 
+def entries_of(
+    ids: Iterable[ImageId], known: Mapping[ImageId, Any], file: str
+) -> dict[ImageId, Any]:
+    """Return what a file says of each image; see `of_images`.
+
+    Raises UserError for an image that the file lacks. known: the file's content.
+    """
+    found = of_images(ids, known)
+    for image_id, entry in found.items():
+        if not entry:
+            raise UserError(
+                f"{file} has no entry for image {image_of(image_id)!r}: add one, or leave the "
+                "image out"
+            )
+    return found
+
+
 def options_of(names: Iterable[str], config: Any) -> dict[str, Any]:
     """Return {option: value} of these evaluators, see `Options.from_config`."""
-    found = {}
-    for name in names:
-        found.update(load(EVALUATORS[name]).Options.from_config(config))
-    return found
+    classes = [load(EVALUATORS[name]).Options for name in names]
+    return {name: value for each in classes for name, value in each.from_config(config).items()}
 
 
 def build_evaluators(
@@ -153,13 +186,8 @@ def build_evaluators(
     options: {option: value} of all of them; each evaluator takes the options that it declares.
     Raises UserError for an impossible value, a missing option or file, and missing images.
     """
-    built = []
-    for name in dict.fromkeys(names):
-        kind = load(EVALUATORS[name])
-        own = {key: options[key] for key in kind.Options.model_fields if key in options}
-        if problem := unmet(kind, kind.Options.checked(own)):
-            raise UserError(f"metrics: {name} {problem}")
-        if kind.needs_images and (settings is None or settings.images is None):
-            raise UserError(f"metrics: {name} needs the images: give their folder with --images")
-        built.append(kind(settings, **own))
-    return built
+    kinds = [load(EVALUATORS[name]) for name in dict.fromkeys(names)]
+    return [
+        kind(settings, **{n: v for n, v in options.items() if n in kind.Options.model_fields})
+        for kind in kinds
+    ]

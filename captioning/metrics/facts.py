@@ -11,11 +11,8 @@ from typing import Annotated, Optional
 
 from pydantic import Field
 
-from captioning.data.caption_files import image_of, of_images
-from captioning.metrics.bootstrap import percentages, ratio
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Scores
+from captioning.metrics.evaluator import CaptionSet, Evaluator, Scores, entries_of
 from captioning.metrics.options import FILE, Options
-from captioning.runtime.errors import UserError
 from captioning.scenes.facts import Statement, max_true_facts, read_caption, true_facts
 from captioning.scenes.make import read_scenes
 from captioning.scenes.world import Scene
@@ -38,25 +35,16 @@ class Facts(Evaluator):
         self.scenes = read_scenes(Path(self.options.facts_file))
 
     def evaluate(self, captions: CaptionSet) -> Scores:
-        known = of_images(captions.ids, self.scenes)
-        scenes = [known[image_id] for image_id in captions.ids]
-        if not all(scenes):
-            unknown = next(image_of(i) for i in captions.ids if not known[i])
-            raise UserError(f"{self.options.facts_file} has no entry for image {unknown!r}")
-        statements = [read_caption(captions.predictions[image_id]) for image_id in captions.ids]
+        scenes = [*entries_of(captions.ids, self.scenes, self.options.facts_file).values()]
+        statements = list(map(read_caption, captions.predictions.values()))
         counts = [stated_and_true(s, scene) for s, scene in zip(statements, scenes)]
         stated, true = (list(of_all) for of_all in zip(*counts))
         wrong = [total - right for total, right in zip(stated, true)]
         distinct = list({id(scene): scene for scene in scenes}.values())
         ranks = [_rank(*each, distinct) for each in zip(statements, scenes, true)]
-        scores = Scores.of_means(
-            {
-                "true_facts": true,
-                "wrong_facts": percentages(wrong, stated),
-                **{f"scene_R@{k}": [100.0 * (rank <= k) for rank in ranks] for k in RANKS},
-            }
-        )
-        scores.metrics["wrong_facts"] = ratio(wrong, stated, 100)
+        hits = {f"scene_R@{k}": [100.0 * (rank <= k) for rank in ranks] for k in RANKS}
+        scores = Scores.of_means({"true_facts": true, **hits})
+        scores.update(Scores.of_shares({"wrong_facts": (wrong, stated)}))
         return scores
 
 

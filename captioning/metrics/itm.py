@@ -6,7 +6,7 @@ import torch
 from BLIP.weights.download import without_secrets
 from captioning.metrics.evaluator import CaptionSet, Evaluator, Scores
 from captioning.metrics.itm_model import ItmOptions, ItmScorer, check_itm_checkpoint
-from captioning.metrics.over_ranks import batches_in_order, map_over_ranks, on_all_ranks
+from captioning.metrics.over_ranks import batches_by_length, map_over_ranks, on_all_ranks
 
 
 class Itm(Evaluator):
@@ -36,14 +36,14 @@ class Itm(Evaluator):
         def compute(items):
             images, groups = zip(*items)
             encoded = scorer.encode(torch.stack(images))
-            found = scorer.match(encoded, groups), scorer.similarity(encoded, groups)
+            found = scorer.model.match(encoded, groups), scorer.model.similarity(encoded, groups)
             return torch.cat(found, 1).cpu().numpy()  # (B, 2)
 
-        batches = batches_in_order(len(paths), self.settings.batch_size)
+        batches = batches_by_length([1] * len(paths), self.settings.batch_size)
         found = map_over_ranks(batches, prepare, compute, "BLIP's filter")
         if found is None:
             return Scores({})
         columns = (100 * found.astype(np.float64)).T.tolist()
-        truncated = sum(map(scorer.is_truncated, texts))
+        truncated = sum(map(scorer.model.truncates, texts))
         settings = {"itm_model": without_secrets(file), "itm_truncated": truncated}
         return Scores.of_means(dict(zip(self.names, columns)), settings=settings)

@@ -4,7 +4,7 @@ Used by metrics, rewards, filtering and reranking.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, BinaryIO, Optional, Union
+from typing import Annotated, Optional, Union
 
 import torch
 from PIL import Image
@@ -32,13 +32,12 @@ class ItmOptions(Options):
 class ItmScorer:
     """Scores image-caption pairs with BLIP's matching head or contrastive (ITC) head.
 
-    file: a path, URL or hf:// name of a checkpoint, see `BLIP.itm.load_itm`. image_size: None for
-    the checkpoint's image size. dtype: of the linear layers, except those that
-    `BLIP.inference.keeps_float32` keeps in float32. Raises UserError.
+    file: a path, URL or hf:// name of a checkpoint, see `BLIP.itm.load_itm`. dtype: of the linear
+    layers, except those that `BLIP.inference.keeps_float32` keeps in float32. Raises UserError.
 
-    Attributes: `report` says what was loaded. `preprocess` maps an RGB image to the model's input
-    (3, S, S): resized to a square (bicubic), normalised with `MEAN` and `STD` of
-    `captioning.data.image`.
+    Attributes: `model` is a `BLIP.itm.BlipItm`. `report` says what was loaded. `preprocess` maps an
+    RGB image to the model's input (3, S, S): resized to a square (bicubic), normalised with `MEAN`
+    and `STD` of `captioning.data.image`.
     """
 
     def __init__(
@@ -46,12 +45,11 @@ class ItmScorer:
         file: str,
         device: Union[str, torch.device] = "cpu",
         dtype: torch.dtype = torch.float32,
-        image_size: Optional[int] = None,
     ):
         from BLIP.itm import load_itm
 
         try:
-            model, report = load_itm(file, image_size)
+            model, report = load_itm(file)
         except ValueError as error:
             raise UserError(f"itm_model: {error}") from error
         self.report = f"loaded {without_secrets(file)}: {report}"
@@ -60,15 +58,12 @@ class ItmScorer:
         self.device = torch.device(device)
         self.preprocess = evaluation_transform(self.image_size)
 
-    def read(self, path: StrPath, data: Optional[BinaryIO] = None) -> Tensor:
-        """Return an image file as (3, S, S). data: the file's content if it is not on disk.
-
-        Raises UserError.
-        """
-        return self.preprocess(load_image(path, data))
+    def read(self, path: StrPath) -> Tensor:
+        """Return an image file as (3, S, S). Raises UserError."""
+        return self.preprocess(load_image(path))
 
     def encode(self, images: Union[Sequence[Image.Image], Tensor]) -> Tensor:
-        """Return encoded images (B, 1 + P, width), the input of `match` and `similarity`.
+        """Return encoded images (B, 1 + P, width), the input of `BlipItm.match` and `similarity`.
 
         images: RGB images of any size, or a tensor: uint8 (B, H, W, 3), or float (B, 3, H, W)
         normalised like the output of `preprocess`. A tensor of another size is resized (bicubic).
@@ -85,26 +80,14 @@ class ItmScorer:
         with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
             return self.model.encode(images)
 
-    def match(self, encoded: Tensor, captions: Sequence[Sequence[str]]) -> Tensor:
-        """Return the probability (B, k) that a caption matches its image, float32.
-
-        captions: k captions for each of the B images.
-        """
-        return self.model.match(encoded, captions)
-
-    def similarity(self, encoded: Tensor, captions: Sequence[Sequence[str]]) -> Tensor:
-        """Return the cosine (B, k) of the embeddings of a caption and its image, float32."""
-        return self.model.similarity(encoded, captions)
-
-    def is_truncated(self, caption: str) -> bool:
-        """Whether a caption exceeds `BLIP.itm.MAX_TOKENS`, so that `match` truncates it."""
-        return self.model.truncates(caption)
-
     def scores(
         self, images: Union[Sequence[Image.Image], Tensor], captions: Sequence[Sequence[str]]
     ) -> Tensor:
-        """Return what `match` returns for B images and k captions for each image: (B, k)."""
-        return self.match(self.encode(images), captions)
+        """Return the probability (B, k), float32, that a caption matches its image.
+
+        images: see `encode`. captions: k captions for each of the B images.
+        """
+        return self.model.match(self.encode(images), captions)
 
 
 def check_itm_checkpoint(file: str) -> None:

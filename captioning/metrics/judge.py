@@ -1,8 +1,10 @@
 """A language model on a server that judges captions. Its replies are cached."""
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from threading import Event, Lock
 from typing import Annotated, Any, Callable, Optional
 
@@ -31,13 +33,9 @@ def first_object(reply: str, read: Callable[[Any], Any]) -> Any:
     accept. Text around the object is ignored.
     """
     decoder, reply = json.JSONDecoder(), reply[:LONGEST]
-    start = reply.find("{")
-    while start >= 0:
-        try:
-            return read(decoder.raw_decode(reply, start)[0])
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            pass
-        start = reply.find("{", start + 1)
+    for brace in re.finditer("{", reply):
+        with suppress(ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            return read(decoder.raw_decode(reply, brace.start())[0])
     return None
 
 
@@ -76,17 +74,18 @@ class JudgeEvaluator(Evaluator):
         """The model and its server, recorded with the scores."""
         return f"{self.options.judge_model} of {self.server.url}"
 
-    def verdicts(self, questions: Sequence[str], read: Callable[[str, str], Any]) -> list[Any]:
-        """Return `read(question, reply)` for each question; None without a valid reply.
+    def verdicts(self, readers: Mapping[str, Callable[[str], Any]]) -> dict[str, Any]:
+        """Return {question: what its reader returns for the reply}; None without a valid reply.
 
-        Equal questions are asked once. read: returns None for an invalid reply. A
-        question is then asked again, TRIES times in all. Raises UserError.
+        readers: {question: function that returns None for an invalid reply}. The question is then
+        asked again, TRIES times in all. Raises UserError.
         """
         given_up = Event()
         found = {}
-        distinct = list(dict.fromkeys(questions))
-        with progress(len(distinct), "judge", "caption") as bar, ThreadPoolExecutor(AT_ONCE) as do:
-            waiting = {do.submit(self._verdict, each, read, given_up): each for each in distinct}
+        with progress(len(readers), "judge", "caption") as bar, ThreadPoolExecutor(AT_ONCE) as do:
+            waiting = {
+                do.submit(self._verdict, *each, given_up): each[0] for each in readers.items()
+            }
             try:
                 for done in as_completed(waiting):
                     found[waiting[done]] = done.result()
@@ -96,13 +95,13 @@ class JudgeEvaluator(Evaluator):
             finally:
                 given_up.set()
                 do.shutdown(wait=False, cancel_futures=True)
-        return [found[each] for each in questions]
+        return found
 
-    def _verdict(self, each: str, read: Callable[[str, str], Any], given_up: Event) -> Any:
+    def _verdict(self, each: str, read: Callable[[str], Any], given_up: Event) -> Any:
         model = self.options.judge_model
         path = self.cache / f"{cache_key(json.dumps([model, each]))}.json"
         try:
-            verdict = read(each, str(read_json(path)["reply"]))
+            verdict = read(str(read_json(path)["reply"]))
         except (UserError, LookupError, TypeError):  # there is no such file, or it is damaged
             verdict = None
         messages = [{"role": "user", "content": each}]
@@ -111,7 +110,7 @@ class JudgeEvaluator(Evaluator):
                 break
             body = {"model": model, "messages": messages, "temperature": 0}
             reply = self.server.ask(body, given_up)[0] or ""
-            verdict = read(each, reply)
+            verdict = read(reply)
             if verdict:
                 try:
                     write_json({"model": model, "question": each, "reply": reply}, path)

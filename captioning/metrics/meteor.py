@@ -9,6 +9,7 @@ from threading import RLock
 import numpy as np
 
 from captioning.metrics.bootstrap import Estimate, intervals
+from captioning.metrics.evaluator import Scores
 from captioning.metrics.java import JavaError, java_process
 from captioning.runtime.rpc import CallFailed, call, serve
 
@@ -27,9 +28,7 @@ ADDRESS = "CAPTIONING_METEOR"
 _LENGTHS, _CHUNKS, _WORDS = slice(0, 2), 20, slice(21, 23)  # indices into the statistics
 
 
-def meteor_scores(
-    captions: Sequence[str], references: Sequence[Sequence[str]]
-) -> tuple[Estimate, list[float]]:
+def meteor_scores(captions: Sequence[str], references: Sequence[Sequence[str]]) -> Scores:
     """Return METEOR of the whole set, and of each caption.
 
     captions: N tokenised captions; references: N lists of tokenised captions. The set's score and
@@ -38,7 +37,8 @@ def meteor_scores(
     """
     total, each, statistics = _run_java(captions, references)
     [bounds] = intervals(statistics, lambda sums: meteor_of_sums(sums)[:, None])
-    return Estimate(total, *bounds, len(captions)), each
+    estimate = Estimate(total, *bounds, len(captions))
+    return Scores({"METEOR": estimate}, {"METEOR": each})
 
 
 def meteor_of_sums(sums: np.ndarray) -> np.ndarray:

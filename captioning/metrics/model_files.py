@@ -67,13 +67,11 @@ def find_file(key: str, source: str, *names: str) -> Path:
     """
     folder = Path(source).expanduser()
     for name in names:
-        path = folder / name if folder.is_dir() else None
-        if path is None:
-            # The hub client raises its own exceptions and those of its HTTP library.
-            with contextlib.suppress(Exception):
-                path = hub_file(source, name)
-        if path is not None and path.is_file():
-            return path
+        # The hub client raises its own exceptions and those of its HTTP library.
+        with contextlib.suppress(Exception):
+            path = folder / name if folder.is_dir() else hub_file(source, name)
+            if path.is_file():
+                return path
     where = f"in {source}" if folder.is_dir() else f"of {source} here or on the hub"
     raise UserError(
         f"{key}: found no {' or '.join(names)} {where}: put the model's config.json, "
@@ -92,8 +90,8 @@ def read_weights(path: Path, within: Optional[str] = None) -> dict[str, Tensor]:
         state = load_file(path) if path.suffix == ".safetensors" else read_pickled(path)
     except Exception as error:  # safetensors raises its own exceptions
         raise UserError(f"{path}: cannot be read ({one_line(error)}): download it again") from None
-    if within and isinstance(state, dict) and within in state:
-        state = state[within]
+    if isinstance(state, dict):
+        state = state.get(within, state)
     if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
         raise UserError(f"{path}: contains no weights by name: download it again")
     return state
@@ -114,12 +112,11 @@ def load_model(
         problem = f"no configuration of this kind of model ({one_line(error)})"
         raise UserError(f"{files.config}: {key}: {problem}") from None
     names = [name for name, _ in model.named_parameters()]
-    missing = [name for name in names if name not in state]
-    if missing:
-        raise UserError(f"{path}: lacks {missing[0]}: these are the weights of another model")
-    broken = [name for name in names if not state[name].isfinite().all()]
-    if broken:
-        raise UserError(f"{path}: {broken[0]} has values that are not finite: download it again")
+    for name in names:
+        if name not in state:
+            raise UserError(f"{path}: lacks {name}: these are the weights of another model")
+        if not state[name].isfinite().all():
+            raise UserError(f"{path}: {name} has values that are not finite: download it again")
     try:
         model.load_state_dict({name: state[name] for name in names}, strict=False)
     except RuntimeError as error:

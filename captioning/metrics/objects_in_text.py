@@ -5,7 +5,7 @@ github.com/Maxlinn/CHAIR-metric-standalone.
 """
 
 import re
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import Callable, NamedTuple
 
@@ -70,16 +70,13 @@ class ObjectReader:
     """
 
     def __init__(self, objects: dict[str, str], singular: Callable[[str], str]):
+        from nltk.tokenize import NLTKWordTokenizer  # a dependency of TextBlob
+
         self.objects, self.singular = objects, singular
+        self.tokenize = NLTKWordTokenizer().tokenize
         # As published: " motor bike" in the file joins "motor bike", which is then no known object.
         pairs = {word.strip() for word in objects if len(word.split()) == 2}
         self.pairs = {**{pair: pair for pair in (*pairs, *_NON_OBJECTS)}, **_COMPOUNDS}
-
-    @cached_property
-    def _tokenize(self):
-        from nltk.tokenize import NLTKWordTokenizer
-
-        return NLTKWordTokenizer().tokenize
 
     def mentions(self, caption: str) -> list[Mention]:
         """Return all mentions of objects in a caption, in order. Repeated mentions are kept."""
@@ -87,7 +84,7 @@ class ObjectReader:
             [
                 self.singular(word)
                 for sentence in _SENTENCE_END.split(caption.lower())
-                for word in self._tokenize(sentence)
+                for word in self.tokenize(sentence)
             ]
         )
         if "toilet" in words:  # a toilet's seat is not a chair

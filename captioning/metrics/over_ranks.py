@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any, Callable, Optional, TypeVar
 
@@ -72,11 +73,8 @@ def map_over_ranks(
     gathered = gather_on_main(on_all_ranks(computed))
     if gathered is None:
         return None
-    order = np.concatenate([np.asarray(b, dtype=int) for r in gathered for b, _ in r])
-    values = np.concatenate([value for part in gathered for _, value in part])
-    result = np.empty_like(values)
-    result[order] = values
-    return result
+    indices, values = zip(*chain(*gathered))
+    return np.concatenate(values)[np.argsort(np.concatenate(indices))]
 
 
 def read_images(read: Callable[[Path], Tensor], paths: Iterable[Path]) -> Tensor:
@@ -98,18 +96,14 @@ def _ahead(batches, prepare) -> Iterator[tuple[Sequence[int], list]]:
         pool.shutdown(cancel_futures=True)
 
 
-def batches_in_order(count: int, size: int) -> list[range]:
-    """Return the indices 0 to `count` - 1 in batches of at most `size`."""
-    return [range(start, min(start + size, count)) for start in range(0, count, size)]
-
-
 def batches_by_length(
     lengths: Sequence[int], size: int, tokens: Optional[int] = None
 ) -> list[list[int]]:
     """Return the indices of N texts in batches of similar length, which need little padding.
 
-    lengths: N numbers of tokens. size: the most texts of a batch. tokens: the most tokens of a
-    batch, including padding. A longer text is a batch by itself.
+    Texts of equal lengths keep their order. lengths: N numbers of tokens. size: the most texts of a
+    batch. tokens: the most tokens of a batch, including padding. A longer text is a batch by
+    itself.
     """
     batches: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda index: lengths[index]):

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from pydantic import Field
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 from captioning.files.reading import read_json
 from captioning.metrics.bootstrap import mean
@@ -93,14 +94,14 @@ class LanguageModel:
 
         Attention is causal and padding is not scored, so a text's value does not depend on others.
         """
-        width = max(map(len, ids))
-        tokens = torch.full((len(ids), width), self.start)  # (B, N)
-        labels = torch.full((len(ids), width), -100)
-        for row, text in enumerate(ids):
-            tokens[row, : len(text)] = labels[row, : len(text)] = torch.tensor(text)
-        states = self.model(tokens[:, :-1].to(self.device), use_cache=False)[0]  # (B, N - 1, W)
+        texts = [torch.tensor(text) for text in ids]
+        tokens, labels = (  # (B, N)
+            pad_sequence(texts, batch_first=True, padding_value=value).to(self.device)
+            for value in (self.start, -100)
+        )
+        states = self.model(tokens[:, :-1], use_cache=False)[0]  # (B, N - 1, W)
         logits = states @ self.model.wte.weight.T  # (B, N - 1, V); the head is the word embedding
-        labels = labels[:, 1:].to(self.device)
+        labels = labels[:, 1:]
         losses = F.cross_entropy(
             logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="none"
         ).view(labels.shape)  # (B, N - 1); 0 at padding

@@ -13,19 +13,19 @@ class Metric(NamedTuple):
     name: its name in score files. title, decimals: used in tables. needs_references: whether it can
     be computed only with references. The other fields are for the report's table that compares
     runs. meaning: the metric in one clause; a metric without it is not in this table, but among the
-    other scores. report_title, report_decimals: replace title and decimals there. The report shows
-    value * factor in `unit`.
+    other scores. The report shows value * factor in `unit`. report_title, report_decimals: replace
+    title and decimals there.
     """
 
     name: str
     title: str
     decimals: int = 3
-    needs_references: bool = False
     meaning: Optional[str] = None
     unit: str = ""
     report_title: Optional[str] = None
     report_decimals: Optional[int] = None
     factor: float = 1.0
+    needs_references: bool = False
 
     def in_report(self) -> "Metric":
         """Return the metric with the title and decimals that the report shows."""
@@ -42,27 +42,35 @@ _DECLARED: dict[str, tuple[str, tuple[Metric, ...]]] = {
     "coco": (
         "captioning.metrics.coco:Coco",
         (
-            *(Metric(f"Bleu_{n}", f"BLEU-{n}", 3, True) for n in (1, 2, 3)),
+            *(Metric(f"Bleu_{n}", f"BLEU-{n}", needs_references=True) for n in (1, 2, 3)),
             Metric(
-                "Bleu_4", "BLEU-4", 3, True, "share of four-word phrases that occur in a reference"
+                "Bleu_4",
+                "BLEU-4",
+                3,
+                "share of four-word phrases that occur in a reference",
+                needs_references=True,
             ),
             Metric(
                 "METEOR",
                 "METEOR",
                 3,
-                True,
                 "words shared with a reference, including synonyms and stems",
+                needs_references=True,
             ),
-            Metric("ROUGE_L", "ROUGE-L", 3, True),
+            Metric("ROUGE_L", "ROUGE-L", needs_references=True),
             Metric(
-                "CIDEr", "CIDEr", 3, True, "agreement with the references; rare phrases count more"
+                "CIDEr",
+                "CIDEr",
+                3,
+                "agreement with the references; rare phrases count more",
+                needs_references=True,
             ),
             Metric(
                 "SPICE",
                 "SPICE",
                 3,
-                True,
                 "objects, attributes and relations shared with references",
+                needs_references=True,
             ),
         ),
     ),
@@ -73,17 +81,17 @@ _DECLARED: dict[str, tuple[str, tuple[Metric, ...]]] = {
                 "R@1",
                 "R@1",
                 1,
-                meaning="self-retrieval: captions whose own image is the nearest one, by CLIP",
-                unit="%",
-                report_title="CLIP R@1",
+                "self-retrieval: captions whose own image is the nearest one, by CLIP",
+                "%",
+                "CLIP R@1",
             ),
             Metric(
                 "R@5",
                 "R@5",
                 1,
-                meaning="self-retrieval: captions whose image is among the best five",
-                unit="%",
-                report_title="CLIP R@5",
+                "self-retrieval: captions whose image is among the best five",
+                "%",
+                "CLIP R@5",
             ),
             Metric("R@10", "R@10", 1),
             Metric("median_rank", "Med. Rank", 1),
@@ -92,10 +100,8 @@ _DECLARED: dict[str, tuple[str, tuple[Metric, ...]]] = {
     "clipscore": (
         "captioning.metrics.clipscore:ClipScore",
         (
-            Metric(
-                "CLIPScore", "CLIPScore", 1, meaning="how well caption and image agree, by CLIP"
-            ),
-            Metric("RefCLIPScore", "RefCLIPScore", 1, True),
+            Metric("CLIPScore", "CLIPScore", 1, "how well caption and image agree, by CLIP"),
+            Metric("RefCLIPScore", "RefCLIPScore", 1, needs_references=True),
             Metric("CLIPScore_sentences", "CLIPScore Sent.", 1),
         ),
     ),
@@ -105,10 +111,12 @@ _DECLARED: dict[str, tuple[str, tuple[Metric, ...]]] = {
             Metric(
                 "lex_div",
                 "Lex. Div.",
-                meaning="different words in all captions together",
-                report_title="Distinct words",
-                report_decimals=0,
-                factor=1000,
+                3,
+                "different words in all captions together",
+                "",
+                "Distinct words",
+                0,
+                1000,
             ),
             Metric("ttr", "TTR"),
             Metric("distinct_1", "Dist-1"),
@@ -126,33 +134,33 @@ _DECLARED: dict[str, tuple[str, tuple[Metric, ...]]] = {
                 "true_facts",
                 "True Facts",
                 2,
-                meaning="stated facts that are true for the image",
-                unit="a caption",
-                report_title="True facts",
+                "stated facts that are true for the image",
+                "a caption",
+                "True facts",
             ),
             Metric(
                 "wrong_facts",
                 "Wrong %",
                 1,
-                meaning="share of the stated facts that are wrong",
-                unit="%",
-                report_title="Wrong facts",
+                "share of the stated facts that are wrong",
+                "%",
+                "Wrong facts",
             ),
             Metric(
                 "scene_R@1",
                 "Scene R@1",
                 1,
-                meaning="self-retrieval: captions that fit their own image best",
-                unit="%",
-                report_title="R@1",
+                "self-retrieval: captions that fit their own image best",
+                "%",
+                "R@1",
             ),
             Metric(
                 "scene_R@5",
                 "Scene R@5",
                 1,
-                meaning="self-retrieval: captions whose own image is among the best five",
-                unit="%",
-                report_title="R@5",
+                "self-retrieval: captions whose own image is among the best five",
+                "%",
+                "R@5",
             ),
         ),
     ),
@@ -160,27 +168,37 @@ _DECLARED: dict[str, tuple[str, tuple[Metric, ...]]] = {
         "captioning.metrics.chair:Chair",
         (
             Metric(
-                "CHAIRs", "CHAIRs", 1, True, "captions that name an object which is not there", "%"
+                "CHAIRs",
+                "CHAIRs",
+                1,
+                "captions that name an object which is not there",
+                "%",
+                needs_references=True,
             ),
             Metric(
-                "CHAIRi", "CHAIRi", 1, True, "share of the named objects that are not there", "%"
+                "CHAIRi",
+                "CHAIRi",
+                1,
+                "share of the named objects that are not there",
+                "%",
+                needs_references=True,
             ),
             Metric(
                 "object_recall",
                 "Obj. Recall",
                 1,
-                True,
                 "share of the images' objects that are named",
                 "%",
                 "Objects named",
+                needs_references=True,
             ),
         ),
     ),
     "pacs": (
         "captioning.metrics.clipscore:PacScore",
         (
-            Metric("PAC-S", "PAC-S", 1, meaning="CLIPScore with CLIP weights tuned for captions"),
-            Metric("RefPAC-S", "RefPAC-S", 1, True),
+            Metric("PAC-S", "PAC-S", 1, "CLIPScore with CLIP weights tuned for captions"),
+            Metric("RefPAC-S", "RefPAC-S", 1, needs_references=True),
         ),
     ),
     "clair": (
@@ -190,8 +208,8 @@ _DECLARED: dict[str, tuple[str, tuple[Metric, ...]]] = {
                 "CLAIR",
                 "CLAIR",
                 1,
-                True,
                 "how likely the caption describes the references' image, by a language model",
+                needs_references=True,
             ),
         ),
     ),
@@ -202,15 +220,15 @@ _DECLARED: dict[str, tuple[str, tuple[Metric, ...]]] = {
                 "checklist_coverage",
                 "Coverage",
                 1,
-                meaning="questions of a checklist that the caption answers",
-                unit="%",
+                "questions of a checklist that the caption answers",
+                "%",
             ),
             Metric(
                 "checklist_precision",
                 "Precision",
                 1,
-                meaning="right answers among the answers to a checklist",
-                unit="%",
+                "right answers among the answers to a checklist",
+                "%",
             ),
         ),
     ),
@@ -218,9 +236,7 @@ _DECLARED: dict[str, tuple[str, tuple[Metric, ...]]] = {
         "captioning.metrics.repetition:Repetition",
         (
             *(Metric(f"rep_{n}", f"Rep-{n}", 1) for n in (2, 3, 4)),
-            Metric(
-                "loops", "Loops", 1, meaning="captions that say a phrase twice in a row", unit="%"
-            ),
+            Metric("loops", "Loops", 1, "captions that say a phrase twice in a row", "%"),
         ),
     ),
     "detail": (
@@ -234,13 +250,7 @@ _DECLARED: dict[str, tuple[str, tuple[Metric, ...]]] = {
         "captioning.metrics.diversity:Length",
         (
             Metric(
-                "cap_len",
-                "Cap. Len.",
-                2,
-                meaning="words in a caption, on average",
-                unit="words",
-                report_title="Length",
-                report_decimals=1,
+                "cap_len", "Cap. Len.", 2, "words in a caption, on average", "words", "Length", 1
             ),
         ),
     ),
@@ -248,24 +258,14 @@ _DECLARED: dict[str, tuple[str, tuple[Metric, ...]]] = {
         "captioning.metrics.perplexity:Perplexity",
         (
             Metric(
-                "PPL",
-                "PPL",
-                1,
-                meaning="how surprising the caption's words are to GPT-2",
-                report_title="Perplexity",
+                "PPL", "PPL", 1, "how surprising the caption's words are to GPT-2", "", "Perplexity"
             ),
         ),
     ),
     "itm": (
         "captioning.metrics.itm:Itm",
         (
-            Metric(
-                "ITM",
-                "ITM",
-                1,
-                meaning="how sure BLIP's filter is that image and caption match",
-                unit="%",
-            ),
+            Metric("ITM", "ITM", 1, "how sure BLIP's filter is that image and caption match", "%"),
             Metric("ITC", "ITC", 1),
         ),
     ),

@@ -9,8 +9,9 @@ right.
 from itertools import chain, permutations
 from pathlib import Path
 
-from captioning.data.caption_files import by_id, read_predictions, read_references
+from captioning.data.caption_files import read_predictions, read_references
 from captioning.metrics.checklist import NOT_SAID, YES_NO, Question, scores_of
+from captioning.metrics.evaluator import entries_of
 from captioning.metrics.facts import stated_and_true
 from captioning.metrics.ratings import Rated
 from captioning.runtime.errors import UserError
@@ -35,10 +36,8 @@ def read_runs(folder: Path, facts: Path, references: Path) -> list[Rated]:
     scenes, human, rated = read_scenes(facts), read_references(references), []
     for path in sorted(folder.glob(f"*/{CAPTIONS}")):
         captions = read_predictions(path)
-        known, texts = (by_id(captions, found) for found in (scenes, human))
+        known, texts = entries_of(captions, scenes, facts), entries_of(captions, human, references)
         for image_id, caption in captions.items():
-            if not known[image_id] or not texts[image_id]:
-                raise UserError(f"{path}: image_id {image_id!r} is not in {facts} or {references}")
             statement = read_caption(caption)
             stated, true = stated_and_true(statement, known[image_id])
             said = {fact.what for fact in statement.facts()}

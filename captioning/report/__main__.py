@@ -45,14 +45,12 @@ def default_output(runs: Sequence[Path]) -> Path:
 
     If the runs have only the root directory in common, it is in the current folder.
     """
-    if len(runs) == 1:
-        return runs[0] / "report.html"
-    common_folder = Path(os.path.commonpath([run.absolute().parent for run in runs]))
-    return (
-        Path("report.html")
-        if common_folder == Path(common_folder.anchor)
-        else common_folder / "report.html"
-    )
+    folder = runs[0]
+    if len(runs) > 1:
+        folder = Path(os.path.commonpath([run.absolute().parent for run in runs]))
+    if folder == Path(folder.anchor):
+        folder = Path()
+    return folder / "report.html"
 
 
 if __name__ == "__main__":

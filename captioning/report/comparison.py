@@ -46,7 +46,6 @@ class Comparison:
     - scenes: {image id: scene} of images made by `captioning.scenes`, whose facts are known
     - missing: one sentence for each part that is missing in the report
     - num_captioned: the number of images that all runs captioned
-    - is_whole_split: whether the images that all runs captioned are all images of the split
     """
 
     split: str
@@ -58,12 +57,6 @@ class Comparison:
     scenes: dict[ImageId, Scene] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
     num_captioned: int = 0
-    is_whole_split: bool = True
-
-    @property
-    def has_other_captions(self) -> bool:
-        """Whether any image has further human captions besides the held-out one."""
-        return any(len(group) > 1 for group in self.references.values())
 
     @property
     def rows(self) -> list[Union[Row, Run]]:
@@ -112,21 +105,15 @@ def compare(folders: Sequence[Path], split: str = "test") -> Comparison:
     human = _human_row(texts, samples.values(), runs, missing)
     scenes = {}
     try:
-        configs = (run.scoring_config for run in runs)
-        facts_config = next(
-            (config for config in configs if getattr(config, "facts_file", None)), None
-        )
-        if facts_config:
-            scenes = read_scenes(Path(FactsOptions.from_config(facts_config)["facts_file"]))
+        options = (FactsOptions.from_config(run.scoring_config) for run in runs)
+        facts_file = next(filter(None, (each["facts_file"] for each in options)), None)
+        if facts_file:
+            scenes = read_scenes(Path(facts_file))
     except UserError as error:
         missing.append(
             f"The contents of the images could not be read, so no word is marked: {error}."
         )
-    is_whole_split = len(samples) == split_size == count
-    ids = list(samples)
-    return Comparison(
-        split, runs, ids, samples, texts, human, scenes, missing, count, is_whole_split
-    )
+    return Comparison(split, runs, list(samples), samples, texts, human, scenes, missing, count)
 
 
 def _check_same_data(runs: Sequence[Run], split: str) -> None:
@@ -193,14 +180,13 @@ def _human_row(
     Appends a sentence to `missing` for what could not be scored.
     """
     captions, others = hold_out(texts)
-    lacks_references = not others
-    if lacks_references:
+    metric_names = {name for run in runs for name in run.metrics}
+    if not others:
         missing.append(
             "Each image has only one human caption, so it has no references to score it."
         )
         others = {image_id: [caption] for image_id, caption in captions.items()}
-    metric_names = {name for run in runs for name in run.metrics}
-    if lacks_references:  # a caption must not be scored against itself
+        # A caption must not be scored against itself.
         metric_names = {name for name in metric_names if not metric_of(name).needs_references}
     settings = metric_settings(runs[0].scoring_config, samples, "cpu")
     evaluators = []

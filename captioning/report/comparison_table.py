@@ -36,9 +36,9 @@ def select_columns(rows: Iterable[Row]) -> list[Metric]:
 
 
 def other_columns(rows: Iterable[Row]) -> list[Metric]:
-    """Return the metrics of the rows that have no `meaning`, with 3 decimals."""
+    """Return the metrics of the rows that have no `meaning`."""
     names = dict.fromkeys(name for row in rows for name in row.metrics)
-    return [m._replace(decimals=3) for m in map(metric_of, names) if not m.meaning]
+    return [metric for metric in map(metric_of, names) if not metric.meaning]
 
 
 def format_value(column: Metric, row: Row) -> str:

@@ -90,11 +90,8 @@ def figure_context():
 
 def assign_styles(kinds: Sequence[str]) -> list[Style]:
     """Return a style for each row, given its kind. Styles repeat only after all EXTRA_STYLES."""
-    extra_styles, row_styles = itertools.cycle(EXTRA_STYLES), []
-    for index, kind in enumerate(kinds):
-        has_own_style = kind in STYLES and kind not in kinds[:index]
-        row_styles.append(STYLES[kind] if has_own_style else next(extra_styles))
-    return row_styles
+    own_styles, extra_styles = dict(STYLES), itertools.cycle(EXTRA_STYLES)
+    return [own_styles.pop(kind, None) or next(extra_styles) for kind in kinds]
 
 
 def new_figure(height: float = HEIGHT) -> Figure:
@@ -113,14 +110,10 @@ def to_svg(figure: Figure, name: str, description: str) -> Markup:
     buffer = io.StringIO()
     with figure_context():
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
+    text = buffer.getvalue().partition("<svg ")[2]
+    text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.DOTALL)
     text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", text)
-    text = re.sub(r"\n\s*", "\n", text)
-    start_tag = Markup('<svg role="img" aria-label="{}" ').format(description)
-    return start_tag + Markup(text[len("<svg ") :])
+    return Markup('<svg role="img" aria-label="{}" ').format(description) + Markup(text)
 
 
 class Curve(NamedTuple):
@@ -142,38 +135,38 @@ def draw_curves(runs: Sequence[Run]) -> Iterator[tuple[str, Markup]]:
         smoothing = {run.config.label_smoothing for run in runs if any(part in e for e in run.log)}
         if part == "mle" and smoothing != {0}:
             title += f", labels smoothed by {' or '.join(f'{s:g}' for s in sorted(smoothing))}"
-        name = part if part in CURVES else f"loss-{part}"
-        yield title, _draw(run_curves, name, title, "optimiser step", label, smooth=True)
+        yield title, _draw(run_curves, part, title, "optimiser step", label, smooth=True)
     for choices in VALIDATION:
         for name, label in choices.items():
             run_curves = _read_curves(runs, "val", name)
             if any(len(curve.x) > 1 for curve in run_curves):
                 title = f"Validation: {label}"
-                # Epochs are counted from 0 in the log.
-                run_curves = [curve._replace(x=curve.x + 1) for curve in run_curves]
                 yield title, _draw(run_curves, f"val-{name}", title, "epoch", label, smooth=False)
                 break
 
 
 def _read_curves(runs: Sequence[Run], event: str, name: str) -> list[Curve]:
-    """Return the curves of the runs that logged a value `name` in events of this kind."""
+    """Return the curves of the runs that logged a value `name` in events of this kind.
+
+    Epochs, the steps of validations, are counted from 1; in the log from 0.
+    """
     run_curves = []
     for run, style in zip(runs, assign_styles([run.kind for run in runs])):
         # A resumed run may have logged a step twice. The last entry counts.
         points = {e["step"]: e[name] for e in run.log if e.get("event") == event and name in e}
         if points:
             x, y = zip(*sorted(points.items()))
-            run_curves.append(Curve(run.label, style, np.array(x), np.array(y, dtype=float)))
+            x, y = np.array(x) + (event == "val"), np.array(y, dtype=float)
+            run_curves.append(Curve(run.label, style, x, y))
     return run_curves
 
 
 def moving_average(values: np.ndarray) -> np.ndarray:
     """Return values (n,) smoothed by an average over n / 15 neighbours, fewer at both ends."""
     half_width = -(-len(values) // 30)
-    sums = np.concatenate([[0.0], np.cumsum(values)])
-    first = np.maximum(np.arange(len(values)) - half_width, 0)
-    last = np.minimum(np.arange(len(values)) + half_width + 1, len(values))
-    return (sums[last] - sums[first]) / (last - first)
+    window = np.ones(2 * half_width + 1)
+    sums, counts = (np.convolve(v, window)[half_width:-half_width] for v in (values, values**0))
+    return sums / counts
 
 
 def _draw(

@@ -1,6 +1,7 @@
 """Renders the report as one HTML file without external resources."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Optional
 
@@ -8,14 +9,13 @@ import jinja2
 
 from captioning.data.caption_files import ImageId
 from captioning.files.writing import write_text
-from captioning.metrics.registry import metric_of
+from captioning.metrics.score_table import skipped_lines
 from captioning.report.comparison import Comparison
 from captioning.report.comparison_table import format_cell, other_columns, select_columns
-from captioning.report.epochs import selected_epochs
 from captioning.report.figures import assign_styles, draw_curves, length_histogram
 from captioning.report.picture import load_picture
 from captioning.report.plane import choose_axes, draw_plane
-from captioning.report.runs import differing_settings, recorded_commands, recorded_versions
+from captioning.report.runs import Run, differing_settings, recorded_commands, recorded_versions
 from captioning.report.tokens import find_charged, find_spared, token_figure
 from captioning.runtime.errors import UserError
 from captioning.scenes.facts import mark
@@ -39,9 +39,8 @@ def write_report(comparison: Comparison, output: Path, note: Optional[str] = Non
 def render(comparison: Comparison, note: Optional[str] = None) -> str:
     """Return the page as HTML."""
     rows, runs = comparison.rows, comparison.runs
-    colours = dict(
-        zip((r.label for r in rows), (s.colour for s in assign_styles([r.kind for r in rows])))
-    )
+    styles = assign_styles([row.kind for row in rows])
+    colours = {row.label: style.colour for row, style in zip(rows, styles)}
     return _templates.get_template("page.html").render(
         comparison=comparison,
         runs=runs,
@@ -51,14 +50,13 @@ def render(comparison: Comparison, note: Optional[str] = None) -> str:
         columns=select_columns(rows),
         others=other_columns(rows),
         cell=format_cell,
-        skipped=_group_skipped_metrics(comparison),
+        skipped=_skipped(runs),
         plane=draw_plane(rows),
         axes=choose_axes(rows),
         curves=list(draw_curves(runs)),
         without_log=[run.label for run in runs if not any("loss" in e for e in run.log)],
-        selected=list(selected_epochs(runs)),
-        not_selected=[run.label for run in runs if run.is_trained and run.selected is None],
-        lengths=length_histogram(_length_groups(comparison)),
+        not_selected=[run.label for run in runs if run.is_trained and not run.selected],
+        lengths=length_histogram(list(_length_groups(comparison))),
         examples=[_example_values(comparison, i) for i in _evenly_spaced(comparison.image_ids)],
         origins=[(run, recorded_commands(run), recorded_versions(run)) for run in runs],
         differing=differing_settings(runs),
@@ -90,34 +88,26 @@ def _example_values(comparison: Comparison, image_id: ImageId) -> dict[str, Any]
     for row in comparison.rows:
         text = row.captions[image_id]
         captions.append((row.label, [(text, None)] if scene is None else mark(text, scene)))
-    embedded_image = load_picture(comparison.image_path(image_id))
-    return {"image_id": image_id, "picture": embedded_image, "captions": captions}
+    picture = load_picture(comparison.image_path(image_id))
+    return {"image_id": image_id, "picture": picture, "captions": captions}
 
 
-def _length_groups(comparison: Comparison) -> list[tuple[str, str, list[str]]]:
-    """Return (label, kind, captions) of each row. Humans have all captions, not one per image."""
-    human_captions = [text for group in comparison.references.values() for text in group]
-    return [
-        (
-            row.label,
-            row.kind,
-            human_captions if row is comparison.human else list(row.captions.values()),
-        )
-        for row in comparison.rows
-    ]
+def _length_groups(comparison: Comparison) -> Iterator[tuple[str, str, list[str]]]:
+    """Yield (label, kind, captions) of each row. Humans have all captions, not one per image."""
+    if comparison.human:
+        captions = list(chain(*comparison.references.values()))
+        yield comparison.human.label, comparison.human.kind, captions
+    for run in comparison.runs:
+        yield run.label, run.kind, list(run.captions.values())
 
 
-def _group_skipped_metrics(comparison: Comparison) -> list[tuple[str, str, str]]:
-    """Return (metrics, runs, reason) of skipped metrics, grouped by runs and reason."""
-    titles_by_reason: dict[tuple[str, str], list[str]] = {}
-    for name in dict.fromkeys(name for run in comparison.runs for name in run.skipped):
-        skipping_runs = [run for run in comparison.runs if name in run.skipped]
-        labels = ", ".join(run.label for run in skipping_runs)
-        title = metric_of(name).title
-        titles_by_reason.setdefault((labels, skipping_runs[0].skipped[name]), []).append(title)
-    return [
-        (", ".join(titles), labels, reason) for (labels, reason), titles in titles_by_reason.items()
-    ]
+def _skipped(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """Return {line about skipped metrics: labels of the runs that skipped them}."""
+    found: dict[str, list[str]] = {}
+    for run in runs:
+        for line in skipped_lines(run.skipped):
+            found.setdefault(line, []).append(run.label)
+    return found
 
 
 def _token_values(comparison: Comparison) -> dict[str, Any]:
@@ -131,6 +121,6 @@ def _token_values(comparison: Comparison) -> dict[str, Any]:
         "tokens": figure,
         "spared": find_spared(figure.tokens),
         "charged": find_charged(figure.tokens),
-        "largest": max(*mle, *smile),
+        "largest": max(mle + smile),
         "totals": {"mle": sum(mle), "smile": sum(smile)},
     }

@@ -77,14 +77,20 @@ def draw_plane(rows: list[Row]) -> Optional[Markup]:
     with figure_context():
         figure = new_figure()
         ax = figure.add_subplot()
-        points = [
-            draw_point(ax, axes, row, style, row.label)
-            for row, style in zip(rows, assign_styles([row.kind for row in rows]))
-            if has_both(row, axes)
-        ]
-        label_axes(ax, axes)
+        points = draw_rows(ax, axes, rows)
         label_points(figure, ax, points)
         return to_svg(figure, "plane", describe(axes, points))
+
+
+def draw_rows(ax: Axes, axes: AxisPair, rows: list[Row]) -> list[Point]:
+    """Draw the axes and the rows that have both metrics. Return the rows' positions."""
+    points = [
+        draw_point(ax, axes, row, style, row.label)
+        for row, style in zip(rows, assign_styles([row.kind for row in rows]))
+        if has_both(row, axes)
+    ]
+    label_axes(ax, axes)
+    return points
 
 
 def has_both(row: Row, axes: AxisPair) -> bool:

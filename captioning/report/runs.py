@@ -1,14 +1,14 @@
 """Reads finished runs from their folders, and lists the settings in which they differ."""
 
+import json
 import os
 import re
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Optional
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from captioning.captioners.registry import package_of
 from captioning.config import Config, config_class, every_key, keys_of, load_config
@@ -18,8 +18,8 @@ from captioning.files.reading import read_json
 from captioning.metrics.bootstrap import Estimate
 from captioning.models.checkpoints import BEST
 from captioning.runtime.errors import UserError
+from captioning.training import selection
 from captioning.training.run_log import read_log
-from captioning.training.selection import read_record
 
 EXCLUDED_KEYS = keys_of("machine")  # may differ without being listed on the page
 
@@ -43,7 +43,7 @@ class Run:
     log: list[dict[str, Any]]
     training: dict[str, Any]  # run.json of the training: command, versions; {} if there is none
     scoring: dict[str, Any]  # run.json of the scoring
-    selected: Optional[dict[str, Any]] = None  # the record of `captioning.training.selection`
+    selected: Sequence[str] = ()  # lines on the selected epoch; empty without a record of it
     weights: Optional[str] = None  # the file that made the captions; None: the folder's best
 
     @property
@@ -63,9 +63,6 @@ class Run:
 
 def read_runs(folders: Sequence[Path], split: str) -> list[Run]:
     """Return the runs in `folders`, in order. Raises UserError, also for a folder without a run."""
-    if not folders:
-        raise UserError("no run to report: name one or more run folders")
-    folders = [Path(folder) for folder in folders]
     runs = [_read_run(folder, split) for folder in folders]
     folders = [folder.resolve() for folder in folders]
     check_unique(folders, "run")
@@ -89,30 +86,14 @@ def training_title(config: Config) -> str:
     return ", ".join(filter(None, (title, training_name(config))))
 
 
-def plain_command(record: dict[str, Any]) -> Optional[str]:
-    """Return the command of a run.json as a user types it: `python -m captioning.train ...`.
-
-    Returns None if no command was recorded.
-    """
-    command = record.get("command")
-    if not command:
-        return None
-    program, *arguments = shlex.split(command)
-    module = re.search(r"(captioning(?:/\w+)+)\.py$", arguments[0]) if arguments else None
-    if not module or not re.fullmatch(r"python[\d.]*", Path(program).name):
-        return command
-    name = module[1].replace("/", ".").removesuffix(".__main__")
-    return shlex.join(["python", "-m", name, *arguments[1:]])
-
-
 def _read_run(folder: Path, split: str) -> Run:
     """Return the run in a folder, with its captions of the split. Raises UserError."""
     result = folder / "result" / split
     results_file = folder / "result" / f"{split}.json"
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder: name the output_dir of a run")
-    is_trained = (folder / "config.yaml").exists()
-    if not is_trained and not (result / "config.yaml").exists():
+    is_trained, is_scored = ((f / "config.yaml").exists() for f in (folder, result))
+    if not (is_trained or is_scored):
         raise UserError(f"{folder}: not a run: it has no config.yaml; name the run's output_dir")
     if not results_file.exists():
         raise UserError(
@@ -120,19 +101,15 @@ def _read_run(folder: Path, split: str) -> Run:
             f"--config {folder / 'config.yaml'} --evaluate --eval_split {split}"
         )
     training_config = load_config(folder / "config.yaml") if is_trained else None
-    scoring_config = (
-        load_config(result / "config.yaml")
-        if (result / "config.yaml").exists()
-        else training_config
-    )
-    scoring = _read_object(result / "run.json")
+    scoring_config = load_config(result / "config.yaml") if is_scored else training_config
+    scoring = _read(result / "run.json", dict[str, Any])
     foreign = _foreign_weights(folder, scoring_config, scoring)
     label = folder.resolve().name
     if is_trained and foreign:
         weights, is_trained = Path(foreign), False
         label = "/".join(weights.parts[-2:]) if weights.name == BEST else weights.name
     config = training_config if is_trained else scoring_config
-    scores = _read_object(result / "metrics.json")
+    scores = recorded_scores(folder, split)
     return Run(
         folder=folder,
         label=training_title(config) if is_trained else label,
@@ -140,12 +117,12 @@ def _read_run(folder: Path, split: str) -> Run:
         config=config,
         scoring_config=scoring_config,
         captions=read_predictions(results_file),
-        metrics=parse_metrics(scores.get("metrics", {}), result / "metrics.json"),
-        skipped=_validate(scores.get("skipped", {}), dict[str, str], result / "metrics.json"),
+        metrics=scores.metrics,
+        skipped=scores.skipped,
         log=[] if foreign else list(read_log(folder / "log.jsonl")),
-        training={} if foreign else _read_object(folder / "run.json"),
+        training={} if foreign else _read(folder / "run.json", dict[str, Any]),
         scoring=scoring,
-        selected=read_record(folder) if is_trained else None,
+        selected=list(selection.summary(folder)) if is_trained else [],
         weights=foreign,
     )
 
@@ -165,23 +142,22 @@ def _foreign_weights(
     )
 
 
-def parse_metrics(entries: Any, path: Path) -> dict[str, Estimate]:
-    """Return the "metrics" of a metrics.json as estimates. Intervals are optional.
+class RecordedScores(BaseModel):
+    """The scores in a metrics.json, and {metric: why it could not be computed}."""
 
-    path: the file, for errors. Raises UserError for a malformed entry.
-    """
-    return _validate(entries, dict[str, Estimate], path)
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; {} if there is no file. Raises UserError."""
-    return _validate(read_json(path), dict[str, Any], path) if path.exists() else {}
+    metrics: dict[str, Estimate] = {}
+    skipped: dict[str, str] = {}
 
 
-def _validate(value: Any, expected_type: Any, path: Path) -> Any:
-    """Return the value if it has the expected type. path: its file, for the UserError."""
+def recorded_scores(run: Path, split: str) -> RecordedScores:
+    """Return the scores of a run's captions of a split, empty without a file. Raises UserError."""
+    return _read(run / "result" / split / "metrics.json", RecordedScores)
+
+
+def _read(path: Path, kind: Any) -> Any:
+    """Return the JSON object in a file as this type; an empty one if there is no file."""
     try:
-        return TypeAdapter(expected_type).validate_python(value)
+        return TypeAdapter(kind).validate_python(read_json(path) if path.exists() else {})
     except ValidationError:
         file_format = "captioning.train's format: caption and score the run again"
         raise UserError(f"{path}: not in {file_format}") from None
@@ -209,9 +185,18 @@ def make_unique(labels: Sequence[str], *alternatives: Sequence[str]) -> list[str
 
 
 def recorded_commands(run: Run) -> list[str]:
-    """Return the recorded commands that trained and scored the run, without duplicates."""
-    commands = [plain_command(record) for record in (run.training, run.scoring)]
-    return list(dict.fromkeys(command for command in commands if command))
+    """Return the recorded commands that trained and scored the run, without duplicates.
+
+    They are as a user types them: `python -m captioning.train ...`.
+    """
+
+    def as_typed(found: re.Match) -> str:
+        return "python -m " + found[1].replace("/", ".").removesuffix(".__main__")
+
+    commands = (record.get("command", "") for record in (run.training, run.scoring))
+    program = r"^\S*python[\d.]* \S*?(captioning(?:/\w+)+)\.py\b"
+    typed = dict.fromkeys(re.sub(program, as_typed, command) for command in commands)
+    return list(filter(None, typed))
 
 
 def recorded_versions(run: Run) -> str:
@@ -228,33 +213,24 @@ def differing_settings(runs: Sequence[Run]) -> dict[str, list[str]]:
     training. If another setting was changed after the training and differs in `scoring_config`, it
     is listed again as "NAME, in scoring".
     """
-    differences = {}
     configs = [every_key(run.config) for run in runs]
     scoring_configs = [every_key(run.scoring_config) for run in runs]
-    scoring_keys = [
-        key for role in ("generation", "scoring") for key in keys_of(role, config_class())
-    ]
+    keys = config_class()
+    found = {}
     for name in (name for name in configs[0] if name not in EXCLUDED_KEYS):
-        scoring_values = [config[name] for config in scoring_configs]
-        training_values = (
-            scoring_values if name in scoring_keys else [config[name] for config in configs]
-        )
-        if any(value != training_values[0] for value in training_values):
-            differences[name] = [_format_value(value) for value in training_values]
-        if scoring_values != training_values and any(
-            value != scoring_values[0] for value in scoring_values
-        ):
-            differences[f"{name}, in scoring"] = [_format_value(value) for value in scoring_values]
-    return differences
+        trained, scored = ([c[name] for c in each] for each in (configs, scoring_configs))
+        if name in (*keys_of("generation", keys), *keys_of("scoring", keys)):
+            trained = scored
+        found[name] = trained
+        if scored != trained:
+            found[f"{name}, in scoring"] = scored
+    return {
+        name: list(map(_format_value, values))
+        for name, values in found.items()
+        if any(value != values[0] for value in values)
+    }
 
 
 def _format_value(value: Any) -> str:
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, dict):
-        return ", ".join(f"{name}: {_format_value(each)}" for name, each in value.items())
-    if isinstance(value, list):
-        return ", ".join(map(_format_value, value))
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    """Return a value as in YAML."""
+    return value if isinstance(value, str) else json.dumps(value)

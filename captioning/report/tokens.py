@@ -3,6 +3,7 @@
 The losses are the training losses without label smoothing and without first-token MLE.
 """
 
+import math
 from typing import NamedTuple, Optional
 
 import torch
@@ -96,26 +97,20 @@ def token_losses(captioner, image: Images, caption: str) -> list[Token]:
     captioner.eval()
     tokenizer = captioner.tokenizer
     logits, labels = captioner.predictions(image, [[caption]])  # (1, N, V), (1, N)
-    mle = mle_loss(logits, labels, reduction="none")[0]
-    smile = smile_loss(logits, labels, reduction="none")[0]
-    top = (
-        logits[0].softmax(1).topk(min(NUM_PREDICTIONS, logits.size(2)))
-    )  # (N, NUM_PREDICTIONS) each
-    caption_ids = set(labels[0].tolist())
+    mle = mle_loss(logits, labels, reduction="none")[0].tolist()
+    smile = smile_loss(logits, labels, reduction="none")[0].tolist()
+    count = min(NUM_PREDICTIONS, logits.size(2))
+    best = (each.tolist() for each in logits[0].softmax(1).topk(count))  # values, ids (N, count)
+    caption_ids = labels[0].tolist()
     tokens = []
-    for position, label in enumerate(labels[0].tolist()):
+    for position, row in enumerate(zip(caption_ids, mle, smile, *best)):
+        label, mle_cost, smile_cost, probabilities, ids = row
         predictions = [
             Prediction(_word(tokenizer, token_id, position), probability, token_id in caption_ids)
-            for token_id, probability in zip(
-                top.indices[position].tolist(),
-                top.values[position].tolist(),
-            )
+            for token_id, probability in zip(ids, probabilities)
         ]
-        probabilities = (-mle[position]).exp().item(), (-smile[position]).exp().item()
-        losses = mle[position].item(), smile[position].item()
-        tokens.append(
-            Token(_word(tokenizer, label, position), predictions, *probabilities, *losses)
-        )
+        word, costs = _word(tokenizer, label, position), (mle_cost, smile_cost)
+        tokens.append(Token(word, predictions, *(math.exp(-cost) for cost in costs), *costs))
     return tokens
 
 

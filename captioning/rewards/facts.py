@@ -4,10 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
-from captioning.data.caption_files import by_id
+from captioning.metrics.evaluator import entries_of
 from captioning.metrics.facts import FactsOptions, stated_and_true
 from captioning.rewards.interface import Reward, TrainingImages
-from captioning.runtime.errors import UserError
 from captioning.scenes.facts import read_caption
 from captioning.scenes.make import read_scenes
 
@@ -21,10 +20,7 @@ class FactsReward(Reward):
 
     def prepare(self, images: TrainingImages) -> None:
         path = self.options.facts_file
-        self.scenes = by_id(images.files, read_scenes(Path(path)))
-        unknown = [image_id for image_id, scene in self.scenes.items() if not scene]
-        if unknown:
-            raise UserError(f"reward: facts: {path} has no entry for training image {unknown[0]!r}")
+        self.scenes = entries_of(images.files, read_scenes(Path(path)), f"reward: facts: {path}")
 
     def __call__(self, image_ids, captions) -> np.ndarray:
         values = []

@@ -24,7 +24,6 @@ class ItmReward(Reward):
         # An image of several captions is encoded once.
         encoded = self.scorer.encode(read_images(self.scorer.read, map(self.files.get, rows)))
         texts = [[sampled.text for sampled in group] for group in captions]
-        probabilities = self.scorer.match(
-            encoded[[rows[image_id] for image_id in image_ids]], texts
-        )
+        rows = [rows[image_id] for image_id in image_ids]
+        probabilities = self.scorer.model.match(encoded[rows], texts)
         return probabilities.double().cpu().numpy()

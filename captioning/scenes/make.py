@@ -79,7 +79,8 @@ def make_scenes(
     with user_errors(folder):
         if folder.exists() and any(folder.iterdir()):
             path = folder / "scenes.json"
-            if path.exists() and _read(path).get("made_from") == made_from:
+            content = read_json(path) if path.exists() else None
+            if isinstance(content, dict) and content.get("made_from") == made_from:
                 return False
             raise UserError(
                 f"{folder} contains something other than the scenes of seed {seed} with "
@@ -95,7 +96,8 @@ def _make_all(folder: Path, made_from: dict) -> None:
     shutil.rmtree(temporary, ignore_errors=True)
     (temporary / "images").mkdir(parents=True)
     rng = random.Random(made_from["seed"])
-    words, first_words, scenes = set(PROMPT.split()), set(), {}
+    describe = describe_in_paragraphs if made_from.get("paragraphs") else describe_all
+    texts, scenes = [], {}
     with progress(sum(splits.values()), "drawing scenes") as bar:
         for split, count in splits.items():
             entries = []
@@ -103,18 +105,15 @@ def _make_all(folder: Path, made_from: dict) -> None:
                 scene, image_id = random_scene(rng), len(scenes)
                 name = f"images/scene_{image_id:06d}.png"
                 draw(scene, rng).save(temporary / name, compress_level=1)
-                captions = (
-                    describe_in_paragraphs if made_from.get("paragraphs") else describe_all
-                )(scene, rng)
+                captions = describe(scene, rng)
                 entries.append({"image": name, "caption": captions, "image_id": image_id})
-                words.update(word for caption in captions for word in caption.split())
-                first_words.update(caption.split()[0] for caption in captions)
+                texts += captions
                 scenes[image_id] = [scene.ground, *scene.things]
                 bar.update()
             write_json(entries, temporary / f"scenes_{split}.json")
-    vocabulary = [*SPECIAL_TOKENS, *sorted(words)]
+    vocabulary = [*SPECIAL_TOKENS, *sorted({*" ".join([PROMPT, *texts]).split()})]
     # In another file, because a larger vocab.txt would change the random weights of captioners.
-    with_pieces = [*vocabulary, *(f"##{word}" for word in sorted(first_words))]
+    with_pieces = [*vocabulary, *sorted({f"##{text.split()[0]}" for text in texts})]
     for name, tokens in {"vocab.txt": vocabulary, "vocab_pieces.txt": with_pieces}.items():
         write_text("".join(f"{token}\n" for token in tokens), temporary / name)
     write_json({"made_from": made_from, "scenes": scenes}, temporary / "scenes.json")
@@ -126,17 +125,12 @@ def read_scenes(path: Path) -> dict[int, Scene]:
     try:
         return {
             int(number): Scene(ground, tuple(Thing(*thing) for thing in things))
-            for number, (ground, *things) in _read(path)["scenes"].items()
+            for number, (ground, *things) in read_json(path)["scenes"].items()
         }
     except (KeyError, TypeError, ValueError, AttributeError):
         raise UserError(
             f"{path}: does not describe scenes: make it with captioning.scenes"
         ) from None
-
-
-def _read(path: Path) -> dict:
-    content = read_json(path)
-    return content if isinstance(content, dict) else {}
 
 
 def draw(scene: Scene, rng: random.Random) -> Image.Image:

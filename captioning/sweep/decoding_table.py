@@ -8,7 +8,6 @@ from typing import NamedTuple, Optional
 
 from matplotlib.figure import Figure
 
-from captioning.files.reading import read_json
 from captioning.files.writing import write_text
 from captioning.metrics.bootstrap import Estimate
 from captioning.metrics.registry import Metric
@@ -16,7 +15,7 @@ from captioning.report import plane
 from captioning.report.comparison import Row
 from captioning.report.comparison_table import format_value, select_columns, to_markdown
 from captioning.report.figures import assign_styles, figure_context, save_figure
-from captioning.report.runs import parse_metrics
+from captioning.report.runs import recorded_scores
 from captioning.sweep.decodings import (
     DECODINGS,
     DROPPED_SUFFIX,
@@ -117,9 +116,8 @@ def _lines(sweeps: Sequence[Sweep], names: Sequence[str], extra_metrics: Mapping
 
 def _row(run: Path, name: str, split: str, extra_metrics: Mapping) -> Row:
     folder = decoding_folder(run, name)
-    path = folder / "result" / split / "metrics.json"
-    metrics = parse_metrics(read_json(path)["metrics"], path)
-    return Row(name, "decoding", {}, {**metrics, **extra_metrics.get(folder, {})})
+    metrics = {**recorded_scores(folder, split).metrics, **extra_metrics.get(folder, {})}
+    return Row(name, "decoding", {}, metrics)
 
 
 def _chosen_decodings(runs: Sequence[Path], names: Sequence[str]) -> set[str]:

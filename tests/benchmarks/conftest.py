@@ -5,6 +5,8 @@ import json
 import pytest
 import transformers
 
+from benchmarks import topic
+
 
 @pytest.fixture(scope="session")
 def needs_peer():
@@ -15,11 +17,11 @@ def needs_peer():
 
 @pytest.fixture
 def quick_rows(tmp_path):
-    """Return a function of a topic: its rows with --quick on the CPU, by name."""
+    """Return a function of a topic's name: its rows with --quick on the CPU, by name."""
 
-    def rows(topic):
-        assert topic.main(["--quick", "--device", "cpu", "--output", str(tmp_path)]) == 0
-        name = topic.__name__.rpartition(".")[2]
+    def rows(name):
+        command = [name, "--quick", "--device", "cpu", "--output", str(tmp_path)]
+        assert topic.main(command) == 0
         content = json.loads((tmp_path / f"{name}.json").read_text())
         rows = {row["name"]: row for row in content["rows"]}
         assert content["quick"] and content["planned"] == list(rows)

@@ -3,7 +3,7 @@
 import pytest
 from PIL import Image
 
-from benchmarks import web, web_equality
+from benchmarks import web_equality
 from benchmarks.web_captioners import find_programs
 from captioning.runtime.errors import UserError
 
@@ -21,7 +21,7 @@ def programs():
 
 
 def test_speed(quick_rows):
-    (row,) = quick_rows(web).values()
+    (row,) = quick_rows("web").values()
     contenders = {"torch", "page", "page, no threads", "Node", "runner"}
     assert row["peer"] == "torch" and set(row["contenders"]) == contenders
     assert row["notes"][0].startswith("MB to download: 0.")
@@ -35,7 +35,7 @@ def test_equality(tmp_path, capsys):
     assert lines[0].startswith("6 images")
     for name in ("Node, 32 bits", "Chromium, 32 bits", "Chromium, 32 bits, own resizing"):
         assert f"| {name} | 100.0 | 100.0 |" in lines
-    assert len(lines) == 3 + 2 + 7
+    assert len(lines) == 4 + 2 + 7 + 1
 
 
 def test_few_photos_are_refused(tmp_path, capsys):

@@ -4,8 +4,10 @@ import os
 
 import pytest
 
-from captioning.metrics import meteor
+from captioning.files import chat
+from captioning.metrics import judge, meteor
 from captioning.metrics.java import JavaError, java_version
+from tests.captioning.chat_server import serving
 
 
 @pytest.fixture
@@ -35,10 +37,20 @@ def fake_java(monkeypatch, tmp_path, own_meteor):
 
     def install(script):
         folder = tmp_path / "bin"
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         java = folder / "java"
         java.write_text(f"#!/bin/sh\n{script}\n")
         java.chmod(0o755)
         monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
 
     return install
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """Return a server of a language model, which is asked one question at a time."""
+    monkeypatch.setattr(chat, "WAITS_S", (0, 0.01, 0.01))
+    monkeypatch.setattr(judge, "AT_ONCE", 1)
+    monkeypatch.delenv(judge.KEY, raising=False)
+    with serving() as server:
+        yield server

@@ -2,12 +2,12 @@
 
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 
 from BLIP.weights.download import DownloadError
 from captioning.config import load_config
-from captioning.evaluate import main
 from captioning.metrics.chair import (
     SYNONYMS_SHA256,
     SYNONYMS_URL,
@@ -50,61 +50,41 @@ def synonyms(tmp_path):
     return path
 
 
-@pytest.fixture
-def reader(synonyms):
-    return ObjectReader(read_synonyms(synonyms), by_rules())
-
-
 @pytest.mark.parametrize(
     ("caption", "objects"),
     [
-        ("Two puppies and a Dog.", "dog dog"),  # each mention counts
-        ("people watch men on bikes", "person person bicycle"),
-        ("a hot dog on a dining table", "hot dog, dining table"),
-        ("hot, a dog", "dog"),
+        ("Two puppies and a Dog.", "dog, dog"),  # each mention counts
+        ("people watch men on bikes", "person, person, bicycle"),
         ("two wine glasses and a glass", "wine glass"),
-        ("a baby bear and an adult dog", "bear dog"),
-        ("a baby next to a bear", "person bear"),
+        ("a baby bear and an adult dog", "bear, dog"),
+        ("a baby next to a bear", "person, bear"),
         ("a baby animal", ""),
-        ("an adult cub", ""),
-        ("a passenger jet above a passenger train", "airplane train"),
-        ("a passenger in a jet", "person airplane"),
-        ("a man in a bow tie with a bow", "person tie tie"),
-        ("a toilet seat", "toilet"),
-        ("the seat of a toilet", "toilet"),
-        ("the seat of a chair", "chair chair"),
-        ("a kite above the train tracks", "kite"),
-        ("a player at home plate", ""),
+        ("a passenger jet above a passenger train", "airplane, train"),
+        ("a passenger in a jet", "person, airplane"),
+        ("a man in a bow tie with a bow", "person, tie, tie"),
+        ("the seat of a toilet, a toilet seat", "toilet, toilet"),
+        ("the seat of a chair", "chair, chair"),
+        ("a kite above the train tracks at home plate", "kite"),
         ("a motor bike", ""),  # the published file has a blank too many there
-        ("a motor cycle and motorcycles", "motorcycle motorcycle"),
-        ("a bus", ""),  # the rules make it a bu
-        ("two buses", "bus"),
+        ("a motor cycle and motorcycles", "motorcycle, motorcycle"),
+        ("a bus and two buses", "bus"),  # the rules make it a bu
         ("collies", ""),
-        ("dining tables. hot dogs! dogs", "dining table, hot dog, dog"),
+        ("dining tables. hot dogs! hot, a dog", "dining table, hot dog, dog"),
         ("", ""),
     ],
 )
-def test_objects_of_a_caption(reader, caption, objects):
-    expected = objects.split(", ") if ", " in objects else [objects]
-    if expected[0] not in reader.objects:
-        expected = objects.split()
-    assert [mention.object for mention in reader.mentions(caption)] == expected
+def test_objects_of_a_caption(synonyms, caption, objects):
+    reader = ObjectReader(read_synonyms(synonyms), by_rules())
+    assert ", ".join(mention.object for mention in reader.mentions(caption)) == objects
 
 
 def test_wordnet_keeps_the_bus(synonyms, monkeypatch):
     lemmas = {"men": "men", "buses": "bus", "puppies": "puppy"}
 
-    class Lemmatizer:
-        def lemmatize(self, word):
-            return lemmas.get(word, word)
-
-    class WordNet:
-        def morphy(self, word, part):
-            assert part == "n"
-            return None if word == "smartphones" else word
-
-    monkeypatch.setattr("nltk.stem.WordNetLemmatizer", Lemmatizer)
-    monkeypatch.setattr("nltk.corpus.wordnet", WordNet())
+    lemmatizer = SimpleNamespace(lemmatize=lambda word: lemmas.get(word, word))
+    nouns = SimpleNamespace(morphy=lambda word, part: part == "n" and word != "smartphones")
+    monkeypatch.setattr("nltk.stem.WordNetLemmatizer", lambda: lemmatizer)
+    monkeypatch.setattr("nltk.corpus.wordnet", nouns)
     found = by_wordnet()
     reader = ObjectReader(read_synonyms(synonyms), found)
     mentions = reader.mentions("men and puppies on a bus, two buses")
@@ -163,7 +143,6 @@ def test_counted_by_hand(options, tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("[]", "expected COCO's instances"),
         ('{"1": "dog"}', "expected COCO's instances"),
         ('{"1": ["hovercraft"]}', "image '1' has the object 'hovercraft', which is not among"),
         ('{"annotations": [{"image_id": 1}]}', "expected COCO's instances"),
@@ -180,8 +159,6 @@ def test_wrong_files_are_refused_at_the_start(tmp_path, synonyms, content, messa
 
 def test_wrong_synonyms_and_images_are_refused_at_the_start(tmp_path, options):
     path = tmp_path / "no.txt"
-    path.write_text("one, line\nof, no\n\n")
-    assert read_synonyms(path) == {"one": "one", "line": "one", "of": "of", "no": "of"}
     path.write_text("a list of words\nwithout synonyms\n")
     with pytest.raises(UserError, match="no synonyms"):
         read_synonyms(path)
@@ -213,16 +190,6 @@ def test_the_published_synonyms_are_fetched_once_and_checked(options, tmp_path, 
     for _ in range(2):
         assert Chair(settings, objects_file=objects).synonyms["puppy"] == "dog"
     assert calls == [(SYNONYMS_URL, SYNONYMS_SHA256)] * 2
-
-
-def test_the_program_abbreviates_its_flag(options, tmp_path, capsys):
-    rows = [{"image_id": i, "caption": text} for i, text in CAPTIONS.items()]
-    (tmp_path / "p").write_text(json.dumps(rows))
-    (tmp_path / "gt").write_text(json.dumps(REFERENCES))
-    arguments = [tmp_path / "p", "--references", tmp_path / "gt", "--metrics", "chair"]
-    arguments += ["--synonyms", options["synonyms"], "--objects", *options["objects_file"]]
-    assert main(list(map(str, arguments))) == 0
-    assert "CHAIRs  CHAIRi  Obj. Recall\n  25.0    14.3         83.3" in capsys.readouterr().out
 
 
 def test_names_in_a_configuration(tmp_path):

@@ -1,75 +1,49 @@
-"""Checklists: a judge that knows the facts, published files, and replies that cannot be read."""
+"""Checklists: scores, published files, and replies that cannot be read."""
 
 import json
-import random
-import re
 
 import pytest
 
-from captioning.files import chat
-from captioning.metrics.checklist import NOT_SAID, Question, prompt, read_checklist, read_reply
+from captioning.metrics.bootstrap import ratio
+from captioning.metrics.checklist import (
+    NOT_SAID,
+    Question,
+    prompt,
+    read_checklist,
+    read_reply,
+    scores_of,
+)
 from captioning.metrics.evaluator import Settings, build_evaluators
 from captioning.metrics.scoring import score
 from captioning.runtime.errors import UserError
-from captioning.scenes.facts import describe_all, read_caption, true_facts
-from captioning.scenes.make import make_scenes, read_scenes
-from tests.captioning.chat_server import said, serving
+from tests.captioning.chat_server import said
 
 
-@pytest.fixture
-def server(monkeypatch):
-    monkeypatch.setattr(chat, "WAITS_S", (0, 0.01, 0.01))
-    with serving() as server:
-        yield server
+def last(server):
+    """Return the last question."""
+    return server.asked[-1][2]["messages"][0]["content"]
 
 
-def scored(server, tmp_path, checklist, captions, **more):
+def scored(server, tmp_path, checklist, captions):
     path = tmp_path / "checklist.json"
     path.write_text(json.dumps(checklist))
-    given = {"judge_url": server.url, "judge_model": "wise", "checklist": str(path), **more}
-    names = ["checklist", *(["facts"] if more else [])]
-    evaluators = build_evaluators(names, Settings(cache_dir=tmp_path), **given)
+    given = {"judge_url": server.url, "judge_model": "wise", "checklist": str(path)}
+    evaluators = build_evaluators(["checklist"], Settings(cache_dir=tmp_path), **given)
     return score(captions, {image_id: ["a"] for image_id in captions}, evaluators)
 
 
-def test_an_exact_judge_counts_the_facts(server, tmp_path):
-    """A question is a fact that some annotator states of the image or of another one."""
-    make_scenes(tmp_path / "scenes", splits={"test": 40})
-    scenes = read_scenes(tmp_path / "scenes" / "scenes.json")
-    rng = random.Random(0)
-    human = {i: describe_all(scene, rng) for i, scene in scenes.items()}
-    captions = {i: rng.choice(human[i if i % 2 else (i + 1) % 40]) for i in scenes}
-    texts = {i: [*human[i], captions[i]] for i in scenes}
-    facts = {
-        i: sorted({f for t in texts[i] for f in read_caption(t).facts()}, key=str) for i in scenes
-    }
-    checklist = {i: [json.dumps([i, *fact]) for fact in sorted(facts[i], key=str)] for i in scenes}
-
-    def answer():
-        text = server.asked[-1][2]["messages"][0]["content"]
-        caption = text.splitlines()[1]
-        asked = [json.loads(line) for line in re.findall(r"^\d+\. (\[.*\]) \(yes", text, re.M)]
-        statement = read_caption(caption)
-        stated, true = statement.facts(), true_facts(statement, scenes[asked[0][0]])
-        found = [
-            ("yes" if tuple(fact) in true else "no") if tuple(fact) in stated else NOT_SAID
-            for _, *fact in asked
-        ]
-        return said(json.dumps(dict(enumerate(found, 1))))
-
-    server.usual = answer
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("captioning.metrics.judge.AT_ONCE", 1)
-        facts_file = str(tmp_path / "scenes" / "scenes.json")
-        found = scored(server, tmp_path, checklist, captions, facts_file=facts_file)
-    answers = found.details["checklist_answers"]
-    assert [a.count("yes") for a in answers] == found.per_image["true_facts"]
-    precision, wrong = (found.metrics[name] for name in ("checklist_precision", "wrong_facts"))
-    assert precision.value == 100 - wrong.value and 0 < wrong.value < 100
-    assert (precision.low, precision.high) == pytest.approx((100 - wrong.high, 100 - wrong.low))
-    total = sum(map(len, answers))
-    said_all = total - sum(a.count(NOT_SAID) for a in answers)
-    assert found.metrics["checklist_coverage"].value == 100 * said_all / total
+def test_scores_are_shares_of_the_set():
+    """Of five questions with a valid reply, the captions answer four, and three of them right."""
+    lists = [
+        [Question("Red?"), Question("A cat?", "no"), Question("A dog?")],
+        [Question("Big?")] * 2,
+    ]
+    answers = [["yes", "no", NOT_SAID], ["yes", "no"]]
+    found = scores_of([*answers, None], [*lists, lists[0]])
+    values = {"checklist_coverage": ratio([2, 2, 0], [3, 2, 0], 100)}
+    values["checklist_precision"] = ratio([2, 1, 0], [2, 2, 0], 100)
+    assert found.metrics == values and found.settings["checklist_unread"] == 1
+    assert found.per_image["checklist_precision"] == [100, 50, None]
 
 
 CAPEVAL = {
@@ -104,11 +78,7 @@ def test_published_files(tmp_path):
 
 
 def test_unreadable_replies_are_counted_and_answers_kept(server, tmp_path):
-    server.usual = lambda: said(
-        '{"1": "No", "2": "yes"}'
-        if "kite" in server.asked[-1][2]["messages"][0]["content"]
-        else "yes"
-    )
+    server.usual = lambda: said('{"1": "No", "2": "yes"}' if "kite" in last(server) else "yes")
     checklist = {1: [{"question": "A dog?", "answer": "no"}, "A kite?"], 2: ["A", "B"]}
     for _ in range(2):
         found = scored(server, tmp_path, checklist, {1: "a kite", 2: "a dog"})
@@ -119,26 +89,18 @@ def test_unreadable_replies_are_counted_and_answers_kept(server, tmp_path):
 
 
 def test_each_caption_of_an_image_is_asked_its_questions(server, tmp_path):
-    server.usual = lambda: said(
-        f'{{"1": "{"yes" if "a dog" in server.asked[-1][2]["messages"][0]["content"] else "no"}"}}'
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("captioning.metrics.judge.AT_ONCE", 1)
-        captions = {"a.jpg#0": "a dog", "a.jpg#1": "a cat", "b.jpg": "a dog"}
-        found = scored(server, tmp_path, {"a.jpg": ["A dog?"], "b.jpg": ["Dogs?"]}, captions)
-        assert found.per_image["checklist_precision"] == [100, 0, 100]
-        found = scored(server, tmp_path, {"a.jpg": ["A dog?"]}, {"c.jpg#0": "a dog"})
-    assert (
-        found.skipped["checklist_coverage"]
-        .partition(": ")[0]
-        .endswith("has no question for image 'c.jpg'")
-    )
+    server.usual = lambda: said('{"1": "yes"}' if "a dog" in last(server) else '{"1": "no"}')
+    captions = {"a.jpg#0": "a dog", "a.jpg#1": "a cat", "b.jpg": "a dog"}
+    found = scored(server, tmp_path, {"a.jpg": ["A dog?"], "b.jpg": ["Dogs?"]}, captions)
+    assert found.per_image["checklist_precision"] == [100, 0, 100]
+    found = scored(server, tmp_path, {"a.jpg": ["A dog?"]}, {"c.jpg#0": "a dog"})
+    assert "has no entry for image 'c.jpg':" in found.skipped["checklist_coverage"]
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({}, "has no question for image 7"),
+        ({}, "has no entry for image 7"),
         ({7: []}, "image '7' has no questions"),
         ({7: [{"question": "A dog?", "answer": "maybe"}]}, 'image \'7\': {"question": "A dog?", '),
         ([{"img_path": "a.jpg"}], "entry 1 is no object with an id"),

@@ -1,24 +1,57 @@
-"""CLIP's features, and the scores by them, against transformers in float64, one at a time."""
+"""Features of CLIP and SigLIP 2, and the scores by them, against transformers."""
 
 import numpy as np
 import pytest
 import torch
+import transformers
 from PIL import Image
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import CLIPModel
 
 from captioning.data import MEAN, STD
-from captioning.metrics.clip import Clip
+from captioning.metrics.bootstrap import mean
+from captioning.metrics.clip import Clip, Siglip, load_clip
 from captioning.metrics.clipscore import ClipScore
 from captioning.metrics.evaluator import CaptionSet, Settings
 from captioning.runtime.errors import UserError
+from tests.captioning.conftest import make_up
 
-PREDICTIONS = {7: "the cat", "b": "", 3: "a dog " * 20, 9: "and the dog's ball"}
+SENTENCES = {7: ["the cat"], "b": [""], 3: ["a dog " * 20], 9: ["and the dog's.", "ball"]}
+PREDICTIONS = {image_id: " ".join(parts) for image_id, parts in SENTENCES.items()}
+WORDS = ["<pad>", "<eos>", "<bos>", "<unk>", "a", "cat", "dog", "the", "and"]
 REFERENCES = {
     7: ["a cat", "the cat and the dog"],
     "b": ["the dog"],
     3: ["dog", "a ball", "a cat"],
     9: [""],
 }
+
+
+@pytest.fixture(scope="module")
+def siglip_folder(tmp_path_factory):
+    """Return the folder of a SigLIP 2 of 12 tokens and images of 24 by 24."""
+    if not hasattr(transformers, "SiglipModel"):
+        pytest.skip(f"transformers {transformers.__version__} has no SigLIP")
+    folder = tmp_path_factory.mktemp("siglip")
+    tower = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    tower["num_attention_heads"] = 4
+    config = transformers.SiglipConfig(
+        text_config={**tower, "vocab_size": len(WORDS), "max_position_embeddings": 12},
+        vision_config={**tower, "image_size": 24, "patch_size": 8},
+    )
+    model = transformers.SiglipModel(config)
+    make_up(model, 0.25)
+    model.save_pretrained(str(folder))
+    numbers = {word: number for number, word in enumerate(WORDS)}
+    tokenizer = Tokenizer(models.WordLevel(numbers, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    ends = processors.TemplateProcessing(single="$A <eos>", special_tokens=[("<eos>", 1)])
+    tokenizer.post_processor = ends
+    tokenizer.save(str(folder / "tokenizer.json"))
+    processor = transformers.SiglipImageProcessorPil if hasattr(
+        transformers, "SiglipImageProcessorPil") else transformers.SiglipImageProcessor  # fmt: skip
+    processor(size={"height": 24, "width": 24}, resample=2).save_pretrained(str(folder))
+    return folder
 
 
 @pytest.fixture
@@ -32,8 +65,9 @@ def naive(clip_folder):
 
 
 def unit(features):
-    features = getattr(features, "pooler_output", features)[0].detach().numpy()
-    return features / np.sqrt((features**2).sum())
+    """Return unit vectors; of a single one, the vector."""
+    features = getattr(features, "pooler_output", features)
+    return torch.nn.functional.normalize(features, dim=-1).detach().numpy().squeeze()
 
 
 @pytest.mark.parametrize(("width", "height"), [(24, 24), (61, 40), (31, 90), (10, 7)])
@@ -43,9 +77,8 @@ def test_image_features(clip, naive, tmp_path, width, height):
     short = min(width, height)
     size = [int(24 * side / short) for side in (width, height)]
     left, top = (round((side - 24) / 2) for side in size)
-    photo = Image.fromarray(pixels).resize(size, Image.BICUBIC)
-    photo = photo.crop((left, top, left + 24, top + 24))
-    array = (np.asarray(photo) / 255 - MEAN) / STD
+    photo = np.asarray(Image.fromarray(pixels).resize(size, Image.BICUBIC)) / 255
+    array = (photo[top : top + 24, left : left + 24] - MEAN) / STD
     images = torch.from_numpy(array.transpose(2, 0, 1))[None]
     expected = unit(naive.get_image_features(images))
     image = clip.read_image(tmp_path / "noise.png")
@@ -53,12 +86,10 @@ def test_image_features(clip, naive, tmp_path, width, height):
     assert both[0].numpy() == pytest.approx(expected, abs=1e-6)
 
 
-def test_name_identifies_the_weights(clip, clip_folder, tmp_path):
+def test_name_identifies_the_weights(clip, naive, clip_folder, tmp_path):
     assert clip.name.startswith(f"{clip_folder}@") and clip.weights == Clip(clip_folder).weights
-    other = CLIPModel.from_pretrained(str(clip_folder))
-    with torch.no_grad():
-        other.visual_projection.weight[0, 0] += 1e-3
-    other.save_pretrained(str(tmp_path))
+    naive.visual_projection.weight.data[0, 0] += 1e-3
+    naive.float().save_pretrained(str(tmp_path))
     for name in ("vocab.json", "merges.txt"):
         (tmp_path / name).write_text((clip_folder / name).read_text())
     assert Clip(str(tmp_path)).weights != clip.weights
@@ -83,6 +114,29 @@ def test_what_is_missing_is_one_line(clip_folder, gpt2_folder, tmp_path):
     refused("clip_model: no configuration of this kind of model")
 
 
+def test_siglip_is_that_of_transformers(siglip_folder, photos):
+    clip = load_clip(str(siglip_folder))
+    assert isinstance(clip, Siglip) and clip.width == 32
+    reference = transformers.SiglipModel.from_pretrained(str(siglip_folder)).eval()
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(siglip_folder / "tokenizer.json"), pad_token="<pad>"
+    )
+    texts = ["The cat", "", "a dog and a bird", "the cat and the dog " * 40]
+    padded = {"padding": "max_length", "max_length": 12, "truncation": True}
+    expected = tokenizer([text.lower() for text in texts], return_tensors="pt", **padded)
+    ids, long = clip.encode(texts)
+    assert long == [False, False, False, True]
+    features = unit(reference.get_text_features(input_ids=expected["input_ids"]))
+    assert clip.text_features(ids).numpy() == pytest.approx(features, abs=1e-6)
+    processor = transformers.AutoImageProcessor.from_pretrained(str(siglip_folder), use_fast=False)
+    images = [Image.open(path).convert("RGB") for path in photos]
+    pixels = processor(images=images, return_tensors="pt")["pixel_values"]
+    own = torch.stack([clip.read_image(path) for path in photos])
+    assert own.numpy() == pytest.approx(pixels.numpy(), abs=1e-5)
+    features = unit(reference.get_image_features(pixel_values=pixels))
+    assert clip.image_features(own).numpy() == pytest.approx(features, abs=1e-5)
+
+
 @pytest.fixture
 def evaluate(clip_folder, photos, tmp_path):
     files = dict(zip(PREDICTIONS, photos))
@@ -91,26 +145,27 @@ def evaluate(clip_folder, photos, tmp_path):
     return lambda: evaluator.evaluate(CaptionSet(PREDICTIONS, REFERENCES))
 
 
-def test_clipscore_is_the_formula(evaluate, clip, naive, photos, clip_folder):
+def test_clipscore_is_the_formula(evaluate, clip, naive, photos):
     def text(caption):
         (ids,), _ = clip.encode(["A photo depicts " + caption])
         return unit(naive.get_text_features(torch.tensor([ids])))
 
     result = evaluate()
-    for number, image_id in enumerate(PREDICTIONS):
-        candidate = text(PREDICTIONS[image_id])
-        pixels = clip.read_image(photos[number])[None].double()
-        score = 2.5 * max(candidate @ unit(naive.get_image_features(pixels)), 0)
-        nearest = max(max(candidate @ text(human), 0) for human in REFERENCES[image_id])
+    for photo, (image_id, caption), *found in zip(
+        photos, PREDICTIONS.items(), *result.per_image.values()
+    ):
+        image = unit(naive.get_image_features(clip.read_image(photo)[None].double()))
+        score, *parts = (
+            2.5 * max(text(each) @ image, 0) for each in [caption, *SENTENCES[image_id]]
+        )
+        nearest = max(max(text(caption) @ text(human), 0) for human in REFERENCES[image_id])
         both = 2 * score * nearest / (score + nearest) if score + nearest else 0
-        scores = [result.per_image[name][number] for name in ("CLIPScore", "RefCLIPScore")]
-        assert scores == pytest.approx([100 * score, 100 * both], rel=1e-5, abs=1e-4)
+        expected = 100 * np.array([score, both, np.mean(parts)])
+        assert found == pytest.approx(expected, rel=1e-5, abs=1e-4)
     each = result.per_image["CLIPScore"]
     assert min(each) == 0 < max(each)  # both sides of the maximum are seen
-    assert result.metrics["CLIPScore"].value == pytest.approx(sum(each) / 4)
-    assert result.metrics["CLIPScore"].low < result.metrics["CLIPScore"].high
-    assert result.settings["clipscore_truncated"] == 1
-    assert result.settings["clip_model"].startswith(f"{clip_folder}@")
+    assert result.metrics["CLIPScore"] == mean(each)
+    assert result.settings == {"clipscore_truncated": 1, "clip_model": clip.name}
 
 
 def test_the_second_evaluation_skips_the_image_tower(evaluate, monkeypatch, photos):
@@ -124,7 +179,7 @@ def test_the_second_evaluation_skips_the_image_tower(evaluate, monkeypatch, phot
     assert evaluate().per_image != before.per_image
 
 
-def test_a_damaged_cache_is_made_again(evaluate, tmp_path, capsys):
+def test_a_cache_that_is_damaged_or_cannot_be_written(evaluate, tmp_path, capsys):
     before = evaluate()
     [file] = (tmp_path / "cache").iterdir()
     whole = file.read_bytes()
@@ -138,10 +193,8 @@ def test_a_damaged_cache_is_made_again(evaluate, tmp_path, capsys):
         assert evaluate() == before
         assert f"{file} is damaged" in capsys.readouterr().err
         assert len(np.load(file)["features"]) == 4
-    assert list((tmp_path / "cache").iterdir()) == [file]
-
-
-def test_a_cache_that_cannot_be_written(evaluate, tmp_path, capsys):
-    (tmp_path / "cache").write_text("a file, no folder")
+    file.unlink()
+    (tmp_path / "cache").rmdir()
+    (tmp_path / "cache").write_text("a file, no folder")  # so that it cannot be written
     assert evaluate().metrics["CLIPScore"].n == 4
     assert "image features are not cached" in capsys.readouterr().err

@@ -8,10 +8,10 @@ from pycocoevalcap.bleu.bleu import Bleu
 from pycocoevalcap.cider.cider import Cider
 from pycocoevalcap.rouge.rouge import Rouge
 
+from captioning.data.caption_files import read_references
 from captioning.metrics import coco
-from captioning.metrics.bootstrap import Estimate
 from captioning.metrics.coco import Coco, bleu_of_sums, bleu_scores, spice_problem, spice_scores
-from captioning.metrics.evaluator import CaptionSet
+from captioning.metrics.evaluator import CaptionSet, Scores
 from captioning.metrics.java import JavaError
 
 PREDICTIONS = {
@@ -46,12 +46,18 @@ def test_values_are_those_of_pycocoevalcap(no_java):
     for name, (total, of_each) in expected.items():
         assert result.per_image[name] == pytest.approx(list(of_each), abs=1e-12)
         estimate = result.metrics[name]
-        assert estimate.value == pytest.approx(total, abs=1e-12) and estimate.n == 4
+        assert estimate.value == pytest.approx(total, abs=1e-12)
         assert 0 <= estimate.low <= estimate.value <= estimate.high > estimate.low
     assert result.settings == {"tokenizer": "regex (no Java)"}
     assert list(result.skipped) == ["METEOR"] and "no `java` on PATH" in result.skipped["METEOR"]
     assert Coco().unavailable() == result.skipped
     assert list(Coco(spice=True).unavailable()) == ["METEOR", "SPICE"]
+    # An empty caption gets nothing. One reference has no word either, which pycocoevalcap's ROUGE-L
+    # takes for the same word.
+    result = evaluate({1: "", 2: "a cat"}, {1: ["a dog", "!"], 2: ["a cat"]})
+    assert {each[0] for each in result.per_image.values()} == {0.0}
+    assert result.per_image["ROUGE_L"][1] == 1.0
+    assert evaluate({1: "a"}, {1: ["!"]}).per_image["CIDEr"] == [0.0]
 
 
 def test_bleu_of_a_resample_is_that_of_its_captions(monkeypatch):
@@ -75,20 +81,12 @@ def test_bleu_of_a_resample_is_that_of_its_captions(monkeypatch):
     assert bleu_of_sums(np.zeros((1, 10)))[0] == pytest.approx([0.0] * 4)
 
 
-def test_empty_caption_gets_nothing(no_java):
-    # One reference has no word either, which pycocoevalcap's ROUGE-L takes for the same word.
-    result = evaluate({1: "", 2: "a cat"}, {1: ["a dog", "!"], 2: ["a cat"]})
-    assert {each[0] for each in result.per_image.values()} == {0.0}
-    assert result.per_image["ROUGE_L"][1] == 1.0
-    assert evaluate({1: "a"}, {1: ["!"]}).per_image["CIDEr"] == [0.0]
-
-
 def test_a_failing_metric_loses_no_other(monkeypatch, java):
     def broken(*_):
         raise JavaError("Java ended with exit code 1: out of memory")
 
     monkeypatch.setattr(coco, "meteor_scores", broken)
-    monkeypatch.setattr(coco, "_rouge", lambda *_: [1 / 0])
+    monkeypatch.setattr(coco, "rouge_scores", lambda *_: 1 / 0)
     result = evaluate()
     assert list(result.metrics) == ["Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "CIDEr"]
     assert result.skipped == {
@@ -100,24 +98,19 @@ def test_a_failing_metric_loses_no_other(monkeypatch, java):
 def test_spice_is_computed_on_request(monkeypatch, no_java):
     monkeypatch.setattr(coco, "java_version", lambda: 8)
     monkeypatch.setattr(coco, "spice_problem", lambda java: None)
-    nothing = Estimate(0.0, 0.0, 0.0, 4), [0.0] * 4
-    monkeypatch.setattr(coco, "meteor_scores", lambda captions, _: nothing)
+    monkeypatch.setattr(coco, "meteor_scores", lambda *_: Scores({}))
     asked = []
-    scores = [0.5, 0.25, 0.75, 0.0]
+    scores = Scores.of_means({"SPICE": [0.5, 0.25, 0.75, 0.0]})
     monkeypatch.setattr(coco, "spice_scores", lambda *texts: asked.append(texts[2:]) or scores)
     assert "SPICE" not in evaluate().metrics
     result = evaluate(spice=True, spice_timeout=5.0, spice_heap="2G")
-    assert asked == [(5.0, "2G")] and result.per_image["SPICE"] == scores
-    assert result.metrics["SPICE"].value == 0.375
+    assert asked == [(5.0, "2G")] and result.metrics["SPICE"].value == 0.375
 
 
 def test_published_scores(java, shared_data, capfd):
     folder = shared_data / "coco-caption"
     results = json.loads((folder / "captions_val2014_fakecap_results.json").read_text())
-    truth = json.loads((folder / "captions_val2014_fakecap_subset1000.json").read_text())
-    references = {}
-    for annotation in truth["annotations"]:
-        references.setdefault(annotation["image_id"], []).append(annotation["caption"])
+    references = read_references(folder / "captions_val2014_fakecap_subset1000.json")
     result = evaluate({r["image_id"]: r["caption"] for r in results}, references)
     assert {name: round(each.value, 3) for name, each in result.metrics.items()} == {
         **{"Bleu_1": 0.579, "Bleu_2": 0.404, "Bleu_3": 0.279, "Bleu_4": 0.191},
@@ -130,31 +123,26 @@ def test_published_scores(java, shared_data, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.fixture
-def models(monkeypatch, tmp_path):
-    """Pretend that SPICE is installed with its models, which are not at hand."""
-    (tmp_path / "lib").mkdir()
-    for name in ("stanford-corenlp-3.6.0.jar", "stanford-corenlp-3.6.0-models.jar"):
-        (tmp_path / "lib" / name).touch()
+def test_spice_needs_its_models_and_an_old_java(monkeypatch, tmp_path):
+    models = [tmp_path / "lib" / f"stanford-corenlp-3.6.0{end}.jar" for end in ("", "-models")]
+    models[0].parent.mkdir()
+    for path in models:
+        path.touch()
     monkeypatch.setattr(coco, "_jar", lambda: tmp_path / "spice.jar")
-    return tmp_path / "lib"
-
-
-def test_spice_needs_its_models_and_an_old_java(models):
     assert spice_problem(8) is None and spice_problem(14) is None
     assert "Java 8 to 14, this is Java 15" in spice_problem(15)
-    next(models.iterdir()).unlink()
+    models[0].unlink()
     assert "get_stanford_models" in spice_problem(8)
 
 
-def test_spice_is_read_by_image(models, fake_java, tmp_path):
+def test_spice_is_read_by_image(fake_java, tmp_path):
     # Answers in another order than asked.
     result = [{"image_id": i, "scores": {"All": {"f": f}}} for i, f in [(1, 0.5), (0, 0.25)]]
     (tmp_path / "result.json").write_text(json.dumps(result))
-    heap = f'echo "$2" > {tmp_path}/heap'
-    answer = f'cp {tmp_path}/result.json "$7"; exit 0'
-    fake_java(f'{heap}; cp "$5" {tmp_path}/asked.json; {answer}')
-    assert spice_scores(["a café", ""], [["a", "b"], ["c"]], 60, "2G") == [0.25, 0.5]
+    keep = f'echo "$2" > {tmp_path}/heap; cp "$5" {tmp_path}/asked.json'
+    fake_java(f'{keep}; cp {tmp_path}/result.json "$7"; exit 0')
+    found = spice_scores(["a café", ""], [["a", "b"], ["c"]], 60, "2G")
+    assert found.per_image == {"SPICE": [0.25, 0.5]}
     assert (tmp_path / "heap").read_text() == "-Xmx2G\n"
     assert json.loads((tmp_path / "asked.json").read_text()) == [
         {"image_id": 0, "test": "a café", "refs": ["a", "b"]},

@@ -13,13 +13,6 @@ SCENES = {
 }
 
 
-@pytest.fixture
-def evaluators(tmp_path):
-    path = tmp_path / "scenes.json"
-    write_json({"made_from": {}, "scenes": SCENES}, path)
-    return build_evaluators(["facts"], facts_file=str(path))
-
-
 CAPTIONS = {
     1: "a red circle",  # true of 1 and of 2
     2: "a coral circle on the snow",  # red, light and circle, and not the ground
@@ -27,12 +20,17 @@ CAPTIONS = {
 }
 
 
-def scored(captions, evaluators):
-    return score(captions, {image_id: ["a circle"] for image_id in captions}, evaluators)
+@pytest.fixture
+def scored(tmp_path):
+    """Return a function that scores captions of the scenes."""
+    path = tmp_path / "scenes.json"
+    write_json({"made_from": {}, "scenes": SCENES}, path)
+    evaluators = build_evaluators(["facts"], facts_file=str(path))
+    return lambda captions: score(captions, {i: ["a circle"] for i in captions}, evaluators)
 
 
-def test_counts_and_ranks(evaluators):
-    scores = scored(CAPTIONS, evaluators)
+def test_counts_and_ranks(scored):
+    scores = scored(CAPTIONS)
     values = {name: estimate.value for name, estimate in scores.metrics.items()}
     assert values == pytest.approx(
         {
@@ -44,26 +42,16 @@ def test_counts_and_ranks(evaluators):
     )
     assert scores.per_image["true_facts"] == [2, 3, 1]
     assert scores.per_image["scene_R@1"] == [0, 100, 100]
-
-
-def test_ids_may_be_strings(evaluators):
-    scores = scored({str(i): caption for i, caption in CAPTIONS.items()}, evaluators)
-    assert scores.metrics["true_facts"].value == 2 and not scores.skipped
-
-
-def test_an_image_with_several_captions_is_ranked_once(evaluators):
-    """Each caption has the values that it has as the only caption of its image."""
-    single = [scored({**CAPTIONS, 1: text}, evaluators).per_image for text in (CAPTIONS[1], "sand")]
+    assert scored({str(i): caption for i, caption in CAPTIONS.items()}) == scores
+    # Each of several captions of an image has the values that it has as the only one.
+    single = [scored({**CAPTIONS, 1: text}).per_image for text in (CAPTIONS[1], "sand")]
     numbered = {"1#0": CAPTIONS[1], "1#1": "sand", 2: CAPTIONS[2], 3: CAPTIONS[3]}
-    for name, values in scored(numbered, evaluators).per_image.items():
+    for name, values in scored(numbered).per_image.items():
         assert values == [single[0][name][0], single[1][name][0], *single[0][name][1:]]
 
 
-def test_captions_that_state_nothing(evaluators):
-    scores = scored({1: "", 2: "and the"}, evaluators)
+def test_captions_that_state_nothing_and_an_unknown_image(scored):
+    scores = scored({1: "", 2: "and the"})
     assert scores.metrics["true_facts"].value == 0 and "wrong_facts" in scores.skipped
-
-
-def test_an_unknown_image_is_named(evaluators):
-    scores = scored({1: "a circle", 7: "a circle"}, evaluators)
+    scores = scored({1: "a circle", 7: "a circle"})
     assert "has no entry for image 7" in scores.skipped["true_facts"]

@@ -8,6 +8,7 @@ from PIL import Image
 
 from BLIP.itm import load_itm
 from captioning.data.image import evaluation_transform
+from captioning.metrics.bootstrap import mean
 from captioning.metrics.evaluator import CaptionSet, Settings
 from captioning.metrics.image_files import find_images
 from captioning.metrics.itm import Itm
@@ -28,10 +29,9 @@ def test_itm_and_itc_of_each_image(itm_checkpoint, photos):
         encoded = model.encode(evaluation_transform(48)(image)[None])
         heads = model.match(encoded, [[caption]]), model.similarity(encoded, [[caption]])
         expected.append([100 * head.item() for head in heads])
-    for place, name in enumerate(("ITM", "ITC")):
-        column = [each[place] for each in expected]
-        assert result.per_image[name] == pytest.approx(column, abs=1e-3)
-        assert result.metrics[name].value == pytest.approx(sum(column) / 4, abs=1e-3)
+    for name, column in zip(("ITM", "ITC"), zip(*expected)):
+        assert result.per_image[name] == pytest.approx(list(column), abs=1e-3)
+        assert result.metrics[name] == mean(result.per_image[name])
     assert result.settings == {"itm_model": str(itm_checkpoint), "itm_truncated": 1}
 
 
@@ -44,40 +44,40 @@ def test_what_is_wrong_is_said_before_captions_are_made(make_captioner, tmp_path
     torch.save(make_captioner().state_dict(), tmp_path / "captioner.pth")
     assert "has no image-text matching head" in unavailable(tmp_path / "captioner.pth")["ITC"]
     with pytest.raises(UserError, match="itm_model: "):
-        Itm(itm_model=str(tmp_path / "captioner.pth")).evaluate(CaptionSet({}, {}))
+        path = str(tmp_path / "captioner.pth")
+        Itm(Settings(images={}), itm_model=path).evaluate(CaptionSet({}, {}))
+
+
+COCO, SEVEN = "COCO_val2014_000000000042.jpg", "000000000007.PNG"
 
 
 @pytest.fixture
 def folder(tmp_path):
     """Return a folder of files that bear the names of images."""
-    names = ["val/COCO_val2014_000000000042.jpg", "val/000000000007.PNG", "cat.jpg", "cat.txt"]
-    for name in names:
-        path = tmp_path / "images" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"")
+    (tmp_path / "images" / "val").mkdir(parents=True)
+    for name in (f"val/{COCO}", f"val/{SEVEN}", "cat.jpg", "cat.txt"):
+        (tmp_path / "images" / name).touch()
     return tmp_path / "images"
 
 
 def find(folder, references, ids):
     path = folder.parent / "references.json"
     path.write_text(json.dumps(references))
-    found = find_images(folder, path, ids)
-    return {i: file.name for i, file in found.items()}
+    return {i: file.name for i, file in find_images(folder, path, ids).items()}
 
 
-def test_by_file_name(folder):
-    ids = [42, "7", "cat", "val/000000000007.PNG"]
-    expected = ["COCO_val2014_000000000042.jpg", "000000000007.PNG", "cat.jpg", "000000000007.PNG"]
-    assert find(folder, {"42": ["a"]}, ids) == dict(zip(ids, expected))
-    coco = {"images": [{"id": 42}], "annotations": [{"image_id": 42, "caption": "a"}]}
-    assert find(folder, coco, [42]) == {42: "COCO_val2014_000000000042.jpg"}
-
-
-def test_the_annotation_goes_before_the_name(folder):
-    rows = [{"image": "cat.jpg", "caption": "a", "image_id": 42}]
-    assert find(folder, rows, [42, 7]) == {42: "cat.jpg", 7: "000000000007.PNG"}
-    coco = {"images": [{"id": 42, "file_name": "cat.jpg"}], "annotations": []}
-    assert find(folder, coco, ["42"]) == {"42": "cat.jpg"}
+@pytest.mark.parametrize(
+    ("references", "expected"),
+    [
+        ({"42": ["a"]}, {42: COCO, "7": SEVEN, "cat": "cat.jpg", f"val/{SEVEN}": SEVEN}),
+        ({"images": [{"id": 42}], "annotations": [{"image_id": 42, "caption": "a"}]}, {42: COCO}),
+        # The annotation goes before the name.
+        ([{"image": "cat.jpg", "caption": "a", "image_id": 42}], {42: "cat.jpg", 7: SEVEN}),
+        ({"images": [{"id": 42, "file_name": "cat.jpg"}], "annotations": []}, {"42": "cat.jpg"}),
+    ],
+)
+def test_files_of_a_folder(folder, references, expected):
+    assert find(folder, references, list(expected)) == expected
 
 
 def test_a_mapping_is_relative_to_its_folder(folder):

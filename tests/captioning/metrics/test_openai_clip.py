@@ -1,86 +1,55 @@
-"""CLIP in the layout of OpenAI, as PAC-S has it, against that model built of parts of torch."""
+"""CLIP in the layout of OpenAI, as PAC-S has it, against the same weights in transformers."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from transformers import CLIPConfig, CLIPModel
 
 from captioning.metrics.clip import Clip
 from captioning.metrics.clipscore import ClipScore, PacScore
 from captioning.metrics.evaluator import CaptionSet, Settings
+from captioning.metrics.model_files import CLIP_MODEL
 from captioning.runtime.errors import UserError
 from tests.captioning.conftest import make_up
+from tests.captioning.metrics.test_clip import unit
 
 PREDICTIONS = {7: "the cat", "b": "a dog " * 20, 9: "and the dog's ball"}
 REFERENCES = {7: ["a cat", "the dog"], "b": ["the dog"], 9: ["a ball", "the cat"]}
 
 
-class Block(nn.Module):
-    """Attention and an MLP before whose inputs a LayerNorm stands."""
-
-    def __init__(self, width, activation):
-        super().__init__()
-        self.attn = nn.MultiheadAttention(width, width // 64, batch_first=True)
-        self.ln_1, self.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.mlp = nn.Module()
-        self.mlp.c_fc, self.mlp.c_proj = nn.Linear(width, 96), nn.Linear(96, width)
-        self.activation = activation
-
-    def forward(self, x, mask=None):
-        y = self.ln_1(x)
-        x = x + self.attn(y, y, y, attn_mask=mask, need_weights=False)[0]
-        return x + self.mlp.c_proj(self.activation(self.mlp.c_fc(self.ln_2(x))))
-
-
-def transformer(width, layers, activation):
-    module = nn.Module()
-    module.resblocks = nn.Sequential(*(Block(width, activation) for _ in range(layers)))
-    return module
+# Parts of names: transformers' and OpenAI's.
+PARTS = {
+    "vision_model.encoder.layers": "visual.transformer.resblocks",
+    "text_model.encoder.layers": "transformer.resblocks",
+    "vision_model.embeddings.patch_embedding": "visual.conv1",
+    "vision_model.embeddings.class_embedding": "visual.class_embedding",
+    "vision_model.embeddings.position_embedding.weight": "visual.positional_embedding",
+    "vision_model.pre_layrnorm": "visual.ln_pre",
+    "vision_model.post_layernorm": "visual.ln_post",
+    "text_model.embeddings.position_embedding.weight": "positional_embedding",
+    "text_model.embeddings.token_embedding": "token_embedding",
+    "text_model.final_layer_norm": "ln_final",
+    "layer_norm": "ln_",
+    "mlp.fc1": "mlp.c_fc",
+    "mlp.fc2": "mlp.c_proj",
+    "self_attn": "attn",
+}
 
 
-class OpenAiClip(nn.Module):
-    """Images of 24 by 24 in patches of 8; texts of 24 tokens; vectors of 16."""
-
-    def __init__(self, words, activation):
-        super().__init__()
-        self.token_embedding = nn.Embedding(words, 64)
-        self.positional_embedding = nn.Parameter(torch.zeros(24, 64))
-        self.transformer = transformer(64, 3, activation)
-        self.ln_final = nn.LayerNorm(64)
-        self.text_projection = nn.Parameter(torch.zeros(64, 16))
-        self.logit_scale = nn.Parameter(torch.zeros(()))
-        self.visual = visual = nn.Module()
-        visual.conv1 = nn.Conv2d(3, 128, 8, 8, bias=False)
-        visual.class_embedding = nn.Parameter(torch.zeros(128))
-        visual.positional_embedding = nn.Parameter(torch.zeros(10, 128))
-        visual.ln_pre, visual.ln_post = nn.LayerNorm(128), nn.LayerNorm(128)
-        visual.transformer = transformer(128, 2, activation)
-        visual.proj = nn.Parameter(torch.zeros(128, 16))
-
-    def text(self, ids):
-        x = self.token_embedding(torch.tensor([ids])) + self.positional_embedding[: len(ids)]
-        mask = torch.full((len(ids), len(ids)), -torch.inf, dtype=x.dtype).triu(1)
-        for block in self.transformer.resblocks:
-            x = block(x, mask)
-        return unit(self.ln_final(x)[0, -1] @ self.text_projection)
-
-    def image(self, pixels):
-        visual = self.visual
-        places = visual.conv1(pixels[None].to(visual.proj.dtype)).flatten(2).transpose(1, 2)
-        first = visual.class_embedding.expand(1, 1, -1)
-        x = visual.ln_pre(torch.cat([first, places], 1) + visual.positional_embedding)
-        x = visual.transformer.resblocks(x)
-        return unit(visual.ln_post(x[0, 0]) @ visual.proj)
-
-
-def unit(vector):
-    return (vector / vector.norm()).detach().numpy()
-
-
-def quick_gelu(x):
-    return x * torch.sigmoid(1.702 * x)
+def in_openai_layout(state):
+    """Return the weights of transformers' CLIP with OpenAI's names, attention's in one tensor."""
+    found = {"text_projection": state.pop("text_projection.weight").T}
+    found["visual.proj"] = state.pop("visual_projection.weight").T
+    for name, value in state.items():
+        for theirs, openais in PARTS.items():
+            name = name.replace(theirs, openais)
+        found[name] = value
+    for name in [name for name in found if ".q_proj." in name]:
+        parts = [found.pop(name.replace(".q_", f".{part}_")) for part in "qkv"]
+        found[name.replace("q_proj.", "in_proj_")] = torch.cat(parts)
+    return {name: value for name, value in found.items() if "position_ids" not in name}
 
 
 @pytest.fixture
@@ -90,12 +59,19 @@ def make(clip_folder, tmp_path):
         (tmp_path / name).write_bytes((clip_folder / name).read_bytes())
     words = Clip(str(clip_folder)).model.text_model.embeddings.token_embedding.num_embeddings
 
-    def save(name="pac.pth", activation=quick_gelu, change=lambda state: {"state_dict": state}):
-        model = OpenAiClip(words, activation).eval()
+    def save(name="pac.pth", activation="quick_gelu", change=lambda state: {"state_dict": state}):
+        text, vision = (
+            {"hidden_size": width, "intermediate_size": 96, "num_hidden_layers": layers,
+             "num_attention_heads": width // 64, "hidden_act": activation}
+            for width, layers in ((64, 3), (128, 2))
+        )  # fmt: skip
+        text.update(vocab_size=words, max_position_embeddings=24, eos_token_id=words - 1)
+        vision.update(image_size=24, patch_size=8)
+        sizes = {"text_config_dict": text, "vision_config_dict": vision, "projection_dim": 16}
+        model = CLIPModel(CLIPConfig(**sizes)).eval()
         make_up(model, 0.08)
-        model.visual.proj.data.neg_()  # towards the captions, as it happens
-        torch.save(change(model.state_dict()), tmp_path / name)
-        return str(tmp_path / name), model.double()
+        torch.save(change(in_openai_layout(model.state_dict())), tmp_path / name)
+        return str(tmp_path / name), model
 
     return save
 
@@ -103,38 +79,33 @@ def make(clip_folder, tmp_path):
 @pytest.mark.parametrize(
     ("name", "activation", "change"),
     [
-        ("openClip_ViT-L-14.pth", nn.functional.gelu, lambda state: {"state_dict": state}),
-        ("bare.pt", quick_gelu, lambda state: {**state, "context_length": torch.tensor(24)}),
+        ("openClip_ViT-L-14.pth", "gelu", lambda state: {"state_dict": state}),
+        ("bare.pt", "quick_gelu", lambda state: {**state, "context_length": torch.tensor(24)}),
     ],
 )
-def test_features(make, photos, name, activation, change):
-    path, naive = make(name, activation, change)
+def test_features_are_those_of_transformers(make, photos, name, activation, change):
+    path, theirs = make(name, activation, change)
     clip = Clip(path)
     assert clip.image_size == 24 and clip.max_tokens == 24 and clip.width == 16
     ids, _ = clip.encode(list(PREDICTIONS.values()))
-    expected = np.array([naive.text(text) for text in ids])
-    assert clip.text_features(ids).numpy() == pytest.approx(expected, abs=1e-5)
+    expected = [unit(theirs.get_text_features(torch.tensor([text]))) for text in ids]
+    assert clip.text_features(ids).numpy() == pytest.approx(np.array(expected), abs=1e-5)
     images = torch.stack([clip.read_image(photo) for photo in photos[:3]])
-    expected = np.array([naive.image(image) for image in images])
+    expected = np.array([unit(theirs.get_image_features(image[None])) for image in images])
     assert clip.image_features(images).numpy() == pytest.approx(expected, abs=1e-5)
     assert np.ptp(expected, axis=0).max() > 0.01
 
 
-@pytest.fixture
-def settings(photos, tmp_path):
-    return Settings(images=dict(zip(PREDICTIONS, photos)), cache_dir=tmp_path / "cache")
-
-
-def test_pacs_is_clipscore_with_a_weight_of_two(settings, make):
+def test_pacs_is_clipscore_with_a_weight_of_two(photos, tmp_path, make):
     """CLIPScore, whose weight is 2.5, is compared with its formula in test_clip.py."""
     path, _ = make()
+    settings = Settings(images=dict(zip(PREDICTIONS, photos)), cache_dir=tmp_path / "cache")
     captions = CaptionSet(PREDICTIONS, REFERENCES)
     evaluator = PacScore(settings, clip_model=path)
     assert evaluator.unavailable() == {}
     found = evaluator.evaluate(captions)
     plain = ClipScore(settings, clip_model=path).evaluate(captions).per_image
-    plain = (plain["CLIPScore"], plain["RefCLIPScore"])
-    for score, ref, clip, ref_clip in zip(*found.per_image.values(), *plain):
+    for score, ref, clip, ref_clip, _ in zip(*found.per_image.values(), *plain.values()):
         assert score == pytest.approx(clip * 2 / 2.5)
         nearest = ref_clip * clip / (2 * clip - ref_clip) if clip else 0  # the other of the mean
         both = 2 * score * nearest / (score + nearest) if clip else 0
@@ -156,12 +127,11 @@ def without(name):
         (lambda state: {**state, "text_projection": torch.zeros(3)}, "not a CLIP with a vision"),
     ],
 )
-def test_another_file_is_reported_before_captions_are_made(settings, make, change, message):
+def test_another_file_is_reported_before_captions_are_made(make, change, message):
     path, _ = make(change=change)
-    reasons = PacScore(settings, clip_model=path).unavailable()
-    assert set(reasons) == {"PAC-S", "RefPAC-S"}
-    for reason in reasons.values():
-        assert message in reason and path in reason and "\n" not in reason
+    reasons = PacScore(Settings(images={}), clip_model=path).unavailable()
+    assert reasons.keys() == {"PAC-S", "RefPAC-S"}
+    assert message in reasons["PAC-S"] and path in reasons["PAC-S"]
 
 
 @pytest.mark.parametrize("more", [{}, {"ln_final.bias": torch.zeros(3)}])
@@ -174,18 +144,11 @@ def test_weights_of_another_size_are_one_line(make, more):
 
 def test_a_file_alone_takes_the_words_of_the_released_clips(make, clip_folder, monkeypatch):
     path, _ = make()
-    for name in ("vocab.json", "merges.txt"):
+    names = ("vocab.json", "merges.txt")
+    for name in names:
         Path(path).with_name(name).unlink()
-    with pytest.raises(UserError, match="put both files next to") as caught:
+    with pytest.raises(UserError, match=f"next to {path}, and none of {CLIP_MODEL}.*: put both"):
         Clip(path)
-    assert f"next to {path}, and none of openai/clip-vit-base-patch32" in str(caught.value)
-    asked = []
-
-    def hub_file(repository, name):
-        asked.append((repository, name))
-        return clip_folder / name
-
-    monkeypatch.setattr("captioning.metrics.model_files.hub_file", hub_file)
+    hub = {(CLIP_MODEL, name): clip_folder / name for name in names}
+    monkeypatch.setattr("captioning.metrics.model_files.hub_file", lambda *file: hub[file])
     assert Clip(path).encode(["the cat"]) == Clip(str(clip_folder)).encode(["the cat"])
-    expected = ["vocab.json", "merges.txt"]
-    assert asked == [("openai/clip-vit-base-patch32", name) for name in expected]

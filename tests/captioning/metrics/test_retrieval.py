@@ -2,16 +2,14 @@
 
 import json
 import shutil
-import zipfile
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from captioning.metrics import clip_features
+from captioning.metrics.bootstrap import mean
 from captioning.metrics.clip import Clip
-from captioning.metrics.clip_features import READ_ERRORS, read_arrays
 from captioning.metrics.evaluator import CaptionSet, Settings
 from captioning.metrics.retrieval import Retrieval, ranks
 from captioning.runtime.errors import UserError
@@ -64,9 +62,8 @@ def test_the_captions_own_images_are_the_pool(evaluate, clip_folder, photos):
     expected = naive_ranks(clip_folder, photos, [])
     assert result.per_image["rank"] == expected and len(set(expected)) > 1
     for k in (1, 5, 10):
-        values = [100.0 * (rank <= k) for rank in expected]
-        assert result.per_image[f"R@{k}"] == values
-        assert result.metrics[f"R@{k}"].value == sum(values) / 4
+        assert result.per_image[f"R@{k}"] == [100.0 * (rank <= k) for rank in expected]
+        assert result.metrics[f"R@{k}"] == mean(result.per_image[f"R@{k}"])
     assert result.metrics["median_rank"].value == np.median(expected)
     assert result.settings["pool"] == "4 images (the captions' own)"
 
@@ -113,7 +110,6 @@ def test_ties_count_against_the_caption():
 def test_chunks_change_nothing():
     random = np.random.default_rng(0)
     captions, images = (random.normal(size=(n, 8)).astype(np.float32) for n in (50, 20_000))
-    captions, images = (v / np.linalg.norm(v, axis=1, keepdims=True) for v in (captions, images))
     own = random.integers(20_000, size=50)
     similar = captions.astype(float) @ images.T
     expected = [(row >= row[i]).sum() for row, i in zip(similar, own)]
@@ -124,39 +120,19 @@ def test_chunks_change_nothing():
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("pool.xml", "a", "is not a folder and not a .txt, .csv, .json, .jsonl or .npz file"),
-        ("pool.txt", "absent.png", "absent.png: no such image"),
-        ("pool.json", "[]", "holds no images"),
-        ("pool.npz", "broken", "cannot be read"),
+        ("a.xml", "a", "is not a folder and not a .txt, .csv, .json, .jsonl or .npz file"),
+        ("a.txt", "absent.png", "absent.png: no such image"),
+        ("a.json", "[]", "holds no images"),
+        ("a.npz", "broken", "cannot be read"),
+        ("a.npz", {"features": np.ones((2, 16))}, "cannot be read: .files is not a file in the"),
+        ("a.npz", {"features": np.ones((2, 16)), "files": ["a"]}, r"\(2, 16\) and \(1,\)"),
+        ("a.npz", {"features": np.zeros((1, 16)), "files": ["a"]}, "not all 0"),
+        ("a.npz", {"features": np.array([["x"] * 16]), "files": ["a"]}, "expected features"),
+        ("a.npz", {"features": np.ones((1, 15)), "files": ["a"]}, "of width 15, clip_model of 16"),
     ],
 )
 def test_a_pool_that_is_none(evaluate, tmp_path, name, content, message):
-    (tmp_path / name).write_text(content)
+    path = tmp_path / name
+    path.write_text(content) if isinstance(content, str) else np.savez(path, **content)
     with pytest.raises(UserError, match=message):
-        evaluate(tmp_path / name)
-
-
-@pytest.mark.parametrize("content", [b"just text", bytes(1_000_000)])
-def test_members_that_are_no_arrays_or_too_large(tmp_path, monkeypatch, content):
-    """`test_safety.py` has pickles and arrays that claim another size."""
-    monkeypatch.setattr(clip_features, "MAX_ARRAY_BYTES", 999_999)
-    with zipfile.ZipFile(tmp_path / "f.npz", "w", zipfile.ZIP_DEFLATED) as file:
-        file.writestr("a.npy", content)
-    with pytest.raises(READ_ERRORS, match=r"^a is not an array|^a.npy has more than 999999 bytes"):
-        read_arrays(tmp_path / "f.npz", "a")
-
-
-@pytest.mark.parametrize(
-    ("features", "files", "message"),
-    [
-        (np.ones((2, 16)), {}, "cannot be read: .files is not a file in the archive"),
-        (np.ones((2, 16)), {"files": ["a"]}, r"found float64 \(2, 16\) and \(1,\)"),
-        (np.zeros((1, 16)), {"files": ["a"]}, "not all 0"),
-        (np.array([["x"] * 16]), {"files": ["a"]}, "expected features"),
-        (np.ones((1, 15)), {"files": ["a"]}, "of width 15, clip_model of 16"),
-    ],
-)
-def test_features_that_are_none(evaluate, tmp_path, features, files, message):
-    np.savez(tmp_path / "pool.npz", features=features, **files)
-    with pytest.raises(UserError, match=message):
-        evaluate(tmp_path / "pool.npz")
+        evaluate(path)

@@ -43,23 +43,17 @@ def tokenizer(request):
 
 
 def test_tokens(tokenizer):
-    tokenized, name = tokenize({"all": list(TOKENS)})
-    assert name == tokenizer
-    assert dict(zip(TOKENS, tokenized["all"])) == TOKENS
-
-
-def test_every_caption_stays_with_its_image(tokenizer):
-    captions = {7: ["", "a\nb", ""], "7": ["c\u2028"], 8: [], "last": ["", "d", ""]}
-    assert tokenize(captions)[0] == {7: ["", "a b", ""], "7": ["c"], 8: [], "last": ["", "d", ""]}
-
-
-def test_long_captions_and_odd_characters(tokenizer):
+    """Those of each caption, with its image; also of long ones, and of odd characters."""
     long = " ".join(["man"] * 10_000)
     odd = ["\x00", "\ud83d", "-" * 10_000, "." * 10_000, "x" * 10_000]
-    tokenized, name = tokenize({1: [long, *odd, "end"]})
-    assert name == tokenizer
-    assert tokenized[1][0] == long
-    assert len(tokenized[1]) == 7 and tokenized[1][-2:] == ["x" * 10_000, "end"]
+    captions = {7: ["", "a\nb", ""], "7": list(TOKENS), 8: [], "last": [long, *odd, "end", ""]}
+    tokenized, name = tokenize(captions)
+    assert name == tokenizer and list(tokenized) == list(captions)
+    assert (tokenized[7], tokenized[8]) == (["", "a b", ""], [])
+    assert dict(zip(TOKENS, tokenized["7"])) == TOKENS
+    first, *_, last_odd, end, empty = tokenized["last"]
+    assert (first, last_odd, end, empty) == (long, "x" * 10_000, "end", "")
+    assert len(tokenized["last"]) == 8
 
 
 def test_imitation_agrees_with_java_on_real_captions(java, shared_data, monkeypatch, tmp_path):

@@ -6,9 +6,11 @@ import random
 import pytest
 import torch
 
-from captioning.config import config_class, write_config
+from captioning.config import load_config, write_config
 from captioning.files.writing import write_json
 from captioning.models.build import captioner_from
+from captioning.scenes.make import make_scenes
+from tests.tiny_run import TINY_RUN
 
 METRICS = {
     "CIDEr": {"value": 1.2345, "low": 1.1, "high": 1.35, "n": 12},
@@ -17,6 +19,7 @@ METRICS = {
     "lex_div": {"value": 0.042, "low": None, "high": None, "n": 12},
     "true_facts": {"value": 4.25, "low": 4.0, "high": 4.5, "n": 12},
     "wrong_facts": {"value": 12.5, "low": 10.0, "high": 15.0, "n": 12},
+    "ROUGE_L": {"value": 0.5, "n": 12},
 }
 
 
@@ -29,45 +32,30 @@ def no_java(monkeypatch, tmp_path):
 @pytest.fixture(scope="session")
 def world(tmp_path_factory):
     """Return the folder of a drawn world of a few scenes."""
-    from captioning.scenes.make import make_scenes
-
     folder = tmp_path_factory.mktemp("world") / "scenes"
     make_scenes(folder, 0, {"train": 1, "val": 1, "test": 12})
     return folder
 
 
 @pytest.fixture
-def make_run(world, tmp_path):
+def entries(world):
+    """Return the images of the world's test split, with their captions."""
+    return json.loads((world / "scenes_test.json").read_text())
+
+
+@pytest.fixture
+def make_run(world, entries, tmp_path):
     """Return a function that makes up a finished run on the world's test split."""
 
     def make(name, objective="mle", captions=None, scores=METRICS, log=True, **settings):
         folder = tmp_path / "runs" / name
-        config = config_class("blip")(
-            **{
-                "image_root": str(world),
-                "ann_root": str(world),
-                "dataset": "custom",
-                "test_file": "scenes_test.json",
-                "facts_file": "scenes.json",
-                "metrics": ["coco", "length", "diversity", "facts"],
-                "tokenizer": str(world / "vocab.txt"),
-                "vit": {"embed_dim": 16, "depth": 1, "num_heads": 2},
-                "med_config": {
-                    "hidden_size": 16,
-                    "num_hidden_layers": 1,
-                    "num_attention_heads": 2,
-                    "intermediate_size": 16,
-                    "initializer_range": 0.5,
-                },
-                "image_size": 32,
-                "objective": objective,
-                "output_dir": str(folder),
-                **settings,
-            }
-        )
         (folder / "result" / "test").mkdir(parents=True)
-        write_config(config, folder / "config.yaml")
-        entries = json.loads((world / "scenes_test.json").read_text())
+        path = folder / "config.yaml"
+        path.write_text(TINY_RUN.format(data=world))
+        given = {"facts_file": "scenes.json", "metrics": ["coco", "length", "diversity", "facts"]}
+        given.update({"objective": objective, "output_dir": str(folder), **settings})
+        config = load_config(path, (), given)
+        write_config(config, path)
         said = captions or {entry["image_id"]: entry["caption"][4] for entry in entries}
         results = [{"image_id": i, "caption": caption} for i, caption in said.items()]
         write_json(results, folder / "result" / "test.json")

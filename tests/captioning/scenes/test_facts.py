@@ -25,14 +25,10 @@ def counts(caption, scene=SCENE):
     ("caption", "true", "stated"),
     [
         ("", 0, 0),
-        ("a circle", 1, 1),
-        ("an object", 1, 1),
         ("a square", 0, 1),
-        ("a red circle", 2, 2),
         ("a crimson circle", 3, 3),  # red and dark
         ("a coral circle", 2, 3),  # red, but light
         ("a dark red red circle", 3, 3),  # said twice, counted once
-        ("a huge circle", 3, 3),  # large and huge
         ("a large star", 1, 2),
         ("a tiny circle", 2, 3),  # rather the tiny star than the huge circle
         ("a circle in the upper left corner", 3, 3),
@@ -41,7 +37,6 @@ def counts(caption, scene=SCENE):
         ("two shapes", 1, 1),
         ("a star on the beach", 2, 2),
         ("a star on the grass on the grass", 1, 2),
-        ("a circle to the left of a star", 3, 3),
         ("a star to the right of a circle", 3, 3),
         ("a circle next to a star", 2, 3),  # two columns apart
         ("a circle above", 1, 1),  # what it is above is not said
@@ -52,23 +47,11 @@ def counts(caption, scene=SCENE):
         ("a shape and a circle", 2, 2),  # the shape is the star
         ("left a circle", 1, 1),  # a place of nothing
         ("A Crimson circle.", 3, 3),
+        (" and ".join(["a red circle", "a blue star"] * 10), 4, 40),  # read in time
     ],
 )
 def test_facts_of_a_caption(caption, true, stated):
     assert counts(caption) == (true, stated)
-
-
-@pytest.mark.parametrize(
-    ("caption", "most"),
-    [
-        ("a huge azure square on the grass", 4),  # huge and large of one, azure and blue of another
-        ("two stars to the left of snow", 1),  # a relation of what is not said states nothing
-        ("a star above a circle", 3),  # where they are is not looked at
-        ("a heart on the snow", 0),
-    ],
-)
-def test_what_can_be_true_at_most(caption, most):
-    assert max_true_facts(read_caption(caption).facts(), SCENE) == most
 
 
 def test_the_middle_is_one_cell():
@@ -78,46 +61,24 @@ def test_the_middle_is_one_cell():
 
 
 def test_words_are_marked():
-    marked = mark("a coral disc and a zebra on the lawn", SCENE)
-    assert marked == [
-        ("a", None),
-        ("coral", False),
-        ("disc", True),
-        ("and", None),
-        ("a", None),
-        ("zebra", None),  # no word of this world
-        ("on", None),
-        ("the", None),
-        ("lawn", False),
-    ]
-
-
-def test_a_long_rambling_caption_is_read_in_time():
-    caption = " and ".join(["a red circle", "a blue star"] * 10)
-    assert counts(caption) == (4, 40)
-
-
-def test_scenes_are_possible():
-    rng = random.Random(0)
-    sizes = set()
-    for _ in range(300):
-        scene = random_scene(rng)
-        cells = {(thing.column, thing.row) for thing in scene.things}
-        assert len(cells) == len(scene.things)
-        sizes.add(len(scene.things))
-    assert sizes == {1, 2, 3}
+    marked = dict(mark("a coral disc and a zebra on the lawn", SCENE))
+    facts = {"coral": False, "disc": True, "lawn": False}  # a zebra is no word of this world
+    assert marked == {**dict.fromkeys(["a", "and", "zebra", "on", "the"]), **facts}
 
 
 def test_annotators_say_what_is_true_and_each_says_more_than_the_one_before():
     rng = random.Random(5)
-    lengths, counts = [], []
+    lengths, counts, sizes = [], [], set()
     for _ in range(300):
         scene = random_scene(rng)
+        sizes.add(len(scene.things))
+        assert len({(thing.column, thing.row) for thing in scene.things}) == len(scene.things)
         captions = describe_all(scene, rng)
         statements = list(map(read_caption, captions))
         assert all(true_facts(each, scene) == each.facts() for each in statements), captions
         lengths.append([len(caption.split()) for caption in captions])
         counts.append([len(each.facts()) for each in statements])
+    assert sizes == {1, 2, 3}
     for by_annotator in ([mean(of_one) for of_one in zip(*said)] for said in (lengths, counts)):
         assert by_annotator == sorted(by_annotator)
         assert by_annotator[-1] > 2.5 * by_annotator[0]

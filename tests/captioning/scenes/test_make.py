@@ -35,12 +35,12 @@ def test_the_seed_decides_everything(tmp_path):
     assert digest(tmp_path / "a") == found
 
 
-def test_splits_are_annotations_with_five_captions_an_image(tmp_path):
+def test_splits_are_annotations_with_five_captions_an_image(tmp_path, scenes_config):
     make_scenes(tmp_path / "s", 0, SPLITS)
     scenes = read_scenes(tmp_path / "s" / "scenes.json")
     vocabulary = (tmp_path / "s" / "vocab.txt").read_text().split()
     assert len(vocabulary) == len(set(vocabulary))
-    seen = []
+    seen, first_words = [], set()
     for split, count in SPLITS.items():
         samples = read_annotations(tmp_path / "s" / f"scenes_{split}.json")
         assert len(samples) == count
@@ -49,39 +49,29 @@ def test_splits_are_annotations_with_five_captions_an_image(tmp_path):
             assert len(sample.captions) == len(ANNOTATORS) == 5
             assert {word for text in sample.captions for word in text.split()} <= set(vocabulary)
             seen.append(sample.image_id)
+            first_words.update(text.split()[0] for text in sample.captions)
     assert sorted(seen) == sorted(scenes) and len(set(seen)) == sum(SPLITS.values())
-
-
-def test_words_that_begin_a_caption_have_pieces_in_a_second_vocabulary(tmp_path, scenes_config):
-    make_scenes(tmp_path / "s", 0, SPLITS)
-    words, pieces = (
-        (tmp_path / "s" / name).read_text().split() for name in ("vocab.txt", "vocab_pieces.txt")
-    )
-    files = [tmp_path / "s" / f"scenes_{split}.json" for split in SPLITS]
-    captions = [text for file in files for s in read_annotations(file) for text in s.captions]
-    assert pieces == [*words, *sorted({"##" + caption.split()[0] for caption in captions})]
     path = tmp_path / "s" / "vocab_pieces.txt"
+    pieces = [f"##{word}" for word in sorted(first_words)]
+    assert path.read_text().split() == [*vocabulary, *pieces]
     settings = load_config(scenes_config, ["first_token_shift=true", f"tokenizer={path}"])
     assert captioner_from(settings, None)[0].shift is not None
 
 
-@pytest.mark.parametrize("other", ["seed", "splits", "file", "json"])
-def test_something_else_there_is_refused(tmp_path, other):
-    make_scenes(tmp_path / "s", 1 if other == "seed" else 0, SPLITS)
-    if other == "file":
-        (tmp_path / "s" / "scenes.json").unlink()
-    if other == "json":
-        (tmp_path / "s" / "scenes.json").write_text("[]")
-    before = digest(tmp_path / "s")
-    splits = {**SPLITS, "val": 1} if other == "splits" else SPLITS
-    with pytest.raises(UserError, match="contains something other than the scenes of seed 0"):
-        make_scenes(tmp_path / "s", 0, splits)
-    assert digest(tmp_path / "s") == before
+def test_something_else_there_is_refused(tmp_path):
+    def is_refused(seed, splits):
+        before = digest(tmp_path / "s")
+        with pytest.raises(UserError, match="contains something other than the scenes of seed"):
+            make_scenes(tmp_path / "s", seed, splits)
+        assert digest(tmp_path / "s") == before
 
-
-def test_an_empty_folder_is_filled_and_a_file_in_the_way_is_one_line(tmp_path):
-    (tmp_path / "empty").mkdir()
-    assert make_scenes(tmp_path / "empty", 0, SPLITS)
+    make_scenes(tmp_path / "s", 0, SPLITS)
+    is_refused(1, SPLITS)
+    is_refused(0, {**SPLITS, "val": 1})
+    (tmp_path / "s" / "scenes.json").write_text("[]")
+    is_refused(0, SPLITS)
+    (tmp_path / "s" / "scenes.json").unlink()
+    is_refused(0, SPLITS)
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"cannot write .*file/scenes: Not a directory"):
         make_scenes(tmp_path / "file" / "scenes", 0, SPLITS)
@@ -93,9 +83,10 @@ def test_a_drawing_that_was_stopped_is_begun_again(tmp_path, monkeypatch):
         patch.setattr(make, "draw", draw)
         make_scenes(tmp_path / "s", 0, SPLITS)
     assert not (tmp_path / "s").exists()
-    for name in ("s", "whole"):
+    (tmp_path / "empty").mkdir()  # is filled
+    for name in ("s", "empty"):
         assert make_scenes(tmp_path / name, 0, SPLITS)
-    assert digest(tmp_path / "s") == digest(tmp_path / "whole")
+    assert digest(tmp_path / "s") == digest(tmp_path / "empty")
 
 
 @pytest.mark.parametrize("content", [{"annotations": []}, {"made_from": 1, "scenes": {"x": [1]}}])

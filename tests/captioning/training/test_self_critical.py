@@ -257,5 +257,5 @@ def test_an_image_without_facts_is_missed_before_anything_is_loaded(run, scenes,
     fewer = scenes / "fewer.json"
     fewer.write_text(json.dumps(content))
     monkeypatch.setattr(setup, "captioner_from", lambda *_: 1 / 0)
-    with pytest.raises(UserError, match=r"fewer\.json has no entry for training image"):
+    with pytest.raises(UserError, match=r"fewer\.json has no entry for image"):
         run("facts_file=fewer.json")
