@@ -36,6 +36,7 @@ from captioning.sweep.decodings import JUDGE, drop_shares, read_decodings, with_
 from captioning.sweep.frontier import Entry, draw_frontier, markdown_table
 from captioning.sweep.over_seeds import mean_over_seeds
 from captioning.sweep.runs import Sweep, choose_judge
+from smile import OBJECTIVES
 
 QUICK = ("max_epoch=1", "eval_every=1", "num_beams=1")
 SEED_NOTE = (
@@ -133,16 +134,15 @@ def _run(arguments: argparse.Namespace) -> int:
             )
         write_files([], arguments.collect, arguments.output_dir or Path("output/sweep"))
         return 0
-    ablations = variants.read_ablations(arguments.ablation)
-    objectives = variants.read_objectives(arguments.objectives)
+    ablations = variants.read_names(arguments.ablation, variants.ABLATIONS, "ablation")
+    objectives = variants.read_names(arguments.objectives, OBJECTIVES, "objective")
     weights = variants.read_weights(arguments.mle) if arguments.mle else ()
     sizes = variants.read_sizes(arguments.subset_sizes)
     if not (weights or ablations or objectives):
         weights = variants.MLE_WEIGHTS
     folder = arguments.output_dir or Path(f"output/sweep_{Path(arguments.config).stem}")
-    planned = [*variants.plan(weights, ablations, sizes), *variants.objective_variants(objectives)]
-    planned = list({variant.name: variant for variant in planned}.values())
-    decodings = read_decodings(arguments.decodings) if arguments.decodings else []
+    planned = variants.plan(weights, objectives, ablations, sizes)
+    decodings = read_decodings(arguments.decodings)
     if decodings:
         planned = with_drop_shares(planned, drop_shares(decodings))
     planned = variants.with_seeds(planned, arguments.seeds)

@@ -85,25 +85,28 @@ def markdown_table(entries: Sequence[Entry]) -> str:
 
 def pareto_front(entries: Sequence[Entry], axes: plane.AxisPair) -> list[Entry]:
     """Return the Pareto-optimal entries, from left to right in the figure."""
-    coordinates = {id(entry): _coordinates(entry, axes) for entry in entries}
+
+    def position(entry: Entry) -> tuple[float, float]:
+        return coordinates(entry.row, axes)
 
     def is_dominated(x: float, y: float) -> bool:
-        return any(a >= x and b >= y and (a, b) != (x, y) for a, b in coordinates.values())
+        others = map(position, entries)
+        return any(a >= x and b >= y and (a, b) != (x, y) for a, b in others)
 
-    best = [entry for entry in entries if not is_dominated(*coordinates[id(entry)])]
-    return sorted(best, key=lambda entry: coordinates[id(entry)])
+    return sorted((e for e in entries if not is_dominated(*position(e))), key=position)
 
 
-def _coordinates(entry: Entry, axes: plane.AxisPair) -> tuple[float, float]:
-    x, y = (axis.convert(entry.row.metrics[axis.metric])[0] for axis in axes)
+def coordinates(row: Row, axes: plane.AxisPair) -> tuple[float, float]:
+    """Return the position (x, y) of a row that has the metrics of both axes."""
+    x, y = (axis.convert(row.metrics[axis.metric])[0] for axis in axes)
     return x, y
 
 
 def _join(
     ax: Axes, axes: plane.AxisPair, entries: Sequence[Entry], colour: str, **style: str
 ) -> None:
-    coordinates = [_coordinates(entry, axes) for entry in entries]
-    ax.plot(*zip(*coordinates), color=colour, linewidth=1.2, zorder=1, **style)
+    x, y = zip(*(coordinates(entry.row, axes) for entry in entries))
+    ax.plot(x, y, color=colour, linewidth=1.2, zorder=1, **style)
 
 
 def _draw_points(ax: Axes, axes: plane.AxisPair, entries: Sequence[Entry]) -> list[plane.Point]:

@@ -101,14 +101,6 @@ def count_plateaus(values: Sequence[float], patience: int) -> int:
     return count
 
 
-def is_done(training_config: Config, scoring_config: Config) -> bool:
-    """Return whether a run is trained and scored.
-
-    scoring_config: the configuration of evaluation. Its `pretrained` names the weights to evaluate.
-    """
-    return is_scored(scoring_config) and is_trained(training_config)
-
-
 def is_trained(config: Config) -> bool:
     """Return whether the run is over and started from the configuration's `pretrained`."""
     folder = working_folder(config.output_dir)
@@ -122,10 +114,13 @@ def is_trained(config: Config) -> bool:
     return reason_finished(config, folder, newest + 1) is not None
 
 
-def is_scored(config: Config, split: str = "test") -> bool:
-    """Return whether the split has been captioned and scored with the current best weights."""
+def is_scored(config: Config, split: str = "test", results: Optional[Path] = None) -> bool:
+    """Return whether the split has been captioned and scored with the current best weights.
+
+    results: the folder with the folder `result`; the run's by default.
+    """
     folder = working_folder(config.output_dir)
-    scores_file = folder / "result" / split / "metrics.json"
+    scores_file = (results or folder) / "result" / split / "metrics.json"
     config_file = scores_file.with_name("config.yaml")
     weights = folder / checkpoints.BEST
     if not all(path.exists() for path in (scores_file, config_file, weights)):
