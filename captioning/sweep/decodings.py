@@ -36,13 +36,13 @@ TUNED_KEYS = ("rerank_weight", "guidance_scale")  # keys that are chosen on the 
 class Decoding(NamedTuple):
     """A decoding method.
 
-    keys: configuration values that replace the run's. drop_shares: it is used with captioners that
-    were trained with one of these values of `drop_image`.
+    keys: configuration values that replace the run's. for_dropped: it is also used with captioners
+    that were trained with dropped images.
     """
 
     label: str
     keys: dict
-    drop_shares: tuple[float, ...] = (0.0,)
+    for_dropped: bool = False
 
     @property
     def is_tuned(self) -> bool:
@@ -50,22 +50,21 @@ class Decoding(NamedTuple):
         return any(key in self.keys for key in TUNED_KEYS)
 
 
-_BOTH_SHARES = (0.0, DROP_SHARE)
 _GUIDANCE = {
-    f"guidance{scale:g}": Decoding(f"guidance {scale:g}", {"guidance_scale": scale}, _BOTH_SHARES)
+    f"guidance{scale:g}": Decoding(f"guidance {scale:g}", {"guidance_scale": scale}, True)
     for scale in (1.25, 1.5, 2.0, 3.0)
 }
 _MMI = {
     f"mmi{weight:g}": Decoding(
         f"20 samples, mutual information {weight:g}",
         {"rerank": "mmi", "rerank_weight": weight},
-        _BOTH_SHARES,
+        True,
     )
     for weight in (0.25, 0.5, 1.0)
 }
 DECODINGS: dict[str, Decoding] = {
     "greedy": Decoding("greedy", {"num_beams": 1}),
-    TIME_REFERENCE: Decoding("beam 3", {"num_beams": 3}, _BOTH_SHARES),
+    TIME_REFERENCE: Decoding("beam 3", {"num_beams": 3}, True),
     "nucleus": Decoding("nucleus 0.9", {"sample": True, "top_p": 0.9}),
     **_GUIDANCE,
     "contrastive": Decoding("contrastive", {"contrastive_alpha": 1.0}),
@@ -86,7 +85,7 @@ def read_decodings(text: Optional[str]) -> list[str]:
 
 def drop_shares(decodings: Sequence[str]) -> list[float]:
     """Return the values of `drop_image` with which captioners for these decodings are trained."""
-    return sorted({share for name in decodings for share in DECODINGS[name].drop_shares})
+    return [0.0, DROP_SHARE] if any(DECODINGS[name].for_dropped for name in decodings) else [0.0]
 
 
 def with_drop_shares(variants: Sequence[Variant], shares: Sequence[float]) -> list[Variant]:
@@ -105,7 +104,7 @@ def with_drop_shares(variants: Sequence[Variant], shares: Sequence[float]) -> li
 
 def applicable_decodings(config: Config, names: Sequence[str]) -> list[str]:
     """Return the decodings for a captioner trained with this configuration's `drop_image`."""
-    return [name for name in names if config.drop_image in DECODINGS[name].drop_shares]
+    return [name for name in names if not config.drop_image or DECODINGS[name].for_dropped]
 
 
 def decoding_folder(run: Path, name: str) -> Path:

@@ -26,7 +26,6 @@ class Entry(NamedTuple):
     """A row of the table and a point of the figure. weight: MLE's share in a mixture, or None."""
 
     row: Row
-    label: str
     weight: Optional[float] = None
 
     @property
@@ -37,7 +36,7 @@ class Entry(NamedTuple):
     @property
     def short_label(self) -> str:
         """The name in the figure; for a mixture, only the weight."""
-        return f"{self.weight:g}" if self.is_mixture else self.label
+        return f"{self.weight:g}" if self.is_mixture else self.row.label
 
 
 def draw_frontier(entries: Sequence[Entry], path: Path) -> Optional[str]:
@@ -79,7 +78,7 @@ def draw_frontier(entries: Sequence[Entry], path: Path) -> Optional[str]:
 def markdown_table(entries: Sequence[Entry]) -> str:
     """Return a Markdown table with a line per entry and 95 % intervals, without empty columns."""
     columns = [c for c in select_columns(entry.row for entry in entries) if c.name in TABLE_METRICS]
-    lines = [[entry.label, *(format_value(c, entry.row) for c in columns)] for entry in entries]
+    lines = [[entry.row.label, *(format_value(c, entry.row) for c in columns)] for entry in entries]
     return to_markdown([c.heading for c in columns], lines)
 
 

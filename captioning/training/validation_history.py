@@ -47,16 +47,12 @@ def metric_values(folder: Path, epochs: int, metrics: str) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def count_since_best(values: Sequence[float]) -> int:
-    """Return the number of values after the highest value. Of equal values, the first counts."""
-    return len(values) - 1 - values.index(max(values)) if values else 0
-
-
 def reason_finished(config: Config, folder: Path, epochs: int) -> Optional[str]:
     """Return the reason why a run is over after `epochs` epochs. None if it goes on."""
     if epochs >= config.max_epoch:
         return f"{config.output_dir} has finished all of its {epochs} epochs"
-    since_best = count_since_best(metric_values(folder, epochs, config.monitor))
+    values = metric_values(folder, epochs, config.monitor)
+    since_best = len(values) - 1 - values.index(max(values)) if values else 0
     if config.early_stopping is not None and since_best >= config.early_stopping:
         return (
             f"{config.output_dir} stopped early, after {epochs} epochs: {config.monitor} was best "
