@@ -1,4 +1,4 @@
-"""The time left, counted by hand."""
+"""The estimated time left, against values computed by hand."""
 
 import time
 
