@@ -24,9 +24,9 @@ from PIL import Image
 
 from captioning.data import load_image
 from captioning.files.writing import atomic_write, user_errors
-from captioning.models.build import captioner_from, preprocessing_of, trained_config
+from captioning.models.build import load_trained, preprocessing_of
 from captioning.models.reranking import Reranker, check_reranking
-from captioning.models.score_tokens import END, ScoredCaption, score_with_attention
+from captioning.models.score_tokens import END, ScoredCaption, scored_captions
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError, visible
 from captioning.runtime.program import exit_code
@@ -90,14 +90,16 @@ def attend(arguments: argparse.Namespace, output: Path) -> None:
             f"{arguments.image}: {photo.width} x {photo.height} pixels are too long and thin "
             "to draw on: crop it"
         )
-    config = trained_config(arguments.checkpoint, arguments.config)
+    config, captioner = load_trained(arguments.checkpoint, arguments.config, device)
     check_reranking(config)
-    captioner, _ = captioner_from(config, arguments.checkpoint)
-    captioner = captioner.to(device).eval()
     reranking = config.reranking()
     reranker = reranking and Reranker(captioner, reranking, device)
     image = preprocessing_of(config).one(photo).to(device)
-    scored = score_with_attention(captioner, image, config.decoding_settings(), reranker)
+    [scored] = scored_captions(captioner, image, config.decoding_settings(), reranker)
+    if scored.attention_map is None:
+        raise UserError(
+            "this captioner sees the image once, before all words: it has no attention maps"
+        )
     draw(scored, photo, output)
     print(visible(" ".join(word for word in scored.words if word != END)))
     print(f"the picture is {output}", file=sys.stderr)

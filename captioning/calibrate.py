@@ -18,7 +18,7 @@ from typing import Optional
 
 from captioning.data import read_split
 from captioning.models.build import load_trained
-from captioning.models.likelihood import UNSCALED, likelihood, unigram_nll
+from captioning.models.likelihood import UNSCALED, find_minimum, likelihood, unigram_nll
 from captioning.runtime import distributed
 from captioning.runtime.program import exit_code
 
@@ -41,7 +41,7 @@ def calibrate(arguments: argparse.Namespace) -> None:
     samples = read_split(config, arguments.split)
     result = likelihood(captioner, samples, config, device)
     unigram = unigram_nll(captioner, read_split(config, "train"), samples, config)
-    temperature, calibrated = result.best
+    temperature, calibrated = find_minimum(result.nll)
     print(f"{result.tokens} tokens of {len(samples)} images of {arguments.split}, nats per token")
     print(f"  negative log-likelihood      {result.nll[UNSCALED]:.3f}")
     print(f"  of a unigram model           {unigram:.3f}")

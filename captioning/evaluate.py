@@ -42,6 +42,7 @@ from captioning.metrics.score_table import format_table, skipped_lines
 from captioning.metrics.scoring import score, versions, write_scores
 from captioning.runtime import distributed
 from captioning.runtime.program import exit_code
+from captioning.runtime.progress import log_line
 from captioning.runtime.registry import load
 
 
@@ -77,7 +78,7 @@ def _run(arguments, argv):
     references = read_references(arguments.references)
     ids = ids_by_name(local(arguments.references))
     files = arguments.compare or [arguments.predictions]
-    predictions, *others = [_read_predictions(path, references, ids, is_main) for path in files]
+    predictions, *others = [_read_predictions(path, references, ids) for path in files]
     if is_main and arguments.output_dir:
         require_folder(Path(arguments.output_dir))  # fail before the captions are scored
     evaluators = _build_evaluators(arguments, predictions, device)
@@ -97,23 +98,21 @@ def _run(arguments, argv):
     scored = {str(name) for i in predictions for name in (i, image_of(i))}
     num_unscored = len(set(map(str, references)) - scored)
     if num_unscored:
-        print(
+        log_line(
             f"warning: {num_unscored} of {len(references)} images with references have no "
-            "prediction and were not scored",
-            file=sys.stderr,
+            "prediction and were not scored"
         )
     if arguments.output_dir:
         write_scores(arguments.output_dir, scores, predictions, command)
 
 
-def _read_predictions(path, references, ids, is_main):
+def _read_predictions(path, references, ids):
     """Read the predictions of a file, except those of images that have no references."""
     predictions, unmatched = with_references(read_predictions(path, ids), references)
-    if unmatched and is_main:
-        print(
+    if unmatched:
+        log_line(
             f"warning: {path}: {len(unmatched)} of {len(unmatched) + len(predictions)} images with "
-            f"a prediction have no references and were not scored, the first is {unmatched[0]!r}",
-            file=sys.stderr,
+            f"a prediction have no references and were not scored, the first is {unmatched[0]!r}"
         )
     return predictions
 

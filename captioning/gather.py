@@ -21,7 +21,7 @@ from BLIP import read_checkpoint
 from captioning.files.manifest import manifest_path
 from captioning.files.stores import without_secrets
 from captioning.models import checkpoints
-from captioning.runtime.errors import UserError
+from captioning.runtime.errors import UserError, value_errors_as_user_errors
 from captioning.runtime.program import exit_code
 from captioning.runtime.progress import log_line
 
@@ -30,10 +30,8 @@ def gather(source: str, path: Path) -> None:
     """Write the file and its manifest. Raises UserError."""
     for existing in filter(Path.exists, (path, manifest_path(path))):
         raise UserError(f"{existing} exists already: choose another file name")
-    try:
+    with value_errors_as_user_errors():
         content = read_checkpoint(source)
-    except ValueError as error:
-        raise UserError(str(error)) from error
     content.pop("optimizer", None)
     checkpoints.save(content, path)
     log_line(f"{path} holds the weights of {without_secrets(source)}")

@@ -44,6 +44,13 @@ def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     return parser.parse_intermixed_args(argv)
 
 
+def read_config(arguments: argparse.Namespace) -> Config:
+    """Return the configuration with the flags and overrides of a command line. Raises UserError."""
+    flags = {key: getattr(arguments, key) for key in ("output_dir", "device", "seed")}
+    flags = {key: value for key, value in flags.items() if value is not None}
+    return load_config(arguments.config, arguments.overrides, flags)
+
+
 def evaluate(config: Config, device, split: str, overrides: Sequence[str]) -> None:
     """Caption and score `split` with the weights that `checkpoint_to_evaluate` chooses."""
     output = OutputFolder(config.output_dir)
@@ -94,9 +101,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> None:
-    flags = {key: getattr(arguments, key) for key in ("output_dir", "device", "seed")}
-    flags = {key: value for key, value in flags.items() if value is not None}
-    config = load_config(arguments.config, arguments.overrides, flags)
+    config = read_config(arguments)
     device = distributed.start(config.device)
     check_precision(config, device)
     if arguments.evaluate:

@@ -19,15 +19,15 @@ import torch
 from captioning.runtime import signals
 from tests.tiny_run import TINY_RUN
 
-# At the first backward autograd starts a thread for each kind of device known by then, and what is
-# forked after that cannot differentiate. Here the first one knows of the CPU alone.
+# The first backward pass starts a thread for each kind of device known by then, after which forked
+# processes cannot differentiate. This one knows only the CPU.
 torch.ones((), requires_grad=True).backward()
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 def pytest_configure(config):
-    """Let files be handed out in the order of the items, not by how many tests they have."""
+    """Let pytest-xdist distribute files in the order of the items, not by their tests' number."""
     config.option.loadscopereorder = False
 
 
@@ -38,18 +38,17 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """Leave all that imports have made out of garbage collections, which libraries ask for often:
-    each of the hundreds of trainers takes a tenth of its time then."""
+    """Exclude what imports have made from garbage collections, which trainers ask for often."""
     gc.freeze()
 
 
 def pytest_unconfigure():
-    gc.unfreeze()  # what libraries check when Python ends
+    gc.unfreeze()  # libraries check it when Python ends
 
 
 @pytest.fixture(autouse=True)
 def seeded():
-    """Start every test from the same random numbers, in whatever order the tests run."""
+    """Start every test from the same random numbers."""
     torch.manual_seed(0)
 
 
@@ -64,7 +63,7 @@ def one_meteor():
 
 @pytest.fixture(autouse=True)
 def no_stop_request():
-    """A request to stop is for one test, not for those after it."""
+    """Reset the stop request after each test."""
     yield
     signals._request = signals._launcher = None
 

@@ -41,21 +41,6 @@ def test_every_command_of_every_page(stage, repository):
     assert wrong == []
 
 
-@pytest.mark.parametrize(
-    ("block", "reason"),
-    [
-        ("bash scripts/tune.sh", "scripts/tune.sh: No such file"),
-        ("NPROC_PER_NOD=4 bash scripts/train.sh", "no script reads the variable NPROC_PER_NOD"),
-        ("NPROC_PER_NODE=2 bash scripts/train.sh keey=1", "unknown key 'keey'"),
-        ("python -m captioning.tune", "no module captioning.tune"),
-        ("torchrun --processes 2 -m captioning.train", "unrecognized arguments|required"),
-    ],
-)
-def test_what_is_wrong_with_a_command_is_found(stage, block, reason):
-    with pytest.raises(Wrong, match=reason):
-        stage.check(block)
-
-
 def test_what_pages_name_exists(repository):
     missing = []
     sources = {path.name for folder in OWN for path in (repository / folder).rglob("*.py")}

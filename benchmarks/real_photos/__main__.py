@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
+import smile
 from benchmarks.real_photos.parts import JUDGE, START, write_parts, write_subsets
 from benchmarks.real_photos.summary import write_decoding_summary, write_summary
 from captioning import train
@@ -36,7 +37,7 @@ from captioning.sweep.decodings import JUDGE as JUDGE_DECODING
 from captioning.sweep.decodings import read_decodings, with_drop_shares
 from captioning.sweep.parallel_runs import job_slots, run_in_slots
 from captioning.sweep.runs import Sweep
-from captioning.sweep.variants import objective_variants, plan, read_objectives, read_weights
+from captioning.sweep.variants import plan, read_names, read_weights
 from captioning.training.resume import resume_content
 from captioning.training.validation_history import is_trained
 
@@ -81,10 +82,9 @@ def _run(arguments: argparse.Namespace) -> None:
     quick, keys = arguments.quick, ["device=cpu", *arguments.overrides]
     folder = arguments.output_dir or Path("output/real_photos" + ("-quick" if quick else ""))
     tuning = QUICK_TUNING if quick else FINE_TUNING
-    mixtures = plan(read_weights(arguments.mle), ()) if arguments.mle else []
-    objectives = arguments.objectives or (None if mixtures else OBJECTIVES)
-    others = objective_variants(read_objectives(objectives))
-    variants = list({v.name: v for v in (*mixtures, *others)}.values())
+    weights = read_weights(arguments.mle) if arguments.mle else []
+    objectives = arguments.objectives or (None if weights else OBJECTIVES)
+    variants = plan(weights, read_names(objectives, smile.OBJECTIVES, "objective"))
     decodings = []
     if arguments.decodings:
         # A judge needs the captioner's vocabulary, but each captioner's is from its own photos.

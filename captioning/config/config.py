@@ -4,8 +4,7 @@
 the options of metrics, rewards and rerankers, and imports their modules.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from collections.abc import Iterator
 from functools import cache
 from typing import Any, Optional
 
@@ -19,7 +18,7 @@ from pydantic import (
 
 from captioning.captioners.registry import CAPTIONERS, package_of
 from captioning.config.keys import Keys, roles_of
-from captioning.config.rerankers import RERANKERS, build_reranking
+from captioning.config.rerankers import RERANKERS, build_reranking, values_of
 from captioning.data.division import checked_division
 from captioning.files.stores import (
     check_address,
@@ -47,25 +46,25 @@ class Config(Keys):
 
     @field_validator("*")
     @classmethod
-    def _empty_is_none(cls, value: Any, info: ValidationInfo) -> Any:
+    def _empty_is_none(cls, value, info: ValidationInfo):
         """Replace an empty name or list by None if None is the default."""
         optional = cls.model_fields[info.field_name].default is None
         return None if optional and value in ("", []) else value
 
     @field_serializer("pretrained", "rerank_judge")
-    def _without_secrets(self, value: Any) -> Any:
+    def _without_secrets(self, value):
         return without_secrets(value) if isinstance(value, str) else value
 
     @model_validator(mode="before")
     @classmethod
-    def _no_default_objective_beside_a_reward(cls, values: Any) -> Any:
+    def _no_default_objective_beside_a_reward(cls, values):
         if isinstance(values, dict) and values.get("reward") and "objective" not in values:
             return {**values, "objective": None}
         return values
 
     @field_validator("reward")
     @classmethod
-    def _known_rewards(cls, value: Optional[dict[str, float]]) -> Optional[dict[str, float]]:
+    def _known_rewards(cls, value):
         if value is not None:
             check_rewards(value)
         return value
@@ -82,9 +81,7 @@ class Config(Keys):
 
     @field_validator("first_token_mle")
     @classmethod
-    def _default_first_token_mle(
-        cls, value: Optional[bool], info: ValidationInfo
-    ) -> Optional[bool]:
+    def _default_first_token_mle(cls, value, info: ValidationInfo):
         """Default to the objectives' value in the original code; None if their values differ."""
         if value is not None or "objective" not in info.data:
             return value
@@ -94,19 +91,19 @@ class Config(Keys):
 
     @field_validator("select", "monitor")
     @classmethod
-    def _known_metrics(cls, value: Optional[str], info: ValidationInfo) -> Optional[str]:
+    def _known_metrics(cls, value, info: ValidationInfo):
         if value is not None and not (info.field_name == "select" and value == LAST):
             MetricSum.parse(value)
         return value
 
     @field_validator("split")
     @classmethod
-    def _valid_split(cls, value: Optional[dict], info: ValidationInfo) -> Optional[dict]:
+    def _valid_split(cls, value, info: ValidationInfo):
         return checked_division(value, info.data.get("seed", 0)) if value else None
 
     @field_validator("prompt")
     @classmethod
-    def _ends_with_a_space(cls, value: str, info: ValidationInfo) -> str:
+    def _ends_with_a_space(cls, value, info: ValidationInfo):
         model = info.data.get("model")
         if (
             value
@@ -121,67 +118,52 @@ class Config(Keys):
         settings, reranking = self.decoding_settings(), self.reranking()
         if reranking:
             reranking.settings(settings)
-        self._check_null_image()
         if self.reward:
-            self._check_reward()
+            check_options(self.reward, self)
         try:
             if self.pretrained and is_bucket_address(self.pretrained):
                 check_address(self.pretrained)
             check_can_hold("output_dir", self.output_dir)
         except UserError as error:
             raise ValueError(str(error)) from error
-        self._check_data()
-        if self.min_lr > self.init_lr:
-            raise ValueError(f"min_lr is {self.min_lr}, above init_lr, {self.init_lr}")
+        for problem in self._impossible_combinations():
+            raise ValueError(problem)
         return self
 
-    def _check_null_image(self) -> None:
+    def _impossible_combinations(self) -> Iterator[str]:
         if self.drop_image and self.reward:
-            raise ValueError(
-                f"drop_image is {self.drop_image}, which reward does not support; set it to 0"
-            )
+            yield f"drop_image is {self.drop_image}, which reward does not support; set it to 0"
         if self.null_image == "learnt" and not (self.drop_image or self.pretrained):
-            raise ValueError(
+            yield (
                 "null_image is learnt, but drop_image 0, so that nothing trains it; set drop_image "
                 "above 0, or another null_image"
             )
         if self.null_image != "zeros" and self.lora:
-            raise ValueError(
+            yield (
                 f"null_image is {self.null_image}, which a checkpoint of lora would not hold; set "
                 "it to zeros"
             )
-
-    def _check_reward(self) -> None:
-        check_options(self.reward, self)
-        if self.reward_samples == 1 and self.reward_baseline == "others":
-            raise ValueError(
+        if self.reward and self.reward_samples == 1 and self.reward_baseline == "others":
+            yield (
                 "reward_samples is 1, but reward_baseline is others, the mean of an image's other "
                 "samples; raise it, or set reward_baseline=greedy"
             )
-        if self.sharding != "none":
-            raise ValueError(
-                f"sharding is {self.sharding}, which reward does not support; set it to none"
-            )
-
-    def _check_data(self) -> None:
+        if self.reward and self.sharding != "none":
+            yield f"sharding is {self.sharding}, which reward does not support; set it to none"
         files = self.train_file or []
         if any(map(is_tars, files if isinstance(files, list) else [files])):
             for key in filter(vars(self).get, ("reward", "bucket_batches", "split")):
-                raise ValueError(f"{key} needs annotations, and train_file names tars: unset it")
-        if not self.split:
-            return
-        for key in ("val_file", "test_file"):
-            if getattr(self, key):
-                raise ValueError(f"split divides train_file, and {key} is set: unset one of them")
-        if self.train_file and getattr(self, "train_captions", None) == self.train_file:
-            raise ValueError(
+                yield f"{key} needs annotations, and train_file names tars: unset it"
+        if self.split and (self.val_file or self.test_file):
+            key = "val_file" if self.val_file else "test_file"
+            yield f"split divides train_file, and {key} is set: unset one of them"
+        if self.split and files and getattr(self, "train_captions", None) == files:
+            yield (
                 "train_captions is train_file, of which split takes parts: name a file that has "
                 "the captions of train alone"
             )
-
-    def __reduce__(self):
-        """Pickle cannot import the classes that `config_class` makes."""
-        return _unpickle, (self.__dict__, self.model_fields_set)
+        if self.min_lr > self.init_lr:
+            yield f"min_lr is {self.min_lr}, above init_lr, {self.init_lr}"
 
     @property
     def monitors(self) -> Optional[str]:
@@ -192,16 +174,11 @@ class Config(Keys):
 
     def decoding_settings(self) -> DecodingSettings:
         """Return the run's settings of generation."""
-        return DecodingSettings(**self._values_of(DecodingSettings))
+        return DecodingSettings(**values_of(DecodingSettings, self))
 
     def reranking(self) -> Optional[Reranking]:
         """Return the run's reranking; None without one, or for mmi with weight 0."""
         return build_reranking(self)
-
-    def _values_of(self, settings: type) -> dict[str, Any]:
-        """Return the values of the keys that are also fields of a dataclass."""
-        names = {field.name for field in fields(settings)} & set(type(self).model_fields)
-        return {name: getattr(self, name) for name in names}
 
     def build_objective(self) -> Objective:
         """Return the training objective; for a run with only a reward, an unused one, MLE."""
@@ -213,11 +190,12 @@ class Config(Keys):
         )
 
 
+@cache
 def config_class(
     model: Optional[str] = None,
-    metrics: Iterable[str] = EVALUATORS,
-    rewards: Iterable[str] = REWARDS,
-    rerankers: Iterable[str] = RERANKERS,
+    metrics: tuple[str, ...] = tuple(EVALUATORS),
+    rewards: tuple[str, ...] = tuple(REWARDS),
+    rerankers: tuple[str, ...] = tuple(RERANKERS),
 ) -> type[Config]:
     """Return a `Config` with the keys of a captioner, and the options of the named entries.
 
@@ -227,11 +205,6 @@ def config_class(
     packages = dict.fromkeys(CAPTIONERS.values() if model is None else [CAPTIONERS[model]])
     entries = [*(EVALUATORS[name] for name in metrics), *(REWARDS[name] for name in rewards)]
     entries += filter(None, (RERANKERS[name].options for name in rerankers))
-    return _config_with(tuple(packages), tuple(dict.fromkeys(entries)))
-
-
-@cache
-def _config_with(packages: tuple[str, ...], entries: tuple[str, ...]) -> type[Config]:
     key_classes = [*(load(package).Keys for package in packages), *option_classes(entries)]
     owners = dict.fromkeys(Config.model_fields, Config.__module__)
     for key_class in key_classes:
@@ -256,36 +229,20 @@ def parse_config(values: Any) -> Config:
     model = values.get("model", "blip") if isinstance(values, dict) else None
     if not isinstance(model, str) or model not in CAPTIONERS:
         return config_class().model_validate(values)  # raises ValidationError
-    config_type = _class_for(model, values)
+    named = [
+        (EVALUATORS, values.get("metrics", DEFAULT_METRICS)),
+        (REWARDS, values.get("reward")),
+        (RERANKERS, [values.get("rerank")]),
+    ]
+    # The values are not validated yet.
+    named = [(names, v if isinstance(v, (list, tuple, dict)) else ()) for names, v in named]
+    config_type = config_class(model, *(tuple(n for n in names if n in v) for names, v in named))
+    if not values.keys() <= config_type.model_fields.keys():
+        config_type = config_class(model)  # imports the modules that are not named, too
     if not values.keys() <= config_type.model_fields.keys():
         config_class().model_validate(values)
         values = {key: value for key, value in values.items() if key in config_type.model_fields}
     return config_type.model_validate(values)
-
-
-def _class_for(model: str, values: Mapping[str, Any]) -> type[Config]:
-    """Return the class with all keys of `values` except those of other captioners.
-
-    Metrics, rewards and rerankers that are not named are imported only if a key is unknown without
-    them.
-    """
-    named = (
-        (EVALUATORS, values.get("metrics", DEFAULT_METRICS)),
-        (REWARDS, values.get("reward")),
-        (RERANKERS, [values.get("rerank")]),
-    )
-    config_type = config_class(model, *(_named_entries(*each) for each in named))
-    return config_type if values.keys() <= config_type.model_fields.keys() else config_class(model)
-
-
-def _named_entries(registry: Mapping[str, Any], value: Any) -> list[str]:
-    """Return the registry's entries that an unvalidated value names."""
-    names = value if isinstance(value, (list, tuple, dict)) else ()
-    return [name for name in registry if name in names]
-
-
-def _unpickle(values: dict[str, Any], fields_set: set[str]) -> Config:
-    return _class_for(values["model"], values).model_construct(fields_set, **values)
 
 
 def every_key(config: Config) -> dict[str, Any]:

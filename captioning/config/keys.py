@@ -21,17 +21,17 @@ from captioning.config.rerankers import RERANKERS
 from captioning.metrics.registry import DEFAULT_METRICS, EVALUATORS
 from decoding.null_image import NULL_IMAGES
 
-ROLES = {
-    "run": "changes the results: a resumed run must have the same value",
-    "batch": "their product is the number of images per step: a resumed run must have the same",
-    "length": "the length of a run: may change if finished epochs do not depend on it",
-    "speed": "changes speed and memory, but no result",
-    "upkeep": "how a run is logged, saved, validated and stopped: may change when it resumes",
-    "data": "the paths of data, which may have moved",
-    "machine": "where the run is written and on which device it runs",
-    "generation": "how captions are generated",
-    "scoring": "how captions are scored",
-}
+ROLES = (
+    "run",  # changes the results: a resumed run must have the same value
+    "batch",  # their product is the number of images per step: a resumed run must have the same
+    "length",  # the length of a run: may change if finished epochs do not depend on it
+    "speed",  # changes speed and memory, but no result
+    "upkeep",  # how a run is logged, saved, validated and stopped: may change when it resumes
+    "data",  # the paths of data, which may have moved
+    "machine",  # where the run is written and on which device it runs
+    "generation",  # how captions are generated
+    "scoring",  # how captions are scored
+)
 
 Name = Annotated[str, Field(min_length=1)]
 

@@ -81,7 +81,9 @@ def _explain(detail: dict, values: dict) -> str:
     if not detail["loc"]:  # several keys together: the message names them
         return detail["msg"].removeprefix("Value error, ")
     key = str(detail["loc"][0])
-    inner = [str(part) for part in detail["loc"][1:] if str(part) in _key_names(values.get(key))]
+    value = values.get(key)
+    keys = [str(name) for name in value] if isinstance(value, dict) else []
+    inner = [str(part) for part in detail["loc"][1:] if str(part) in keys]
     where = ".".join([key, *inner])
     if detail["type"] == "extra_forbidden":
         close = [] if inner else difflib.get_close_matches(key, config_class().model_fields, n=1)
@@ -99,10 +101,6 @@ def _is_other_alternative(detail: dict) -> bool:
     if isinstance(detail["input"], dict):
         return detail["type"] in ("literal_error", "string_type")
     return isinstance(detail["input"], str) and detail["type"] in ("dict_type", "model_type")
-
-
-def _key_names(value: Any) -> set[str]:
-    return {str(name) for name in value} if isinstance(value, dict) else set()
 
 
 def _shorten(value: Any) -> str:

@@ -1,13 +1,10 @@
 """The names of the objectives and rewards that train a run."""
 
-from dataclasses import asdict
-
 from captioning.config.config import Config
 from captioning.rewards.registry import REWARDS
 from captioning.runtime.registry import load
-from smile import OBJECTIVES, Objective, parse_objective
+from smile import OBJECTIVES, parse_objective
 from smile.alternatives import ALTERNATIVES
-from smile.mixture import scores_first_token
 
 _TITLES = {"mle": "MLE", "smile": "SMILE", "random": "random subset", "reverse": "reverse subset"}
 
@@ -53,46 +50,21 @@ def objective_name(spec) -> str:
 
 def _parameters(spec, name: str) -> str:
     """Return the parameters that the configuration sets of an objective, to append to its name."""
-    parameters = {} if isinstance(spec, str) else spec[name]
-    parameters = parameters if isinstance(parameters, dict) else {}
+    parameters = spec[name] if isinstance(spec, dict) else {}
+    if not isinstance(parameters, dict):
+        return ""
     shown = [f"{key} {value}" for key, value in parameters.items() if key != "weight"]
     return f" ({', '.join(shown)})" if shown else ""
 
 
 def describe_training(config: Config) -> str:
-    """Return the first log line of a run: each reward and objective with its settings."""
-    if not config.reward:
-        return _describe_objective(config)
-    parts = [f"{weight:g} {load(REWARDS[name]).title}" for name, weight in config.reward.items()]
-    settings = f"{config.reward_samples} captions an image, baseline {config.reward_baseline}"
-    if config.reward_kl:
-        settings += f", KL {config.reward_kl:g}"
-    objective = f", {_describe_objective(config)}" if config.objective else ""
-    return f"maximising {' + '.join(parts)} ({settings}){objective}"
-
-
-def _describe_objective(config: Config) -> str:
-    objective = config.build_objective()
-    weights = objective.weights
-    parts = [
-        (f"{weight:g} " if len(weights) > 1 or weight != 1 else "")
-        + _title_with_settings(name, objective)
-        for name, weight in weights.items()
-    ]
-    default = "" if "objective" in config.model_fields_set else ", for no objective is set"
-    return f"minimising {' + '.join(parts)}{default}"
-
-
-def _title_with_settings(name: str, objective: Objective) -> str:
-    settings = []
-    if name == "mle" and objective.label_smoothing:
-        settings.append(f"label smoothing {objective.label_smoothing:g}")
-    if name == "random":
-        settings.append(f"{objective.random_subset_size} words")
-    if scores_first_token(name, objective.first_token_mle):
-        settings.append("first token over the vocabulary")
-    if name in objective.alternatives:
-        parameters = asdict(objective.alternatives[name])
-        shown = {k: f"{v:g}" if isinstance(v, float) else v for k, v in parameters.items()}
-        settings += [f"{key} {value}" for key, value in shown.items() if value is not None]
-    return objective_title(name) + (f" ({', '.join(settings)})" if settings else "")
+    """Return the first log line of a run: what trains it, with its settings."""
+    keys = {
+        "reward": ["reward", "reward_samples", "reward_baseline", "reward_kl"],
+        "mle": ["label_smoothing"],
+        "random": ["random_subset_size"],
+    }
+    shown = ["objective", "first_token_mle"] if config.objective else []
+    shown += [key for term in training_terms(config) for key in keys.get(term, ())]
+    default = "" if "objective" in config.model_fields_set else ", since no objective is set"
+    return f"training with {', '.join(f'{key}={getattr(config, key)}' for key in shown)}{default}"

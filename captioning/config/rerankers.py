@@ -34,6 +34,12 @@ RERANKERS: dict[str, RerankerEntry] = {
 }
 
 
+def values_of(settings: type, values: Any) -> dict[str, Any]:
+    """Return {field: value} of a dataclass's fields that are also attributes of `values`."""
+    names = (field.name for field in fields(settings))
+    return {name: getattr(values, name) for name in names if hasattr(values, name)}
+
+
 def build_reranking(values: Any, num_return: int = 1) -> Optional[Reranking]:
     """Return the reranking that keys set. None if `rerank` is None, or mmi with weight 0.
 
@@ -43,11 +49,10 @@ def build_reranking(values: Any, num_return: int = 1) -> Optional[Reranking]:
     entry = RERANKERS.get(values.rerank)
     if entry is None or (values.rerank, values.rerank_weight) == ("mmi", 0):
         return None
-    names = {field.name for field in fields(Reranking)} - {"model", "num_return"}
-    settings = {name: getattr(values, name) for name in names if hasattr(values, name)}
-    if not entry.weighted:
-        settings["rerank_weight"] = None
     model = getattr(values, entry.model) if entry.model else None
     if entry.model and not model:
         raise ValueError(f"rerank is {values.rerank}, which needs {entry.model}")
-    return Reranking(**settings, model=model, num_return=num_return)
+    settings = {**values_of(Reranking, values), "model": model, "num_return": num_return}
+    if not entry.weighted:
+        settings["rerank_weight"] = None
+    return Reranking(**settings)

@@ -29,7 +29,7 @@ from captioning.runtime.progress import bar_prefix
 PRELOADED_MODULES = ("captioning.train", "torch._dynamo", "torch.utils.tensorboard", "transformers")
 
 
-def run(demo: Demo) -> int:
+def run(demo: Demo) -> None:
     """Run all steps, and print the time left before each step. A failed step raises its error."""
     steps = demo.steps()
     # The captioner is so small that several threads would be slower than one.
@@ -44,7 +44,6 @@ def run(demo: Demo) -> int:
                     step.do(status)
             finally:
                 status.end()
-    return 0
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -56,12 +55,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--device", help="cpu, cuda, cuda:1; default: the GPU if there is one")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="for keys of all runs")
     arguments = parser.parse_intermixed_args(argv)
-
-    def program() -> int:
-        demo = Demo(arguments.quick, arguments.seed, arguments.overrides, arguments.device)
-        return run(demo)
-
-    return exit_code(program, "\nstopped; run the same command again to continue")
+    stopped = "\nstopped; run the same command again to continue"
+    return exit_code(lambda: run(Demo(**vars(arguments))), stopped)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Callable, Optional
 import torch
 
 from captioning import train
-from captioning.config import Config, config_class, keys_of, load_config
+from captioning.config import Config, config_class, keys_of
 from captioning.demo.status import DemoProgress, Step
 from captioning.files.writing import write_text
 from captioning.models import checkpoints
@@ -22,14 +22,15 @@ from captioning.runtime.errors import UserError
 from captioning.runtime.job_runner import Job, cores, ranks_of, run_jobs
 from captioning.runtime.progress import log_line
 from captioning.scenes.make import SPLITS, make_scenes
-from captioning.training.validation_history import is_scored
+from captioning.sweep.runs import read_config, train_and_score
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PRETRAIN, FINETUNE = "configs/demo_pretrain.yaml", "configs/demo_finetune.yaml"
+# The name of the pre-training. The other runs, which fine-tune copies, are those of OBJECTIVES.
+PRETRAIN = "pretrain"
 OBJECTIVES = {"mle": "mle", "smile": "smile", "mle_smile": "{mle: 0.5, smile: 0.5}"}
 QUICK_SPLITS = {"train": 1500, "val": 50, "test": 150}
 # The quick demo has a quarter of the images. Smaller batches give its epochs enough steps.
-QUICK_OVERRIDES = {PRETRAIN: ["batch_size=32"], FINETUNE: ["max_epoch=2", "eval_every=1"]}
+QUICK_PRETRAIN, QUICK_FINETUNE = ("batch_size=32",), ("max_epoch=2", "eval_every=1")
 QUICK_NOTE = (
     "This is the quick demo: a quarter of the data and a fraction of the training. It shows that "
     "everything runs; its numbers are weaker and less certain than those of the full demo."
@@ -45,7 +46,7 @@ FIRST_OVERRIDES = ("max_epoch=1", "eval_every=1", "metrics=[length]", "num_beams
 # selected.
 TRAINING_METRICS = "metrics=[length, facts]"
 # Keys that a user cannot override, because the demo sets them for each run. eval_every is one of
-# them, because its values in the files PRETRAIN and FINETUNE differ.
+# them, because its values in the demo's two configuration files differ.
 DEMO_KEYS = (
     *("objective", "pretrained", "tokenizer", "train_file", "facts_file", "metrics", "seed"),
     *("output_dir", "eval_every", *keys_of("data", config_class()), *keys_of("length")),
@@ -60,14 +61,15 @@ class Demo:
         variant = ("-quick" if quick else "") + (f"-seed{seed}" if seed else "")
         self.data, self.folder = Path(f"data/scenes{variant}"), Path(f"output/demo{variant}")
         self.quick, self.seed = quick, seed
-        self.flags = {"seed": seed, **({"device": device} if device else {})}
-        self.overrides = list(overrides)
+        self.flags = ["--seed", str(seed), *(["--device", device] if device else [])]
+        self.overrides = overrides
         for key in (override.partition("=")[0] for override in overrides):
             if key in DEMO_KEYS:
                 raise UserError(f"{key} is set by the demo itself and cannot be overridden")
-        for config in (PRETRAIN, FINETUNE):
-            chosen = load_config(REPOSITORY / config, self.overrides, self.flags)
-        self.on_gpu = chosen.device != "cpu" and torch.cuda.is_available()
+        for name in (*OBJECTIVES, PRETRAIN):
+            config = self.config(name)
+        self.batch_size = config.batch_size
+        self.on_gpu = config.device != "cpu" and torch.cuda.is_available()
         self.environment: Mapping[str, str] = {}  # added to the variables of each job
 
     def steps(self) -> list[Step]:
@@ -93,23 +95,22 @@ class Demo:
         On a CPU there are PRETRAINING_RANKS processes, whatever the number of cores, so that all
         machines get the same results. With a batch size that they cannot share, there is one.
         """
-        overrides = self._overrides(PRETRAIN, "pretrain")
-        batch = load_config(REPOSITORY / PRETRAIN, overrides, self.flags).batch_size
-        ranks = PRETRAINING_RANKS if batch % PRETRAINING_RANKS == 0 and not self.on_gpu else 1
-        overrides.append(f"batch_size={batch // ranks}")
-        pretrain = partial(self._run_training, PRETRAIN, "pretrain", [*overrides, TRAINING_METRICS])
-        jobs = ranks_of(self._job("pretrain", pretrain), ranks)
+        ranks = 1 if self.on_gpu or self.batch_size % PRETRAINING_RANKS else PRETRAINING_RANKS
+        arguments = self._arguments(
+            PRETRAIN, f"batch_size={self.batch_size // ranks}", TRAINING_METRICS
+        )
+        jobs = ranks_of(self._job(PRETRAIN, partial(train.main, arguments)), ranks)
         if not self.quick:
             jobs.append(self._job("first", self._fine_tune_briefly))
-        self._run(jobs, len(jobs), [f"first/{name}" for name in FIRST_RUNS], status)
+        status.follow(jobs, [self.config(f"first/{name}") for name in FIRST_RUNS])
+        run_jobs(jobs, [{}] * len(jobs), status)
 
     def _fine_tune_briefly(self) -> Optional[int]:
         """Fine-tune copies of the half-trained captioner, for the first captions."""
-        folder = self.folder / "pretrain"
+        folder = self.folder / PRETRAIN
+        first = checkpoints.epoch_path(folder, FIRST_EPOCHS - 1)
         # Wait for the checkpoint of this epoch, or of a later one.
-        while checkpoints.epoch_checkpoints(folder)[-1:] < [
-            checkpoints.epoch_path(folder, FIRST_EPOCHS - 1)
-        ]:
+        while checkpoints.epoch_checkpoints(folder)[-1:] < [first]:
             if signals.stop_requested():
                 return None
             time.sleep(0.2)
@@ -120,59 +121,44 @@ class Demo:
         write_text(json.dumps(annotations), self.data / "scenes_first.json")
         changes = [f"pretrained={weights}", "train_file=scenes_first.json", *FIRST_OVERRIDES]
         for name in FIRST_RUNS:
-            overrides = [*self._overrides(FINETUNE, name), *changes]
-            code = self._run_training(FINETUNE, f"first/{name}", overrides)
+            code = train.main(self._arguments(f"first/{name}", *changes))
             if code or signals.stop_requested():
                 return code
         return None
 
     def _fine_tune(self, status: DemoProgress) -> None:
-        jobs = [self._job(name, partial(self._fine_tune_one, name)) for name in OBJECTIVES]
+        """Train the runs of all objectives, then caption and score the test split."""
+        pretrained = f"pretrained={self.folder / PRETRAIN / checkpoints.BEST}"
+        jobs = []
+        for name in OBJECTIVES:
+            training = self._arguments(name, pretrained, TRAINING_METRICS)
+            jobs.append(self._job(name, partial(train_and_score, training, self._arguments(name))))
+        status.follow(jobs, [self.config(name) for name in FIRST_RUNS])
         # All three at once, even on two cores. Two at first and then the third would leave a core
         # idle.
         parallel = len(jobs) if cores() > 1 and not self.on_gpu else 1
-        self._run(jobs, parallel, FIRST_RUNS, status)
-
-    def _run(
-        self, jobs: Sequence[Job], parallel: int, first_runs: Sequence[str], status: DemoProgress
-    ) -> None:
-        """Run jobs. first_runs: the MLE run and the SMILE run whose first captions are printed."""
-        # If a stopped demo is continued and these runs are already scored, nothing is printed.
-        status.first.shown |= all(is_scored(self.scoring_config(name)) for name in FIRST_RUNS)
-        status.follow(jobs, [self.scoring_config(name) for name in first_runs])
         run_jobs(jobs, [{}] * parallel, status)
 
     def _job(self, name: str, program: Callable[[], Optional[int]]) -> Job:
         return Job(name, program, self.folder / f"{name}.log", self.environment)
 
-    def _fine_tune_one(self, name: str) -> Optional[int]:
-        """Train a run, then caption and score the test split."""
-        overrides = self._overrides(FINETUNE, name)
-        pretrained = f"pretrained={self.folder / 'pretrain' / checkpoints.BEST}"
-        code = self._run_training(FINETUNE, name, [*overrides, pretrained, TRAINING_METRICS])
-        if code or signals.stop_requested() or is_scored(self.scoring_config(name)):
-            return code
-        return self._run_training(FINETUNE, name, overrides, "--evaluate", "--eval_split", "test")
-
-    def scoring_config(self, name: str) -> Config:
+    def config(self, name: str) -> Config:
         """Return the configuration with which a run is captioned and scored."""
-        flags = {"output_dir": str(self.folder / name), **self.flags}
-        overrides = self._overrides(FINETUNE, Path(name).name)
-        return load_config(REPOSITORY / FINETUNE, overrides, flags)
+        return read_config(self._arguments(name))
 
-    def _overrides(self, config: str, name: str) -> list[str]:
-        """Return the overrides of a run. config: PRETRAIN or FINETUNE. name: the run's."""
-        overrides = [f"image_root={self.data}", f"ann_root={self.data}"]
+    def _arguments(self, name: str, *changes: str) -> list[str]:
+        """Return the command line of captioning.train for a run. changes: more overrides."""
+        run = Path(name).name
+        stage, quick = "pretrain", QUICK_PRETRAIN
+        overrides = [f"{key}={self.data}" for key in ("image_root", "ann_root")]
         overrides.append(f"tokenizer={self.data / 'vocab.txt'}")
-        if config == FINETUNE:
-            overrides.append(f"objective={OBJECTIVES[name]}")
-        return [*overrides, *(QUICK_OVERRIDES[config] if self.quick else []), *self.overrides]
-
-    def _run_training(self, config: str, name: str, overrides: list[str], *more: str) -> int:
-        """Run captioning.train as scripts/train.sh and scripts/eval.sh do. Return its exit code."""
-        flags = {"config": REPOSITORY / config, "output_dir": self.folder / name, **self.flags}
-        arguments = [text for flag, value in flags.items() for text in (f"--{flag}", str(value))]
-        return train.main([*arguments, *more, *overrides])
+        if run != PRETRAIN:
+            stage, quick = "finetune", QUICK_FINETUNE
+            overrides.append(f"objective={OBJECTIVES[run]}")
+        config = str(REPOSITORY / "configs" / f"demo_{stage}.yaml")
+        arguments = ["--config", config, "--output_dir", str(self.folder / name), *self.flags]
+        quick = quick if self.quick else ()
+        return [*arguments, *overrides, *quick, *self.overrides, *changes]
 
     def _report(self, status: DemoProgress) -> None:
         comparison = compare([self.folder / name for name in OBJECTIVES])

@@ -1,18 +1,26 @@
-"""The demo's status line."""
+"""The demo's status line, and the first captions of its captioners."""
 
 import re
+import sys
+import time
 from collections.abc import Sequence
-from typing import Callable, NamedTuple
+from pathlib import Path
+from typing import Callable, NamedTuple, Optional
+
+from tqdm import tqdm
 
 from captioning.config import Config
-from captioning.demo.first_captions import FirstCaptions
-from captioning.demo.remaining import StatusLine, TimeEstimate, format_seconds
+from captioning.data import read_split
+from captioning.data.caption_files import read_predictions
+from captioning.demo.remaining import TimeEstimate, format_seconds
 from captioning.runtime.job_runner import Job, Observer
 from captioning.runtime.progress import log_line
+from captioning.training.validation_history import evaluation_name
 
 TITLES = {"pretrain": "MLE", "mle": "MLE", "smile": "SMILE", "mle_smile": "MLE + SMILE"}
 # The share of a run's time that it trains. For the rest it captions and scores.
 PRETRAINING, TRAINING = 0.98, 0.85
+EXAMPLES = 2  # images whose first captions are printed
 
 
 class Step(NamedTuple):
@@ -27,46 +35,76 @@ class DemoProgress(Observer):
     """Shows the progress of the demo's steps and jobs in one line."""
 
     def __init__(self, steps: Sequence[Step]):
-        self.steps, self.number, self.line = steps, 0, StatusLine()
+        self.steps, self.started = steps, time.time()
         self.estimate = TimeEstimate([step.seconds for step in steps])
-        self.shares: dict[str, float] = {}
-        self.first = FirstCaptions()
+        self.line: Optional[tqdm] = None
+        self.has_captions = False  # whether the first captions are printed
 
     def begin(self, number: int) -> None:
         self.number, self.shares = number, {}
         self.estimate.record(number, 0.0)
-        left = format_seconds(self.estimate.seconds_left())
-        log_line(f"\n{self._label()} {self.steps[number].title} (about {left} to go in all)")
+        log_line(f"\n{self._label()} {self.steps[number].title} ({self._time_left()})")
 
     def follow(self, jobs: Sequence[Job], first: Sequence[Config]) -> None:
-        """Show the jobs of a step. first: the configurations for `FirstCaptions`."""
+        """Show the jobs of a step.
+
+        first: configurations of an MLE run and a SMILE run. The captions of two images, after the
+        first epoch of both runs, are printed once, unless an earlier demo has generated them.
+        """
         self.names = {job.name for job in jobs} & TITLES.keys()
         self.first_runs = first
 
     def progressed(self, name: str, description: str, share: float) -> None:
         if name not in self.names:
             return
+        # The first report of a job includes work of an earlier demo, which was stopped.
         is_first = name not in self.shares
-        run_share = _share_of_run(
-            PRETRAINING if name == "pretrain" else TRAINING, description, share
-        )
+        training = PRETRAINING if name == "pretrain" else TRAINING
+        run_share = _share_of_run(training, description, share)
         self.shares[name] = max(self.shares.get(name, 0.0), run_share)
-        self.estimate.record(self.number, sum(self.shares.values()) / len(self.names), is_first)
+        share = sum(self.shares.values()) / len(self.names)
+        self.estimate.record(self.number, share, measures=not is_first)
 
     def poll(self) -> None:
-        parts = [f"{TITLES[name]} {share:.0%}" for name, share in self.shares.items()]
-        left = format_seconds(self.estimate.seconds_left())
-        if parts:
-            self.line.show(f"{self._label()} {', '.join(parts)}; about {left} to go in all")
-        self.first.show_when_ready(self.first_runs)
+        if self.shares:
+            parts = ", ".join(f"{TITLES[name]} {share:.0%}" for name, share in self.shares.items())
+            text = f"{self._label()} {parts}; {self._time_left()}"
+            if self.line is None:
+                seconds = 0.5 if sys.stderr.isatty() else 30
+                layout = {"bar_format": "{desc}", "leave": False, "dynamic_ncols": True}
+                self.line = tqdm(desc=text, mininterval=seconds, miniters=1, **layout)
+            self.line.set_description_str(text, refresh=False)
+            self.line.update()
+        self._print_first_captions()
 
     def end(self) -> None:
         # A step without shown jobs does not train, so its pace is not that of the other steps.
-        self.estimate.record(self.number, 1.0, first=not self.shares)
-        self.line.clear()
+        self.estimate.record(self.number, 1.0, measures=bool(self.shares))
+        if self.line is not None:
+            self.line.close()
+        self.line = None
 
     def _label(self) -> str:
         return f"[{self.number + 1}/{len(self.steps)}]"
+
+    def _time_left(self) -> str:
+        return f"about {format_seconds(self.estimate.seconds_left())} to go in all"
+
+    def _print_first_captions(self) -> None:
+        folders = [Path(config.output_dir, "result") for config in self.first_runs]
+        files = [folder / f"{evaluation_name(0)}.json" for folder in folders]
+        if self.has_captions or not all(file.exists() for file in files):
+            return
+        self.has_captions = True
+        if max(file.stat().st_mtime for file in files) < self.started:
+            return
+        mle, smile = map(read_predictions, files)
+        samples = read_split(self.first_runs[0], "val")
+        log_line("\nthe first captions of the captioners that are being trained:")
+        for sample in samples[:: len(samples) // EXAMPLES][:EXAMPLES]:
+            image_id = sample.image_id
+            log_line(f"{Path(sample.image)}\n  MLE    {mle[image_id]}\n  SMILE  {smile[image_id]}")
+        log_line("")
 
 
 def _share_of_run(training: float, description: str, share: float) -> float:

@@ -29,7 +29,7 @@ from captioning.data import (
 from captioning.files.stores import without_secrets
 from captioning.models.prompts import prompt_is_question
 from captioning.models.skip_init import SkipInit
-from captioning.runtime.errors import UserError
+from captioning.runtime.errors import UserError, value_errors_as_user_errors
 from captioning.runtime.registry import load
 
 
@@ -48,7 +48,7 @@ def captioner_from(
     """
     package = package_of(config.model)
     torch.manual_seed(config.seed)
-    try:
+    with value_errors_as_user_errors():  # packages raise ValueError for user errors
         content = read_checkpoint(checkpoint, config.trust_checkpoint) if checkpoint else resumed
         name = without_secrets(checkpoint) if checkpoint else "the checkpoint"
         if config.lora is None and content is not None and CONFIG in content:
@@ -71,8 +71,6 @@ def captioner_from(
         report = load_weights(captioner, content["model"], name, for_training)
         if not for_training:
             _check_same_null(config, report, name)
-    except ValueError as error:  # packages raise ValueError for user errors
-        raise UserError(str(error)) from error
     return captioner, f"loaded {name}: {report}"
 
 
@@ -125,10 +123,8 @@ def training_captions(config: Config) -> Iterator[str]:
 
 def preprocessing_of(config: Config) -> Preprocessing:
     """Return the image preprocessing of the configuration's captioner. Raises UserError."""
-    try:
+    with value_errors_as_user_errors():
         functions = package_of(config.model).preprocessing(config)
-    except ValueError as error:
-        raise UserError(str(error)) from error
     if functions is None:
         strength, exact = config.augmentation_strength, config.input == "exact"
         return Preprocessing(
@@ -190,10 +186,8 @@ def trained_config(
     """
     if config is not None:
         return load_config(config, flags=changes)
-    try:
+    with value_errors_as_user_errors():
         content = read_checkpoint(checkpoint, mapped=True)
-    except ValueError as error:
-        raise UserError(str(error)) from error
     try:
         values = parse_config(content.get("config")).model_dump()
     except ValidationError as error:

@@ -56,7 +56,8 @@ def save(content: dict[str, Any], path: Path) -> None:
                 problem = hashed.problem or error
                 raise
             write_manifest(hashed, path)
-            _remove_sharded(path)
+            if is_sharded(path):  # a folder, which a file cannot replace
+                remove(path)
     except (OSError, RuntimeError) as error:
         reason = problem or error
         reason = reason.strerror if isinstance(reason, OSError) and reason.strerror else reason
@@ -103,12 +104,13 @@ def is_checkpoint_file(name: str) -> bool:
 def resolve(name: str) -> str:
     """Return the checkpoint in a run's folder `name`: the best, or the newest if none is best yet.
 
-    The name of anything else, such as a file, is returned unchanged. The folder may be in an object
-    store. Raises UserError for a folder without a checkpoint.
+    The name of anything else, such as a file, is returned unchanged, also if it does not exist. The
+    folder may be in an object store. Raises UserError for a folder without a checkpoint.
     """
     if is_bucket_address(name):
+        check_address(name)
         name = name.rstrip("/")
-        files = _files_in_store(name)
+        files = stamps(name)
         if not files or REST in files:
             return name
         names = [file.removesuffix(f"/{REST}") for file in files]
@@ -122,21 +124,6 @@ def resolve(name: str) -> str:
     if chosen is None:
         raise UserError(f"{name} contains no checkpoint of a run: give a file")
     return f"{name.rstrip('/')}/{chosen}"
-
-
-def _files_in_store(address: str) -> list[str]:
-    """Return the names of the files in a store's folder; [] if the address is a file.
-
-    Raises UserError.
-    """
-    check_address(address)
-    try:
-        stamp(address)
-        return []
-    except Missing as missing:
-        if names := list(stamps(address)):
-            return names
-        raise missing
 
 
 def version_of(name: str) -> Union[float, str, None]:
@@ -225,12 +212,6 @@ def _link(source: str, path: str) -> None:
     except OSError:
         with open(source, "rb") as file, atomic_write(Path(path)) as copy:
             shutil.copyfileobj(file, copy)
-
-
-def _remove_sharded(path: Path) -> None:
-    """Remove a sharded checkpoint at `path`, which a file cannot replace. Raises OSError."""
-    if is_sharded(path):
-        remove(path)
 
 
 def read(path: Path) -> dict[str, Any]:

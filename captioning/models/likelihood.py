@@ -29,11 +29,6 @@ class Likelihood(NamedTuple):
     nll: list[float]
     smile: float
 
-    @property
-    def best(self) -> tuple[float, float]:
-        """The temperature with the lowest negative log-likelihood, and its value."""
-        return find_minimum(TEMPERATURES, self.nll)
-
 
 @torch.inference_mode()
 def likelihood(
@@ -75,19 +70,19 @@ def _sum_losses(
     return torch.stack([(labels != -100).sum(), *losses]).double().cpu()
 
 
-def find_minimum(temperatures: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
+def find_minimum(values: Sequence[float]) -> tuple[float, float]:
     """Return the minimum (temperature, value), interpolated by a parabola in log T.
 
-    The parabola goes through the lowest value and its neighbours. The temperature divides logits
-    (Guo et al. 2017, arXiv 1706.04599).
+    values: one for each of TEMPERATURES. The parabola goes through the lowest value and its
+    neighbours. The temperature divides logits (Guo et al. 2017, arXiv 1706.04599).
     """
     middle = min(range(1, len(values) - 1), key=lambda n: values[n])
     before, center, after = values[middle - 1 : middle + 2]
     curvature = before - 2 * center + after
     shift = max(-1.0, min(1.0, (before - after) / (2 * curvature))) if curvature > 0 else 0.0
-    ratio = temperatures[middle + 1] / temperatures[middle]
+    ratio = TEMPERATURES[middle + 1] / TEMPERATURES[middle]
     value = center + shift * (after - before) / 2 + shift**2 * curvature / 2
-    return temperatures[middle] * ratio**shift, value
+    return TEMPERATURES[middle] * ratio**shift, value
 
 
 def unigram_nll(

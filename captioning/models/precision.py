@@ -4,7 +4,7 @@ import torch
 
 from captioning.captioners.registry import package_of
 from captioning.config import Config
-from captioning.runtime.errors import UserError
+from captioning.runtime.errors import value_errors_as_user_errors
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.int8}
 
@@ -27,17 +27,7 @@ class Precision:
         return torch.autocast(self.device.type, dtype=dtype, enabled=enabled)
 
 
+@value_errors_as_user_errors()
 def check_precision(config: Config, device: torch.device) -> None:
     """Raise UserError for a precision that the device does not support."""
-    try:
-        package_of(config.model).check_device(config, device)
-    except ValueError as error:
-        raise UserError(str(error)) from error
-
-
-def check_trains(config: Config) -> None:
-    """Raise UserError for a precision without gradients."""
-    if config.precision == "int8":
-        raise UserError(
-            "precision is int8, which is only for inference; train in fp32, bf16 or fp16"
-        )
+    package_of(config.model).check_device(config, device)

@@ -1,7 +1,6 @@
 """Reranking: generates several candidate captions per image, scores and sorts them."""
 
 import hashlib
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Optional, Union
@@ -25,25 +24,26 @@ from decoding.rerank import Reranking, expected_similarity, rerank
 MAX_CAPTIONS = 256  # captions whose likelihoods are computed at once
 
 
-class Scorer(ABC):
+class Scorer:
     """Scores candidates; a higher score is better.
 
-    The constructor loads the scorer's model, if it has one. Raises UserError.
+    The constructor loads the scorer's model, if it has one. Raises UserError. Types and shapes are
+    documented here for all scorers.
     """
 
     def __init__(self, captioner: nn.Module, reranking: Reranking, device: torch.device):
         self.captioner, self.reranking = captioner, reranking
 
-    @classmethod  # noqa: B027
+    @classmethod
     def check(cls, model: Optional[str], config: Config) -> None:
         """Raise UserError unless `model` suits the captioner of `config`. Loads no weights."""
 
-    @abstractmethod
     def __call__(self, image: Tensor, encoded: Any, candidates: Generated) -> Tensor:
         """Return scores (B, k) of k candidates for each of B images.
 
         encoded: the images as encoded by the captioner.
         """
+        raise NotImplementedError
 
 
 class Reranker:
@@ -106,18 +106,14 @@ class MutualInformation(Scorer):
     1510.03055).
     """
 
-    def __call__(self, image: Tensor, encoded: Any, candidates: Generated) -> Tensor:
+    def __call__(self, image, encoded, candidates):
         logp = None
         if self.reranking.candidates == "samples":
-            logp = self._log_likelihoods_of_samples(candidates)
+            # Scores of sampling are means over tokens, without penalties.
+            tokens = (self.captioner.prompt_ids.size(-1), self.captioner.tokenizer.end)
+            scores = candidates.scores if candidates.own_scores is None else candidates.own_scores
+            logp = scores * caption_lengths(candidates.token_ids, *tokens)
         return self.scores(self.captioner, encoded, candidates.token_ids, logp)
-
-    def _log_likelihoods_of_samples(self, candidates: Generated) -> Tensor:
-        """Return (B, k), from the scores of sampling: means over tokens, without penalties."""
-        tokens = (self.captioner.prompt_ids.size(-1), self.captioner.tokenizer.end)
-        lengths = caption_lengths(candidates.token_ids, *tokens)
-        own_scores = candidates.own_scores
-        return (candidates.scores if own_scores is None else own_scores) * lengths
 
     def scores(
         self, captioner: nn.Module, encoded: Any, token_ids: Tensor, logp: Optional[Tensor] = None
@@ -150,7 +146,7 @@ class Judge(MutualInformation):
     """
 
     @classmethod
-    def check(cls, model: Optional[str], config: Config) -> None:
+    def check(cls, model, config):
         try:
             judge = trained_config(model, None)
         except UserError as error:
@@ -160,7 +156,7 @@ class Judge(MutualInformation):
         if shift != judge_shift:
             raise _unsuitable(model, f"first_token_shift {judge_shift}, the captioner {shift}")
 
-    def __init__(self, captioner: nn.Module, reranking: Reranking, device: torch.device):
+    def __init__(self, captioner, reranking, device):
         super().__init__(captioner, reranking, device)
         config, self.judge = load_judge(reranking.model, device)
         self.image_size = config.image_size
@@ -170,7 +166,7 @@ class Judge(MutualInformation):
             prompts = f"the prompt {self.judge.prompt!r}, the captioner {captioner.prompt!r}"
             raise _unsuitable(reranking.model, prompts)
 
-    def __call__(self, image: Tensor, encoded: Any, candidates: Generated) -> Tensor:
+    def __call__(self, image, encoded, candidates):
         encoded = self.judge.encode(resized(image, self.image_size))
         return self.scores(self.judge, encoded, candidates.token_ids)
 
@@ -185,7 +181,7 @@ def _unsuitable(judge: Optional[str], difference: str) -> UserError:
 class MinimumBayesRisk(Scorer):
     """A candidate's mean CIDEr-D against the other candidates, with equal weights of n-grams."""
 
-    def __call__(self, image: Tensor, encoded: Any, candidates: Generated) -> Tensor:
+    def __call__(self, image, encoded, candidates):
         similarities = load("captioning.rewards.cider:similarities")
         matrices = [similarities(captions) for captions in candidates.captions]
         return expected_similarity(torch.tensor(matrices, dtype=torch.float64))
@@ -198,14 +194,14 @@ class ClipScorer(Scorer):
     """
 
     @classmethod
-    def check(cls, model: Optional[str], config: Config) -> None:
+    def check(cls, model, config):
         load("captioning.metrics.model_files:find_model")("clip_model", model)
 
-    def __init__(self, captioner: nn.Module, reranking: Reranking, device: torch.device):
+    def __init__(self, captioner, reranking, device):
         self.clip = _load_model("captioning.metrics.clip:Clip", reranking.model, device)
         self.prefix = load("captioning.metrics.clipscore:PREFIX")
 
-    def __call__(self, image: Tensor, encoded: Any, candidates: Generated) -> Tensor:
+    def __call__(self, image, encoded, candidates):
         captions = [text for group in candidates.captions for text in group]
         ids, _ = self.clip.encode([self.prefix + caption for caption in captions])
         with torch.autocast(self.clip.device.type, enabled=False):
@@ -221,13 +217,13 @@ class ImageTextMatching(Scorer):
     """
 
     @classmethod
-    def check(cls, model: Optional[str], config: Config) -> None:
+    def check(cls, model, config):
         load("captioning.metrics.itm_model:check_itm_checkpoint")(model)
 
-    def __init__(self, captioner: nn.Module, reranking: Reranking, device: torch.device):
+    def __init__(self, captioner, reranking, device):
         self.itm = _load_model("captioning.metrics.itm_model:ItmScorer", reranking.model, device)
 
-    def __call__(self, image: Tensor, encoded: Any, candidates: Generated) -> Tensor:
+    def __call__(self, image, encoded, candidates):
         with torch.autocast(self.itm.device.type, enabled=False):
             return self.itm.scores(image, candidates.captions)
 

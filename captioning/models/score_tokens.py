@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from captioning.captioners.interface import Images
 from captioning.models.prompts import scored_lists
 from captioning.models.reranking import Reranker
-from captioning.runtime.errors import UserError
-from decoding import DecodingSettings, until_end
+from decoding import DecodingSettings, Generated, until_end
 from decoding.guided import encode_noisy
 
 END = "(end)"
@@ -60,34 +59,22 @@ def scored_captions(
         generated = reranker.generate_from(images, encoded, settings)
         candidates = scored_lists(generated)
     return [
-        _score_caption(
-            captioner,
-            encoded[row : row + 1],
-            generated.token_ids[row, 0],
-            generated.captions[row][0],
-            generated.scores[row, 0].item(),
-            None if generated.own_scores is None else generated.own_scores[row, 0].item(),
-            candidates[row],
-        )
-        for row in range(len(images))
+        _score_best(captioner, encoded, generated, row)._replace(candidates=of_image)
+        for row, of_image in enumerate(candidates)
     ]
 
 
-def _score_caption(
-    captioner: nn.Module,
-    encoded: Any,
-    ids: Tensor,
-    caption: str,
-    score: float,
-    own_score: Optional[float],
-    candidates: list[dict[str, Any]],
+def _score_best(
+    captioner: nn.Module, encoded: Any, generated: Generated, row: int
 ) -> ScoredCaption:
-    """Score one caption. encoded: one encoded image. ids: (n,), the caption's ids with padding."""
+    """Score the best caption of the image `row`."""
+    ids = generated.token_ids[row, 0]  # (n,), with padding
     prompt, caption_ids = ids.tensor_split([len(captioner.prompt_ids)])
     # Drop padding, which is -1 or follows the end. A [PAD] that was generated stays.
     is_caption = until_end(caption_ids, captioner.tokenizer.end) & (caption_ids >= 0)
     caption_ids = caption_ids[is_caption]  # (n - p,)
-    logits, attention_map = captioner.score_tokens(encoded, torch.cat([prompt, caption_ids]))
+    ids = torch.cat([prompt, caption_ids])
+    logits, attention_map = captioner.score_tokens(encoded[row : row + 1], ids)
     logprobs = logits.double().log_softmax(-1).gather(1, caption_ids.unsqueeze(1)).squeeze(1)
     words, positions = join_pieces(captioner.tokenizer, caption_ids)
     probabilities = torch.stack([logprobs[pieces].sum() for pieces in positions]).exp()
@@ -96,27 +83,15 @@ def _score_caption(
         attention_map = (
             attention_map.unflatten(1, (math.isqrt(attention_map.size(1)), -1)).float().cpu()
         )
+    own_scores = generated.own_scores
     return ScoredCaption(
-        caption, score, words, probabilities.cpu(), attention_map, own_score, candidates
+        generated.captions[row][0],
+        generated.scores[row, 0].item(),
+        words,
+        probabilities.cpu(),
+        attention_map,
+        None if own_scores is None else own_scores[row, 0].item(),
     )
-
-
-def score_with_attention(
-    captioner: nn.Module,
-    image: Images,
-    settings: DecodingSettings,
-    reranker: Optional[Reranker] = None,
-) -> ScoredCaption:
-    """Return the scored caption of one image, with attention maps.
-
-    Raises UserError for a captioner without attention maps.
-    """
-    (scored,) = scored_captions(captioner, image, settings, reranker)
-    if scored.attention_map is None:
-        raise UserError(
-            "this captioner sees the image once, before all words: it has no attention maps"
-        )
-    return scored
 
 
 def join_pieces(tokenizer, ids: Tensor) -> tuple[list[str], list[list[int]]]:

@@ -5,9 +5,6 @@ module at a time, and leaves buffers empty. Captioners contain modules of severa
 their buffers are computed.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Callable, Optional
-
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -25,13 +22,7 @@ class SkipInit(TorchFunctionMode):
     The caller must load all weights.
     """
 
-    def __torch_function__(
-        self,
-        function: Callable,
-        types: Sequence[type],
-        args: tuple = (),
-        kwargs: Optional[Mapping[str, Any]] = None,
-    ) -> Any:
+    def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if function in RANDOM_FILLS:
             return args[0] if args else kwargs["tensor"]

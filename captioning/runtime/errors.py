@@ -1,6 +1,8 @@
 """The exception for a user's mistake, and functions that make error texts printable."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Optional
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -8,6 +10,15 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 class UserError(Exception):
     """One line that says what was wrong, where, and what to do. Printed without a traceback."""
+
+
+@contextmanager
+def value_errors_as_user_errors() -> Iterator[None]:
+    """Within the block, raise a UserError instead of a ValueError. Also a decorator."""
+    try:
+        yield
+    except ValueError as error:
+        raise UserError(str(error)) from error
 
 
 def one_line(error: object, max_length: Optional[int] = 100) -> str:

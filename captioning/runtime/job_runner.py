@@ -10,9 +10,7 @@ import os
 import signal
 import socket
 import sys
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from multiprocessing import connection, forkserver
 from pathlib import Path
 from typing import Callable, NamedTuple, Optional
@@ -24,7 +22,6 @@ from captioning.runtime.progress import log_line, report_bars_to
 from captioning.runtime.start import keep_memory
 
 STOPPED = 3  # exit code of a job that saved and stopped on request
-SECONDS_TO_SAVE = 600.0  # from a stop request until the job is killed
 _CONTEXT = multiprocessing.get_context("forkserver")
 
 
@@ -54,30 +51,17 @@ class Observer:
         """Called several times a second."""
 
 
-@dataclass(eq=False)
-class _RunningJob:
+class _RunningJob(NamedTuple):
     job: Job
     slot: Mapping[str, str]
     process: multiprocessing.process.BaseProcess
     reports: connection.Connection
     log_offset: int  # size of the log in bytes before this run
-    handles_signals: bool = False  # before it does, a signal would kill the job
-    asked_to_stop: bool = False
 
-    def receive(self, observer: Observer) -> None:
+    def pass_reports(self, observer: Observer) -> None:
         with contextlib.suppress(EOFError):
             while self.reports.poll():
-                report = self.reports.recv()
-                if report is None:
-                    self.handles_signals = True
-                else:
-                    observer.progressed(self.job.name, *report)
-
-    def ask_to_stop(self) -> None:
-        """Send SIGTERM once, as soon as the job handles signals."""
-        if self.handles_signals and not self.asked_to_stop:
-            self.process.terminate()  # SIGTERM
-            self.asked_to_stop = True
+                observer.progressed(self.job.name, *self.reports.recv())
 
     def reason(self) -> Optional[str]:
         """Return why an ended job failed: its error line or its exit code; None if it succeeded."""
@@ -101,13 +85,11 @@ def cores() -> int:
 
 
 def prepare(modules: Sequence[str]) -> None:
-    """Start the fork server, which imports these modules in the background."""
+    """Start the fork server, which imports these modules in the background.
+
+    It ignores signals and ends with this process.
+    """
     _CONTEXT.set_forkserver_preload(list(modules))
-    _start_server()
-
-
-def _start_server() -> None:
-    """Start the fork server if needed. It ignores signals and ends with this process."""
     handlers = {number: signal.signal(number, signal.SIG_IGN) for number in signals.SIGNALS}
     try:
         forkserver.ensure_running()
@@ -145,52 +127,50 @@ def run_jobs(
 ) -> dict[str, str]:
     """Run all jobs, one at a time in each slot; return {name: reason} of the failed jobs.
 
-    slots: each slot's environment variables. keep_going: continue after a failed job. Without it,
-    the other jobs are asked to save and stop, and UserError says why the job failed. A job that
-    does not stop within SECONDS_TO_SAVE is killed.
+    `prepare` has to be called before. slots: each slot's environment variables. keep_going:
+    continue after a failed job. Without it, the other jobs are asked to save and stop, and
+    UserError says why the job failed.
 
     Raises Stopped if this process was asked to stop, after all jobs have saved. Raises
     KeyboardInterrupt at once when Ctrl-C is pressed twice.
     """
-    _start_server()
     waiting, free, running = list(jobs), list(slots), []
     failures: dict[str, str] = {}
     cause = None  # why the first of the failed jobs failed
-    deadline = None  # when jobs that were asked to stop are killed
+    stopping = False  # whether the running jobs are asked to stop
     with signals.watch():
         try:
-            while running or (waiting and deadline is None):
-                while waiting and free and deadline is None:
+            while running or (waiting and not stopping):
+                while waiting and free and not stopping:
                     running.append(_start(waiting.pop(0), free.pop(0)))
                     observer.began(running[-1].job)
-                for ended in _wait(running, observer):
+                connection.wait([entry.process.sentinel for entry in running], 0.1)
+                all_ended = [entry for entry in running if entry.process.exitcode is not None]
+                for entry in running:
+                    entry.pass_reports(observer)
+                for ended in all_ended:
                     running.remove(ended)
                     free.append(ended.slot)
                     code, name, reason = ended.process.exitcode, ended.job.name, ended.reason()
-                    if code == STOPPED and (deadline is not None or signals.stop_requested()):
+                    if code == STOPPED and (stopping or signals.stop_requested()):
                         continue
                     if reason:
                         failures[name] = reason
                         cause = cause or (reason if code == FAILED else f"{name} failed: {reason}")
                     observer.ended(name, reason)
                 observer.poll()
-                if deadline is None and (signals.stop_requested() or (cause and not keep_going)):
-                    deadline = time.monotonic() + SECONDS_TO_SAVE
+                if not stopping and (signals.stop_requested() or (cause and not keep_going)):
+                    stopping = True
                     if signals.stop_requested():
                         log_line(f"stopping by {signals.stop_requested()}: saving")
                     elif running:
                         log_line(f"{cause}; the others save and stop")
-                if deadline is not None:
+                if stopping:
+                    # Send SIGTERM again and again, because a job ignores it at first.
                     for entry in running:
-                        entry.ask_to_stop()
-                    if running and time.monotonic() > deadline:
-                        names = ", ".join(dict.fromkeys(entry.job.name for entry in running))
-                        log_line(
-                            f"killed after {SECONDS_TO_SAVE:g} s, since they did not stop: {names}"
-                        )
-                        break
+                        entry.process.terminate()
         finally:
-            for entry in running:  # after a double Ctrl-C, for a hanging job or a bug here
+            for entry in running:  # after a double Ctrl-C, or a bug here
                 entry.process.kill()
                 entry.process.join()
         if signals.stop_requested():
@@ -198,17 +178,6 @@ def run_jobs(
     if cause and not keep_going:
         raise UserError(cause)
     return failures
-
-
-def _wait(running: Sequence[_RunningJob], observer: Observer) -> list[_RunningJob]:
-    """Pass the jobs' reports to the observer, and return the jobs that have ended."""
-    connection.wait([entry.process.sentinel for entry in running], 0.1)
-    ended = [entry for entry in running if entry.process.exitcode is not None]
-    for entry in running:
-        entry.receive(observer)
-    for entry in ended:
-        entry.reports.close()
-    return ended
 
 
 def _start(job: Job, slot: Mapping[str, str]) -> _RunningJob:
@@ -238,17 +207,15 @@ def _run_job(job: Job, reports: connection.Connection) -> None:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
 
-    def send(report: Optional[tuple[str, float]]) -> None:
-        """Send a bar's description and share, or None when the job begins to handle signals."""
+    def send(description: str, share: float) -> None:
         with contextlib.suppress(OSError):  # the program has died: nobody reads reports
-            reports.send(report)
+            reports.send((description, share))
 
     code = 1
     try:
-        with signals.watch(), report_bars_to(lambda *report: send(report)):
-            send(None)
-            code = job.do() or 0
-            code = code or (STOPPED if signals.stop_requested() else 0)
+        report_bars_to(send)
+        with signals.watch():
+            code = job.do() or (STOPPED if signals.stop_requested() else 0)
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:

@@ -113,27 +113,19 @@ def _wait_for_first_error() -> None:
 def _exit_with_traceback() -> NoReturn:
     """Print the traceback and end the process. Called in an except block of a process group.
 
-    Exits at once, because the traceback keeps the distributed model alive; see `distributed.stop`.
+    Names the ranks that reported no error: they died or hang. Exits at once, because the traceback
+    keeps the distributed model alive; see `distributed.stop`.
     """
-    silent = ", ".join(map(str, _silent_ranks()))
-    if silent:
-        line = f"error: [rank {distributed.rank()}] waited in vain for rank {silent}"
-        print(line, file=sys.stderr)
+    with contextlib.suppress(RuntimeError):  # the launcher, which holds the store, is gone
+        store = dist.distributed_c10d._get_default_store() if dist.is_initialized() else None
+        if store:
+            store.set(f"failed/{distributed.rank()}", "")
+        _wait_for_first_error()
+        ranks = range(distributed.world_size()) if store else ()
+        silent = [str(rank) for rank in ranks if not store.check([f"failed/{rank}"])]
+        if silent:
+            line = f"error: [rank {distributed.rank()}] waited in vain for rank {', '.join(silent)}"
+            print(line, file=sys.stderr)
     traceback.print_exc()
     sys.stderr.flush()
     os._exit(1)
-
-
-def _silent_ranks() -> list[int]:
-    """Wait for the first error, then return the ranks that reported none: they died or hang."""
-    if not dist.is_initialized():
-        _wait_for_first_error()
-        return []
-    try:
-        store = dist.distributed_c10d._get_default_store()
-        store.set(f"failed/{distributed.rank()}", "")
-        _wait_for_first_error()
-        ranks = range(distributed.world_size())
-        return [other for other in ranks if not store.check([f"failed/{other}"])]
-    except RuntimeError:  # the launcher, which holds the store, is gone
-        return []

@@ -46,22 +46,17 @@ class _ReportedBar(tqdm):
     """A bar that is not drawn: the listener gets its description and its share from 0 to 1."""
 
     def display(self, msg=None, pos=None) -> None:
-        if self.total and _listener is not None:
+        if self.total:
             _listener(self.desc, self.n / self.total)
 
 
 _listener: Optional[Callable[[str, float], None]] = None
 
 
-@contextlib.contextmanager
-def report_bars_to(listener: Callable[[str, float], None]) -> Iterator[None]:
-    """Within the block, report bars to `listener` instead of drawing them."""
+def report_bars_to(listener: Callable[[str, float], None]) -> None:
+    """Report bars to `listener` from now on, instead of drawing them."""
     global _listener
-    previous, _listener = _listener, listener
-    try:
-        yield
-    finally:
-        _listener = previous
+    _listener = listener
 
 
 def progress(total: Optional[int], description: str, unit: str = "img", initial: int = 0) -> tqdm:

@@ -36,6 +36,7 @@ from captioning.sweep.decodings import JUDGE, drop_shares, read_decodings, with_
 from captioning.sweep.frontier import Entry, draw_frontier, markdown_table
 from captioning.sweep.over_seeds import mean_over_seeds
 from captioning.sweep.runs import Sweep, choose_judge
+from smile import OBJECTIVES
 
 QUICK = ("max_epoch=1", "eval_every=1", "num_beams=1")
 SEED_NOTE = (
@@ -52,20 +53,19 @@ def write_files(done: Sequence[variants.Variant], collected: Sequence[Path], fol
     """
     folders = [*(folder / variant.name for variant in done), *collected]
     comparison = compare(folders)
-    entries = [Entry(comparison.human, comparison.human.label)] if comparison.human else []
+    entries = [Entry(comparison.human)] if comparison.human else []
     runs_by_label: dict[str, list[Run]] = {}  # one run per seed
     for variant, run in zip(done, comparison.runs):
         runs_by_label.setdefault(variant.label, []).append(run)
     weights = {variant.label: variant.weight for variant in done}
     averaged_runs = []
     for label, runs in runs_by_label.items():
-        row = mean_over_seeds(runs, label)
-        entries.append(Entry(row, label, weights[label]))
-        averaged_runs.append(replace(runs[0], label=label, metrics=row.metrics))
+        metrics = mean_over_seeds(runs, label).metrics
+        averaged_runs.append(replace(runs[0], label=label, metrics=metrics))
+        entries.append(Entry(averaged_runs[-1], weights[label]))
     collected_runs = comparison.runs[len(done) :]
     for run in collected_runs:
-        share = variants.mle_share(run.config) if run.is_trained else None
-        entries.append(Entry(run, run.label, share))
+        entries.append(Entry(run, variants.mle_share(run.config) if run.is_trained else None))
     for line in comparison.missing:
         log_line(line)
     folder.mkdir(parents=True, exist_ok=True)
@@ -120,10 +120,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     if distributed.env_world_size() > 1:
         raise UserError("a sweep starts its runs itself, one per GPU: call it without torchrun")
-    if arguments.jobs is not None and arguments.jobs < 1:
-        raise UserError(f"--jobs is {arguments.jobs}; it must be 1 or more")
-    if arguments.seeds < 1:
-        raise UserError(f"--seeds is {arguments.seeds}; it must be 1 or more")
+    for name in ("jobs", "seeds"):
+        number = getattr(arguments, name)
+        if number is not None and number < 1:
+            raise UserError(f"--{name} is {number}; it must be 1 or more")
     if arguments.config is None:
         if not arguments.collect:
             raise UserError("name a configuration to train, or finished runs with --collect")
@@ -133,16 +133,15 @@ def _run(arguments: argparse.Namespace) -> int:
             )
         write_files([], arguments.collect, arguments.output_dir or Path("output/sweep"))
         return 0
-    ablations = variants.read_ablations(arguments.ablation)
-    objectives = variants.read_objectives(arguments.objectives)
+    ablations = variants.read_names(arguments.ablation, variants.ABLATIONS, "ablation")
+    objectives = variants.read_names(arguments.objectives, OBJECTIVES, "objective")
     weights = variants.read_weights(arguments.mle) if arguments.mle else ()
     sizes = variants.read_sizes(arguments.subset_sizes)
     if not (weights or ablations or objectives):
         weights = variants.MLE_WEIGHTS
     folder = arguments.output_dir or Path(f"output/sweep_{Path(arguments.config).stem}")
-    planned = [*variants.plan(weights, ablations, sizes), *variants.objective_variants(objectives)]
-    planned = list({variant.name: variant for variant in planned}.values())
-    decodings = read_decodings(arguments.decodings) if arguments.decodings else []
+    planned = variants.plan(weights, objectives, ablations, sizes)
+    decodings = read_decodings(arguments.decodings)
     if decodings:
         planned = with_drop_shares(planned, drop_shares(decodings))
     planned = variants.with_seeds(planned, arguments.seeds)

@@ -4,10 +4,12 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Optional
+from types import MappingProxyType
+from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
+from captioning.files.reading import read_json
 from captioning.files.writing import write_text
 from captioning.metrics.bootstrap import Estimate
 from captioning.metrics.registry import Metric
@@ -17,19 +19,21 @@ from captioning.report.comparison_table import format_value, select_columns, to_
 from captioning.report.figures import assign_styles, figure_context, save_figure
 from captioning.report.runs import recorded_scores
 from captioning.sweep.decodings import (
+    COST_FILE,
     DECODINGS,
     DROPPED_SUFFIX,
     TUNED_KEYS,
     applicable_decodings,
     decoding_folder,
-    read_cost,
 )
-from captioning.sweep.frontier import TABLE_METRICS
+from captioning.sweep.frontier import TABLE_METRICS, coordinates
 from captioning.sweep.over_seeds import mean_over_seeds
 from captioning.sweep.runs import Sweep
 
 # The first of these metrics that the validation split has chooses the values of TUNED_KEYS.
 TUNING_METRICS = ("scene_R@1", "R@1", "CIDEr")
+# Decoder tokens per image, and the time relative to TIME_REFERENCE of the same run.
+COSTS = (Metric("tokens", "decoder tokens", 0), Metric("time", "time", 1))
 _CHOSEN_MARK = " *"
 VARIANT_STYLES = {"MLE": "mle", "SMILE": "smile"}
 
@@ -37,27 +41,21 @@ VARIANT_STYLES = {"MLE": "mle", "SMILE": "smile"}
 class Line(NamedTuple):
     """A decoding of a variant, averaged over seeds.
 
-    row: its metrics. tokens: decoder tokens per image. time: relative to TIME_REFERENCE of the same
-    run. chosen: whether its value of a key of TUNED_KEYS is the best on the validation split.
+    row: its metrics and COSTS. chosen: whether its value of a key of TUNED_KEYS is the best on the
+    validation split.
     """
 
     variant: str
     decoding: str
     row: Row
-    tokens: float
-    time: float
     chosen: bool
-
-    @property
-    def label(self) -> str:
-        return DECODINGS[self.decoding].label + (_CHOSEN_MARK if self.chosen else "")
 
 
 def write_decodings(
     sweeps: Sequence[Sweep],
     names: Sequence[str],
     folder: Path,
-    extra_metrics: Optional[Mapping[Path, Mapping[str, Estimate]]] = None,
+    extra_metrics: Mapping[Path, Mapping[str, Estimate]] = MappingProxyType({}),
     columns: Sequence[Metric] = (),
 ) -> str:
     """Write decodings.md and decodings.svg to the folder; return the table.
@@ -66,26 +64,16 @@ def write_decodings(
     of a decoding: metrics of its test captions}, in addition to the stored metrics. columns: those
     of the extra metrics, which are appended to the table.
     """
-    lines = list(_lines(sweeps, names, extra_metrics or {}))
-    stored_columns = [
-        c for c in select_columns(line.row for line in lines) if c.name in TABLE_METRICS
-    ]
-    columns = [*stored_columns, *columns]
-    headings = [*(c.heading for c in columns), "decoder tokens", "time"]
-    sections = []
-    for variant in dict.fromkeys(line.variant for line in lines):
-        rows = [
-            [
-                line.label,
-                *(format_value(column, line.row) for column in columns),
-                f"{line.tokens:.0f}",
-                f"{line.time:.1f}",
-            ]
-            for line in lines
-            if line.variant == variant
-        ]
-        sections.append(f"{variant}\n\n{to_markdown(headings, rows)}")
-    text = "\n".join(sections)
+    lines = list(_lines(sweeps, names, extra_metrics))
+    stored = select_columns(line.row for line in lines)
+    columns = [*(column for column in stored if column.name in TABLE_METRICS), *columns, *COSTS]
+    headings = [column.heading for column in columns]
+    tables: dict[str, list[list[str]]] = {}
+    for line in lines:
+        label = DECODINGS[line.decoding].label + (_CHOSEN_MARK if line.chosen else "")
+        values = [format_value(column, line.row) for column in columns]
+        tables.setdefault(line.variant, []).append([label, *values])
+    text = "\n".join(f"{name}\n\n{to_markdown(headings, rows)}" for name, rows in tables.items())
     write_text(text, folder / "decodings.md")
     draw(lines, folder / "decodings.svg")
     return text
@@ -103,21 +91,15 @@ def _lines(sweeps: Sequence[Sweep], names: Sequence[str], extra_metrics: Mapping
         chosen = _chosen_decodings(runs, names_by_label[label])
         for name in names_by_label[label]:
             rows = [_row(run, name, "test", extra_metrics) for run in runs]
-            costs = [read_cost(run, name) for run in runs]
-            yield Line(
-                label,
-                name,
-                mean_over_seeds(rows, DECODINGS[name].label),
-                statistics.mean(cost["tokens"] for cost in costs),
-                statistics.mean(cost["time"] for cost in costs),
-                name in chosen,
-            )
+            yield Line(label, name, mean_over_seeds(rows, name), name in chosen)
 
 
 def _row(run: Path, name: str, split: str, extra_metrics: Mapping) -> Row:
     folder = decoding_folder(run, name)
-    metrics = {**recorded_scores(folder, split).metrics, **extra_metrics.get(folder, {})}
-    return Row(name, "decoding", {}, metrics)
+    metrics = recorded_scores(folder, split).metrics
+    cost = read_json(folder / f"{split}_{COST_FILE}")
+    costs = {column.name: Estimate(cost[column.name]) for column in COSTS}
+    return Row(name, "decoding", {}, {**metrics, **costs, **extra_metrics.get(folder, {})})
 
 
 def _chosen_decodings(runs: Sequence[Path], names: Sequence[str]) -> set[str]:
@@ -149,25 +131,23 @@ def draw(lines: Sequence[Line], path: Path) -> None:
     axes = plane.choose_axes([line.row for line in lines])
     if axes is None:
         return
-    tuned = {name for name in DECODINGS if any(key in DECODINGS[name].keys for key in TUNED_KEYS)}
     lines = [line for line in lines if plane.has_both(line.row, axes)]
-    lines = [line for line in lines if line.chosen or line.decoding not in tuned]
+    lines = [line for line in lines if line.chosen or not DECODINGS[line.decoding].is_tuned]
     objectives = list(dict.fromkeys(line.variant.removesuffix(DROPPED_SUFFIX) for line in lines))
     kinds = [
         VARIANT_STYLES.get(name, "mixture" if "+" in name else "random") for name in objectives
     ]
     objective_styles = dict(zip(objectives, assign_styles(kinds)))
-    min_tokens = min((line.tokens for line in lines), default=1)
+    tokens = {id(line): line.row.metrics["tokens"].value for line in lines}
     with figure_context():
         figure = Figure(figsize=(8.6, 5.6), layout="constrained")
         ax = figure.add_subplot()
         points = []
-        for line in sorted(lines, key=lambda line: -line.tokens):
-            x, _ = axes.horizontal.convert(line.row.metrics[axes.horizontal.metric])
-            y, _ = axes.vertical.convert(line.row.metrics[axes.vertical.metric])
+        for line in sorted(lines, key=lambda line: -tokens[id(line)]):
+            x, y = coordinates(line.row, axes)
             colour = objective_styles[line.variant.removesuffix(DROPPED_SUFFIX)].colour
             hollow = line.variant.endswith(DROPPED_SUFFIX)
-            area = 26 * math.sqrt(line.tokens / min_tokens)
+            area = 26 * math.sqrt(tokens[id(line)] / min(tokens.values()))
             ax.scatter(
                 x, y, s=area, edgecolors=colour, facecolors="none" if hollow else colour, alpha=0.75
             )

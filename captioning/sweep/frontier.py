@@ -26,7 +26,6 @@ class Entry(NamedTuple):
     """A row of the table and a point of the figure. weight: MLE's share in a mixture, or None."""
 
     row: Row
-    label: str
     weight: Optional[float] = None
 
     @property
@@ -37,7 +36,7 @@ class Entry(NamedTuple):
     @property
     def short_label(self) -> str:
         """The name in the figure; for a mixture, only the weight."""
-        return f"{self.weight:g}" if self.is_mixture else self.label
+        return f"{self.weight:g}" if self.is_mixture else self.row.label
 
 
 def draw_frontier(entries: Sequence[Entry], path: Path) -> Optional[str]:
@@ -79,31 +78,34 @@ def draw_frontier(entries: Sequence[Entry], path: Path) -> Optional[str]:
 def markdown_table(entries: Sequence[Entry]) -> str:
     """Return a Markdown table with a line per entry and 95 % intervals, without empty columns."""
     columns = [c for c in select_columns(entry.row for entry in entries) if c.name in TABLE_METRICS]
-    lines = [[entry.label, *(format_value(c, entry.row) for c in columns)] for entry in entries]
+    lines = [[entry.row.label, *(format_value(c, entry.row) for c in columns)] for entry in entries]
     return to_markdown([c.heading for c in columns], lines)
 
 
 def pareto_front(entries: Sequence[Entry], axes: plane.AxisPair) -> list[Entry]:
     """Return the Pareto-optimal entries, from left to right in the figure."""
-    coordinates = {id(entry): _coordinates(entry, axes) for entry in entries}
+
+    def position(entry: Entry) -> tuple[float, float]:
+        return coordinates(entry.row, axes)
 
     def is_dominated(x: float, y: float) -> bool:
-        return any(a >= x and b >= y and (a, b) != (x, y) for a, b in coordinates.values())
+        others = map(position, entries)
+        return any(a >= x and b >= y and (a, b) != (x, y) for a, b in others)
 
-    best = [entry for entry in entries if not is_dominated(*coordinates[id(entry)])]
-    return sorted(best, key=lambda entry: coordinates[id(entry)])
+    return sorted((e for e in entries if not is_dominated(*position(e))), key=position)
 
 
-def _coordinates(entry: Entry, axes: plane.AxisPair) -> tuple[float, float]:
-    x, y = (axis.convert(entry.row.metrics[axis.metric])[0] for axis in axes)
+def coordinates(row: Row, axes: plane.AxisPair) -> tuple[float, float]:
+    """Return the position (x, y) of a row that has the metrics of both axes."""
+    x, y = (axis.convert(row.metrics[axis.metric])[0] for axis in axes)
     return x, y
 
 
 def _join(
     ax: Axes, axes: plane.AxisPair, entries: Sequence[Entry], colour: str, **style: str
 ) -> None:
-    coordinates = [_coordinates(entry, axes) for entry in entries]
-    ax.plot(*zip(*coordinates), color=colour, linewidth=1.2, zorder=1, **style)
+    x, y = zip(*(coordinates(entry.row, axes) for entry in entries))
+    ax.plot(x, y, color=colour, linewidth=1.2, zorder=1, **style)
 
 
 def _draw_points(ax: Axes, axes: plane.AxisPair, entries: Sequence[Entry]) -> list[plane.Point]:

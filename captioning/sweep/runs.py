@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Callable, Optional
 
 from captioning import train
-from captioning.config import Config, load_config
+from captioning.config import Config
 from captioning.metrics.meteor import shared_process
 from captioning.models import checkpoints
 from captioning.runtime import signals
@@ -17,7 +17,7 @@ from captioning.runtime.progress import log_line
 from captioning.sweep.decodings import JUDGE, decode_run
 from captioning.sweep.parallel_runs import job_slots, run_in_slots
 from captioning.sweep.variants import Variant, varied_keys
-from captioning.training.validation_history import is_done
+from captioning.training.validation_history import is_scored, is_trained
 
 PRETRAIN = "pretrain"
 # Keys that the sweep sets, in addition to the keys that its variants change.
@@ -38,27 +38,34 @@ class Sweep:
         pretrain: Optional[str],
         folder: Path,
         keys: Sequence[str],
-        variants: list,
+        variants: Sequence[Variant],
     ):
-        varied = {
-            override.partition("=")[0] for variant in variants for override in variant.overrides
+        keys_set = {
+            *(override.partition("=")[0] for variant in variants for override in variant.overrides),
+            *(*SWEEP_KEYS, *varied_keys(), *(["pretrained"] if pretrain else [])),
         }
         for key in (key.partition("=")[0] for key in keys):
-            if key in {*SWEEP_KEYS, *varied, *varied_keys()} or (pretrain and key == "pretrained"):
+            if key in keys_set:
                 raise UserError(f"{key} is set by the sweep: leave it out")
-        self.config, self.pretrain, self.folder, self.keys = config, pretrain, folder, list(keys)
+        self.folder, self.variants = folder, variants
+        start = []
+        # {name: the command line of captioning.train} of all runs
+        self.arguments: dict[str, list[str]] = {}
         if pretrain:
-            self._load(pretrain, PRETRAIN, keys)
-        self.variants = variants
+            self.arguments[PRETRAIN] = self._arguments(pretrain, PRETRAIN, keys)
+            read_config(self.arguments[PRETRAIN])
+            start = [f"pretrained={folder / PRETRAIN / checkpoints.BEST}"]
         self.trained: dict[str, Config] = {}
         self.scored: dict[str, Config] = {}
-        for name, _, overrides, _ in variants:
-            all_overrides = self._overrides(name, overrides)
-            self.trained[name] = self._load(config, name, all_overrides)
-            self.scored[name] = self._load(config, name, remove_pretrained(all_overrides))
+        for variant in variants:
+            name = variant.name
+            arguments = self._arguments(config, name, [*keys, *variant.overrides, *start])
+            self.arguments[name] = arguments
+            self.trained[name] = read_config(arguments)
+            self.scored[name] = read_config(remove_pretrained(arguments))
             if self.trained[name].reward:
                 raise UserError(f"{config}: unset reward, since a sweep compares objectives")
-        if any(c.split != self.trained[variants[0].name].split for c in self.trained.values()):
+        if len({str(trained.split) for trained in self.trained.values()}) > 1:
             raise UserError(
                 f"{config}: split has no seed, so each seed would divide train_file differently: "
                 "give split a seed"
@@ -66,7 +73,11 @@ class Sweep:
 
     def done(self) -> list[Variant]:
         """Return the variants that are trained and scored."""
-        return [v for v in self.variants if is_done(self.trained[v.name], self.scored[v.name])]
+        return [
+            v
+            for v in self.variants
+            if is_scored(self.scored[v.name]) and is_trained(self.trained[v.name])
+        ]
 
     def train(self, parallel: Optional[int]) -> dict[str, str]:
         """Train and score the remaining runs; return {name: reason} of the failed runs.
@@ -75,18 +86,21 @@ class Sweep:
         fails.
         """
         done = self.done()
-        pending = [variant for variant in self.variants if variant not in done]
+        pending = [variant.name for variant in self.variants if variant not in done]
         log_line(f"runs in {self.folder}: {len(self.variants)}, of which {len(done)} are done")
         if not pending:
             return {}
-        free_slots = job_slots(self.trained[pending[0].name].device, parallel)
-        if self.pretrain:
-            job = self._job(PRETRAIN, train.main, self.pretrain, ())
-            failed = run_in_slots([job], free_slots[:1])
-            if failed:
-                raise UserError(f"{PRETRAIN} failed: {failed[PRETRAIN]}")
-        jobs = [self._job(v.name, train_and_score, self.config, v.overrides) for v in pending]
-        return run_in_slots(jobs, free_slots)
+        slots = job_slots(self.trained[pending[0]].device, parallel)
+        if PRETRAIN in self.arguments:
+            job = self._job(PRETRAIN, partial(train.main, self.arguments[PRETRAIN]))
+            for name, reason in run_in_slots([job], slots[:1]).items():
+                raise UserError(f"{name} failed: {reason}")
+        jobs = []
+        for name in pending:
+            training = self.arguments[name]
+            program = partial(train_and_score, training, remove_pretrained(training))
+            jobs.append(self._job(name, program))
+        return run_in_slots(jobs, slots)
 
     def decode(self, names: Sequence[str], parallel: Optional[int]) -> dict[str, str]:
         """Caption and score the finished runs with each decoding; return failures as `train` does.
@@ -99,31 +113,43 @@ class Sweep:
             judge = None
             if JUDGE in names:
                 judge = str(checkpoints.best(self.folder / choose_judge(variant, done)))
-            decode = partial(decode_and_score, self.scored[variant.name], names, judge)
-            jobs.append(Job(variant.name, decode, self.folder / f"{variant.name}.log"))
+            scoring = remove_pretrained(self.arguments[variant.name])
+            jobs.append(self._job(variant.name, partial(decode_and_score, scoring, names, judge)))
         return run_in_slots(jobs, job_slots(self.trained[done[0].name].device, parallel))
 
-    def _job(self, name: str, program: Callable, config: str, overrides: Sequence[str]) -> Job:
-        arguments = ["--config", config, "--output_dir", str(self.folder / name)]
-        arguments += self._overrides(name, overrides)
-        return Job(name, partial(program, arguments), self.folder / f"{name}.log")
+    def _job(self, name: str, program: Callable[[], Optional[int]]) -> Job:
+        return Job(name, program, self.folder / f"{name}.log")
 
-    def _load(self, config: str, name: str, overrides: Sequence[str]) -> Config:
-        return load_config(config, overrides, {"output_dir": str(self.folder / name)})
-
-    def _overrides(self, name: str, overrides: Sequence[str]) -> list[str]:
-        all_overrides = [*self.keys, *overrides]
-        if self.pretrain and name != PRETRAIN:
-            all_overrides.append(f"pretrained={self.folder / PRETRAIN / checkpoints.BEST}")
-        return all_overrides
+    def _arguments(self, config: str, name: str, overrides: Sequence[str]) -> list[str]:
+        return ["--config", config, "--output_dir", str(self.folder / name), *overrides]
 
 
-def decode_and_score(config: Config, names: Sequence[str], judge: Optional[str]) -> int:
-    """Call `decode_run` with one Java process for METEOR. Return an exit code."""
+def read_config(arguments: Sequence[str]) -> Config:
+    """Return the configuration of a command line of captioning.train. Raises UserError."""
+    return train.read_config(train.parse_arguments(arguments))
+
+
+def train_and_score(training: Sequence[str], scoring: Sequence[str]) -> int:
+    """Train a run, then caption and score the test split, unless that is done.
+
+    training, scoring: command lines of captioning.train. Returns its exit code. Stops after the
+    training if a stop is requested.
+    """
+    code = train.main(training)
+    if code or signals.stop_requested() or is_scored(read_config(scoring)):
+        return code
+    return train.main([*scoring, "--evaluate", "--eval_split", "test"])
+
+
+def decode_and_score(arguments: Sequence[str], names: Sequence[str], judge: Optional[str]) -> int:
+    """Call `decode_run` with one Java process for METEOR. Return an exit code.
+
+    arguments: the command line of captioning.train with which the run is scored.
+    """
 
     def program() -> None:
         with shared_process():
-            decode_run(config, names, judge)
+            decode_run(read_config(arguments), names, judge)
 
     return exit_code(program)
 
@@ -134,31 +160,12 @@ def choose_judge(variant: Variant, done: Sequence[Variant]) -> str:
     For the largest seed, it is the first MLE run with another seed. Raises UserError if there is
     none.
     """
-    mle_runs = [run for run in done if run.weight == 1]
-    own_seed = _seed_of(variant)
-    candidates = [] if own_seed is None else [run for run in mle_runs if _seed_of(run) != own_seed]
-    if not candidates:
+    others = [run for run in done if run.weight == 1 and run.seed != variant.seed]
+    if not others:
         raise UserError(
             "decoding judge needs runs of MLE with two seeds or more: --seeds 2 --mle 1"
         )
-    later_seeds = [run for run in candidates if _seed_of(run) > own_seed]
-    return (later_seeds or candidates)[0].name
-
-
-def _seed_of(variant: Variant) -> Optional[int]:
-    key, _, value = variant.overrides[-1].partition("=")
-    return int(value) if key == "seed" else None
-
-
-def train_and_score(arguments: Sequence[str]) -> int:
-    """Train a run, then caption and score the test split, unless the run was asked to stop.
-
-    arguments: the command line of captioning.train. Returns its exit code.
-    """
-    code = train.main(arguments)
-    if code or signals.stop_requested():
-        return code
-    return train.main([*remove_pretrained(arguments), "--evaluate", "--eval_split", "test"])
+    return min(others, key=lambda run: (run.seed < variant.seed, run.seed)).name
 
 
 def remove_pretrained(arguments: Sequence[str]) -> list[str]:

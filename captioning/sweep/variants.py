@@ -6,7 +6,7 @@ from typing import NamedTuple, Optional, Union
 from captioning.config import Config
 from captioning.config.objectives import objective_title, training_terms
 from captioning.runtime.errors import UserError
-from smile import OBJECTIVES, parse_objective
+from smile import parse_objective
 
 MLE_WEIGHTS = (0.0, 0.01, 0.1, 0.5, 1.0)
 SUBSET_SIZES = (1, 10, 100)  # values of `random_subset_size` in the ablation subset_size
@@ -23,36 +23,36 @@ class Variant(NamedTuple):
     """A variant of the sweep's configuration.
 
     name: of the run's folder. label: its name in figures and tables. overrides: key=value. weight:
-    MLE's share in a mixture of MLE and SMILE, 0 to 1; None for other objectives.
+    MLE's share in a mixture of MLE and SMILE, 0 to 1; None for other objectives. seed: None if the
+    sweep has one seed.
     """
 
     name: str
     label: str
     overrides: tuple[str, ...]
     weight: Optional[float] = None
+    seed: Optional[int] = None
 
 
 def plan(
-    weights: Iterable[float], ablations: Iterable[str], sizes: Sequence[int] = SUBSET_SIZES
+    weights: Iterable[float] = (),
+    objectives: Sequence[str] = (),
+    ablations: Iterable[str] = (),
+    sizes: Sequence[int] = SUBSET_SIZES,
 ) -> list[Variant]:
-    """Return the mixtures with these weights of MLE, and the ablations, without duplicates.
+    """Return the variants of a sweep, without duplicates: mixtures, ablations, other objectives.
 
-    weights: from 0 to 1. sizes: of the random subset, for the ablation subset_size.
+    weights: of MLE in the mixtures, from 0 to 1. If MLE and SMILE are both among the objectives,
+    the mixtures with COMPARED_MLE_WEIGHTS are added. sizes: of the random subset, for the ablation
+    subset_size.
     """
-    mixtures = [_mixture(weight) for weight in sorted(set(weights))]
-    others = (variant for ablation in ablations for variant in _ablation_variants(ablation, sizes))
-    return list({variant.name: variant for variant in (*mixtures, *others)}.values())
-
-
-def objective_variants(names: Sequence[str]) -> list[Variant]:
-    """Return one variant per objective. If MLE and SMILE are both named, add their mixtures.
-
-    COMPARED_MLE_WEIGHTS are the mixtures' weights of MLE.
-    """
-    weights = [float(name == "mle") for name in ("smile", "mle") if name in names]
-    weights += COMPARED_MLE_WEIGHTS if len(weights) == 2 else ()
-    others = [name for name in names if name not in ("mle", "smile")]
-    return [*plan(weights, ()), *map(_single_objective, others)]
+    pure = {float(name == "mle") for name in ("smile", "mle") if name in objectives}
+    weights = {*weights, *pure, *(COMPARED_MLE_WEIGHTS if len(pure) == 2 else ())}
+    variants = [_mixture(weight) for weight in sorted(weights)]
+    for ablation in ablations:
+        variants += _ablation_variants(ablation, sizes)
+    variants += [_single_objective(name) for name in objectives if name not in ("mle", "smile")]
+    return list({variant.name: variant for variant in variants}.values())
 
 
 def with_seeds(variants: Sequence[Variant], seeds: int) -> list[Variant]:
@@ -60,7 +60,7 @@ def with_seeds(variants: Sequence[Variant], seeds: int) -> list[Variant]:
     if seeds == 1:
         return list(variants)
     return [
-        v._replace(name=f"{v.name}_seed{seed}", overrides=(*v.overrides, f"seed={seed}"))
+        v._replace(name=f"{v.name}_seed{seed}", overrides=(*v.overrides, f"seed={seed}"), seed=seed)
         for seed in range(seeds)
         for v in variants
     ]
@@ -68,7 +68,7 @@ def with_seeds(variants: Sequence[Variant], seeds: int) -> list[Variant]:
 
 def varied_keys() -> set[str]:
     """Return all keys that variants may change."""
-    variants = plan(MLE_WEIGHTS, ABLATIONS)
+    variants = plan(MLE_WEIGHTS, ablations=ABLATIONS)
     return {override.partition("=")[0] for variant in variants for override in variant.overrides}
 
 
@@ -93,8 +93,6 @@ def _single_objective(name: str) -> Variant:
     """Return a variant with a single objective, with its default parameters or PARAMETERS."""
     if name == "random":
         return _random_subset(PUBLISHED_SUBSET_SIZE)
-    if name == "reverse":
-        return Variant("reverse", "reverse subset", ("objective=reverse",))
     spec = name
     if name in PARAMETERS:
         spec = f"{{{name}: {{{', '.join(f'{k}: {v}' for k, v in PARAMETERS[name].items())}}}}}"
@@ -137,29 +135,18 @@ def read_sizes(text: str) -> list[int]:
     return _parse_numbers(text, int, lambda size: size >= 1, "whole numbers from 1 on: 1,10,100")
 
 
-def read_ablations(text: Optional[str]) -> list[str]:
-    """Return the names in a text such as "objective,subset_size" or "all"; [] for None.
+def read_names(text: Optional[str], allowed: Sequence[str], kind: str) -> list[str]:
+    """Return the names in a text such as "mle,focal" or "all"; [] for None. Raises UserError.
 
-    Raises UserError.
+    allowed: all names. kind: what they name, for the error.
     """
-    return _parse_names(text, ABLATIONS, "ablation")
-
-
-def read_objectives(text: Optional[str]) -> list[str]:
-    """Return the names in a text such as "mle,focal" or "all"; [] for None. Raises UserError."""
-    return _parse_names(text, OBJECTIVES, "objective")
-
-
-def _parse_names(text: Optional[str], allowed: Sequence[str], kind: str) -> list[str]:
     if text is None:
         return []
     names = list(allowed) if text == "all" else list(dict.fromkeys(text.split(",")))
     for name in names:
         if name not in allowed:
             choices = ", ".join(allowed)
-            raise UserError(
-                f"{name!r} is not an {kind}; give some of {choices}, with commas, or all"
-            )
+            raise UserError(f"{name!r} is no {kind}; give some of {choices}, with commas, or all")
     return names
 
 

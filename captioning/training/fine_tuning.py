@@ -20,13 +20,13 @@ from captioning.data.randaugment import check_opencv
 from captioning.data.randomness import derived_seed
 from captioning.metrics.metric_sum import MetricSum
 from captioning.models.build import preprocessing_of
-from captioning.models.precision import Precision, check_trains
+from captioning.models.precision import Precision
 from captioning.models.prompts import check_prompts
 from captioning.runtime import distributed, signals
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line, progress
 from captioning.training import sharding
-from captioning.training.nonfinite_report import NotFiniteError, nonfinite_error
+from captioning.training.nonfinite_report import NotFiniteError, raise_nonfinite
 from captioning.training.optimiser import build_optimizer, scheduled_rate
 from captioning.training.output_folder import OutputFolder
 from captioning.training.resume import resume_content
@@ -59,7 +59,10 @@ class FineTuning:
     """
 
     def __init__(self, config: Config, device: torch.device):
-        check_trains(config)
+        if config.precision == "int8":
+            raise UserError(
+                "precision is int8, which is only for inference; train in fp32, bf16 or fp16"
+            )
         sharding.check_sharding(config)
         self.config, self.device = config, device
         self.output = OutputFolder(config.output_dir)
@@ -73,17 +76,13 @@ class FineTuning:
     def run(self) -> None:
         """Train until the run is over. Raises UserError, and Stopped after a signal."""
         try:
-            if self.resumes_after_epoch:
+            if self.progress.epoch and not self.progress.steps:
                 self._validate(self.progress.epoch - 1)  # the run may have stopped before this
             for epoch in range(self.progress.epoch, self.config.max_epoch):
                 if reason := self._reason_finished(epoch):
                     if not self.finished_reason:  # else `resume_content` has logged the reason
                         log_line(reason)
                     break
-                values = metric_values(self.folder, epoch, self.config.monitor)
-                self.plateaus = distributed.broadcast_from_main(
-                    count_plateaus(values, self.config.lr_patience)
-                )
                 self._train_epoch(epoch)
                 self.state.save_epoch(self.folder, epoch)
                 self._upload()
@@ -119,13 +118,15 @@ class FineTuning:
         if self.progress.epoch != epoch:
             self.progress = Progress(epoch)
         batches = self._batches()
+        values = metric_values(self.folder, epoch, config.monitor)
+        plateaus = distributed.broadcast_from_main(count_plateaus(values, config.lr_patience))
         sums = Counter(self.progress.sums)
         images = config.batch_size * distributed.world_size() * config.accumulation_steps
         description = f"epoch {epoch + 1}/{config.max_epoch}"
         with progress(self.steps * images, description) as bar:
             bar.update(self.progress.steps * images)
             for step in range(self._steps_done(), first_step + self.steps):
-                rate = self._set_learning_rate(epoch, step)
+                rate = self._set_learning_rate(epoch, step, plateaus)
                 result = self._optimiser_step(batches, step)
                 stop = result.sums.pop("stop_requested")
                 sums.update(result.sums)
@@ -157,8 +158,8 @@ class FineTuning:
     def _steps_done(self) -> int:
         return self.progress.epoch * self.steps + self.progress.steps
 
-    def _set_learning_rate(self, epoch: int, step: int) -> float:
-        rate = scheduled_rate(self.config, epoch, step, self.steps, self.plateaus)
+    def _set_learning_rate(self, epoch: int, step: int, plateaus: int) -> float:
+        rate = scheduled_rate(self.config, epoch, step, self.steps, plateaus)
         for group, factor in zip(self.optimizer.param_groups, self.rate_factors):
             group["lr"] = rate * factor
         return rate
@@ -177,7 +178,7 @@ class FineTuning:
             except UserError as save_error:
                 repeat = str(save_error)
             batches = self.step.batches
-            raise nonfinite_error(str(error), step + 1, batches, self.config, repeat) from None
+            raise_nonfinite(str(error), step + 1, batches, self.config, repeat)
 
     def _is_save_due(self, steps_done: int) -> bool:
         """Return whether to save a checkpoint within an epoch. steps_done: of the run."""
@@ -253,15 +254,13 @@ class FineTuning:
         checkpoint = resume_content(self.config, self.output)
         self.config = resolve_select(self.config, checkpoint, self.evaluation)
         self.progress = progress_of(checkpoint) if checkpoint else Progress()
-        self.resumes_after_epoch = checkpoint is not None and "within" not in checkpoint
-        epochs = self.progress.epoch
-        self.finished_reason = self._reason_finished(epochs)
+        self.finished_reason = self._reason_finished(self.progress.epoch)
         self.rewards = None
-        if self.config.reward and epochs < self.config.max_epoch:
-            from captioning.training.self_critical import build_rewards
-
-            self.rewards = build_rewards(self.config, self.samples, self.device)
         if not self.finished_reason:
+            if self.config.reward:
+                from captioning.training.self_critical import build_rewards
+
+                self.rewards = build_rewards(self.config, self.samples, self.device)
             record_run(self.config, self.folder)
             self.output.upload()
             log_line(describe_training(self.config))
@@ -293,7 +292,6 @@ class FineTuning:
         self.state = RunState(config, self.captioner, self.optimizer, self.precision)
         if checkpoint:
             self.state.restore(checkpoint)
-        self.plateaus = 0  # of `monitor`, in the validations so far
 
 
 def _token_means(sums: Mapping[str, float]) -> dict[str, float]:

@@ -1,8 +1,9 @@
-"""Detects a loss or gradient that is not finite, and makes the error that ends the run."""
+"""Detects a loss or gradient that is not finite, and raises the error that ends the run."""
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Optional
+from itertools import chain
+from typing import NamedTuple, NoReturn, Optional
 
 import torch
 
@@ -46,26 +47,28 @@ def nonfinite_part(
     return "gradient"
 
 
-def nonfinite_error(
+def raise_nonfinite(
     part: str, step: int, batches: Sequence[BatchReport], config: Config, repeat: str
-) -> UserError:
-    """Make the error that ends the run. All ranks call this together and get the same error.
+) -> NoReturn:
+    """Raise the UserError that ends the run. All ranks call this and raise the same error.
 
     part: from `nonfinite_part`. step: counted from 1. batches: reports of this rank. repeat: how to
     repeat the step.
     """
-    reports = [(batch.image_ids[:MAX_SHOWN], batch.is_finite()) for batch in batches]
-    images = distributed.broadcast_from_main(_list_images(distributed.gather_on_main(reports)))
-    advice = f"lower init_lr, set clip_grad_norm, or use another precision than {config.precision}"
-    if part == "reward":
-        advice = f"remove a term from the key reward, which is {config.reward}"
-    return UserError(f"the {part} is not finite at step {step} ({images}); {advice}; {repeat}")
+    rank = distributed.rank()
+    reports = [(rank, batch.image_ids[:MAX_SHOWN], batch.is_finite()) for batch in batches]
+    rank_reports = distributed.gather_on_main(reports)
 
+    def fail() -> None:
+        reports = list(chain(*rank_reports))
+        # If the batches of all ranks are finite, all are listed.
+        failed = [report for report in reports if not report[-1]] or reports
+        images = "; ".join(f"rank {rank} had images {ids}" for rank, ids, _ in failed[:MAX_SHOWN])
+        advice = (
+            f"lower init_lr, set clip_grad_norm, or use another precision than {config.precision}"
+        )
+        if part == "reward":
+            advice = f"remove a term from the key reward, which is {config.reward}"
+        raise UserError(f"the {part} is not finite at step {step} ({images}); {advice}; {repeat}")
 
-def _list_images(ranks: Optional[Sequence[Sequence[tuple[list, bool]]]]) -> Optional[str]:
-    """List the images of the batches that are not finite. If all are finite, list all images."""
-    if ranks is None:
-        return None
-    reports = [(rank, *batch) for rank, batches in enumerate(ranks) for batch in batches]
-    failed = [report for report in reports if not report[-1]] or reports
-    return "; ".join(f"rank {rank} had images {ids}" for rank, ids, _ in failed[:MAX_SHOWN])
+    distributed.run_on_main(fail)

@@ -246,7 +246,7 @@ class OutputFolder:
             return None
 
     def _write_record(self) -> None:
-        write_json({"address": self.address, "uploaded": self._uploaded}, self._record)
+        write_json({"uploaded": self._uploaded}, self._record)
 
     def _read_record(self) -> dict[str, list[int]]:
         try:

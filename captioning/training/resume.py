@@ -28,16 +28,13 @@ ADVICE = "set another output_dir, or resume=never, which moves that run aside"
 RUN_FILES = ("checkpoint_*.pth", "weights_*.pth", "log.jsonl", "result")
 
 
-def resume_content(
-    config: Config, output: Optional[OutputFolder] = None
-) -> Optional[dict[str, Any]]:
+def resume_content(config: Config, output: OutputFolder) -> Optional[dict[str, Any]]:
     """Return the content of the checkpoint to resume from, or None for a new run.
 
     The content is what `RunState` saves. output: the run's folder, whose `begin` has been called.
     Rank 0 decides for all ranks. Moves an earlier run in the folder aside if it is not to be
     resumed. Raises UserError if it is to be resumed, but has other settings.
     """
-    output = output or OutputFolder(config.output_dir)
     folder = output.folder
     content = path = None
     if distributed.is_main():
@@ -57,11 +54,6 @@ def resume_content(
     content = content or checkpoints.read(Path(output.local_path(name)))
     log_line(reason_finished(config, folder, progress_of(content).epoch) or f"resuming from {name}")
     return content
-
-
-def _reward_option_keys(config: Config) -> list[str]:
-    """Return the keys of the rewards' options. They change training; metrics' options do not."""
-    return [key for name in config.reward or () for key in load(REWARDS[name]).Options.model_fields]
 
 
 def _check_settings(config: Config, content: dict[str, Any]) -> None:
@@ -90,7 +82,10 @@ def _check_settings(config: Config, content: dict[str, Any]) -> None:
             changed.remove("skip_bad_images")
         return "; ".join(f"{key} was {saved[key]!r}, is {current[key]!r}" for key in changed)
 
-    changes = describe_changes("run", _reward_option_keys(config))
+    # Options of rewards change training; those of metrics do not.
+    rewards = [load(REWARDS[name]) for name in config.reward or ()]
+    options = [key for reward in rewards for key in reward.Options.model_fields]
+    changes = describe_changes("run", options)
     if changes:
         raise UserError(f"{_label(config)} had other settings ({changes}); {ADVICE}")
     progress = progress_of(content)

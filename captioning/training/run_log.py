@@ -70,7 +70,7 @@ class RunLog:
     written.
     """
 
-    def __init__(self, folder: Path, epoch: float = math.inf, step: float = math.inf):
+    def __init__(self, folder: Path, epoch: int, step: int):
         self.folder, self.path = folder, folder / "log.jsonl"
         self.file = self.tensorboard = None
         self.step = step
@@ -91,10 +91,8 @@ class RunLog:
         with user_errors(self.path):
             # Unbuffered, so that a line is one write, which a kill cannot cut in two.
             self.file = open(self.path, "ab", buffering=0)  # noqa: SIM115
-            purge_step = self.step + 1 if math.isfinite(self.step) else None
-            self.tensorboard = SummaryWriter(
-                str(self.folder / "tensorboard"), purge_step=purge_step
-            )
+            folder = str(self.folder / "tensorboard")
+            self.tensorboard = SummaryWriter(folder, purge_step=self.step + 1)
 
     def write(self, event: str, step: int, values: dict[str, float], **more: Any) -> None:
         """Write a line {"event", "step", ..., values}, and a point of the curve of each value.

@@ -9,8 +9,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Optional
 
-from pydantic import BaseModel
-
 from captioning.config import Config
 from captioning.config.config import LAST
 from captioning.config.objectives import training_terms
@@ -22,19 +20,11 @@ from captioning.models import checkpoints
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line
 from captioning.training.split_evaluation import SplitEvaluation
-from captioning.training.validation_history import Validation, read_validations, reason_unavailable
+from captioning.training.validation_history import read_validations, reason_unavailable
 
 RECORD_FILE = "selected.json"
 BLIP_METRICS = "CIDEr + Bleu_4"
 LENGTH_METRIC = "cap_len"  # shown with the metrics, because CIDEr depends on the length
-
-
-class _Record(BaseModel):
-    """The content of selected.json."""
-
-    select: str
-    epoch: int
-    epochs: list[Validation]
 
 
 def check_select(config: Config, evaluation: SplitEvaluation) -> None:
@@ -96,28 +86,15 @@ def keep_selected(select: str, folder: Path, epochs: int) -> Optional[str]:
 
 
 def best_epoch(folder: Path) -> Optional[int]:
-    """Return the epoch of checkpoint_best.pth.
-
-    Returns None without this file, or if nothing tells the epoch.
-    """
-    best, record = checkpoints.best(folder), read_record(folder)
-    if best is None or record:
-        return record["epoch"] if best else None
-    try:
-        return checkpoints.read(best)["epoch"]
-    except UserError:
-        return None
+    """Return the epoch of checkpoint_best.pth; None without this file or its record."""
+    record = read_record(folder)
+    return record["epoch"] if record and checkpoints.best(folder) else None
 
 
 def read_record(folder: Path) -> Optional[dict[str, Any]]:
-    """Return the content of selected.json; None if it is missing or damaged."""
-    try:
-        record = _Record.model_validate(read_json(folder / RECORD_FILE))
-        if record.select != LAST:
-            MetricSum.parse(record.select)
-    except (UserError, ValueError):
-        return None
-    return {**dict(record), "epochs": [epoch._asdict() for epoch in record.epochs]}
+    """Return the content of selected.json; None without this file. Raises UserError."""
+    path = folder / RECORD_FILE
+    return read_json(path) if path.exists() else None
 
 
 def shown_metrics(record: Mapping[str, Any]) -> list[str]:

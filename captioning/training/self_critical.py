@@ -138,7 +138,7 @@ def build_rewards(config: Config, samples: Sequence[Sample], device: torch.devic
 
 def load_start(config: Config, device: torch.device) -> Optional[nn.Module]:
     """Return the captioner at the start of training, for the KL penalty. None without reward_kl."""
-    if not (config.reward and config.reward_kl):
+    if not config.reward_kl:
         return None
     captioner, _ = captioner_from(config, config.pretrained, for_training=True)
     return captioner.to(device).eval().requires_grad_(False)

@@ -1,6 +1,5 @@
 """Captions and scores a split, and writes both to the run's result folder."""
 
-import json
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
@@ -12,6 +11,7 @@ from torch import nn
 
 from captioning.config import Config
 from captioning.data import Sample, read_split, references
+from captioning.files.reading import read_json
 from captioning.files.writing import write_json
 from captioning.metrics.evaluator import Evaluator, Settings, build_evaluators, options_of
 from captioning.metrics.score_table import format_table
@@ -104,5 +104,4 @@ def read_scores(folder: Path, name: str) -> Optional[dict[str, float]]:
     path = folder / "result" / name / "metrics.json"
     if not path.exists():
         return None
-    content = json.loads(path.read_text(encoding="utf-8"))
-    return {metric: entry["value"] for metric, entry in content["metrics"].items()}
+    return {metric: entry["value"] for metric, entry in read_json(path)["metrics"].items()}

@@ -57,9 +57,9 @@ class TrainingStep:
 
         The loss is a mean over the labelled tokens of all batches and processes. Their number is
         known only after the last batch. Therefore a batch's loss is weighted by its tokens / tokens
-        of the first batch that has any (`reference`), and `_reduced_gradient` multiplies the
-        gradient by reference / all tokens. Raises NotFiniteError on all ranks and leaves weights
-        and buffers unchanged.
+        of the first batch that has any (`reference`), and the gradient is multiplied by reference /
+        all tokens, then clipped. Raises NotFiniteError on all ranks and leaves weights and buffers
+        unchanged.
         """
         self.batches = []
         buffers = list(self.learner.buffers())  # statistics of batch norms, state of objectives
@@ -70,12 +70,17 @@ class TrainingStep:
         reference = torch.zeros((), dtype=torch.float64, device=self.precision.device)
         for index in range(self.batch_count):
             batch = next(batches)
-            with self._gradient_sync(index):
+            # Ranks exchange gradients once a step, with the last batch.
+            is_last = index == self.batch_count - 1 or self.model is self.learner
+            with nullcontext() if is_last else self.model.no_sync():
                 output = self._forward(batch, step * self.batch_count + index)
                 totals.append(distributed.sum_over_ranks(self._sums(output, batch)))
                 reference = reference.where(reference > 0, totals[-1][0])
-                self._backward(output, reference)
-        norm = self._reduced_gradient(totals, reference)
+                weight = output.tokens * distributed.world_size() / reference.clamp(min=1)
+                self.scaler.scale(output.loss * weight.float()).backward()
+        self.scaler.unscale_(self.optimizer)
+        correction = reference / sum(totals)[0].clamp(min=1) if self.batch_count > 1 else None
+        norm = clip_gradients(self.optimizer, self.config, correction)
         # One copy of all values from the GPU: the step's only synchronisation, unless the objective
         # reads the labels.
         *values, norm = torch.cat([*totals, norm.double()[None]]).tolist()
@@ -87,14 +92,11 @@ class TrainingStep:
             for buffer, value in zip(buffers, saved_buffers):
                 buffer.copy_(value)
             raise NotFiniteError(problem)
-        self._update()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
         summed = {name: sum(batch_sums[name] for batch_sums in sums) for name in names}
         return StepResult(summed, {"grad_norm": norm})
-
-    def _gradient_sync(self, index: int):
-        """A context in which only the step's last batch synchronises gradients between ranks."""
-        wrapped = self.model is not self.learner
-        return self.model.no_sync() if wrapped and index < self.batch_count - 1 else nullcontext()
 
     def _forward(self, batch: Batch, number: int) -> ObjectiveOutput:
         """Run the model. Dropout and sampling depend only on seed, batch number and rank."""
@@ -121,21 +123,3 @@ class TrainingStep:
         counts = torch.tensor([batch["skipped"], bool(signals.stop_requested())]).double()
         counts = counts.to(self.precision.device, non_blocking=True)
         return torch.cat([means * output.tokens, counts])
-
-    def _backward(self, output: ObjectiveOutput, reference: Tensor) -> None:
-        weight = output.tokens * distributed.world_size() / reference.clamp(min=1)
-        self.scaler.scale(output.loss * weight.float()).backward()
-
-    def _reduced_gradient(self, totals: list[Tensor], reference: Tensor) -> Tensor:
-        """Scale the gradient to a mean over all tokens, and clip it.
-
-        Returns its norm before clipping.
-        """
-        self.scaler.unscale_(self.optimizer)
-        correction = reference / sum(totals)[0].clamp(min=1) if self.batch_count > 1 else None
-        return clip_gradients(self.optimizer, self.config, correction)
-
-    def _update(self) -> None:
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)

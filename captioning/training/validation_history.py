@@ -47,16 +47,12 @@ def metric_values(folder: Path, epochs: int, metrics: str) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def count_since_best(values: Sequence[float]) -> int:
-    """Return the number of values after the highest value. Of equal values, the first counts."""
-    return len(values) - 1 - values.index(max(values)) if values else 0
-
-
 def reason_finished(config: Config, folder: Path, epochs: int) -> Optional[str]:
     """Return the reason why a run is over after `epochs` epochs. None if it goes on."""
     if epochs >= config.max_epoch:
         return f"{config.output_dir} has finished all of its {epochs} epochs"
-    since_best = count_since_best(metric_values(folder, epochs, config.monitor))
+    values = metric_values(folder, epochs, config.monitor)
+    since_best = len(values) - 1 - values.index(max(values)) if values else 0
     if config.early_stopping is not None and since_best >= config.early_stopping:
         return (
             f"{config.output_dir} stopped early, after {epochs} epochs: {config.monitor} was best "
@@ -101,14 +97,6 @@ def count_plateaus(values: Sequence[float], patience: int) -> int:
     return count
 
 
-def is_done(training_config: Config, scoring_config: Config) -> bool:
-    """Return whether a run is trained and scored.
-
-    scoring_config: the configuration of evaluation. Its `pretrained` names the weights to evaluate.
-    """
-    return is_scored(scoring_config) and is_trained(training_config)
-
-
 def is_trained(config: Config) -> bool:
     """Return whether the run is over and started from the configuration's `pretrained`."""
     folder = working_folder(config.output_dir)
@@ -122,10 +110,13 @@ def is_trained(config: Config) -> bool:
     return reason_finished(config, folder, newest + 1) is not None
 
 
-def is_scored(config: Config, split: str = "test") -> bool:
-    """Return whether the split has been captioned and scored with the current best weights."""
+def is_scored(config: Config, split: str = "test", results: Optional[Path] = None) -> bool:
+    """Return whether the split has been captioned and scored with the current best weights.
+
+    results: the folder with the folder `result`; the run's by default.
+    """
     folder = working_folder(config.output_dir)
-    scores_file = folder / "result" / split / "metrics.json"
+    scores_file = (results or folder) / "result" / split / "metrics.json"
     config_file = scores_file.with_name("config.yaml")
     weights = folder / checkpoints.BEST
     if not all(path.exists() for path in (scores_file, config_file, weights)):

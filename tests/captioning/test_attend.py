@@ -9,7 +9,7 @@ from PIL import Image
 from baselines import ClassicCaptioner, ImageEncoder, Vocabulary
 from captioning import attend
 from captioning.attend import draw
-from captioning.models.score_tokens import ScoredCaption, score_with_attention
+from captioning.models.score_tokens import ScoredCaption, scored_captions
 from decoding import DecodingSettings
 
 SETTINGS = DecodingSettings(max_length=9, min_length=6, num_beams=2)
@@ -18,7 +18,7 @@ SETTINGS = DecodingSettings(max_length=9, min_length=6, num_beams=2)
 def test_blips_attention_map_is_its_cross_attention(make_captioner, monkeypatch):
     captioner = make_captioner(prompt="a picture ")
     image = torch.randn(1, 3, 48, 48)
-    found = score_with_attention(captioner, image, SETTINGS)
+    [found] = scored_captions(captioner, image, SETTINGS)
     ids = captioner.generate_details(image, SETTINGS).token_ids[0].clone()
     attention = []
 
@@ -46,7 +46,7 @@ def test_a_classic_attention_map_has_a_frame_for_each_word(model):
     words = Vocabulary(["a", "dog", "runs"])
     captioner = ClassicCaptioner(model, ImageEncoder("shufflenet_v2_x0_5", grid=3), words).eval()
     image = torch.randn(1, 3, 64, 64)
-    found = score_with_attention(captioner, image, SETTINGS)
+    [found] = scored_captions(captioner, image, SETTINGS)
     caption = captioner.generate(image, SETTINGS)[0]
     assert [word for word in found.words if word != "(end)"] == caption.split()
     assert found.attention_map.shape[1:] == (3, 3)

@@ -1,4 +1,4 @@
-"""Runs of seconds that tests disturb, and the same ones undisturbed."""
+"""Runs of a few seconds, for tests to disturb, and undisturbed runs to compare with."""
 
 import pytest
 
@@ -14,5 +14,5 @@ def config(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def finished(config):
-    """Return a function that gives the folder of a run that nothing disturbed, by its settings."""
+    """Return a function that returns the folder of an undisturbed run with given settings."""
     return kept_runs(config)

@@ -1,4 +1,4 @@
-"""One of two processes dies, hangs, raises or has nothing to do."""
+"""One of two processes dies, hangs, raises an error or has no data."""
 
 import json
 import os
@@ -21,12 +21,12 @@ from tests.soak.runs import (
 
 pytestmark = pytest.mark.slow
 
-# A step takes a hundredth of that, but the machine may be busy.
+# A step takes a hundredth of this timeout, but the machine may be busy.
 TWO = ("batch_size=4", "rank_timeout=6")
 
 
 def at_step_5(do):
-    """A hook: rank 1 does that in its fifth step."""
+    """A hook: rank 1 calls `do` in its fifth step."""
 
     def hook(rank):
         be_quick(rank)
@@ -44,7 +44,7 @@ def die():
 
 
 def freeze():
-    """As a process on a lost machine."""
+    """Like a process on a lost machine."""
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
@@ -88,7 +88,7 @@ def test_what_rank_0_does_alone_may_take_longer(config, tmp_path):
 
 
 def test_a_rank_without_data_uneven_shards_and_a_last_partial_batch(tmp_path):
-    """Of 23 images 2 x 4 are a step; of 5 one rank has two batches, of one image one has none."""
+    """A step has 2 x 4 of 23 images. Of 5 images, a rank has two batches; of one image, none."""
     config = write_config(tmp_path, train_images=23)
     samples = json.loads((tmp_path / "scenes" / "scenes_val.json").read_text())
     (tmp_path / "scenes" / "one.json").write_text(json.dumps(samples[:1]))

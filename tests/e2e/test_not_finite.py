@@ -1,4 +1,4 @@
-"""A loss or a gradient of one of two processes that is not finite stops both, with its line."""
+"""A loss or gradient of one of two processes that is not finite stops both with one line."""
 
 import json
 
@@ -13,7 +13,7 @@ TWO = ("batch_size=4", "rank_timeout=20")
 
 
 def in_step_5_of_rank_1(fail, images):
-    """A hook: the fifth step of that rank fails, each time it is tried; its images go to a file."""
+    """A hook: the fifth step of rank 1 always fails. Its image ids are written to a file."""
 
     def hook(rank):
         be_quick(rank)
@@ -69,6 +69,6 @@ def test_one_of_two_stops_both_with_its_line(config, finished, tmp_path, what, f
     assert saved["within"]["steps"] == 4
 
     if what == "loss":
-        # Nothing is lost: without the fault the run goes on to its usual end.
+        # Without the fault, the run continues to its usual end.
         assert Run(config, tmp_path / "run", *TWO, processes=2).wait() == [0, 0]
         assert difference(finished("batch_size=4"), tmp_path / "run") is None

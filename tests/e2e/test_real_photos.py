@@ -1,4 +1,4 @@
-"""The scripts on real photos: train, evaluate, go on, with the shipped COCO configuration."""
+"""The scripts train, resume and evaluate the shipped COCO configuration on real photos."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Runs that are stopped at random steps, in generation or in scoring end as undisturbed ones."""
+"""Runs that are stopped at random points end like undisturbed ones."""
 
 import json
 import os
@@ -20,7 +20,7 @@ STEPS = 8  # an epoch
 
 
 def stop_at(step, number=signal.SIGTERM, rank=0):
-    """A hook: the signal comes to that rank in the midst of a step, counted from 1."""
+    """A hook: the rank gets the signal within the step, counted from 1."""
 
     def disturb(own_rank, done, _):
         disturb_random_generators()
@@ -31,14 +31,14 @@ def stop_at(step, number=signal.SIGTERM, rank=0):
 
 
 def disturb_random_generators():
-    """Set every generator to a state that an undisturbed run would not have."""
+    """Set every random generator to a state that undisturbed runs do not have."""
     seed = int.from_bytes(os.urandom(4), "big")
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
 
 
-# Other steps each day; a failure names them.
+# Random steps; a failure names them.
 DICE = random.Random()
 SOME_STEPS = [1, STEPS, 3 * STEPS, *DICE.sample([*range(2, STEPS), *range(9, 24)], 3)]
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)

@@ -24,13 +24,6 @@ class Launched(Processes):
         command = ["--standalone", "--nproc_per_node", str(processes), *map(str, arguments)]
         super().__init__(_launch, command, output)
 
-    def children(self) -> list[int]:
-        """The processes that the launcher has started."""
-        (launcher,) = self.ranks
-        return [
-            int(n) for n in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
-        ]
-
 
 def _launch(arguments: Sequence[str]) -> int:
     SubprocessHandler._popen = lambda self, command, environment: Forked(command, environment)

@@ -6,15 +6,37 @@ python -m tests.soak.mutations [words of a title, to try only those]
 import ast
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-
-from tests.soak.broken_promises import MUTATIONS, Mutation
+from typing import NamedTuple
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+# "title: file, tests that must fail", then the lines that are replaced (-) and the new ones (+).
+PROMISES = Path(__file__).with_name("broken_promises.txt")
+
+
+class Mutation(NamedTuple):
+    """Code that is replaced, once in a file, and the tests (pytest's arguments) that must fail."""
+
+    title: str
+    path: str
+    tests: str
+    old: str
+    new: str
+
+
+def read_mutations() -> list[Mutation]:
+    found = []
+    for block in re.findall(r"^[^-+\n].*(?:\n[-+].*)+", PROMISES.read_text(), re.MULTILINE):
+        head, *lines = block.splitlines()
+        title, path, tests = re.fullmatch("(.+): (.+?), (.+)", head).groups()
+        old, new = ("".join(f"{line[1:]}\n" for line in lines if line[0] == s) for s in "-+")
+        found.append(Mutation(title, path, tests, old, new))
+    return found
 
 
 def copy_of_the_code(folder: Path) -> None:
@@ -76,7 +98,7 @@ def main(words: list[str]) -> int:
     import torchvision  # noqa: F401
     import transformers  # noqa: F401
 
-    chosen = [m for m in MUTATIONS if all(word in m.title for word in words)]
+    chosen = [m for m in read_mutations() if all(word in m.title for word in words)]
     survived = 0
     with tempfile.TemporaryDirectory(prefix="smile-mutations.") as name:
         copy_of_the_code(Path(name))

@@ -6,8 +6,8 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
-from tests.soak.broken_promises import MUTATIONS
 from tests.soak.flat import growth, watched
+from tests.soak.mutations import read_mutations
 from tests.soak.runs import write_config
 
 # In so few steps memory still varies, by at most this much per step.
@@ -48,7 +48,7 @@ def test_a_run_holds_no_more_and_no_more_files(fresh, config, tmp_path):
     assert found["memory"] + found["of_workers"] < 1000 * WANDERS
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.title)
+@pytest.mark.parametrize("mutation", read_mutations(), ids=lambda mutation: mutation.title)
 def test_its_text_is_in_the_code_once(repository, mutation):
     whole = (repository / mutation.path).read_text()
     assert whole.count(mutation.old) == 1

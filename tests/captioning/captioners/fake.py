@@ -1,4 +1,4 @@
-"""A third package of captioners, the least that the project can ask of one."""
+"""A minimal captioner package that is not part of the project."""
 
 from typing import Annotated
 
@@ -17,7 +17,7 @@ class Keys(BaseModel):
 
 
 class FakeCaptioner(nn.Module):
-    """Chooses a word by the image's mean colour and by the word before."""
+    """Chooses a word by the image's mean colour and the previous word."""
 
     max_positions, min_batch_size, has_unused_parameters, null_image = None, 1, False, None
 

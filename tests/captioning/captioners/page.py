@@ -1,4 +1,4 @@
-"""What the page does for one photo, without a browser: `main([run's folder, file to write])`."""
+"""Captions one photo as the page does: `main([folder of a run, output file])`."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""A third package of captioners goes through every program by its entry in the registry alone."""
+"""A new captioner package works in every program after it is registered."""
 
 import ast
 from pathlib import Path
@@ -22,7 +22,7 @@ CAPTIONERS["fake"] = "tests.captioning.captioners.fake"
 
 @pytest.fixture(scope="module")
 def results(scenes, tmp_path_factory, repository):
-    """Return the folder of a run of the fake, and what the programs said."""
+    """Return the folder of a run of the fake captioner, and the programs' stdout and stderr."""
     folder = tmp_path_factory.mktemp("fake")
     config, run = folder / "fake.yaml", folder / "run"
     text = TINY_RUN.replace("batch_size: 8", "batch_size: 4").format(data=scenes)

@@ -1,4 +1,4 @@
-"""What each key is for decides what a run that goes on takes, and what the programs list."""
+"""The roles of keys decide which settings a resumed run may change, and which flags exist."""
 
 import pytest
 
@@ -9,6 +9,7 @@ from captioning.report.runs import EXCLUDED_KEYS
 from captioning.runtime.errors import UserError
 from captioning.sweep.runs import SWEEP_KEYS
 from captioning.sweep.variants import varied_keys
+from captioning.training.output_folder import OutputFolder
 from captioning.training.resume import resume_content
 from tests.tiny_run import leave_an_epoch
 
@@ -20,13 +21,13 @@ def test_every_key_has_one_role_and_every_role_a_key():
         assert sorted(named) == sorted(keys.model_fields)
 
 
-# A key whose value is looked into where the settings are compared.
+# `resume_content` reads the values of this key, so that it needs a valid one.
 ANOTHER = {"reward": {"facts": 1.0}}
 
 
 @pytest.fixture
 def begun(scenes_config, tmp_path):
-    """Return a function that goes on with a run of one epoch after keys have changed.
+    """Return a function that resumes a run of one epoch after keys have changed.
 
     other: a key that gets a value which differs, whatever else it is.
     """
@@ -41,13 +42,13 @@ def begun(scenes_config, tmp_path):
             value = getattr(config, other)
             number = value in (None, True, False) and value != 1
             changed[other] = ANOTHER.get(other, 1 if number else "another")
-        return resume_content(config.model_copy(update=changed))
+        return resume_content(config.model_copy(update=changed), OutputFolder(config.output_dir))
 
     return resume
 
 
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
-# What may change in one direction has a test of its own.
+# skip_bad_images may change in one direction, see below.
 @pytest.mark.parametrize(
     "key", [key for key in keys_of("run", config_class("blip")) if key != "skip_bad_images"]
 )
@@ -62,7 +63,7 @@ def test_a_run_that_met_no_bad_image_may_pass_over_those_to_come(begun):
 
 
 MAY_CHANGE = ("speed", "upkeep", "data", "generation", "scoring", "machine")
-# `resume` and `output_dir` say which run is meant.
+# `resume` and `output_dir` choose the run.
 CHANGING = [
     key
     for role in MAY_CHANGE

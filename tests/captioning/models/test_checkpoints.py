@@ -1,4 +1,4 @@
-"""A run's checkpoints: whole or not there, newest found, oldest removed."""
+"""Checkpoints of a run: complete or absent, verified, the oldest removed."""
 
 import os
 import resource
@@ -42,7 +42,7 @@ def test_a_machine_without_the_folder_says_so(tmp_path):
         checkpoints.read(tmp_path / "checkpoint_00.pth")
 
 
-@pytest.mark.parametrize("link", [os.link, None])  # None is an error, as on disks without links
+@pytest.mark.parametrize("link", [os.link, None])  # None: the disk has no hard links
 def test_the_best_survives_the_removal_of_its_epoch(tmp_path, monkeypatch, link):
     monkeypatch.setattr(os, "link", link or (lambda *_: os.stat("/no/links")))
     save(tmp_path, 0)
@@ -60,7 +60,6 @@ def save_step(folder, epoch, step):
 
 
 def test_two_of_all_are_kept_and_manifests_go_with_their_files(tmp_path):
-    """Those of steps lie between those of epochs."""
     for epoch in (0, 1, 2):
         save_step(tmp_path, epoch, 10 * epoch + 5)
         save(tmp_path, epoch)
@@ -91,7 +90,7 @@ def test_a_flipped_bit_is_noticed_and_the_file_set_aside(tmp_path):
     assert problems == [
         f"skipping a checkpoint: {path} cannot be read: its content differs from what was written"
     ]
-    assert checkpoints.read_newest(tmp_path)[2] == []  # it is not counted any more
+    assert checkpoints.read_newest(tmp_path)[2] == []  # it is renamed
     assert path.with_name("checkpoint_01.pth.bad").read_bytes() == damaged
 
 
@@ -116,7 +115,7 @@ def die_at(count):
 
 
 def killed_at_each_operation(tmp_path, act, least):
-    """The folder after `act`, killed before its first file operation, its second, ..., and whole.
+    """Yield the folder after `act` was killed before its first, second, ... file operation.
 
     There have to be at least so many operations.
     """
@@ -137,7 +136,7 @@ def killed_at_each_operation(tmp_path, act, least):
 
 
 def newest_after_a_kill(folder):
-    """The newest checkpoint, its file and content, once what a kill may leave has been checked."""
+    """Return path and content of the newest checkpoint. Checks what a kill may leave behind."""
     path, newest, problems = checkpoints.read_newest(folder)
     assert not problems and path.with_suffix(".json").exists()
     assert newest["epoch"] in (1, 2)
@@ -147,7 +146,7 @@ def newest_after_a_kill(folder):
 
 
 def test_killed_before_any_file_operation_there_is_a_verified_checkpoint(tmp_path):
-    """And two after a complete save; what is left over goes when the run is resumed."""
+    """Two after a complete save. Leftovers are removed when the run is resumed."""
     for epoch in (0, 1):
         save(tmp_path, epoch)
 
@@ -164,7 +163,7 @@ def test_killed_before_any_file_operation_there_is_a_verified_checkpoint(tmp_pat
 
 @pytest.mark.parametrize("size", [0, 100, 30_000])
 def test_a_file_that_the_system_does_not_let_grow(tmp_path, size):
-    """A real refusal in mid-file: one line, and what was there is as it was."""
+    """The system refuses to let the file grow: one error line, and no other file changes."""
     save(tmp_path, 0)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     child = os.fork()

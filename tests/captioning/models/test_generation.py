@@ -1,4 +1,4 @@
-"""Captions of many images: each once, in order, none for those that cannot be read."""
+"""Captions of many images: in order, each image once, unreadable images left out."""
 
 import shutil
 
@@ -42,7 +42,6 @@ def test_images_that_cannot_be_read_have_no_caption(caption, capsys):
 
 
 def test_no_worker_stays_when_it_breaks_off(caption, no_child_stays, monkeypatch):
-    """Whoever holds the error: the program could not end."""
 
     def fail(*_):
         raise RuntimeError("a bug")

@@ -1,4 +1,4 @@
-"""The likelihood of captions: of human ones, and word by word."""
+"""The likelihood of human captions, and of single words of generated captions."""
 
 import math
 
@@ -12,7 +12,13 @@ from baselines import ClassicCaptioner, ImageEncoder, Vocabulary
 from captioning.config import load_config
 from captioning.data.annotations import Sample
 from captioning.data.image import evaluation_transform, load_image
-from captioning.models.likelihood import TEMPERATURES, UNSCALED, likelihood, unigram_nll
+from captioning.models.likelihood import (
+    TEMPERATURES,
+    UNSCALED,
+    find_minimum,
+    likelihood,
+    unigram_nll,
+)
 from captioning.models.score_tokens import END, scored_captions
 from decoding import DecodingSettings
 from smile import smile_loss
@@ -33,7 +39,7 @@ def world(scenes_config, tmp_path):
     config = load_config(scenes_config, [f"image_root={tmp_path}", *keys])
     words = Vocabulary(["a", "dog", "cat", "runs", "sits"])
     captioner = ClassicCaptioner("sat", ImageEncoder("shufflenet_v2_x0_5"), words, embed_dim=16)
-    with torch.no_grad():  # twice as sure of the frequent words as it has reason to be
+    with torch.no_grad():  # overconfident: the temperature should be about 2
         captioner.decoder.head.weight.mul_(0.1)
         counts = torch.tensor([0.01, 0.01, 5, 1, 5, 2, 2, 1, 2])
         captioner.decoder.head.bias.copy_(2 * counts.log())
@@ -57,7 +63,7 @@ def test_means_over_all_tokens_and_the_best_temperature(world):
     assert found.tokens == len(labels) == 18
     assert found.smile == pytest.approx(smile / 18, rel=1e-5)
     assert found.nll[UNSCALED] == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-5)
-    # The minimum by a search of its own.
+    # An independent search for the minimum.
     log_t = torch.zeros(1, dtype=torch.float64, requires_grad=True)
     search = torch.optim.LBFGS([log_t], max_iter=100, line_search_fn="strong_wolfe")
 
@@ -69,7 +75,7 @@ def test_means_over_all_tokens_and_the_best_temperature(world):
 
     search.step(loss)
     expected = min(max(log_t.exp().item(), TEMPERATURES[0]), TEMPERATURES[-1])
-    temperature, value = found.best
+    temperature, value = find_minimum(found.nll)
     assert TEMPERATURES[0] < expected < TEMPERATURES[-1]
     assert temperature == pytest.approx(expected, rel=5e-3)
     assert value == pytest.approx(loss().item(), rel=1e-4)
@@ -97,7 +103,7 @@ def by_teacher_forcing(captioner, image, caption):
 @pytest.mark.parametrize("settings", [BEAM, SAMPLED], ids=["beam", "sampled"])
 def test_probabilities_are_those_of_teacher_forcing(make_captioner, settings):
     captioner = make_captioner(prompt="a picture ")
-    # No special token but the end, and no piece, so that the text has the tokens that were said.
+    # Only whole words are generated, so that the text has the same tokens.
     with torch.no_grad():
         kept = [
             captioner.tokenizer.end,
@@ -130,7 +136,7 @@ def test_probabilities_of_a_classic_captioner_make_up_its_score(model):
 def test_a_word_of_two_pieces_has_their_product_and_the_mean_of_their_gaze(make_captioner):
     captioner = make_captioner()
     tokenizer = captioner.tokenizer
-    with torch.no_grad():  # nothing but "##s" is ever said
+    with torch.no_grad():  # only "##s" is generated
         bias = captioner.text_decoder.cls["predictions"].bias
         bias[tokenizer.bert.token_to_id("##s")] += 8
     settings = DecodingSettings(max_length=8, min_length=0, num_beams=1)

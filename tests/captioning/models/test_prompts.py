@@ -1,4 +1,4 @@
-"""A prompt for each image: a batch gives what one by one gives, in generation and in training."""
+"""A prompt for each image: a batch gives the results of single images."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Reranking against plain loops: scores of candidates, and what a caption depends on."""
+"""The scores of rerankers, against plain loops."""
 
 import dataclasses
 import json
@@ -143,7 +143,9 @@ def saved(scenes_config, tmp_path):
         keys = [*MODELS[model], "image_size=48", "seed=5", *overrides]
         config = load_config(scenes_config, keys, {"output_dir": str(tmp_path)})
         captioner = captioner_from(config, None)[0]
-        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.pth"  # judges are kept by their path
+        path = (
+            tmp_path / f"{len(list(tmp_path.iterdir()))}.pth"
+        )  # loaded judges are cached by their path
         content = {"model": captioner.state_dict(), "config": config.model_dump()}
         torch.save({**content, **captioner.saved_beside_weights()}, path)
         return path, config, captioner.eval()
@@ -169,7 +171,6 @@ def test_a_judge_of_another_vocabulary_or_prompt(built, saved):
 def test_a_judge_of_another_first_token_shift_is_refused_before_loading(
     saved, scenes, scenes_config
 ):
-    """The first token id of a caption would be another word for the judge."""
     shift = [f"tokenizer={scenes / 'vocab_pieces.txt'}", "first_token_shift=true"]
     path, *_ = saved(*shift)
     keys = ["rerank=judge", f"rerank_judge={path}"]
@@ -209,7 +210,7 @@ def test_weight_0_is_plain_decoding(results):
 
 
 def test_captions_of_a_split(results):
-    """The batch size does not matter, and the candidates are saved on request."""
+    """They do not depend on the batch size. Candidates are saved on request."""
     keys = ["rerank=mmi", "num_candidates=3", "top_p=1.0", "top_k=0"]
     found = results(*keys, "eval_batch_size=3", "save_candidates=true")
     assert [{k: v for k, v in r.items() if k != "candidates"} for r in found] == results(

@@ -1,4 +1,4 @@
-"""Checkpoints in parts: read as files are, refused where they are damaged, and never run."""
+"""Sharded checkpoints: read like files, refused if damaged, never executed."""
 
 import json
 import pickle
@@ -23,7 +23,7 @@ REST_OF_IT = {"model": {}, "optimizer": {"param_groups": []}, "config": {"seed":
 
 @pytest.fixture
 def save(tmp_path):
-    """Return a function of an epoch that writes its checkpoint, and returns the folder."""
+    """Return a function that writes the checkpoint of an epoch and returns its folder."""
 
     def save(epoch, dtype=torch.float32, folder=tmp_path):
         weights = torch.full((3, 2), float(epoch), dtype=dtype)
@@ -73,7 +73,6 @@ def test_a_damaged_one_is_passed_over(save, tmp_path, part, harm):
 
 
 def test_killed_before_any_file_operation_there_is_a_verified_checkpoint(save, tmp_path):
-    """And two after a complete save; what is left over goes when the run is resumed."""
     for epoch in (0, 1):
         save(epoch)
 
@@ -110,7 +109,7 @@ def test_nothing_in_it_is_run(save, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("harm", ["larger", "not there"])
 def test_an_index_that_says_more_than_there_is(save, harm):
-    """Else its tensors would be made of what is in the memory, or of more than there is."""
+    """Otherwise tensors would have arbitrary values, or more bytes than the memory."""
     index = save(0) / INDEX
     content = pickle.loads(index.read_bytes())
     told = content.state_dict_metadata["model.a.w"]

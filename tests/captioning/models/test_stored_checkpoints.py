@@ -1,4 +1,4 @@
-"""Checkpoints and annotations that are named in a store are read as those on disk are."""
+"""Checkpoints and annotations in an object store are read like those on disk."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""A run's first gradient, and its first epoch, in one or more processes."""
+"""Trains one epoch in one or more processes, and keeps the first gradient."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from tests.soak.processes import Processes
 
 
 def first_gradient(path, folder, processes, *overrides):
-    """The gradients by name of each process; their weights after the epoch go to weights_RANK.pth.
+    """Return each process's gradients by name. Saves its weights as weights_RANK.pth.
 
     path: of a configuration; folder: the run's.
     """

@@ -1,4 +1,4 @@
-"""What the jobs of test_job_runner.py do, in a module that a forked process can import."""
+"""The jobs of test_job_runner.py, in a module that a forked process can import."""
 
 import os
 import time
@@ -29,7 +29,7 @@ def break_down():
 
 
 def until_stop_requested(folder):
-    """Leave a file once it has begun, and one once it was asked to stop."""
+    """Write a file at the beginning, and one when a stop is requested."""
 
     def wait():
         (Path(folder) / f"up.{os.getpid()}").touch()
@@ -52,7 +52,7 @@ def fail_once_up(folder, line, code):
 
 
 class SlowToCome:
-    """Unpickles, which a job begins with, once there is a file `released`."""
+    """Is not unpickled, so that the job does not begin, until there is a file `released`."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -79,7 +79,7 @@ def never_end(folder):
 
 
 def wait_for_all(folder, pattern, count):
-    """Wait until so many files that match are in the folder."""
+    """Wait until the folder has `count` files that match."""
     for _ in range(3000):
         if len(list(folder.glob(pattern))) == count:
             return
@@ -88,7 +88,7 @@ def wait_for_all(folder, pattern, count):
 
 
 def meet(folder, others):
-    """Succeed once so many jobs have begun in all; leave a file with the slot in its name."""
+    """Write a file named after the slot, then wait until `others` jobs have begun."""
     (Path(folder) / f"met.{os.getpid()}.{os.environ['GPU']}").touch()
     for _ in range(500):
         if len(list(Path(folder).glob("met.*"))) >= others:

@@ -18,7 +18,7 @@ from tests.captioning.runtime import jobs
 
 @pytest.fixture(scope="module", autouse=True)
 def imported_once():
-    """Let jobs be forked with what they import."""
+    """Start the fork server with the modules of the jobs."""
     job_runner.prepare([jobs.__name__, "captioning.runtime.distributed"])
 
 
@@ -28,7 +28,7 @@ def job(tmp_path):
 
 
 class Recorded(Observer):
-    """What a run of jobs reported."""
+    """Records the reports of a run of jobs."""
 
     def __init__(self, poll):
         self.shares, self.outcomes, self.poll = [], {}, poll
@@ -103,7 +103,7 @@ def test_one_that_has_a_bug_or_is_stopped_by_somebody_else_is_told_in_a_line(job
     [(signal.SIGTERM, "program"), (signal.SIGUSR1, "all"), (signal.SIGINT, "all")],
 )
 def test_a_request_to_stop_is_passed_on_and_begins_no_other(job, tmp_path, number, whom):
-    """Slurm and a terminal send it to the server as well: it leaves the jobs alone."""
+    """Slurm and a terminal signal the fork server, too, which ignores it."""
 
     def both_are_up():
         up = len(list(tmp_path.glob("up.*"))) == 2
@@ -143,7 +143,9 @@ def test_jobs_that_fail_end_no_others_where_they_keep_going(job, tmp_path):
         "killed": f"it ended with signal 9; its last lines are in {tmp_path / 'killed.log'}",
         "good": None,
     }
-    again = run(job("said", jobs.say_and_end, "", 4), keep_going=True)  # the log has the line above
+    again = run(
+        job("said", jobs.say_and_end, "", 4), keep_going=True
+    )  # the log still has the earlier error
     assert again.outcomes["said"].startswith("it ended with exit code 4")
 
 
@@ -161,7 +163,7 @@ def test_a_request_is_kept_for_a_job_that_is_not_up_yet(job, tmp_path):
         ask()
         if signals.stop_requested():
             calls_since.append(1)
-        if len(calls_since) == 3:  # it has been passed on, if it ever is
+        if len(calls_since) == 3:  # the job has been signalled, if it ever is
             (tmp_path / "released").touch()
 
     with pytest.raises(signals.Stopped):
@@ -169,27 +171,17 @@ def test_a_request_is_kept_for_a_job_that_is_not_up_yet(job, tmp_path):
     assert len(list(tmp_path.glob("asked.*"))) == 1
 
 
-def test_one_that_does_not_end_is_killed_and_named(job, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(job_runner, "SECONDS_TO_SAVE", 0.5)
-    deaf, good = job("deaf", jobs.never_end, str(tmp_path)), job("good", jobs.say_and_end, "", 0)
-    up = ask_when(lambda: list(tmp_path.glob("up.*")))
-    with pytest.raises(signals.Stopped):
-        run(deaf, good, poll=up)
-    said = ["stopping by SIGTERM: saving", "killed after 0.5 s, since they did not stop: deaf"]
-    assert capsys.readouterr().err.splitlines() == said
-    assert not is_running(next(tmp_path.glob("up.*")).suffix[1:])
-
-
 PROGRAM = """
 import sys
 from functools import partial
 from pathlib import Path
-from captioning.runtime.job_runner import Job, Observer, run_jobs
+from captioning.runtime.job_runner import Job, Observer, prepare, run_jobs
 from tests.captioning.conftest import is_running
 from tests.captioning.runtime import jobs
 
 do = partial(jobs.until_stop_requested, sys.argv[1])
 given = [Job(name, do, Path(sys.argv[1], name)) for name in "ab"]
+prepare([])
 run_jobs(given, [{}, {}], Observer())
 """
 

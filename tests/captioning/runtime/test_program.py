@@ -35,7 +35,7 @@ SHOWN = r"\x1b]0;title\x07\x9b2J\rimage\x7f " + "é\u3000\u200d"
 
 
 def test_control_characters_are_written_out_on_a_terminal(capsys, monkeypatch):
-    """Whatever a file's name holds, in an error, a line, a warning and a bar."""
+    """In errors, log lines, warnings and bars."""
     assert exit_code(raising(UserError(f"{HOSTILE}: no image"))) == 2
     log_line(f"{HOSTILE}: a caption\nand\ta table")
     monkeypatch.setattr(logging.root, "handlers", [])

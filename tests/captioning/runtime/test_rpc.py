@@ -1,4 +1,4 @@
-"""Calls into another process: what it returns, and how a caller learns that it gets nothing."""
+"""Calls into another process: results, errors, timeouts."""
 
 import multiprocessing
 import os
@@ -19,7 +19,7 @@ def call_from_a_child(address):
 
 
 def test_the_function_runs_in_the_process_that_serves_it():
-    job_runner.prepare([__name__])  # a server that later tests of signals can have, too
+    job_runner.prepare([__name__])  # later tests use the same server
     context = multiprocessing.get_context("forkserver")  # its processes ignore SIGTERM
     with (
         serve(lambda word: (word, os.getpid())) as address,

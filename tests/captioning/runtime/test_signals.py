@@ -1,4 +1,4 @@
-"""Signals only set a flag, which work checks."""
+"""Signals set a flag, which programs check."""
 
 import ctypes
 import os
@@ -65,7 +65,7 @@ def test_within_the_block_the_launchers_death_kills(monkeypatch):
     with signals.ended_with_launcher():
         assert death_signal() == signal.SIGKILL
     assert death_signal() == 0
-    monkeypatch.setenv(signals.PARENT, str(os.getpid()))  # is not its parent, as if that were dead
+    monkeypatch.setenv(signals.PARENT, str(os.getpid()))  # not the parent: as if that were dead
     with pytest.raises(signals.Stopped), signals.ended_with_launcher():
         raise AssertionError("the block was entered")
     assert death_signal() == 0

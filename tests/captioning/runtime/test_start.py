@@ -1,4 +1,4 @@
-"""What a program sets when it starts; an import sets nothing."""
+"""A program sets process settings when it starts; an import sets nothing."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ IMPORTED = ["captioning", "captioning.data", "captioning.models", "captioning.tr
 
 
 def run(program, repository, *given, without=(), **variables):
-    """What a program prints, without the variables that begin with a prefix."""
+    """Return what a program prints. without: prefixes of variables that it does not get."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(without)}
     done = subprocess.run(
         [sys.executable, "-c", program, *given],

@@ -1,4 +1,4 @@
-"""Sweeps whose runs take a second each, in this process."""
+"""Sweeps with runs of a second each, in this process."""
 
 import pytest
 

@@ -5,15 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from captioning import train
 from captioning.data import evaluation_transform, load_image
 from captioning.models import checkpoints
 from captioning.models.build import captioner_from
 from captioning.runtime.errors import UserError
-from tests.soak.processes import Processes
-
-STEADY = "med_config.hidden_dropout_prob=0.0"
-STEADY = (STEADY, "med_config.attention_probs_dropout_prob=0.0")
 
 
 @pytest.fixture
@@ -41,22 +36,6 @@ def test_the_share_is_dropped_and_all_other_draws_stay(dataset):
     assert len({tuple(dropped[n : n + 24]) for n in range(0, len(dropped), 24)}) == 60
 
 
-@pytest.mark.parametrize("null", ["zeros", "mean", "learnt"])
-def test_a_run_that_was_stopped_ends_as_the_undisturbed_one(run, resumed, null, scored):
-    given = ["drop_image=0.4", f"null_image={null}", "max_epoch=2"]
-    whole = run(*given, folder="whole")
-    whole.run()
-    tuning = resumed(*given)
-    found, expected = (r.captioner.state_dict() for r in (tuning, whole))
-    assert all(torch.equal(value, found[name]) for name, value in expected.items())
-    names = {"zeros": set(), "mean": {"null_image.image"}, "learnt": {"null_image.vector"}}[null]
-    assert {name for name in expected if "null" in name} == names
-    plain = run("max_epoch=2", folder="plain")
-    plain.run()
-    head = "text_decoder.cls.predictions.bias"
-    assert not torch.equal(plain.captioner.state_dict()[head], expected[head])
-
-
 def test_the_mean_is_of_the_training_images_as_they_are_evaluated(run, scenes):
     """Also without dropped images, so that its likelihood is defined."""
     tuning = run("null_image=mean")
@@ -65,23 +44,6 @@ def test_the_mean_is_of_the_training_images_as_they_are_evaluated(run, scenes):
     expected = torch.stack(images).mean(0)
     torch.testing.assert_close(tuning.captioner.null_image.image.double(), expected)
     tuning.close()
-
-
-def test_two_processes_train_the_vector_as_one_does(scenes_config, tmp_path):
-    """Also in steps in which a process has no dropped image."""
-    given = ["--config", str(scenes_config), "metrics=[length]", "max_epoch=2", *STEADY]
-    given += ["drop_image=0.3", "null_image=learnt"]
-    found = []
-    for ranks in (1, 2):
-        folder = tmp_path / str(ranks)
-        arguments = [*given, f"batch_size={8 // ranks}", "--output_dir", str(folder)]
-        run = Processes(train.main, arguments, tmp_path / f"output{ranks}", ranks)
-        assert run.wait() == [0] * ranks, run.said()
-        found.append(checkpoints.read(checkpoints.epoch_path(folder, 1))["model"])
-    one, two = found
-    assert one["null_image.vector"].abs().sum() > 0
-    for name, value in one.items():
-        torch.testing.assert_close(value, two[name], atol=1e-5, rtol=1e-4)
 
 
 def test_a_checkpoint_without_the_null_trains_and_does_not_generate(run, scored, tmp_path):

@@ -45,16 +45,19 @@ def test_a_run_learns_and_leaves_everything(run):
     assert any((folder / "tensorboard").iterdir())
 
 
-def test_an_interrupted_run_ends_as_the_undisturbed_one(run, resumed, scored):
-    """Of an objective that remembers losses."""
-    remembers = ["objective={truncation: {drop: 0.5, window: 12}}", "max_epoch=2"]
-    run(*remembers, folder="whole").run()
-    again = resumed(*remembers).folder
+REMEMBERS = "objective={truncation: {drop: 0.5, window: 12}}"  # losses
+NULL_IMAGES = [["drop_image=0.4", f"null_image={null}"] for null in ("zeros", "mean", "learnt")]
+
+
+@pytest.mark.parametrize("settings", [[REMEMBERS], *NULL_IMAGES])
+def test_an_interrupted_run_ends_as_the_undisturbed_one(run, resumed, scored, settings):
+    run(*settings, "max_epoch=2", folder="whole").run()
+    again = resumed(*settings, "max_epoch=2").folder
     folders = (again.with_name("whole"), again)
     whole, again = (torch.load(folder / "checkpoint_01.pth") for folder in folders)
     for part in ("model", "optimizer", "objective"):
         torch.testing.assert_close(whole[part], again[part], rtol=0, atol=0)
-    assert whole["objective"]
+    assert bool(whole["objective"]) == (settings == [REMEMBERS])
 
 
 def test_the_best_epoch_is_remembered_over_a_resume(run, scored, capsys):
@@ -126,12 +129,15 @@ def one_step(run, **settings):
     return first_gradient(run(*NO_DROPOUT, "max_epoch=1", "resume=never", *overrides))
 
 
-def test_a_gradient_is_clipped_by_its_norm(run, scored):
+def test_a_gradient_is_clipped(run, scored):
     free = one_step(run, batch_size=24)
     norm = math.sqrt(sum(float(g.square().sum()) for g in free.values()))
     clipped = one_step(run, clip_grad_norm=norm / 4, batch_size=24)
     expected = {name: g / 4 for name, g in free.items()}
     torch.testing.assert_close(clipped, expected, rtol=1e-4, atol=1e-7)
+    clipped = one_step(run, clip_grad_value=1e-3, batch_size=24)
+    expected = {name: g.clamp(-1e-3, 1e-3) for name, g in free.items()}
+    torch.testing.assert_close(clipped, expected)
 
 
 def test_bf16_follows_float32(run, scored):

@@ -19,7 +19,6 @@ def set_scale(tuning, scale):
 
 @pytest.mark.parametrize("clip", ["log_every=1", "clip_grad_norm=0.1", "clip_grad_value=0.1"])
 def test_an_overflow_costs_a_step_and_nothing_else(run, clip):
-    """Clipping does not hide it."""
     tuning = run("precision=fp16", "max_epoch=2", clip)
     set_scale(tuning, 2.0**60)
     before = copy.deepcopy(tuning.captioner.state_dict())
@@ -40,7 +39,7 @@ def test_an_overflow_costs_a_step_and_nothing_else(run, clip):
 
 
 def test_an_overflow_that_scaling_does_not_cause_stops_the_run(run):
-    """A gradient that is not a number would be passed over at every step, for good."""
+    """Otherwise every step would be skipped."""
     tuning = run("precision=fp16")
     set_scale(tuning, 4.0)
     before = copy.deepcopy(tuning.captioner.state_dict())
@@ -54,7 +53,7 @@ def test_an_overflow_that_scaling_does_not_cause_stops_the_run(run):
 
 
 def test_an_overflow_in_forward_stops_the_run(run):
-    """No scale can mend it: a number that float16 has no room for, where float32 has."""
+    """A value is too large for float16, whatever the loss scale."""
     tuning = run("precision=fp16")
     tuning.captioner.visual_encoder.patch_embed.proj.weight.data.mul_(1e6)
     with pytest.raises(UserError, match="the loss is not finite at step 1"):
@@ -62,7 +61,7 @@ def test_an_overflow_in_forward_stops_the_run(run):
 
 
 def test_small_gradients_survive_by_scaling(run):
-    """Weighted by 1e-4 they are below what float16 has; scaled, they are those of float32."""
+    """Weighted by 1e-4, they are too small for float16; scaled, they equal those of float32."""
     faint = ["objective={mle: 1e-4}", "resume=never"]
     full = first_gradient(without_dropout(run(*faint)))
     scaled = first_gradient(without_dropout(run(*faint, "precision=fp16")))

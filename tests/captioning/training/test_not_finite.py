@@ -1,4 +1,4 @@
-"""A loss or a gradient that is not finite ends a run in one line, its weights unchanged."""
+"""A loss or gradient that is not finite ends a run with one line and unchanged weights."""
 
 import math
 
@@ -18,7 +18,7 @@ def failing(tuning):
 
 
 def test_a_loss_that_is_not_finite_stops_before_the_weights_change(run, no_child_stays):
-    """And no worker stays, whoever holds the error: the program could not end."""
+    """No worker process stays; the program could not end."""
     tuning = run("max_epoch=1", "num_workers=1")
     tuning.captioner.text_decoder.cls["predictions"].bias.data[3] = float("nan")
     before = tuning.captioner.visual_encoder.cls_token.clone()
@@ -45,7 +45,7 @@ def test_of_accumulated_batches_the_one_whose_loss_failed_is_named(run, monkeypa
 
 
 def test_a_gradient_that_is_not_finite_stops_too(run):
-    """It is summed over batches, so that the images of all are named."""
+    """The gradient is summed over batches, so the images of all are named."""
     tuning = run("max_epoch=1", "accumulation_steps=2")
     parameter = tuning.captioner.visual_encoder.cls_token
     parameter.register_hook(lambda gradient: gradient * float("inf"))
@@ -60,7 +60,7 @@ def test_a_gradient_that_is_not_finite_stops_too(run):
 
 @pytest.mark.parametrize("resume", ["auto", "never"])
 def test_the_same_command_repeats_the_step(run, resume):
-    """Weights that a learning rate has blown up: the loss of the second step is not a number."""
+    """The learning rate is so large that the second step's loss is not finite."""
     settings = ["init_lr=1e30", "max_epoch=2", "accumulation_steps=1", "num_workers=2"]
     first = run(*settings, f"resume={resume}")
     line = failing(first)
@@ -91,7 +91,7 @@ def test_a_first_step_of_an_epoch_is_repeated_from_the_end_of_the_one_before(run
     save = first.state.save_epoch
 
     def and_break(folder, epoch):
-        # Of several tokens' losses of that size the sum overflows.
+        # The sum of several such losses overflows.
         first.captioner.text_decoder.cls["predictions"].bias.data[3] = 3e38
         save(folder, epoch)
 

@@ -1,4 +1,4 @@
-"""Batches with nothing to learn, captions of one token, the same caption for every image."""
+"""Batches without labels, captions of one token, equal captions."""
 
 import copy
 import math
@@ -39,20 +39,6 @@ def test_loss_and_gradient_are_finite(make_captioner, name):
                 assert len(gradients) > 50 and all(g.isfinite().all() for g in gradients)
 
 
-def test_smile_has_nothing_to_say_of_a_caption_without_words(make_captioner):
-    """Its softmax ranges over [SEP] alone; so with one word of each caption it ranges over two."""
-    captioner = make_captioner(objective=Objective("smile", first_token_mle=False))
-    output = captioner(torch.randn(3, 3, 48, 48), BATCHES["no word at all"])
-    assert output.loss == 0 and output.tokens == 3
-    output = captioner(torch.randn(3, 3, 48, 48), BATCHES["one token"])
-    assert output.tokens == 6
-    logits, labels = captioner.predictions(torch.ones(3, 3, 48, 48), BATCHES["one token"])
-    output = captioner(torch.ones(3, 3, 48, 48), BATCHES["one token"])
-    rows = torch.cat([logits[b][:, labels[b]] for b in range(3)]).double()  # (6, 2)
-    expected = torch.nn.functional.cross_entropy(rows, torch.tensor([0, 1] * 3))
-    torch.testing.assert_close(output.loss.double(), expected, rtol=1e-5, atol=1e-5)
-
-
 @pytest.fixture
 def run(run):
     """Return a function that sets up a run of one step, without dropout, with overrides."""
@@ -79,7 +65,7 @@ def without_labels(tuning, batches):
 
 @pytest.mark.parametrize(("empty", "precision"), [(0, "fp32"), (1, "fp16"), (2, "fp32")])
 def test_of_accumulated_batches_one_without_labels_counts_for_nothing(run, empty, precision):
-    """The gradient is that of the mean over the tokens of the two others, whichever it is."""
+    """The gradient is that of the mean over the tokens of the two other batches."""
     tuning = run("accumulation_steps=3", f"precision={precision}")
     plain = copy.deepcopy(tuning.captioner)
     without_labels(tuning, {empty})

@@ -1,4 +1,4 @@
-"""A run's folder in a store: after a stop at any write, what is there is a run that goes on."""
+"""A run's folder in a store: a stop at any write leaves a run that can be resumed."""
 
 import contextlib
 from pathlib import Path
@@ -25,7 +25,7 @@ class Killed(BaseException):
 
 @pytest.fixture
 def on(s3, tmp_path, monkeypatch):
-    """Return a function that gives the output folder, begun, on the machine of a name."""
+    """Return a function that begins the output folder on a machine, given by name."""
 
     def machine(name):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
@@ -38,7 +38,7 @@ def on(s3, tmp_path, monkeypatch):
 
 @pytest.fixture
 def killed_at(monkeypatch):
-    """Return a function that acts until its n-th write, and says whether it came to its end."""
+    """Return a function that calls `act` up to its n-th write, and returns whether it finished."""
 
     def until(number, act):
         left = iter(range(number))
@@ -68,7 +68,7 @@ def save(folder, epoch):
 
 
 def rounds(output):
-    """What a run does, epoch by epoch; what it is that is kept, after each."""
+    """Write the files of each epoch like a run; yield (epoch, what was written)."""
     for epoch in range(3):
         write_text("".join(f"{n}\n" for n in range(epoch + 1)), output.folder / "log.jsonl")
         save(output.folder, epoch)
@@ -120,7 +120,7 @@ def _check_what_is_there(folder, epoch, kept):
     best = checkpoints.best(folder)
     if content["epoch"] > 0:
         assert checkpoints.read(best)["epoch"] in (epoch, epoch - 1)
-    if (folder / RECORD_FILE).exists():  # of an epoch that is not yet best it would be believed
+    if (folder / RECORD_FILE).exists():  # it must not name an epoch that is not best yet
         assert read_json(folder / RECORD_FILE)["epoch"] <= checkpoints.read(best)["epoch"]
 
 
@@ -130,7 +130,7 @@ def test_a_checkpoint_in_parts_is_known_by_its_last_file(s3, on, killed_at):
         for name in ("rest.pth", "__0_0.distcp", ".metadata"):
             write_text(text, folder / name)
 
-    for number in range(5):  # what it is known by goes first and comes last
+    for number in range(5):  # the marker is removed first and written last
         output = on(f"parts{number}")
         write(output.folder / checkpoints.BEST, "first")
         output.upload()
@@ -150,13 +150,13 @@ def test_what_was_not_written_stays_where_it_is(s3, on):
         output.upload()
     s3.refused = None
     assert "checkpoint_00.pth" not in stores.stamps(ADDRESS)
-    again = on("one")  # nobody else has written
+    again = on("one")  # no other machine has written
     assert checkpoints.read_newest(again.folder)[1]["epoch"] == 0
     again.upload()
     elsewhere = on("two")
     save(elsewhere.folder, 1)
     elsewhere.upload()
-    save(again.folder, 7)  # of a machine that has not noticed
+    save(again.folder, 7)  # on the machine that was overtaken
     assert checkpoints.read_newest(on("one").folder)[1]["epoch"] == 1
     aside = again.folder.with_name(f"{again.folder.name}.1")
     assert checkpoints.read_newest(aside)[1]["epoch"] == 7
@@ -174,7 +174,7 @@ def test_another_machine_than_rank_0s_reads_a_copy(s3, on, tmp_path, monkeypatch
     copy = other.local_path(name)
     assert copy.startswith(str(tmp_path / "two")) and not other.folder.exists()
     assert checkpoints.read(Path(copy))["epoch"] == 0
-    # Machines may have one name, and what an earlier run has left; or one disk.
+    # Another machine may have the same name and an earlier run's files, or share the disk.
     other.folder.mkdir(parents=True)
     for left in ("checkpoint_00.pth", WRITER):
         (other.folder / left).write_bytes(b"of an earlier run")
@@ -229,7 +229,7 @@ def test_a_machine_that_was_overtaken_writes_no_more(s3, on):
 
 
 def test_a_folder_fetched_up_to_its_name_is_not_the_other_machines(s3, on, monkeypatch):
-    """A kill before anything is written in it: both would be taken for the last that wrote."""
+    """Killed after the download, it must not be taken for the copy that wrote last."""
     first = on("first")
     save(first.folder, 0)
     first.upload()

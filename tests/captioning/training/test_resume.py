@@ -1,4 +1,4 @@
-"""Where a run begins, decided once for all processes."""
+"""Whether a run resumes, and with which settings it may."""
 
 import os
 
@@ -7,9 +7,14 @@ import pytest
 from captioning import train
 from captioning.config import load_config
 from captioning.runtime.errors import UserError
+from captioning.training.output_folder import OutputFolder
 from captioning.training.resume import resume_content
 from tests.soak.processes import Processes
 from tests.tiny_run import leave_an_epoch
+
+
+def resumed(config):
+    return resume_content(config, OutputFolder(config.output_dir))
 
 
 def test_a_folder_that_cannot_be_moved_is_one_line(at, tmp_path, monkeypatch):
@@ -20,17 +25,17 @@ def test_a_folder_that_cannot_be_moved_is_one_line(at, tmp_path, monkeypatch):
 
     monkeypatch.setattr("pathlib.Path.rename", refuse)
     with pytest.raises(UserError, match=r"cannot write .*\.1: Permission denied"):
-        resume_content(at())
+        resumed(at())
 
 
 def test_rank_0_decides_where_all_begin(scenes_config, tmp_path):
-    """Two processes with a folder each, of which only the first one's holds a checkpoint."""
+    """Two processes have separate folders; only rank 0's has a checkpoint."""
 
     def in_its_own(arguments):
         return train.main([*arguments, "--output_dir", str(tmp_path / os.environ["RANK"])])
 
     given = ["--config", str(scenes_config), "batch_size=4", "metrics=[length]"]
-    given.append("lr_schedule=exponential")  # of which more epochs leave the past as it is
+    given.append("lr_schedule=exponential")  # allows more epochs
     for epochs in (1, 2):
         run = Processes(in_its_own, [*given, f"max_epoch={epochs}"], tmp_path / "output", 2)
         assert run.wait() == [0, 0], run.said()
@@ -46,32 +51,32 @@ def at(scenes_config, tmp_path):
 
 def test_a_run_of_before_a_key_existed_goes_on(at):
     leave_an_epoch(at(), without="augmentation")
-    assert resume_content(at())["epoch"] == 0
+    assert resumed(at())["epoch"] == 0
     with pytest.raises(UserError, match="augmentation was 'blip', is 'none'"):
-        resume_content(at("augmentation=none"))
+        resumed(at("augmentation=none"))
 
 
 def test_a_run_that_has_run_more_epochs_than_asked_is_refused(at):
     leave_an_epoch(at(), epoch=2)
-    assert resume_content(at())["epoch"] == 2
+    assert resumed(at())["epoch"] == 2
     with pytest.raises(UserError, match=r"max_epoch is 2, but the run in .* has finished 3 epochs"):
-        resume_content(at("max_epoch=2"))
+        resumed(at("max_epoch=2"))
 
 
 def test_what_a_reward_is_made_of_is_the_runs(at):
     leave_an_epoch(at("reward={clipscore: 1}"))
     with pytest.raises(UserError, match=r"other settings \(clip_model was .*'another'\)"):
-        resume_content(at("reward={clipscore: 1}", "clip_model=another"))
+        resumed(at("reward={clipscore: 1}", "clip_model=another"))
     leave_an_epoch(at("reward={cider: 1}"))
-    assert resume_content(at("reward={cider: 1}", "clip_model=another"))["epoch"] == 0
+    assert resumed(at("reward={cider: 1}", "clip_model=another"))["epoch"] == 0
 
 
 def test_a_run_goes_on_with_another_signature_of_an_address(at):
     address = "pretrained=https://me:{0}@host/{1}.pth?X-Signature={0}"
     leave_an_epoch(at(address.format("FIRST", "a")))
-    assert "FIRST" not in str(resume_content(at(address.format("SECOND", "a"))))
+    assert "FIRST" not in str(resumed(at(address.format("SECOND", "a"))))
     with pytest.raises(UserError, match=r"pretrained was 'https://host/a\.pth'") as error:
-        resume_content(at(address.format("SECOND", "b")))
+        resumed(at(address.format("SECOND", "b")))
     assert "FIRST" not in str(error.value) and "SECOND" not in str(error.value)
 
 
@@ -102,6 +107,6 @@ def test_a_setting_that_would_make_it_another_run_is_refused_in_one_line(
 ):
     leave_an_epoch(at(*had))
     with pytest.raises(UserError, match=f"^the run in {tmp_path} ") as error:
-        resume_content(at(*had, given))
+        resumed(at(*had, given))
     assert all(part in str(error.value) for part in parts) and "\n" not in str(error.value)
     assert (tmp_path / "checkpoint_00.pth").exists()  # nothing is lost

@@ -1,4 +1,4 @@
-"""The learning rate against formulas and torch's; which parameters have which."""
+"""Learning rates, against formulas and torch's schedules."""
 
 import pytest
 import torch
@@ -16,7 +16,6 @@ def config(scenes_config, *overrides):
 
 
 def test_blips_schedule_is_the_default(scenes_config):
-    """A linear warm-up in steps, then one value an epoch."""
     chosen = config(scenes_config, "init_lr=1e-5", "min_lr=0", "max_epoch=5")
     rates = [scheduled_rate(chosen, epoch, 999, 200, 3) for epoch in range(5)]
     expected = [1e-5, 9.045085e-6, 6.545085e-6, 3.454915e-6, 9.54915e-7]
@@ -38,7 +37,9 @@ def test_a_cosine_over_steps_is_torchs_and_ends_at_its_lowest(scenes_config):
     assert scheduled_rate(chosen, 3, 39, 10, 0) == pytest.approx(0.1)
     assert scheduled_rate(chosen, 0, 4, 10, 0) == 0.5  # half way through the warm-up
     only = config(scenes_config, "lr_schedule=cosine_steps", "warmup_steps=39")
-    assert scheduled_rate(only, 3, 39, 10, 0) == 0.1  # the last is its lowest, also if alone
+    assert (
+        scheduled_rate(only, 3, 39, 10, 0) == 0.1
+    )  # the last step has min_lr, also if it is the only one
 
 
 def test_exponential_and_plateau_fall_by_lr_decay(scenes_config):

@@ -1,4 +1,4 @@
-"""Which epoch of a run is scored: the default by objective, metrics, and what is told of it."""
+"""Which epoch of a run is selected, recorded and logged."""
 
 import json
 
@@ -175,19 +175,8 @@ def test_an_epoch_whose_weights_are_gone_cannot_be_taken(run, capsys):
     assert best_of(tuning.folder) == 2
 
 
-def test_a_damaged_record_is_made_again(run):
-    tuning = run("objective=mle")
-    tuning.run()
-    path = tuning.folder / "selected.json"
-    record, valid = path.read_text(), '{"select": "last", "epoch": 0, "epochs": '
-    for text in ("", "{}", "[]", valid + "[]}", valid + '[[0, "x"]]}'):
-        path.write_text(text)
-        run("objective=mle").run()
-        assert path.read_text() == record
-
-
 def test_no_epoch_is_done_before_its_weights_are_kept(run, monkeypatch):
-    """Else a run that is killed between the two would go on without them."""
+    """Otherwise a run that is killed between the two would never write them."""
     tuning, save = run(ALL), torch.save
 
     def refuse(content, file):

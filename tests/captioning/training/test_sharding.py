@@ -1,4 +1,4 @@
-"""Runs whose captioner is divided over two processes, beside those of DDP and of one process."""
+"""Runs with FSDP on two processes, compared with DDP and with one process."""
 
 import json
 
@@ -51,7 +51,7 @@ def each_step(folder, name):
 
 
 def assert_close(first, second):
-    """The losses of all steps, and the weights at the end."""
+    """Compare the losses of all steps and the final weights."""
     for name in ("loss", "grad_norm"):
         assert each_step(first, name) == pytest.approx(each_step(second, name), rel=1e-4)
     one, two = weights(first), weights(second)
@@ -61,7 +61,7 @@ def assert_close(first, second):
 
 
 def count_what_is_kept(path):
-    """A hook: how many numbers each process keeps at the end, and all of them have, to a file."""
+    """A hook: write the number of values that each process keeps, and of all values, to a file."""
 
     def hook(rank):
         close = FineTuning.close
@@ -110,7 +110,7 @@ def test_a_classic_captioner_and_losses_that_are_remembered(finished):
 
 
 def test_a_run_goes_on_divided_or_not(finished, config, tmp_path):
-    """From two processes to one and back, checkpoints in parts: they do not tell of how many."""
+    """From two processes to one and back, with sharded checkpoints."""
     undropped = [f"med_config.{n}_dropout_prob=0" for n in ("hidden", "attention_probs")]
     settings = (*BLIP, *undropped)
     for step, (processes, *others) in enumerate(
@@ -125,7 +125,7 @@ def test_a_run_goes_on_divided_or_not(finished, config, tmp_path):
 
 
 def test_its_checkpoint_is_read_as_any_other(finished, config):
-    """Captions of the validation are those that the file's captioner makes."""
+    """Its captions equal those of the validation."""
     folder = finished(*BLIP, "sharding=fsdp")
     settings = load_config(folder / "config.yaml")
     captioner, _ = captioner_from(settings, str(folder / checkpoints.BEST))

@@ -1,4 +1,4 @@
-"""A split is scored by the metrics of its configuration, and what they lack is said at once."""
+"""A split is scored by the configured metrics. Missing requirements are reported first."""
 
 import json
 
@@ -16,7 +16,7 @@ RESULTS = [{"image_id": 7, "caption": "a red ball"}, {"image_id": 8, "caption": 
 
 @pytest.fixture
 def evaluation(tmp_path, monkeypatch):
-    """Return a function that sets up the evaluation of two images, whose captions are given."""
+    """Return a function that sets up the evaluation of two images with given captions."""
     samples = [
         {"image": f"{r['image_id']}.png", "image_id": r["image_id"], "caption": ["a ball"]}
         for r in RESULTS
@@ -72,11 +72,3 @@ def test_a_pool_is_a_list_or_another_split(evaluation, tmp_path):
         assert evaluator.pool.files == [tmp_path / name]
     with pytest.raises(UserError, match="pool: test is a part of train_file; name a list"):
         evaluation(*given, "val_file=", "train_file=val.json", "split={val: 0.5}", "pool=test")
-
-
-def test_spice_and_training_captions_reach_the_metrics(evaluation, tmp_path):
-    (tmp_path / "train.json").write_text('{"1": ["a cat"]}')
-    given = ("spice_timeout=5", "spice_heap=2G", "train_captions=train.json")
-    coco, diversity = evaluation("metrics=[coco, diversity]", *given).evaluators
-    assert (coco.options.spice_timeout, coco.options.spice_heap) == (5, "2G")
-    assert diversity.options.train_captions == str(tmp_path / "train.json")
