@@ -20,7 +20,7 @@ CHALLENGE = 'Basic realm="SMILE captions", charset="UTF-8"'
 # ROUTES are the only routes under /gradio_api that the page needs. Some of Gradio's seventy others
 # make the server fetch a URL of the client's choice.
 GRADIO = "gradio_api"
-UPLOAD = f"/{GRADIO}/upload"
+FILE, UPLOAD = f"/{GRADIO}/file=", f"/{GRADIO}/upload"
 EVENTS = (f"/{GRADIO}/queue/join", f"/{GRADIO}/run/predict")
 READS = f"/{GRADIO}/(upload_progress|queue/data|app_id|file=/[^/].*)"
 ROUTES = re.compile("|".join((*EVENTS, UPLOAD, READS)))
@@ -64,15 +64,12 @@ def is_allowed(path: str) -> bool:
     return ROUTES.fullmatch(path) is not None and "://" not in decoded
 
 
-def is_own_origin(url: Optional[str], headers) -> bool:
+def is_own_origin(url: str, headers) -> bool:
     """Whether a URL has the host and port of the header Host or X-Forwarded-Host.
 
-    url: the header Origin, which browsers send and a page cannot change; True for None, such as a
-    program's request. A proxy in front of this server sets X-Forwarded-Host. A missing port is the
-    default port of the URL's scheme.
+    A proxy in front of this server sets X-Forwarded-Host. A missing port is the default port of the
+    URL's scheme. A page of another origin cannot make a browser change these headers.
     """
-    if url is None:
-        return True
     own_hosts = (headers.get("host", ""), headers.get("x-forwarded-host", "").partition(",")[0])
     try:
         parsed_url = urlsplit(url)
@@ -84,6 +81,24 @@ def is_own_origin(url: Optional[str], headers) -> bool:
     except (KeyError, ValueError):
         return False
     return addresses[0] in addresses[1:]
+
+
+def is_from_this_page(scope, headers) -> bool:
+    """Whether the request comes from this page or from a program, or follows a link to this page.
+
+    Browsers set Sec-Fetch-Site, and a page cannot change it. They send it only over TLS and to
+    localhost; without it, Origin decides. A request with neither header, such as a program's, is
+    accepted.
+    """
+    site = headers.get("sec-fetch-site", "none")
+    if site == "same-origin":
+        return True
+    if site != "none":
+        is_navigation = scope.get("method") == "GET" and headers.get("sec-fetch-mode") == "navigate"
+        if not is_navigation or GRADIO in scope["path"]:
+            return False
+    origin = headers.get("origin")
+    return origin is None or is_own_origin(origin, headers)
 
 
 class Guard:
@@ -117,7 +132,7 @@ class Guard:
         if not self.is_own_host(headers.get("host", "")):
             error_line = "the request's Host is not a name of this page; --host-name adds a name"
             app = JSONResponse({"error": error_line}, 400)
-        elif not is_own_origin(headers.get("origin"), headers):
+        elif not is_from_this_page(scope, headers):
             error_line = "the request comes from a page of another origin: open this page itself"
             app = JSONResponse({"error": error_line}, 403)
         elif not self.has_token(headers.get("authorization", "")):

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import gradio as gr
+from gradio import route_utils
+from starlette.formparsers import MultiPartException
 
 from app import view
 from app.options import LIMITS, Options, page_defaults, read_options
@@ -48,8 +50,18 @@ Photo = ABCMeta.__new__(
 )
 
 
+class FilesOnlyParser(route_utils.GradioMultiPartParser):
+    """Rejects form fields that are not files. Gradio would keep them in memory, however large."""
+
+    def on_headers_finished(self) -> None:
+        super().on_headers_finished()
+        if self._current_part.file is None:
+            raise MultiPartException("an upload has only files")
+
+
 def add_page(server, service: CaptionService, examples: Sequence[Path], address: str):
     """Mount the page at the root of a FastAPI server; see `build_page`."""
+    route_utils.GradioMultiPartParser = FilesOnlyParser  # used by Gradio's upload route
     style, script = (Path(__file__).with_suffix(s).read_text("utf-8") for s in (".css", ".js"))
     fonts = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}
     return gr.mount_gradio_app(
@@ -143,8 +155,12 @@ def _add_batch_tab(service: CaptionService) -> None:
                 raise UserError("no photos: drop some, or choose them")
             labels, options = read_inputs(*values)
             photos = [(Path(file), Path(file).name) for file in files]
-            results = caption_all(service, photos, labels, options)
-            photo_results = list(progress.tqdm(results, "captioning", len(photos), "photos"))
+            generator = caption_all(service, photos, labels, options)
+            progress((0, len(photos)), desc="captioning", unit="photos")
+            photo_results = []
+            for result in generator:
+                photo_results.append(result)
+                progress((len(photo_results), len(photos)), desc="captioning", unit="photos")
         except UserError as error:
             return gr.update(value=None, visible=False), view.render_error(str(error))
         path = Path(tempfile.mkdtemp()) / "captions.zip"

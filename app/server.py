@@ -68,7 +68,7 @@ def serve(
         from app.page import add_page
 
         examples = draw_examples(Path(folder))
-        uploads = Uploads(Path(folder), service.limits)
+        uploads = Uploads(Path(folder), service.limits, examples)
         server = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
         add_api(server, service, uploads)
         server.add_middleware(Metrics, service=service, path=API)

@@ -3,11 +3,13 @@
 import json
 import os
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
-from app.guard import EVENTS, UPLOAD
+from app.guard import EVENTS, FILE, UPLOAD, is_own_origin
 from app.photos import Limits
 
 MAX_BODY_BYTES = 1 << 20  # of a request's body that is not an uploaded file
@@ -17,11 +19,17 @@ NO_ROOM = "this page has no more room for photos: try again in an hour"
 
 
 class Uploads:
-    """The folder of uploads, limited to twice the bytes of a full Batch of the largest photos."""
+    """The folder of uploads, and its limits.
 
-    def __init__(self, folder: Path, limits: Limits):
-        self.folder, self.max_bytes = folder.resolve(), 2 * limits.photos * limits.upload_bytes
-        self._was_below_limit, self._next_measurement = True, 0.0
+    The folder may have the bytes of twice as many photos of the largest size as the tab Batch
+    accepts, and 100 times as many files. kept_files: files of the page, which are not removed.
+    """
+
+    def __init__(self, folder: Path, limits: Limits, kept_files: Iterable[Path] = ()):
+        self.folder, self.kept_files = folder.resolve(), {path.resolve() for path in kept_files}
+        self.max_bytes = 2 * limits.photos * limits.upload_bytes
+        self.max_files = 100 * limits.photos
+        self._was_below_limits, self._next_measurement = True, 0.0
 
     def contains(self, path: Any) -> bool:
         """Whether `path` is absolute and in the folder, after links and `..` are resolved."""
@@ -31,16 +39,27 @@ class Uploads:
             return False
 
     def has_room(self) -> bool:
-        """Whether the folder is below its limit. It is measured at most once per second."""
+        """Whether the folder is below its limits. It is measured at most once per second."""
         if time.monotonic() >= self._next_measurement:
-            size = 0
-            for folder, _, names in os.walk(self.folder):
-                for name in names:
-                    with suppress(FileNotFoundError):  # removed since it was listed
-                        size += os.path.getsize(os.path.join(folder, name))
-            self._was_below_limit = size < self.max_bytes
+            sizes = list(self._sizes())
+            self._was_below_limits = sum(sizes) < self.max_bytes and len(sizes) < self.max_files
             self._next_measurement = time.monotonic() + 1
-        return self._was_below_limit
+        return self._was_below_limits
+
+    def _sizes(self) -> Iterable[int]:
+        """Yield the sizes of the files. Remove old files and empty folders that Gradio has left."""
+        expiry_time = time.time() - KEEP_FILES_S - 2 * CLEANUP_INTERVAL_S
+        for folder, _, names in os.walk(self.folder, topdown=False):
+            for path in (Path(folder, name) for name in names):
+                with suppress(FileNotFoundError):
+                    status = path.stat()
+                    if status.st_ctime < expiry_time and path not in self.kept_files:
+                        path.unlink()
+                    else:
+                        yield status.st_size
+            with suppress(OSError):  # the folder is not empty
+                if os.stat(folder).st_mtime < expiry_time and folder != str(self.folder):
+                    os.rmdir(folder)
 
 
 class BodyChecks:
@@ -79,6 +98,7 @@ class BodyChecks:
 
     async def _check_body(self, scope, receive, send) -> None:
         """Read and check the whole body, then pass it on, or answer with an error."""
+        from starlette.datastructures import Headers
         from starlette.responses import JSONResponse
 
         body, has_more = b"", True
@@ -92,12 +112,9 @@ class BodyChecks:
                 await JSONResponse({"error": error_line}, 413)(scope, receive, send)
                 return
         app = self.app
-        if scope["path"] in EVENTS:
-            try:
-                body = self._with_uploads_only(body)
-            except (ValueError, RecursionError):
-                error_line = "the file was not uploaded to this page: upload it first"
-                app = JSONResponse({"error": error_line}, 400)
+        if scope["path"] in EVENTS and not self._names_only_uploads(body, Headers(scope=scope)):
+            error_line = "the file was not uploaded to this page: upload it first"
+            app = JSONResponse({"error": error_line}, 400)
         messages = [{"type": "http.request", "body": body}]
 
         async def replay():
@@ -105,22 +122,30 @@ class BodyChecks:
 
         await app(scope, replay, send)
 
-    def _with_uploads_only(self, body: bytes) -> bytes:
-        """Return the JSON of an event without "url", which Gradio would download.
+    def _names_only_uploads(self, body: bytes, headers) -> bool:
+        """Whether every "path" and "url" in the JSON is null or refers to an uploaded file.
 
-        Raises ValueError if it is no JSON, and for a "path" that is not an upload: Gradio would
-        copy any file of the machine.
+        Otherwise Gradio would download any URL and copy any file of the machine.
         """
-        content = json.loads(body)
-        pending: list[Any] = [content]
+        try:
+            pending: list[Any] = [json.loads(body)]
+        except (ValueError, RecursionError):
+            return False
         while pending:
             value = pending.pop()
             if isinstance(value, dict):
-                value.pop("url", None)
-                path = value.get("path")
+                path, url = value.get("path"), value.get("url")
                 if path is not None and not self.uploads.contains(path):
-                    raise ValueError(f"{path} is not an upload")
+                    return False
+                if url is not None and not self._is_uploads_url(url, headers):
+                    return False
                 pending.extend(value.values())
             elif isinstance(value, list):
                 pending.extend(value)
-        return json.dumps(content).encode()
+        return True
+
+    def _is_uploads_url(self, url: Any, headers) -> bool:
+        """Whether a URL is that of an uploaded file on this server."""
+        if not isinstance(url, str) or not is_own_origin(url, headers):
+            return False
+        return self.uploads.contains(unquote(urlsplit(url).path.partition(FILE)[2]))

@@ -66,9 +66,6 @@ def test_no_route_fetches_an_address(page, foreign, route, scheme):
     assert asked == []
 
 
-META = {"_type": "gradio.FileData"}
-
-
 def uploaded(page):
     """Upload a photo; return its path."""
     answer = httpx.post(f"{page}/gradio_api/upload", files={"files": ("a.png", b"photo")})
@@ -91,12 +88,23 @@ def caption_event(page):
 @pytest.mark.parametrize("scheme", ["http://", "HTTPS://", "ftp://", "//", " http://"])
 def test_no_event_fetches_an_address(page, foreign, route, scheme):
     host, asked = foreign
-    event, address = caption_event(page), f"{scheme}{host}/photo.jpg"
-    file = {"path": address, "meta": META}
-    for value in (file, {**file, "path": quote(address, safe="")}, [{"deeper": file}]):
-        sent = {**event, "data": [value, *event["data"][1:]]}
+    event, here = caption_event(page), uploaded(page)
+    address = f"{scheme}{host}/photo.jpg"
+    through = f"{page}/gradio_api/proxy=http://{host}/photo.jpg"
+    meta = {"_type": "gradio.FileData"}
+    for file in (
+        {"path": address},
+        {"path": here, "url": address},
+        {"path": here, "url": through},
+        {"path": here, "url": f"{page}/gradio_api/file={address}"},
+        {"path": quote(address, safe="")},
+        {"path": here, "url": f"{page}/gradio_api/file=/etc/hostname"},
+        [{"deeper": {"path": address, "meta": meta}}],
+    ):
+        found = {**file, "meta": meta} if isinstance(file, dict) else file
+        sent = {**event, "data": [found, *event["data"][1:]]}
         status, _, answer = ask_with_json(f"{page}/gradio_api/{route}", sent)
-        assert status in (400, 404) and list(json.loads(answer)) == ["error"], value
+        assert status in (400, 404) and list(json.loads(answer)) == ["error"], file
     assert asked == []
 
 
@@ -104,7 +112,7 @@ def test_no_other_file_of_the_machine_is_captioned(page, files):
     event, folder = caption_event(page), uploaded(page).rpartition("/")[0]
     outside = str(files / "photo.jpg")
     for path in (outside, folder + "/../../../../../../../.." + outside, "photo.jpg", "", 1, "\0"):
-        for meta in (META, {}):
+        for meta in ({"_type": "gradio.FileData"}, {}):
             sent = {**event, "data": [{"path": path, "meta": meta}, *event["data"][1:]]}
             assert ask_with_json(f"{page}/gradio_api/queue/join", sent)[0] == 400
 
@@ -112,7 +120,7 @@ def test_no_other_file_of_the_machine_is_captioned(page, files):
 def test_a_photo_that_was_uploaded_is_captioned(page):
     event, path = caption_event(page), uploaded(page)
     for url in (None, f"{page}/gradio_api/file={path}"):
-        file = {"path": path, "url": url, "meta": META}
+        file = {"path": path, "url": url, "meta": {"_type": "gradio.FileData"}}
         sent = {**event, "data": [file, *event["data"][1:]]}
         assert ask_with_json(f"{page}/gradio_api/queue/join", sent)[0] == 200
     assert ask(f"{page}/gradio_api/file={path}")[2] == b"photo"
@@ -138,6 +146,8 @@ PATHS = ["", "config", "metrics", "gradio_api/queue/data?session_hash=s", "gradi
         {"Origin": "http://localhost:3000"},
         {"Origin": "http://page.example.evil.example"},
         {"Origin": "http://evil.example@page.example:x"},
+        {"Sec_Fetch_Site": "cross-site"},
+        {"Sec_Fetch_Site": "same-site", "Sec_Fetch_Mode": "no-cors"},
     ],
 )
 def test_another_origin_is_refused(page, path, host, headers):
@@ -158,9 +168,16 @@ def test_another_origin_is_refused(page, path, host, headers):
         {"Host": "page.example", "Origin": "https://page.example:443"},  # https ends at a proxy
         {"Host": "page.example:443", "Origin": "https://page.example"},
         {"X_Forwarded_Host": "page.example, 10.0.0.1", "Origin": "https://page.example"},
+        {"Sec_Fetch_Site": "same-origin"},
+        {"Sec_Fetch_Site": "none", "Sec_Fetch_Mode": "navigate"},
+        {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate"},  # a link to the page
     ],
 )
-def test_the_page_is_accepted(page, headers):
+def test_the_page_and_links_to_it_are_accepted(page, headers):
     assert ask(page, **headers)[0] == 200
-    assert ask(f"{page}/gradio_api/app_id", **headers)[0] == 200
-    assert ask(f"{page}/api/caption?checkpoint=None", b"", **headers)[0] == 400
+    if headers.get("Sec_Fetch_Site") != "cross-site":
+        assert ask(f"{page}/gradio_api/app_id", **headers)[0] == 200
+        assert ask(f"{page}/api/caption?checkpoint=None", b"", **headers)[0] == 400
+    else:
+        assert ask(f"{page}/gradio_api/app_id", **headers)[0] == 403
+        assert ask(page, b"", **headers)[0] == 403

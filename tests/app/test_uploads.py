@@ -5,11 +5,13 @@ import socket
 import time
 from pathlib import Path
 
+import pytest
+
 from app.photos import Limits
-from app.uploads import NO_ROOM, BodyChecks, Uploads
+from app.uploads import NO_ROOM, Uploads
 from tests.app.client import ask
 
-LIMITS = Limits(upload_mb=1, photos=1)  # room for 2 MB
+LIMITS = Limits(upload_mb=1, photos=1)  # room for 2 MB, in 100 files
 
 
 def test_files_are_counted_wherever_they_lie(tmp_path, monkeypatch):
@@ -18,18 +20,24 @@ def test_files_are_counted_wherever_they_lie(tmp_path, monkeypatch):
     uploads = Uploads(tmp_path, LIMITS)
     (tmp_path / "a").mkdir()
     assert uploads.has_room()
-    (tmp_path / "a" / "1.jpg").write_bytes(bytes(2 << 20))
+    for number in range(100):
+        (tmp_path / "a" / f"{number}.jpg").touch()
     assert uploads.has_room()  # as of less than a second ago
     now += 1
     assert not uploads.has_room()
 
 
-def test_addresses_in_an_event_are_dropped(tmp_path):
-    """Gradio would fetch a "url"."""
-    own, checks = str(tmp_path / "a.png"), BodyChecks(None, Uploads(tmp_path, LIMITS), "")
-    sent = [{"path": own, "url": "http://other/b.png"}, {"deeper": [{"path": None, "url": "x"}]}]
-    found = json.loads(checks._with_uploads_only(json.dumps(sent).encode()))
-    assert found == [{"path": own}, {"deeper": [{"path": None}]}]
+def test_files_that_gradio_left_behind_are_removed(tmp_path, monkeypatch):
+    """Younger files and the page's examples stay."""
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    own, left = tmp_path / "scene.png", tmp_path / "a" / "b" / "tmp123"
+    for path in (own, left):
+        path.touch()
+    assert Uploads(tmp_path, LIMITS, [own]).has_room() and left.exists()
+    later = time.time() + 2 * 3600
+    monkeypatch.setattr("app.uploads.time.time", lambda: later)
+    assert Uploads(tmp_path, LIMITS, [own]).has_room()
+    assert list(tmp_path.rglob("*")) == [own]
 
 
 def part(content):
@@ -37,10 +45,12 @@ def part(content):
     return head + content + b"\r\n"
 
 
-def upload(address, parts):
+def upload(address, parts, query=""):
     """Return status and text of the answer."""
-    kind, url = "multipart/form-data; boundary=b", f"{address}/gradio_api/upload"
-    status, _, text = ask(url, parts + b"--b--\r\n", Content_Type=kind)
+    kind = "multipart/form-data; boundary=b"
+    status, _, text = ask(
+        f"{address}/gradio_api/upload{query}", parts + b"--b--\r\n", Content_Type=kind
+    )
     return status, text.decode()
 
 
@@ -72,6 +82,14 @@ def test_a_full_folder_refuses_uploads_and_api_calls(serving, files):
             path.unlink()
         time.sleep(1.1)
         assert upload(address, part(photo))[0] == ask(f"{address}/api/caption", photo)[0] == 200
+
+
+@pytest.mark.parametrize("query", ["", "?upload_id=a"])
+def test_a_field_that_is_no_file_is_refused(server, query):
+    field = part(bytes(2 << 20)).replace(b'; filename="a.png"', b"")
+    before = sorted(folder_of(server).rglob("*"))
+    assert upload(server, part(b"photo") + field, query) == (400, "an upload has only files")
+    assert sorted(folder_of(server).rglob("*")) == before
 
 
 def test_an_upload_that_is_cut_short_leaves_nothing(server):
