@@ -64,6 +64,7 @@ def serve(
         import uvicorn
         from fastapi import FastAPI
 
+        from app.connection import TimedConnection
         from app.metrics import Metrics
         from app.page import add_page
 
@@ -76,7 +77,7 @@ def serve(
         server.add_middleware(Guard, address=host, names=names, token=token)
         config = uvicorn.Config(
             add_page(server, service, examples, address),
-            http="h11",  # limits the size of a request's head
+            http=TimedConnection,
             log_level="warning",
             timeout_graceful_shutdown=2,
             server_header=False,

@@ -115,6 +115,7 @@ def test_the_server_is_behind_the_guard(service, monkeypatch, capsys, host, toke
     """It also warns if others can use the page without a token."""
     uvicorn = pytest.importorskip("uvicorn", reason="no Gradio, which brings uvicorn")
     pytest.importorskip("prometheus_client", reason="no prometheus_client")
+    from app.connection import TimedConnection
     from app.server import listen, serve
 
     configs = []
@@ -128,6 +129,7 @@ def test_the_server_is_behind_the_guard(service, monkeypatch, capsys, host, toke
     log = capsys.readouterr().err
     assert ("anyone who reaches 0.0.0.0 can caption here" in log) == warned and SECRET not in log
     app = configs[0].app
+    assert configs[0].http is TimedConnection
     right = token and f"Bearer {token}"
     for path in ("/metrics", "/no/such"):
         assert asked(app, "evil.example", right, path)[0] == 400
