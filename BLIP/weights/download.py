@@ -1,8 +1,8 @@
 """Downloads files from https servers and the Hugging Face hub, and checks them.
 
 huggingface_hub downloads and caches hf:// names. `torch.hub.download_url_to_file` is not used for
-other URLs: it accepts truncated files, follows redirects to http, has no size limit and no timeout,
-and cannot log in.
+other URLs: it accepts truncated files, follows redirects to http and into private networks, has no
+size limit and no timeout, and cannot log in.
 """
 
 import base64
@@ -190,10 +190,15 @@ def are_private(url: str, proxies: bool = True) -> list[bool]:
 
 
 class _TlsRedirects(urllib.request.HTTPRedirectHandler):
-    """Refuses redirects to http."""
+    """Refuses redirects to http, and redirects from a public host into a private network."""
 
     def redirect_request(self, req, fp, code, msg, headers, newurl):
         _check_tls(newurl)
+        if any(are_private(newurl)) and not all(are_private(req.full_url)):
+            raise DownloadError(
+                f"{without_secrets(req.full_url)} redirects to {urlsplit(newurl).hostname}, which "
+                "is in a private network: download the file yourself and give its path"
+            )
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 

@@ -10,6 +10,7 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import urlsplit
 
 import pytest
 import torch
@@ -83,14 +84,18 @@ def test_a_failed_download_leaves_nothing_and_the_next_one_is_whole(
     server, tmp_path, headers, content, options, message
 ):
     server.headers, server.content = headers, content
-    (tmp_path / "file.bin.part").write_bytes(bytes(2_000_000))  # of a killed download
     with pytest.raises(DownloadError, match=message):
         download(f"{server.url}/file.bin", tmp_path / "file.bin", **options)
     assert [path.name for path in tmp_path.iterdir()] == ["file.bin.part.lock"]
     server.headers, server.content = CHUNKED, PIECES + b"0\r\n\r\n"
     download(f"{server.url}/file.bin", tmp_path / "file.bin")
-    assert [path.name for path in tmp_path.iterdir()] == ["file.bin"]
     assert (tmp_path / "file.bin").read_bytes() == bytes(9 * 1024)
+
+
+def test_a_part_that_a_killed_download_left_is_replaced(server, tmp_path):
+    (tmp_path / "file.bin.part").write_bytes(bytes(2_000_000))
+    download(f"{server.url}/file.bin", tmp_path / "file.bin", sha256=SHA256)
+    assert [path.name for path in tmp_path.iterdir()] == ["file.bin"]
 
 
 @pytest.fixture
@@ -112,6 +117,23 @@ def test_names_do_not_lead_out_of_the_cache(server, hub_folder, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"hub"}
 
 
+def test_a_redirect_from_a_public_host_into_a_private_network_is_refused(
+    server, tmp_path, monkeypatch
+):
+    """Only /inside counts as private here."""
+    path = "/inside/file.bin"
+    monkeypatch.setattr(
+        "BLIP.weights.download.are_private", lambda url: [urlsplit(url).path == path]
+    )
+    line = r"redirects to 127\.0\.0\.1, which is in a private network"
+    with pytest.raises(DownloadError, match=line):
+        download(f"{server.url}/to/{server.url}{path}", tmp_path / "file.bin")
+    assert len(server.requests) == 1
+    for name, url in (("direct", path), ("redirected", f"/to/{server.url}/file.bin")):
+        download(f"{server.url}{url}", tmp_path / name)
+        assert (tmp_path / name).read_bytes() == CONTENT
+
+
 @pytest.mark.parametrize(
     ("inside", "hosts"),
     [
@@ -131,8 +153,11 @@ def test_a_proxy_resolves_hosts_itself_except_those_asked_without_it(monkeypatch
     found = [(socket.AF_INET, None, None, "", ("10.0.0.1", 0))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, port: found)
     assert are_private("https://elsewhere/a.pth") == [False]
-    assert are_private("https://elsewhere/a.pth", proxies=False) == [True]
-    assert are_private("https://inside/a") == [True]
+    assert (
+        are_private("https://elsewhere/a.pth", proxies=False)
+        == are_private("https://inside/a")
+        == [True]
+    )
 
 
 def test_a_server_with_an_unknown_certificate_is_refused(server, tmp_path, monkeypatch):
@@ -146,7 +171,7 @@ def test_of_two_processes_one_fetches_a_file(server, tmp_path):
     server.delay = 0.5
 
     def program(_):
-        download(f"{server.url}/f", tmp_path / "f", SHA256)
+        download(f"{server.url}/f", tmp_path / "f")
         return 0
 
     started = [Processes(program, [], tmp_path / f"log{n}") for n in range(2)]
@@ -168,7 +193,6 @@ def test_each_failure_is_one_line(server, hub_folder):
         "hf://owner/name/../../file.pth": r"is not hf://\[spaces/\]owner/name",
         "hf://owner/name@../file.pth": r"is not hf://\[spaces/\]owner/name",
         "hf://name/file.pth": r"is not hf://\[spaces/\]owner/name",
-        "hf://spaces/owner/name": r"is not hf://\[spaces/\]owner/name",  # no file
         "hf://spaces/owner/name/model/file.pth": "cannot download hf://spaces/owner/name/model",
     }
     for source, message in cases.items():
@@ -244,6 +268,8 @@ def stated(monkeypatch, tmp_path):
         stated.calls.append(url)
         if stated.error:
             raise stated.error
+        if "/no/" in url:
+            raise ConnectionError("no such repository, or no network")
         return stated
 
     def fetched(repository, filename, **where):
@@ -274,26 +300,35 @@ def test_a_new_file_is_fetched(stated, tmp_path, etag):
     assert stated.calls == [URL, ("some/model", "a/b.json", where)]
 
 
-def test_without_a_network_a_cached_file_is_used_unless_the_hub_has_removed_it(stated, tmp_path):
+def test_without_a_network_a_cached_file_is_used_and_nothing_is_retried(stated, tmp_path):
+    write_cache(tmp_path / "models--no--model")
+    assert hub.hub_file("no/model", "config.json").read_text() == "{}"
+    with pytest.raises(ConnectionError):
+        hub.hub_file("no/model", "absent.json")
+    assert len(stated.calls) == 2
+
+
+def test_a_file_that_was_removed_from_the_hub_is_not_used_from_the_cache(stated, tmp_path):
     write_cache(tmp_path / "models--some--model")
-    for error in (ConnectionError("no network"), LocalEntryNotFoundError("no network")):
-        stated.error = error
-        assert hub.hub_file("some/model", "config.json").read_text() == "{}"
-        with pytest.raises(type(error)):
-            hub.hub_file("some/model", "absent.json")
-    assert len(stated.calls) == 4  # nothing is retried
     stated.error = EntryNotFoundError("404")
     with pytest.raises(EntryNotFoundError):
         hub.hub_file("some/model", "config.json")
+    stated.error = LocalEntryNotFoundError("no network")
+    assert hub.hub_file("some/model", "config.json").read_text() == "{}"
 
 
-def test_a_file_with_another_hash_or_above_the_limit_is_refused(stated, tmp_path):
+def test_a_file_with_another_hash_is_refused(stated, tmp_path):
     stated.etag = "0" * 64
     with pytest.raises(ValueError, match=r"b\.json does not have the sha256 that the hub states"):
         hub.hub_file("some/model", "a/b.json")
     assert not (tmp_path / "a" / "b.json").exists()
-    stated.size, stated.calls[:] = hub.LARGEST + 1, []
-    with pytest.raises(ValueError, match=f"has {2**34 + 1} bytes, which exceeds"):
+
+
+def test_a_file_above_the_limit_is_not_fetched(stated):
+    stated.size = hub.LARGEST + 1
+    with pytest.raises(
+        ValueError, match="has 17179869185 bytes, which exceeds the limit of 17179869184"
+    ):
         hub.hub_file("some/model", "a/b.json")
     assert len(stated.calls) == 1
 
@@ -306,3 +341,9 @@ def test_a_hub_without_tls_is_not_asked(stated, monkeypatch):
     with pytest.raises(ValueError, match="HF_ENDPOINT gives http://mirror"):
         hub.hub_file("some/model", "a/b.json")
     assert stated.calls == []
+
+
+def test_a_kind_needs_a_repository_and_a_file():
+    """Without a file, "spaces/owner" would be read as a model's repository."""
+    with pytest.raises(hub.DownloadError, match=r"is not hf://\[spaces/\]owner/name"):
+        hub.fetch("hf://spaces/owner/name")
