@@ -9,6 +9,7 @@ from os import PathLike
 from typing import Annotated, Any, Optional, Union
 
 import torch
+from PIL import Image
 from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
@@ -37,6 +38,7 @@ from captioning.runtime.errors import UserError
 PREPROCESSING = "short side to the model's size, bicubic; centre crop; OpenAI's mean and std"
 
 SIGLIP_1_VOCABULARY = 32000  # the number of tokens, by which SigLIP 1 is recognised
+MAX_ASPECT_RATIO = 64  # longer images are cropped before resizing
 
 
 class ClipOptions(Options):
@@ -147,7 +149,7 @@ class Clip:
 
     def read_image(self, path: Union[str, PathLike]) -> Tensor:
         """Return an image file as input of the image encoder, (3, S, S). Raises UserError."""
-        return self.preprocess(load_image(path))
+        return self.preprocess(_middle(load_image(path)))
 
     @torch.inference_mode()
     def image_features(self, images: Tensor) -> Tensor:
@@ -217,6 +219,17 @@ def load_clip(source: str, device: Union[str, torch.device] = "cpu") -> Clip:
 def _unit(features: Any) -> Tensor:
     """Return unit vectors. features: a tensor, or the output object of newer transformers."""
     return F.normalize(getattr(features, "pooler_output", features), dim=-1)
+
+
+def _middle(image: Image.Image) -> Image.Image:
+    """Return the centre of a very long image, since resizing all of it would take much memory.
+
+    CLIP's centre crop removes more than this anyway.
+    """
+    width, height = image.size
+    most = MAX_ASPECT_RATIO * min(image.size)
+    left, top = max(0, width - most) // 2, max(0, height - most) // 2
+    return image.crop((left, top, width - left, height - top)) if left or top else image
 
 
 def read_clip(source: str) -> tuple[ModelFiles, dict[str, Any], Optional[dict[str, Tensor]]]:
