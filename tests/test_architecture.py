@@ -110,7 +110,7 @@ def imports_against_the_layers(root):
     folders = {file.relative_to(root).parts[0] for file in source_files(root)}
     assert folders - placed.keys() <= {"tests", "scripts", "examples"}
     graph, captioners, found = modules(root), captioner_packages(root), []
-    assert len(graph) > 200 and captioners == {"BLIP", "baselines", "vlm"}
+    assert len(graph) > 200 and captioners >= {"BLIP", "baselines", "vlm"}
     for module, names in graph.items():
         own = module.split(".")[0]
         of_files = module in NO_CAPTIONER or rank(module) <= SUBPACKAGES.index("metrics")

@@ -38,6 +38,7 @@ from captioning.sweep.decodings import read_decodings, with_drop_shares
 from captioning.sweep.parallel_runs import job_slots, run_in_slots
 from captioning.sweep.runs import Sweep
 from captioning.sweep.variants import plan, read_names, read_weights
+from captioning.training.output_folder import OutputFolder
 from captioning.training.resume import resume_content
 from captioning.training.validation_history import is_trained
 
@@ -112,7 +113,8 @@ def _run(arguments: argparse.Namespace) -> None:
             flags = ["--config", arguments.config, "--output_dir", str(seed_folder / name)]
             config = load_config(arguments.config, run_keys, {"output_dir": flags[-1]})
             if is_trained(config):
-                resume_content(config)  # raises UserError if the run had other settings
+                # Raises UserError if the run had other settings.
+                resume_content(config, OutputFolder(config.output_dir))
                 continue
             train_run = functools.partial(train.main, [*flags, *run_keys])
             jobs.append(Job(f"{seed_folder.name}/{name}", train_run, seed_folder / f"{name}.log"))

@@ -10,11 +10,13 @@ from typing import Any, NamedTuple, Optional
 import torch
 
 from captioning.bulk.request import require
+from captioning.captioners.registry import CAPTIONERS
 from captioning.runtime.errors import UserError, one_line
 
 ROOT = Path(__file__).resolve().parents[2]
 # The project's folders that are uploaded for the actors. Each machine needs the libraries.
-CODE = ("captioning", "decoding", "smile", "adapters", "BLIP", "baselines", "vlm", "configs")
+CODE = {"captioning", "decoding", "smile", "adapters", "configs"}
+CODE |= {module.partition(".")[0] for module in CAPTIONERS.values()}
 CPUS = 4  # per actor without a GPU, at least; a smaller machine gets one actor
 SHARDS_PER_ACTOR = 16  # at most; an actor takes one shard per reader process
 STORE_BYTES = 256 << 20  # object store of a Ray that we start; it holds only captions

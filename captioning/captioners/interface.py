@@ -49,7 +49,7 @@ class Captioner(Protocol):
     """An `nn.Module` that captions images. Training, scoring, bulk captioning, the report and the
     page use only this interface.
 
-    In generation and scoring, padding, start and unknown tokens must have probability 0, unless a
+    In generation and scoring, special tokens other than `end` must have probability 0, unless a
     library generates the captions. Training captions are truncated to `max_tokens`. The objective
     is the configuration's `build_objective().with_tokens(tokenizer.pad, tokenizer.end)`.
 
@@ -122,7 +122,8 @@ class Captioner(Protocol):
         """Return the log-probability of each token of captions, with gradient.
 
         ids: (B, k, n), as `generate_from` samples them at this temperature without truncating the
-        distribution. The result is float32 (B, k, n - p), and 0 after a caption's end.
+        distribution; autograd needs a clone of these inference tensors. The result is float32
+        (B, k, n - p), and 0 after a caption's end.
         """
 
     def for_inference(self, dtype: torch.dtype, compiled: bool) -> nn.Module:
@@ -183,7 +184,10 @@ class CaptionerPackage(Protocol):
     PROMPT_IS_QUESTION: bool
 
     def build(self, config: Any, context: BuildContext) -> Captioner:
-        """Return the captioner of a configuration, with random weights."""
+        """Return the captioner of a configuration, with random weights.
+
+        A package without LoRA raises ValueError if `config.lora` is set.
+        """
 
     def origin(self, config: Any) -> str:
         """Where the weights of `build` come from: completes "no checkpoint: "."""

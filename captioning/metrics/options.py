@@ -17,8 +17,8 @@ class Options(BaseModel):
     """The options of an evaluator or a reward.
 
     A subclass declares each option as `name: Annotated[type, role] = Field(default,
-    description=...)`. role: see `captioning/config/keys.py`. description: one clause for --help and
-    errors.
+    description=...)`. role: "scoring", see `captioning/config/keys.py`.
+    description: one clause for --help and errors.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)

@@ -1,7 +1,8 @@
 """Other published objectives against bland or wrong text, by name.
 
-To add one, write a file in this folder with a subclass of a class in `interface.py`, and add a line
-here. A file is imported when an objective names it.
+To add one, write a file in this folder and add a line here. Subclass a class of `interface.py`:
+`LikelihoodLoss` for a function of the label's probability, `WeightedMle` for MLE with detached
+weights, `LogitLoss` for a function of all logits. A file is imported when an objective names it.
 """
 
 ALTERNATIVES: dict[str, str] = {

@@ -1,4 +1,7 @@
-"""A minimal captioner package that is not part of the project."""
+"""A minimal captioner package that is not part of the project.
+
+It borrows the tokenizer of `baselines`, which a package of the project must not import.
+"""
 
 from typing import Annotated
 
@@ -7,7 +10,8 @@ from pydantic import BaseModel, Field
 from torch import nn
 
 from baselines import Vocabulary
-from decoding import generate_captions, until_end
+from decoding import until_end
+from decoding.caption_generator import CaptionGenerator, training_tokens
 
 PROMPT_IS_QUESTION = False
 
@@ -16,10 +20,10 @@ class Keys(BaseModel):
     fake_width: Annotated[int, "run"] = Field(8, gt=0)
 
 
-class FakeCaptioner(nn.Module):
+class FakeCaptioner(CaptionGenerator):
     """Chooses a word by the image's mean colour and the previous word."""
 
-    max_positions, min_batch_size, has_unused_parameters, null_image = None, 1, False, None
+    max_positions = null_image = None
 
     def __init__(self, words, objective, prompt, width, max_tokens=40):
         super().__init__()
@@ -30,80 +34,56 @@ class FakeCaptioner(nn.Module):
         self.colour, self.head = nn.Linear(3, width), nn.Linear(width, len(self.tokenizer))
         self.word = nn.Embedding(len(self.tokenizer), width)
 
-    def logits(self, tokens, encoded):  # (b, k, n), (b, width) -> (b, k, n, V)
-        return self.head(torch.tanh(self.word(tokens) + encoded[:, None, None]))
-
-    def sayable(self, logits):
-        words = self.tokenizer
-        unsaid = torch.tensor([words.pad, words.start, words.unknown])
-        return logits.index_fill(-1, unsaid, float("-inf"))
-
     def encode(self, image):
         return self.colour(image.mean((2, 3)))
 
-    def predictions(self, image, captions):
-        texts = [self.prompt + text for group in captions for text in group]
-        tokens, mask = self.tokenizer.encode(texts, self.max_tokens)
-        logits = self.logits(tokens.unflatten(0, (len(image), -1)), self.encode(image))
-        labels, p = tokens.masked_fill(mask == 0, -100), len(self.prompt_ids)
-        return logits.flatten(0, 1)[:, p - 1 : -1], labels[:, p:]
+    def logits(self, tokens, encoded):  # (b, k, n), (b, width) -> (b, k, n, V)
+        return self.head(torch.tanh(self.word(tokens) + encoded[:, None, None]))
 
-    def forward(self, image, captions, dropped=None):
-        return self.objective(*self.predictions(image, captions))
+    def allowed_logits(self, tokens, encoded):
+        words = self.tokenizer
+        excluded = torch.tensor([words.pad, words.start, words.unknown])
+        return self.logits(tokens, encoded).index_fill(-1, excluded, float("-inf"))
 
-    def generate(self, image, settings):
-        return [captions[0] for captions in self.generate_details(image, settings).captions]
+    def forward(self, image, captions, dropped=None, prompts=None):
+        return self.objective(*self.predictions(image, captions, prompts))
 
-    def generate_details(self, image, settings):
-        return self.generate_from(self.encode(image), settings)
+    def predictions(self, image, captions, prompts=None):
+        tokens, _, labels, p = training_tokens(self, captions, prompts, -100)
+        inputs = tokens[:, p - 1 : -1].unflatten(0, (len(image), -1))  # (B, k, N)
+        return self.logits(inputs, self.encode(image)).flatten(0, 1), labels[:, p:]
 
-    def encode_null(self, encoded):
-        raise NotImplementedError
-
-    def generate_from(self, encoded, settings, other=None):
-        images = encoded
-
+    def step_function(self, encoded, settings, other):
         def step(tokens, rows):
-            nonlocal images
             if rows is not None:
-                images = images[rows[:, 0] // step.width]
+                step.images = step.images[rows[:, 0] // step.width]
             step.width = tokens.size(1)
-            return self.sayable(self.logits(tokens[..., -1:], images)[:, :, 0])
+            return self.allowed_logits(tokens[..., -1:], step.images)[:, :, 0]
 
-        p = len(self.prompt_ids)
-        return generate_captions(
-            step, self.prompt_ids, encoded, self.tokenizer, settings, lambda ids: self.text(ids[p:])
-        )
+        step.images = encoded
+        return step
 
-    def text(self, ids):
-        return self.tokenizer.decode(ids)
+    def caption_text(self, ids):
+        return self.tokenizer.decode(ids[len(self.prompt_ids) :])
 
     def score_tokens(self, encoded, ids):
-        logits = self.logits(ids[None, None, :-1], encoded)[0, 0, len(self.prompt_ids) - 1 :]
-        return self.sayable(logits), None
+        return self.allowed_logits(ids[None, None, len(self.prompt_ids) - 1 : -1], encoded)[
+            0, 0
+        ], None
 
     def log_likelihoods(self, encoded, ids, temperature=1.0):
-        p = len(self.prompt_ids)
-        logits = self.sayable(self.logits(ids[..., :-1], encoded))[:, :, p - 1 :] / temperature
-        said, end = ids[..., p:], self.tokenizer.end
-        real = until_end(said, end)
-        logprobs = logits.log_softmax(-1).gather(3, said.where(real, end).unsqueeze(3))
-        return logprobs.squeeze(3).masked_fill(~real, 0)
-
-    def for_inference(self, dtype, compiled):
-        return self.eval()
+        p, end = len(self.prompt_ids), self.tokenizer.end
+        logits = self.allowed_logits(ids[..., p - 1 : -1], encoded) / temperature
+        is_scored = until_end(ids[..., p:], end)
+        labels = ids[..., p:].where(is_scored, end).unsqueeze(3)
+        logprobs = logits.log_softmax(-1).gather(3, labels).squeeze(3)
+        return logprobs.masked_fill(~is_scored, 0)
 
     def compile_parts(self):
         pass
 
-    def parameter_groups(self):
-        return [(list(self.parameters()), None)]
-
     def shards(self):
         return []
-
-    def begin_epoch(self, epoch):
-        self.epochs_begun = epoch + 1
 
     def saved_beside_weights(self):
         return {"fake_words": self.tokenizer.words}
