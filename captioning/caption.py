@@ -82,6 +82,7 @@ CONFIG_FLAGS = (*DECODING, "seed", "num_workers", "precision")
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m captioning.caption",
+        usage="%(prog)s CHECKPOINT INPUT --out FILE [options]; --help lists them",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

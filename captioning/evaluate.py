@@ -49,6 +49,7 @@ from captioning.runtime.registry import load
 def _parse_arguments(argv):
     parser = argparse.ArgumentParser(
         prog="python -m captioning.evaluate",
+        usage="%(prog)s PREDICTIONS --references FILE [options]; --help lists them",
         description="Score a file of captions against human captions.",
     )
     add = parser.add_argument

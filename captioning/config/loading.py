@@ -86,7 +86,9 @@ def _explain(detail: dict, values: dict) -> str:
     inner = [str(part) for part in detail["loc"][1:] if str(part) in keys]
     where = ".".join([key, *inner])
     if detail["type"] == "extra_forbidden":
-        close = [] if inner else difflib.get_close_matches(key, config_class().model_fields, n=1)
+        names = [] if inner else [*config_class().model_fields]
+        close = [name for name in names if name.endswith(f"_{key}")]
+        close = close or difflib.get_close_matches(key, names, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         return f"unknown key {where!r}{hint}"
     if detail["type"] == "missing":

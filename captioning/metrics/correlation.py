@@ -149,6 +149,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the program and return its exit code: 2 after a one-line error for the user."""
     parser = argparse.ArgumentParser(
         prog="python -m captioning.metrics.correlation",
+        usage="%(prog)s RATINGS [options]; --help lists them",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

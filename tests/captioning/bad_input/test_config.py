@@ -43,6 +43,7 @@ vit.initializer_range=0 num_candidates=1 num_candidates=1001 rerank_weight=-1 re
 
 LINES = [
     ("num_beam=3", "unknown key 'num_beam'; did you mean 'num_beams'?"),
+    ("lr=3", "unknown key 'lr'; did you mean 'init_lr'?"),
     ("hiden_dim=3", "unknown key 'hiden_dim'; did you mean 'hidden_dim'?"),
     ("xyzzy=3", "unknown key 'xyzzy'"),
     ("num_beams", "override 'num_beams' is not of the form key=value"),
