@@ -69,10 +69,10 @@ def require_writable(folder: str) -> None:
     remove(join(folder, ".writable"))
 
 
-def remove(address: str) -> None:
-    """Remove a file of a store, if it exists. Raises UserError."""
-    with contextlib.suppress(Missing):
-        call(address, "rm_file")
+def remove(name: str) -> None:
+    """Remove a file, if it exists. Raises OSError for the disk, UserError for a store."""
+    with contextlib.suppress(FileNotFoundError, Missing):
+        call(name, "rm_file") if is_store(name) else os.remove(name)
 
 
 def remove_folder(address: str) -> None:
