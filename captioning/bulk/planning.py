@@ -13,8 +13,8 @@ from typing import Any
 from captioning.bulk import tars
 from captioning.bulk.existing import ExistingCaptions
 from captioning.bulk.exports import relative
-from captioning.bulk.request import Request, require, stamp_if_any
-from captioning.bulk.shards import BASE, HEADER, Line, Plan, remove_plan
+from captioning.bulk.request import Request, stamp_if_any
+from captioning.bulk.shards import BASE, HEADER, Entry, Line, Plan, Settings, remove_plan
 from captioning.bulk.sidecars import STORE_THREADS
 from captioning.files.reading import read_lines
 from captioning.files.tars import expand
@@ -49,7 +49,7 @@ class Tally:
     settings: set[str] = field(default_factory=set)
 
 
-def make_plan(request: Request, settings: dict[str, Any], resumed: bool) -> tuple[Plan, Tally]:
+def make_plan(request: Request, settings: Settings, resumed: bool) -> tuple[Plan, Tally]:
     """Write the plan. Also write missing sidecars of captions, and with --verify repair `out`.
 
     settings: identify the run. resumed: this call has just finished an earlier plan of the same
@@ -94,7 +94,7 @@ def make_plan(request: Request, settings: dict[str, Any], resumed: bool) -> tupl
         for entry in entries:
             file.write(json_line(entry))
             count += 1
-    if not tally.found and not count:
+    if not tally.found:
         raise UserError(f"{request.source}: found no images")
     tally.no_sidecar.difference_update(dropped[True])
     if tally.no_sidecar:
@@ -139,7 +139,7 @@ def _images(
     failed: Collection[str],
     tally: Tally,
     resumed: bool,
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Entry]:
     """Yield the entries of images to caption. done: captioned or dropped images."""
     outputs = map(request.location, (request.out, request.failed, request.marker))
     sidecars = request.sidecars([request.source, *outputs]) if request.sidecar else None
@@ -175,13 +175,12 @@ def _tars(
     failed: Collection[str],
     again: Iterable[str],
     tally: Tally,
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Entry]:
     """Yield the entries of tars with images to caption.
 
     captioned, failed, again: names of images in the tars. again: images to be captioned again, even
     if their tar has not changed.
     """
-    require("webdataset", "a .tar")
     if request.sidecar:
         raise UserError("--sidecar does not work with a .tar: use --write-shards")
     if request.captions:
@@ -196,7 +195,7 @@ def _tars(
     captioned_in, failed_in = _by_tar(captioned, urls), _by_tar(skipped_failures, urls)
     again_in = _by_tar(again, urls)
     for url in urls:
-        entry: dict[str, Any] = {"tar": url, "stamp": stamps[url], "prompt": request.prompt}
+        entry: Entry = {"tar": url, "stamp": stamps[url], "prompt": request.prompt}
         tally.found += 1
         if request.skips_existing:
             with_caption, without = captioned_in.get(url, []), failed_in.get(url, [])
