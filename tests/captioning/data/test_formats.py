@@ -236,12 +236,3 @@ def test_photos_without_a_text_beside_them(folder):
     message = rf"1 of 40 photos have no \.txt file with captions, the first is .*{NAMES[4]}"
     with pytest.raises(UserError, match=message):
         read_annotations(folder)
-
-
-def test_real_captions(shared_data, tmp_path):
-    for file in ("flickr8k_karpathy_train", "coco_karpathy_train"):
-        expected = read_annotations(shared_data / "annotation" / f"{file}.json")
-        captions = {sample.image: sample.captions for sample in expected}
-        for name in FORMATS[:7]:
-            found = read_annotations(tmp_path / write_captions(tmp_path, name, captions))
-            assert captions_of(found) == captions_of(expected), name
