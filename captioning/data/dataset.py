@@ -102,9 +102,6 @@ class TrainingDataset(Dataset):
         """Return the shuffled indices of an epoch, from position `first` on."""
         return iter(permutation(len(self), derived_seed("order", seed, epoch))[first:])
 
-    def prefetch(self, keys: Sequence[tuple[int, int]]) -> None:
-        """Called with the keys of a batch before its items. Only `ShardDataset` prefetches."""
-
     def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
         epoch, index = key
         unreadable: list[str] = []

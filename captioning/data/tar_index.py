@@ -55,8 +55,9 @@ def summaries(tars: list[str]) -> list[dict[str, Any]]:
 def _cached_summary(tar: str) -> Optional[dict[str, Any]]:
     """Return the cached summary of a tar. None if there is none or the tar has changed."""
     summary = next(read_lines(index_path(tar)), None)
-    current = summary and summary["version"] == VERSION and summary["stamp"] == stores.stamp(tar)
-    return summary if current else None
+    if summary and summary["version"] == VERSION and summary["stamp"] == stores.stamp(tar):
+        return summary
+    return None
 
 
 def _build_index(tar: str) -> Optional[dict[str, Any]]:

@@ -239,7 +239,7 @@ def _s3_names(folder: str, place: str, recursive: bool) -> Iterator[str]:
 def matching(pattern: str) -> list[str]:
     """Return the addresses of the files that match a pattern with "*", sorted. Raises UserError."""
     check_address(pattern)
-    scheme, _, _ = pattern.partition("://")
+    scheme = pattern.partition("://")[0]
     found = sorted(f"{scheme}://{name}" for name in call(pattern, "glob"))
     if not found:
         raise _missing(pattern)
