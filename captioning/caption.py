@@ -20,7 +20,7 @@ import contextlib
 import importlib.util
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Optional
@@ -35,7 +35,8 @@ from captioning.bulk.local_engine import LocalEngine
 from captioning.bulk.model import CheckpointModel
 from captioning.bulk.ray_engine import RayEngine
 from captioning.bulk.request import Request
-from captioning.bulk.run import BulkCaptioning, Engine
+from captioning.bulk.run import BulkCaptioning
+from captioning.bulk.shards import Settings
 from captioning.config import Config, keys_of
 from captioning.config.rerankers import RERANKERS
 from captioning.files import stores
@@ -105,75 +106,57 @@ def build_parser() -> argparse.ArgumentParser:
     add("--engine", choices=("process", "ray"), help="default: one process; ray for several GPUs")
     add("--ray-address", "--ray_address", metavar="HOST:PORT", help="a cluster's address, or auto")
 
-    group = parser.add_argument_group("decoding (default: as in the checkpoint's run)")
+    add = parser.add_argument_group("decoding (default: as in the checkpoint's run)").add_argument
     for name, help_text in DECODING.items():
         value_type = Config.model_fields[name].annotation
         value_type = value_type if value_type in (int, float) else str
-        group.add_argument(f"--{name}", type=value_type, help=help_text)
-    group.add_argument("--clip_model", help="of --rerank clip; default: OpenAI's ViT-B/32")
-    group.add_argument("--do_sample", action="store_true", help="sample instead of searching")
-    group.add_argument("--seed", type=int, help="seed of sampling")
-    group.add_argument(
-        "--num_return", "--num_return_sequences", type=int, default=1, help="captions per image"
-    )
+        add(f"--{name}", type=value_type, help=help_text)
+    add("--clip_model", help="of --rerank clip; default: OpenAI's ViT-B/32")
+    add("--do_sample", action="store_true", help="sample instead of searching")
+    add("--seed", type=int, help="seed of sampling")
+    add("--num_return", "--num_return_sequences", type=int, default=1, help="captions per image")
 
-    group = parser.add_argument_group("a served model (CHECKPOINT is its name)")
-    group.add_argument("--backend", choices=("checkpoint", "openai"), default="checkpoint")
-    group.add_argument("--url", help="a server with OpenAI's chat interface: http://host:8000/v1")
-    group.add_argument("--prompt", help=f"with {{columns}} of a list; default: {served.PROMPT!r}")
-    group.add_argument(
-        "--concurrency", type=int, help=f"requests at once; default: {served.DEFAULT_CONCURRENCY}"
-    )
+    add = parser.add_argument_group("a served model (CHECKPOINT is its name)").add_argument
+    add("--backend", choices=("checkpoint", "openai"), default="checkpoint")
+    add("--url", help="a server with OpenAI's chat interface: http://host:8000/v1")
+    add("--prompt", help=f"with {{columns}} of a list; default: {served.PROMPT!r}")
+    add("--concurrency", type=int, help=f"requests at once; default: {served.DEFAULT_CONCURRENCY}")
 
-    group = parser.add_argument_group("which images")
-    group.add_argument(
-        "--recursive", action=argparse.BooleanOptionalAction, default=True, help="read subfolders"
-    )
-    group.add_argument("--glob", help="files of a folder, such as '*.jpg' or 'cats/*'")
-    group.add_argument(
-        "--root", type=_location, help="folder of a list's paths; default: the list's own folder"
-    )
-    group.add_argument("--column", help="a list's column of paths; default: image, path, ...")
-    group.add_argument(
+    add = parser.add_argument_group("which images").add_argument
+    add("--recursive", action=argparse.BooleanOptionalAction, default=True, help="read subfolders")
+    add("--glob", help="files of a folder, such as '*.jpg' or 'cats/*'")
+    add("--root", type=_location, help="folder of a list's paths; default: the list's own folder")
+    add("--column", help="a list's column of paths; default: image, path, ...")
+    add(
         "--existing",
         choices=("skip", "overwrite"),
         default="skip",
         help="what to do with images that have a caption",
     )
-    group.add_argument("--captions", help="existing captions, in any training format")
-    group.add_argument(
-        "--retry-failed", "--retry_failed", action="store_true", help="retry images that failed"
-    )
-    group.add_argument("--verify", action="store_true", help="find gaps, and repair them")
-    group.add_argument("--restart", action="store_true", help="abandon an unfinished run")
+    add("--captions", help="existing captions, in any training format")
+    add("--retry-failed", "--retry_failed", action="store_true", help="retry images that failed")
+    add("--verify", action="store_true", help="find gaps, and repair them")
+    add("--restart", action="store_true", help="abandon an unfinished run")
 
-    group = parser.add_argument_group("what is written")
-    group.add_argument("--prefix", default="", help="put before each caption")
-    group.add_argument("--suffix", default="", help="put after each caption")
-    group.add_argument(
+    add = parser.add_argument_group("what is written").add_argument
+    add("--prefix", default="", help="put before each caption")
+    add("--suffix", default="", help="put after each caption")
+    add(
         "--sidecar",
         nargs="?",
         const=".txt",
         metavar=".EXT",
         help="write text files (or .xmp) next to the photos",
     )
-    group.add_argument("--language", metavar="TAG", help="the captions' language, such as en")
-    group.add_argument("--write-shards", "--write_shards", type=_location, metavar="FOLDER")
-    group.add_argument(
-        "--filter", metavar="'itm>0.5'", help="move captions with a lower score to another file"
-    )
-    group.add_argument(
-        "--itm_model", help="for --filter and --rerank itm: a retrieval checkpoint of BLIP"
-    )
-    group.add_argument("--parquet", type=_location, metavar="FILE")
-    group.add_argument(
-        "--metadata", type=_location, metavar="FILE", help="metadata.jsonl of the datasets library"
-    )
-    group.add_argument(
-        "--kohya", type=_location, metavar="FILE", help="JSON of kohya's trainers; other keys stay"
-    )
-    group.add_argument("--license", default=UNKNOWN, help="of the cards of data sets")
-    group.add_argument("--shard_size", type=int, help="images per shard, for a folder or list")
+    add("--language", metavar="TAG", help="the captions' language, such as en")
+    add("--write-shards", "--write_shards", type=_location, metavar="FOLDER")
+    add("--filter", metavar="'itm>0.5'", help="move captions with a lower score to another file")
+    add("--itm_model", help="for --filter and --rerank itm: a retrieval checkpoint of BLIP")
+    add("--parquet", type=_location, metavar="FILE")
+    add("--metadata", type=_location, metavar="FILE", help="metadata.jsonl of the datasets library")
+    add("--kohya", type=_location, metavar="FILE", help="JSON of kohya's trainers; other keys stay")
+    add("--license", default=UNKNOWN, help="of the cards of data sets")
+    add("--shard_size", type=int, help="images per shard, for a folder or list")
     return parser
 
 
@@ -239,10 +222,12 @@ def choose_cluster(arguments: argparse.Namespace) -> Optional[Cluster]:
     return Cluster(arguments.ray_address or os.environ.get("RAY_ADDRESS"), arguments.device)
 
 
-def checkpoint_loader(
-    arguments: argparse.Namespace, device: torch.device
-) -> tuple[dict[str, Any], Callable[[], CheckpointModel]]:
-    """Return the settings that identify the run, and a function that loads the captioner."""
+# The settings that identify a run, and a function that loads its captioner.
+SettingsAndLoad = tuple[Settings, Callable[[], Any]]
+
+
+def checkpoint_loader(arguments: argparse.Namespace, device: torch.device) -> SettingsAndLoad:
+    """Return the loader of the captioner of a checkpoint. Raises UserError."""
     checkpoint = checkpoints.resolve(arguments.checkpoint)
     changes = config_changes(arguments, device)
     speed_keys = keys_of("speed")
@@ -260,14 +245,10 @@ def checkpoint_loader(
     )
 
 
-def add_filter(
-    arguments: argparse.Namespace,
-    settings_and_load: tuple[dict[str, Any], Callable[[], Any]],
-    device: torch.device,
-) -> tuple[dict[str, Any], Callable[[], Any]]:
-    """Return the two results of `checkpoint_loader`, with the filter added if there is one."""
-    if arguments.filter is None:
-        return settings_and_load
+def with_filter(
+    arguments: argparse.Namespace, settings_and_load: SettingsAndLoad, device: torch.device
+) -> SettingsAndLoad:
+    """Return a loader with the filter added. Raises UserError."""
     itm_model, (settings, load) = arguments.itm_model, settings_and_load
     default = "bf16" if device.type == "cuda" else "fp32"
     dtype = DTYPES[arguments.precision or default]
@@ -279,29 +260,6 @@ def add_filter(
     )
 
 
-@contextlib.contextmanager
-def open_engine(arguments: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Engine]]:
-    """Yield the settings that identify the run, and the engine. Raises UserError."""
-    served.check(arguments, DECODING)
-    if distributed.env_world_size() > 1:
-        raise UserError("torchrun is not supported here; use --engine ray for several processes")
-    if arguments.backend == "openai":
-        device = distributed.start("auto" if arguments.filter else "cpu")
-        settings, load = add_filter(arguments, served.loader(arguments), device)
-        yield settings, LocalEngine(load)
-        return
-    cluster = choose_cluster(arguments)
-    if cluster is None:
-        device = distributed.start(arguments.device)
-        settings, load = add_filter(arguments, checkpoint_loader(arguments, device), device)
-        yield settings, LocalEngine(load)
-        return
-    with contextlib.closing(cluster):
-        device = cluster.device
-        settings, load = add_filter(arguments, checkpoint_loader(arguments, device), device)
-        yield settings, RayEngine(cluster, load)
-
-
 def caption(arguments: argparse.Namespace) -> None:
     """Caption the input. Raises UserError, Stopped."""
     itm_model = arguments.itm_model if arguments.filter or arguments.rerank != "itm" else None
@@ -310,9 +268,23 @@ def caption(arguments: argparse.Namespace) -> None:
     out, address = stored_output.locate(arguments.out)
     values = {name: getattr(arguments, name) for name in fields}
     request = Request(arguments.input, out, address=address, **values)
-    with open_engine(arguments) as (settings, engine):
+    served.check(arguments, DECODING)
+    if distributed.env_world_size() > 1:
+        raise UserError("torchrun is not supported here; use --engine ray for several processes")
+    is_served = arguments.backend == "openai"
+    cluster = None if is_served else choose_cluster(arguments)
+    with contextlib.closing(cluster) if cluster else contextlib.nullcontext():
+        if cluster:
+            device = cluster.device
+        elif is_served:
+            device = distributed.start("auto" if arguments.filter else "cpu")
+        else:
+            device = distributed.start(arguments.device)
+        loader = served.loader(arguments) if is_served else checkpoint_loader(arguments, device)
+        settings, load = with_filter(arguments, loader, device) if arguments.filter else loader
         settings.update({name: getattr(arguments, name) for name in IDENTITY_FLAGS})
         settings["input"] = _location(arguments.input)
+        engine = RayEngine(cluster, load) if cluster else LocalEngine(load)
         BulkCaptioning(request, settings, engine, arguments.restart).run()
 
 

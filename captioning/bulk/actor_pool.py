@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Callable, Optional, Union
 
+from captioning.bulk.actors import CaptioningActor
 from captioning.bulk.cluster import SHARDS_PER_ACTOR, Cluster, Machine
 from captioning.bulk.request import Request
 from captioning.bulk.shards import Part, ShardUpdate
@@ -36,22 +37,18 @@ class Worker:
         self.requested = time.monotonic()
         self.parts: dict[Any, Part] = {}
 
-    def has_room(self) -> bool:
-        return not (self.lost or self.exclusive) and len(self.parts) < self.capacity
-
 
 class ActorPool:
-    """The workers of a cluster. kind: the class of the actors. load: builds their captioner."""
+    """The workers of a cluster. load: builds their captioner."""
 
-    def __init__(self, cluster: Cluster, load: Callable[[], Any], kind: type):
-        self.cluster, self.load, self.kind = cluster, load, kind
+    def __init__(self, cluster: Cluster, load: Callable[[], Any]):
+        self.cluster, self.load = cluster, load
         self.workers: list[Worker] = []
         self._failures: Counter[str] = Counter()  # starts that failed in a row, by machine
         self._last_failure = ""  # why the last start failed
         # When the machines were last listed, and when an actor was last ready.
         self._listed_at = self._ready_at = 0.0
-        self._report: Optional[str] = None  # what was loaded; logged once
-        self._wait_was_logged = False
+        self._was_reported = self._wait_was_logged = False  # what was loaded; what it waits for
 
     def is_ready(self) -> bool:
         """Return whether an actor has loaded its captioner."""
@@ -83,7 +80,7 @@ class ActorPool:
             # Leave out actors that have waited long for resources, to request others elsewhere.
             count = sum(w.capacity > 0 or now - w.requested < WAIT_NOTICE_S for w in alive)
             for _ in range(min(machine.actors - here, limit - count)):
-                actor = self.cluster.actor(self.kind, machine)
+                actor = self.cluster.actor(CaptioningActor, machine)
                 worker = Worker(actor, machine, actor.load.remote(self.load, request))
                 self.workers.append(worker)
                 alive.append(worker)
@@ -112,7 +109,14 @@ class ActorPool:
             worker = senders[sender]
             try:
                 if sender is worker.loading:
-                    self._loaded(worker, ray.get(sender))
+                    report, capacity, problem = ray.get(sender)
+                    if problem is not None:
+                        raise UserError(f"[{worker.machine.name}] {problem}")
+                    worker.loading, worker.capacity = None, min(capacity, SHARDS_PER_ACTOR)
+                    self._failures[worker.machine.id] = 0
+                    if not self._was_reported:
+                        self._was_reported = True
+                        log_line(report)
                     continue
                 update = ShardUpdate(*ray.get(next(sender)))
             except (ray.exceptions.RayError, StopIteration) as error:
@@ -122,24 +126,11 @@ class ActorPool:
                 update = error
             yield worker, sender, update
 
-    def _loaded(self, worker: Worker, answer: Any) -> None:
-        report, capacity, problem = answer
-        if problem is not None:
-            raise UserError(f"[{worker.machine.name}] {problem}")
-        worker.loading, worker.capacity = None, min(capacity, SHARDS_PER_ACTOR)
-        self._failures[worker.machine.id] = 0
-        if self._report is None:
-            self._report = report
-            log_line(report)
-
     def least_busy(self) -> Optional[Worker]:
         """Return the worker with the fewest shards; None if no worker has room."""
-        free = [worker for worker in self.workers if worker.has_room()]
+        free = [w for w in self.workers if not (w.lost or w.exclusive)]
+        free = [worker for worker in free if len(worker.parts) < worker.capacity]
         return min(free, key=lambda worker: len(worker.parts), default=None)
-
-    def idle(self) -> Optional[Worker]:
-        """Return a worker with room and no shard; None if there is none."""
-        return next((w for w in self.workers if w.has_room() and not w.parts), None)
 
     def lose(self, worker: Worker, error: Exception) -> None:
         """Mark a worker as lost, so that it gets no more shards."""

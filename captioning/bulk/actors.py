@@ -5,30 +5,18 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from typing import Callable, NamedTuple, Optional
+from typing import Callable, Optional
 
 from captioning.bulk import reading
 from captioning.bulk.local_engine import disk_errors, write_outputs
 from captioning.bulk.model import CheckpointModel
 from captioning.bulk.request import Request
-from captioning.bulk.shards import Line, ShardTask, ShardUpdate
+from captioning.bulk.shards import Entry, Line, ShardUpdate
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import collect_lines
 from captioning.runtime.start import keep_memory
 
 SEND_S = 1.0  # between two updates; a lost actor loses the lines since its last update
-
-
-class Loaded(NamedTuple):
-    """The result of loading a captioner.
-
-    report: what was loaded. capacity: shards at once, one per reader process. problem: the error
-    line that ends the run.
-    """
-
-    report: str = ""
-    capacity: int = 0
-    problem: Optional[str] = None
 
 
 class CaptioningActor:
@@ -42,46 +30,54 @@ class CaptioningActor:
         self._messages = collect_lines()
         self._lock = threading.Lock()  # protects the captioner and the random generator
 
-    def load(self, load: Callable[[], CheckpointModel], request: Request) -> Loaded:
-        """Build the captioner with the function `load`."""
+    def load(
+        self, load: Callable[[], CheckpointModel], request: Request
+    ) -> tuple[str, int, Optional[str]]:
+        """Build the captioner with the function `load`.
+
+        Returns a line that says what was loaded, the number of shards at once (one per reader
+        process), and the error line that ends the run, if any.
+        """
         try:
             self._request, self._model = request, load()
         except UserError as error:
-            return Loaded(problem=str(error))
-        return Loaded(self._model.report, max(1, self._model.num_workers))
+            return "", 0, str(error)
+        return self._model.report, max(1, self._model.num_workers), None
 
-    def caption(self, task: ShardTask) -> Iterator[ShardUpdate]:
-        """Caption the rest of a shard. The last update has the counts or a problem."""
+    def caption(
+        self,
+        shard: int,
+        number: int,
+        entries: list[Entry],
+        lines: list[Line],
+        local_file: Optional[str],
+    ) -> Iterator[ShardUpdate]:
+        """Caption the rest of a shard. The last update has the counts or a problem.
+
+        number: of the output tar, if tars are written. lines: captions from earlier attempts.
+        local_file: a file on the driver's disk that this machine must have, too; None if there is
+        none to check.
+        """
         try:
+            if local_file is not None and not os.path.exists(local_file):
+                raise UserError(
+                    f"{local_file} is not on this machine; share its disk, or use a store"
+                )
             with disk_errors(self._request):
-                yield from self._captioned(task)
+                new, sent = [], time.monotonic()
+                known, left = {shard: entries}.__getitem__, [(shard, len(lines))]
+                for batch in reading.batches(self._model, known, left):
+                    if not batch.entries:
+                        break
+                    with self._lock:
+                        new += self._model.lines(batch, len(lines) + len(new), self._request)
+                    if time.monotonic() - sent > SEND_S:
+                        yield ShardUpdate(new, self._new_messages())
+                        lines, new, sent = lines + new, [], time.monotonic()
+                counts = write_outputs(self._request, number, entries, lines + new)
+                yield ShardUpdate(new, self._new_messages(), counts)
         except UserError as error:
             yield ShardUpdate([], self._new_messages(), problem=str(error))
-
-    def _captioned(self, task: ShardTask) -> Iterator[ShardUpdate]:
-        file = task.local_file
-        if file is not None and not os.path.exists(file):
-            raise UserError(f"{file} is not on this machine; share its disk, or use a store")
-        model, lines, shard = self._model, task.lines, task.shard
-        dataset = reading.ShardImages(
-            {shard: task.entries}.__getitem__,
-            [(shard, len(lines))],
-            model.batch_size,
-            model.read,
-            model.join,
-        )
-        new: list[Line] = []
-        sent = time.monotonic()
-        for batch in reading.batches(dataset, model.num_workers):
-            if batch.ends_shard:
-                break
-            with self._lock:
-                new += model.lines(batch, len(lines) + len(new), self._request)
-            if time.monotonic() - sent > SEND_S:
-                yield ShardUpdate(new, self._new_messages())
-                lines, new, sent = lines + new, [], time.monotonic()
-        counts = write_outputs(self._request, task.number, task.entries, lines + new)
-        yield ShardUpdate(new, self._new_messages(), counts)
 
     def _new_messages(self) -> list[str]:
         """Return the messages since the last call."""

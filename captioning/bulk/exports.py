@@ -5,10 +5,9 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
 from adapters import card
-from captioning.bulk.filtering import parse
 from captioning.bulk.request import Request
 from captioning.bulk.shards import Line, captions_of
 from captioning.data.formats import METADATA
@@ -28,7 +27,7 @@ def check(request: Request) -> None:
     if request.metadata:
         if os.path.basename(request.metadata) != METADATA[0]:
             raise UserError(f"--metadata is {request.metadata}; its name has to be {METADATA[0]}")
-        first = _content(request.metadata).partition(b"\n")[0]
+        first = stores.read_if_any(request.metadata).partition(b"\n")[0]
         if first and "checkpoint" not in (parse_line(first + b"\n") or {}):
             raise UserError(
                 f"--metadata: {request.metadata} has captions of another program: move it away"
@@ -44,8 +43,7 @@ def write_all(request: Request, model: Callable[[], Mapping[str, str]]) -> None:
     captioner. Raises OSError, UserError.
     """
     if request.parquet:
-        metric = parse(request.filter).metric if request.filter else None
-        write_parquet(request.out, request.parquet, metric)
+        write_parquet(request)
     if request.metadata:
         with written(request.metadata) as file:
             for line in _lines(request.out):
@@ -77,20 +75,20 @@ def _write_card(request: Request, folder: str, count: int, model: Mapping[str, s
     from huggingface_hub import DatasetCardData
 
     name = stores.join(folder, card.NAME)
-    before = _content(name).decode("utf-8", "replace")
+    before = stores.read_if_any(name).decode("utf-8", "replace")
     if before and not card.is_generated(before):
         log_line(f"{name} is kept: it was written by hand or by another program")
         return
-    power = next((p for p, size in enumerate(SIZES) if count < 10 ** (p + 3)), len(SIZES) - 1)
-    table = request.parquet and os.path.dirname(request.parquet) == folder
-    files = os.path.basename(request.parquet) if table else None
+    configs, (table_folder, table) = None, os.path.split(request.parquet or "")
+    if table and table_folder == folder:
+        configs = [{"config_name": "default", "data_files": table}]
     data = DatasetCardData(
         license=request.license,
         language=request.language,
         annotations_creators="machine-generated",
-        size_categories=SIZES[power],
+        size_categories=SIZES[min(max(len(str(count)) - 3, 0), len(SIZES) - 1)],
         task_categories=[card.TASK],
-        configs=[{"config_name": "default", "data_files": files}] if files else None,
+        configs=configs,
     )
     source = os.path.basename(stores.without_secrets(request.source).rstrip("/"))
     rows = {"captions": f"{count} images", "data": source, "licence": request.license, **model}
@@ -122,40 +120,32 @@ def _lines(out: Path) -> Iterator[Line]:
     return filter(None, read_lines(out))
 
 
-def _content(name: str) -> bytes:
-    try:
-        return stores.read_bytes(name)
-    except (FileNotFoundError, stores.Missing):
-        return b""
-
-
 def _kohya(name: str) -> dict[str, dict[str, Any]]:
     """Read kohya's metadata, {image: {"caption", "tags", ...}}; {} without a file.
 
     Raises UserError.
     """
-    content = parse_json((_content(name) or b"{}").decode("utf-8", "replace"), name)
+    content = parse_json((stores.read_if_any(name) or b"{}").decode("utf-8", "replace"), name)
     if not isinstance(content, dict) or not all(isinstance(row, dict) for row in content.values()):
         raise UserError(f"--kohya: {name} is not kohya's metadata, {{image: {{caption}}}}")
     return content
 
 
-def write_parquet(captions: Path, name: str, metric: Optional[str] = None) -> None:
-    """Write the captions as a Parquet file. name: a path or an address. Raises OSError, UserError.
+def write_parquet(request: Request) -> None:
+    """Write the captions as a Parquet file. Raises OSError, UserError.
 
     Columns: image, image_id, caption, captions (a list), score, checkpoint, settings (JSON), and
-    the filter's `metric`, if given.
+    itm with a filter.
     """
     import pyarrow as pa
     from pyarrow import parquet
 
     text = ("image", "image_id", "caption", "checkpoint", "settings")
-    others = [("captions", pa.list_(pa.string())), ("score", pa.float64())]
-    if metric:
-        others.append((metric, pa.float64()))
-    schema = pa.schema([*((name, pa.string()) for name in text), *others])
-    lines = _lines(captions)
-    with written(name) as file, parquet.ParquetWriter(file, schema) as writer:
+    numbers = ("score", "itm") if request.filter else ("score",)
+    fields = [*((name, pa.string()) for name in text), ("captions", pa.list_(pa.string()))]
+    schema = pa.schema([*fields, *((name, pa.float64()) for name in numbers)])
+    lines = _lines(request.out)
+    with written(request.parquet) as file, parquet.ParquetWriter(file, schema) as writer:
         while rows := [_row(line) for line in itertools.islice(lines, ROWS)]:
             writer.write_table(pa.Table.from_pylist(rows, schema))
 

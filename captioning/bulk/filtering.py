@@ -1,68 +1,58 @@
-"""The filter: moves captions with a score at or below a threshold to another file."""
+"""The filter: moves captions with an ITM score at or below a threshold to another file."""
 
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from functools import cache, partial
-from typing import Any, BinaryIO, Callable, NamedTuple, Optional
+from typing import Any, BinaryIO, Callable, Optional
 
 import torch
 
-from captioning.bulk.reading import Batch, transformed
+from captioning.bulk.reading import Batch
 from captioning.bulk.shards import Line, captions_of
+from captioning.data.image import load_image, transformed
 from captioning.files.stores import without_secrets
+from captioning.metrics.itm_model import ItmScorer
 from captioning.runtime.errors import UserError
-from captioning.runtime.registry import load as load_entry
 
-# {metric: class of its scorer}. --NAME_model gives the model of metric NAME. Scores are 0 to 1.
-SCORERS = {"itm": "captioning.metrics.itm_model:ItmScorer"}
 DIGITS = 5  # decimals to which scores are rounded
 AT_ONCE = 16  # images scored at once
 
 
-class Filter(NamedTuple):
-    """Keeps the captions whose score by `metric` is above `threshold`."""
+def split(line: Line, threshold: float) -> tuple[Optional[Line], Optional[Line]]:
+    """Split a line of `FilteredModel` into a kept and a dropped line; None for an empty one.
 
-    metric: str
-    threshold: float
+    Captions with a score above the threshold are kept.
+    """
+    values = line.get("itms", [line["itm"]])
+    kept = [place for place, value in enumerate(values) if value > threshold]
+    dropped = [place for place in range(len(values)) if place not in kept]
+    return _only(line, kept), _only(line, dropped)
 
-    def __str__(self) -> str:
-        return f"{self.metric}>{Decimal(repr(self.threshold)):f}"
 
-    def split(self, line: Line) -> tuple[Optional[Line], Optional[Line]]:
-        """Split a line of `FilteredModel` into a kept and a dropped line; None for an empty one."""
-        values = line.get(f"{self.metric}s", [line[self.metric]])
-        places: dict[bool, list[int]] = {True: [], False: []}
-        for place, value in enumerate(values):
-            places[value > self.threshold].append(place)
-        return self._only(line, places[True]), self._only(line, places[False])
-
-    def _only(self, line: Line, places: list[int]) -> Optional[Line]:
-        """Return the line with only the captions at `places`; None if there are none."""
-        if not places:
-            return None
-        found = dict(line)
-        for singular in [name for name in line if isinstance(line.get(f"{name}s"), list)]:
-            values = found.pop(f"{singular}s")
-            found[singular] = values[places[0]]
-            if len(places) > 1:
-                found[f"{singular}s"] = [values[place] for place in places]
-        return found
+def _only(line: Line, places: list[int]) -> Optional[Line]:
+    """Return the line with only the captions at `places`; None if there are none."""
+    if not places:
+        return None
+    found = dict(line)
+    for singular in [name for name in line if isinstance(line.get(f"{name}s"), list)]:
+        values = found.pop(f"{singular}s")
+        found[singular] = values[places[0]]
+        if len(places) > 1:
+            found[f"{singular}s"] = [values[place] for place in places]
+    return found
 
 
 @cache
-def parse(text: str) -> Filter:
-    """Return the filter of an expression such as "itm>0.5". Raises UserError."""
-    found = re.fullmatch(r"\s*(\w+)\s*>\s*(\d*\.?\d+)\s*", text)
+def parse(text: str) -> float:
+    """Return the threshold of an expression such as "itm>0.5". Raises UserError."""
+    found = re.fullmatch(r"\s*itm\s*>\s*(\d*\.?\d+)\s*", text)
     if not found:
         raise UserError(f"--filter is {text!r}; write it as 'itm>0.5'")
-    metric, threshold = found[1], float(found[2])
-    if metric not in SCORERS:
-        raise UserError(f"--filter is {text!r}; its metric has to be {', '.join(SCORERS)}")
-    if threshold >= 1:
+    if float(found[1]) >= 1:
         raise UserError(f"--filter is {text!r}; its threshold has to be from 0 to below 1")
-    return Filter(metric, threshold)
+    return float(found[1])
 
 
 def check(text: Optional[str], file: Optional[str]) -> Optional[str]:
@@ -76,7 +66,7 @@ def check(text: Optional[str], file: Optional[str]) -> Optional[str]:
         return None
     if file is None:
         raise UserError(f"--filter {text} needs --itm_model, a retrieval checkpoint of BLIP")
-    return str(parse(text))
+    return f"itm>{Decimal(repr(parse(text))):f}"
 
 
 class FilteredModel:
@@ -94,14 +84,13 @@ class FilteredModel:
         dtype: torch.dtype,
         load: Callable[[], Any],
     ):
-        self.metric = parse(text).metric
-        self.scorer = load_entry(SCORERS[self.metric])(file, device, dtype)
+        self.scorer = ItmScorer(file, device, dtype)
         self.model = load()
         self.batch_size, self.num_workers = self.model.batch_size, self.model.num_workers
         self.report = f"{self.model.report}; filter: {self.scorer.report}"
         self.read = partial(_read, self.model.read, self.scorer.preprocess)
         self.join = partial(_join, self.model.join)
-        self.settings = {"filter": text, f"{self.metric}_model": without_secrets(file)}
+        self.settings = {"filter": text, "itm_model": without_secrets(file)}
 
     def prefetch(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the captioner's batches; `image` is (the captioner's, the scorer's images)."""
@@ -137,13 +126,11 @@ class FilteredModel:
             ]
             found = self.scorer.scores(for_scorer[rows], captions).tolist()
             for place, values in zip(places, found):
-                lines[place] = self._with_scores(lines[place], values)
+                values = [round(value, DIGITS) for value in values]
+                several = {"itms": values} if len(values) > 1 else {}
+                settings = {**lines[place]["settings"], **self.settings}
+                lines[place] = {**lines[place], "itm": values[0], "settings": settings, **several}
         return lines
-
-    def _with_scores(self, line: Line, values: list[float]) -> Line:
-        values = [round(value, DIGITS) for value in values]
-        line = {**line, self.metric: values[0], "settings": {**line["settings"], **self.settings}}
-        return {**line, f"{self.metric}s": values} if len(values) > 1 else line
 
 
 def _read(
@@ -160,7 +147,7 @@ def _read(
     image = read(path, data, prompt)
     if data is not None:
         data.seek(0)
-    return image, transformed(transform, path, data)
+    return image, transformed(transform, load_image(path, data), path)
 
 
 def _join(join: Callable, items: list) -> tuple[Any, torch.Tensor]:

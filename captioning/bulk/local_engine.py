@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Callable, Optional
+from typing import Callable, Optional
 
 from captioning.bulk import reading, stored_output, tars
 from captioning.bulk.model import CheckpointModel
 from captioning.bulk.request import Request
-from captioning.bulk.shards import Line, Part, Plan
+from captioning.bulk.shards import Counts, Entry, Line, Part, Plan
 from captioning.files.writing import write_lines
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError
@@ -34,12 +34,11 @@ class LocalEngine:
         model = self.model
         parts = {shard: Part(plan.folder, shard).recover() for shard in shards}
         left = [(shard, len(part.lines)) for shard, part in parts.items()]
-        dataset = reading.ShardImages(plan.entries, left, model.batch_size, model.read, model.join)
-        for batch in model.prefetch(reading.batches(dataset, model.num_workers)):
+        for batch in model.prefetch(reading.batches(model, plan.entries, left)):
             if signals.stop_requested():
                 raise signals.Stopped
             part = parts[batch.shard]
-            if batch.ends_shard:
+            if not batch.entries:
                 part.seal()
                 publish(request, plan, part)
                 del parts[batch.shard]
@@ -51,12 +50,11 @@ class LocalEngine:
 
 def publish(request: Request, plan: Plan, part: Part) -> None:
     """Write the outputs of a sealed part, then its marker."""
-    request.claim_tars()
     number, entries = plan.number(part.shard), plan.entries(part.shard)
     mark_done(request, plan, part, write_outputs(request, number, entries, part.read()))
 
 
-def mark_done(request: Request, plan: Plan, part: Part, counts: dict[str, Any]) -> None:
+def mark_done(request: Request, plan: Plan, part: Part, counts: Counts) -> None:
     """Write a part's marker. Upload part and marker if `out` is in a store.
 
     Raises OSError, UserError.
@@ -66,9 +64,7 @@ def mark_done(request: Request, plan: Plan, part: Part, counts: dict[str, Any]) 
         stored_output.upload_part(request, plan, part)
 
 
-def write_outputs(
-    request: Request, number: int, entries: list[dict[str, Any]], lines: list[Line]
-) -> dict[str, Any]:
+def write_outputs(request: Request, number: int, entries: list[Entry], lines: list[Line]) -> Counts:
     """Write the sidecars and the tar of a shard; returns the content of its marker.
 
     number: of the output tar, if tars are written. entries, lines: all entries and captions of the
@@ -79,7 +75,7 @@ def write_outputs(
     if request.sidecar:
         request.sidecars().write(captioned)
     tar = entries[0].get("tar")
-    counts: dict[str, Any] = {"images": len(captioned), "failed": failed}
+    counts: Counts = {"images": len(captioned), "failed": failed}
     if request.filter:
         counts["filtered"] = len(lines) - len(captioned) - failed
     if folder := request.tars():

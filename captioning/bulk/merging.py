@@ -71,8 +71,8 @@ def _write_failed(request: Request, new: Iterable[Line], tars: set[str]) -> int:
     old = [line for line in read_lines(request.failed) if line]
     others = [line for line in old if line.get("out") != out]
     own = {line["image"]: line for line in old if line.get("out") == out}
-    # Errors of an earlier call in tars that were read again are obsolete.
-    own = {image: line for image, line in own.items() if image not in tars}
+    for tar in tars:  # errors of an earlier call in tars that were read again are obsolete
+        own.pop(tar, None)
     for line in new:
         own.pop(line["image"], None)
         if "error" in line:

@@ -3,13 +3,15 @@
 import dataclasses
 from collections.abc import Iterable
 from functools import partial
-from typing import Any, Optional
+from typing import Any, BinaryIO, Callable, Optional
 
 import torch
 
-from captioning.bulk.reading import Batch, transformed
+from captioning.bulk.reading import Batch
 from captioning.bulk.request import Request
+from captioning.bulk.shards import Entry, Line, Settings
 from captioning.captioners.interface import Images
+from captioning.data.image import load_image, transformed
 from captioning.data.randomness import derived_seed
 from captioning.files.stores import without_secrets
 from captioning.models.build import captioner_from, preprocessing_of, trained_config
@@ -28,6 +30,9 @@ CONTRASTIVE = ("contrastive_beta", "contrastive_noise")
 RERANKING = ("num_candidates", "candidates", "rerank_weight", "rerank_judge")
 
 
+Captions = list[dict[str, Any]]  # of an image, the best first: "caption" and scores by name
+
+
 class CheckpointModel:
     """A captioner with its preprocessing and decoding settings. The constructor raises UserError.
 
@@ -43,57 +48,52 @@ class CheckpointModel:
         num_return: int,
         device: torch.device,
     ):
-        self.config = trained_config(checkpoint, config, changes)
-        reranked = self.config.rerank is not None
-        needs = {"--do_sample": (SAMPLING, self.config.sample or reranked)}
+        run = self.config = trained_config(checkpoint, config, changes)
+        reranked = run.rerank is not None
+        needs = {"--do_sample": (SAMPLING, run.sample or reranked)}
         needs["--rerank"] = (RERANKING, reranked)
-        needs["--contrastive_alpha"] = (CONTRASTIVE, self.config.contrastive_alpha)
+        needs["--contrastive_alpha"] = (CONTRASTIVE, run.contrastive_alpha)
         for flag, (names, is_enabled) in needs.items():
             unused = [name for name in names if name in changes]
             if unused and not is_enabled:
                 raise UserError(f"--{unused[0]} needs {flag}")
-        check_precision(self.config, device)
+        check_precision(run, device)
         try:
-            settings = self.config.decoding_settings()
-            reranking = self.config.reranking()
+            settings = used = run.decoding_settings()
+            reranking = run.reranking()
             if reranking is None:
-                self.settings = generation_settings = dataclasses.replace(
-                    settings, num_return=num_return
-                )
+                settings = used = dataclasses.replace(settings, num_return=num_return)
             else:
                 reranking = dataclasses.replace(reranking, num_return=num_return)
-                self.settings, generation_settings = settings, reranking.settings(settings)
+                used = reranking.settings(settings)
         except ValueError as error:
             raise UserError(str(error)) from error
-        check_reranking(self.config)
-        captioner, self.report = captioner_from(self.config, checkpoint)
-        self.precision = Precision(self.config.precision, device)
+        check_reranking(run)
+        captioner, self.report = captioner_from(run, checkpoint)
+        self.precision = Precision(run.precision, device)
         captioner = captioner.to(device)
-        self.captioner = captioner.for_inference(self.precision.dtype, self.config.compile)
+        self.captioner = captioner.for_inference(self.precision.dtype, run.compile)
         self.generator = with_reranking(self.captioner, reranking, device)
-        self.device = device
-        self.batch_size = self.config.eval_batch_size or self.config.batch_size
+        self.settings, self.device = settings, device
+        self.batch_size = run.eval_batch_size or run.batch_size
         self.generated_at_once = self.batch_size  # images; halved when GPU memory runs out
-        self.num_workers = self.config.num_workers
-        self.preprocessing = preprocessing_of(self.config)
-        self.takes_prompt = self.preprocessing.takes_prompt
-        self.read = partial(
-            transformed, self.preprocessing.evaluation, takes_prompt=self.takes_prompt
-        )
-        self.join = self.preprocessing.join
-        recorded = recorded_settings(generation_settings, self.config.seed)
+        self.num_workers = run.num_workers
+        made = self.preprocessing = preprocessing_of(run)
+        self.takes_prompt, self.join = made.takes_prompt, made.join
+        self.read = partial(_read, made.evaluation, made.takes_prompt)
+        recorded = recorded_settings(used, run.seed)
         if reranking is not None:
             recorded.update(reranking.record())
             if reranking.model:
                 recorded["rerank_model"] = without_secrets(reranking.model)
-        recorded["precision"] = self.config.precision
+        recorded["precision"] = run.precision
         self.origin = {"checkpoint": without_secrets(checkpoint), "settings": recorded}
 
     def prefetch(self, batches: Iterable[Batch]) -> Iterable[Batch]:
         """Return the batches unchanged. Only `ServedModel` has something to do in advance."""
         return batches
 
-    def lines(self, batch: Batch, offset: int, request: Request) -> list[dict[str, Any]]:
+    def lines(self, batch: Batch, offset: int, request: Request) -> list[Line]:
         """Return one output line for each entry of a batch, with captions or an error.
 
         offset: the number of images of the shard before this batch. Sampled captions depend on the
@@ -102,13 +102,12 @@ class CheckpointModel:
         entries, image = self._refuse_prompts(batch)
         prompts = [entry.get("prompt") for entry in entries if "error" not in entry]
         generated = iter(self._captions(image, prompts, batch.shard, offset))
-        lines = []
-        for entry in entries:
-            captions = [] if "error" in entry else next(generated)
-            lines.append(line_of(entry, captions, request, self.origin))
-        return lines
+        return [
+            line_of(entry, [] if "error" in entry else next(generated), request, self.origin)
+            for entry in entries
+        ]
 
-    def _refuse_prompts(self, batch: Batch) -> tuple[list[dict[str, Any]], Optional[Images]]:
+    def _refuse_prompts(self, batch: Batch) -> tuple[list[Entry], Optional[Images]]:
         """Return the entries and images of a batch, without images whose prompt is refused.
 
         Such an entry gets an "error", for example if its prompt leaves no token for a caption.
@@ -134,9 +133,9 @@ class CheckpointModel:
 
     def _captions(
         self, image: Optional[Images], prompts: list[Optional[str]], shard: int, offset: int
-    ) -> list[list[dict[str, Any]]]:
+    ) -> list[Captions]:
         """Return the captions of each image with their scores, for `line_of`."""
-        found: list[list[dict[str, Any]]] = []
+        found: list[Captions] = []
         while image is not None and len(found) < len(image):
             piece = image[len(found) : len(found) + self.generated_at_once]
             torch.manual_seed(derived_seed("caption", self.config.seed, shard, offset + len(found)))
@@ -150,7 +149,7 @@ class CheckpointModel:
 
     def _generate(
         self, image: Images, prompts: Optional[list[Optional[str]]]
-    ) -> Optional[list[list[dict[str, Any]]]]:
+    ) -> Optional[list[Captions]]:
         """Return the captions of each image; None if GPU memory runs out.
 
         None, not an exception: a traceback would keep the tensors of the failed attempt in memory.
@@ -173,16 +172,26 @@ class CheckpointModel:
         log_line(
             f"out of GPU memory with {images} images at once; from now on {self.generated_at_once}"
         )
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
+
+
+def _read(
+    transform: Callable,
+    takes_prompt: bool,
+    path: str,
+    data: Optional[BinaryIO],
+    prompt: Optional[str],
+) -> Any:
+    """Return the captioner's input of an image file; see `ShardImages`. Raises UserError."""
+    return transformed(transform, load_image(path, data), path, *[prompt] * takes_prompt)
 
 
 def line_of(
-    entry: dict[str, Any],
-    captions: list[dict[str, Any]],
+    entry: Entry,
+    captions: Captions,
     request: Request,
-    origin: dict[str, Any],
-) -> dict[str, Any]:
+    origin: Settings,
+) -> Line:
     """Return the output line of an entry: its "error", or its captions and scores.
 
     captions: dicts with "caption" and scores by name, the best caption first. The line has the
@@ -202,7 +211,7 @@ def line_of(
     return {**line, **origin}
 
 
-def recorded_settings(settings: DecodingSettings, seed: int) -> dict[str, Any]:
+def recorded_settings(settings: DecodingSettings, seed: int) -> Settings:
     """Return the settings to record in output lines: those that have an effect.
 
     Their names are those of the arguments of transformers' `generate`.

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from captioning.bulk import tars
-from captioning.bulk.existing import ExistingCaptions
 from captioning.bulk.exports import relative
-from captioning.bulk.request import Request, require, stamp_if_any
-from captioning.bulk.shards import BASE, HEADER, Line, Plan, remove_plan
+from captioning.bulk.request import Request, stamp_if_any
+from captioning.bulk.shards import BASE, HEADER, Entry, Line, Plan, Settings, remove_plan
 from captioning.bulk.sidecars import STORE_THREADS
+from captioning.data.annotations import read_annotations
+from captioning.data.caption_files import named_in
+from captioning.files.cache import local
 from captioning.files.reading import read_lines
 from captioning.files.tars import expand
 from captioning.files.writing import atomic_write, json_line, write_lines
@@ -49,7 +51,7 @@ class Tally:
     settings: set[str] = field(default_factory=set)
 
 
-def make_plan(request: Request, settings: dict[str, Any], resumed: bool) -> tuple[Plan, Tally]:
+def make_plan(request: Request, settings: Settings, resumed: bool) -> tuple[Plan, Tally]:
     """Write the plan. Also write missing sidecars of captions, and with --verify repair `out`.
 
     settings: identify the run. resumed: this call has just finished an earlier plan of the same
@@ -94,7 +96,7 @@ def make_plan(request: Request, settings: dict[str, Any], resumed: bool) -> tupl
         for entry in entries:
             file.write(json_line(entry))
             count += 1
-    if not tally.found and not count:
+    if not tally.found:
         raise UserError(f"{request.source}: found no images")
     tally.no_sidecar.difference_update(dropped[True])
     if tally.no_sidecar:
@@ -139,11 +141,14 @@ def _images(
     failed: Collection[str],
     tally: Tally,
     resumed: bool,
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Entry]:
     """Yield the entries of images to caption. done: captioned or dropped images."""
     outputs = map(request.location, (request.out, request.failed, request.marker))
     sidecars = request.sidecars([request.source, *outputs]) if request.sidecar else None
-    existing = ExistingCaptions(request.captions) if request.captions else None
+    file, listed = request.captions, set()
+    if file:
+        listed = {sample.image for sample in read_annotations(local(file))}
+    found: dict[str, str] = {}  # {name in the file: image of this run}
     skips = request.skips_existing
     for item in request.images():
         tally.found += 1
@@ -154,19 +159,24 @@ def _images(
         if request.metadata:
             relative(item.image, request.metadata)  # raises UserError for another folder
         # Looked up for every image, so that a name shared by two images is an error.
-        in_file = bool(existing and existing.has(item.image))
+        name = named_in(item.image, listed) if listed else None
+        if name and found.setdefault(name, item.image) != item.image:
+            raise UserError(
+                f"--captions: {name} in {file} may be {found[name]} or {item.image}: use longer "
+                "names there"
+            )
         if resumed and not skips and (in_out or has_failed):
             tally.skipped += in_out
             tally.failed += not in_out
-        elif skips and (in_out or has_sidecar or in_file):
+        elif skips and (in_out or has_sidecar or name):
             tally.skipped += 1
         elif skips and has_failed and not request.retry_failed:
             tally.failed += 1
         else:
             entry = {"image": item.image, "image_id": item.image_id, "prompt": item.prompt}
             yield {name: value for name, value in entry.items() if value is not None}
-    if existing:
-        existing.check_used(request.source)
+    if listed and not found:
+        raise UserError(f"--captions: {file} names {min(listed)}, and no image of {request.source}")
 
 
 def _tars(
@@ -175,13 +185,12 @@ def _tars(
     failed: Collection[str],
     again: Iterable[str],
     tally: Tally,
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Entry]:
     """Yield the entries of tars with images to caption.
 
     captioned, failed, again: names of images in the tars. again: images to be captioned again, even
     if their tar has not changed.
     """
-    require("webdataset", "a .tar")
     if request.sidecar:
         raise UserError("--sidecar does not work with a .tar: use --write-shards")
     if request.captions:
@@ -196,7 +205,7 @@ def _tars(
     captioned_in, failed_in = _by_tar(captioned, urls), _by_tar(skipped_failures, urls)
     again_in = _by_tar(again, urls)
     for url in urls:
-        entry: dict[str, Any] = {"tar": url, "stamp": stamps[url], "prompt": request.prompt}
+        entry: Entry = {"tar": url, "stamp": stamps[url], "prompt": request.prompt}
         tally.found += 1
         if request.skips_existing:
             with_caption, without = captioned_in.get(url, []), failed_in.get(url, [])

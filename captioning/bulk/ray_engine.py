@@ -10,11 +10,10 @@ from collections import deque
 from typing import Any, Callable
 
 from captioning.bulk.actor_pool import TRIES, ActorPool, Worker
-from captioning.bulk.actors import CaptioningActor
 from captioning.bulk.cluster import Cluster
 from captioning.bulk.local_engine import OnImages, mark_done
 from captioning.bulk.request import Request
-from captioning.bulk.shards import Part, Plan, ShardTask, ShardUpdate
+from captioning.bulk.shards import Entry, Part, Plan, ShardUpdate
 from captioning.files import stores
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError, one_line
@@ -22,17 +21,11 @@ from captioning.runtime.progress import log_line
 
 
 class RayEngine:
-    """The engine that captions on a cluster.
+    """The engine that captions on a cluster. load: builds the captioner in an actor."""
 
-    load: builds the captioner in an actor. kind: the class of the actors; it has the methods of
-    `CaptioningActor`.
-    """
-
-    def __init__(
-        self, cluster: Cluster, load: Callable[[], Any], kind: type = CaptioningActor
-    ) -> None:
+    def __init__(self, cluster: Cluster, load: Callable[[], Any]):
         self.cluster = cluster
-        self.pool = ActorPool(cluster, load, kind)
+        self.pool = ActorPool(cluster, load)
 
     def start(self, request: Request, shards: int) -> None:
         """Wait until one actor has loaded its captioner. Raises UserError, Stopped."""
@@ -45,21 +38,7 @@ class RayEngine:
 
     def caption(self, request: Request, plan: Plan, shards: list[int], on_images: OnImages) -> None:
         """Finish the given shards. Raises Stopped, OSError, UserError."""
-        _Dispatcher(self.pool, request, plan, shards, on_images).run()
-
-
-class _Dispatcher:
-    """Assigns the shards of a plan to the workers, and stores the captions that they send."""
-
-    def __init__(
-        self,
-        pool: ActorPool,
-        request: Request,
-        plan: Plan,
-        shards: list[int],
-        on_images: OnImages,
-    ):
-        self.pool, self.request, self.plan, self.on_images = pool, request, plan, on_images
+        pool, self.request, self.plan, self.on_images = self.pool, request, plan, on_images
         self.waiting = deque(shards)
         # Shards that twice lost their actor without progress. Each runs on a worker without other
         # shards, because it may crash the worker again.
@@ -67,20 +46,16 @@ class _Dispatcher:
         # By shard: the lines at the last loss, and the losses in a row without new lines.
         self.losses: dict[int, tuple[int, int]] = {}
         self.given_up: list[str] = []  # error lines, one per shard
-
-    def run(self) -> None:
-        """Caption all shards. Raises Stopped, OSError, UserError."""
-        pool = self.pool
         while True:
             left = len(self.waiting) + len(self.suspects) + sum(len(w.parts) for w in pool.workers)
             if not left:
                 break
             if signals.stop_requested():
                 raise signals.Stopped
-            pool.start_actors(self.request, left)
+            pool.start_actors(request, left)
             while self.waiting and (worker := pool.least_busy()) is not None:
                 self._give(worker, self.waiting.popleft())
-            while self.suspects and (worker := pool.idle()) is not None:
+            while self.suspects and (worker := pool.least_busy()) is not None and not worker.parts:
                 worker.exclusive = True
                 self._give(worker, self.suspects.pop())
             for worker, stream, update in pool.poll():
@@ -92,15 +67,15 @@ class _Dispatcher:
             raise UserError(self.given_up[0])
 
     def _give(self, worker: Worker, shard: int) -> None:
-        self.request.claim_tars()
         part, entries = Part(self.plan.folder, shard).recover(), self.plan.entries(shard)
         first = _first_name(entries)
         local_file = first if not stores.is_store(first) and os.path.exists(first) else None
-        task = ShardTask(shard, self.plan.number(shard), entries, list(part.lines), local_file)
         # The actor may write sidecars and a tar before its first update. A journal, even an empty
         # one, prevents a later call from replacing the plan.
         part.journal.touch()
-        stream = worker.actor.caption.options(num_returns="streaming").remote(task)
+        stream = worker.actor.caption.options(num_returns="streaming").remote(
+            shard, self.plan.number(shard), entries, list(part.lines), local_file
+        )
         worker.parts[stream] = part
 
     def _take(self, worker: Worker, stream: Any, update: ShardUpdate) -> None:
@@ -113,12 +88,12 @@ class _Dispatcher:
         if update.counts is not None:
             part.seal()
             mark_done(self.request, self.plan, part, update.counts)
-        if update.counts is not None or update.problem is not None:
+        if update.problem is not None:
+            raise UserError(f"[{worker.machine.name}] {update.problem}")
+        if update.counts is not None:
             del worker.parts[stream]
             worker.exclusive = False
             self.pool.release(worker)
-        if update.problem is not None:
-            raise UserError(f"[{worker.machine.name}] {update.problem}")
 
     def _lost(self, worker: Worker, stream: Any, error: Exception) -> None:
         import ray
@@ -141,6 +116,6 @@ class _Dispatcher:
             )
 
 
-def _first_name(entries: list[dict[str, Any]]) -> str:
+def _first_name(entries: list[Entry]) -> str:
     """Return the path or address of the first image or tar."""
     return entries[0].get("tar") or entries[0]["image"]

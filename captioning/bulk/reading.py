@@ -5,33 +5,29 @@ import itertools
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Callable, NamedTuple, Optional
+from typing import Any, BinaryIO, Callable, NamedTuple, Optional, Union
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from captioning.bulk import tars
+from captioning.bulk.shards import Entry
 from captioning.captioners.interface import Images
-from captioning.data import load_image
 from captioning.files import stores, tables
 from captioning.files.images import prompt_of
 from captioning.runtime import signals
-from captioning.runtime.errors import UserError
+from captioning.runtime.errors import UserError, one_line
 
 
 class Batch(NamedTuple):
-    """A batch of entries of a shard.
+    """A batch of entries of a shard; without entries, the end of the shard.
 
-    image: the images of the entries without an "error"; None if all have one. ends_shard: whether
-    it marks the end of the shard; such a batch has no entries. problem: the error line that ends
-    the run when a store has stopped answering.
+    image: the images of the entries without an "error"; None if all have one.
     """
 
     shard: int
-    entries: list[dict[str, Any]]
-    image: Optional[Images]
-    ends_shard: bool
-    problem: Optional[str] = None
+    entries: list[Entry]
+    image: Optional[Images] = None
 
 
 @dataclass(eq=False)
@@ -47,14 +43,18 @@ class ShardImages(IterableDataset):
     same captions.
     """
 
-    entries: Callable[[int], list[dict[str, Any]]]
+    entries: Callable[[int], list[Entry]]
     shards: list[tuple[int, int]]
     batch_size: int
     read: Callable[[str, Optional[BinaryIO], Optional[str]], Any]
     join: Callable[[list], Images] = torch.stack
     last_read: Optional[str] = None  # address of the file most recently returned by a store
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Union[Batch, UserError]]:
+        """Yield the batches; last a UserError, not raised, if a store has stopped answering.
+
+        An exception in a worker process would reach the user as a traceback.
+        """
         worker = get_worker_info()
         own = self.shards[worker.id :: worker.num_workers] if worker else self.shards
         for shard, done in own:
@@ -63,13 +63,12 @@ class ShardImages(IterableDataset):
             try:
                 while (batch := self._batch(shard, images)).entries:
                     yield batch
-            # An exception in a worker process would reach the user as a traceback.
-            except _StoreDown as error:
-                yield Batch(shard, [], None, ends_shard=False, problem=str(error))
+            except stores.StoreError as error:
+                yield UserError(f"{error}; nothing is lost; run the same command again to continue")
                 return
-            yield Batch(shard, [], None, ends_shard=True)
+            yield batch
 
-    def _batch(self, shard: int, source: Iterator[dict[str, Any]]) -> Batch:
+    def _batch(self, shard: int, source: Iterator[Entry]) -> Batch:
         """Return the next batch. The bytes of a file are freed before the next file is read."""
         entries, images, failure = [], [], None
         for entry in itertools.islice(source, self.batch_size):
@@ -99,10 +98,10 @@ class ShardImages(IterableDataset):
                 entry["error"] = f"{type(error).__name__}: {error}"
         if failure:
             self._check_store(*failure)
-        return Batch(shard, entries, self.join(images) if images else None, ends_shard=False)
+        return Batch(shard, entries, self.join(images) if images else None)
 
     def _check_store(self, address: str, error: stores.StoreError) -> None:
-        """Raise _StoreDown if the store no longer returns the file that was read last.
+        """Raise the error if the store no longer returns the file that was read last.
 
         https addresses may be on different servers. Therefore an https error concerns one file.
         """
@@ -114,9 +113,9 @@ class ShardImages(IterableDataset):
                 return
         except UserError:
             pass
-        raise _StoreDown(error)
+        raise error
 
-    def _images(self, entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def _images(self, entry: Entry) -> Iterator[Entry]:
         """Yield a plan's entry itself, or an entry with "data" for each image of its tar."""
         if "tar" not in entry:
             yield entry
@@ -127,13 +126,10 @@ class ShardImages(IterableDataset):
                 if member.name not in skip:
                     found = {"image": member.name, "image_id": member.key, "data": member.data}
                     yield {**found, **_prompt(member, entry.get("prompt"))}
-        except stores.StoreError as error:
-            raise _StoreDown(error) from None
-        except Exception as error:
-            # webdataset appends the file name to the error, after " @ " and in further arguments.
-            reason = str(error.args[0]).partition(" @ ")[0] if error.args else ""
-            reason = " ".join(reason.split()) or type(error).__name__
-            yield {"image": tar, "error": f"{tar}: cannot be read further: {reason}"}
+        except stores.StoreError:
+            raise
+        except Exception as error:  # of tarfile, gzip or a library that unpacks
+            yield {"image": tar, "error": f"{tar}: cannot be read further: {one_line(error)}"}
 
 
 def _prompt(member: tars.SampleImage, template: Optional[str]) -> dict[str, str]:
@@ -145,53 +141,27 @@ def _prompt(member: tars.SampleImage, template: Optional[str]) -> dict[str, str]
     return {"prompt": prompt} if prompt else {}
 
 
-class _StoreDown(Exception):
-    """A store has stopped returning files."""
+def batches(
+    model: Any, entries: Callable[[int], list[Entry]], shards: list[tuple[int, int]]
+) -> Iterator[Batch]:
+    """Yield the batches of the shards for a `CheckpointModel`, read in its `num_workers` processes.
 
-    def __init__(self, error: stores.StoreError):
-        super().__init__(f"{error}; nothing is lost; run the same command again to continue")
-
-
-def transformed(
-    transform: Callable[..., Any],
-    path: str,
-    data: Optional[BinaryIO] = None,
-    prompt: Optional[str] = None,
-    takes_prompt: bool = False,
-) -> Any:
-    """Apply a transform to the RGB image of a file. Raises UserError.
-
-    takes_prompt: whether the transform takes the prompt as a second argument.
+    entries, shards: see `ShardImages`. Raises UserError if a store stops answering.
     """
-    image = load_image(path, data)
-    try:
-        return transform(image, prompt) if takes_prompt else transform(image)
-    except ValueError as error:
-        raise UserError(f"{path}: {error}") from error
-
-
-def batches(dataset: ShardImages, workers: int) -> Iterator[Batch]:
-    """Yield the batches, read in `workers` processes. A single photo is read in this process.
-
-    Raises UserError if a store stops answering.
-    """
-    entries = dataset.entries(dataset.shards[0][0]) if len(dataset.shards) == 1 else []
-    if len(entries) == 1 and "tar" not in entries[0]:
-        workers = 0
     loader = DataLoader(
-        dataset,
+        ShardImages(entries, shards, model.batch_size, model.read, model.join),
         batch_size=None,
         collate_fn=_identity,
-        num_workers=min(workers, len(dataset.shards)),
+        num_workers=min(model.num_workers, len(shards)),
         worker_init_fn=signals.ignore,
         pin_memory=torch.cuda.is_available(),
         generator=torch.Generator(),  # otherwise DataLoader draws from the global generator
     )
     for batch in loader:
-        if batch.problem:
-            raise UserError(batch.problem)
+        if isinstance(batch, UserError):
+            raise UserError(str(batch))  # `raise batch` would keep the workers alive in a cycle
         yield batch
 
 
-def _identity(batch: Batch) -> Batch:
+def _identity(batch: Any) -> Any:
     return batch

@@ -4,14 +4,15 @@ import contextlib
 import importlib.util
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Optional, Union
 
 from filelock import FileLock, Timeout
 
-from captioning.bulk import filtering, xmp
-from captioning.bulk.shards import LOCK, Line, has_captions, remove_plan
+from captioning.bulk import xmp
+from captioning.bulk.filtering import parse, split
+from captioning.bulk.shards import LOCK, Header, Line, has_captions, remove_plan
 from captioning.bulk.sidecars import Sidecars
 from captioning.bulk.tar_folder import TarFolder
 from captioning.files import stores, tables, uploads
@@ -24,7 +25,7 @@ from captioning.files.images import (
     read_list,
 )
 from captioning.files.tars import is_tars
-from captioning.files.writing import SUFFIX, require_folder
+from captioning.files.writing import require_folder, unfinished_writes
 from captioning.runtime.errors import UserError
 
 
@@ -92,7 +93,7 @@ class Request:
         """Split a line of a shard into its lines for `out` and `filtered`; None for no line."""
         if "error" in line:
             return None, None
-        return filtering.parse(self.filter).split(line) if self.filter else (line, None)
+        return split(line, parse(self.filter)) if self.filter else (line, None)
 
     def kept(self, lines: Iterable[Line]) -> Iterator[Line]:
         """Return the lines that go to `out`."""
@@ -114,23 +115,15 @@ class Request:
 
     def tars(self) -> Optional[TarFolder]:
         """Return the folder to which this call writes tars, if any."""
-        return self._tars_in(self.write_shards)
-
-    def _tars_in(self, folder: Optional[str]) -> Optional[TarFolder]:
         owner = self.address or os.path.realpath(self.out)
-        return TarFolder(folder, owner) if folder else None
+        return TarFolder(self.write_shards, owner) if self.write_shards else None
 
-    def claim_tars(self) -> None:
-        """Raise UserError if another run owns the folder of tars."""
-        if folder := self.tars():
-            folder.claim()
-
-    def remove_tars(self, header: dict[str, Any]) -> None:
+    def remove_tars(self, header: Header) -> None:
         """Remove the tars of an abandoned plan, unless its captions are already in `out`.
 
         Raises UserError, OSError.
         """
-        folder = self._tars_in(header["settings"].get("write_shards"))
+        folder = replace(self, write_shards=header["settings"].get("write_shards")).tars()
         if folder and self.out_stamp() == header["before"]:
             shards = -(-header["entries"] // header["shard_size"])
             folder.remove(range(header["first_shard"], header["first_shard"] + shards))
@@ -152,12 +145,12 @@ class Request:
             raise UserError(f"{source}: no such photo, folder or list")
         is_folder = source.is_dir() or (stored and not is_list and not is_image(self.source))
         is_folder = is_folder and not is_table
-        for name, is_set in {"--glob": self.glob, "--no-recursive": not self.recursive}.items():
-            if is_set and not is_folder:
-                raise UserError(f"{name} is for a folder, and {source} is not one")
-        for name, is_set in {"--root": self.root, "--column": self.column}.items():
-            if is_set and not is_list:
-                raise UserError(f"{name} is for a list, and {source} is not one")
+        of_folder = {"--glob": self.glob, "--no-recursive": not self.recursive}
+        of_list = {"--root": self.root, "--column": self.column}
+        for kind, fits, flags in (("folder", is_folder, of_folder), ("list", is_list, of_list)):
+            unfit = [name for name, is_set in flags.items() if is_set and not fits]
+            if unfit:
+                raise UserError(f"{unfit[0]} is for a {kind}, and {source} is not one")
         if has_columns(self.prompt) and not (is_list or is_table):
             raise UserError(f"--prompt names columns, and {source} has none: give a list")
         if is_folder:
@@ -182,9 +175,6 @@ class Request:
     def check_outputs(self) -> None:
         """Raise UserError if an output cannot be written. Called before the work starts."""
         stores.check_can_hold("--write-shards", self.write_shards or "")
-        tables_out = {"--parquet": self.parquet, "--metadata": self.metadata, "--kohya": self.kohya}
-        for flag, name in tables_out.items():
-            stores.check_names_file(flag, name or "")
         if self.address and self.write_shards and not stores.is_store(self.write_shards):
             raise UserError("--out is in a store, so --write-shards has to be in a store, too")
         for path in (self.out, self.failed, self.filtered, self.marker):
@@ -195,14 +185,15 @@ class Request:
                 )
         require_folder(self.out.parent)
         if self.write_shards:
-            require("webdataset", "--write-shards")
             uploads.require_writable(self.write_shards)
         if self.parquet:
             require("pyarrow", "--parquet")
+        tables_out = {"--parquet": self.parquet, "--metadata": self.metadata, "--kohya": self.kohya}
         for flag, name in tables_out.items():
-            if name and (os.path.isdir(name) or name in (self.source, str(self.out))):
-                raise UserError(f"{flag} is {name}; name another file")
             if name:
+                stores.check_names_file(flag, name)
+                if os.path.isdir(name) or name in (self.source, str(self.out)):
+                    raise UserError(f"{flag} is {name}; name another file")
                 uploads.require_writable(os.path.dirname(name) or ".")
         if (self.metadata or self.kohya) and (self.in_tars or tables.is_table(self.source)):
             raise UserError(
@@ -223,7 +214,7 @@ class Request:
             ) from None
         try:
             if self.address:  # only this run writes to the folder of the local copies
-                for path in self.out.parent.rglob(f".*{SUFFIX}"):
+                for path in unfinished_writes(self.out.parent):
                     path.unlink(missing_ok=True)
             yield
         finally:
@@ -235,15 +226,11 @@ class Request:
             lock.release()
 
     @contextlib.contextmanager
-    def lock_tars(self) -> Iterator[None]:
-        """Claim the output folder of tars, if any. Raises UserError if another run owns it.
+    def lock_tars(self, folder: TarFolder) -> Iterator[None]:
+        """Claim the output folder of tars. Raises UserError if another run owns it.
 
         The folder is released at the end of the block if nothing was captioned.
         """
-        folder = self.tars()
-        if folder is None:
-            yield
-            return
         folder.claim()
         try:
             folder.remove_partial()

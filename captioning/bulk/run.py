@@ -4,35 +4,23 @@ import contextlib
 import itertools
 import time
 from contextlib import ExitStack
-from typing import Any, Protocol
+from typing import Union
 
 from adapters import card
 from captioning.bulk import exports, stored_output
 from captioning.bulk.exports import printable
-from captioning.bulk.local_engine import OnImages, disk_errors, publish
+from captioning.bulk.local_engine import LocalEngine, disk_errors, publish
 from captioning.bulk.merging import merge
 from captioning.bulk.planning import Tally, make_plan
+from captioning.bulk.ray_engine import RayEngine
 from captioning.bulk.request import Request
-from captioning.bulk.shards import Plan, find_plan, remove_plan
+from captioning.bulk.shards import Plan, Settings, find_plan, remove_plan
 from captioning.files.reading import read_lines
 from captioning.models.build import trained_config
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line, progress
 
 EXAMPLES = 3  # captions that are logged at the end
-
-
-class Engine(Protocol):
-    """Captions shards: `LocalEngine` in this process, `RayEngine` on a cluster."""
-
-    def start(self, request: Request, shards: int) -> None:
-        """Load a captioner. Called before each call of `caption`. Raises UserError.
-
-        shards: the number of shards to caption.
-        """
-
-    def caption(self, request: Request, plan: Plan, shards: list[int], on_images: OnImages) -> None:
-        """Finish the given shards. Raises Stopped, UserError, OSError; keeps captions so far."""
 
 
 class BulkCaptioning:
@@ -43,7 +31,11 @@ class BulkCaptioning:
     """
 
     def __init__(
-        self, request: Request, settings: dict[str, Any], engine: Engine, restart: bool
+        self,
+        request: Request,
+        settings: Settings,
+        engine: Union[LocalEngine, RayEngine],
+        restart: bool,
     ) -> None:
         self.request, self.settings, self.engine = request, settings, engine
         self.restart = restart
@@ -54,24 +46,20 @@ class BulkCaptioning:
 
     def run(self) -> None:
         """Caption all images. Raises UserError, and Stopped after a signal; captions are kept."""
-        before = 0
-        with ExitStack() as locks:
-            with disk_errors(self.request):
-                self._begin(locks)
-            resumed = find_plan(self.request.parts) is not None
+        request = self.request
+        with disk_errors(request), ExitStack() as locks:
+            self._begin(locks)
+            resumed = find_plan(request.parts) is not None
             if resumed:
                 self._finish()
             # Images may have been added since the unfinished plan was made.
-            if not resumed or self.request.skips_existing or not self.request.in_tars:
-                if resumed:
-                    # The next plan counts these images again, as skipped or failed.
-                    before, self.failed = self.captioned + self.filtered, 0
-                with disk_errors(self.request):
-                    self._plan(resumed)
+            if not resumed or request.skips_existing or not request.in_tars:
+                # The next plan counts these images again, as skipped or failed.
+                before, self.failed = self.captioned + self.filtered, 0
+                self._plan(resumed)
                 self.tally.skipped -= before
                 self._finish()
-            with disk_errors(self.request):
-                self._end()
+            self._end()
 
     def _begin(self, locks: ExitStack) -> None:
         request = self.request
@@ -87,7 +75,8 @@ class BulkCaptioning:
         elif plan is not None:
             self._check_settings(plan)
             log_line(f"continuing {self.name}")
-        locks.enter_context(request.lock_tars())
+        if folder := request.tars():
+            locks.enter_context(request.lock_tars(folder))
 
     def _check_settings(self, plan: Plan) -> None:
         """Raise UserError if the unfinished plan was made with other settings."""
@@ -101,24 +90,24 @@ class BulkCaptioning:
                 )
 
     def _plan(self, resumed: bool) -> None:
-        older = self._is_older_than_the_weights()
-        plan, self.tally = make_plan(self.request, self.settings, resumed)
-        if self.request.address and self._has_to_merge(plan):
-            stored_output.upload_plan(self.request, plan)
-        tally = self.tally
+        request, older = self.request, self._is_older_than_the_weights()
+        plan, tally = make_plan(request, self.settings, resumed)
+        self.tally = tally
+        if request.address and self._has_to_merge(plan):
+            stored_output.upload_plan(request, plan)
         others = sorted(tally.checkpoints - {self.settings["checkpoint"]})
         if older:
             others.append(f"earlier weights of {self.settings['checkpoint']}")
         others += [f"another {name}" for name in sorted(tally.settings)]
-        if others and tally.skipped and self.request.skips_existing:
+        if others and tally.skipped and request.skips_existing:
             log_line(
                 f"{self.name} has captions of {', '.join(others)}, which stay; "
                 "--existing overwrite replaces them"
             )
-        if self.request.verify:
+        if request.verify:
             log_line(
                 f"verify: {tally.skipped} have a caption, {plan.header['entries']} "
-                f"{'tars have gaps' if self.request.in_tars else 'have none'}, "
+                f"{'tars have gaps' if request.in_tars else 'have none'}, "
                 f"{tally.failed} failed before; {tally.damaged} damaged lines, {tally.repeated} "
                 f"repeated, {len(tally.no_sidecar)} sidecars were missing"
             )
@@ -131,37 +120,30 @@ class BulkCaptioning:
 
     def _finish(self) -> None:
         """Caption the unfinished shards of the plan, and merge all shards."""
-        plan, done, left = find_plan(self.request.parts), 0, []
-        with disk_errors(self.request):
-            folder = self.request.tars()
-            numbers = folder.numbers() if folder else ()
-            for part in plan.parts():
-                if part.path.exists():
-                    tar_is_missing = folder and plan.number(part.shard) not in numbers
-                    if tar_is_missing or not part.marker.exists():
-                        publish(self.request, plan, part)
-                    counts = part.counts()
-                    done += counts["images"] + counts["failed"] + counts.get("filtered", 0)
-                else:
-                    done += len(part.recover().lines)
-                    left.append(part.shard)
+        request, done, left = self.request, 0, []
+        plan, folder = find_plan(request.parts), request.tars()
+        numbers = folder.numbers() if folder else ()
+        for part in plan.parts():
+            if part.path.exists():
+                tar_is_missing = folder and plan.number(part.shard) not in numbers
+                if tar_is_missing or not part.marker.exists():
+                    publish(request, plan, part)
+                counts = part.counts()
+                done += counts["images"] + counts["failed"] + counts.get("filtered", 0)
+            else:
+                done += len(part.recover().lines)
+                left.append(part.shard)
         if left:
             self._caption(plan, left, done)
-        with disk_errors(self.request):
-            self._merge(plan)
+        self._merge(plan)
 
     def _caption(self, plan: Plan, shards: list[int], done: int) -> None:
         """Caption shards. done: images that earlier calls have captioned or failed to caption."""
         self.engine.start(self.request, len(shards))
         started = time.monotonic()
         with progress(plan.header["images"], "captions", initial=done) as bar:
-
-            def on_images(images: int) -> None:
-                self.images += images
-                bar.update(images)
-
-            with disk_errors(self.request):
-                self.engine.caption(self.request, plan, shards, on_images)
+            self.engine.caption(self.request, plan, shards, bar.update)
+        self.images += bar.n - done
         self.seconds += time.monotonic() - started
 
     def _merge(self, plan: Plan) -> None:
@@ -177,8 +159,7 @@ class BulkCaptioning:
             self.failed += failed
             self.filtered += filtered
             if folder := request.tars():
-                counts = [part.counts() for part in plan.parts()]
-                folder.record({n: of for c in counts for n, of in c["written"].items()})
+                folder.record([part.counts()["written"] for part in plan.parts()])
         exports.write_all(request, self._captioner)
         if stored:
             stored_output.remove(request)
@@ -216,21 +197,18 @@ class BulkCaptioning:
                 f"filter: {self.filtered} images have no caption with {request.filter}; dropped "
                 f"captions are in {request.location(request.filtered)}"
             )
-        if request.verify and request.write_shards:
-            self._verify_tars()
+        if request.verify and (folder := request.tars()):
+            wrong, foreign = folder.verify()
+            if foreign:
+                log_line(
+                    f"verify: {folder.place} has {len(foreign)} tars that are not of this run: "
+                    f"{foreign[0]}"
+                )
+            if wrong:
+                raise UserError(
+                    f"{folder.place}: {len(wrong)} tars are missing or were changed, the first is "
+                    f"{wrong[0]}: --existing overwrite with another --write-shards writes all again"
+                )
         if failed and not (self.captioned or self.filtered or tally.skipped):
             raise UserError(f"none of {failed} images has a caption{why}")
         log_line(f"captions are in {self.name}")
-
-    def _verify_tars(self) -> None:
-        wrong, foreign = self.request.tars().verify()
-        place = self.request.write_shards
-        if foreign:
-            log_line(
-                f"verify: {place} has {len(foreign)} tars that are not of this run: {foreign[0]}"
-            )
-        if wrong:
-            raise UserError(
-                f"{place}: {len(wrong)} tars are missing or were changed, the first is {wrong[0]}: "
-                "--existing overwrite with another --write-shards writes all again"
-            )

@@ -6,18 +6,20 @@ import contextlib
 import io
 from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from threading import Event
 from typing import Any, BinaryIO, Callable, Optional
 
 from PIL import Image, ImageOps
 
-from captioning.bulk.model import line_of
+from captioning.bulk.model import Captions, line_of
 from captioning.bulk.reading import Batch
 from captioning.bulk.request import Request
+from captioning.bulk.shards import Line, Settings
 from captioning.config import Config
 from captioning.data.image import decode, open_image
 from captioning.data.randomness import derived_seed
@@ -40,16 +42,10 @@ QUALITY = 95  # of the JPEGs written here
 DEFAULT_CONCURRENCY = 32
 DEFAULT_MAX_TOKENS = 256
 READERS = 2
-# Our flags and the fields of the request. The last three fields are extensions of vLLM and SGLang.
-FIELDS = {
-    "max_length": "max_tokens",
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-}
+# Flags that are fields of the request, `max_length` as max_tokens. The last two of SAMPLING and
+# repetition_penalty are extensions of vLLM and SGLang.
 SAMPLING = ("temperature", "top_p", "top_k", "min_p")
+FIELDS = ("max_length", *SAMPLING, "repetition_penalty")
 OWN_FLAGS = ("url", "prompt", "concurrency")
 # Flags that do not apply to a server, with their defaults.
 NOT_APPLICABLE = {"config": None, "device": "auto", "precision": None}
@@ -113,40 +109,46 @@ class ServedModel:
         self.report = f"captions of {prompt.name} at {self.server.url}, {concurrency} at once"
         self.concurrency, self.cancelled = concurrency, Event()
         self.pool = ThreadPoolExecutor(concurrency)
-        self._check()
+        models = self.server.check()
+        try:
+            contents = self._send(GREY)
+        except NoAnswer as error:
+            others = ", ".join(models[:5])
+            unknown = models and prompt.name not in models
+            raise UserError(f"{error} (its models: {others})" if unknown else str(error)) from None
+        if len(contents) != prompt.num_return:
+            few = f"got {len(contents)} captions instead of {prompt.num_return}"
+            raise UserError(f"{self.server.url}: {few}; use --num_return 1")
 
     def prefetch(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the batches with futures of captions in place of images.
 
         Keeps enough requests in flight that a slow request does not block others.
         """
-        waiting: deque[Batch] = deque()
+        waiting, ahead = deque(), AHEAD * self.concurrency
         try:
             for batch in batches:
                 waiting.append(self._submit(batch))
-                ahead = sum(len(other.image or ()) for other in waiting)
-                while ahead - len(waiting[0].image or ()) >= AHEAD * self.concurrency:
-                    ahead -= len(waiting[0].image or ())
+                while sum(len(other.image) for other in islice(waiting, 1, None)) >= ahead:
                     yield waiting.popleft()
             yield from waiting
         except BaseException:  # without this, the exit would wait for all requests
             self._cancel()
             raise
 
-    def lines(self, batch: Batch, offset: int, request: Request) -> list[dict[str, Any]]:
+    def lines(self, batch: Batch, offset: int, request: Request) -> list[Line]:
         """Return one output line for each entry of a batch from `prefetch`.
 
         offset: not used. request: the user's call of bulk captioning, not a request to the server.
         Raises UserError, Stopped.
         """
-        futures = iter(batch.image or ())
+        futures = iter(batch.image)
         lines = []
         for entry in batch.entries:
-            captions: list[dict[str, Any]] = []
+            captions: Captions = []
             if "error" not in entry:
                 try:
-                    texts = self._result(next(futures))
-                    captions = [{"caption": text} for text in texts]
+                    captions = self._result(next(futures))
                 except _ImageError as error:
                     entry = {**entry, "error": f"{entry['image']}: {error}"}
                 except UserError as error:
@@ -155,30 +157,26 @@ class ServedModel:
             lines.append(line_of(entry, captions, request, self.origin))
         return lines
 
-    def _result(self, future: Future) -> list[str]:
+    def _result(self, future: Future) -> Captions:
         """Return the captions of a request.
 
         Raises Stopped if the program has to stop before they come.
         """
-        while True:
-            try:
-                return future.result(timeout=STOP_CHECK_S)
-            except TimeoutError:
-                if signals.stop_requested():
-                    self._cancel()
-                    raise signals.Stopped from None
+        while not wait([future], STOP_CHECK_S).done:
+            if signals.stop_requested():
+                self._cancel()
+                raise signals.Stopped
+        return future.result()
 
     def _submit(self, batch: Batch) -> Batch:
-        if batch.image is None:
-            return batch
         entries = [entry for entry in batch.entries if "error" not in entry]
-        futures: list[Future] = [
+        futures = [
             self.pool.submit(self._captions, entry["image"], image, entry.get("prompt"))
-            for entry, image in zip(entries, batch.image)
+            for entry, image in zip(entries, batch.image or ())
         ]
         return batch._replace(image=futures)
 
-    def _captions(self, name: str, image: str, prompt: Optional[str]) -> list[str]:
+    def _captions(self, name: str, image: str, prompt: Optional[str]) -> Captions:
         """Request captions of an image.
 
         Raises _ImageError for an error of the image, UserError for an error of the server.
@@ -188,7 +186,15 @@ class ServedModel:
         try:
             contents = self._send(image, name, prompt)
         except NoAnswer as error:
-            contents = self._retry(image, name, prompt, error)
+            if self.cancelled.is_set():
+                raise
+            self._send(GREY)  # if this fails, too, the cause is the server, not the image
+            if error.code is not None:
+                raise _ImageError(str(error)) from None
+            try:  # the server was busy or broken
+                contents = self._send(image, name, prompt)
+            except NoAnswer as second:
+                raise _ImageError(str(second)) from None
         # JSON may contain half of a surrogate pair, which cannot be written to a file.
         texts = (text.encode("utf-8", "replace").decode() if text else "" for text in contents)
         captions = [" ".join(text.split()) for text in texts]
@@ -197,37 +203,12 @@ class ServedModel:
         if len(captions) != self.prompt.num_return:
             wanted = self.prompt.num_return
             raise _ImageError(f"the answer has {len(captions)} captions instead of {wanted}")
-        return captions
-
-    def _retry(
-        self, image: str, name: str, prompt: Optional[str], refusal: NoAnswer
-    ) -> list[Optional[str]]:
-        """Send a grey image first. If that fails, too, the cause is the server, not the image."""
-        if not self.cancelled.is_set():
-            self._send(GREY)
-            if refusal.code is None:  # the server was busy or broken
-                try:
-                    return self._send(image, name, prompt)
-                except NoAnswer as error:
-                    refusal = error
-        raise _ImageError(str(refusal)) from None
+        return [{"caption": caption} for caption in captions]
 
     def _send(
         self, image: str, name: str = "", prompt: Optional[str] = None
     ) -> list[Optional[str]]:
         return self.server.ask(self.prompt.body(image, name, prompt), self.cancelled)
-
-    def _check(self) -> None:
-        models = self.server.check()
-        try:
-            contents = self._send(GREY)
-        except NoAnswer as error:
-            others = ", ".join(models[:5])
-            unknown = models and self.prompt.name not in models
-            raise UserError(f"{error} (its models: {others})" if unknown else str(error)) from None
-        if len(contents) != self.prompt.num_return:
-            few = f"got {len(contents)} captions instead of {self.prompt.num_return}"
-            raise UserError(f"{self.server.url}: {few}; use --num_return 1")
 
     def _cancel(self) -> None:
         self.cancelled.set()
@@ -309,7 +290,7 @@ def check(arguments: argparse.Namespace, decoding: Iterable[str]) -> None:
     server_at(arguments.url)
 
 
-def loader(arguments: argparse.Namespace) -> tuple[dict[str, Any], Callable[[], ServedModel]]:
+def loader(arguments: argparse.Namespace) -> tuple[Settings, Callable[[], ServedModel]]:
     """Return the settings that identify the run, and a function that builds the captioner.
 
     The server's address and key do not identify the run: they change no caption. Raises UserError.
@@ -322,10 +303,7 @@ def loader(arguments: argparse.Namespace) -> tuple[dict[str, Any], Callable[[], 
         raise UserError(f"--{error}") from error
     if values.get("top_k") == 0:
         del values["top_k"]  # 0 switches top-k off; leaving the field out does the same
-    fields = {
-        "max_tokens": DEFAULT_MAX_TOKENS,
-        **{FIELDS[name]: value for name, value in values.items()},
-    }
+    fields = {"max_tokens": values.pop("max_length", DEFAULT_MAX_TOKENS), **values}
     seed = None
     if arguments.do_sample:
         seed = Config.model_fields["seed"].default if arguments.seed is None else arguments.seed

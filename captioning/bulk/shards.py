@@ -17,22 +17,9 @@ from captioning.files.writing import json_line, write_lines
 HEADER, LOCK = "plan.json", "lock"
 BASE = "base.jsonl"  # the captions file as it was when the plan was made
 
-Line = dict[str, Any]
-
-
-class ShardTask(NamedTuple):
-    """A shard that an actor has to caption.
-
-    number: the number of the shard's output tar, if tars are written. lines: captions from earlier
-    attempts. local_file: a file on the driver's disk that the actor's machine must have, too; None
-    if there is none to check.
-    """
-
-    shard: int
-    number: int
-    entries: list[dict[str, Any]]
-    lines: list[Line]
-    local_file: Optional[str]
+# JSON objects. Settings: they identify a run. Header, Entry: of a plan. Line: the captions of an
+# image, or why it has none. Counts: see `Part.counts`.
+Settings = Header = Entry = Line = Counts = dict[str, Any]
 
 
 class ShardUpdate(NamedTuple):
@@ -44,7 +31,7 @@ class ShardUpdate(NamedTuple):
 
     lines: list[Line]
     messages: list[str]
-    counts: Optional[dict[str, Any]] = None
+    counts: Optional[Counts] = None
     problem: Optional[str] = None
 
 
@@ -66,7 +53,7 @@ class Plan:
     - before: the stamp of the captions file when the plan was made
     """
 
-    def __init__(self, folder: Path, header: dict[str, Any]):
+    def __init__(self, folder: Path, header: Header):
         self.folder, self.header = folder, header
         self._path = folder / header["file"]
         self._offsets: list[int] = []  # in bytes, where each shard begins
@@ -85,7 +72,7 @@ class Plan:
         """Return the part of each shard."""
         return [Part(self.folder, shard) for shard in range(len(self._offsets))]
 
-    def entries(self, shard: int) -> list[dict[str, Any]]:
+    def entries(self, shard: int) -> list[Entry]:
         """Return the entries of a shard.
 
         An entry is {"image", "image_id", "prompt"} or {"tar", "stamp", "skip"}. Empty values of
@@ -141,7 +128,7 @@ class Part:
         """Return the lines of a sealed part."""
         return [line for line in read_lines(self.path) if line is not None]
 
-    def counts(self) -> dict[str, Any]:
+    def counts(self) -> Counts:
         """Return the content of the marker.
 
         `images`, `failed`, `filtered`: the numbers of captioned, failed and filtered images.

@@ -1,6 +1,5 @@
 """Files next to photos, on disk or in a store: text, one caption per line, or XMP."""
 
-import contextlib
 import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -58,29 +57,22 @@ class Sidecars:
         folder = os.path.dirname(image) or "."
         if folder not in self.stored:
             self.stored[folder] = self._in_store(folder)
-        if stores.is_store(sidecar):
-            known = sidecar in self.stored[folder]
-            return known and (not self.is_xmp or self._is_described(sidecar))
-        if not os.path.exists(sidecar):
+        in_store = stores.is_store(sidecar)
+        if not (sidecar in self.stored[folder] if in_store else os.path.exists(sidecar)):
             return False
-        if not os.path.isfile(sidecar):  # reading a pipe would block
+        if not (in_store or os.path.isfile(sidecar)):  # reading a pipe would block
             raise UserError(
                 f"{sidecar} is not a regular file: remove it, or choose another --sidecar"
             )
         if self.is_xmp:
-            return self._is_described(sidecar)
-        return bool(Path(sidecar).read_bytes().strip())
-
-    def _is_described(self, sidecar: str) -> bool:
-        return xmp.has_description(stores.read_bytes(sidecar), sidecar)
+            return xmp.has_description(stores.read_bytes(sidecar), sidecar)
+        return in_store or bool(Path(sidecar).read_bytes().strip())
 
     def _text(self, captions: list[str], sidecar: str) -> str:
         """Return the content of a sidecar. XMP has the best caption."""
         if not self.is_xmp:
             return "".join(f"{caption}\n" for caption in captions)
-        before = b""
-        with contextlib.suppress(FileNotFoundError, stores.Missing):
-            before = stores.read_bytes(sidecar)
+        before = stores.read_if_any(sidecar)
         return xmp.with_description(captions[0], self.language, before, sidecar)
 
     def write(self, lines: Iterable[Line]) -> None:

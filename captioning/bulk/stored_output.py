@@ -14,14 +14,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Optional
 
 from captioning.bulk.request import Request
-from captioning.bulk.shards import BASE, HEADER, Part, Plan, find_plan, remove_plan
+from captioning.bulk.shards import BASE, HEADER, Header, Part, Plan, find_plan, remove_plan
 from captioning.files import stores, uploads
 from captioning.files.cache import cache_folder, cache_key, fetch
-from captioning.files.reading import read_lines
 from captioning.files.writing import write_lines
 from captioning.runtime.errors import UserError
-
-RECORD = "stored.json"  # {name: [stamp of the local copy, stamp of the stored file]} of equal files
 
 
 def locate(out: str) -> tuple[Path, Optional[str]]:
@@ -95,10 +92,10 @@ def upload_captions(request: Request, plan: Plan) -> None:
     _require_own_plan(request, plan)  # again, since merging may have taken long
     with _explain_upload_errors(request):
         for path in (request.failed, request.filtered, request.out, request.marker):
-            stamp = uploads.upload(path, request.location(path)) if path.exists() else None
-            if stamp is None:
+            if path.exists():
+                uploads.upload(path, request.location(path))
+            else:
                 uploads.remove(request.location(path))
-            _record_copy(request, path, stamp)
 
 
 def remove(request: Request) -> None:
@@ -108,7 +105,7 @@ def remove(request: Request) -> None:
 
 
 def _continue(
-    request: Request, header: dict[str, Any], local: Optional[Plan], remote: dict[str, Any]
+    request: Request, header: Header, local: Optional[Plan], remote: dict[str, Any]
 ) -> None:
     """Download finished shards that are missing here; upload those missing in the store."""
 
@@ -147,16 +144,16 @@ def _require_own_plan(request: Request, plan: Plan) -> None:
         )
 
 
-def _name(header: dict[str, Any], name: str) -> str:
+def _name(header: Header, name: str) -> str:
     """Return the name that a file of the plan has in the store."""
     return f"{Path(header['file']).stem}.{name}"
 
 
-def _address(request: Request, header: dict[str, Any], name: str) -> str:
+def _address(request: Request, header: Header, name: str) -> str:
     return f"{request.address}.parts/{_name(header, name)}"
 
 
-def _header(request: Request) -> Optional[dict[str, Any]]:
+def _header(request: Request) -> Optional[Header]:
     address = f"{request.address}.parts/{HEADER}"
     try:
         header = json.loads(stores.read_bytes(address))
@@ -172,29 +169,11 @@ def _header(request: Request) -> Optional[dict[str, Any]]:
 
 
 def _refresh(request: Request, path: Path) -> None:
-    """Download a file unless the local copy is the same version."""
+    """Download a file; if the store has none, remove the local copy."""
     try:
-        stamp = stores.stamp(request.location(path))
+        fetch(request.location(path), path, stores.stamp(request.location(path)))
     except stores.Missing:
         path.unlink(missing_ok=True)
-        return
-    if _records(request).get(path.name) != [_local_stamp(path), stamp]:
-        fetch(request.location(path), path, stamp)
-        _record_copy(request, path, stamp)
-
-
-def _record_copy(request: Request, path: Path, stamp: Optional[list[Any]]) -> None:
-    records = _records(request)
-    records[path.name] = [_local_stamp(path), stamp]
-    write_lines(request.out.with_name(RECORD), [records])
-
-
-def _records(request: Request) -> dict[str, Any]:
-    return next(read_lines(request.out.with_name(RECORD)), None) or {}
-
-
-def _local_stamp(path: Path) -> Optional[list[Any]]:
-    return stores.stamp(str(path)) if path.exists() else None
 
 
 @contextlib.contextmanager

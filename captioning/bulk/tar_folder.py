@@ -7,13 +7,12 @@ of each tar whose captions are in the captions file.
 
 import contextlib
 import os
-import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO, Callable, Optional
 
 from captioning.files import stores, uploads
-from captioning.files.manifest import PIECE, HashedFile
+from captioning.files.manifest import HashedFile, manifest_of_content
 from captioning.files.reading import parse_line
 from captioning.files.writing import SUFFIX, json_line, locked
 from captioning.runtime.errors import UserError
@@ -53,11 +52,14 @@ class TarFolder:
         with self._lock():
             found = self._read()
             if found is None or found == {"out": self.out, "tars": {}}:
-                self._remove(self.owner)
+                uploads.remove(self.owner)
 
-    def record(self, tars: Mapping[str, Any]) -> None:
-        """Record finished tars of this run: {name: manifest}."""
-        self._write({**self._read()["tars"], **tars})
+    def record(self, tars: Iterable[Mapping[str, Any]]) -> None:
+        """Record finished tars of this run, each as {name: manifest}."""
+        known = self._read()["tars"]
+        for tar in tars:
+            known.update(tar)
+        self._write(known)
 
     def numbers(self) -> set[int]:
         """Return the numbers of all tars in the folder, also of other runs."""
@@ -65,6 +67,7 @@ class TarFolder:
 
     def write(self, number: int, write: Callable[[BinaryIO], None]) -> dict[str, Any]:
         """Write a tar atomically: `write` gets the open file. Returns {name: manifest}."""
+        self.claim()  # again: another run may have claimed the folder meanwhile, see `claim`
         name = name_of(number)
         with uploads.written(stores.join(self.place, name)) as file:
             hashed = HashedFile(file)
@@ -77,7 +80,7 @@ class TarFolder:
         if found is None or found["out"] != self.out:
             return
         for number in self.numbers().intersection(numbers):
-            self._remove(stores.join(self.place, name_of(number)))
+            uploads.remove(stores.join(self.place, name_of(number)))
         self.remove_partial()
         if not self.numbers():
             self.release()
@@ -92,17 +95,12 @@ class TarFolder:
     def verify(self) -> tuple[list[str], list[str]]:
         """Return the tars of this run that are missing or changed, and the tars of other runs."""
         names, known = self._names(), self._read()["tars"]
-        wrong = [n for n in known if n not in names or self._manifest(n) != known[n]]
+        wrong = [name for name in known if name not in names]
+        for name in known.keys() & names:
+            with stores.open_file(stores.join(self.place, name)) as file:
+                if manifest_of_content(file) != known[name]:
+                    wrong.append(name)
         return sorted(wrong), sorted(names - known.keys())
-
-    def _manifest(self, name: str) -> dict[str, Any]:
-        with (
-            stores.open_file(stores.join(self.place, name)) as file,
-            open(os.devnull, "wb") as null,
-        ):
-            hashed = HashedFile(null)
-            shutil.copyfileobj(file, hashed, PIECE)
-        return hashed.manifest()
 
     def _names(self) -> set[str]:
         if self.stored:
@@ -116,10 +114,7 @@ class TarFolder:
 
     def _read(self) -> Optional[dict[str, Any]]:
         """Return the owner and its tars; None if the folder has no owner."""
-        try:
-            content = stores.read_bytes(self.owner)
-        except (FileNotFoundError, stores.Missing):
-            return None
+        content = stores.read_if_any(self.owner)
         if not content:  # `locked` creates an empty file, and a kill leaves it behind
             return None
         found = parse_line(content)
@@ -130,9 +125,3 @@ class TarFolder:
     def _write(self, tars: Mapping[str, Any]) -> None:
         with uploads.written(self.owner) as file:
             file.write(json_line({"out": self.out, "tars": tars}))
-
-    def _remove(self, name: str) -> None:
-        if self.stored:
-            uploads.remove(name)
-        else:
-            Path(name).unlink(missing_ok=True)

@@ -14,7 +14,7 @@ from captioning.data.image import open_image
 from captioning.files import stores, tables
 from captioning.files.images import FORMATS, is_image
 from captioning.files.reading import parse_json
-from captioning.files.tars import MAX_MEMBER_BYTES, MAX_TEXT_BYTES, Tar, key_and_suffix
+from captioning.files.tars import MAX_MEMBER_BYTES, MAX_TEXT_BYTES, Tar
 from captioning.runtime.errors import UserError
 
 
@@ -48,7 +48,7 @@ def estimate(urls: Sequence[str]) -> Optional[int]:
     sizes = [os.path.getsize(url) for url in urls]
     try:
         with open(urls[0], "rb") as file, Tar.open(fileobj=file) as tar:
-            count = sum(is_image(member.name) for member in tar.each())
+            count = sum(is_image(member.name) for _, _, member in tar.each())
     except (tarfile.TarError, OSError, EOFError):
         return None
     return round(count * sum(sizes) / max(sizes[0], 1))
@@ -62,10 +62,7 @@ def members(url: str) -> Iterator[SampleImage]:
     """
     key, text, held, seen = None, None, [], set()
     with stores.open_file(url) as file, Tar.open(fileobj=file, mode="r|*") as tar:
-        for member in tar.each():
-            found, suffix = key_and_suffix(member.name)
-            if not member.isreg() or found is None:
-                continue
+        for found, suffix, member in tar.each():
             if found != key:
                 if held:
                     yield held.pop()._replace(text=text)

@@ -41,9 +41,9 @@ def with_description(caption: str, language: str, sidecar: bytes, name: str) -> 
         with suppress(ValueError):  # prefixes such as ns0 are reserved
             ElementTree.register_namespace(prefix, uri)
     root = _parsed(sidecar, name)
-    rdf = root if root.tag == RDF else root.find(f".//{RDF}")
+    rdf = next(root.iter(RDF), None)
     rdf = SubElement(root, RDF) if rdf is None else rdf
-    found = rdf.find(f".//{DESCRIPTION}")
+    found = next(rdf.iter(DESCRIPTION), None)
     if found is None:
         part = rdf.find(PART)
         part = SubElement(rdf, PART, {ABOUT: ""}) if part is None else part

@@ -13,7 +13,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from captioning.data.annotations import Sample
-from captioning.data.image import load_image, open_image
+from captioning.data.image import load_image, open_image, transformed
 from captioning.data.randomness import derived_seed, permutation, seeded
 from captioning.files.stores import StoreError
 from captioning.runtime.errors import UserError
@@ -102,9 +102,6 @@ class TrainingDataset(Dataset):
         """Return the shuffled indices of an epoch, from position `first` on."""
         return iter(permutation(len(self), derived_seed("order", seed, epoch))[first:])
 
-    def prefetch(self, keys: Sequence[tuple[int, int]]) -> None:
-        """Called with the keys of a batch before its items. Only `ShardDataset` prefetches."""
-
     def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
         epoch, index = key
         unreadable: list[str] = []
@@ -144,7 +141,8 @@ class TrainingDataset(Dataset):
         if sample.image in self._images:
             return self._images[sample.image]
         with self._open(sample) as opened:
-            image = _transformed(self.transform, opened, sample, self.takes_prompt)
+            prompt = [sample.prompt] * self.takes_prompt
+            image = transformed(self.transform, opened, sample.image, *prompt)
         if self.is_deterministic and image.nbytes * len(self.samples) <= MAX_KEPT_BYTES:
             self._images[sample.image] = image
         return image
@@ -184,21 +182,12 @@ class EvaluationDataset(Dataset):
         item["prompt"] = sample.prompt
         try:
             image = load_image(os.path.join(self.image_root, sample.image))
-            return {**item, "image": _transformed(self.transform, image, sample, self.takes_prompt)}
+            prompt = [sample.prompt] * self.takes_prompt
+            return {**item, "image": transformed(self.transform, image, sample.image, *prompt)}
         except UserError as error:
             if not self.skip_bad_images:
                 raise
             return {**item, "unreadable": [str(error)]}
-
-
-def _transformed(
-    transform: Transform, image: Image.Image, sample: Sample, takes_prompt: bool
-) -> Any:
-    """Return `transform(image)`. Raises UserError if the captioner cannot process the image."""
-    try:
-        return transform(image, sample.prompt) if takes_prompt else transform(image)
-    except ValueError as error:
-        raise UserError(f"{sample.image}: {error}") from error
 
 
 def locate(up_to: Sequence[int], index: int) -> tuple[int, int]:

@@ -88,6 +88,17 @@ def load_image(path: StrPath, data: Optional[BinaryIO] = None) -> Image.Image:
         return decode(image, path)
 
 
+def transformed(transform: Callable, image: Image.Image, name: StrPath, *prompt: Any) -> Any:
+    """Return `transform(image, *prompt)`.
+
+    Raises UserError, which names the image, if the captioner cannot process it.
+    """
+    try:
+        return transform(image, *prompt)
+    except ValueError as error:
+        raise UserError(f"{name}: {error}") from error
+
+
 @contextmanager
 def _errors_naming(path: StrPath) -> Iterator[None]:
     try:

@@ -200,7 +200,7 @@ class _ErrorsAsValues(Dataset):
     def __getitems__(self, keys: Sequence) -> list[Item]:
         """Return the items of a batch."""
         try:
-            if isinstance(self.dataset, TrainingDataset):
+            if hasattr(self.dataset, "prefetch"):
                 self.dataset.prefetch(keys)
             return [self.dataset[key] for key in keys]
         except UserError as error:

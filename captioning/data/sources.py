@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterable
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Optional, Union
 
@@ -76,8 +75,6 @@ def training_tars(config) -> list[str]:
     names = names if isinstance(names, list) else [names]
     if not names or not all(map(is_tars, names)):
         return []
-    if not find_spec("webdataset"):
-        raise UserError("train_file: tars need the webdataset library: pip install webdataset")
     tars = [tar for name in names for tar in expand(join(config.ann_root, name))]
     packed = [tar for tar in tars if not tar.endswith(".tar")]
     if packed:

@@ -12,7 +12,7 @@ from captioning.files import stores
 from captioning.files.cache import cache_folder, cache_key
 from captioning.files.images import is_image, prompt_in
 from captioning.files.reading import parse_json, read_lines
-from captioning.files.tars import MAX_MEMBER_BYTES, MAX_TEXT_BYTES, Tar, key_and_suffix
+from captioning.files.tars import MAX_MEMBER_BYTES, MAX_TEXT_BYTES, Tar
 from captioning.files.writing import user_errors, write_lines
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError
@@ -39,23 +39,25 @@ def summaries(tars: list[str]) -> list[dict[str, Any]]:
     stop is requested.
     """
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        found = dict(zip(tars, pool.map(_cached_summary, tars)))
-        missing = [tar for tar, summary in found.items() if summary is None]
+        found = list(pool.map(_cached_summary, tars))
+        missing = [number for number, summary in enumerate(found) if summary is None]
         if missing:
             with progress(len(missing), "indexing tars", unit="tar") as bar:
-                for tar, summary in zip(missing, pool.map(_build_index, missing)):
-                    found[tar] = summary
+                built = pool.map(_build_index, [tars[number] for number in missing])
+                for number, summary in zip(missing, built):
+                    found[number] = summary
                     bar.update()
     if signals.stop_requested():
         raise signals.Stopped
-    return list(found.values())
+    return found
 
 
 def _cached_summary(tar: str) -> Optional[dict[str, Any]]:
     """Return the cached summary of a tar. None if there is none or the tar has changed."""
     summary = next(read_lines(index_path(tar)), None)
-    current = summary and summary["version"] == VERSION and summary["stamp"] == stores.stamp(tar)
-    return summary if current else None
+    if summary and summary["version"] == VERSION and summary["stamp"] == stores.stamp(tar):
+        return summary
+    return None
 
 
 def _build_index(tar: str) -> Optional[dict[str, Any]]:
@@ -66,7 +68,7 @@ def _build_index(tar: str) -> Optional[dict[str, Any]]:
     rows = _read(tar)
     captions = [len(row["captions"]) for row in rows if "error" not in row]
     errors = [row["error"] for row in rows if "error" in row]
-    summary = {"version": VERSION, "tar": tar, "stamp": stamp, "samples": len(captions)}
+    summary = {"version": VERSION, "stamp": stamp, "samples": len(captions)}
     summary.update(captions=sum(captions), errors=len(errors), first=next(iter(errors), None))
     summary["prompts"] = sum("prompt" in row for row in rows)
     with user_errors(path):
@@ -106,47 +108,43 @@ def _rows(file: BinaryIO, tar: str) -> Iterator[Row]:
     may also have a `prompt`.
     """
     keys: set[str] = set()
-    key, members = "", {}
+    key, members = "", {}  # {suffix: (member, text of captions or None) of each member with it}
     try:
-        for member_key, suffix, member in _members(file):
-            if member_key != key:
-                yield from _row(tar, key, members, keys)
-                key, members = member_key, {}
-            members.setdefault(suffix, []).append(member)
+        with Tar.open(fileobj=file, mode="r:") as opened:
+            for member_key, suffix, member in opened.each():
+                if member.issparse():
+                    continue
+                if member_key != key:
+                    yield from _row(tar, key, members, keys)
+                    key, members = member_key, {}
+                is_text = suffix in ("txt", "json") and member.size <= MAX_TEXT_BYTES
+                text = opened.content(member) if is_text else None
+                members.setdefault(suffix, []).append((member, text))
+            file.seek(opened.offset)
+            if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+                raise tarfile.ReadError("it has no end marker: it was cut off or is damaged")
         yield from _row(tar, key, members, keys)
     except (tarfile.TarError, EOFError) as error:  # the previous sample may be incomplete
         yield {"error": f"{tar}: the rest cannot be read: {error}"}
 
 
-def _members(file: BinaryIO) -> Iterator[tuple[str, str, tuple[str, int, int, Optional[bytes]]]]:
-    """Yield (key, suffix, (name, first byte, size, text of captions or None)) of every member."""
-    with Tar.open(fileobj=file, mode="r:") as tar:
-        for member in tar.each():
-            key, suffix = key_and_suffix(member.name)
-            if key is not None and member.isreg() and not member.issparse():
-                is_text = suffix in ("txt", "json") and member.size <= MAX_TEXT_BYTES
-                text = tar.content(member) if is_text else None
-                yield key, suffix, (member.name, member.offset_data, member.size, text)
-        file.seek(tar.offset)
-        if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
-            raise tarfile.ReadError("it has no end marker: it was cut off or is damaged")
-
-
 def _row(tar: str, key: str, members: dict, keys: set[str]) -> Iterator[Row]:
     """Yield the row of a sample, if it has an image, and add its key to `keys`."""
-    images = [suffix for suffix in members if is_image(f"{key}.{suffix}")]
+    images = [alike[0] for suffix, alike in members.items() if is_image(f"{key}.{suffix}")]
     if not images:
         return
-    where = f"{tar}/{key}"
-    name, at, size, _ = members[images[0]][0]
+    where, (image, _) = f"{tar}/{key}", images[0]
     if key in keys or any(len(alike) > 1 for alike in members.values()):
         yield {"error": f"{where}: two samples have this key: rename one"}
-    elif size > MAX_MEMBER_BYTES:
-        yield {"error": f"{where}: the image has {size:,} bytes, more than {MAX_MEMBER_BYTES:,}"}
+    elif image.size > MAX_MEMBER_BYTES:
+        yield {
+            "error": f"{where}: the image has {image.size:,} bytes, more than {MAX_MEMBER_BYTES:,}"
+        }
     else:
-        texts = {suffix: alike[0][3] for suffix, alike in members.items()}
+        texts = {suffix: text for suffix, [(_, text), *_] in members.items()}
+        place = {"image": image.name, "at": image.offset_data, "size": image.size}
         try:
-            yield {"image": name, "at": at, "size": size, **_texts(texts, where)}
+            yield {**place, **_texts(texts, where)}
         except UserError as error:
             yield {"error": str(error)}
     keys.add(key)

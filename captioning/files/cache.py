@@ -80,9 +80,7 @@ def _copied(address: str, files: dict[str, list[Any]]) -> Path:
             unfinished = copy.parent.with_name(".begun")
             unfinished.mkdir()
             for within, stamp in files.items():
-                source = f"{address}/{within}" if within else address
-                target = unfinished / name / within if within else unfinished / name
-                fetch(source, target, stamp)
+                fetch(f"{address}/{within}".rstrip("/"), unfinished / name / within, stamp)
             replace(unfinished, copy.parent)
     return copy
 

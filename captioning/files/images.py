@@ -155,16 +155,13 @@ def read_list(
     """
     suffix = os.path.splitext(path)[1]
     if tables.is_table(path):
-        return (_image_in_row(row, name, tables.IMAGE, template) for name, row in tables.rows(path))
-    no_columns = UserError(f"--prompt names columns, {path} has none: write a .csv or .jsonl")
-    if suffix == ".txt":
-        if has_columns(template):
-            raise no_columns
-        return (ListedImage(line.strip()) for line in _lines(path) if line.strip())
-    if suffix == ".csv":
+        rows, column = tables.rows(path), tables.IMAGE
+    elif suffix == ".txt":
+        rows = ((path, line.strip()) for line in _lines(path) if line.strip())
+    elif suffix == ".csv":
         rows = _csv_rows(path)
     elif suffix == ".jsonl":
-        rows = ((f"line {n}", row) for n, row in parse_json_lines(_lines(path), path))
+        rows = ((f"{path}: line {n}", row) for n, row in parse_json_lines(_lines(path), path))
     else:
         document = read_json(path)
         if isinstance(document, dict) and isinstance(document.get("images"), list):
@@ -172,19 +169,18 @@ def read_list(
         if isinstance(document, dict):
             if not all(isinstance(name, str) for name in document.values()):
                 raise UserError(f"{path}: expected a list of images, or {{image id: image file}}")
-            if has_columns(template):
-                raise no_columns
-            return (ListedImage(name, image_id) for image_id, name in document.items())
-        entries = document if isinstance(document, list) else [document]
-        rows = ((f"row {n}", row) for n, row in enumerate(entries, 1))
-    return (_image_in_row(row, f"{path}: {where}", column, template) for where, row in rows)
+            rows = ((path, ListedImage(name, image_id)) for image_id, name in document.items())
+        else:
+            entries = document if isinstance(document, list) else [document]
+            rows = ((f"{path}: row {n}", row) for n, row in enumerate(entries, 1))
+    return (_image_in_row(row, where, column, template) for where, row in rows)
 
 
 def _csv_rows(path: StrPath) -> Iterator[tuple[str, Any]]:
     reader = csv.DictReader(_lines(path, newline=""), strict=True)
     try:
         for row in reader:
-            yield f"line {reader.line_num}", row
+            yield f"{path}: line {reader.line_num}", row
     except csv.Error as error:
         raise UserError(f"{path}: not valid CSV at line {reader.line_num + 1}: {error}") from None
 
@@ -192,8 +188,11 @@ def _csv_rows(path: StrPath) -> Iterator[tuple[str, Any]]:
 def _image_in_row(
     row: Any, where: str, column: Optional[str], template: Optional[str]
 ) -> ListedImage:
-    if isinstance(row, str) and not has_columns(template):
-        return ListedImage(row)
+    row = ListedImage(row) if isinstance(row, str) else row
+    if isinstance(row, ListedImage):
+        if has_columns(template):
+            raise UserError(f"--prompt names columns, and {where} has none: use .csv or .jsonl")
+        return row
     fields = row if isinstance(row, Mapping) else {}
     names = (column,) if column else PATH_COLUMNS
     image = next((fields[name] for name in names if fields.get(name)), None)
@@ -210,13 +209,20 @@ def _image_in_row(
 
 
 def prompt_of(fields: Mapping[str, Any], where: str, template: Optional[str]) -> Optional[str]:
-    """The prompt of a row: its own, or the template with the row's columns. UserError.
+    """Return the prompt of a row: its own, or the template with the row's columns.
 
     None if there is none, and if the template names no column: then it is the prompt of all images.
+    Raises UserError.
     """
     if template is None:
         return prompt_in(fields, where)
-    return _filled(template, fields, where) if has_columns(template) else None
+    if not has_columns(template):
+        return None
+    try:
+        return _COLUMN.sub(lambda match: str(fields[match[1]]), template)
+    except KeyError as error:
+        names = ", ".join(map(str, fields))
+        raise UserError(f"{where} has no column {error} of --prompt, only {names}") from None
 
 
 def prompt_in(fields: Mapping[str, Any], where: str) -> Optional[str]:
@@ -233,14 +239,6 @@ def prompt_in(fields: Mapping[str, Any], where: str) -> Optional[str]:
 def has_columns(template: Optional[str]) -> bool:
     """Whether a prompt names columns, as {column}. Other braces are text."""
     return bool(_COLUMN.search(template or ""))
-
-
-def _filled(template: str, fields: Mapping[str, Any], where: str) -> str:
-    try:
-        return _COLUMN.sub(lambda match: str(fields[match[1]]), template)
-    except KeyError as error:
-        names = ", ".join(map(str, fields))
-        raise UserError(f"{where} has no column {error} of --prompt, only {names}") from None
 
 
 def _lines(path: StrPath, newline: Optional[str] = None) -> Iterator[str]:

@@ -61,7 +61,13 @@ def write_manifest_of_folder(files: Mapping[str, dict[str, object]], path: Path)
 
 def manifest_of(path: Path) -> dict[str, object]:
     """Return the manifest of an existing file. Raises OSError."""
-    with open(path, "rb") as file, open(os.devnull, "wb") as null:
+    with open(path, "rb") as file:
+        return manifest_of_content(file)
+
+
+def manifest_of_content(file: BinaryIO) -> dict[str, object]:
+    """Return the manifest of the rest of an open file. Raises the errors of reading it."""
+    with open(os.devnull, "wb") as null:
         hashed = HashedFile(null)
         shutil.copyfileobj(file, hashed, PIECE)
     return hashed.manifest()

@@ -7,7 +7,6 @@ import io
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO, Callable, Optional, TypeVar, Union
@@ -22,7 +21,7 @@ T = TypeVar("T")
 LIBRARIES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "https": "aiohttp", "hf": "datasets"}
 PAGE = 1000  # names per answer of S3
 PIECE = 1 << 22  # bytes per request of a file that is read from end to end
-AT_ONCE = 32  # ranges that are retried concurrently
+
 TRIES = 6
 PAUSE_S = 0.5  # after the first failure; doubled after each further failure
 
@@ -105,12 +104,6 @@ def read_ranges(ranges: Sequence[tuple[str, int, int]]) -> list[Union[bytes, Use
     not affect the others. If the store stops answering, all ranges that it has not sent fail.
     """
 
-    def range_or_error(number: int) -> Union[bytes, UserError]:
-        try:
-            return read_range(*ranges[number])
-        except UserError as error:
-            return error
-
     if not ranges:
         return []
     address = ranges[0][0]
@@ -129,14 +122,15 @@ def read_ranges(ranges: Sequence[tuple[str, int, int]]) -> list[Union[bytes, Use
     ]
     if len(failed) < len(ranges):
         patience.end(None)
-    # In an outage only the first failed range is tried again, so that it counts as one file.
-    if failed:
-        found[failed[0]] = error = range_or_error(failed[0])
-        if isinstance(error, StoreError):
-            return [error if number in failed else data for number, data in enumerate(found)]
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        for number, data in zip(failed[1:], pool.map(range_or_error, failed[1:])):
-            found[number] = data
+    answer: Union[bytes, UserError] = b""
+    for number in failed:
+        # In an outage only the first failed range is tried again, so that it counts as one file.
+        if not isinstance(answer, StoreError):
+            try:
+                answer = read_range(*ranges[number])
+            except UserError as error:
+                answer = error
+        found[number] = answer
     return found
 
 
@@ -166,6 +160,14 @@ def read_range(address: str, first: int, count: int) -> bytes:
 def read_bytes(address: str) -> bytes:
     """Return all bytes of a file. Raises UserError for a store, OSError for the disk."""
     return call(address, "cat_file") if is_store(address) else Path(address).read_bytes()
+
+
+def read_if_any(address: str) -> bytes:
+    """Return all bytes of a file; b"" if there is none. Raises the errors of `read_bytes`."""
+    try:
+        return read_bytes(address)
+    except (FileNotFoundError, Missing):
+        return b""
 
 
 def open_file(address: str) -> BinaryIO:
@@ -237,7 +239,7 @@ def _s3_names(folder: str, place: str, recursive: bool) -> Iterator[str]:
 def matching(pattern: str) -> list[str]:
     """Return the addresses of the files that match a pattern with "*", sorted. Raises UserError."""
     check_address(pattern)
-    scheme, _, _ = pattern.partition("://")
+    scheme = pattern.partition("://")[0]
     found = sorted(f"{scheme}://{name}" for name in call(pattern, "glob"))
     if not found:
         raise _missing(pattern)
@@ -370,7 +372,7 @@ def retry(address: str, request: Callable[[], T]) -> T:
         if refusal:
             patience.end(None)
             raise refusal
-        if patience.is_over(attempt, problem):
+        if address.startswith("http") and patience.is_over(attempt, problem):
             break
     patience.end(problem)
     raise StoreError(

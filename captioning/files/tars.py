@@ -4,7 +4,7 @@ import os
 import re
 import tarfile
 from collections.abc import Iterator
-from typing import Any, Optional
+from typing import Any
 
 from captioning.files import stores
 from captioning.runtime.errors import UserError
@@ -24,26 +24,25 @@ def is_tars(source: str) -> bool:
     return path.endswith(SUFFIXES)
 
 
-def key_and_suffix(name: str) -> tuple[Optional[str], str]:
-    """Return the key of a member's sample, and its suffix. The key is None outside of samples."""
-    from webdataset.tariterators import base_plus_ext
-
-    key, suffix = (None, "") if _META.match(name) else base_plus_ext(name)
-    return key, (suffix or "").lower()
-
-
 class Tar(tarfile.TarFile):
     """A tar that is read sequentially, with limited headers."""
 
     def __init__(self, name=None, mode="r", fileobj=None, **settings: Any):
         super().__init__(name, mode, _LimitedFile(fileobj), **settings)
 
-    def each(self) -> Iterator[tarfile.TarInfo]:
-        """Yield the members without storing them. Raises TarError, EOFError, zlib.error."""
+    def each(self) -> Iterator[tuple[str, str, tarfile.TarInfo]]:
+        """Yield (key of its sample, suffix, member) of each file that belongs to a sample.
+
+        Members are not stored. Raises TarError, EOFError, zlib.error.
+        """
+        from webdataset.tariterators import base_plus_ext
+
         for member in self:  # in Python 3.9, next() fails at the end of an empty tar
-            self.members, self.pax_headers = [], {}
+            self.members = []
             self.fileobj.left = MAX_HEADER_BYTES
-            yield member
+            key, suffix = base_plus_ext(member.name)
+            if key is not None and member.isreg() and not _META.match(member.name):
+                yield key, suffix.lower(), member
 
     def content(self, member: tarfile.TarInfo) -> bytes:
         """Return the bytes of the member that `each` has just yielded."""

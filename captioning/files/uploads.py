@@ -11,30 +11,28 @@ from captioning.files.stores import Missing, call, is_store, join, retry, stamp,
 from captioning.files.writing import atomic_write, require_folder
 
 
-def upload(path: Path, address: str) -> list[Any]:
-    """Upload a file to a store; return its stamp in the store. Raises UserError."""
-    return _verified(address, os.path.getsize(path), lambda s, to: s.put_file(str(path), to))
+def upload(path: Path, address: str) -> None:
+    """Upload a file to a store. Raises UserError."""
+    _verified(address, os.path.getsize(path), lambda s, to: s.put_file(str(path), to))
 
 
-def copy(source: str, address: str, size: int) -> list[Any]:
-    """Copy a file within a store; return the copy's stamp. size: in bytes. Raises UserError."""
-    return _verified(address, size, lambda s, to: s.cp_file(s._strip_protocol(source), to))
+def copy(source: str, address: str, size: int) -> None:
+    """Copy a file of `size` bytes within a store. Raises UserError."""
+    _verified(address, size, lambda s, to: s.cp_file(s._strip_protocol(source), to))
 
 
-def _verified(address: str, size: int, write: Callable[[Any, str], Any]) -> list[Any]:
-    """Repeat `write` until the store has a file of `size` bytes; return its stamp.
+def _verified(address: str, size: int, write: Callable[[Any, str], Any]) -> None:
+    """Repeat `write` until the store has a file of `size` bytes.
 
     write: writes the file, given fsspec's file system and the path within it.
     """
 
-    def request() -> list[Any]:
+    def request() -> None:
         write(*system_of(address))
-        found = stamp(address)
-        if found[0] != size:
+        if stamp(address)[0] != size:
             raise OSError("wrong number of bytes")
-        return found
 
-    return retry(address, request)
+    retry(address, request)
 
 
 def put(content: bytes, address: str) -> None:
@@ -69,10 +67,10 @@ def require_writable(folder: str) -> None:
     remove(join(folder, ".writable"))
 
 
-def remove(address: str) -> None:
-    """Remove a file of a store, if it exists. Raises UserError."""
-    with contextlib.suppress(Missing):
-        call(address, "rm_file")
+def remove(name: str) -> None:
+    """Remove a file, if it exists. Raises OSError for the disk, UserError for a store."""
+    with contextlib.suppress(FileNotFoundError, Missing):
+        call(name, "rm_file") if is_store(name) else os.remove(name)
 
 
 def remove_folder(address: str) -> None:

@@ -100,13 +100,6 @@ class Patience:
         self.paused_until = time.monotonic() + REST_S
 
 
-class _BucketPatience(Patience):
-    """For buckets: every file gets all attempts."""
-
-    def is_over(self, tries: int, error: Exception) -> bool:
-        return False
-
-
 _SILENT = (asyncio.TimeoutError, aiohttp.ClientConnectorError)
 _patience: defaultdict[str, Patience] = defaultdict(Patience)
 
@@ -114,10 +107,9 @@ _patience: defaultdict[str, Patience] = defaultdict(Patience)
 def patience_with(address: str) -> Patience:
     """Return the Patience for the server of an address.
 
-    An https server has one per process. A bucket gets a new one, which allows every file.
+    An https server has one per process. A bucket gets a new one, so that every file is allowed.
     """
-    is_bucket = not address.startswith("http")
-    return _BucketPatience() if is_bucket else _patience[urlsplit(address).netloc]
+    return _patience[urlsplit(address).netloc] if address.startswith("http") else Patience()
 
 
 def cause(error: Exception) -> Exception:

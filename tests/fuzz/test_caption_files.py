@@ -1,8 +1,8 @@
 """Any file of captions is read, or is one line that names it.
 
-Ranges: JSON, JSONL, CSV and Flickr's lines of up to 6 entries whose keys are those of the formats
-or others and whose values are of any JSON type, numbers of up to 5,000 digits and lone surrogates
-among them; the same with bytes taken out, and any bytes to 200.
+Ranges: up to 4 images in each format of caption_formats.py and in rows; values replaced by any of
+JSON's, numbers of up to 5,000 digits and lone surrogates among them; fields left out; bytes taken
+out; and any bytes to 200.
 """
 
 import json
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from captioning.data.annotations import read_annotations
 from captioning.data.caption_files import match_ids, read_predictions, read_references
 from captioning.runtime.errors import UserError
+from tests.captioning.data.caption_formats import FILES, coco, flat, karpathy
 from tests.fuzz.examples import fuzzed
 
 any_text = st.text(st.characters(), max_size=12)
@@ -21,7 +22,7 @@ digits = st.sampled_from([1, 18, 30, 4300, 5000]).map(lambda count: "1" * count)
 ids = st.integers(-3, 3) | st.sampled_from(["1", "01", "a", "\N{ARABIC-INDIC DIGIT THREE}"])
 images = st.sampled_from(["a.jpg", "b_1.jpg", "c_01.png", "COCO_val2014_000000000042.jpg", ""])
 images |= st.builds("{}.jpg".format, digits)
-captions = st.sampled_from(
+texts = st.sampled_from(
     ["a dog", "a cat", "", "x" * 200, "two\nlines", "\N{SNOWMAN}", 'a "quoted", one']
 )
 anything = st.recursive(
@@ -29,90 +30,40 @@ anything = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(any_text, inner, max_size=3),
     max_leaves=5,
 )
-usual = {
-    "image": images,
-    "caption": captions,
-    "captions": st.lists(captions, max_size=3),
-    "image_id": ids,
-    "filename": images,
-    "filepath": st.just("val2014"),
-    "split": st.sampled_from(["train", "val", "restval"]),
-    "sentences": st.lists(st.fixed_dictionaries({"raw": captions}), max_size=3),
-    "cocoid": ids,
-    "imgid": ids,
-    "id": ids,
-    "file_name": images,
-    "text": captions,
-}
 
 
-@st.composite
-def entries(draw):
-    """Rows that are right, but for what is drawn to be wrong."""
-    shapes = [("image", "caption"), ("image", "caption", "image_id"), ("image_id", "caption")]
-    shapes += [("image", "captions"), ("filename", "split", "sentences", "cocoid")]
-    shapes += [("file_name", "text"), ("file_name", "id", "image_id", "caption")]
-    shape = draw(st.sampled_from(shapes))
-    rows = [{key: draw(usual[key]) for key in shape} for _ in range(draw(st.integers(0, 6)))]
-    if draw(st.booleans()):
-        return rows
-    for row in rows:
-        if draw(st.integers(0, 3)) == 0:
-            row[draw(st.sampled_from(sorted(usual)) | any_text)] = draw(anything)
-        if draw(st.integers(0, 9)) == 0 and row:
-            del row[draw(st.sampled_from(sorted(row)))]
-    if draw(st.integers(0, 9)) == 0:
-        rows.append(draw(anything))
-    return rows
-
-
-def as_csv(rows):
-    rows = [row for row in rows if isinstance(row, dict)]
-    keys = sorted({key for row in rows for key in row})
-    quoted = (
-        ",".join('"' + str(row.get(key, "")).replace('"', '""') + '"' for key in keys)
-        for row in rows
-    )
-    return "\n".join([",".join(keys), *quoted])
-
-
-def as_lines(rows, form):
-    """As in the files of Flickr8k and Flickr30k."""
-    rows = [row for row in rows if isinstance(row, dict)]
-    return "\n".join(
-        form.format(r.get("image", ""), n, r.get("caption")) for n, r in enumerate(rows)
-    )
+def damaged(draw, value):
+    """The value, with parts replaced or left out."""
+    if draw(st.integers(0, 29)) == 0:
+        return draw(anything)
+    if isinstance(value, dict):
+        return {k: damaged(draw, v) for k, v in value.items() if draw(st.integers(0, 29))}
+    return [damaged(draw, part) for part in value] if isinstance(value, list) else value
 
 
 @st.composite
 def files(draw):
     """The ending and the bytes of a file."""
-    ending = draw(st.sampled_from([".json", ".json", ".jsonl", ".csv", ".txt", ".token"]))
-    if draw(st.integers(0, 9)) == 0:
-        return ending, draw(st.binary(max_size=200))
-    rows = draw(entries())
-    if ending == ".csv":
-        text = as_csv(rows)
-    elif ending in (".txt", ".token"):
-        flickr = [("{}#{}\t{}", ""), ("{}| {}| {}", "image_name| comment_number|\n")]
-        form, head = draw(st.sampled_from(flickr))
-        text = head + as_lines(rows, form)
-    elif ending == ".jsonl":
+    captions = draw(st.dictionaries(images, st.lists(texts, min_size=1, max_size=3), max_size=4))
+    rows = [{"image": i, "caption": text, "image_id": draw(ids)} for i, _, text in flat(captions)]
+    split_of = {image: draw(st.sampled_from(["train", "val", "restval"])) for image in captions}
+    document = draw(st.sampled_from([rows, karpathy(captions, split_of), coco(captions), captions]))
+    name = draw(st.sampled_from([*FILES, "a.json", "a.json", "a.jsonl", "any"]))
+    if name == "any":
+        return draw(st.sampled_from([".json", ".jsonl", ".csv"])), draw(st.binary(max_size=200))
+    if name == "a.json":
+        text = json.dumps(damaged(draw, document) if draw(st.booleans()) else document)
+    elif name == "a.jsonl":
+        rows = damaged(draw, rows) if draw(st.booleans()) else rows
+        rows = rows if isinstance(rows, list) else [rows]
         text = "\n".join(json.dumps(row, ensure_ascii=draw(st.booleans())) for row in rows)
     else:
-        around = draw(st.sampled_from(["none", "none", "COCO", "by id", "any"]))
-        document = {
-            "none": rows,
-            "COCO": {"annotations": rows, "images": rows},
-            "by id": {str(n): r.get("captions") for n, r in enumerate(rows) if isinstance(r, dict)},
-            "any": draw(anything),
-        }[around]
-        text = json.dumps(document)
+        text = FILES[name](captions or {"a.jpg": [""]})
     content = bytearray(text.encode("utf-8", "surrogatepass"))
     if content and draw(st.integers(0, 9)) == 0:
         start = draw(st.integers(0, len(content) - 1))
         del content[start : start + draw(st.integers(1, 20))]
-    return ending, bytes(content)
+    return name[name.rindex(".") :], bytes(content)
 
 
 @pytest.fixture(scope="module")

@@ -92,7 +92,7 @@ def test_bulk_captioning_that_runs_out_of_memory_takes_half_and_goes_on(card):
     images = torch.stack([image(load_image(path)) for path in photos])
     images = images.repeat(count // len(images), 1, 1, 1)
     entries = [{"image": str(number)} for number in range(count)]
-    batch, job = Batch(0, entries, images, False), Request(".", card.folder / "captions.jsonl")
+    batch, job = Batch(0, entries, images), Request(".", card.folder / "captions.jsonl")
     whole = model.lines(batch, 0, job)
     with short_of_memory(card, model, lambda: model.lines(batch, 0, job)):
         lines = model.lines(batch, 0, job)

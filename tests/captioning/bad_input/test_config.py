@@ -5,9 +5,7 @@ import pytest
 from BLIP.med import MedConfig, read_med_config
 from captioning.config import config_class, load_config
 from captioning.metrics.registry import EVALUATORS
-from captioning.rewards.registry import REWARDS
 from captioning.runtime.errors import UserError
-from smile import OBJECTIVES
 
 MINIMAL = "image_root: a\nann_root: b\n"
 SIZES = "vit={embed_dim: 8, depth: 1, num_heads: 2}"
@@ -49,57 +47,35 @@ LINES = [
     ("num_beams", "override 'num_beams' is not of the form key=value"),
     ("model=gru", "model: found 'gru'; input should be 'blip', 'rnn', 'lstm', 'attn', 'sat' or"),
     ("num_beams=three", "num_beams: found 'three'; input should be a valid integer"),
-    (
-        "keep_checkpoints=2.5",
-        "keep_checkpoints: found 2.5; input should be a valid integer or 'all'",
-    ),
+    ("keep_checkpoints=2.5", "keep_checkpoints: found 2.5; input should be a valid integer or 'al"),
     ("train_file=3", "train_file: found 3; input should be a valid string or a valid list"),
     ("vit=3", "vit: found 3; input should be 'base' or 'large' or a mapping"),
     ("vit=base vit.depth=2", "override vit.depth: vit is 'base', which holds no keys"),
     ("vit={depth: 2}", "vit.embed_dim is missing; vit.num_heads is missing"),
     ("vit={depth: 2, embed_dim: 4, num_heads: 4, deep: 1}", "unknown key 'vit.deep'"),
-    (
-        f"{SIZES} vit.embed_dim=9",
-        "vit: found {'embed_dim': 9, 'depth': 1, 'num_heads': 2}; embed_dim must be a multiple",
-    ),
+    (f"{SIZES} vit.embed_dim=9", "vit: found {'embed_dim': 9, 'depth': 1, 'num_heads': 2}; embed_"),
     (f"{SIZES} vit.patch_size=7", "image_size is 384; it must be a multiple of 7"),
     ("image_size=100", "image_size is 100; it must be a multiple of 16"),
-    ("reward={}", f"reward: found {{}}; reward is empty; name one or more of {', '.join(REWARDS)}"),
-    (
-        "reward={bleu: 1}",
-        "reward: found {'bleu': 1}; reward 'bleu' is unknown; choose from " + ", ".join(REWARDS),
-    ),
+    ("reward={}", "reward: found {}; reward is empty; name one or more of cider, "),
+    ("reward={bleu: 1}", "reward: found {'bleu': 1}; reward 'bleu' is unknown; choose from "),
     ("reward={cider: 0}", "reward: found {'cider': 0}; reward 'cider' has weight 0.0; give a"),
     ("reward={facts: 1}", "reward: facts needs facts_file: the file that describes each image's"),
     ("reward={cider: 1} reward_samples=1", "reward_samples is 1, but reward_baseline is others,"),
     ("reward={cider: 1} objective=smile vit_grad_ckpt=true", "vit_grad_ckpt is true, but a reward"),
     ("reward={cider: 1} sharding=fsdp", "sharding is fsdp, which reward does not support; set it"),
     ("objective=", "objective: found None; input should be a valid string or a mapping"),
-    (
-        "objective=smlie",
-        "objective: found 'smlie'; objective 'smlie' is unknown; choose from "
-        + ", ".join(OBJECTIVES),
-    ),
+    ("objective=smlie", "objective: found 'smlie'; objective 'smlie' is unknown; choose from "),
     ("metrics=[rouge]", f"metrics: found 'rouge'; input should be '{next(iter(EVALUATORS))}', "),
     ("select=cider", "select: found 'cider'; 'cider' is no metric; did you mean CIDEr?"),
     ("monitor=last", "monitor: found 'last'; 'last' is no metric"),
     ("prompt='a photo of'", "prompt: found 'a photo of'; end it with a space, or a caption's"),
     ("min_lr=1", "min_lr is 1.0, above init_lr, 1e-05"),
     ("min_length=30", "min_length is 30, above max_length, 20"),
-    ("min_length=-1", "min_length is -1; it must be 0 or more"),
-    ("max_length=0", "max_length is 0; it must be 1 or more"),
-    ("top_k=-1", "top_k is -1; it must be 0 or more"),
-    ("temperature=0", "temperature is 0.0; it must be above 0"),
-    ("repetition_penalty=0", "repetition_penalty is 0.0; it must be above 0"),
-    ("no_repeat_ngram_size=-1", "no_repeat_ngram_size is -1; it must be 0 or more"),
     ("num_beam_groups=2", "num_beam_groups is 2 with num_beams 3; it must divide num_beams of"),
     ("diversity_penalty=1", "diversity_penalty is 1.0, which makes groups of beams differ; raise"),
-    ("min_p=2", "min_p is 2.0; it must be from 0 to 1"),
-    ("typical_p=0", "typical_p is 0.0; it must be above 0"),
     ("rerank=itm", "rerank is itm, which needs itm_model"),
     ("rerank=judge", "rerank is judge, which needs rerank_judge"),
     ("rerank=mmi candidates=beams num_beam_groups=3", "num_beam_groups is 3 with num_beams 20;"),
-    ("guidance_scale=-1", "guidance_scale is -1.0; it must be 0 or more"),
     ("guidance_scale=2 contrastive_alpha=1", "guidance_scale is 2.0 and contrastive_alpha 1.0;"),
     ("drop_image=1", "drop_image: found 1; input should be less than 1"),
     ("drop_image=0.2 reward={cider: 1}", "drop_image is 0.2, which reward does not support; set"),
@@ -109,16 +85,10 @@ LINES = [
     ("model=lstm tie_embeddings=true", "tie_embeddings needs equal widths of word vectors and"),
     ("model=sat tie_embeddings=true deep_output=false", "tie_embeddings needs equal widths of"),
     ("encoder_features=kept", "encoder_features is kept, but cached features are invalid if the"),
-    (
-        "encoder_features=kept augmentation=none encoder_lr=1e-5",
-        "encoder_features is kept, but cached",
-    ),
+    ("encoder_features=kept augmentation=none encoder_lr=1e-5", "encoder_features is kept, but ca"),
     ("model=lstm num_layers=2", "num_layers is 2; lstm has one layer"),
     ("model=sat teacher_forcing=exponential", "teacher_forcing_k is 10.0; with exponential it"),
-    (
-        "model=sat teacher_forcing=inverse_sigmoid teacher_forcing_k=0.5",
-        "teacher_forcing_k is 0.5; with inverse_sigmoid it must be 1 or more",
-    ),
+    ("model=sat teacher_forcing=inverse_sigmoid teacher_forcing_k=0.5", "teacher_forcing_k is 0.5"),
     ("teacher_forcing_middle=2", "teacher_forcing_middle is 2.0, but teacher_forcing is always;"),
     ("model=lstm first_token_shift=true", "first_token_shift is for model blip; this one is lstm"),
     ("vlm=other", "vlm is for model vlm; this one is blip"),

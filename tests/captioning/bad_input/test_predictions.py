@@ -14,52 +14,23 @@ def entries(*ids):
     return [{"image_id": image_id, "caption": f"caption {image_id}"} for image_id in ids]
 
 
-A_LIST = "{p}: expected a list of {{image_id, caption}}, as COCO results are"
 NO_ID = "entry 1 has no image_id (an integer or a string)"
-# predictions, references (REFERENCES where None), what is said
-REFUSED = {
-    "no predictions": ([], None, "{p}: the list of predictions is empty: nothing to score"),
-    "cut off": (
-        '[{"image_id": 5, "cap',
-        None,
-        "{p}: not valid JSON at line 1 (Unterminated string starting at): correct it",
-    ),
-    "a mapping": ({"5": "a man"}, None, A_LIST),
-    "a list of captions": (["a man"], None, f"{{p}}: {NO_ID}"),
-    "a truth value for an id": (entries(True), None, f"{{p}}: {NO_ID}"),
-    "no caption": ([{"image_id": 5}], None, "{p}: entry 1 (image_id 5) has no caption text"),
-    "an image twice": (
-        [*entries(5, 6), {"image_id": 5, "caption": "another"}],
-        None,
-        "{p}: image_id 5 occurs twice, with two captions: keep one of them",
-    ),
-    "an image twice, once as text": (
-        entries(5, "5"),
-        None,
-        "image_id 5 and '5' are the same image with two predictions: keep one of them",
-    ),
-    "other images": (
-        entries(8, 9),
-        None,
-        "predictions and references have no image id in common: the first ones are 8 and '5'",
-    ),
-    "references of none": (
-        entries(5),
-        {},
-        "{r}: no reference captions: check that this is the right file",
-    ),
-    "references without an image": (
-        entries(5),
-        {"annotations": [{"caption": "a man"}]},
-        f"{{r}}: annotations: {NO_ID}",
-    ),
-    "references without text": (
-        entries(5),
-        {"5": "a man"},
-        "{r}: no reference captions under '5': expected COCO's {{annotations: [{{image_id, "
-        "caption}}]}} or {{image id: [captions]}}",
-    ),
-}
+OTHER = {"image_id": 5, "caption": "another"}
+# predictions, what is said, references instead of REFERENCES
+REFUSED = [
+    ([], "{p}: the list of predictions is empty: nothing to score"),
+    ('[{"image_id": 5, "cap', "{p}: not valid JSON at line 1 (Unterminated string"),
+    ({"5": "a man"}, "{p}: expected a list of {{image_id, caption}}, as COCO results are"),
+    (["a man"], f"{{p}}: {NO_ID}"),
+    (entries(True), f"{{p}}: {NO_ID}"),
+    ([{"image_id": 5}], "{p}: entry 1 (image_id 5) has no caption text"),
+    ([*entries(5, 6), OTHER], "{p}: image_id 5 occurs twice, with two captions: keep one of them"),
+    (entries(5, "5"), "image_id 5 and '5' are the same image with two predictions: keep one of"),
+    (entries(8, 9), "predictions and references have no image id in common: the first ones are 8 "),
+    (entries(5), "{r}: no reference captions: check that this is the right file", {}),
+    (entries(5), f"{{r}}: annotations: {NO_ID}", {"annotations": [{"caption": "a man"}]}),
+    (entries(5), "{r}: no reference captions under '5': expected COCO's", {"5": "a man"}),
+]
 
 MISSING = "warning: {} of 3 images with references have no prediction and were not scored\n"
 EXTRA = (
@@ -97,12 +68,12 @@ def call(tmp_path, capsys, monkeypatch):
     return score
 
 
-@pytest.mark.parametrize("kind", REFUSED)
-def test_what_cannot_be_scored_is_one_line_and_leaves_earlier_scores(call, kind):
-    predictions, references, message = REFUSED[kind]
-    code, out, err, files = call(predictions, REFERENCES if references is None else references)
-    assert (code, out) == (2, "")
-    assert err == f"error: {message.format(**call.names)}\n"
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_scored_is_one_line_and_leaves_earlier_scores(call, case):
+    predictions, message, *references = case
+    code, out, err, files = call(predictions, *(references or [REFERENCES]))
+    assert (code, out) == (2, "") and err.count("\n") == 1
+    assert err.startswith(f"error: {message.format(**call.names)}")
     assert files == EARLIER
 
 

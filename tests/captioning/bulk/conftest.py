@@ -1,5 +1,6 @@
 """A checkpoint of a tiny captioner, photos, and the program called as a user calls it."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ import torch
 
 from captioning import caption
 from captioning.bulk.model import CheckpointModel
+from captioning.bulk.shards import Part
 from captioning.config import load_config
 from captioning.data import evaluation_transform, load_image
 from captioning.models.build import captioner_from, load_trained
@@ -58,6 +60,29 @@ def killed_at(name):
         sys.addaudithook(audit)
 
     return hook
+
+
+@contextlib.contextmanager
+def killed_after(batches, number=signal.SIGTERM):
+    """Within the block, this process gets the signal once so many batches are kept.
+
+    Yields a list of the images in them.
+    """
+    add, kept, images = Part.add, 0, []
+
+    def added(self, lines):
+        nonlocal kept
+        add(self, lines)
+        images.extend(line["image"] for line in lines)
+        kept += 1
+        if kept == batches:
+            os.kill(os.getpid(), number)
+
+    Part.add = added
+    try:
+        yield images
+    finally:
+        Part.add = add
 
 
 @pytest.fixture

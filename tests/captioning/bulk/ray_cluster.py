@@ -1,10 +1,11 @@
 """A Ray cluster of several nodes on this machine, with actors that caption without a model."""
 
 import contextlib
+from unittest import mock
 
+from captioning.bulk import actor_pool
 from captioning.bulk.cluster import Cluster
 from captioning.bulk.ray_engine import RayEngine
-from captioning.bulk.shards import Part
 from captioning.runtime.program import exit_code
 
 
@@ -49,13 +50,13 @@ def light_actor(trap=None):
         def load(self, load, request):
             return load()
 
-        def caption(self, task):
-            for index, entry in enumerate(task.entries[len(task.lines) :]):
+        def caption(self, shard, number, entries, lines, local_file):
+            for index, entry in enumerate(entries[len(lines) :]):
                 if trap is not None:
                     trap(entry["image"])
                 line = {"image": entry["image"], "caption": f"of {entry['image']}", "score": 0.0}
-                done = len(task.lines) + index + 1 == len(task.entries)
-                counts = {"images": len(task.entries), "failed": 0}
+                done = len(lines) + index + 1 == len(entries)
+                counts = {"images": len(entries), "failed": 0}
                 yield [line], [], counts if done else None, None
 
     return Light
@@ -67,25 +68,8 @@ def caption_lightly(address, request, trap=None, loaded=("light", 1, None)):
 
     def program():
         with contextlib.closing(Cluster(address, "cpu")) as cluster:
-            engine = RayEngine(cluster, lambda: loaded, light_actor(trap))
+            engine = RayEngine(cluster, lambda: loaded)
             BulkCaptioning(request, {"checkpoint": "light"}, engine, False).run()
 
-    return exit_code(program)
-
-
-@contextlib.contextmanager
-def after_each_batch(do):
-    """Call `do` with the number of batches that the driver has kept so far."""
-    add, kept = Part.add, 0
-
-    def added(self, lines):
-        nonlocal kept
-        add(self, lines)
-        kept += 1
-        do(kept)
-
-    Part.add = added
-    try:
-        yield
-    finally:
-        Part.add = add
+    with mock.patch.object(actor_pool, "CaptioningActor", light_actor(trap)):
+        return exit_code(program)

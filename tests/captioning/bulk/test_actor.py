@@ -1,6 +1,5 @@
 """The updates that an actor sends of a shard, without Ray; with it, see test_ray.py."""
 
-import os
 from functools import partial
 
 import pytest
@@ -8,22 +7,29 @@ import torch
 
 from captioning.bulk import actors
 from captioning.bulk.actors import CaptioningActor
+from captioning.bulk.filtering import FilteredModel
 from captioning.bulk.model import CheckpointModel
 from captioning.bulk.request import Request
-from captioning.bulk.shards import ShardTask
 from captioning.runtime import progress
+
+CPU = torch.device("cpu")
 
 
 @pytest.fixture
 def actor(checkpoint, photos, tmp_path, monkeypatch):
-    """Return an actor with its captioner loaded; relative paths are those of the photos."""
+    """Return a function that makes an actor; relative paths are those of the photos."""
     monkeypatch.setattr(progress, "_collected_lines", None)
     monkeypatch.chdir(tmp_path)
-    actor = CaptioningActor(str(photos))
     changes = {"eval_batch_size": 2, "num_workers": 0, "precision": "fp32"}
-    load = partial(CheckpointModel, str(checkpoint), None, changes, 1, torch.device("cpu"))
-    assert actor.load(load, Request(str(photos), tmp_path / "a.jsonl"))[1:] == (1, None)
-    return actor
+    load = partial(CheckpointModel, str(checkpoint), None, changes, 1, CPU)
+
+    def make(load=load, **settings):
+        actor = CaptioningActor(str(photos))
+        request = Request(str(photos), tmp_path / "a.jsonl", **settings)
+        return actor, actor.load(load, request), request
+
+    make.load = load
+    return make
 
 
 @pytest.fixture
@@ -31,29 +37,44 @@ def entries(photos):
     return [{"image": path.name} for path in sorted(photos.glob("*.png"))]
 
 
+def captions(lines):
+    return {line["image"].rpartition("/")[2]: line["caption"] for line in lines}
+
+
 def test_the_updates_are_the_captions_of_a_shard(actor, entries, run, photos, monkeypatch):
     whole, _ = run(photos)
-    known = {os.path.basename(line["image"]): line["caption"] for line in whole}
     monkeypatch.setattr(actors, "SEND_S", 0)
-    updates = list(actor.caption(ShardTask(0, 0, entries, [], entries[0]["image"])))
-    assert [len(made.lines) for made in updates] == [2, 2, 2, 2, 1, 0]
-    lines = [line for made in updates for line in made.lines]
-    assert {line["image"]: line["caption"] for line in lines}.items() <= known.items()
-    assert [made.counts for made in updates[:-1]] == [None] * 5
-    assert updates[-1].counts == {"images": 9, "failed": 0}
-    (rest,) = list(actor.caption(ShardTask(0, 0, entries, lines[:8], None)))[:1]
+    made, loaded, _ = actor()
+    assert loaded[1:] == (1, None)
+    updates = list(made.caption(0, 0, entries, [], entries[0]["image"]))
+    assert [len(update.lines) for update in updates] == [2, 2, 2, 2, 1, 0]
+    lines = [line for update in updates for line in update.lines]
+    assert captions(lines).items() <= captions(whole).items()
+    assert [update.counts for update in updates] == [None] * 5 + [{"images": 9, "failed": 0}]
+    rest = next(made.caption(0, 0, entries, lines[:8], None))
     assert rest.lines == lines[8:]
 
 
-def test_a_machine_without_the_images_does_not_fail_them(actor):
+def test_an_actor_filters_as_the_process_does(actor, entries, run, photos, itm_checkpoint):
+    given = ["--filter", "itm>0.5", "--itm_model", str(itm_checkpoint)]
+    kept, _ = run(photos, "--no-recursive", *given)
+    load = partial(FilteredModel, "itm>0.5", str(itm_checkpoint), CPU, torch.float32, actor.load)
+    made, loaded, request = actor(load, filter="itm>0.5", sidecar=".txt")
+    assert loaded[2] is None and "; filter: loaded " in loaded[0]
+    updates = list(made.caption(0, 0, entries, [], None))
+    lines = [line for update in updates for line in update.lines]
+    assert captions(request.kept(lines)) == captions(kept)
+    counts = {"images": len(kept), "failed": 0, "filtered": 9 - len(kept)}
+    assert updates[-1].counts == counts and 0 < len(kept) < 9
+    assert len(list(photos.rglob("*.txt"))) == len(kept)
+
+
+def test_what_a_machine_lacks_is_one_line_and_no_failed_image(actor):
     entries = [{"image": "/elsewhere/a.png"}]
-    (made,) = actor.caption(ShardTask(0, 0, entries, [], "/elsewhere/a.png"))
-    assert made.problem.startswith("/elsewhere/a.png is not on this machine") and not made.lines
-    (made,) = actor.caption(ShardTask(0, 0, entries, [], None))  # the driver lacks it as well
-    assert made.counts == {"images": 0, "failed": 1}
-
-
-def test_a_missing_checkpoint_is_one_line(actor):
-    load = partial(CheckpointModel, "none.pth", None, {}, 1, torch.device("cpu"))
-    loaded = actor.load(load, None)
-    assert "none.pth" in loaded.problem and "\n" not in loaded.problem
+    made, _, _ = actor()
+    (update,) = made.caption(0, 0, entries, [], "/elsewhere/a.png")
+    assert update.problem.startswith("/elsewhere/a.png is not on this machine")
+    (update,) = made.caption(0, 0, entries, [], None)  # the driver lacks it as well
+    assert update.counts == {"images": 0, "failed": 1}
+    _, loaded, _ = actor(partial(CheckpointModel, "none.pth", None, {}, 1, CPU))
+    assert "none.pth" in loaded[2] and "\n" not in loaded[2]

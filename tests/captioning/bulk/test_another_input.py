@@ -1,42 +1,37 @@
 """An unfinished run keeps its input; images that are added meanwhile are captioned."""
 
 import json
-import os
 import shutil
-import signal
 
 import pytest
 
-from captioning.bulk.shards import Part
+from tests.captioning.bulk.conftest import killed_after
 
 
 @pytest.fixture
-def run_in_part(run, monkeypatch):
+def run_in_part(run):
     """Return a function that is stopped after some batches of two; see `run`."""
 
     def call(*given, stop_after=1):
-        with monkeypatch.context() as patch:
-            add, left = Part.add, iter(range(1, stop_after))
-
-            def stop(self, lines):
-                add(self, lines)
-                if next(left, None) is None:
-                    os.kill(os.getpid(), signal.SIGTERM)
-
-            patch.setattr(Part, "add", stop)
+        with killed_after(stop_after):
             _, log = run(*given, "--batch_size", "2", "--num_workers", "0")
         assert "stopped by SIGTERM" in log
 
     return call
 
 
-def test_an_unfinished_run_refuses_another_input(run, run_in_part, photos, tmp_path):
+def test_an_unfinished_run_refuses_another_input(
+    run, run_in_part, photos, itm_checkpoint, tmp_path
+):
     """As it does other settings, whose names the next test has."""
     other = shutil.copytree(photos, tmp_path / "other")
     run_in_part(photos)
+    filtered = ["--filter", "itm>.5", "--itm_model", str(itm_checkpoint)]
     for given, line in (
         ([other], f"input {str(photos)!r}, this call has {str(other)!r}: "),
         ([photos, "--glob", "*1.png"], "glob None, this call has '*1.png': "),
+        ([photos, "--num_beams", "1"], "num_beams None, this call has 1"),
+        ([photos, *filtered], "filter None, this call has 'itm>0.5'"),
     ):
         assert f"the unfinished run has {line}" in run(*given, code=2)[1]
     images = sorted(map(str, photos.rglob("*.png")))

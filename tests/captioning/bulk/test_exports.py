@@ -127,38 +127,28 @@ def test_what_is_refused_in_one_line(run, photos, no_captioner, flags, reason):
 
 @pytest.mark.skipif(not find_spec("datasets"), reason="the datasets library reads Parquet")
 def test_captions_of_parquet_are_those_of_the_files(run, photos, tmp_path, monkeypatch):
+    """On disk, whose images go into tars, and on the hub."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     paths = sorted(photos.glob("*.png"))
     rows = [{"image": p.read_bytes(), "id": p.name} for p in paths]
     parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet", row_group_size=4)
     of_files, _ = run(photos, "--no-recursive", "--batch_size", "3")
+    flags = ["--restart", "--batch_size", "3"]
     (tmp_path / "out" / "captions.jsonl").unlink()
-    lines, _ = run(
-        *(tmp_path / "a.parquet", "--restart", "--batch_size", "3"),
-        *("--write-shards", str(tmp_path / "tars")),
-    )
-    assert [line["caption"] for line in lines] == [line["caption"] for line in of_files]
-    assert lines[3]["image"] == f"{tmp_path}/a.parquet/3" and lines[3]["image_id"] == paths[3].name
-    webdataset = pytest.importorskip("webdataset", reason="it reads the tars")
-    url = str(tmp_path / "tars" / "00000.tar")
-    tar = list(webdataset.WebDataset(url, shardshuffle=False))
-    assert [sample["png"] for sample in tar] == [path.read_bytes() for path in paths]
-    assert json.loads(tar[3]["json"])["image"] == lines[3]["image"]
-
-
-@pytest.mark.skipif(not find_spec("datasets"), reason="the datasets library reads Parquet")
-def test_captions_of_a_data_set_on_the_hub_name_its_rows(run, photos, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    paths = sorted(photos.glob("*.png"))
-    of_files, _ = run(photos, "--no-recursive", "--batch_size", "3")
+    tars = ["--write-shards", str(tmp_path / "tars")]
+    of_disk, _ = run(tmp_path / "a.parquet", *flags, *tars)
     (tmp_path / "out" / "captions.jsonl").unlink()
-    rows = pa.Table.from_pylist([{"image": path.read_bytes()} for path in paths])
-    parquet.write_table(rows, tmp_path / "a.parquet")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     with serving({"data/a.parquet": (tmp_path / "a.parquet").read_bytes()}) as address:
         monkeypatch.setitem(fsspec.config.conf, "hf", {"endpoint": address})
-        rows = "hf://datasets/owner/birds/data/*.parquet"
-        lines, _ = run(rows, "--restart", "--batch_size", "3", "--num_workers", "0")
-    assert [line["caption"] for line in lines] == [line["caption"] for line in of_files]
-    names = [f"hf://datasets/owner/birds/data/a.parquet/{n}" for n in range(len(paths))]
-    assert [line["image"] for line in lines] == names
+        hub = "hf://datasets/owner/birds/data"
+        of_hub, _ = run(f"{hub}/*.parquet", *flags, "--num_workers", "0")
+    for lines, folder in ((of_disk, tmp_path), (of_hub, hub)):
+        assert [line["caption"] for line in lines] == [line["caption"] for line in of_files]
+        names = [f"{folder}/a.parquet/{number}" for number in range(len(paths))]
+        assert [line["image"] for line in lines] == names
+        assert [line["image_id"] for line in lines] == [path.name for path in paths]
+    webdataset = pytest.importorskip("webdataset", reason="it reads the tars")
+    tar = list(webdataset.WebDataset(str(tmp_path / "tars" / "00000.tar"), shardshuffle=False))
+    assert [sample["png"] for sample in tar] == [path.read_bytes() for path in paths]
+    assert json.loads(tar[3]["json"])["image"] == of_disk[3]["image"]

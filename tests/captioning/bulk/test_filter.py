@@ -1,26 +1,18 @@
 """The filter: what it drops is exact, kept in a file of its own, and done."""
 
 import os
-import signal
 import statistics
 import tarfile
-from functools import partial
 
 import pytest
-import torch
 from PIL import Image
 
 from captioning.bulk import tars
-from captioning.bulk.actors import CaptioningActor
-from captioning.bulk.filtering import FilteredModel, parse
-from captioning.bulk.model import CheckpointModel
-from captioning.bulk.request import Request
-from captioning.bulk.shards import ShardTask
+from captioning.bulk.filtering import check
 from captioning.files import stores
 from captioning.metrics.itm_model import ItmScorer
-from captioning.runtime import progress
 from captioning.runtime.errors import UserError
-from tests.captioning.bulk.conftest import killed_at, read_lines
+from tests.captioning.bulk.conftest import read_lines
 from tests.captioning.bulk.test_tars import write_tar
 
 parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow writes Parquet")
@@ -153,18 +145,6 @@ def test_all_are_dropped(run, photos, flags, dropped):
     assert kept == [] and len(dropped()) == 10 and "filter: 10 images have no caption" in log
 
 
-def test_an_unfinished_run_refuses_another_filter(run, call, photos, truth, flags, dropped):
-    above = truth[2]
-    given = ["--shard_size", 5, *flags(above)]
-    assert call(*given, hook=killed_at("000001.jsonl"))[0] == -signal.SIGKILL
-    for other in ((), flags(above / 2)):
-        _, log = run(photos, "--shard_size", "5", *other, code=2)
-        assert f"the unfinished run has filter 'itm>{above:g}', this call has " in log
-    kept, log = run(photos, *map(str, given))
-    assert "skipped 0, failed 0" in log and f"done {len(kept)} " in log
-    assert f"filter: {len(dropped())} images" in log and len(kept) + len(dropped()) == 10
-
-
 def test_tars(run, photos, truth, flags, dropped, tmp_path, monkeypatch):
     _, scores, above = truth
     write_tar(tmp_path / "a.tar", sorted(photos.rglob("*.png")))
@@ -195,31 +175,7 @@ def test_a_store_holds_what_was_dropped(s3, run, call, photos, truth, flags, dro
 
 
 def test_one_form_of_an_expression():
-    assert str(parse(" itm>0.50")) == str(parse("itm > .5")) == "itm>0.5"
+    assert check(" itm>0.50", "a") == check("itm > .5", "a") == "itm>0.5"
     for text in ("itm<0.5", "0.5", "itm>", "", "itm>half", "itm>-1", "itm>0.5 x"):
         with pytest.raises(UserError, match=r"write it as 'itm>0\.5'"):
-            parse(text)
-
-
-def test_an_actor_filters_as_the_process_does(
-    checkpoint, itm_checkpoint, photos, truth, run, flags, tmp_path, monkeypatch
-):
-    above = truth[2]
-    kept, _ = run(photos, *flags(above))
-    monkeypatch.setattr(progress, "_collected_lines", None)
-    changes = {"eval_batch_size": 4, "num_workers": 0, "precision": "fp32"}
-    cpu, text = torch.device("cpu"), f"itm>{above:g}"
-    load = partial(CheckpointModel, str(checkpoint), None, changes, 1, cpu)
-    load = partial(FilteredModel, text, str(itm_checkpoint), cpu, torch.float32, load)
-    monkeypatch.chdir(tmp_path)  # an actor changes the directory
-    actor = CaptioningActor(str(tmp_path))
-    request = Request(str(photos), tmp_path / "a.jsonl", filter=text, sidecar=".txt")
-    loaded = actor.load(load, request)
-    assert loaded.problem is None and "; filter: loaded " in loaded.report
-    entries = [{"image": str(path)} for path in sorted(photos.rglob("*.png"))]
-    updates = list(actor.caption(ShardTask(0, 0, entries, [], None)))
-    lines = [line for update in updates for line in update.lines]
-    assert without(request.kept(lines), "itm") == without(kept, "itm")
-    counts = {"images": len(kept), "failed": 0, "filtered": 10 - len(kept)}
-    assert updates[-1].counts == counts
-    assert len(list(photos.rglob("*.txt"))) == len(kept)
+            check(text, "a")

@@ -8,7 +8,6 @@ import sys
 import pytest
 
 from captioning.bulk.shards import Part
-from captioning.files.writing import atomic_write
 from tests.captioning.bulk.conftest import killed_at, read_lines
 
 # Told by Python of every file that is opened, renamed, linked, removed or cut off.
@@ -101,40 +100,15 @@ def test_partial_files_of_a_killed_repair_are_removed(run, call, photos, tmp_pat
     assert sorted(path.name for path in out.parent.iterdir()) == [out.name, f"{out.name}.done"]
 
 
-def test_partial_files_of_another_output_stay(run, photos, tmp_path):
-    """Also if its name begins like that of this one."""
-    out = tmp_path / "out"
-    out.mkdir()
-    (photos / "bad.png").write_text("no image")
-    with (
-        atomic_write(out / "captions.jsonl.b.jsonl") as one,
-        atomic_write(out / "failed.jsonl") as two,
-    ):
-        one.write(b"{}\n")
-        two.write(b'{"image": "x", "error": "y", "out": "captions.jsonl.b.jsonl"}\n')
-        run(photos)
-    assert (out / "captions.jsonl.b.jsonl").read_bytes() == b"{}\n"
-    assert not list(out.glob(".*"))
-
-
-@pytest.mark.parametrize("torn", [1, 40])
-def test_a_torn_line_is_cut_off(tmp_path, torn):
+def test_a_journal_is_read_up_to_its_first_damage(tmp_path):
     part = Part(tmp_path, 3)
-    part.add([{"image": "a"}, {"image": "b"}])
-    whole = part.journal.read_bytes()
-    part.add([{"image": "c"}, {"image": "d"}])
-    part.journal.write_bytes(part.journal.read_bytes()[:-torn])
-    again = Part(tmp_path, 3).recover()
-    assert [line["image"] for line in again.lines] == ["a", "b"]
-    assert part.journal.read_bytes() == whole
-    again.add([{"image": "c"}])
-    assert [line["image"] for line in Part(tmp_path, 3).recover().lines] == ["a", "b", "c"]
-
-
-def test_lines_after_a_damaged_one_are_ignored(tmp_path):
-    part = Part(tmp_path, 0)
     for image in "abc":
         part.add([{"image": image}])
     lines = part.journal.read_bytes().splitlines(keepends=True)
-    part.journal.write_bytes(lines[0] + b"\0" * len(lines[1][:-1]) + b"\n" + lines[2])
-    assert [line["image"] for line in Part(tmp_path, 0).recover().lines] == ["a"]
+    for damaged in (lines[1][:-1], lines[1][:-20], b"\0" * 40 + b"\n" + lines[2]):
+        part.journal.write_bytes(lines[0] + damaged)
+        again = Part(tmp_path, 3).recover()
+        assert [line["image"] for line in again.lines] == ["a"]
+        assert part.journal.read_bytes() == lines[0]
+    again.add([{"image": "b"}])
+    assert [line["image"] for line in Part(tmp_path, 3).recover().lines] == ["a", "b"]

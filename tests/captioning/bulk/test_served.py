@@ -4,7 +4,6 @@ import base64
 import io
 import json
 import os
-import signal
 import threading
 
 import pytest
@@ -14,11 +13,10 @@ from captioning import caption
 from captioning.bulk import served
 from captioning.bulk.reading import Batch
 from captioning.bulk.served import KEY, MAX_SIDE, as_data_url
-from captioning.bulk.shards import Part
 from captioning.files import chat
 from captioning.metrics.itm_model import ItmScorer
 from captioning.runtime.errors import UserError
-from tests.captioning.bulk.conftest import read_lines
+from tests.captioning.bulk.conftest import killed_after, read_lines
 from tests.captioning.chat_server import said, serving
 
 SECRET = "sk-very-secret"
@@ -224,7 +222,7 @@ def test_after_a_read_error_queued_requests_are_cancelled(server):
     server.usual = answer
 
     def batches():
-        yield Batch(0, [{"image": "a"}] * 8, [served.GREY] * 8, ends_shard=False)
+        yield Batch(0, [{"image": "a"}] * 8, [served.GREY] * 8)
         begun.wait(100)
         raise UserError("the store is gone")
 
@@ -236,16 +234,9 @@ def test_after_a_read_error_queued_requests_are_cancelled(server):
 
 
 def test_an_unfinished_run_continues_at_another_url_but_not_with_another_prompt(
-    run, server, photos, monkeypatch
+    run, server, photos
 ):
-    add = Part.add
-
-    def stopping(self, lines):
-        add(self, lines)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Part, "add", stopping)
+    with killed_after(1):
         _, log = run(photos, "--batch_size", "2")
     assert "stopped by SIGTERM" in log
     for flags, name in ((["--prompt", "Why?"], "prompt"), (["--max_length", "9"], "max_tokens")):
@@ -255,20 +246,21 @@ def test_an_unfinished_run_continues_at_another_url_but_not_with_another_prompt(
     assert len(lines) == 10 and "continuing" in log
 
 
-def test_a_server_without_the_model_is_one_line_at_once(run, server, photos, tmp_path):
+@pytest.mark.parametrize(
+    ("answer", "line"),
+    [
+        ((404, {}, "no such model"), "404 no such model (its models: wise, old)"),
+        (said("one"), "got 1 captions instead of 3; use --num_return 1"),
+    ],
+)
+def test_a_server_that_refuses_all_is_one_line_at_once(run, server, photos, tmp_path, answer, line):
     """Other refusals are in tests/captioning/metrics/test_clair.py."""
     server.models = (200, {}, json.dumps({"data": [{"id": "wise"}, {"id": "old"}]}))
-    server.faults["grey"] = [(404, {}, "no such model")]
-    [line] = run(photos, code=2)[1].splitlines()
-    assert line == f"error: {server.url}: 404 no such model (its models: wise, old)"
+    server.faults["grey"] = [answer]
+    _, log = run(photos, "--do_sample", "--num_return", "3", code=2)
+    assert log == f"error: {server.url}: {line}\n"
     assert all(is_grey(body) for _, _, body in server.asked)
     assert not list((tmp_path / "out").iterdir())
-
-
-def test_a_server_that_ignores_n(run, server, photos):
-    server.faults["grey"] = [said("one")]
-    [line] = run(photos, "--do_sample", "--num_return", "3", code=2)[1].splitlines()
-    assert line.endswith("got 1 captions instead of 3; use --num_return 1")
 
 
 @pytest.mark.parametrize(

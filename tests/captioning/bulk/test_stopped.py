@@ -1,43 +1,26 @@
 """Runs that are stopped, run out of memory or are abandoned."""
 
-import os
 import shutil
-import signal
 
 import pytest
 import torch
 
 from BLIP import BlipCaptioner
 from captioning.bulk.model import CheckpointModel
-from captioning.bulk.shards import Part
+from tests.captioning.bulk.conftest import killed_after
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_a_signal_ends_it_after_the_batch_and_it_continues(
-    run, photos, monkeypatch, tmp_path, workers
-):
+def test_a_signal_ends_it_after_the_batch_and_it_continues(run, photos, tmp_path, workers):
     whole, _ = run(photos)
     shutil.rmtree(tmp_path / "out")
-    made = []
-    add = Part.add
-
-    def counted(self, lines):
-        add(self, lines)
-        made.extend(line["image"] for line in lines)
-        if len(made) == 4:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(Part, "add", counted)
     flags = ["--batch_size", "2", "--shard_size", "5", "--num_workers", workers]
-    lines, log = run(photos, *flags)
-    assert not lines and "stopped by SIGTERM; run the same command again to continue" in log
-    assert len(made) == 4
-    _, log = run(photos, *flags, "--num_beams", "1", code=2)
-    assert "the unfinished run has num_beams None, this call has 1" in log and len(made) == 4
-    _, log = run(photos, *flags, "--captions", "a.csv", code=2)
-    assert "the unfinished run has captions None, this call has 'a.csv'" in log
-    lines, log = run(photos, *flags)
-    assert ("continuing" in log and "| 4/10" in log.replace("100%", "")) or "4/10" in log
+    with killed_after(2) as made:
+        lines, log = run(photos, *flags)
+        assert not lines and "stopped by SIGTERM; run the same command again to continue" in log
+        assert len(made) == 4
+        lines, log = run(photos, *flags)
+    assert "continuing" in log and "4/10" in log
     assert sorted(made) == sorted(line["image"] for line in lines)  # each was captioned once
     assert [line["caption"] for line in lines] == [line["caption"] for line in whole]
 
@@ -57,14 +40,8 @@ def test_out_of_memory_it_goes_on_with_smaller_batches(run, photos, monkeypatch)
     assert lines == whole and made == [1] * 10
     notices = [line for line in log.splitlines() if "out of GPU memory" in line]
     assert len(notices) == 2 and notices[0].endswith("6 images at once; from now on 3")
-
-
-def test_a_single_image_without_memory_is_one_line(run, photos, monkeypatch):
-    def no_memory(self, image, settings):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(BlipCaptioner, "generate_details", no_memory)
-    _, log = run(photos, "--batch_size", "2", code=2)
+    most[0] = 0
+    _, log = run(photos, "--existing", "overwrite", code=2)
     assert log.splitlines()[-1].startswith("error: out of GPU memory with a single image; lower")
 
 

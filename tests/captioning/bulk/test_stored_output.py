@@ -8,7 +8,6 @@ import signal
 import pytest
 
 from captioning.bulk import stored_output
-from captioning.bulk.sidecars import Sidecars
 from captioning.files import stores, uploads
 from tests.captioning.object_store import FAULTS
 
@@ -63,27 +62,23 @@ def in_store():
     }
 
 
+def until_done(call, dice, *arguments, elsewhere=True, **named):
+    """Call, perhaps on other machines, until a call is not killed; returns how many were."""
+    for kills in range(30):
+        hook = kill_before(dice.randint(4, 14))
+        if call(f"m{kills if elsewhere else 0}", *arguments, hook=hook, **named)[0] == 0:
+            return kills
+    raise AssertionError("it never ended")
+
+
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_killed_it_continues_here_or_elsewhere(s3, call, on_disk, elsewhere):
     s3.faults += FAULTS * 2
-    dice, kills = random.Random(4), 0
-    while call(f"m{kills if elsewhere else 0}", hook=kill_before(dice.randint(4, 12)))[0] != 0:
-        kills += 1
-        assert kills < 30
-    assert kills > 1 and s3.faults == []
+    assert until_done(call, random.Random(4), elsewhere=elsewhere) > 1 and s3.faults == []
     assert in_store() == on_disk
     code, log = call("another")
     assert code == 0 and "done 0, skipped 10, failed 1" in log and OUT in log
     assert in_store() == on_disk
-
-
-def until_done(call, dice, *arguments, **named):
-    """Call on one machine after another until one is not killed; returns how many were."""
-    kills = 0
-    while call(f"m{kills}", *arguments, hook=kill_before(dice.randint(4, 14)), **named)[0] != 0:
-        kills += 1
-        assert kills < 30
-    return kills
 
 
 def test_tars_and_parquet_in_a_store_are_those_on_disk(s3, call, on_disk, tmp_path):
@@ -202,23 +197,6 @@ def test_captions_are_replaced_elsewhere(s3, call, photos, tmp_path):
             path.unlink()
         assert kills < 30
     assert kills > 1 and (in_store(), sidecars()) == expected
-
-
-def test_sidecars_of_shards_from_elsewhere_outlive_a_kill(s3, call, photos):
-    """With --existing overwrite no later call would find missing sidecars."""
-    flags = ["--existing", "overwrite", "--sidecar"]
-    assert call("one", *flags, hook=kill_before(5))[0] == -signal.SIGKILL
-    own = set(photos.rglob("*.txt"))
-    assert call("two", *flags, hook=kill_before(5))[0] == -signal.SIGKILL
-    for path in set(photos.rglob("*.txt")) - own:  # the second machine has another disk
-        path.unlink()
-
-    def hook(rank):
-        Sidecars.write = lambda *given: os.kill(os.getpid(), signal.SIGKILL)
-
-    assert call("one", *flags, hook=hook)[0] == -signal.SIGKILL
-    assert call("one", *flags)[0] == 0
-    assert len(list(photos.rglob("*.txt"))) == 10
 
 
 def test_files_of_an_earlier_plan_are_not_mixed_with_the_next(s3, call, photos, tmp_path):

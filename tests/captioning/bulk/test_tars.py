@@ -99,23 +99,10 @@ def header(kind, size):
     return entry.tobuf(tarfile.GNU_FORMAT)
 
 
-def holes(blocks):
-    """Return a GNU sparse member whose map of holes takes that many blocks."""
-    more = b"0" * 504 + b"\1" + bytes(7)
-    first = bytearray(header(tarfile.GNUTYPE_SPARSE, 512))
-    first[482:483] = b"\1"
-    first[148:156] = b"%06o\0 " % (sum(first[:148]) + 256 + sum(first[156:]))
-    return bytes(first) + more * (blocks - 1) + bytes(1024)
-
-
 SIZE = 1 << 26
-RECORD = b"67108864 path=" + b"a" * (SIZE - 15) + b"\n"
 HUGE = {
     "a long name": header(tarfile.GNUTYPE_LONGNAME, SIZE) + b"a" * SIZE,
-    "a record": header(tarfile.XHDTYPE, SIZE) + RECORD,
-    "a record for all": header(tarfile.XGLTYPE, SIZE) + RECORD,
     "names of names": (header(tarfile.GNUTYPE_LONGNAME, 1 << 17) + b"a" * (1 << 17)) * 200,
-    "a map of holes": holes(SIZE // 512),
 }
 
 
@@ -132,20 +119,6 @@ def test_a_header_that_is_huge_is_not_read(photos, tmp_path, what):
     refused = pytest.raises(tarfile.ReadError, match="a header has more than 1,048,576 bytes")
     with memory_below(1 << 23), refused:
         next(found)
-
-
-def test_global_records_are_not_kept(photos, tmp_path):
-    first = sorted(photos.rglob("*.png"))[0]
-    with tarfile.open(tmp_path / "a.tar.gz", "w:gz", compresslevel=1) as tar:
-        for number in range(40):
-            entry = tarfile.TarInfo(f"{number}.txt")
-            records = tarfile.TarInfo.create_pax_global_header({f"k{number}": "a" * 500_000})
-            tar.fileobj.write(records)
-            tar.addfile(entry)
-        tar.add(first, first.name)
-    with memory_below(1 << 24):
-        (found,) = tars.members(str(tmp_path / "a.tar.gz"))
-    assert found.data == first.read_bytes()
 
 
 def test_only_one_image_of_a_sample_is_read(photos, tmp_path):
@@ -165,7 +138,7 @@ def test_a_batch_holds_no_more_files_than_two(tmp_path):
     images = ShardImages(lambda shard: plan, [(0, 0)], 8, lambda path, data, prompt: torch.zeros(1))
     with memory_below(5 << 24):
         batch, end = images
-    assert len(batch.entries) == len(batch.image) == 8 and end.ends_shard
+    assert len(batch.entries) == len(batch.image) == 8 and not end.entries
 
 
 def test_a_name_that_comes_twice_is_one_image(run, photos, expected, tmp_path):
@@ -181,24 +154,21 @@ def test_a_name_that_comes_twice_is_one_image(run, photos, expected, tmp_path):
     assert [sample["png"] for sample in read] == [path.read_bytes() for path in (a, b, c)]
 
 
-def test_a_folder_may_have_the_name_of_a_tar(run, photos, tmp_path):
+@pytest.mark.parametrize("of_photos", [True, False])
+def test_a_folder_may_have_the_name_of_a_tar(run, photos, tmp_path, of_photos):
+    """A folder of photos, or of tars."""
     folder = tmp_path / "photos.tar"
-    photos.rename(folder)
-    (folder / "bad.png").write_bytes(b"no image")
-    lines, log = run(folder)
+    if of_photos:
+        photos.rename(folder)
+        (folder / "bad.png").write_bytes(b"no image")
+    else:
+        folder.mkdir()
+        write_tar(folder / "00.tar", sorted(photos.rglob("*.png")), [("bad.jpg", b"no image")])
+    source = folder if of_photos else folder / "00.tar"
+    lines, log = run(source)
     assert len(lines) == 10 and "failed 1" in log
-    again, log = run(folder, "--retry-failed")
-    assert again == lines and "done 0" in log and "skipped 10, failed 1" in log
-
-
-def test_tars_may_be_in_a_folder_of_such_a_name(run, photos, tmp_path):
-    (tmp_path / "shards.tar").mkdir()
-    tar = tmp_path / "shards.tar" / "00.tar"
-    write_tar(tar, sorted(photos.rglob("*.png"))[:3], [("bad.jpg", b"no image")])
-    lines, log = run(tar)
-    assert len(lines) == 3 and "failed 1" in log
-    again, log = run(tar, "--retry-failed")
-    assert again == lines and "skipped 3, failed 1" in log
+    again, log = run(source, "--retry-failed")
+    assert again == lines and "skipped 10, failed 1" in log
 
 
 def test_prompts_of_a_tar_are_those_of_a_list(run, photos, tmp_path):
@@ -261,20 +231,6 @@ def test_a_gap_in_a_tar_is_found(run, shards, tmp_path):
     assert again == lines[:3] + lines[4:] + [lines[3]]
 
 
-def test_a_tar_replaced_by_one_of_its_size_is_read(run, photos, tmp_path):
-    first, second = sorted(photos.rglob("*.png"))[:2]
-    tar = tmp_path / "a.tar"
-    write_members(tar, [("a.png", first.read_bytes())])
-    before, size = tar.stat(), tar.stat().st_size
-    run(tar)
-    write_members(tmp_path / "b.tar", [("b.png", second.read_bytes())])
-    (tmp_path / "b.tar").replace(tar)
-    assert tar.stat().st_size == size and tar.stat().st_mtime_ns != before.st_mtime_ns
-    again, _ = run(tar)
-    assert [line["image_id"] for line in again] == ["a", "b"]
-    assert run(tar)[0] == again
-
-
 def test_a_tar_replaced_while_it_is_captioned_is_read_by_the_next_call(
     run, photos, tmp_path, monkeypatch
 ):
@@ -282,6 +238,7 @@ def test_a_tar_replaced_while_it_is_captioned_is_read_by_the_next_call(
     tar, seal = tmp_path / "a.tar", Part.seal
     write_members(tar, [("a.png", first.read_bytes())])
     write_members(tmp_path / "b.tar", [("b.png", second.read_bytes())])
+    assert (tmp_path / "b.tar").stat().st_size == tar.stat().st_size
 
     def replace(self):
         (tmp_path / "b.tar").replace(tar)

@@ -11,26 +11,39 @@ def write(tmp_path):
     """Return a function that writes a file, a string as it is and anything else as JSON."""
 
     def write_file(content, name="annotation.json"):
-        text = content if isinstance(content, str) else json.dumps(content)
-        path = tmp_path / name
-        path.write_text(text, encoding="utf-8")
-        return path
+        (tmp_path / name).write_text(content if isinstance(content, str) else json.dumps(content))
+        return tmp_path / name
 
     return write_file
 
 
-def test_blip_training_rows_are_grouped_by_image(write):
-    path = write(
-        [
-            {"image": "b/x_2.jpg", "caption": "one", "image_id": "coco_2"},
-            {"image": "a/x_1.jpg", "caption": "two", "image_id": "coco_1"},
-            {"image": "b/x_2.jpg", "caption": "three", "image_id": "coco_2"},
-        ]
-    )
-    assert read_annotations(path) == [
-        Sample("b/x_2.jpg", ("one", "three"), "coco_2"),
-        Sample("a/x_1.jpg", ("two",), "coco_1"),
-    ]
+BLIP = [
+    {"image": "b/x_2.jpg", "caption": "one", "image_id": "coco_2"},
+    {"image": "a/x_1.jpg", "caption": "two", "image_id": "coco_1"},
+    {"image": "b/x_2.jpg", "caption": "three", "image_id": "coco_2"},
+]
+GROUPED = [Sample("b/x_2.jpg", ("one", "three"), "coco_2"), Sample("a/x_1.jpg", ("two",), "coco_1")]
+JSONL = '{"image": "a.jpg", "caption": "o\u2028e"}\n\n{"image": "b.jpg", "captions": ["x"]}\n'
+OF_JSONL = [Sample("a.jpg", ("o\u2028e",), "a.jpg"), Sample("b.jpg", ("x",), "b.jpg")]
+CSV = 'image_id,image,caption\r\n5,a.jpg,"red, green\nand blue"\r\n,b_3.jpg,two\r\n'
+CSV += "007,c.jpg,three\r\n5,a.jpg,four\r\n"
+OF_CSV = [Sample("a.jpg", ("red, green\nand blue", "four"), 5), Sample("b_3.jpg", ("two",), 3)]
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "expected"),
+    [
+        (BLIP, "a.json", GROUPED),
+        (
+            JSONL,
+            "a.jsonl",
+            [Sample("a.jpg", ("o\u2028e",), "a.jpg"), Sample("b.jpg", ("x",), "b.jpg")],
+        ),
+        (CSV, "a.csv", [*OF_CSV, Sample("c.jpg", ("three",), "007")]),
+    ],
+)
+def test_rows_of_an_image_are_one_sample(write, content, name, expected):
+    assert read_annotations(write(content, name)) == expected
 
 
 @pytest.mark.parametrize(
@@ -57,31 +70,6 @@ def test_where_two_names_end_in_the_same_number_all_images_have_their_paths(writ
     rows = [{"image": name, "caption": "a"} for name in names]
     rows[3]["image_id"] = 3
     assert [sample.image_id for sample in read_annotations(write(rows))] == [*names[:3], 3]
-
-
-def test_jsonl(write):
-    lines = (
-        '{"image": "a.jpg", "caption": "one\u2028line"}\n\n{"image": "b.jpg", "captions": ["x"]}\n'
-    )
-    assert read_annotations(write(lines, "a.jsonl")) == [
-        Sample("a.jpg", ("one\u2028line",), "a.jpg"),
-        Sample("b.jpg", ("x",), "b.jpg"),
-    ]
-
-
-def test_csv(write):
-    text = (
-        "image_id,image,caption\r\n"
-        '5,a.jpg,"red, green\nand blue"\r\n'
-        ",b_3.jpg,two\r\n"
-        "007,c.jpg,three\r\n"
-        "5,a.jpg,four\r\n"
-    )
-    assert read_annotations(write(text, "a.csv")) == [
-        Sample("a.jpg", ("red, green\nand blue", "four"), 5),
-        Sample("b_3.jpg", ("two",), 3),
-        Sample("c.jpg", ("three",), "007"),
-    ]
 
 
 def karpathy_entry(filename, split, **ids):

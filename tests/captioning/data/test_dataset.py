@@ -42,12 +42,6 @@ def test_indices_are_pairs_in_file_order(photos, samples):
             assert torch.equal(item["image"], to_tensor(image))
 
 
-def test_captions_are_preprocessed_and_cut(photos, samples):
-    samples = [samples[0]._replace(captions=("A dog, a (big) CAT.",))]
-    assert make_training(samples, photos)[0, 0]["captions"] == ["a dog, a big cat"]
-    assert make_training(samples, photos, max_words=2)[0, 0]["captions"] == ["a dog,"]
-
-
 def test_several_captions_are_drawn_without_replacement(photos, samples):
     dataset = make_training(samples, photos, captions_per_image=2)
     assert len(dataset) == 10
@@ -55,10 +49,7 @@ def test_several_captions_are_drawn_without_replacement(photos, samples):
     assert len(drawn) == 6  # every ordered pair of the three captions
     assert all(first != second for first, second in drawn)
     assert min(drawn.values()) > 15
-
-
-def test_too_few_captions_are_all_taken_and_some_again(photos, samples):
-    dataset = make_training(samples, photos, captions_per_image=5)
+    dataset = make_training(samples, photos, captions_per_image=5)  # more than there are
     for epoch in range(20):
         counts = Counter(dataset[epoch, 2]["captions"])
         assert sum(counts.values()) == 5 and set(counts) == set(samples[2].captions)
@@ -146,11 +137,10 @@ TABLE = [
 ]
 
 
-def test_known_captions():
+def test_captions_are_cleaned_and_cut_as_in_blip(photos, samples):
     for text, expected in TABLE:
         assert preprocess_caption(text) == expected
-
-
-def test_words_above_the_limit_are_cut():
-    assert preprocess_caption("a b c.", max_words=3) == "a b c"
     assert preprocess_caption("w " * 40).split() == ["w"] * 30
+    samples = [samples[0]._replace(captions=("A dog, a (big) CAT.",))]
+    for most, expected in ((4, "a dog, a big"), (30, "a dog, a big cat")):
+        assert make_training(samples, photos, max_words=most)[0, 0]["captions"] == [expected]

@@ -56,9 +56,9 @@ def dataset(tars, captions_per_image=1, skip=False, shuffle_buffer=1000):
     return ShardDataset(shards, "", transform, 7, *settings, shuffle_buffer=shuffle_buffer)
 
 
-def loaded(tars, epoch=0, first=0, batch_size=4, rank=0, world_size=1, workers=0, **settings):
+def loaded(tars, epoch=0, first=0, batch_size=4, **settings):
     of_tars = dataset(tars, **settings)
-    loader = training_loader(of_tars, batch_size, 7, rank, world_size, workers)
+    loader = training_loader(of_tars, batch_size, 7)
     loader.set_epoch(epoch, first)
     batches = list(loader)
     loader.close()
@@ -131,17 +131,6 @@ def test_so_many_pairs_are_shuffled_together_as_the_buffer_takes(tars):
     assert all(len({min(i // 7, 2) for i in order[:7]}) > 1 for order in together)
 
 
-def test_batches_are_those_of_any_number_of_processes_and_workers(tars):
-    whole = loaded(tars, epoch=1, shuffle_buffer=8)
-    assert len(whole) == 4
-    for workers in (1, 2):
-        assert_same(loaded(tars, epoch=1, shuffle_buffer=8, workers=workers), whole)
-    ranks = [loaded(tars, 1, 0, 2, rank, 2, workers=rank, shuffle_buffer=8) for rank in range(2)]
-    for step, *parts in zip(whole, *ranks):
-        assert torch.equal(step["image"], torch.cat([part["image"] for part in parts]))
-        assert step["captions"] == parts[0]["captions"] + parts[1]["captions"]
-
-
 def test_batches_go_on_at_any_place_without_what_came_before(tars, monkeypatch):
     whole = loaded(tars, epoch=1, shuffle_buffer=1)
     read = []
@@ -149,7 +138,7 @@ def test_batches_go_on_at_any_place_without_what_came_before(tars, monkeypatch):
     monkeypatch.setattr(of_shards.stores, "read_range", lambda *at: read.append(at) or span(*at))
     for first in range(4):
         read.clear()
-        assert_same(loaded(tars, 1, first, workers=0, shuffle_buffer=1), whole[first:])
+        assert_same(loaded(tars, 1, first, shuffle_buffer=1), whole[first:])
         assert len(read) == 4 * (4 - first)  # no image besides those that are given out
 
 

@@ -1,35 +1,24 @@
 """Training on tars of an object store: the batches of the same tars on disk, or one line."""
 
-import io
-import json
-
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from captioning.data import ShardDataset, Shards, training_loader, training_transform
 from captioning.files.stores import StoreError
 from captioning.runtime.errors import UserError
+from tests.captioning.data.test_shards import members
 from tests.captioning.object_store import FAULTS
 from tests.captioning.tar_files import write_members
 
 
 @pytest.fixture
-def tars(s3, tmp_path):
+def tars(s3, photos, samples):
     """Return the paths of two tars of five samples, and their addresses in a store."""
-    noise = np.random.default_rng(0)
     paths, addresses = [], []
     for number in range(2):
-        members = []
-        for place in range(5):
-            image = io.BytesIO()
-            pixels = noise.integers(0, 256, (20, 24, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(image, "png")
-            told = json.dumps({"caption": f"{place} of {number}"}).encode()
-            members += [(f"{place}.png", image.getvalue()), (f"{place}.json", told)]
-        paths.append(str(tmp_path / f"{number}.tar"))
-        write_members(paths[-1], members)
+        paths.append(str(photos / f"{number}.tar"))
+        own = [s._replace(captions=(f"of {number}",)) for s in samples[5 * number :][:5]]
+        write_members(paths[-1], members(photos, own, "json"))
         s3.files.put_file(paths[-1], f"bucket/{number}.tar")
         addresses.append(f"s3://bucket/{number}.tar")
     return paths, addresses

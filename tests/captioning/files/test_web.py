@@ -174,15 +174,6 @@ def test_parts_that_are_read_together_count_as_one_file(server):
     assert stores.read_ranges(parts) == [DATA[:4]] * 5
 
 
-@pytest.mark.parametrize("by_user", [False, True])
-def test_how_long_a_server_may_take_is_its_users_to_say(server, monkeypatch, by_user):
-    settings = {"client_kwargs": {"timeout": aiohttp.ClientTimeout(sock_read=0.2)}}
-    monkeypatch.setattr(web, "SILENCE_S", 60 if by_user else 0.2)
-    monkeypatch.setitem(fsspec.config.conf, "http", settings if by_user else {})
-    server.answers["/1.jpg"] = 1.0
-    read(server, 1, FAILED)
-
-
 def test_an_outage_of_a_server_that_has_answered_is_waited_for(server, monkeypatch):
     clock = SimpleNamespace(now=0.0)
     clock.monotonic, clock.sleep = lambda: clock.now, lambda s: setattr(clock, "now", clock.now + s)
