@@ -9,6 +9,7 @@ from typing import Optional
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from smile.labels import at_least_float32, check_labels, prepare_weights, reduce_losses
 
@@ -121,22 +122,14 @@ def blocks(
         return
     segment_ids = _segment_ids(labels, segments).flatten()[labelled]
     _, caption, lengths = segment_ids.unique(return_inverse=True, return_counts=True)
-    order = caption.argsort(stable=True)
-    start = lengths.cumsum(0) - lengths
-    column = torch.arange(len(order), device=order.device) - start[caption[order]]
-    # Captions of a block have the same length when rounded up to a power of 2. bucketize returns
-    # the exponent without log2, which would need float64, and MPS has none.
-    exponents = torch.bucketize(lengths, 1 << torch.arange(63, device=lengths.device))
-    for in_block in (exponents == exponent for exponent in exponents.unique()):  # bool, by caption
-        longest = lengths[in_block].max()
-        block_row = in_block.cumsum(0) - 1  # the row of each caption in the block
-        is_selected = in_block[caption[order]]
-        cell = (block_row[caption[order]][is_selected], column[is_selected])
-        positions = labelled.new_zeros(int(in_block.sum()), int(longest))
-        positions[cell] = labelled[order][is_selected]
-        block_labels = torch.full_like(positions, ignore_index)
-        block_labels[cell] = labels.flatten()[positions[cell]]
-        yield positions, block_labels
+    captions = labelled[caption.argsort(stable=True)].split(lengths.tolist())
+    blocks_by_exponent: dict[int, list[Tensor]] = {}  # lengths are rounded up to a power of 2
+    for positions in captions:
+        blocks_by_exponent.setdefault((len(positions) - 1).bit_length(), []).append(positions)
+    for _, block in sorted(blocks_by_exponent.items()):
+        positions = pad_sequence(block, batch_first=True, padding_value=-1)
+        block_labels = labels.flatten()[positions].masked_fill(positions < 0, ignore_index)
+        yield positions.clamp(min=0), block_labels
 
 
 def number_captions(labels: Tensor, segments: Optional[Tensor]) -> tuple[Tensor, int]:
@@ -182,23 +175,13 @@ def reduce_by_caption(
     if segments is None:
         losses = loss_fn(*inputs, labels)
     else:
-        losses = _losses_by_caption(loss_fn, inputs, labels, segments, ignore_index)
+        check_segments(segments, labels)
+        # This 0 depends on the logits, so that a batch without labels has a backward pass, too.
+        zero = at_least_float32(logits.flatten()[:0].sum())
+        losses = zero.expand(labels.numel())
+        for positions, block_labels in blocks(labels, segments, ignore_index):
+            block_losses = loss_fn(*(x.flatten(0, 1)[positions] for x in inputs), block_labels)
+            is_labelled = block_labels != ignore_index
+            losses = losses.index_put((positions[is_labelled],), block_losses[is_labelled])
+        losses = losses.view_as(labels)
     return reduce_losses(losses, labels, ignore_index, reduction, weights)
-
-
-def _losses_by_caption(
-    loss_fn: Callable,
-    inputs: tuple[Tensor, ...],
-    labels: Tensor,
-    segments: Tensor,
-    ignore_index: int,
-) -> Tensor:
-    check_segments(segments, labels)
-    # This 0 depends on the logits, so that a batch without labels has a backward pass, too.
-    zero = at_least_float32(inputs[0].flatten()[:0].sum())
-    losses = zero.expand(labels.numel())
-    for positions, block_labels in blocks(labels, segments, ignore_index):
-        block_losses = loss_fn(*(x.flatten(0, 1)[positions] for x in inputs), block_labels)
-        is_labelled = block_labels != ignore_index
-        losses = losses.index_put((positions[is_labelled],), block_losses[is_labelled])
-    return losses.view_as(labels)

@@ -2,11 +2,11 @@
 
 `smile_loss`, `random_subset_loss`, `reverse_subset_loss` and `mle_loss` define the losses.
 
-SMILE and random subsetting need the logits of only a few tokens per position. The rows of the
-head's weight for these tokens are gathered, and the functions above are called as if these tokens
-were the vocabulary. MLE, reverse subsetting, the alternatives and first-token MLE need the whole
-vocabulary. Their losses are computed in chunks of positions. The gradient of a chunk is accumulated
-before its logits are freed, as in the fused cross-entropy of Liger-Kernel (arXiv 2410.10989).
+SMILE and random subsetting need the logits of only a few tokens per position, and gather the rows
+of the head's weight for these tokens. `smile_loss` is called as if they were the vocabulary. MLE,
+reverse subsetting, the alternatives and first-token MLE need the whole vocabulary. Their losses are
+computed in chunks of positions. The gradient of a chunk is accumulated before its logits are freed,
+as in the fused cross-entropy of Liger-Kernel (arXiv 2410.10989).
 """
 
 import ast
@@ -23,7 +23,7 @@ from smile.head import CHUNK_POSITIONS, Head, Transform, enable_autograd, slices
 from smile.labels import caption_types, count_labels, earlier_tokens, first_labelled, reduce_losses
 from smile.mixture import LossInputs, scores_first_token
 from smile.smile import smile_loss
-from smile.subsetting import random_subset_loss, reverse_excluded_tokens
+from smile.subsetting import random_subset, random_subset_losses, reverse_excluded_tokens
 
 IGNORED = -100  # the ignore_index of labels that are columns of gathered logits
 
@@ -235,22 +235,17 @@ class _LossAccumulator:
     def add_random(self, positions: Tensor, labels: Tensor, sampled: Tensor) -> None:
         """Add random subsetting's losses, except first tokens scored by MLE. sampled: (B, N, R)."""
         is_scored = self._scored_by_subset("random", labels)  # (C, L)
-        positions, label = (x[is_scored].unsqueeze(1) for x in (positions, labels))  # (M, 1) each
-        candidates = sampled.flatten(0, 1)[positions.squeeze(1)]  # (M, R)
-        if self.settings.pad_token_id is not None:
-            candidates = candidates.where(candidates != self.settings.pad_token_id, label)
-        columns = torch.cat([label, candidates], dim=1)  # (M, 1 + R)
-        first_columns = (columns.unsqueeze(2) == columns.unsqueeze(1)).int().argmax(2)
-        size = 2 * columns.size(1) * self.head.hidden.size(1)
+        positions, labels = positions[is_scored], labels[is_scored]  # (M,) each
+        words = sampled.flatten(0, 1)[positions]  # (M, R)
+        tokens, repeated = random_subset(labels, words, self.settings.pad_token_id)  # (M, 1 + R)
+        size = 2 * tokens.size(1) * self.head.hidden.size(1)
 
         def loss_fn(logits, chunk):  # (m, 1, 1 + R)
-            # As above, ids are columns of the gathered logits. The label's column is the first.
-            ids = first_columns[chunk].unsqueeze(1)
-            label, candidates = ids[..., 0], ids[..., 1:]
-            return random_subset_loss(logits, label, candidates, IGNORED, reduction="none")
+            return random_subset_losses(logits, repeated[chunk].unsqueeze(1))
 
+        positions = positions.unsqueeze(1)
         all_scored = torch.ones_like(positions, dtype=torch.bool)
-        self._add_gathered("random", positions, columns, all_scored, size, loss_fn)
+        self._add_gathered("random", positions, tokens, all_scored, size, loss_fn)
 
     def _add_gathered(
         self,

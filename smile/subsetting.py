@@ -30,19 +30,36 @@ def random_subset_loss(
     """
 
     def loss_fn(logits: Tensor, words: Tensor, labels: Tensor) -> Tensor:
-        label = labels.masked_fill(labels == ignore_index, 0).unsqueeze(2)
-        if pad_token_id is not None:
-            words = words.where(words != pad_token_id, label)
-        columns = torch.cat([label, words], dim=2)  # (B, N, 1 + R), the ids of the subset
-        repeated = (columns.unsqueeze(3) == columns.unsqueeze(2)).tril(diagonal=-1).any(dim=3)
-        subset = at_least_float32(logits.gather(2, columns))
-        losses = subset.masked_fill(repeated, float("-inf")).logsumexp(2) - subset[..., 0]
+        label = labels.masked_fill(labels == ignore_index, 0)
+        columns, repeated = random_subset(label, words, pad_token_id)
+        losses = random_subset_losses(logits.gather(2, columns), repeated)
         if first_token_mle:
             losses = with_first_token_mle(losses, logits, labels, ignore_index)
         return losses
 
     options = (ignore_index, reduction, segments, weights)
     return reduce_by_caption(loss_fn, (logits, words), labels, *options)
+
+
+def random_subset(
+    label: Tensor, words: Tensor, pad_token_id: Optional[int]
+) -> tuple[Tensor, Tensor]:
+    """Return the tokens of each subset, int64 (..., 1 + R), and a mask of the repeated ones.
+
+    label: (...), always the first token. words: (..., R). A `pad_token_id` is replaced by the
+    label.
+    """
+    label = label.unsqueeze(-1)
+    if pad_token_id is not None:
+        words = words.where(words != pad_token_id, label)
+    tokens = torch.cat([label, words], dim=-1)
+    return tokens, (tokens.unsqueeze(-1) == tokens.unsqueeze(-2)).tril(diagonal=-1).any(dim=-1)
+
+
+def random_subset_losses(subset: Tensor, repeated: Tensor) -> Tensor:
+    """Return losses (B, N) of the logits (B, N, 1 + R) of `random_subset`'s tokens."""
+    subset = at_least_float32(subset)
+    return subset.masked_fill(repeated, float("-inf")).logsumexp(2) - subset[..., 0]
 
 
 def reverse_subset_loss(

@@ -49,15 +49,11 @@ class LinearHead(NamedTuple):
         same = torch.isclose(model_logits, expected, rtol=rounding, atol=rounding, equal_nan=True)
         return ~same.flatten(1).all(1)
 
-    def compute_objective(
-        self,
-        objective: Objective,
-        hidden: Tensor,
-        labels: Tensor,
-        segments: Optional[Tensor] = None,
-        weights: Optional[Tensor] = None,
-    ) -> ObjectiveOutput:
-        """Compute the objective from the head's input (B, N, D); see `Objective.from_hidden`."""
+    def compute_objective(self, objective: Objective, hidden: Tensor, *targets) -> ObjectiveOutput:
+        """Compute the objective from the head's input (B, N, D).
+
+        targets: labels, segments and weights; see `Objective.from_hidden`.
+        """
         weight, bias = self.module.weight, self.module.bias
         if self.bias is not None:
             extra_bias = self.bias.to(weight)
@@ -65,9 +61,7 @@ class LinearHead(NamedTuple):
         if self.vocabulary is not None:
             weight, bias = (x if x is None else x[: self.vocabulary] for x in (weight, bias))
         scale, softcap = self.transform
-        return objective.from_hidden(
-            hidden, weight, bias, labels, segments, weights, scale=scale, softcap=softcap
-        )
+        return objective.from_hidden(hidden, weight, bias, *targets, scale=scale, softcap=softcap)
 
 
 def linear_head(model: nn.Module) -> Optional[LinearHead]:

@@ -26,7 +26,7 @@ def uncached(logits):
 
 
 class PrefixModel:
-    """Logits that depend on all tokens of a row and on its prompt."""
+    """Computes logits that depend on all tokens of a row and on its prompt."""
 
     def __init__(self, vocabulary, seed, ends=1.0):
         generator = torch.Generator().manual_seed(seed)
@@ -35,7 +35,7 @@ class PrefixModel:
         self.prompt_bias = torch.randn(50, vocabulary, generator=generator)
 
     def logits(self, tokens):
-        """tokens (R, n), the first one naming the prompt -> (R, V)."""
+        """Return logits (R, V) of tokens (R, n). The first token identifies the prompt."""
         positions = torch.arange(tokens.size(1)) % 40
         decay = 0.5 ** torch.arange(tokens.size(1)).flip(0)
         picked = self.weight[positions, tokens % self.weight.size(1)]  # (R, n, V)
@@ -46,7 +46,7 @@ class PrefixModel:
 
 
 def reference_beam_search(model, prompt, chosen):
-    """One prompt, in lists, as transformers 4.15.0 searches."""
+    """Search like transformers 4.15.0, for one prompt."""
     size = chosen.num_beams // chosen.num_beam_groups
     first = [(prompt.tolist(), 0.0)] + [(prompt.tolist(), -1e9)] * (size - 1)
     groups = [first] * chosen.num_beam_groups
@@ -101,7 +101,7 @@ def reference_beam_search(model, prompt, chosen):
 
 
 def repeating(tokens, size):
-    """The words that would complete an n-gram of `size` a second time."""
+    """Return the words that would repeat an n-gram of `size`."""
     begun = tokens[len(tokens) - size + 1 :]
     starts = range(len(tokens) - size + 1 if size else 0)
     return {tokens[i + size - 1] for i in starts if tokens[i : i + size - 1] == begun}

@@ -20,14 +20,14 @@ GUIDED = {
 
 
 class TwoStreams:
-    """Two prefix models, the second of the other image; both exclude a word, as captioners do."""
+    """Two prefix models, the second for the other image. Both exclude a word, as captioners do."""
 
     def __init__(self, chosen, seed):
         self.own, self.other = PrefixModel(8, seed), PrefixModel(8, seed + 100)
         self.chosen = chosen
 
     def logits(self, tokens):
-        """The formula, (R, n) -> float64 (R, V)."""
+        """Return the formula's logits, float64 (R, V), of tokens (R, n)."""
         own, other = (
             model.logits(tokens)[:, 1:].double().log_softmax(-1) for model in (self.own, self.other)
         )
@@ -41,7 +41,7 @@ class TwoStreams:
         return torch.nn.functional.pad(logits, (1, 0), value=float("-inf"))
 
     def step(self):
-        """Of both streams, the first half of the rows and the second."""
+        """Return the step function of both streams."""
 
         def logits(rows):
             own, other = rows.chunk(2)
@@ -55,7 +55,7 @@ class TwoStreams:
 @pytest.mark.parametrize("kind", GUIDED)
 @pytest.mark.parametrize("search", [{"num_beams": 4}, {"num_beams": 4, "num_beam_groups": 2}])
 def test_beams_are_those_of_a_naive_search_over_the_formula(kind, seed, search):
-    """Prompts end at different steps, and are then no longer stepped."""
+    """Prompts end at different steps."""
     chosen = DecodingSettings(**GUIDED[kind], **search, num_return=2, max_length=9, min_length=3)
     model = TwoStreams(chosen, seed)
     prompts = torch.tensor([[2, 3], [3, 4], [6, 5], [7, 2]])

@@ -13,7 +13,7 @@ END, PAD, VOCABULARY = 1, 0, 7
 
 
 def markov(seed=0):
-    """A table of logits by last token, and a step function over it that needs no cache."""
+    """Return logits by last token (V, V), and a step function that reads them."""
     table = 2 * torch.randn(VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(seed))
     return table, lambda tokens, rows: table[tokens[..., -1]]
 

@@ -19,7 +19,7 @@ LOUDER = {True: 6.0, False: 2.0}
 
 @contextlib.contextmanager
 def without_tf32():
-    """Convolutions in float32 proper, which torch leaves to a faster precision by default."""
+    """Compute convolutions in full float32."""
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False
     try:
@@ -54,7 +54,7 @@ def texts(captioner, count):
 
 
 def compare(found, expected, tie, card, what):
-    """The tokens are equal, but where the scores say that two captions are as good."""
+    """Assert that tokens are equal, except where scores show a tie."""
     width = max(found.token_ids.size(2), expected.token_ids.size(2))
     ours, theirs = (
         torch.nn.functional.pad(x.token_ids[:, 0].cpu(), (0, width - x.token_ids.size(2)))
@@ -104,14 +104,14 @@ def test_beam_search_has_the_tokens_of_the_cpu(card):
 
 
 def test_compiled_steps_have_the_tokens_of_eager_ones(card):
-    """In fp32 of a tiny captioner, which is compiled in seconds."""
+    """In fp32 only for a tiny captioner, which compiles in seconds."""
     compiled_like_eager(card, loud(True).to(card.device), torch.float32, 3, 8)
     batch, length = (3, 8) if card.tiny else (64, 20)
     compiled_like_eager(card, captioners(card)[1], torch.bfloat16, batch, length)
 
 
 def compiled_like_eager(card, captioner, dtype, batch, length):
-    """A CUDA graph is replayed for a second batch and for a smaller one, in part of its memory."""
+    """The CUDA graph is replayed for a second batch and for a smaller one."""
     torch._dynamo.reset()
     settings = DecodingSettings(num_beams=3, max_length=length)
     image = images(captioner, batch).to(card.device)

@@ -30,7 +30,7 @@ print("the loss is", loss.item(), weight.grad.sum().item())
 
 
 def in_processes(card, work):
-    """Call work(device) in a process for each GPU, joined by NCCL, or here in a rehearsal."""
+    """Call work(device) in a process for each GPU, or in this process in a rehearsal."""
     world = torch.cuda.device_count() if card.on_gpu else 1
     meeting = card.folder / f"{work.__name__}.store"
     meeting.unlink(missing_ok=True)  # from an earlier run
@@ -102,7 +102,7 @@ def test_ddp_and_fsdp2_have_the_gradients_of_one_process(card):
 
 
 def test_a_label_beyond_the_head_ends_the_process(card):
-    """On a GPU the kernel's assertion says so, since nothing waits for the labels."""
+    """On a GPU a kernel's assertion fails, because labels are not checked."""
     message = "device-side assert" if card.on_gpu else "but the vocabulary has 11 tokens"
     for objective in ("smile",) if card.tiny else ("smile", "mle"):
         command = [sys.executable, "-c", BEYOND, str(card.device), objective]

@@ -104,7 +104,7 @@ def test_bulk_captioning_that_runs_out_of_memory_takes_half_and_goes_on(card):
 
 @contextlib.contextmanager
 def short_of_memory(card, model, work):
-    """Within the block there is too little for `work`; in a rehearsal the captioner says so."""
+    """Leave too little memory for `work`. In a rehearsal, the captioner raises the error."""
     if not card.on_gpu:
         generate, most = model.captioner.generate_details, model.batch_size // 2
 

@@ -30,7 +30,7 @@ def test_a_compiled_step_has_the_gradient_of_an_eager_one(card):
 
 
 def test_memory_is_flat_after_200_steps(card):
-    """Steps of captions of other lengths each, with the optimiser; the first tenth may grow."""
+    """Every step has captions of another length. Memory may grow in the first tenth."""
     training = Training(card.tiny, with_peer=False, device=card.device)
     count, held = (8, []) if card.tiny else (200, [])
     image = random_images(training.ours, 4).to(card.device)

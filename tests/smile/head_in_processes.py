@@ -1,4 +1,4 @@
-"""A head whose rows processes divide, and models of tensor parallelism, against one process."""
+"""A sharded head and tensor parallel models give the results of one process."""
 
 import gc
 import itertools
@@ -60,7 +60,7 @@ def found(losses, inputs, labels, **how):
 
 
 def divided(inputs, mesh):
-    """Hidden states as they are; weight and bias by rows."""
+    """Plain hidden states, and a weight and bias that are sharded by rows."""
     hidden, *head = inputs
     return [leaf(hidden), *(leaf(distribute_tensor(x, mesh, [Shard(0)])) for x in head)]
 
@@ -169,7 +169,7 @@ def step(model, *inputs):
 
 
 def tensor_parallel(mesh):
-    """A model as torch's recipes divide it, its embedding tied to its head or not, compiled too."""
+    """A tensor parallel model, with and without a tied embedding, eager and compiled."""
     labels = example()[1][:, 1:]  # torch 2.8 divides no odd number of positions
     tokens = labels.clamp(min=0).roll(1, 1)
     plain = {
@@ -200,7 +200,7 @@ CASES = {
 
 
 def main(cases):
-    """What each of the processes does."""
+    """Run in each process."""
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for case in cases:

@@ -22,7 +22,7 @@ HERE = [name for name in sorted(FAMILIES) if hasattr(transformers, class_of(name
 
 
 def make(name):
-    """The family in float64, so that losses can be compared; in evaluation mode."""
+    """Return the family in float64 and in evaluation mode."""
     family = FAMILIES[name]()
     batch = {k: in_float64(v) for k, v in family.batch.items()}
     knows_float64(family.model)
@@ -35,7 +35,7 @@ def in_float64(value):
 
 
 def knows_float64(model):
-    """Make do where transformers has no mask, or no product of experts, in float64."""
+    """Replace masks and grouped products of transformers that do not support float64."""
     if hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")
     for module in model.modules():

@@ -15,7 +15,7 @@ LLAMA, LLAVA = "LlamaForCausalLM", "LlavaForConditionalGeneration"
 
 
 def made(name):
-    """The family in training, always the same, with nothing left to chance."""
+    """Return the family in training mode, with fixed weights and without dropout."""
     torch.manual_seed(0)
     family = hf_models.make(name)
     family.model.train()
@@ -28,7 +28,7 @@ def made(name):
 
 
 def gradients(model):
-    """By the names of parameters, without what torch's wrappers of modules add to them."""
+    """Return gradients by parameter name, without the prefixes of torch's wrappers."""
     found = {}
     for name, parameter in model.named_parameters():
         name = re.sub(r"_checkpoint_wrapped_module\.|_orig_mod\.|^module\.", "", name)
@@ -39,7 +39,7 @@ def gradients(model):
 
 
 def definition(name):
-    """The loss and its gradients, from the logits of a model that nothing was done to."""
+    """Return SMILE's loss and gradients, from the logits of the unchanged model."""
     family = made(name)
     batch = dict(family.batch)
     labels = batch.pop("labels")
@@ -54,9 +54,9 @@ def definition(name):
 
 
 def each_alone(model, rows, objective):
-    """The loss and every gradient of a step on the rows: each alone, unpadded, from its logits.
+    """Return loss and gradients of a step on the rows, each computed alone and unpadded.
 
-    A row has what the model reads, labels, and maybe weights: lists, or tensors of one row.
+    A row has the model's inputs, labels and optional weights: lists, or tensors (1, N).
     """
     model, total, tokens = copy.deepcopy(model).train(), 0.0, 0
     for row in rows:
@@ -76,7 +76,7 @@ def each_alone(model, rows, objective):
 
 
 def assert_trains(name, model, tolerance=1e-9):
-    """A step of the model on the family's batch is the definition's."""
+    """Assert that a step on the family's batch has the loss and gradients of `definition`."""
     model.zero_grad()
     loss = model(**made(name).batch).loss
     loss.backward()

@@ -35,13 +35,13 @@ def compare_routers(cls, folder, coefficient, **options):
 
 
 def evaluate(cls, folder):
-    """The trainer weighs either half by its rows."""
+    """The trainer weights each half by its rows."""
     options = {"eval_dataset": parts.data_set(ROWS), "per_device_eval_batch_size": 2}
     assert_parts(parts.make(cls, folder, ROWS, **options).evaluate(), "eval_")
 
 
 def refused(folder):
-    """DPOTrainer ends in its first step, in both processes, before they wait for each other."""
+    """Both processes raise in DPOTrainer's first step, before they synchronise."""
     model = transformers.LlamaForCausalLM.from_pretrained(f"{folder}/model")
     trainer = parts.of_trl("DPO", folder, use_smile(model))
     parts.refused_in_training(trainer, "LlamaModel was run outside")

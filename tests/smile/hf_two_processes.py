@@ -21,14 +21,14 @@ def step(model, batch, items):
 
 
 def with_a_forward_set(model):
-    """As trainers set one, with what was there before in it."""
+    """Set a forward that calls the previous one, as trainers do."""
     before = model.forward
     model.forward = types.MethodType(lambda self, *a, **k: before(*a, **k), model)
     return model
 
 
 def sharded(model):
-    """FSDP2 as it is usually put: each layer, then the model."""
+    """Apply FSDP2 to each layer, then to the model."""
     for module in list(model.modules()):
         if type(module).__name__ in ("GPT2Block", "LlamaDecoderLayer", "T5Block"):
             fully_shard(module)
@@ -59,7 +59,7 @@ def compare(name, rank):
 
 
 def main(names):
-    """What each of the two does."""
+    """Run in each of the two processes."""
     dist.init_process_group("gloo")
     for name in names:
         compare(name, dist.get_rank())

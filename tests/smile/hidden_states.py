@@ -28,7 +28,7 @@ HOW = {
 
 
 def example(captions=5, length=7, vocabulary=23, width=6, dtype=torch.float64):
-    """Hidden states, a head and labels with padding, gaps, and captions of one word and of none."""
+    """Return ([hidden, weight, bias], labels) with padding, gaps, and captions of 1 and 0 words."""
     hidden = torch.randn(captions, length, width, dtype=dtype, requires_grad=True)
     weight = torch.randn(vocabulary, width, dtype=dtype, requires_grad=True)
     bias = torch.randn(vocabulary, dtype=dtype, requires_grad=True)
@@ -52,15 +52,14 @@ def fused(objective, inputs, labels, **how):
 
 
 def gradients(loss, inputs):
-    """Of the inputs that have one, for a loss of which each entry is multiplied by another factor
-    above 1."""
+    """Return the gradients of a weighted sum of the loss's entries."""
     factors = torch.arange(3, 3 + loss.numel()).view_as(loss)
     wanted = [x for x in inputs if x is not None and x.requires_grad]
     return torch.autograd.grad((loss * factors).sum(), wanted, retain_graph=True)
 
 
 def compare(objective, inputs, labels, rtol=1e-10, atol=1e-12, **how):
-    """Both ways give equal outputs, and equal gradients of every input; returns the second's."""
+    """Assert that both ways give equal outputs and gradients; return those of the fused loss."""
     expected, found = (way(objective, inputs, labels, **how) for way in (by_definition, fused))
     torch.testing.assert_close(found, expected, rtol=rtol, atol=atol)
     assert list(found.parts) == list(expected.parts)

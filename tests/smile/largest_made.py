@@ -6,7 +6,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class LargestMade(TorchDispatchMode):
-    """Keeps the number of elements of the largest tensor, `besides` some shapes, made under it."""
+    """Records the size of the largest tensor that is created, except those of shapes `besides`."""
 
     def __init__(self, besides=()):
         super().__init__()

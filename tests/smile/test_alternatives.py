@@ -97,7 +97,7 @@ def spec_of(name, parameters, weight=1.0):
 
 
 def example():
-    """Logits of a few words, so that words come again; padding, gaps, captions of one and none."""
+    """Return logits of a small vocabulary, and labels that repeat, with padding and gaps."""
     torch.manual_seed(0)
     logits = (3 * torch.randn(5, 8, 6, dtype=torch.float64)).requires_grad_()
     labels = torch.randint(6, (5, 8))
@@ -195,7 +195,7 @@ def test_gem_has_no_share_for_a_word_that_is_impossible(h):
 
 
 def means_of(losses, labels, segments):
-    """The mean loss of each caption by hand, with its tokens: [(mean, [(row, position)])]."""
+    """Return each caption's mean loss and tokens: [(mean, [(row, position)])]."""
     captions = {}
     for b, n in (labels != IGNORE).nonzero().tolist():
         captions.setdefault((b, segments[b, n].item()), []).append((b, n))

@@ -18,7 +18,7 @@ each_spec = pytest.mark.parametrize("spec", SPECS, ids=str)
 
 
 class SampledBefore(Objective):
-    """Random subsetting takes the words given to it, so that packed and padded rows share them."""
+    """Random subsetting with given tokens, which packed and padded rows share."""
 
     words = None
 
@@ -27,7 +27,7 @@ class SampledBefore(Objective):
 
 
 def packed_rows(rows, start):
-    """Rows of captions, each (unlabelled tokens before it, labels), packed; the same ones padded.
+    """Pack and pad rows of captions, each (unlabelled tokens before it, labels).
 
     Returns the packed labels (B, N), their segments, the padded labels (C, L), and for each padded
     label its place in the packed rows.
@@ -76,7 +76,7 @@ def test_packed_captions_are_padded_captions(rows, spec, first, reduction, weigh
         return None if x is None else x.flatten(0, 1)[places]
 
     def found(output, labels, places):
-        """Loss, number of tokens and gradients; losses of tokens weigh as their place."""
+        """Return loss, number of tokens and gradients. A token's loss is weighted by its place."""
         loss = output.loss
         if reduction == "none":
             loss = (loss * (places + 1))[labels != IGNORE].sum()
@@ -122,7 +122,7 @@ def test_a_weight_of_0_is_no_label_and_one_of_2_is_twice(spec):
 @pytest.mark.parametrize("pad_token_id", [None, 0])
 @each_spec
 def test_rows_of_no_labels_at_all(spec, pad_token_id):
-    """As a decoder's of one token, of which none is predicted."""
+    """Such as those of a decoder's single token."""
     objective = Objective(spec, pad_token_id=pad_token_id)
     hidden, head = torch.randn(2, 0, WIDTH, requires_grad=True), torch.randn(9, WIDTH)
     labels = torch.zeros(2, 0, dtype=torch.long)
@@ -173,7 +173,7 @@ def test_boundaries_are_read_on_a_cpu_alone_and_not_while_compiling():
 
 
 def test_positions_of_an_image_are_no_new_caption():
-    """Time, height and width of one word, four tokens of an image and two words; then again."""
+    """Time, height and width of one word, an image of four tokens and two words, twice."""
     one = torch.tensor([[0, 1, 1, 1, 1, 3, 4], [0, 1, 1, 2, 2, 3, 4], [0, 1, 2, 1, 2, 3, 4]])
     grid = torch.cat([one, one], 1)[:, None]
     assert segments_from_position_ids(grid).tolist() == [[0] * 7 + [1] * 7]

@@ -80,7 +80,7 @@ def test_what_is_frozen_has_no_gradient(spec, frozen):
 @pytest.mark.parametrize("hidden_dtype", ["autocast", torch.float32])
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_half_precision_is_that_of_the_definition(spec, dtype, hidden_dtype):
-    """Logits in half precision, the softmax in float32. The reference is as far from float64."""
+    """The error against float64 is that of half-precision logits with a float32 softmax."""
     inputs, labels = example(width=32, dtype=torch.float32)
     if hidden_dtype == "autocast":
         inputs[0] = inputs[0].detach().to(dtype).requires_grad_()
@@ -136,7 +136,7 @@ def test_a_gradient_of_the_gradient_is_refused():
 
 
 def test_the_same_gradients_on_every_run():
-    """Rows of the head that many captions share are summed in one order, as resuming needs."""
+    """Gradients of rows that captions share are summed in a fixed order, as resumption needs."""
     torch.manual_seed(0)
     inputs, labels = example(64, 20, 50, 64, torch.float32)
     threads = torch.get_num_threads()
@@ -164,7 +164,7 @@ def test_the_same_gradients_on_every_run():
     ],
 )
 def test_nothing_of_the_size_of_all_logits_is_made(spec, first, largest, monkeypatch):
-    """Besides the one gradient of the weight; all logits would be 8 * 20 * 5000."""
+    """Except the gradient of the weight. All logits would be 8 * 20 * 5000."""
     monkeypatch.setitem(head.CHUNK_POSITIONS, "cpu", 16)
     inputs, labels = example(8, 20, 5000, 4, torch.float32)
     with LargestMade(besides=[(5000, 4), (4, 5000)]) as made:

@@ -25,7 +25,7 @@ class Cosine(torch.nn.Linear):
 
 
 def assert_from_logits(model, batch):
-    """The head's input is not read, which a line says; the loss is that from logits."""
+    """Assert that the loss is computed from logits, with a warning."""
     expected = use_smile(model, MIXTURE)(**batch).loss
     with pytest.warns(UserWarning, match="is trained from logits: smile.hf.head_table lacks"):
         output = use_smile(model, MIXTURE, from_hidden=True).train()(**batch)
@@ -45,7 +45,7 @@ def test_a_head_that_is_not_linear_is_not_read():
 
 
 class Louder(transformers.GPT2LMHeadModel):
-    """A user's model, which changes its logits as no table tells."""
+    """A user's model that scales its logits."""
 
     def forward(self, *args, labels=None, **kwargs):
         output = super().forward(*args, **kwargs)
@@ -110,7 +110,7 @@ def test_rows_of_the_table(name, values, transform):
 
 
 class PaliGemmaForConditionalGeneration(torch.nn.Module):
-    """As of transformers 4.41 to 4.57, where words see all words unless labels are given."""
+    """The one of transformers 4.41 to 4.57: its mask is causal only if labels are given."""
 
     __module__ = "transformers.models"
 
@@ -187,7 +187,7 @@ def test_the_parts_of_routers_are_reported_and_may_not_be_missing():
 
 
 class Regularised(transformers.GPT2LMHeadModel):
-    """A model of somebody's own, whose loss has a part that no labels are needed for."""
+    """A user's model, whose loss has a term without labels."""
 
     def forward(self, *args, labels=None, **kwargs):
         output = super().forward(*args, labels=labels, **kwargs)
@@ -220,7 +220,7 @@ CHANGES = [
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_head_that_was_changed_is_not_read(change):
-    """Its weight and bias do not give its logits any more."""
+    """Its weight and bias no longer determine its logits."""
     (model, batch, *_), other = made(GPT2), made(GPT2).model
     change(other.lm_head)
     assert_from_logits(other, batch)

@@ -23,14 +23,14 @@ MULTILINGUAL = [
 
 
 def opened(labels, openings):
-    """Labels with an end after each, behind openings (3, n) or one for all (n,)."""
+    """Return labels with an end token, after openings (3, n) or (n,)."""
     ended = F.pad(labels, (0, 1), value=-100)
     ended[torch.arange(3), (labels != -100).sum(1)] = END
     return torch.cat([torch.tensor(openings).expand(3, -1), ended], 1)
 
 
 def expected(model, batch, openings):
-    """The openings' cross-entropy over all words, and SMILE of what follows them, by formula."""
+    """Return the openings' cross-entropy over the vocabulary plus SMILE of the rest, by formula."""
     logits, labels = undo(model)(**batch).logits, batch["labels"]
     first = F.cross_entropy(
         logits[:, :openings].flatten(0, 1), labels[:, :openings].flatten(), reduction="sum"
@@ -47,7 +47,7 @@ def assert_is(expected, model, batch, objective=None):
 
 @pytest.mark.parametrize("name", [BART, VED])
 def test_a_beginning_of_a_text_is_scored_over_all_words_and_is_none_of_them(name):
-    """BART's `<s>`; the [CLS] of a BERT that is a decoder, which begins with it, too."""
+    """BART's `<s>`, and the [CLS] of a BERT decoder."""
     model, batch, *_ = made(name)
     batch["labels"] = labels = opened(batch["labels"], [START])
     loss = expected(model, batch, 1)
@@ -127,7 +127,7 @@ def test_captions_without_their_beginning(spec, first):
 
 
 def test_the_trainers_division_is_by_what_is_scored(tmp_path):
-    """All special tokens with SMILE, and none of them with truncation."""
+    """SMILE scores all special tokens, truncation none of them."""
     from tests.smile import trainer_parts
 
     torch.manual_seed(0)
@@ -152,7 +152,7 @@ TEXT = [9, 10, 11, END]
 
 
 def llava(tokens, rows=1):
-    """LLaVA with the objective, and rows whose labels are the tokens."""
+    """Return LLaVA with the objective, and rows whose labels are the tokens."""
     model, batch, *_ = made(LLAVA)
     model.config.text_config.bos_token_id = START
     words = torch.tensor([tokens] * rows)

@@ -16,7 +16,7 @@ needs_llama = hf_steps.needs(LLAMA)
 
 
 def rows_of(texts, seed=0):
-    """A row for each (tokens of the prompt, of the caption)."""
+    """Return a row for each (number of prompt tokens, of caption tokens)."""
     torch.manual_seed(seed)
     rows = []
     for prompt, caption in texts:
@@ -27,7 +27,7 @@ def rows_of(texts, seed=0):
 
 
 def packed(rows):
-    """One row, whose positions start again and whose attention stays in a text."""
+    """Pack the rows. Positions restart with each text, and attention stays within it."""
     batch = {key: torch.cat([row[key] for row in rows], 1) for key in rows[0]}
     lengths = [row["labels"].size(1) for row in rows]
     number = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
@@ -53,7 +53,7 @@ def assert_step(model, batch, expected):
     shifted=st.booleans(),
 )
 def test_boundaries_wherever_they_are(texts, seed, from_hidden, source, shifted):
-    """Texts without a prompt, whose first token is no label, too; and of one token."""
+    """Includes texts without a prompt, whose first token is not scored, and texts of one token."""
     rows, model = rows_of([text for text in [*texts, (1, 1)] if sum(text)], seed), made(LLAMA).model
     expected = hf_steps.each_alone(model, rows, Objective())
     batch, number, positions = packed(rows)
@@ -70,7 +70,7 @@ def test_boundaries_wherever_they_are(texts, seed, from_hidden, source, shifted)
 @needs_llama
 @pytest.mark.parametrize("shifted", [False, True])
 def test_segments_beside_positions_that_go_on(shifted):
-    """A caption's first token does not follow from the caption before, wherever positions are."""
+    """The previous caption does not predict a caption's first token, whatever its positions."""
     model, rows = made(LLAMA).model, rows_of([(0, 5), (2, 3), (0, 4)])
     expected = hf_steps.each_alone(model, rows, ALL)
     batch, number, _ = packed(rows)
@@ -235,7 +235,6 @@ def test_what_does_not_fit_is_one_line():
     model, batch = use_smile(family.model), family.batch
     labels = batch["labels"]
     for more, line in (
-        ({"segments": torch.cat([labels, labels], 1)}, r"segments is \(3, 14\), but labels"),
         ({"segments": labels[:, 1:]}, r"segments is \(3, 6\), but labels is \(3, 7\)"),
         ({"weights": torch.ones(3, 6)}, r"weights is \(3, 6\), but labels is \(3, 7\)"),
         ({"seq_idx": labels[:, 1:]}, r"seq_idx is for \(3, 6\) tokens, but labels is \(3, 7\)"),

@@ -24,7 +24,7 @@ masked = pytest.mark.skipif(VERSION < (4, 53), reason="masks read no positions")
 
 
 def leaking():
-    """OPT, whose attention reads no positions, or GPT-2 before any did."""
+    """Return OPT, whose mask ignores positions, or GPT-2 of an old transformers."""
     if transformers.__version__ == "4.15.0":
         return made(GPT2).model
     sizes = {"hidden_size": 16, "ffn_dim": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -86,7 +86,7 @@ def test_places_that_attention_does_not_read_are_refused(kind, places):
     ],
 )
 def test_attention_and_version_decide(attention, version, rows, places, refused, monkeypatch):
-    """Flash attention finds texts in a single row alone; the others read positions since 4.53."""
+    """Flash attention separates texts only in a single row; the others by positions since 4.53."""
     model = made(LLAMA).model
     monkeypatch.setattr(model.config, "_attn_implementation_internal", attention)
     monkeypatch.setattr(sys.modules["transformers"], "__version__", version)
@@ -147,7 +147,7 @@ def photos(name):
 @masked
 @pytest.mark.parametrize("name", [name for name in PHOTOS if name in hf_models.HERE])
 def test_photos_of_a_packed_row_do_not_see_each_other(name):
-    """With a cache they would; some forwards take use_cache without naming it."""
+    """With a cache they would, also in forwards that take use_cache as a **kwarg."""
     model, alone, row = photos(name)
     use_smile(model)
     tokens = [(one["labels"][:, 1:] != -100).sum() for one in alone]
@@ -157,7 +157,7 @@ def test_photos_of_a_packed_row_do_not_see_each_other(name):
 
 @needs(PHOTOS[2])
 def test_photos_that_see_each_other_are_refused():
-    """With positions of time, height and width alone, in which transformers sees no texts."""
+    """Positions of time, height and width do not tell transformers where texts begin."""
     model, _, row = photos(PHOTOS[2])
     with one_line(SEEN):
         use_smile(model)(**{**row, "position_ids": row["position_ids"][1:]})

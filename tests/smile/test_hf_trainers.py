@@ -44,7 +44,7 @@ PACKED = pytest.mark.parametrize("packing", [{}, STEPS["packed"]], ids=["padded"
 @PACKED
 @pytest.mark.parametrize("alone", [None, False])
 def test_completions_alone_are_scored(packing, alone, tmp_path):
-    """Unless TRL is told to score prompts too, which are then of the caption."""
+    """Unless TRL is set to score prompts, too; they are then part of the caption."""
     data = [{"prompt": "user : a cat", "completion": " " + caption} for caption in CAPTIONS]
     asked = ids("user : a cat")
     said = [ids(caption + " </s>") for caption in CAPTIONS]
@@ -56,7 +56,7 @@ def test_completions_alone_are_scored(packing, alone, tmp_path):
 
 @PACKED
 def test_each_turn_of_an_assistant_is_a_caption(packing, tmp_path):
-    """Two turns in a conversation: the words of one are not in the subset of the other."""
+    """The subset of one turn does not have the words of another."""
     data, expected = [], []
     for one, other in zip(CAPTIONS, CAPTIONS[1:]):
         turns = [("user", "a cat"), ("assistant", one), ("user", "dog"), ("assistant", other)]

@@ -37,7 +37,7 @@ def test_logs_have_the_parts_and_nothing_wrong(cls, tmp_path):
 
 @BOTH
 def test_evaluation_loss(cls, tmp_path):
-    """It is the objective's, and costs no logits; the trainer weighs batches by their rows."""
+    """It is the objective's, without logits. The trainer weights batches by their rows."""
     model, smile = llama(vocab_size=3000), Objective("smile")
     batches = (parts.rows()[:3], parts.rows()[3:])
     loss = sum(parts.expected(batch, model, smile)[0] * len(batch) for batch in batches) / 5
@@ -69,7 +69,7 @@ def test_metrics_get_logits(cls, tmp_path):
 
 
 def test_a_model_that_is_made_by_the_trainer(tmp_path):
-    """It is made at first, and again when training begins; it cannot count tokens itself."""
+    """It is built twice: at first, and when training begins."""
     made = []
 
     def model_init():
@@ -94,7 +94,7 @@ def test_predict_with_generate(tmp_path):
 
 @BOTH
 def test_losses_of_routers(cls, tmp_path):
-    """They are the mean over accumulated batches, of TRL's coefficient where that is given."""
+    """They are averaged over accumulated batches, and weighted by TRL's coefficient if given."""
     options = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 5}
     coefficient = 0.25
     if cls is SmileSFTTrainer:
@@ -107,7 +107,7 @@ def test_losses_of_routers(cls, tmp_path):
 
 
 def collate(examples):
-    """One packed row that weighs every token, the first of each caption too."""
+    """Return one packed row with a weight for every token."""
     ends = torch.tensor([len(example["input_ids"]) for example in examples])
     batch = {
         key: torch.tensor([[x for example in examples for x in example[key]]])
@@ -127,7 +127,7 @@ def test_weights_of_tokens(cls, tmp_path):
 
 
 def test_the_collator_of_trl_for_photos(tmp_path):
-    """It labels a question and photos of a `text`, which is refused; and of a prompt neither."""
+    """A `text` is refused, because prompt and image are labelled; a prompt is not labelled."""
     from PIL import Image
 
     folder = str(tmp_path / "model")
@@ -164,7 +164,7 @@ def test_the_trainers_objective_replaces_that_of_the_model_and_is_not_saved(tmp_
 
 @pytest.mark.parametrize("made", [llama, parts.t5])
 def test_segments_and_weights_of_a_data_set(made, tmp_path):
-    """Trainer leaves out columns that it does not see in the signature of the forward."""
+    """Trainer removes columns that are not in the signature of the forward."""
     row = max(parts.rows(), key=lambda row: len(row["labels"]))
     middle = len(row["labels"]) // 2
     row["segments"] = [place // middle for place in range(len(row["labels"]))]

@@ -43,7 +43,7 @@ def test_mle_alone_may_be_cut(tmp_path):
     ("kind", "mle", "line"), [("cp", 0, "cp_size"), ("sp", 0, "sp_size"), ("", 1, "torchrun")]
 )
 def test_captions_divided_between_devices_are_refused(kind, mle, line, tmp_path):
-    """By context and sequence parallelism, which need several processes, and nn.DataParallel."""
+    """Context and sequence parallelism, which need several processes, and nn.DataParallel."""
     for objective, lines in (("smile", 1), ("mle", mle)):
         trainer = make(SmileTrainer, tmp_path, objective=objective)
         if kind:
@@ -93,7 +93,7 @@ def test_a_loss_may_be_changed_above_the_mixin_and_below(tmp_path):
 
 
 def test_a_trainer_of_ones_own_with_another_loss_is_refused(tmp_path):
-    """In its first step: it reads the logits that it needs for its loss."""
+    """In its first step. Such a trainer gets logits."""
 
     class Own(transformers.Trainer):
         def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
@@ -124,11 +124,11 @@ def test_a_model_that_is_changed_after_the_trainer_is_made(change, tmp_path):
 
 
 class BaseTrainer(transformers.Trainer):
-    """As TRL has had one, with other names."""
+    """Named like one of TRL's."""
 
 
 class SFTTrainer(BaseTrainer):
-    """TRL's of 0.24 to 1.9, in what is of the loss: it reads figures off the model's output."""
+    """Computes the loss like that of TRL 0.24 to 1.9, which logs statistics of the logits."""
 
     def __init__(
         self, model, args, formatting_func=None, compute_loss_func=None, *, data_collator, **kwargs
@@ -170,7 +170,7 @@ def test_use_smile_after_the_trainer_was_made_is_refused(tmp_path):
 
 @from_logits_and_hidden
 def test_use_smile_in_trls_own_trainer(from_hidden, tmp_path):
-    """It trains the objective, or says in a line what to type: that depends on TRL's version."""
+    """Depending on TRL's version, it trains the objective or raises a one-line error."""
     model = use_smile(llama(), MIXTURE, from_hidden)
     trainer = make(parts.trl.SFTTrainer, tmp_path, model=model)
     try:
@@ -180,7 +180,7 @@ def test_use_smile_in_trls_own_trainer(from_hidden, tmp_path):
 
 
 def test_zero_3_is_trained_from_logits(tmp_path):
-    """DeepSpeed's parameters are imitated: empty, with the attributes that it gives them."""
+    """Imitates DeepSpeed's parameters: empty, with its attributes."""
     model = llama()
     for number, parameter in enumerate(model.parameters()):
         parameter.ds_id, parameter.ds_shape = number, parameter.shape

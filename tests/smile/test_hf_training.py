@@ -37,7 +37,7 @@ def test_ddp_and_fsdp_in_two_processes(tmp_path):
 
 @pytest.fixture
 def one_process():
-    """A group of one, as FSDP2 needs it."""
+    """A process group of one, which FSDP2 needs."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     gc.collect()  # a sharded model that outlives the group can abort the process at its end
@@ -51,8 +51,8 @@ ROWS = {LLAMA: {"input_ids": TEXTS, "labels": TEXTS, "position_ids": POSITIONS}}
 
 @pytest.mark.parametrize("name", [name for name in (GPT2, LLAMA, BAMBA) if name in hf_models.HERE])
 def test_a_sharded_model(name, one_process):
-    """It is trained from hidden states, takes packed rows, or keeps the loss of its logits, as one
-    that is not; FSDP2 makes the model's class a subclass with another name."""
+    """FSDP2 makes the class a subclass with another name. The tables of heads, packing and z-losses
+    still apply."""
     found = []
     for wrap in (lambda model: model, fully_shard):
         family = made(name)
@@ -74,7 +74,7 @@ class SmileTrainer(SmileLossMixin, transformers.Seq2SeqTrainer):
 @pytest.mark.parametrize("name", BOTH_KINDS)
 @pytest.mark.parametrize("way", ["use_smile", "compute_loss_func", "SmileLossMixin"])
 def test_a_step_of_the_trainer(name, way, tmp_path):
-    """Every token counts alike in it, also where batches of different lengths are accumulated."""
+    """Every token has the same weight, also if batches of different lengths are accumulated."""
     if way == "compute_loss_func" and not NEW_TRAINER:
         pytest.skip(f"Trainer of transformers {transformers.__version__} takes no loss function")
     if NEW_TRAINER:
@@ -108,7 +108,7 @@ def test_a_step_of_the_trainer(name, way, tmp_path):
 
 
 def test_what_pages_say_to_write_runs(repository):
-    """The first snippets of the section in the README and of the page, given what they speak of."""
+    """Runs the first snippets of the README's section and of the page."""
     readme, page = (
         (repository / path).read_text(encoding="utf-8")
         for path in ("README.md", "docs/any_model.md")
@@ -116,12 +116,11 @@ def test_what_pages_say_to_write_runs(repository):
     (section,) = re.findall(r"## SMILE in your model\n(.*?)\n## ", readme, re.S)
     codes = [*re.findall(PYTHON, section, re.S), *re.findall(PYTHON, page, re.S)[:2]]
     assert len(codes) == 3
-    family = hf_models.make("GPT2LMHeadModel")
-    labels = family.batch.pop("labels")
-    logits = torch.randn(*labels.shape, hf_models.VOCABULARY)
+    model, batch, *_ = hf_models.make("GPT2LMHeadModel")
+    labels = batch.pop("labels")
+    logits, hidden = torch.randn(*labels.shape, 40), torch.randn(*labels.shape, 8)
     known = {"logits": logits, "labels": labels, "shifted_prediction_scores": logits}
-    known.update(model=family.model, batch=family.batch)
-    known.update(hidden=torch.randn(*labels.shape, 8), lm_head=torch.nn.Linear(8, 40))
+    known.update(model=model, batch=batch, hidden=hidden, lm_head=torch.nn.Linear(8, 40))
     for code in codes:
         exec(code, known)
     assert known["lm_loss"] > 0 and known["loss"] > 0

@@ -115,7 +115,7 @@ def test_ligers_patch_of_instance_and_class(from_hidden, monkeypatch):
 
 @pytest.fixture
 def accelerator():
-    """Of accelerate, in bfloat16; there is one state of it in a process."""
+    """An Accelerator in bfloat16. Its state is global to the process."""
     accelerate = pytest.importorskip("accelerate")
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
     yield accelerate.Accelerator(mixed_precision="bf16", cpu=True)
@@ -146,13 +146,12 @@ def test_accelerates_preparation_before_and_after(from_hidden, accelerator):
 @hf_steps.from_logits_and_hidden
 def test_peft_before_and_after(kind, before, from_hidden):
     peft = pytest.importorskip("peft")
+    lora = {"r": 2, "target_modules": ["c_attn"], "init_lora_weights": False}
     config = {
-        "lora": lambda: peft.LoraConfig(
-            r=2, target_modules=["c_attn"], init_lora_weights=False, fan_in_fan_out=True
-        ),
-        "prompt": lambda: peft.PromptTuningConfig(num_virtual_tokens=3),
-        "prefix": lambda: peft.PrefixTuningConfig(num_virtual_tokens=3),
-    }[kind]()
+        "lora": peft.LoraConfig(**lora, fan_in_fan_out=True),
+        "prompt": peft.PromptTuningConfig(num_virtual_tokens=3),
+        "prefix": peft.PrefixTuningConfig(num_virtual_tokens=3),
+    }[kind]
     config.task_type = "CAUSAL_LM"
     family = made(GPT2)
     model = family.model
@@ -210,31 +209,24 @@ def test_the_copy_of_a_head_that_peft_trains(before, from_hidden):
 
 @hf_steps.from_logits_and_hidden
 def test_replicas_of_data_parallel_train_in_threads(from_hidden):
-    """As nn.DataParallel makes them, one for each GPU; each has its own batch's loss."""
-    model, batch, found = use_smile(made(GPT2).model, from_hidden=from_hidden), made(GPT2).batch, {}
-    batches = {"all": batch, "two rows": {key: value[:2] for key, value in batch.items()}}
-    one_there, both_there = threading.Event(), threading.Barrier(2, timeout=60)
+    """Each replica of nn.DataParallel has the loss of its batch."""
+    model, batch = use_smile(made(GPT2).model, from_hidden=from_hidden), made(GPT2).batch
+    batches, both_there = [batch, {k: v[:2] for k, v in batch.items()}], threading.Barrier(2)
 
     def wait(*_):
-        one_there.set()
-        both_there.wait()
+        both_there.wait(60)
 
     model.transformer.h[0].register_forward_pre_hook(wait)
 
-    def train(name):
+    def train(batch):
         replica = model._replicate_for_data_parallel()
         replica._modules = dict(model._modules)
-        found[name] = replica(**batches[name]).loss.detach()
+        return replica(**batch).loss.detach()
 
-    threads = [threading.Thread(target=train, args=(name,)) for name in batches]
-    for thread in threads:
-        thread.start()
-        assert one_there.wait(60)
-    for thread in threads:
-        thread.join()
-    for name, rows in batches.items():
-        alone = use_smile(made(GPT2).model)(**rows).loss.detach()
-        torch.testing.assert_close(found[name], alone)
+    with ThreadPoolExecutor(2) as threads:
+        found = [*threads.map(train, batches)]
+    alone = [use_smile(made(GPT2).model)(**batch).loss.detach() for batch in batches]
+    torch.testing.assert_close(found, alone)
 
 
 def test_a_head_that_is_run_again():
@@ -245,7 +237,7 @@ def test_a_head_that_is_run_again():
 
 
 def test_backward_in_a_thread_of_its_own():
-    """As of a GPU, for which autograd has one."""
+    """Autograd has a thread for each GPU."""
     model = on_decoder(use_smile(made(GPT2).model))
     loss = model(**made(GPT2).batch).loss
     with ThreadPoolExecutor(1) as threads:
@@ -268,7 +260,7 @@ def test_a_whole_step_that_is_run_again(from_hidden, reentrant):
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_a_step_past_the_objective_that_is_run_again_is_refused(reentrant):
-    """The first run of a reentrant one has no gradient, and is not refused."""
+    """The first run of a reentrant checkpoint has no gradient, and is not refused."""
     model = use_smile(made(GPT2).model)
     model(**made(GPT2).batch).loss.backward()  # which allows what is run again in it alone
     own = type(model)._without_smile.forward

@@ -45,7 +45,7 @@ def test_labels_are_smoothed_over_words_that_the_model_does_not_rule_out(dtype, 
 
 @pytest.mark.parametrize("spec", [{"mle": 0.3, "smile": 0.7}, "selective_eos", "truncation"])
 def test_a_kernel_in_place_of_cross_entropy_that_writes_into_its_input(monkeypatch, spec):
-    """As Liger's, with cross_entropy=True; the logits of one caption go in as they are."""
+    """Liger with cross_entropy=True does so. One caption's logits are passed without a copy."""
     logits = torch.randn(1, 4, 6, dtype=torch.float64, requires_grad=True)
     labels = torch.tensor([[1, 5, 1, 0]])
     mixture = Objective(spec, 0.1).with_tokens(2, 0)

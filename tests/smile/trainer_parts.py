@@ -67,7 +67,7 @@ def t5():
 
 
 def rows(prompt="user : a cat"):
-    """Each caption behind a prompt that is not scored, as a data set's row."""
+    """Return rows of a data set: captions after a prompt that is not scored."""
     made = []
     for number, caption in enumerate(CAPTIONS):
         before, text = ids(prompt)[: 1 + number % 3], ids(caption + " </s>")
@@ -83,7 +83,7 @@ def data_set(data=None):
 
 
 def expected(data=None, model=None, objective=MIXTURE):
-    """The loss and every gradient of a step by definition; see `each_alone`."""
+    """Return loss and gradients of a step by definition; see `each_alone`."""
     return each_alone(model or llama(), rows() if data is None else data, objective)
 
 
@@ -130,7 +130,7 @@ OF_TRAINERS = {
 
 
 def make(cls, folder, data=None, model=None, objective=MIXTURE, **options):
-    """A trainer of one step on a CPU, on all rows at once; options are its own or its arguments."""
+    """Return a trainer of one step on all rows. options: arguments of it or of its config."""
     given = {key: options.pop(key) for key in OF_TRAINERS & options.keys()}
     model = llama() if model is None and "model_init" not in given else model
     if issubclass(cls, trl.SFTTrainer):
@@ -180,13 +180,13 @@ def found(trainer):
 
 
 def check(trainer, data=None, **given):
-    """A step of the trainer is the definition's, of `expected`."""
+    """Train a step, and assert that it has the loss and gradients of `expected`."""
     loss, gradients = expected(data, **given)
     check_step(trainer, gradients, loss=loss)
 
 
 def check_routers(trainer, data, coefficient):
-    """The same of `mixtral`, in a step in which each row is a batch."""
+    """Like `check`, for `mixtral` in a step in which each row is a batch."""
     model = mixtral().train()
     loss, summed = expected(data, model)
     words = [torch.tensor([row["input_ids"]]) for row in data]

@@ -31,7 +31,7 @@ TESTS = (
 
 
 def environment(folder: Path, version: str) -> str:
-    """The Python of one with this TRL, made if it is not there."""
+    """Return the Python of an environment with this TRL, which is made if it is missing."""
     python = folder / version / "bin" / "python"
     if not python.exists():
         subprocess.run(["uv", "venv", "-q", "-p", sys.executable, folder / version], check=True)

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import torch
+import transformers
 from torch import nn
 
 VOCABULARY, IMAGE_TOKEN, START, PAD = 40, 39, 2, 0
@@ -46,17 +47,28 @@ class Family(NamedTuple):
     from_hidden: bool = True
 
 
+def conditional(name, batch, shift=True, **config):
+    """Return the model with this name and configuration, and its batch."""
+    config = getattr(transformers, f"{name}Config")(**config)
+    model = getattr(transformers, f"{name}ForConditionalGeneration")(config)
+    return Family(model, batch, shift)
+
+
 def labels_of(text, prompt=0):
-    """Text (B, N) as labels: padding and the prompt's tokens are not scored."""
+    """Return text (B, N) as labels, without padding and the prompt's tokens."""
     labels = text.masked_fill(text == PAD, -100)
     labels[:, :prompt] = -100
     return labels
 
 
 def text(rows=3, length=7):
-    """Sentences of 7, 6 and 5 words that repeat, padded."""
+    """Return padded sentences of 7, 6 and 5 words, some of them repeated."""
     words = torch.randint(3, 14, (rows, length))
     return words.masked_fill(torch.arange(length) >= length - torch.arange(rows)[:, None], PAD)
+
+
+def targets():
+    return labels_of(text())
 
 
 def causal_batch():
@@ -69,7 +81,7 @@ def causal_batch():
 
 
 def after_an_image(places, before=(START,), after=()):
-    """A causal batch whose text comes after an image: `before`, the image's places, `after`."""
+    """Return a causal batch with `before`, the image's places and `after` in front of the text."""
     batch = causal_batch()
     image = torch.tensor([*before, *[IMAGE_TOKEN] * places, *after]).expand(3, -1)
     return {

@@ -46,7 +46,7 @@ JETMOE = {**EXPERTS, "kv_channels": 8, "aux_loss_coef": 0.3}
 
 
 def bamba():
-    """Its loss keeps the logits small, all of them."""
+    """Its z-loss depends on all logits."""
     sizes = {"mamba_n_heads": 4, "attn_layer_indices": [1], **MAMBA}
     family = of_words("Bamba", **DECODER, **sizes, z_loss_coefficient=0.2)
     return family._replace(from_hidden=False)

@@ -5,19 +5,8 @@ from functools import partial
 import torch
 import transformers
 
-from tests.smile.families.batches import (
-    DECODER,
-    IMAGE_TOKEN,
-    PAD,
-    SIZES,
-    START,
-    TOKENS,
-    VOCABULARY,
-    Family,
-    labels_of,
-    pixels,
-    text,
-)
+from tests.smile.families import batches
+from tests.smile.families.batches import DECODER, IMAGE_TOKEN, PAD, SIZES, TOKENS, VOCABULARY
 
 T5 = {
     **{"vocab_size": VOCABULARY, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 2},
@@ -26,57 +15,40 @@ T5 = {
 BART = {"vocab_size": VOCABULARY, "max_position_embeddings": 32, **SIZES["bart"], **TOKENS}
 
 
-def of_words(model, image=None):
-    """Words, after the places of an image where it has some."""
-    words = text()
+def of_words(name, image=None, **config):
+    """A model that encodes words, after `image` places of an image."""
+    family, words = batches.conditional(name, {}, shift=False, **config), batches.text()
     batch = {"input_ids": words, "attention_mask": (words != PAD).long()}
-    family = Family(model, {**batch, "labels": labels_of(text())}, False)
+    batch["labels"] = batches.targets()
     if image is not None:
         places = torch.full((3, image), IMAGE_TOKEN)
         for key, more in {"input_ids": places, "attention_mask": torch.ones_like(places)}.items():
             batch[key] = torch.cat([more, batch[key]], 1)
-        family.batch.update(batch, pixel_values=pixels())
-    return family
-
-
-def t5(tied):
-    """Version 1.0's head is the embedding's, and reads scaled states."""
-    config = transformers.T5Config(**T5, tie_word_embeddings=tied)
-    return of_words(transformers.T5ForConditionalGeneration(config))
+        batch["pixel_values"] = batches.pixels()
+    return family._replace(batch=batch)
 
 
 def switch():
-    """Every second layer chooses one of three experts; both losses of the choice are asked for."""
-    config = transformers.SwitchTransformersConfig(
-        **T5,
-        num_sparse_encoder_layers=1,
-        num_sparse_decoder_layers=1,
-        num_experts=3,
-        router_z_loss_coef=0.1,
-        router_aux_loss_coef=0.3,
-        router_jitter_noise=0.0,
-    )
-    family = of_words(transformers.SwitchTransformersForConditionalGeneration(config))
+    """Every second layer has three experts, and both router losses are on."""
+    layers = {"num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1, "num_experts": 3}
+    weights = {"router_z_loss_coef": 0.1, "router_aux_loss_coef": 0.3, "router_jitter_noise": 0.0}
+    family = of_words("SwitchTransformers", **T5, **layers, **weights)
     family.batch["output_router_logits"] = True
     return family
 
 
 def t5gemma():
     sizes = {**DECODER, "query_pre_attn_scalar": 8}
-    config = transformers.T5GemmaConfig(
-        encoder={**sizes},
-        decoder={**sizes, "cross_attention_hidden_size": 16, "final_logit_softcapping": 0.05},
-        vocab_size=VOCABULARY,
-    )
-    return of_words(transformers.T5GemmaForConditionalGeneration(config))
+    capped = {"cross_attention_hidden_size": 16, "final_logit_softcapping": 0.05}
+    parts = {"encoder": {**sizes}, "decoder": {**sizes, **capped}}
+    return of_words("T5Gemma", **parts, vocab_size=VOCABULARY)
 
 
 def bart(name):
-    """Logits of the BART family have a bias beside the head, which no checkpoint leaves at 0."""
-    config = getattr(transformers, f"{name}Config")(**BART)
-    model = getattr(transformers, f"{name}ForConditionalGeneration")(config)
-    model.final_logits_bias.normal_()
-    return of_words(model)
+    """The BART family adds a bias to the head's logits."""
+    family = of_words(name, **BART)
+    family.model.final_logits_bias.normal_()
+    return family
 
 
 def vision_encoder_decoder():
@@ -88,8 +60,9 @@ def vision_encoder_decoder():
             transformers.ViTConfig(**SIZES["vit"]), decoder
         )
     )
-    model.config.decoder_start_token_id, model.config.pad_token_id = START, PAD
-    return Family(model, {"pixel_values": pixels(), "labels": labels_of(text())}, False)
+    model.config.decoder_start_token_id, model.config.pad_token_id = batches.START, PAD
+    batch = {"pixel_values": batches.pixels(), "labels": batches.targets()}
+    return batches.Family(model, batch, False)
 
 
 def pix2struct():
@@ -101,58 +74,45 @@ def pix2struct():
             **{"patch_embed_hidden_size": 12},
         },
     )
-    config.decoder_start_token_id, config.pad_token_id = START, PAD
-    patches = torch.cat(
-        [torch.randint(6, (3, 6, 2)).float(), torch.randn(3, 6, 12)], 2
-    )  # row, column, pixels
-    batch = {
-        "flattened_patches": patches,
-        "attention_mask": torch.ones(3, 6),
-        "labels": labels_of(text()),
-    }
-    return Family(transformers.Pix2StructForConditionalGeneration(config), batch, False)
+    config.decoder_start_token_id, config.pad_token_id = batches.START, PAD
+    places = torch.randint(6, (3, 6, 2)).float()  # row, column
+    batch = {"flattened_patches": torch.cat([places, torch.randn(3, 6, 12)], 2)}
+    batch.update(attention_mask=torch.ones(3, 6), labels=batches.targets())
+    return batches.Family(transformers.Pix2StructForConditionalGeneration(config), batch, False)
 
 
 def whisper():
-    config = transformers.WhisperConfig(
-        num_mel_bins=8,
-        max_source_positions=10,
-        max_target_positions=32,
-        vocab_size=VOCABULARY,
-        **SIZES["bart"],
-        **TOKENS,
-    )
-    batch = {"input_features": torch.randn(3, 8, 20), "labels": labels_of(text())}
-    return Family(transformers.WhisperForConditionalGeneration(config), batch, False)
+    batch = {"input_features": torch.randn(3, 8, 20), "labels": batches.targets()}
+    places = {"max_source_positions": 10, "max_target_positions": 32}
+    sizes = {"num_mel_bins": 8, "vocab_size": VOCABULARY, **places, **SIZES["bart"], **TOKENS}
+    return batches.conditional("Whisper", batch, shift=False, **sizes)
 
 
 def blip2_t5():
-    model = transformers.Blip2ForConditionalGeneration(
-        transformers.Blip2Config(
-            vision_config=SIZES["vit"],
-            qformer_config={**SIZES["bert"], "encoder_hidden_size": 16},
-            text_config={"model_type": "t5", **T5},
-            num_query_tokens=3,
-            image_token_index=IMAGE_TOKEN,
-        )
+    return of_words(
+        "Blip2",
+        image=3,
+        vision_config=SIZES["vit"],
+        qformer_config={**SIZES["bert"], "encoder_hidden_size": 16},
+        text_config={"model_type": "t5", **T5},
+        num_query_tokens=3,
+        image_token_index=IMAGE_TOKEN,
     )
-    return of_words(model, image=3)
 
 
 def florence2():
-    model = transformers.Florence2ForConditionalGeneration(
-        transformers.Florence2Config(
-            vision_config={
-                **{"depths": [1], "patch_size": [4], "patch_stride": [4], "patch_padding": [0]},
-                **{"patch_prenorm": [False], "embed_dim": [16], "num_heads": [2]},
-                **{"num_groups": [2], "window_size": 2, "drop_path_rate": 0.0},
-                **{"projection_dim": 16, "max_position_embeddings": 4},
-            },
-            text_config={"model_type": "bart", **BART},
-            image_token_id=IMAGE_TOKEN,
-        )
+    return of_words(
+        "Florence2",
+        image=5,  # the mean of all places, and four places
+        vision_config={
+            **{"depths": [1], "patch_size": [4], "patch_stride": [4], "patch_padding": [0]},
+            **{"patch_prenorm": [False], "embed_dim": [16], "num_heads": [2]},
+            **{"num_groups": [2], "window_size": 2, "drop_path_rate": 0.0},
+            **{"projection_dim": 16, "max_position_embeddings": 4},
+        },
+        text_config={"model_type": "bart", **BART},
+        image_token_id=IMAGE_TOKEN,
     )
-    return of_words(model, image=5)  # the mean of all places, and four places
 
 
 FAMILIES = {
@@ -162,8 +122,9 @@ FAMILIES = {
     "PegasusForConditionalGeneration": partial(bart, "Pegasus"),
     "Pix2StructForConditionalGeneration": pix2struct,
     "SwitchTransformersForConditionalGeneration": switch,
-    "T5ForConditionalGeneration": partial(t5, tied=True),
-    "T5ForConditionalGeneration, untied": partial(t5, tied=False),
+    # Version 1.0's head is the embedding's, and reads scaled states.
+    "T5ForConditionalGeneration": partial(of_words, "T5", **T5, tie_word_embeddings=True),
+    "T5ForConditionalGeneration, untied": partial(of_words, "T5", **T5, tie_word_embeddings=False),
     "T5GemmaForConditionalGeneration": t5gemma,
     "VisionEncoderDecoderModel": vision_encoder_decoder,
     "WhisperForConditionalGeneration": whisper,

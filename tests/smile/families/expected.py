@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 
 def naive_smile(logits, labels):
-    """SMILE with first-token MLE, one caption and one token at a time; the sum, and the tokens."""
+    """Return SMILE with first-token MLE, token by token: the sum, and the number of tokens."""
     total, tokens = 0.0, 0
     for caption_logits, caption in zip(logits, labels):
         own = set(caption.tolist()) - {-100}
@@ -24,13 +24,13 @@ def naive_smile(logits, labels):
 
 
 def predictions(family, logits):
-    """Logits and the labels in step with them, moved as the family does."""
+    """Return logits and labels, aligned."""
     logits, labels = logits[:, family.before :], family.batch["labels"]
     return (logits[:, :-1], labels[:, 1:]) if family.shift else (logits, labels)
 
 
 def of_routers(family):
-    """What the model as it is adds to the cross-entropy of its labels."""
+    """Return the term that the model adds to the cross-entropy of its labels."""
     own = family.model(**family.batch)
     logits, labels = predictions(family, own.logits)
     tokens = labels.ne(-100)
@@ -38,7 +38,7 @@ def of_routers(family):
 
 
 def expected_smile(family, tokens=None):
-    """SMILE of the logits that the model as it is gives, by its `tokens`, and of its routers."""
+    """Return SMILE of the unchanged model's logits, divided by `tokens`, plus router losses."""
     with torch.no_grad():
         logits = family.model(**family.batch).logits
         total, counted = naive_smile(*predictions(family, logits))

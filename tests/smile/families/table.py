@@ -23,7 +23,7 @@ OF_ROUTERS = {"aux_loss": "router loss", "z_loss": "z-loss"}
 
 
 def kept(family):
-    """What there is of the model's loss and logits besides a head and the cross-entropy."""
+    """Return the terms of the model's loss and logits besides a head and cross-entropy."""
     head, nothing = linear_head(family.model), Transform()
     found = {
         "scale": head and head.transform.scale != nothing.scale,
@@ -56,7 +56,7 @@ def table():
 
 
 def put_into(page):
-    """The page with the table as it has to be between its two markers."""
+    """Return the page with the current table between its two markers."""
     found, made = re.findall(f"{BEGIN}.*?{END}", page, re.S), f"{BEGIN}\n{table()}\n{END}"
     if len(found) != 1:
         raise ValueError(

@@ -17,15 +17,8 @@ ROTARY = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10_0
 MARKED = {"before": (batches.START, batches.IMAGE_START), "after": (batches.IMAGE_END,)}
 
 
-def conditional(name, batch, **config):
-    """The model of this name and configuration, with its batch."""
-    config = getattr(transformers, f"{name}Config")(**config)
-    model = getattr(transformers, f"{name}ForConditionalGeneration")(config)
-    return batches.Family(model, batch, True)
-
-
 def llava():
-    return conditional(
+    return batches.conditional(
         "Llava",
         {**batches.after_an_image(4, before=()), "pixel_values": pixels()},
         vision_config=transformers.CLIPVisionConfig(**SIZES["vit"]),
@@ -36,9 +29,9 @@ def llava():
 
 
 def llava_onevision():
-    """One tile of 4 places, the whole image's 4, and the ends of the tile's two lines."""
+    """A tile of 4 places, the whole image's 4 places, and the ends of the tile's two lines."""
     batch = {**batches.after_an_image(4 + 4 + 2), "pixel_values": pixels(3, 2, 3, 8, 8)}
-    return conditional(
+    return batches.conditional(
         "LlavaOnevision",
         {**batch, "image_sizes": torch.tensor([[8, 8]] * 3)},
         vision_config=SIGLIP,
@@ -50,7 +43,7 @@ def llava_onevision():
 
 
 def internvl():
-    return conditional(
+    return batches.conditional(
         "InternVL",
         {**batches.after_an_image(4, **MARKED), "pixel_values": pixels()},
         vision_config={**SIZES["vit"], "image_size": [8, 8], "patch_size": [2, 2]},
@@ -70,12 +63,10 @@ QWEN["Qwen3VLMoe"] = QWEN["Qwen3VL"]
 
 
 def qwen_vl(name):
-    """4 by 4 patches of 2 by 2 pixels in two frames, of which 2 by 2 make a place."""
-    batch = {**batches.after_an_image(4, **MARKED), "pixel_values": pixels(3 * 16, 3 * 2 * 2 * 2)}
-    batch["image_grid_thw"] = torch.tensor([[1, 4, 4]] * 3)
-    family = conditional(
+    """4 by 4 patches of 2 by 2 pixels in two frames; 2 by 2 patches are a place."""
+    family = batches.conditional(
         name,
-        batch,
+        {},
         vision_config={
             **{"depth": 1, "num_heads": 2, "patch_size": 2, "temporal_patch_size": 2},
             **{"spatial_merge_size": 2, "in_channels": 3, **QWEN[name]},
@@ -86,17 +77,19 @@ def qwen_vl(name):
         vision_start_token_id=batches.IMAGE_START,
         vision_end_token_id=batches.IMAGE_END,
     )
+    batch = {**batches.after_an_image(4, **MARKED), "pixel_values": pixels(3 * 16, 3 * 2 * 2 * 2)}
+    batch["image_grid_thw"] = torch.tensor([[1, 4, 4]] * 3)
     if "mm_token_type_ids" in inspect.signature(type(family.model).forward).parameters:
         batch["mm_token_type_ids"] = (batch["input_ids"] == IMAGE_TOKEN).int()
-    return family
+    return family._replace(batch=batch)
 
 
 def of_idefics(name):
-    """Images are in a row of their own, with a mask of their pixels."""
+    """Images have a dimension for several per row, and a mask of pixels."""
     batch = {**batches.after_an_image(4), "pixel_values": pixels(3, 1, 3, 8, 8)}
     batch["pixel_attention_mask"] = mask = torch.ones(3, 1, 8, 8, dtype=torch.long)
     mask[1, :, :, 4:] = 0
-    return conditional(
+    return batches.conditional(
         name,
         batch,
         vision_config={**SIZES["vit"], "patch_size": 2},
@@ -108,12 +101,12 @@ def of_idefics(name):
 
 
 def paligemma():
-    """The image and the question see each other whole; what is answered is of token type 1."""
+    """Image and question attend to each other; the answer has token type 1."""
     batch = {**batches.after_an_image(4, before=()), "pixel_values": pixels()}
     answered = torch.arange(batch["labels"].size(1)) >= (batch["labels"] != -100).int().argmax(1)[0]
     batch["token_type_ids"] = answered.long() * batch["attention_mask"]
     cap = {"final_logit_softcapping": 0.05, "attn_logit_softcapping": None}
-    return conditional(
+    return batches.conditional(
         "PaliGemma",
         batch,
         vision_config={**SIGLIP, "projection_dim": 16},
@@ -127,11 +120,11 @@ def paligemma():
 
 
 def gemma3():
-    """The places of an image see each other; they are of token type 1."""
+    """An image's places attend to each other, and have token type 1."""
     batch = {**batches.after_an_image(4, **MARKED), "pixel_values": pixels()}
     batch["token_type_ids"] = (batch["input_ids"] == IMAGE_TOKEN).long()
     text = {**DECODER, "query_pre_attn_scalar": 8, "sliding_window": 4}
-    return conditional(
+    return batches.conditional(
         "Gemma3",
         batch,
         vision_config=SIGLIP,
@@ -144,7 +137,7 @@ def gemma3():
 
 
 def blip():
-    return conditional(
+    return batches.conditional(
         "Blip",
         {**batches.causal_batch(), "pixel_values": pixels()},
         text_config={"vocab_size": VOCABULARY, "encoder_hidden_size": 16, **SIZES["bert"]},
@@ -154,7 +147,7 @@ def blip():
 
 def blip2():
     text = {"hidden_size": 16, "ffn_dim": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    return conditional(
+    return batches.conditional(
         "Blip2",
         {**batches.after_an_image(3, before=()), "pixel_values": pixels()},
         vision_config=SIZES["vit"],
@@ -179,7 +172,7 @@ def git():
 def kosmos2():
     batch = {**batches.after_an_image(3, **MARKED), "pixel_values": pixels()}
     batch["image_embeds_position_mask"] = (batch["input_ids"] == IMAGE_TOKEN).long()
-    return conditional(
+    return batches.conditional(
         "Kosmos2",
         batch,
         text_config={
@@ -192,15 +185,15 @@ def kosmos2():
 
 
 def mllama():
-    """The second layer of text looks at one or two tiles of an image, from the image's token on.
-    That is a row of the embedding alone, not of the head."""
+    """The second text layer attends to one or two tiles of an image. The image's token is a row of
+    the embedding, but not of the head."""
     batch = batches.after_an_image(1, before=(batches.START,))
     tiles = torch.tensor([[1, 0], [1, 1], [1, 1]])
     seen = tiles[:, None, None].repeat(1, batch["input_ids"].size(1), 1, 1)
     seen[:, 0] = 0  # what comes before the image
     batch.update(cross_attention_mask=seen, aspect_ratio_mask=tiles[:, None])
     batch.update(aspect_ratio_ids=torch.tensor([[1], [2], [3]]))
-    return conditional(
+    return batches.conditional(
         "Mllama",
         {**batch, "pixel_values": pixels(3, 1, 2, 3, 8, 8)},
         vision_config={
