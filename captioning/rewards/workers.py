@@ -47,7 +47,8 @@ class Rewards:
         Returns a function that computes the other rewards, waits for the workers and returns {name:
         float64 (B, k)}. Both raise UserError if a worker has died.
         """
-        slices = [slice(n, None, self.processes) for n in range(self.processes)]
+        size = -(-len(image_ids) // (self.processes or 1))  # images of a worker
+        slices = [slice(first, first + size) for first in range(0, len(image_ids), size)]
         futures_by_name = {
             name: [self._submit(name, image_ids[rows], captions[rows]) for rows in slices]
             for name in self.in_workers
@@ -60,11 +61,8 @@ class Rewards:
                 if name not in futures_by_name
             }
             for name, futures in futures_by_name.items():
-                rewards = [None] * len(image_ids)
                 with _worker_death_as_user_error():
-                    for rows, future in zip(slices, futures):
-                        rewards[rows] = future.result()
-                values[name] = np.array(rewards)
+                    values[name] = np.concatenate([future.result() for future in futures])
             return values
 
         return wait
@@ -84,8 +82,8 @@ def _init_worker(rewards: Mapping[str, Reward]) -> None:
     signals.leave_to_parent()
 
 
-def _compute(name: str, image_ids: Sequence[ImageId], captions: Captions) -> list[list[float]]:
-    return _rewards[name](image_ids, captions).tolist()
+def _compute(name: str, image_ids: Sequence[ImageId], captions: Captions) -> np.ndarray:
+    return _rewards[name](image_ids, captions)
 
 
 @contextmanager

@@ -239,10 +239,9 @@ def _distinct_mentions(statement: Statement, scene: Scene) -> list[int]:
     possible = _facts_of_things(scene)
     stated: dict[int, list[tuple]] = {mention: [] for mention in range(statement.mentions)}
     for fact in statement.facts():
-        if fact.subject is not None:
-            stated[fact.subject].append((fact.what, fact.other))
-            if fact.other is not None:
-                stated[fact.other].append((fact.what, fact.subject))
+        for mention, other in ((fact.subject, fact.other), (fact.other, fact.subject)):
+            if mention is not None:
+                stated[mention].append((fact.what, other))
     counts: Counter[frozenset] = Counter()
     kept = []
     for mention, facts in stated.items():

@@ -57,10 +57,8 @@ def test_equal_captions_and_a_single_image():
 
 
 def test_what_a_set_has_alone_is_laid_side_by_side():
-    def diverse(value):
-        return Scores({"lex_div": Estimate(value, None, None, 3)}, {"cap_len": [2.0]})
-
-    found = compare(diverse(0.4), diverse(1.0))
+    sets = [Scores({"lex_div": Estimate(v, n=3)}, {"cap_len": [2.0]}) for v in (0.4, 1.0)]
+    found = compare(*sets)
     assert list(found) == ["cap_len", "lex_div"]
     assert found["lex_div"].difference == pytest.approx(0.6) and found["lex_div"].p is None
     assert format_comparison(found).splitlines()[2].split()[2:] == ["0.400", "1.000", "0.600"]

@@ -61,23 +61,15 @@ def test_the_formula_scores_statistics_as_java_does(java, shared_data):
     assert each[200:202] == [1.0, 1.0] and 0 < each[202] < 1 and np.shape(statistics) == (259, 23)
 
 
-@pytest.mark.parametrize(
-    ("script", "seconds", "reason"),
-    [
-        ("exec sleep 60", 0.5, "no result within 1 s"),
-        (
-            "read line; echo 1; echo 'Picked up JAVA_TOOL_OPTIONS' >&2; "
-            "echo 'Exception in thread main: heap space' >&2; "
-            "echo '    at Meteor.main' >&2; exit 3",
-            *(60, "exit code 3: Exception in thread main: heap space$"),
-        ),
-        ("cat", 60, "is invalid: .*SCORE"),
-    ],
-)
-def test_failing_java_is_reported(fake_java, monkeypatch, script, seconds, reason):
-    monkeypatch.setattr(meteor, "_SECONDS_TO_START", seconds)
-    fake_java(script)
-    with pytest.raises(JavaError, match=reason):
+def test_failing_java_is_reported(fake_java):
+    fake_java(
+        "read line; echo 1; echo 'Picked up JAVA_TOOL_OPTIONS' >&2; "
+        "echo 'Exception in thread main: heap space' >&2; echo '    at Meteor.main' >&2; exit 3"
+    )
+    with pytest.raises(JavaError, match=r"exit code 3: Exception in thread main: heap space$"):
+        scores()
+    fake_java("cat")
+    with pytest.raises(JavaError, match=r"is invalid: .*SCORE"):
         scores()
 
 
@@ -121,7 +113,7 @@ def test_versions_of_java_and_one_that_cannot_run(fake_java):
         java_version()
 
 
-def test_hanging_java_is_killed_with_what_it_started(fake_java, tmp_path):
+def test_java_is_killed_with_what_it_started(fake_java, tmp_path):
     # The script's own child holds the pipes, which must not be waited for either.
     fake_java(f"sleep 60 & echo $! > {tmp_path}/child; wait")
     raises = pytest.raises(JavaError, match=r"no result within 2 s")
@@ -132,9 +124,7 @@ def test_hanging_java_is_killed_with_what_it_started(fake_java, tmp_path):
     while is_running(child):
         assert time.monotonic() < until
 
-
-def test_a_bug_in_the_block_is_not_hidden_and_leaves_no_java(fake_java):
-    fake_java("exec sleep 60")
+    fake_java("exec sleep 60")  # a bug in the block is not hidden, and leaves no Java
     with pytest.raises(ZeroDivisionError), java_process([], time_limit=60) as (process, _):
         1 / 0  # noqa: B018
     assert process.poll() is not None

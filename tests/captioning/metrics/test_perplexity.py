@@ -54,8 +54,6 @@ def test_values_are_those_of_the_definition(gpt2_folder):
     assert result.metrics == {"PPL": mean([*each.values()])}
     assert result.settings == {"ppl_model": str(gpt2_folder), "ppl_truncated": 1, "ppl_empty": 2}
 
-
-def test_nothing_but_empty_captions(gpt2_folder):
     result = evaluate(gpt2_folder, ["", " "])
     assert result.skipped == {"PPL": "no caption has a word"} and not result.metrics
     assert result.settings["ppl_empty"] == 2

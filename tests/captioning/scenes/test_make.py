@@ -72,7 +72,10 @@ def test_something_else_there_is_refused(tmp_path):
     is_refused(0, SPLITS)
     (tmp_path / "s" / "scenes.json").unlink()
     is_refused(0, SPLITS)
-    (tmp_path / "file").write_text("")
+    for content in ([], {"annotations": []}, {"made_from": 1, "scenes": {"x": [1]}}):
+        (tmp_path / "file").write_text(json.dumps(content))
+        with pytest.raises(UserError, match="file: does not describe scenes"):
+            read_scenes(tmp_path / "file")
     with pytest.raises(UserError, match=r"cannot write .*file/scenes: Not a directory"):
         make_scenes(tmp_path / "file" / "scenes", 0, SPLITS)
 
@@ -87,14 +90,6 @@ def test_a_drawing_that_was_stopped_is_begun_again(tmp_path, monkeypatch):
     for name in ("s", "empty"):
         assert make_scenes(tmp_path / name, 0, SPLITS)
     assert digest(tmp_path / "s") == digest(tmp_path / "empty")
-
-
-@pytest.mark.parametrize("content", [{"annotations": []}, {"made_from": 1, "scenes": {"x": [1]}}])
-def test_truth_of_another_kind_is_refused(tmp_path, content):
-    path = tmp_path / "truth.json"
-    path.write_text(json.dumps(content))
-    with pytest.raises(UserError, match=r"truth\.json: does not describe scenes"):
-        read_scenes(path)
 
 
 def test_program_says_what_it_did(tmp_path, monkeypatch, capsys):
