@@ -200,6 +200,22 @@ def scenes_config(scenes, tmp_path_factory):
     return path
 
 
+@pytest.fixture(scope="session")
+def config(tmp_path_factory):
+    """Return the path of a configuration of 3 epochs of 8 steps, for tests to disturb the run."""
+    from tests.soak.runs import write_config
+
+    return write_config(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="session")
+def finished(config):
+    """Return a function that returns the folder of an undisturbed run with given settings."""
+    from tests.soak.runs import kept_runs
+
+    return kept_runs(config)
+
+
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
     """Return a headless Chromium; skip the test where there is none."""

@@ -85,7 +85,7 @@ def _run(arguments: argparse.Namespace) -> None:
     tuning = QUICK_TUNING if quick else FINE_TUNING
     weights = read_weights(arguments.mle) if arguments.mle else []
     objectives = arguments.objectives or (None if weights else OBJECTIVES)
-    variants = plan(weights, read_names(objectives, smile.OBJECTIVES, "objective"))
+    variants = plan(weights, read_names(objectives, smile.OBJECTIVES, "an objective"))
     decodings = []
     if arguments.decodings:
         # A judge needs the captioner's vocabulary, but each captioner's is from its own photos.

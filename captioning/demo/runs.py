@@ -147,7 +147,10 @@ class Demo:
         return read_config(self._arguments(name))
 
     def _arguments(self, name: str, *changes: str) -> list[str]:
-        """Return the command line of captioning.train for a run. changes: more overrides."""
+        """Return the command line of captioning.train for a run.
+
+        name: of the run's folder, such as "mle" or "first/mle". changes: more overrides.
+        """
         run = Path(name).name
         stage, quick = "pretrain", QUICK_PRETRAIN
         overrides = [f"{key}={self.data}" for key in ("image_root", "ann_root")]

@@ -37,7 +37,8 @@ class DemoProgress(Observer):
     def __init__(self, steps: Sequence[Step]):
         self.steps, self.started = steps, time.time()
         self.estimate = TimeEstimate([step.seconds for step in steps])
-        self.line: Optional[tqdm] = None
+        self.line: Optional[tqdm] = None  # on a terminal
+        self.next_time = 0.0  # of showing the status
         self.has_captions = False  # whether the first captions are printed
 
     def begin(self, number: int) -> None:
@@ -49,7 +50,7 @@ class DemoProgress(Observer):
         """Show the jobs of a step.
 
         first: configurations of an MLE run and a SMILE run. The captions of two images, after the
-        first epoch of both runs, are printed once, unless an earlier demo has generated them.
+        first epoch of both runs, are printed once, unless an earlier demo has generated them all.
         """
         self.names = {job.name for job in jobs} & TITLES.keys()
         self.first_runs = first
@@ -66,15 +67,9 @@ class DemoProgress(Observer):
         self.estimate.record(self.number, share, measures=not is_first)
 
     def poll(self) -> None:
-        if self.shares:
+        if self.shares and time.monotonic() >= self.next_time:
             parts = ", ".join(f"{TITLES[name]} {share:.0%}" for name, share in self.shares.items())
-            text = f"{self._label()} {parts}; {self._time_left()}"
-            if self.line is None:
-                seconds = 0.5 if sys.stderr.isatty() else 30
-                layout = {"bar_format": "{desc}", "leave": False, "dynamic_ncols": True}
-                self.line = tqdm(desc=text, mininterval=seconds, miniters=1, **layout)
-            self.line.set_description_str(text, refresh=False)
-            self.line.update()
+            self._show(f"{self._label()} {parts}; {self._time_left()}")
         self._print_first_captions()
 
     def end(self) -> None:
@@ -82,7 +77,18 @@ class DemoProgress(Observer):
         self.estimate.record(self.number, 1.0, measures=bool(self.shares))
         if self.line is not None:
             self.line.close()
-        self.line = None
+        self.line, self.next_time = None, 0.0
+
+    def _show(self, text: str) -> None:
+        """Redraw the line on a terminal; in a log file, print a line every half minute."""
+        on_terminal = sys.stderr.isatty()
+        self.next_time = time.monotonic() + (0.5 if on_terminal else 30)
+        if not on_terminal:
+            log_line(text)
+        elif self.line is None:
+            self.line = tqdm(desc=text, bar_format="{desc}", leave=False, dynamic_ncols=True)
+        else:
+            self.line.set_description_str(text)
 
     def _label(self) -> str:
         return f"[{self.number + 1}/{len(self.steps)}]"
@@ -95,9 +101,9 @@ class DemoProgress(Observer):
         files = [folder / f"{evaluation_name(0)}.json" for folder in folders]
         if self.has_captions or not all(file.exists() for file in files):
             return
-        self.has_captions = True
-        if max(file.stat().st_mtime for file in files) < self.started:
+        if max(file.stat().st_mtime for file in files) < self.started:  # from an earlier demo
             return
+        self.has_captions = True
         mle, smile = map(read_predictions, files)
         samples = read_split(self.first_runs[0], "val")
         log_line("\nthe first captions of the captioners that are being trained:")

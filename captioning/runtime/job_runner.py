@@ -208,8 +208,10 @@ def _run_job(job: Job, reports: connection.Connection) -> None:
         os.dup2(log.fileno(), 2)
 
     def send(description: str, share: float) -> None:
-        with contextlib.suppress(OSError):  # the program has died: nobody reads reports
+        try:
             reports.send((description, share))
+        except OSError:  # the program has died; the fork server may end seconds later
+            signal.raise_signal(signal.SIGTERM)
 
     code = 1
     try:

@@ -51,30 +51,28 @@ def write_files(done: Sequence[variants.Variant], collected: Sequence[Path], fol
     done: the sweep's finished variants, whose runs are in `folder`. collected: folders of other
     runs. Raises UserError for a folder without a run.
     """
-    folders = [*(folder / variant.name for variant in done), *collected]
-    comparison = compare(folders)
-    entries = [Entry(comparison.human)] if comparison.human else []
+    comparison = compare([*(folder / variant.name for variant in done), *collected])
     runs_by_label: dict[str, list[Run]] = {}  # one run per seed
     for variant, run in zip(done, comparison.runs):
         runs_by_label.setdefault(variant.label, []).append(run)
     weights = {variant.label: variant.weight for variant in done}
-    averaged_runs = []
-    for label, runs in runs_by_label.items():
-        metrics = mean_over_seeds(runs, label).metrics
-        averaged_runs.append(replace(runs[0], label=label, metrics=metrics))
-        entries.append(Entry(averaged_runs[-1], weights[label]))
-    collected_runs = comparison.runs[len(done) :]
-    for run in collected_runs:
+    entries, runs = [Entry(comparison.human)] if comparison.human else [], []
+    for label, seeds in runs_by_label.items():
+        run = replace(seeds[0], label=label, metrics=mean_over_seeds(seeds, label).metrics)
+        entries.append(Entry(run, weights[label]))
+        runs.append(run)
+    for run in comparison.runs[len(done) :]:
         entries.append(Entry(run, variants.mle_share(run.config) if run.is_trained else None))
+        runs.append(run)
     for line in comparison.missing:
         log_line(line)
     folder.mkdir(parents=True, exist_ok=True)
     table = markdown_table(entries)
     write_text(table, folder / "table.md")
     print(table, end="")
-    seeds = max(map(len, runs_by_label.values()), default=1)
-    comparison = replace(comparison, runs=[*averaged_runs, *collected_runs])
-    write_report(comparison, folder / "report.html", SEED_NOTE.format(seeds) if seeds > 1 else None)
+    most_seeds = max(map(len, runs_by_label.values()), default=1)
+    note = SEED_NOTE.format(most_seeds) if most_seeds > 1 else None
+    write_report(replace(comparison, runs=runs), folder / "report.html", note)
     figure = folder / "frontier.svg"
     if draw_frontier(entries, figure) is None:
         log_line("no figure: fewer than two runs have both metrics of the axes")
@@ -133,8 +131,8 @@ def _run(arguments: argparse.Namespace) -> int:
             )
         write_files([], arguments.collect, arguments.output_dir or Path("output/sweep"))
         return 0
-    ablations = variants.read_names(arguments.ablation, variants.ABLATIONS, "ablation")
-    objectives = variants.read_names(arguments.objectives, OBJECTIVES, "objective")
+    ablations = variants.read_names(arguments.ablation, variants.ABLATIONS, "an ablation")
+    objectives = variants.read_names(arguments.objectives, OBJECTIVES, "an objective")
     weights = variants.read_weights(arguments.mle) if arguments.mle else ()
     sizes = variants.read_sizes(arguments.subset_sizes)
     if not (weights or ablations or objectives):

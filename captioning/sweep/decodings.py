@@ -79,7 +79,7 @@ def read_decodings(text: Optional[str]) -> list[str]:
 
     Returns [] for None. Raises UserError.
     """
-    names = read_names(text, [*DECODINGS], "decoding")
+    names = read_names(text, [*DECODINGS], "a decoding")
     return list(dict.fromkeys([TIME_REFERENCE, *names])) if names else []
 
 

@@ -138,7 +138,7 @@ def read_sizes(text: str) -> list[int]:
 def read_names(text: Optional[str], allowed: Sequence[str], kind: str) -> list[str]:
     """Return the names in a text such as "mle,focal" or "all"; [] for None. Raises UserError.
 
-    allowed: all names. kind: what they name, for the error.
+    allowed: all names. kind: for the error, such as "an objective".
     """
     if text is None:
         return []
@@ -146,7 +146,7 @@ def read_names(text: Optional[str], allowed: Sequence[str], kind: str) -> list[s
     for name in names:
         if name not in allowed:
             choices = ", ".join(allowed)
-            raise UserError(f"{name!r} is no {kind}; give some of {choices}, with commas, or all")
+            raise UserError(f"{name!r} is not {kind}; give some of {choices}, with commas, or all")
     return names
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from captioning.demo import runs
 from captioning.demo.status import DemoProgress
+from captioning.runtime.job_runner import prepare
 
 NOT_NEEDED = {"app", "benchmarks"}  # packages
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -108,6 +109,7 @@ def test_first_captions_come_during_pre_training(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(runs, "SPLITS", {"train": 64, "val": 4, "test": 4})
+    prepare([])
     for shown in (True, False):  # by the first call
         demo = runs.Demo(False, 0, [], "cpu")
         status = DemoProgress(demo.steps())

@@ -8,16 +8,9 @@ import pytest
 
 from tests.soak.flat import growth, watched
 from tests.soak.mutations import read_mutations
-from tests.soak.runs import write_config
 
 # In so few steps memory still varies, by at most this much per step.
 WANDERS = 100 << 10
-
-
-@pytest.fixture(scope="module")
-def config(tmp_path_factory):
-    """Return the configuration of epochs of 8 steps."""
-    return write_config(tmp_path_factory.mktemp("flat"))
 
 
 @pytest.fixture(scope="module")

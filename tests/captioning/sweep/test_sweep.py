@@ -94,7 +94,7 @@ def test_seeds_are_told_as_one_in_table_and_report(swept, tmp_path):
     [
         (["--mle", "2"], "'2' are not weights from 0 to 1"),
         (["reward={cider: 1}"], "unset reward, since a sweep compares objectives"),
-        (["--ablation", "size"], "'size' is no ablation; give some of objective"),
+        (["--ablation", "size"], "'size' is not an ablation; give some of objective"),
         (["objective=smile"], "objective is set by the sweep"),
         (["--pretrain", "x.yaml", "pretrained=a"], "pretrained is set by the sweep"),
         (["--pretrain", "x.yaml"], "x.yaml: no such file"),

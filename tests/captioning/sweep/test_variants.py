@@ -80,7 +80,7 @@ def test_the_share_of_mle(scenes_config, objective, share):
 
 
 def test_every_objective_is_compared_once_alone_and_some_mixtures_are(settings_of):
-    variants = plan(objectives=read_names("all", OBJECTIVES, "objective"))
+    variants = plan(objectives=read_names("all", OBJECTIVES, "an objective"))
     found = [settings_of(variant).build_objective().weights for variant in variants]
     assert [w for w in found if len(w) == 1] == [
         {name: 1.0} for name in ("smile", "mle", *OBJECTIVES[2:])
@@ -90,10 +90,10 @@ def test_every_objective_is_compared_once_alone_and_some_mixtures_are(settings_o
     assert len({variant.name for variant in variants}) == len(variants)
     window = next(v for v in variants if v.name == "truncation")
     assert settings_of(window).build_objective().alternatives["truncation"].window == 1000
-    some = read_names("focal,mle,focal", OBJECTIVES, "objective")
+    some = read_names("focal,mle,focal", OBJECTIVES, "an objective")
     assert [v.name for v in plan(objectives=some)] == ["mle", "focal"]
-    with pytest.raises(UserError, match="'focl' is no objective; give some of mle, smile"):
-        read_names("mle,focl", OBJECTIVES, "objective")
+    with pytest.raises(UserError, match="'focl' is not an objective; give some of mle, smile"):
+        read_names("mle,focl", OBJECTIVES, "an objective")
 
 
 def test_seeds_are_runs_of_their_own(settings_of):

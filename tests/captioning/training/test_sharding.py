@@ -14,7 +14,7 @@ from captioning.runtime.errors import UserError
 from captioning.training.fine_tuning import FineTuning
 from captioning.training.sharding import MIN_TORCH, check_sharding
 from tests.e2e.test_stopped_runs import stop_at
-from tests.soak.runs import Run, kept_runs, log, write_config
+from tests.soak.runs import Run, log
 
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 pytestmark = [
@@ -28,18 +28,6 @@ CLASSIC = (
 )
 IN_PARTS = ("sharding=fsdp", "checkpoint_format=sharded", "keep_checkpoints=all")
 CLIPPED = ("accumulation_steps=2", "clip_grad_norm=0.1", "clip_grad_value=0.01")
-
-
-@pytest.fixture(scope="module")
-def config(tmp_path_factory):
-    """Return the configuration of a run of 8 steps of 8 images."""
-    return write_config(tmp_path_factory.mktemp("sharding"))
-
-
-@pytest.fixture(scope="module")
-def finished(config):
-    """Return a function that gives the folder of a finished run of two processes."""
-    return kept_runs(config)
 
 
 def weights(folder):
