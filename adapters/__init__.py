@@ -1,1 +1,1 @@
-"""LoRA for any captioner, through peft."""
+"""What captioners share: LoRA through peft, model cards, and how export programs end."""
