@@ -13,8 +13,8 @@ from captioning.bulk.reading import Batch
 from captioning.bulk.shards import Line, captions_of
 from captioning.data.image import load_image, transformed
 from captioning.files.stores import without_secrets
-from captioning.metrics.itm_model import ItmScorer
 from captioning.runtime.errors import UserError
+from captioning.runtime.registry import load as load_entry
 
 DIGITS = 5  # decimals to which scores are rounded
 AT_ONCE = 16  # images scored at once
@@ -84,7 +84,7 @@ class FilteredModel:
         dtype: torch.dtype,
         load: Callable[[], Any],
     ):
-        self.scorer = ItmScorer(file, device, dtype)
+        self.scorer = load_entry("captioning.metrics.itm_model:ItmScorer")(file, device, dtype)
         self.model = load()
         self.batch_size, self.num_workers = self.model.batch_size, self.model.num_workers
         self.report = f"{self.model.report}; filter: {self.scorer.report}"
