@@ -10,10 +10,15 @@ from typing import Any, Callable
 WINDOW_S = 0.005  # how long a call waits for calls with the same key if no batch is running
 
 
+class Disconnected(Exception):
+    """The caller no longer waits for the answer."""
+
+
 @dataclass(eq=False)
 class _Call:
     key: Hashable
     item: Any
+    disconnected: threading.Event
     submitted_at: float = field(default_factory=time.monotonic)
     answer: Future = field(default_factory=Future)
 
@@ -32,12 +37,13 @@ class DynamicBatcher:
         self._condition = threading.Condition()  # protects the waiting calls
         self._waiting: list[_Call] = []
 
-    def submit(self, key: Hashable, item: Any) -> Any:
+    def submit(self, key: Hashable, item: Any, disconnected: threading.Event) -> Any:
         """Return the item's answer. With the key None, the item is a separate batch.
 
-        Raises the error that `compute` raises for a batch of only this item.
+        disconnected: set when the caller disconnects; then the item is left out, and Disconnected
+        is raised. Raises the error that `compute` raises for a batch of only this item.
         """
-        call = _Call(object() if key is None else key, item)
+        call = _Call(object() if key is None else key, item, disconnected)
         with self._condition:
             self._waiting.append(call)
             self._condition.notify_all()
@@ -53,7 +59,7 @@ class DynamicBatcher:
         """
 
         def matching_calls() -> list[_Call]:
-            return [call for call in self._waiting if call.key == first.key]
+            return [c for c in self._waiting if c.key == first.key and not c.disconnected.is_set()]
 
         with self._condition:
             self._condition.wait_for(
@@ -72,16 +78,22 @@ class DynamicBatcher:
         error.
         """
         started, answers = time.monotonic(), None
+        for call in batch:
+            if call.disconnected.is_set():
+                call.answer.set_exception(Disconnected())
+        calls = [call for call in batch if not call.answer.done()]
+        if not calls:
+            return
         try:
-            answers = self.compute([call.item for call in batch])
+            answers = self.compute([call.item for call in calls])
         except Exception as error:
-            if len(batch) == 1:
-                batch[0].answer.set_exception(error)
+            if len(calls) == 1:
+                calls[0].answer.set_exception(error)
                 return
         if answers is None:  # not in the except block: there, the traceback keeps tensors in memory
-            for call in batch:
+            for call in calls:
                 self._answer([call])
             return
-        for call, answer in zip(batch, answers):
+        for call, answer in zip(calls, answers):
             call.answer.set_result(answer)
-        self.on_batch(len(batch), time.monotonic() - started)
+        self.on_batch(len(calls), time.monotonic() - started)

@@ -12,7 +12,7 @@ PHOTOS = (1, 2, 4, 8, 16, 32, 64)
 
 # Each value of a label is a time series. No label has a value that a visitor chooses.
 requests = Counter(
-    "smile_requests", "Requests to the API, by status; 499: the photo was not whole", ["status"]
+    "smile_requests", "Requests to the API, by status; 499: disconnected", ["status"]
 )
 request_seconds = Histogram(
     "smile_request_seconds", "From an API request to its answer", buckets=SECONDS

@@ -1,5 +1,6 @@
 """The server of the page and its API, on one port."""
 
+import asyncio
 import ipaddress
 import os
 import random
@@ -11,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Optional
 
+from app.dynamic_batcher import Disconnected
 from app.guard import Guard
 from app.options import page_defaults, read_options
 from app.service import CaptionService
@@ -138,18 +140,29 @@ def add_api(server, service: CaptionService, uploads: Uploads) -> None:
             # Acquire a slot only after the body is read, so that slow uploads do not occupy slots.
             if not slots.acquire(blocking=False):
                 return error_response("too many callers are waiting: try again in a while", 503)
+            disconnected = threading.Event()
+            watch_task = asyncio.create_task(_watch_connection(request, disconnected))
             try:
                 values = {**defaults, **request.query_params}
                 values.pop("checkpoint", None)
                 labels = request.query_params.getlist("checkpoint") or all_labels
                 options = read_options(values)
-                call = (service.caption_file, Path(file.name), PHOTO, labels, options)
+                call = (service.caption_file, Path(file.name), PHOTO, labels, options, disconnected)
                 _, captions = await run_sync(*call, limiter=threads)
                 return JSONResponse([caption.record() for caption in captions])
             except UserError as error:
                 return error_response(str(error), 400)
+            except Disconnected:
+                return error_response("disconnected", CLIENT_CLOSED_REQUEST)
             finally:
+                watch_task.cancel()
                 slots.release()
+
+
+async def _watch_connection(request, disconnected: threading.Event) -> None:
+    """Wait for the caller to disconnect, then set `disconnected`. The body must have been read."""
+    if (await request.receive())["type"] == "http.disconnect":
+        disconnected.set()
 
 
 def draw_examples(folder: Path) -> list[Path]:

@@ -1,5 +1,6 @@
 """Captions photos for the page and for the API."""
 
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ import torch
 from PIL import Image
 
 from app.checkpoints import Checkpoint
-from app.dynamic_batcher import DynamicBatcher
+from app.dynamic_batcher import Disconnected, DynamicBatcher
 from app.options import Options
 from app.photos import SHOWN_SIDE, Limits, PhotoError, read_photo
 from captioning.captioners.interface import Captioner
@@ -76,17 +77,26 @@ class CaptionService:
         self._decoders = ThreadPoolExecutor(DECODER_THREADS)
 
     def caption_file(
-        self, path: Path, name: str, labels: Sequence[str], options: Options
+        self,
+        path: Path,
+        name: str,
+        labels: Sequence[str],
+        options: Options,
+        disconnected: Optional[threading.Event] = None,
     ) -> tuple[Image.Image, list[Caption]]:
         """Caption a visitor's file with the chosen checkpoints. Return a small photo and captions.
 
-        name: see `app.photos.read_photo`. labels: the checkpoints' labels. Each sampled caption is
-        a separate batch, so that the same seed gives the same caption. Raises PhotoError for the
-        file, UserError for the settings.
+        name: see `app.photos.read_photo`. labels: the checkpoints' labels. disconnected: set when
+        the visitor disconnects; then `app.dynamic_batcher.Disconnected` is raised. Each sampled
+        caption is a separate batch, so that the same seed gives the same caption. Raises PhotoError
+        for the file, UserError for the settings.
         """
+        disconnected = disconnected or threading.Event()
         checkpoints = self._find_checkpoints(labels)
 
         def preprocess() -> tuple[Image.Image, list[_Item]]:
+            if disconnected.is_set():
+                raise Disconnected
             photo = read_photo(path, name, self.limits)
             images = [
                 preprocessing_of(_config_with_prompt(c, options)).item(photo) for c in checkpoints
@@ -96,7 +106,7 @@ class CaptionService:
 
         photo, items = self._decoders.submit(preprocess).result()
         keys = [None if options.sample else (c.label, options) for c in checkpoints]
-        return photo, [self.batcher.submit(*pair) for pair in zip(keys, items)]
+        return photo, [self.batcher.submit(*pair, disconnected) for pair in zip(keys, items)]
 
     def _find_checkpoints(self, labels: Sequence[str]) -> list[Checkpoint]:
         """Return the checkpoints with these labels, in the page's order. Raises UserError."""

@@ -164,16 +164,23 @@ def metrics(server):
     }
 
 
-def test_a_caller_that_hangs_up_within_the_photo_is_counted(server):
+def test_a_caller_that_hangs_up_is_counted(server, files):
     closed = "smile_requests_total 499"
-    before, (host, port) = metrics(server).get(closed, 0), server.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port))) as caller:
-        head = f"POST /api/caption HTTP/1.1\r\nHost: {host}\r\nContent-Length: 9\r\n\r\nhalf"
-        caller.sendall(head.encode())
+    before = metrics(server).get(closed, 0)
+    body = (files / "photo.jpg").read_bytes()
+    host, port = server.removeprefix("http://").split(":")
+    head = (
+        f"POST /api/caption?num_beams=10&min_length=110&max_length=120 HTTP/1.1\r\nHost: {host}\r\n"
+    )
+    # Once before the answer, once before the photo is there.
+    for cut in (len(body), len(body) // 2):
+        with socket.create_connection((host, int(port))) as caller:
+            caller.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:cut])
+    assert post(server, files / "photo.jpg")[0] == 200
     until = time.monotonic() + 100
-    while metrics(server).get(closed, 0) < before + 1 and time.monotonic() < until:
+    while metrics(server).get(closed, 0) < before + 2 and time.monotonic() < until:
         time.sleep(0.05)
-    assert metrics(server)[closed] == before + 1
+    assert metrics(server)[closed] == before + 2
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")

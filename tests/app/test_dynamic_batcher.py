@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from app.checkpoints import Checkpoint
-from app.dynamic_batcher import DynamicBatcher
+from app.dynamic_batcher import Disconnected, DynamicBatcher
 from app.options import read_options
 from app.photos import Limits
 from app.service import CaptionService
@@ -38,15 +38,18 @@ class Maker:
         return [item * 2 for item in items]
 
 
-def gather(maker, calls, max_batch=8):
+def gather(maker, calls, max_batch=8, disconnected=()):
     """Make the calls (key, item) while a first batch is running."""
     batcher = DynamicBatcher(maker, max_batch)
+    events = [threading.Event() for _ in calls]
     with ThreadPoolExecutor(len(calls) + 1) as threads:
-        first = threads.submit(batcher.submit, "first", "first")
+        first = threads.submit(batcher.submit, "first", "first", threading.Event())
         assert maker.busy.wait(100)
-        asked = [threads.submit(batcher.submit, *call) for call in calls]
+        asked = [threads.submit(batcher.submit, *c, event) for c, event in zip(calls, events)]
         with batcher._condition:
             assert batcher._condition.wait_for(lambda: len(batcher._waiting) == len(calls), 20)
+        for index in disconnected:
+            events[index].set()
         maker.may.set()
         assert first.result() == "firstfirst"
         return [each.exception() or each.result() for each in asked]
@@ -70,6 +73,13 @@ def test_an_item_that_fails_fails_alone():
     assert (good, other) == (2, 6)
     assert bad.args == ("bad", 1)  # in a batch of one
     assert sorted(map(len, maker.batches[1:])) == [1, 1, 1, 3]
+
+
+def test_items_of_disconnected_callers_are_left_out():
+    maker = Maker()
+    found = gather(maker, [("a", 1), ("a", 2), ("b", 3)], disconnected=(0, 2))
+    assert found[1] == 4 and all(isinstance(found[i], Disconnected) for i in (0, 2))
+    assert [item for batch in maker.batches[1:] for item in batch] == [2]
 
 
 @pytest.fixture(scope="module")
@@ -135,5 +145,5 @@ def test_the_memory_of_a_failed_batch_is_freed_before_its_items_are_retried(monk
     monkeypatch.setattr("app.dynamic_batcher.WINDOW_S", 20)
     batcher = DynamicBatcher(make, 2)
     with ThreadPoolExecutor(2) as threads:
-        found = threads.map(lambda i: batcher.submit("a", i), range(2))
+        found = threads.map(lambda i: batcher.submit("a", i, threading.Event()), range(2))
         assert list(found) == [0, 2] and len(kept) == 3
