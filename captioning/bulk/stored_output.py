@@ -81,15 +81,12 @@ def upload_part(request: Request, plan: Plan, part: Part) -> None:
             uploads.upload(path, _address(request, plan.header, path.name))
 
 
-def before_merging(request: Request, plan: Plan) -> None:
-    """Update the local copy of `failed`. Raises UserError if the store now has another plan."""
-    _require_own_plan(request, plan)
-    _refresh(request, request.failed)
-
-
 def upload_captions(request: Request, plan: Plan) -> None:
-    """Upload the merged files, the marker last. Raises UserError."""
-    _require_own_plan(request, plan)  # again, since merging may have taken long
+    """Upload the merged files, the marker last.
+
+    Raises UserError, also if the store now has another plan.
+    """
+    _require_own_plan(request, plan)
     with _explain_upload_errors(request):
         for path in (request.failed, request.filtered, request.out, request.marker):
             if path.exists():

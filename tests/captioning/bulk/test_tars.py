@@ -125,6 +125,7 @@ def test_only_one_image_of_a_sample_is_read(photos, tmp_path):
     first = sorted(photos.rglob("*.png"))[0]
     huge = bytes(SIZE)
     more = [(f"{first.stem}.{suffix}", huge) for suffix in ("json", "txt", "mask.png", "seg")]
+    more += [(f"{n}.txt", b"") for n in range(3000)]  # whose headers have 1.5 MB
     write_members(tmp_path / "a.tar", [(first.name, first.read_bytes()), *more])
     with memory_below(1 << 23):
         (found,) = tars.members(str(tmp_path / "a.tar"))

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 from captioning.data import (
+    EvaluationDataset,
     TrainingDataset,
     preprocess_caption,
     training_transform,
@@ -144,3 +145,10 @@ def test_captions_are_cleaned_and_cut_as_in_blip(photos, samples):
     samples = [samples[0]._replace(captions=("A dog, a (big) CAT.",))]
     for most, expected in ((4, "a dog, a big"), (30, "a dog, a big cat")):
         assert make_training(samples, photos, max_words=most)[0, 0]["captions"] == [expected]
+
+
+def test_a_transform_may_take_the_prompt(photos, samples):
+    samples = [samples[0]._replace(prompt="why?")]
+    settings = {"transform": lambda image, prompt: prompt, "takes_prompt": True}
+    assert make_training(samples, photos, **settings)[0, 0]["image"] == "why?"
+    assert EvaluationDataset(samples, photos, **settings)[0]["image"] == "why?"
