@@ -18,7 +18,9 @@ Both pasts have the shape (layers, 2, B, heads, length, head width), where 2 is 
 """
 
 import argparse
+import os
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional, Union
@@ -58,20 +60,28 @@ class DecoderGraph(StepGraph):
 def export_onnx(
     captioner: BlipCaptioner, folder: Union[str, Path], int8: bool = False, layout: str = "runner"
 ) -> None:
-    """Write the folder, see the module's docstring.
+    """Write the folder, see the module's docstring. A failed export writes none of the files.
 
     layout: a key of LAYOUTS. Needs onnxscript, and onnxruntime for `int8` and for transformers.js.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    # No reader works without the settings. They are removed first and written last, so that a
-    # failed export leaves no mixture of old and new files that can be read.
-    (folder / LAYOUTS[layout]).unlink(missing_ok=True)
     captioner = captioner.eval().cpu()
-    if layout == "runner":
-        _write(captioner, folder, int8)
-    else:
-        write_folder(captioner, folder)
+    with tempfile.TemporaryDirectory(prefix=".", suffix=".staged", dir=folder) as temporary:
+        staged = Path(temporary)
+        if layout == "runner":
+            _write(captioner, staged, int8)
+        else:
+            write_folder(captioner, staged)
+        # The settings are removed first and written last, and no reader works without them. So it
+        # never reads a mixture of old and new files.
+        settings = LAYOUTS[layout]
+        (folder / settings).unlink(missing_ok=True)
+        files = [path for path in staged.rglob("*") if path.is_file()]
+        for path in sorted(files, key=lambda path: path.name == settings):
+            target = folder / path.relative_to(staged)
+            target.parent.mkdir(exist_ok=True)
+            os.replace(path, target)
 
 
 def _write(captioner: BlipCaptioner, folder: Path, int8: bool) -> None:

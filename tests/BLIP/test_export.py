@@ -168,18 +168,30 @@ def test_the_runner_reads_16_bits_and_refuses_damaged_graphs(exported, tmp_path)
         assert "\n" not in str(caught.value)
 
 
-def test_an_export_that_fails_leaves_nothing_that_can_be_read(
+def test_an_export_that_fails_leaves_the_files_before_it(
     make_captioner, tmp_path, monkeypatch, capsys
 ):
     assert main([str(tmp_path / "none.pth"), str(tmp_path / "onnx")]) == 2
     assert capsys.readouterr().err.startswith("error: ")
-    for name in (SETTINGS, "notes.txt"):
-        (tmp_path / name).write_text("before")
+    names = [SETTINGS, "decoder_step.onnx", "encoder.onnx", "vocab.txt"]
+    before = dict.fromkeys([*names, "notes.txt"], "before")
+    for name, content in before.items():
+        (tmp_path / name).write_text(content)
 
     def export(graph, path, inputs, outputs):
-        raise OSError(28, "No space left on device")
+        path.write_text("half")
+        if path.name in full:
+            raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("BLIP.export.export_graph", export)
-    with pytest.raises(OSError, match="No space left"):
-        export_onnx(make_captioner(), tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    full = []
+    for name in ("encoder.onnx", "decoder_step.onnx"):
+        full[:] = [name]
+        with pytest.raises(OSError, match="No space left"):
+            export_onnx(make_captioner(), tmp_path)
+        assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before
+    full.clear()
+    export_onnx(make_captioner(), tmp_path)
+    found = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert found.keys() == before.keys()
+    assert [name for name, content in found.items() if content == "before"] == ["notes.txt"]

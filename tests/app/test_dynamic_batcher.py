@@ -5,16 +5,12 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import torch
 from PIL import Image
 
-from app.checkpoints import Checkpoint
 from app.dynamic_batcher import Disconnected, DynamicBatcher
 from app.options import read_options
 from app.photos import Limits
 from app.service import CaptionService
-from captioning.config import load_config
-from captioning.models.build import captioner_from
 from tests.app.captions import caption_of
 
 PHOTOS = [
@@ -80,38 +76,6 @@ def test_items_of_disconnected_callers_are_left_out():
     found = gather(maker, [("a", 1), ("a", 2), ("b", 3)], disconnected=(0, 2))
     assert found[1] == 4 and all(isinstance(found[i], Disconnected) for i in (0, 2))
     assert [item for batch in maker.batches[1:] for item in batch] == [2]
-
-
-@pytest.fixture(scope="module")
-def talkative(scenes_config):
-    """Return a checkpoint whose captions of the photos all differ."""
-    settings = ['prompt="a "', "seed=3", "med_config.initializer_range=0.6"]
-    config = load_config(scenes_config, settings)
-    captioner = captioner_from(config, None)[0].for_inference(torch.float32, False)
-    return Checkpoint("a file", "A", "red", config, captioner)
-
-
-@pytest.mark.parametrize("given", [{"num_beams": 3}, {"num_beams": 1, "prompt": "a large"}])
-def test_captions_of_a_batch_are_those_of_single_photos(talkative, monkeypatch, given):
-    """Word for word, with probabilities and attention maps."""
-    single = CaptionService([talkative], Limits(batch=1))
-    monkeypatch.setattr("app.dynamic_batcher.WINDOW_S", 20)
-    together = CaptionService([talkative], Limits(batch=len(PHOTOS)))
-    options = read_options({"max_length": 12, **given})
-    alone = [caption_of(single, photo, talkative, options) for photo in PHOTOS]
-    sizes = []
-    together.batcher.on_batch = lambda items, seconds: sizes.append(items)
-    with ThreadPoolExecutor(len(PHOTOS)) as threads:
-        calls = [threads.submit(caption_of, together, p, talkative, options) for p in PHOTOS]
-        found = [call.result() for call in calls]
-    assert sizes == [len(PHOTOS)]
-    for one, other in zip(alone, found):
-        assert one.details.words == other.details.words and one.settings == other.settings
-        assert one.details.score == pytest.approx(other.details.score, abs=1e-4)
-        for a, b in zip(one.details[3:], other.details[3:]):
-            torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-4)
-    assert len({one.details.caption for one in alone}) > 2
-    assert talkative.captioner.prompt == "a "
 
 
 def test_samples_are_not_batched(checkpoints):
