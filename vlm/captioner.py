@@ -52,8 +52,8 @@ class VlmCaptioner(AdaptedState, CaptionGenerator):
     ):
         super().__init__()
         self.prompt_processor, self.max_tokens = prompt_processor, max_tokens
-        # Guidance uses the prompt without an image. This NullImage has no weights; programs only
-        # check that there is one.
+        # Guidance uses the prompt without an image. This placeholder without weights tells programs
+        # that guidance is supported.
         self.null_image = (
             NullImage("zeros", 0, 0) if prompt_processor.family in GUIDED_FAMILIES else None
         )
@@ -92,7 +92,7 @@ class VlmCaptioner(AdaptedState, CaptionGenerator):
     def _rows_with_shared_features(
         self, image: ImageBatch, captions: list[list[str]]
     ) -> Iterator[tuple]:
-        """Yield inputs with one row per caption, and labels, -100 outside of caption and end.
+        """Yield inputs with one row per caption, and labels: -100 except for a caption and its end.
 
         A call of the model in the block encodes each image once.
         """
@@ -114,7 +114,7 @@ class VlmCaptioner(AdaptedState, CaptionGenerator):
         )
 
     def _inputs(self, image: ImageBatch) -> ImageBatch:
-        """Return the images without processor outputs that the model's forward does not accept."""
+        """Keep only the processor's outputs that the model's forward accepts."""
         kept = [{k: v for k, v in i.items() if k in self.input_names} for i in image.items]
         return ImageBatch(kept)
 
@@ -205,17 +205,17 @@ def build_tokenizer(model: nn.Module, prompt_processor: PromptProcessor) -> Capt
     num_tokens, num_rows = len(caption_tokenizer), len(language_head(model).weight)
     if num_tokens > num_rows:
         raise ValueError(
-            f"vlm is {name}, but its tokenizer has {num_tokens} tokens and its model {num_rows}: "
-            "they do not belong together"
+            f"vlm is {name}, but its tokenizer has {num_tokens} tokens and its model's head "
+            f"{num_rows}: they do not belong together"
         )
     return caption_tokenizer
 
 
 def find_decoder_prefix(model: nn.Module, processor: PromptProcessor) -> list[int]:
-    """Return the decoder's tokens before a caption: the start token, and one more if necessary.
+    """Return the decoder's tokens before a caption: [start], or [start, special].
 
-    It is the special token that the tokenizer puts before each text, if this is neither the start
-    token nor the end token. Raises ValueError if there is no start token.
+    special: another special token that the tokenizer puts before each text, such as a language
+    code. Raises ValueError if there is no start token.
     """
     tokenizer = processor.parts.tokenizer
     configs = (model.generation_config, model.config, model.config.get_text_config(decoder=True))

@@ -1,4 +1,4 @@
-"""The actors of a cluster: requested for machines with free resources, replaced when lost.
+"""Starts actors on machines with free resources, and replaces actors that die.
 
 `ray.util.ActorPool` supports neither streams of results nor replacing a dead actor. Ray's own
 restarts would repeat a shard from its beginning.
@@ -16,7 +16,7 @@ from captioning.bulk.shards import Part, ShardUpdate
 from captioning.runtime.errors import UserError, one_line
 from captioning.runtime.progress import log_line
 
-TRIES = 3  # attempts to start an actor on a machine, and attempts of a shard without progress
+TRIES = 3  # failed starts of actors on a machine; lost actors of a shard without new captions
 POLL_MACHINES_S = 2
 WAIT_NOTICE_S = 60  # without a ready actor, before the log says what the run waits for
 POLL_S = 0.2
@@ -25,14 +25,14 @@ POLL_S = 0.2
 class Worker:
     """An actor and its shards.
 
-    loading: Ray's reference to the result of `load`; None once the captioner is loaded. parts: each
-    shard's `Part`, by the stream of its captions.
+    loading: Ray's reference to the result of `load`; None once the captioner is loaded. parts:
+    {Ray's stream of updates: the shard's `Part`}.
     """
 
     def __init__(self, actor: Any, machine: Machine, loading: Any):
         self.actor, self.machine, self.loading = actor, machine, loading
         self.capacity = 0  # shards at once; 0 until the captioner is loaded
-        self.exclusive = False  # has one shard that may have killed other actors; takes no others
+        self.exclusive = False  # runs only a suspect shard, which may kill its actor
         self.lost = False
         self.requested = time.monotonic()
         self.parts: dict[Any, Part] = {}
@@ -48,7 +48,7 @@ class ActorPool:
         self._last_failure = ""  # why the last start failed
         # When the machines were last listed, and when an actor was last ready.
         self._listed_at = self._ready_at = 0.0
-        self._was_reported = self._wait_was_logged = False  # what was loaded; what it waits for
+        self._load_was_logged = self._wait_was_logged = False
 
     def is_ready(self) -> bool:
         """Return whether an actor has loaded its captioner."""
@@ -77,7 +77,7 @@ class ActorPool:
             )
         for machine in able:
             here = sum(worker.machine.id == machine.id for worker in self.workers)
-            # Leave out actors that have waited long for resources, to request others elsewhere.
+            # Actors that have been pending for long do not count, so that other machines are tried.
             count = sum(w.capacity > 0 or now - w.requested < WAIT_NOTICE_S for w in alive)
             for _ in range(min(machine.actors - here, limit - count)):
                 actor = self.cluster.actor(CaptioningActor, machine)
@@ -88,9 +88,8 @@ class ActorPool:
     def poll(self) -> Iterator[tuple[Worker, Any, Union[ShardUpdate, Exception]]]:
         """Wait up to POLL_S for updates; yield (worker, stream, update).
 
-        In place of an update comes the error of a lost actor.
-
-        Raises UserError if a captioner cannot be loaded.
+        If the actor died or its stream ended early, `update` is the exception. Raises UserError if
+        a captioner cannot be loaded.
         """
         import ray
 
@@ -114,8 +113,8 @@ class ActorPool:
                         raise UserError(f"[{worker.machine.name}] {problem}")
                     worker.loading, worker.capacity = None, min(capacity, SHARDS_PER_ACTOR)
                     self._failures[worker.machine.id] = 0
-                    if not self._was_reported:
-                        self._was_reported = True
+                    if not self._load_was_logged:
+                        self._load_was_logged = True
                         log_line(report)
                     continue
                 update = ShardUpdate(*ray.get(next(sender)))

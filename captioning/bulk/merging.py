@@ -14,8 +14,8 @@ from captioning.files.writing import atomic_write, json_line, locked, write_line
 def merge(request: Request, plan: Plan) -> tuple[int, int, int]:
     """Write the request's files `out`, `filtered` and `failed`, then `marker`. Raises OSError.
 
-    Returns the numbers of captioned, failed and filtered images of the plan. After a kill at any
-    instant, another call writes the same files.
+    Returns the numbers of captioned, failed and filtered images of the plan. A repeated
+    call writes the same files, also after a kill.
     """
     parts = plan.parts()
 
@@ -35,7 +35,7 @@ def merge(request: Request, plan: Plan) -> tuple[int, int, int]:
     _write_filtered(request, new_lines)
     counts = [part.counts() for part in parts]
     tars = {part["tar"]: part for part in counts if "tar" in part}
-    with locked(request.failed):  # runs with other captions files in this folder write it, too
+    with locked(request.failed):  # all runs with captions files in this folder share it
         failed = _write_failed(request, new_lines(), set(tars))
     tars = {**next(read_lines(request.marker), {}).get("tars", {}), **tars}
     content = {"images": images, "failed": failed, "tars": tars, **out.manifest()}
@@ -51,7 +51,7 @@ def _write_filtered(request: Request, new_lines: Callable[[], Iterable[Line]]) -
     again = {line["image"] for line in new_lines()}
 
     def stays(line: Line) -> bool:
-        """Return whether an earlier line is another program's, or its image has no new line."""
+        """Keep a line unless this program wrote it and its image was captioned again."""
         ours = (line.get("settings") or {}).get("filter")
         return not (ours and line.get("image") in again)
 
@@ -71,7 +71,7 @@ def _write_failed(request: Request, new: Iterable[Line], tars: set[str]) -> int:
     old = [line for line in read_lines(request.failed) if line]
     others = [line for line in old if line.get("out") != out]
     own = {line["image"]: line for line in old if line.get("out") == out}
-    for tar in tars:  # errors of an earlier call in tars that were read again are obsolete
+    for tar in tars:  # a tar that was read again loses its earlier error
         own.pop(tar, None)
     for line in new:
         own.pop(line["image"], None)

@@ -14,7 +14,7 @@ SPLITS = ("train", "val", "test")
 
 
 def checked_division(split: dict[str, Any], seed: int) -> dict[str, Any]:
-    """Check and return the value of the key `split`. Shares without a seed get `seed`.
+    """Check and return the value of the key `split`, with `seed` if it has shares and no seed.
 
     Raises ValueError.
     """
@@ -38,9 +38,10 @@ def checked_division(split: dict[str, Any], seed: int) -> dict[str, Any]:
 def divided(
     samples: Sequence[Sample], split: dict[str, Any], path_of: Callable[[str], Path]
 ) -> dict[str, list[Sample]]:
-    """Return the samples of train and of each split in `split`, in the order of `samples`.
+    """Return {split: samples} of train and each split in `split`, in the order of `samples`.
 
-    Shares depend on the file names of photos, not on their folders or on the order of samples. If
+    Shares depend on the file names of photos, not on the order of samples. Folders decide only
+    between equal names. If
     there is no list for train, train has all photos that are in no list. path_of: maps the name of
     a list to its path. Raises UserError.
     """
@@ -74,7 +75,7 @@ def _of_shares(samples: Sequence[Sample], split: dict[str, Any]) -> dict[str, st
 def _of_lists(
     samples: Sequence[Sample], split: dict[str, str], path_of: Callable[[str], Path]
 ) -> dict[str, str]:
-    """Return the split of each image that a list names, with or without its suffix."""
+    """Return {image: split}. Lists may omit the suffix of an image's file."""
     known = {os.path.splitext(sample.image)[0]: sample.image for sample in samples}
     known.update((sample.image, sample.image) for sample in samples)
     split_of: dict[str, str] = {}

@@ -1,7 +1,8 @@
 """CLAIR: a language model judges captions (Chan et al. 2023, arXiv 2310.12971).
 
-The question is a paraphrase of the paper's. If the reply lacks the requested JSON object, the
-caption has no score. (The paper's code then takes the reply's first number, or 0.)
+The question is our own wording, so that scores differ from the paper's. If the reply lacks the
+requested JSON object, the caption has no score. (The paper's code then takes the reply's first
+number, or 0.)
 """
 
 import math
@@ -34,7 +35,7 @@ def question(candidate: str, references: Sequence[str]) -> str:
 def read_reply(reply: str) -> Optional[tuple[float, Any]]:
     """Return score (0 to 100) and reason of the first JSON object with a valid score, or None.
 
-    The reason is as in the reply; None without a reason.
+    The reason may have any JSON type; None if there is none.
     """
 
     def verdict(found: Any) -> tuple[float, Any]:
@@ -49,8 +50,8 @@ def read_reply(reply: str) -> Optional[tuple[float, Any]]:
 class Clair(JudgeEvaluator):
     """CLAIR: the mean over the captions with a score.
 
-    The setting `clair_unread` counts the captions without a score. The detail `clair_reason` is the
-    language model's reason.
+    The recorded setting `clair_unread` is the number of captions without a score. The detail
+    `clair_reason` is the language model's reason.
     """
 
     name = "clair"

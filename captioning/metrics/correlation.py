@@ -1,4 +1,4 @@
-"""Kendall's tau of metrics with ratings of captions.
+"""Compute Kendall's tau between metrics and human ratings of captions.
 
     python -m captioning.metrics.correlation ExpertAnnotations.txt --metrics coco length
     python -m captioning.metrics.correlation ratings.jsonl --images photos --metrics clipscore
@@ -6,9 +6,9 @@
         --facts_file data/scenes/scenes.json --references data/scenes/scenes_test.json
 
 RATINGS is a file of Flickr8k-Expert, Flickr8k-CF or Composite as published, capevalkit's lines, or
-a folder of runs on scenes, whose ratings are the facts of their captions. Published results are
-tau-c for Flickr8k-Expert and Composite, and tau-b for Flickr8k-CF. If three or more systems wrote
-the captions, the means of the systems are correlated, too.
+a folder of runs on the demo's scenes. There, ratings are counts and shares of the true facts in a
+caption, and each run is a system; the means of three or more systems are correlated, too. Published
+results are tau-c for Flickr8k-Expert and Composite, and tau-b for Flickr8k-CF.
 """
 
 if __name__ == "__main__":
@@ -39,7 +39,7 @@ from captioning.runtime.program import exit_code
 from captioning.runtime.progress import log_line
 
 FEWEST_SYSTEMS = 3
-MAX_CELLS = 1 << 24  # of a table of values by values, 128 MB in float64
+MAX_CELLS = 1 << 24  # of the contingency table, 128 MB in float64
 Columns = Mapping[str, np.ndarray]  # {metric or rating: (n,)}; nan for a missing value
 
 
@@ -65,7 +65,7 @@ def kendall(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> tuple[float, f
 
 
 def correlate(x: np.ndarray, y: np.ndarray, images: np.ndarray) -> list[Estimate]:
-    """Return tau-b and tau-c of the pairs without nan, with intervals.
+    """Return tau-b and tau-c with bootstrap intervals. Pairs with nan are left out.
 
     images: (n,), the image of each pair. Images are resampled, each with all of its pairs.
     """
@@ -82,7 +82,7 @@ def correlate(x: np.ndarray, y: np.ndarray, images: np.ndarray) -> list[Estimate
 
 
 def columns_of(rated: Sequence[Rated], arguments: argparse.Namespace) -> tuple[Columns, Columns]:
-    """Return the metrics of n captions, and of each system, with all of its captions as one set.
+    """Return two tables: one value per caption, and one value per system over all its captions.
 
     Systems are in sorted order. Raises UserError.
     """
@@ -182,7 +182,7 @@ def _run(arguments: argparse.Namespace) -> None:
         counts = np.bincount(of_system)
         means = {name: np.bincount(of_system, y) / counts for name, y in ratings.items()}
         print(table_of(f"means of {len(systems)} systems", sets, means, np.arange(len(systems))))
-    print("in brackets: 95 % bootstrap intervals, over images for captions")
+    print("in brackets: 95 % bootstrap intervals over images, or over systems")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from captioning.runtime.errors import UserError
 from captioning.training import selection
 from captioning.training.run_log import read_log
 
-EXCLUDED_KEYS = keys_of("machine")  # may differ without being listed on the page
+EXCLUDED_KEYS = keys_of("machine")  # left out of the table of differing settings
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Run:
     log: list[dict[str, Any]]
     training: dict[str, Any]  # run.json of the training: command, versions; {} if there is none
     scoring: dict[str, Any]  # run.json of the scoring
-    selected: Sequence[str] = ()  # lines on the selected epoch; empty without a record of it
+    selected: Sequence[str] = ()  # lines about the selected epoch; empty without selected.json
     weights: Optional[str] = None  # the file that made the captions; None: the folder's best
 
     @property
@@ -62,7 +62,7 @@ class Run:
 
 
 def read_runs(folders: Sequence[Path], split: str) -> list[Run]:
-    """Return the runs in `folders`, in order. Raises UserError, also for a folder without a run."""
+    """Return the runs in `folders`, in order. Raises UserError, as for a folder without one."""
     runs = [_read_run(folder, split) for folder in folders]
     folders = [folder.resolve() for folder in folders]
     check_unique(folders, "run")
@@ -171,10 +171,9 @@ def check_unique(names: Sequence[Any], noun: str) -> None:
 
 
 def make_unique(labels: Sequence[str], *alternatives: Sequence[str]) -> list[str]:
-    """Return the labels, with names in brackets appended to those that are repeated.
+    """Append a name in brackets to each label that is repeated.
 
-    alternatives: lists with a name for each label. The next list is used for labels that are still
-    repeated.
+    alternatives: lists with a name for each label, tried in order until all labels are unique.
     """
     for names in alternatives:
         labels = [
@@ -209,9 +208,8 @@ def recorded_versions(run: Run) -> str:
 def differing_settings(runs: Sequence[Run]) -> dict[str, list[str]]:
     """Return {setting: its value in each run} of all settings that differ between the runs.
 
-    Settings of generation and scoring are those of `scoring_config`, other settings those of the
-    training. If another setting was changed after the training and differs in `scoring_config`, it
-    is listed again as "NAME, in scoring".
+    Settings of generation and scoring are from `scoring_config`, all others from `config`. If
+    `scoring_config` has another value of one of the others, "NAME, in scoring" has that value.
     """
     configs = [every_key(run.config) for run in runs]
     scoring_configs = [every_key(run.scoring_config) for run in runs]
@@ -232,5 +230,5 @@ def differing_settings(runs: Sequence[Run]) -> dict[str, list[str]]:
 
 
 def _format_value(value: Any) -> str:
-    """Return a value as in YAML."""
+    """Return a text unchanged, and other values as JSON."""
     return value if isinstance(value, str) else json.dumps(value)

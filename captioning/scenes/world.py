@@ -47,7 +47,10 @@ class Thing(NamedTuple):
 
     @cache  # noqa: B019 - few different things exist
     def facts(self) -> frozenset[str]:
-        """Return the facts about this thing. A shade is also a colour; tiny is also small."""
+        """Return the facts about this thing.
+
+        A shade gives its colour and its brightness, see SHADES; "tiny" also gives "small".
+        """
         return frozenset(
             ["object", self.shape, *SHADES[self.shade], *SIZES[self.size], *self.place()]
         )

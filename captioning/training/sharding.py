@@ -3,8 +3,8 @@
 Each process has some rows of every weight, gradient and optimiser state. Any number of processes
 can read a checkpoint, whether it is whole or sharded.
 
-torch.distributed.checkpoint.state_dict is not used: it finds parameters by their names in the state
-dict, and the state dict of an adapter has other names than its modules.
+torch.distributed.checkpoint.state_dict is not used: it requires that the names in the state dict
+are those of the parameters, and an adapter's state dict has other names.
 """
 
 from collections.abc import Mapping
@@ -75,7 +75,7 @@ def shard(
     for module in [*captioner.shards(), captioner]:
         batch_norm = any(isinstance(part, _BatchNorm) for part in module.modules())
         param_dtype = None if dtype == torch.float32 or batch_norm else dtype
-        # Inputs of the inner modules are cast to the precision of their weights. The image is not.
+        # Inputs of inner modules are cast to the precision of their weights, the image is not.
         policy = MixedPrecisionPolicy(param_dtype, torch.float32, None, module is not captioner)
         fully_shard(module, mesh=mesh, mp_policy=policy)
     return captioner
@@ -182,7 +182,7 @@ def load_sharded(
     fill(folder, tensors, alone=not dist.is_initialized())
     values = (t.to_local() if is_distributed(t) else t for t in tensors.values())
     if distributed.any_rank(not all(bool(t.isfinite().all()) for t in values)):
-        raise ValueError("it has values that are not finite: use an earlier checkpoint")
+        raise ValueError("the checkpoint has nan or infinite values: use an earlier one")
     weights = {name[len(MODEL) :]: t for name, t in tensors.items() if name.startswith(MODEL)}
     captioner.load_state_dict(weights)
     optimizer.load_state_dict({"state": state, "param_groups": groups})

@@ -1,4 +1,4 @@
-"""Checks that a model separates the texts of a packed row, which not every attention does."""
+"""Refuses packed rows for models whose attention may mix the texts of a row."""
 
 from torch import Tensor, nn
 
@@ -21,12 +21,12 @@ MASKED = {
     *(f"{name}ForCausalLM" for name in DECODERS.split()),
     *(f"{name}ForConditionalGeneration" for name in CONDITIONAL_GENERATION.split()),
 }
-# transformers masks these from 5.0 on, and the others from 4.53 on.
+# These classes need transformers 5.0, the others 4.53.
 SINCE_5 = (
     *("GPT2", "GraniteMoe", "JetMoe", "Nemotron", "Olmoe", "Phimoe", "Qwen2Moe", "Qwen2VL"),
     *("Qwen2_5_VL", "StableLm"),
 )
-THREE_AXES = ("Qwen2VL", "Qwen2_5_VL")  # these find texts only in position_ids (4, B, N)
+THREE_AXES = ("Qwen2VL", "Qwen2_5_VL")  # they need a fourth, text axis: position_ids (4, B, N)
 LEAK_ERROR = (
     "lets captions of a packed row see each other, with this version of transformers or this "
     "attn_implementation; leave packing and padding_free out"
@@ -36,8 +36,8 @@ LEAK_ERROR = (
 def refuse_leaks(model: nn.Module, inputs: dict, texts: Tensor) -> None:
     """Raise ValueError if a row has several texts and the model is not known to separate them.
 
-    inputs: the model's. texts: (B, N), the number of each token's text. If there is an attention
-    mask, the caller has checked that it separates them.
+    inputs: the arguments of the model's forward. texts: (B, N), the number of each token's text. If
+    there is an attention mask, the caller has checked that it separates them.
     """
     if inputs.get("attention_mask") is not None or _separates_texts(model, inputs, len(texts)):
         return
@@ -56,7 +56,7 @@ def _separates_texts(model: nn.Module, inputs: dict, rows: int) -> bool:
         return False
     config = getattr(model.config, "text_config", model.config)
     attention = getattr(config, "_attn_implementation", None) or "eager"
-    if "flash" in attention:  # also reads cu_seq_lens; finds texts only in a batch of one row
+    if "flash" in attention:  # separates texts only in a batch of one row
         return rows == 1 and (positions is not None or inputs.get("cu_seq_lens_q") is not None)
     if positions is None:
         return False
