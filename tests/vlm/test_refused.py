@@ -127,7 +127,7 @@ BROKEN = [
     ),
     (
         edited("tokenizer.json", lambda content: content["model"]["vocab"].update(WORDS)),
-        "vlm is FOLDER, but its tokenizer has 150 tokens and its model 47: they do not belong tog",
+        "vlm is FOLDER, but its tokenizer has 150 tokens and its model's head 47: they do not",
     ),
 ]
 
