@@ -8,10 +8,12 @@ from typing import Any, Optional, Union
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torchvision.transforms.functional import normalize
 
 from captioning.captioners.interface import Captioner, Images
 from captioning.config import Config
 from captioning.config.rerankers import RERANKERS
+from captioning.data.image import MEAN, STD
 from captioning.data.randomness import derived_seed
 from captioning.files.stores import without_secrets
 from captioning.models.build import load_trained, trained_config
@@ -188,7 +190,7 @@ class MinimumBayesRisk(Scorer):
 
 
 class ClipScorer(Scorer):
-    """The cosine of CLIP's vectors of image and caption. CLIPScore is proportional to it.
+    """The cosine of CLIP's or SigLIP 2's vectors of image and caption, as in CLIPScore.
 
     CLIP gets the captioner's preprocessed image, resized.
     """
@@ -198,14 +200,19 @@ class ClipScorer(Scorer):
         load("captioning.metrics.model_files:find_model")("clip_model", model)
 
     def __init__(self, captioner, reranking, device):
-        self.clip = _load_model("captioning.metrics.clip:Clip", reranking.model, device)
+        self.clip = _load_model("captioning.metrics.clip:load_clip", reranking.model, device)
         self.prefix = load("captioning.metrics.clipscore:PREFIX")
 
     def __call__(self, image, encoded, candidates):
         captions = [text for group in candidates.captions for text in group]
         ids, _ = self.clip.encode([self.prefix + caption for caption in captions])
         with torch.autocast(self.clip.device.type, enabled=False):
-            images = self.clip.image_features(resized(image.float(), self.clip.image_size))
+            images = resized(image.float(), self.clip.image_size)
+            if self.clip.statistics != (MEAN, STD):  # SigLIP 2 is normalised otherwise
+                shift = [-mean / std for mean, std in zip(MEAN, STD)]
+                images = normalize(images, shift, [1 / std for std in STD])
+                images = normalize(images, *self.clip.statistics)
+            images = self.clip.image_features(images)
             texts = self.clip.text_features(ids).view(len(image), -1, images.size(1))
         return (texts * images.unsqueeze(1)).sum(-1)
 

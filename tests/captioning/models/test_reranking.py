@@ -11,12 +11,14 @@ import torch
 from captioning import attend
 from captioning.config import load_config
 from captioning.data import load_image, read_split
+from captioning.data.image import MEAN, STD
 from captioning.models.build import captioner_from, preprocessing_of
 from captioning.models.generation import caption_images
 from captioning.models.reranking import Reranker, check_reranking, resized
 from captioning.runtime.errors import UserError
 from decoding import DecodingSettings
 from decoding.rerank import Reranking
+from tests.captioning.metrics.test_clip import siglip_folder  # noqa: F401
 
 SMALL = ["encoder=shufflenet_v2_x0_5", "encoder_weights=none", "encoder_lr=1e-3"]
 SMALL += ["embed_dim=16", "hidden_dim=16", "attention_dim=8", "prompt='a '"]
@@ -115,20 +117,31 @@ def test_a_caption_depends_on_its_image_and_the_seed(built):
     assert other.captions != whole.captions
 
 
-def test_clip_and_itm_by_their_own_scores(built, clip_folder, itm_checkpoint):
-    from captioning.metrics.clip import Clip
+@pytest.mark.parametrize("folder", ["clip_folder", "siglip_folder"])
+def test_clip_by_its_own_scores(built, request, folder):
+    from captioning.metrics.clip import load_clip
     from captioning.metrics.clipscore import PREFIX
-    from captioning.metrics.itm_model import ItmScorer
 
     captioner, image = built(), image_of()
-    found = generated(captioner, Reranking("clip", 4, model=str(clip_folder)))
-    clip = Clip(str(clip_folder))
-    vectors = clip.image_features(resized(image, clip.image_size))
+    folder = str(request.getfixturevalue(folder))
+    found = generated(captioner, Reranking("clip", 4, model=folder))
+    clip = load_clip(folder)
+    old_mean, old_std, mean, std = (
+        torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD, *clip.statistics)
+    )
+    pixels = resized(image * old_std + old_mean, clip.image_size)
+    vectors = clip.image_features((pixels - mean) / std)
     for row in range(2):
         texts = clip.text_features(clip.encode([PREFIX + t for t in found.captions[row]])[0])
         expected = texts @ vectors[row]
         torch.testing.assert_close(found.rerank_scores[row].float(), expected)
         assert (expected.diff() <= 1e-6).all()
+
+
+def test_itm_by_its_own_scores(built, itm_checkpoint):
+    from captioning.metrics.itm_model import ItmScorer
+
+    captioner, image = built(), image_of()
     found = generated(captioner, Reranking("itm", 4, model=str(itm_checkpoint)))
     expected = ItmScorer(str(itm_checkpoint)).scores(image, found.captions)
     torch.testing.assert_close(found.rerank_scores.float(), expected)
