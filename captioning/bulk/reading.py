@@ -146,13 +146,18 @@ def batches(
 ) -> Iterator[Batch]:
     """Yield the batches of the shards for a `CheckpointModel`, read in its `num_workers` processes.
 
-    entries, shards: see `ShardImages`. Raises UserError if a store stops answering.
+    A single photo is read in this process. entries, shards: see `ShardImages`. Raises UserError if
+    a store stops answering.
     """
+    workers = min(model.num_workers, len(shards))
+    photos = entries(shards[0][0]) if len(shards) == 1 else []
+    if len(photos) == 1 and "tar" not in photos[0]:
+        workers = 0
     loader = DataLoader(
         ShardImages(entries, shards, model.batch_size, model.read, model.join),
         batch_size=None,
         collate_fn=_identity,
-        num_workers=min(model.num_workers, len(shards)),
+        num_workers=workers,
         worker_init_fn=signals.ignore,
         pin_memory=torch.cuda.is_available(),
         generator=torch.Generator(),  # otherwise DataLoader draws from the global generator

@@ -8,6 +8,8 @@ import torch
 from filelock import FileLock
 
 from captioning import caption
+from captioning.bulk.model import _read
+from captioning.runtime.errors import UserError
 
 REFUSED = [
     (["--out", "{out}.json"], "has to be a file that ends in .jsonl"),
@@ -156,3 +158,12 @@ def test_several_gpus_use_ray_if_it_is_installed(monkeypatch, capsys):
         assert engine() == expected
         assert engine("--device", "cpu") == engine("--engine", "process") == "process"
         assert ("on one of 2 GPUs" in capsys.readouterr().err) == (expected == "process")
+
+
+def test_a_photo_that_a_captioner_refuses_is_named(photos):
+    def refuse(image, prompt):
+        raise ValueError(f"{prompt}: shorten the prompt")
+
+    path = str(min(photos.glob("*.png")))
+    with pytest.raises(UserError, match=f"^{path}: long: shorten the prompt"):
+        _read(refuse, True, path, None, "long")

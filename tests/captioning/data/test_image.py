@@ -6,8 +6,6 @@ import torch
 from PIL import Image
 
 from captioning.data import MEAN, STD, evaluation_transform, load_image
-from captioning.data.image import transformed
-from captioning.runtime.errors import UserError
 
 GREY_RAMP = np.arange(0, 256, dtype=np.uint8).reshape(16, 16)
 NOISE = np.random.default_rng(0).integers(0, 256, (12, 18, 3), dtype=np.uint8)
@@ -52,11 +50,3 @@ def test_evaluation_transform_is_a_normalised_bicubic_resize(image_size):
     result = evaluation_transform(image_size)(image)
     assert result.dtype == torch.float32
     np.testing.assert_allclose(result.numpy(), expected, rtol=1e-5, atol=1e-6)
-
-
-def test_an_image_that_a_captioner_refuses_is_named():
-    def refuse(image, prompt):
-        raise ValueError(f"{prompt}: shorten the prompt")
-
-    with pytest.raises(UserError, match=r"^a\.png: long: shorten the prompt"):
-        transformed(refuse, None, "a.png", "long")
