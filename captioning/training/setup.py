@@ -1,6 +1,7 @@
 """Builds the parts of a run: batches, the captioner, and its distribution over processes."""
 
 from collections.abc import Sequence
+from inspect import signature
 from typing import Any, Optional, Union
 
 import torch
@@ -25,6 +26,12 @@ from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line, progress
 from captioning.training import sharding
+
+# Newer versions of torch have renamed the argument and warn about the old name.
+_SYNC_ARGUMENTS = ("forward_sync_buffers", "broadcast_buffers")
+SYNC_BUFFERS = next(
+    n for n in _SYNC_ARGUMENTS if n in signature(DistributedDataParallel).parameters
+)
 
 MEAN_IMAGE_SAMPLES = 512  # images
 
@@ -126,10 +133,13 @@ def distribute(
         captioner.compile_parts()
     if group is None:
         return learner
+    # Running statistics of batch norms must be equal on all ranks. Integer buffers never change.
+    sync = any(buffer.is_floating_point() for buffer in learner.buffers())
     return DistributedDataParallel(
         learner,
         device_ids=[device] if device.type == "cuda" else None,
         process_group=group,
         find_unused_parameters=captioner.has_unused_parameters,
         gradient_as_bucket_view=True,  # saves a copy of the gradient
+        **{SYNC_BUFFERS: sync},
     )

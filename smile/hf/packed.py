@@ -139,14 +139,17 @@ class Targets:
         Raises ValueError for packed rows in which captions could see each other or whose captions
         are unknown, and for labelled prompts.
         """
-        if rows_by_error := self._find_wrong_rows():
-            rows = [rows.to(self.labels.device) for rows in rows_by_error.values()]
-            self.labels = refuse(torch.stack(rows), [*rows_by_error], self.labels)
-        # Rows of one caption are faster without segments. In a compiled program it is unknown.
-        if self.captions is not None and (
-            torch.compiler.is_compiling() or (self.captions.amax(1) > 1).any()
-        ):
-            self.segments = self.captions
+        rows_by_error = self._find_wrong_rows()
+        flags = [rows.to(self.labels.device) for rows in rows_by_error.values()]
+        if self.captions is not None:
+            flags = torch.stack([*flags, self.captions.amax(1) > 1])
+            # Rows of one caption are faster without segments. In a compiled program it is unknown.
+            flags = flags if torch.compiler.is_compiling() else flags.cpu()  # one transfer for all
+            if torch.compiler.is_compiling() or flags[-1].any():
+                self.segments = self.captions
+            flags = [*flags[:-1]]
+        if rows_by_error:
+            self.labels = refuse(torch.stack(flags), [*rows_by_error], self.labels)
         return self
 
     def _find_wrong_rows(self) -> dict[str, Tensor]:
