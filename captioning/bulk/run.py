@@ -150,6 +150,8 @@ class BulkCaptioning:
         request, has_to_merge = self.request, self._has_to_merge(plan)
         stored = request.address and has_to_merge
         if has_to_merge:
+            if stored:
+                stored_output.before_merging(request, plan)
             captioned, failed, filtered = merge(request, plan)
             if stored:
                 stored_output.upload_captions(request, plan)

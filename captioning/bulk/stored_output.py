@@ -17,8 +17,11 @@ from captioning.bulk.request import Request
 from captioning.bulk.shards import BASE, HEADER, Header, Part, Plan, find_plan, remove_plan
 from captioning.files import stores, uploads
 from captioning.files.cache import cache_folder, cache_key, fetch
+from captioning.files.reading import read_lines
 from captioning.files.writing import write_lines
 from captioning.runtime.errors import UserError
+
+RECORD = "stored.json"  # {name: [stamp of the local copy, stamp of the stored file]} of equal files
 
 
 def locate(out: str) -> tuple[Path, Optional[str]]:
@@ -81,18 +84,21 @@ def upload_part(request: Request, plan: Plan, part: Part) -> None:
             uploads.upload(path, _address(request, plan.header, path.name))
 
 
-def upload_captions(request: Request, plan: Plan) -> None:
-    """Upload the merged files, the marker last.
-
-    Raises UserError, also if the store now has another plan.
-    """
+def before_merging(request: Request, plan: Plan) -> None:
+    """Update the local copy of `failed`. Raises UserError if the store now has another plan."""
     _require_own_plan(request, plan)
+    _refresh(request, request.failed)
+
+
+def upload_captions(request: Request, plan: Plan) -> None:
+    """Upload the merged files, the marker last. Raises UserError."""
+    _require_own_plan(request, plan)  # again, since merging may have taken long
     with _explain_upload_errors(request):
         for path in (request.failed, request.filtered, request.out, request.marker):
-            if path.exists():
-                uploads.upload(path, request.location(path))
-            else:
+            stamp = uploads.upload(path, request.location(path)) if path.exists() else None
+            if stamp is None:
                 uploads.remove(request.location(path))
+            _record_copy(request, path, stamp)
 
 
 def remove(request: Request) -> None:
@@ -166,11 +172,29 @@ def _header(request: Request) -> Optional[Header]:
 
 
 def _refresh(request: Request, path: Path) -> None:
-    """Download a file; if the store has none, remove the local copy."""
+    """Download a file unless the local copy is the same version."""
     try:
-        fetch(request.location(path), path, stores.stamp(request.location(path)))
+        stamp = stores.stamp(request.location(path))
     except stores.Missing:
         path.unlink(missing_ok=True)
+        return
+    if _records(request).get(path.name) != [_local_stamp(path), stamp]:
+        fetch(request.location(path), path, stamp)
+        _record_copy(request, path, stamp)
+
+
+def _record_copy(request: Request, path: Path, stamp: Optional[list[Any]]) -> None:
+    records = _records(request)
+    records[path.name] = [_local_stamp(path), stamp]
+    write_lines(request.out.with_name(RECORD), [records])
+
+
+def _records(request: Request) -> dict[str, Any]:
+    return next(read_lines(request.out.with_name(RECORD)), None) or {}
+
+
+def _local_stamp(path: Path) -> Optional[list[Any]]:
+    return stores.stamp(str(path)) if path.exists() else None
 
 
 @contextlib.contextmanager

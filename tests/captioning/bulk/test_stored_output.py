@@ -8,6 +8,7 @@ import signal
 import pytest
 
 from captioning.bulk import stored_output
+from captioning.bulk.sidecars import Sidecars
 from captioning.files import stores, uploads
 from tests.captioning.object_store import FAULTS
 
@@ -144,7 +145,7 @@ def test_a_refusal_in_the_middle_loses_nothing(s3, call, on_disk):
     assert call("one")[0] == 0 and in_store() == on_disk
 
 
-@pytest.mark.parametrize("step", ["upload_part", "upload_captions"])
+@pytest.mark.parametrize("step", ["upload_part", "before_merging", "upload_captions"])
 def test_a_machine_whose_plan_was_replaced_writes_nothing(s3, call, on_disk, step):
     def hook(rank):
         original = getattr(stored_output, step)
@@ -211,3 +212,20 @@ def test_files_of_an_earlier_plan_are_not_mixed_with_the_next(s3, call, photos, 
     assert call("one")[0] == 0
     assert call("disk", out=tmp_path / "disk/captions.jsonl")[0] == 0
     assert in_store() == {name: (tmp_path / "disk" / name).read_bytes() for name in NAMES}
+
+
+def test_sidecars_of_shards_from_elsewhere_outlive_a_kill(s3, call, photos):
+    """With --existing overwrite no later call would find missing sidecars."""
+    flags = ["--existing", "overwrite", "--sidecar"]
+    assert call("one", *flags, hook=kill_before(5))[0] == -signal.SIGKILL
+    own = set(photos.rglob("*.txt"))
+    assert call("two", *flags, hook=kill_before(5))[0] == -signal.SIGKILL
+    for path in set(photos.rglob("*.txt")) - own:  # the second machine has another disk
+        path.unlink()
+
+    def hook(rank):
+        Sidecars.write = lambda *given: os.kill(os.getpid(), signal.SIGKILL)
+
+    assert call("one", *flags, hook=hook)[0] == -signal.SIGKILL
+    assert call("one", *flags)[0] == 0
+    assert len(list(photos.rglob("*.txt"))) == 10
