@@ -11,28 +11,30 @@ from captioning.files.stores import Missing, call, is_store, join, retry, stamp,
 from captioning.files.writing import atomic_write, require_folder
 
 
-def upload(path: Path, address: str) -> None:
-    """Upload a file to a store. Raises UserError."""
-    _verified(address, os.path.getsize(path), lambda s, to: s.put_file(str(path), to))
+def upload(path: Path, address: str) -> list[Any]:
+    """Upload a file to a store; return its stamp in the store. Raises UserError."""
+    return _verified(address, os.path.getsize(path), lambda s, to: s.put_file(str(path), to))
 
 
-def copy(source: str, address: str, size: int) -> None:
-    """Copy a file of `size` bytes within a store. Raises UserError."""
-    _verified(address, size, lambda s, to: s.cp_file(s._strip_protocol(source), to))
+def copy(source: str, address: str, size: int) -> list[Any]:
+    """Copy a file within a store; return the copy's stamp. size: in bytes. Raises UserError."""
+    return _verified(address, size, lambda s, to: s.cp_file(s._strip_protocol(source), to))
 
 
-def _verified(address: str, size: int, write: Callable[[Any, str], Any]) -> None:
-    """Repeat `write` until the store has a file of `size` bytes.
+def _verified(address: str, size: int, write: Callable[[Any, str], Any]) -> list[Any]:
+    """Repeat `write` until the store has a file of `size` bytes; return its stamp.
 
     write: writes the file, given fsspec's file system and the path within it.
     """
 
-    def request() -> None:
+    def request() -> list[Any]:
         write(*system_of(address))
-        if stamp(address)[0] != size:
+        found = stamp(address)
+        if found[0] != size:
             raise OSError("wrong number of bytes")
+        return found
 
-    retry(address, request)
+    return retry(address, request)
 
 
 def put(content: bytes, address: str) -> None:
