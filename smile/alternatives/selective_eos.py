@@ -1,4 +1,4 @@
-"""Selective EOS supervision: EOS gets no gradient at positions where a caption goes on."""
+"""Implements selective EOS supervision: EOS gets no gradient where the caption goes on."""
 
 import math
 from dataclasses import dataclass
@@ -35,5 +35,6 @@ class SelectiveEos(LogitLoss):
         eos_logit = logits[:, self.eos_token_id].where(labels == self.eos_token_id, -math.inf)
         column = labels.new_tensor([self.eos_token_id])
         logits = logits.index_copy(1, column, eos_logit.unsqueeze(1))
-        # Not F.cross_entropy: Liger replaces it by a kernel that overwrites its input.
+        # Liger replaces F.cross_entropy by a kernel that overwrites the logits, so that ATen's
+        # operator is called instead.
         return torch.ops.aten.cross_entropy_loss(logits, labels, reduction=0)
