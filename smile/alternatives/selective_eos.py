@@ -14,8 +14,8 @@ from smile.alternatives.interface import LogitLoss
 class SelectiveEos(LogitLoss):
     """MLE with a softmax that includes EOS only where EOS is the label.
 
-    eos_token_id: if None, captioners set their tokenizer's end token, see `Objective.with_tokens`.
-    Source: arXiv 2402.14545, yuezih/less-is-more.
+    eos_token_id: if None, captioners set it to their tokenizer's end token by
+    `Objective.with_tokens`. Source: arXiv 2402.14545, github.com/yuezih/less-is-more.
     """
 
     title = "selective EOS"
