@@ -9,7 +9,7 @@ MODEL_LOSS_TRAINERS = ("Trainer", "Seq2SeqTrainer", "BaseTrainer", "_BaseTrainer
 
 
 def reads_logits(base: type) -> bool:
-    """Return whether a trainer class's compute_loss may read logits. LIBRARIES' classes do not."""
+    """Return whether compute_loss of a class may read logits: True unless LIBRARIES define it."""
     return base.__module__.split(".")[0] not in LIBRARIES
 
 
