@@ -47,9 +47,11 @@ def beam_search(
 ) -> Decoded:
     """Return the `num_return` best of `num_beams` beams; see `decode`.
 
-    A prompt is done when it has `num_beams` ended captions, and the worst of them scores at least
-    as high as the best continuation of a group. Done prompts are not stepped. Scores are defined in
-    `Decoded`. In each step, the `num_beam_groups` groups choose their beams one after the other.
+    A prompt is done when `num_beams` of its captions have ended, and the worst of these captions
+    scores at least as high as the best continuation of a group. `step` is then called without this
+    prompt. `Decoded` defines scores. In each step, the `num_beam_groups` groups of beams choose
+    their next tokens one after the other. `diversity_penalty` lowers the scores of tokens that
+    earlier groups have chosen.
     """
     num_beams, max_length = settings.num_beams, settings.max_length
     group_size = num_beams // settings.num_beam_groups

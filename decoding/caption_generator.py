@@ -115,7 +115,7 @@ class CaptionGenerator(nn.Module):
         return [([p for p in self.parameters() if p.requires_grad], None)]
 
     def begin_epoch(self, epoch: int) -> None:
-        """Nothing changes between epochs."""
+        """Do nothing. A subclass may change something between epochs."""
 
     def saved_beside_weights(self) -> dict[str, Any]:
         return {}

@@ -19,12 +19,12 @@ ABOVE_0 = {"repetition_penalty": math.inf, "temperature": math.inf, "top_p": 1, 
 
 
 class SettingsError(ValueError):
-    """Decoding settings that a captioner does not support, in one line."""
+    """A one-line error: a captioner does not support these decoding settings."""
 
 
 @dataclass(frozen=True)
 class DecodingSettings:
-    """How captions are generated. The fields have the names that transformers uses.
+    """How captions are generated. Most fields have the names that transformers uses.
 
     - The method is sampling if `sample`, else beam search if `num_beams` > 1, else greedy decoding.
       BLIP's nucleus sampling is top_p 0.9, top_k 50, repetition_penalty 1.1.

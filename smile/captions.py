@@ -109,7 +109,7 @@ def blocks(
         return
     if segments is None:
         positions = torch.arange(labels.numel(), device=labels.device).view_as(labels)
-        if labels.size(1) >= LONG_ROW and not whole_rows:  # synchronises with a GPU
+        if labels.size(1) >= LONG_ROW and not whole_rows:  # needs a synchronisation on a GPU
             is_labelled = labels != ignore_index
             max_labels = int(is_labelled.sum(1).max())
             if 2 * max_labels < labels.size(1):
@@ -124,7 +124,8 @@ def blocks(
     segment_ids = _segment_ids(labels, segments).flatten()[labelled]
     _, caption, lengths = segment_ids.unique(return_inverse=True, return_counts=True)
     captions = labelled[caption.argsort(stable=True)].split(lengths.tolist())
-    blocks_by_exponent: dict[int, list[Tensor]] = {}  # lengths are rounded up to a power of 2
+    # Captions are grouped by their length, rounded up to a power of 2. The key is the exponent.
+    blocks_by_exponent: dict[int, list[Tensor]] = {}
     for positions in captions:
         blocks_by_exponent.setdefault((len(positions) - 1).bit_length(), []).append(positions)
     for _, block in sorted(blocks_by_exponent.items()):

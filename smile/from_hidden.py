@@ -222,13 +222,17 @@ class _LossAccumulator:
         return losses
 
     def add_smile(self, positions: Tensor, labels: Tensor) -> None:
-        """Add SMILE's losses, except of first tokens that MLE scores in `add_whole_vocabulary`."""
+        """Add SMILE's losses, except of first tokens that MLE scores in `add_whole_vocabulary`.
+
+        positions, labels: (C, L), one caption per row; see `blocks`.
+        """
         ignore, length = self.settings.ignore_index, labels.size(1)
         types, _ = caption_types(labels, ignore)  # (C, L)
         # The label's index among the gathered logits is the first column with the label's id.
         columns = (types.unsqueeze(2) == types.unsqueeze(1)).int().argmax(2)
         columns = columns.masked_fill(labels == ignore, IGNORED)
-        # The number of gathered weights or of logits, whichever is larger; twice, for the gradient.
+        # The larger of the two gathered tensors, weights (L, D) or logits (L, L); times 2, because
+        # its gradient has the same size.
         size = 2 * length * max(length, self.head.hidden.size(1))
 
         def loss_fn(logits, chunk):  # (c, L, L)
@@ -238,7 +242,10 @@ class _LossAccumulator:
         self._add_gathered("smile", positions, types, is_scored, size, loss_fn)
 
     def add_random(self, positions: Tensor, labels: Tensor, sampled: Tensor) -> None:
-        """Add random subsetting's losses, except first tokens scored by MLE. sampled: (B, N, R)."""
+        """Add random subsetting's losses, except of first tokens that MLE scores.
+
+        positions, labels: as in `add_smile`. sampled: (B, N, R), the random tokens of each label.
+        """
         is_scored = self._scored_by_subset("random", labels)  # (C, L)
         positions, labels = positions[is_scored], labels[is_scored]  # (M,) each
         words = sampled.flatten(0, 1)[positions]  # (M, R)

@@ -42,7 +42,7 @@ def earlier_tokens(labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, T
 
 
 def check_labels(labels: Tensor, vocabulary: int, ignore_index: int) -> None:
-    """Raise ValueError for a label outside the vocabulary. vocabulary: its size.
+    """Raise ValueError for a label outside the vocabulary. vocabulary: the number of tokens.
 
     Labels are checked only on a CPU: on an accelerator the check would need a synchronisation, and
     CUDA raises an error itself. During compilation tensors have no values and are not checked.

@@ -39,7 +39,10 @@ class ObjectiveOutput(NamedTuple):
 
 
 def captions_per_image(captions: Sequence[Sequence[str]], images: int) -> int:
-    """Return the number of captions per image. Raises ValueError if this number is not the same."""
+    """Return the number of captions per image. Raises ValueError if it differs between images.
+
+    captions: the captions of each image. images: the number of images.
+    """
     counts = [len(group) for group in captions]
     if not counts or 0 in counts or counts != counts[:1] * images:
         raise ValueError(f"{counts} captions for {images} images; give each image the same number")

@@ -24,7 +24,8 @@ OPENING_TOKENS = (
 # The model types whose labels begin with a language's token.
 MULTILINGUAL = ("mbart", "m2m_100", "nllb-moe", "seamless_m4t", "seamless_m4t_v2")
 
-# Patterns of class names, each with the reason why its loss is not a language-modelling loss.
+# Patterns of class names, each with the reason why the loss of these classes is not a
+# language-modelling loss.
 REFUSED = {
     "MaskedLM": "fills in masked words",
     "Classification|QuestionAnswering|MultipleChoice|NextSentence|PreTraining": "writes no text",

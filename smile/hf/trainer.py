@@ -93,7 +93,7 @@ class SmileLossMixin:
         return model
 
     def call_model_init(self, *args, **kwargs):
-        """Return the model of `model_init` with the objective. Each `train` builds a new model."""
+        """Return the model of `model_init` with the objective. `train` builds a new model, too."""
         return self._add_objective(super().call_model_init(*args, **kwargs))
 
     def _save_optimizer_and_scheduler(self, output_dir):
