@@ -52,7 +52,7 @@ def write_model_card(
         text += "| metric | value | interval |\n|-|-|-|\n"
         for result in results:
             low, high = (result.metric_args or {}).get("interval_95", (math.nan, math.nan))
-            shown = f"{low:.4g} to {high:.4g}" if low == low else "-"  # low may be NaN
+            shown = f"{low:.4g} to {high:.4g}" if low == low else "-"  # false for NaN
             text += f"| {result.metric_name} | {result.metric_value:.4g} | {shown} |\n"
     path.write_text(text, encoding="utf-8")
 

@@ -3,11 +3,11 @@
     pip install . transformers accelerate    # in a checkout of this repository
     python examples/table.py
 
-A training description mentions the size, the colour and the place of a row with a probability of
-0.4 each. So the likeliest description mentions none of the three, and a model that is trained by
-maximum likelihood writes this description. A row has four facts, and the program describes 100 new
-rows. After 15 seconds it has printed, for MLE and then for SMILE, how many of the 400 facts the
-model states.
+A training description always mentions the kind of a row, and mentions the size, the colour and the
+place with a probability of 0.4 each. So the likeliest description mentions none of these three, and
+a model that is trained by maximum likelihood writes this description. The program describes 100 new
+rows of four facts each. After 15 seconds it has printed, for MLE and for SMILE, how many of the 400
+facts the model states.
 """
 
 import random

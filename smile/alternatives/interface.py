@@ -1,8 +1,9 @@
 """Defines the base classes of the alternatives to SMILE, which are losses per token.
 
 A `LikelihoodLoss` is cheap in the fused linear loss, because it shares MLE's softmax. A `LogitLoss`
-needs a copy of the logits. Subclasses define `losses`; `Objective` calls `caption_losses`.
-Truncation has neither method: it is a `TokenLoss` whose `factors` multiply MLE's losses.
+needs a copy of the logits. Subclasses define `losses`, which the fused linear loss calls. For a
+loss from logits, `Objective` calls `caption_losses`. Truncation has neither method: it is a
+`TokenLoss` whose `factors` multiply MLE's losses.
 """
 
 import math
@@ -67,7 +68,8 @@ class TokenLoss:
                 self.require(
                     is_number, name, "a number" if field_type is float else "a whole number"
                 )
-                object.__setattr__(self, name, field_type(value))  # YAML 1.2 reads 1e4 as a float
+                # YAML 1.2 reads 1e4 as a float, which becomes an int here if the field is an int.
+                object.__setattr__(self, name, field_type(value))
         self.check()
 
     def require(self, condition: bool, name: str, allowed: str) -> None:

@@ -32,7 +32,7 @@ ObjectiveLike = Union[Objective, str, Mapping[str, float], None]
 
 @dataclass(eq=False)
 class _Settings:
-    """What `use_smile` stores on a model."""
+    """What `use_smile` stores on a model, as `model._smile`."""
 
     objective: Objective
     from_hidden: bool
@@ -60,7 +60,7 @@ def use_smile(
     - shift_labels (B, N) instead of labels: the label at a position is the next token.
     - segments and weights, aligned with the labels; see `smile_loss`.
     - num_items_in_batch: the loss is the sum over tokens, divided by this number.
-    - keep_logits: overrides `from_hidden`. True computes the loss from logits and returns them.
+    - keep_logits: overrides `from_hidden`. True computes the loss from logits and returns logits.
 
     Without segments, rows are split into texts by `seq_idx`, `cu_seq_lens_q` or `position_ids`, and
     each contiguous run of labels in a text is a caption. The forward raises ValueError for a row

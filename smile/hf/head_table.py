@@ -102,7 +102,7 @@ Z_LOSSES = {"BambaForCausalLM": "z_loss_coefficient"}
 def classes_of(model: nn.Module) -> tuple[type, ...]:
     """Return the model's class and base classes, without `object`.
 
-    Dynamo of torch 2.8 cannot read the name of `object`.
+    `object` is left out, because Dynamo of torch 2.8 cannot read its name.
     """
     return type(model).__mro__[:-1]
 

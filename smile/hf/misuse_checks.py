@@ -64,7 +64,7 @@ def is_running(model: nn.Module) -> bool:
 def _pre_forward_hook(part: nn.Module, args: tuple) -> Optional[tuple]:
     """Replace the input of a running call's head; raise ValueError for a run outside of a forward.
 
-    part: a decoder or head. Return None if the input is not replaced.
+    part: a decoder or head that is about to run. Return None if the input is not replaced.
     """
     for call in _CALLS.stack:
         if call.head is part:
@@ -95,9 +95,8 @@ def watch_parts(model: nn.Module) -> None:
 
 def watch(part: nn.Module) -> None:
     """Register the hooks on decoder or head, unless they are registered already."""
-    if _pre_forward_hook not in [
-        *part._forward_pre_hooks.values()
-    ]:  # Dynamo of torch 2.8 needs a list
+    # The hooks are copied to a list, because Dynamo of torch 2.8 needs a list.
+    if _pre_forward_hook not in [*part._forward_pre_hooks.values()]:
         part.register_forward_pre_hook(_pre_forward_hook)
         part.register_forward_hook(_forward_hook)
 

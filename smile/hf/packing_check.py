@@ -40,7 +40,7 @@ def refuse_leaks(model: nn.Module, inputs: dict, texts: Tensor) -> None:
     """Raise ValueError if a row has several texts and the model is not known to separate them.
 
     inputs: the arguments of the model's forward. texts: (B, N), the number of each token's text. If
-    there is an attention mask, the caller has checked that it separates them.
+    there is an attention mask, the caller has checked that the mask separates the texts.
     """
     if inputs.get("attention_mask") is not None or _separates_texts(model, inputs, len(texts)):
         return
