@@ -1,1 +1,1 @@
-"""What captioners share: LoRA through peft, model cards, and how export programs end."""
+"""Provides what captioners share: LoRA through peft, model cards, exits of export programs."""

@@ -1,4 +1,4 @@
-"""Writes cards: the README.md of weights or of a data set, with the metadata that the Hub reads."""
+"""Writes cards: the README.md of weights or a data set, with metadata for the Hugging Face Hub."""
 
 import json
 import math
@@ -19,9 +19,10 @@ def write_model_card(
 ) -> None:
     """Write the card of exported weights, unless the folder has a card without MARK.
 
-    checkpoint: the exported file in its run's folder, whose results have its scores. config: the
-    run's configuration, {} if unknown. library: the one that loads the weights, by the Hub's name.
-    Raises OSError.
+    checkpoint: the file that was exported. The card lists the scores of this checkpoint that are in
+    the folder `result` beside it. config: the run's configuration, {} if unknown. license: the
+    licence of the weights. library: the Hub's name of the library that loads the weights. Raises
+    OSError if the card cannot be read or written.
     """
     from huggingface_hub import ModelCardData
 
@@ -51,13 +52,13 @@ def write_model_card(
         text += "| metric | value | interval |\n|-|-|-|\n"
         for result in results:
             low, high = (result.metric_args or {}).get("interval_95", (math.nan, math.nan))
-            shown = f"{low:.4g} to {high:.4g}" if low == low else "-"  # low may be NaN
+            shown = f"{low:.4g} to {high:.4g}" if low == low else "-"  # false for NaN
             text += f"| {result.metric_name} | {result.metric_value:.4g} | {shown} |\n"
     path.write_text(text, encoding="utf-8")
 
 
 def license_of(folder: str) -> str:
-    """Return the licence in the card of a base model's folder; UNKNOWN without one."""
+    """Return the licence that the card in a base model's folder states, or UNKNOWN."""
     from huggingface_hub import ModelCard
 
     try:
@@ -67,17 +68,17 @@ def license_of(folder: str) -> str:
 
 
 def is_repository(name: str) -> bool:
-    """Return whether a name can be that of a model on the Hub, to which a card may link."""
+    """Return whether `name` can be a model's id on the Hub, to which a card may link."""
     return bool(_REPOSITORY.fullmatch(name)) and not Path(name).exists()
 
 
 def is_generated(text: str) -> bool:
-    """Return whether a card's text has the MARK of this module, which an author removes."""
+    """Return whether a card has MARK, which an author removes so that the card is kept."""
     return MARK in text
 
 
 def card(title: str, metadata: str, rows: Mapping[str, str]) -> str:
-    """Return the text of a card. metadata: YAML. rows: those of the table, {name: value}."""
+    """Return the text of a card. metadata: YAML. rows: the rows of its table, {name: value}."""
     table = "".join(f"| {name} | {value} |\n" for name, value in rows.items())
     return f"---\n{metadata.strip()}\n---\n\n{MARK}\n\n# {title}\n\n| | |\n|-|-|\n{table}"
 
@@ -98,7 +99,7 @@ def described_objective(config: Mapping[str, Any]) -> str:
 def _results(checkpoint: Path, config: Mapping[str, Any]) -> Iterable[Any]:
     """Yield `EvalResult`s of the checkpoint on test, or on val if it was not evaluated on test.
 
-    Results of another checkpoint of the run do not count.
+    Results that the run has for another checkpoint are skipped.
     """
     from huggingface_hub import EvalResult
 

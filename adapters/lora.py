@@ -1,4 +1,4 @@
-"""LoRA through peft: adds low-rank layers to a model, and reads and writes them in peft's format.
+"""Adds LoRA's low-rank layers to a model through peft, and reads and writes them in peft's format.
 
 An adapted model is a `PeftModel`, or any `nn.Module` in which peft has replaced layers.
 """
@@ -14,13 +14,15 @@ from torch import Tensor, nn
 
 CONFIG = "adapter_config"  # the key of peft's configuration in a checkpoint
 PREFIX = "base_model.model."  # peft's files put this before a model's parameter names
-NAME = "default"  # peft's name of an adapter without a name
+NAME = "default"  # peft's name for an adapter that was given no name
 
 
 class Lora(BaseModel):
-    """Settings of LoRA: `r`, `lora_alpha`, `lora_dropout`, `target_modules` of peft's LoraConfig.
+    """Settings of LoRA, the value of the configuration key `lora`.
 
-    load_in_4bit: quantise the frozen weights to 4 bits (QLoRA, arXiv 2305.14314).
+    r, alpha, dropout and target_modules are `r`, `lora_alpha`, `lora_dropout` and `target_modules`
+    of peft's LoraConfig. load_in_4bit: quantise the frozen weights to 4 bits (QLoRA, arXiv
+    2305.14314).
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
@@ -37,8 +39,9 @@ def add_lora(
 ) -> nn.Module:
     """Freeze a model and add low-rank layers in place (arXiv 2106.09685); return its `PeftModel`.
 
-    base_file: the file of the frozen weights, for peft's configuration. excluded: names of layers
-    that get no adapter. Raises ValueError without peft and for target_modules that match no layer.
+    base_file: the file of the frozen weights, which is recorded in peft's configuration. excluded:
+    names of layers that get no adapter. Raises ValueError if peft is not installed, or if
+    target_modules match no layer.
     """
     try:
         from peft import LoraConfig, get_peft_model
@@ -64,7 +67,10 @@ def is_adapted(model: nn.Module) -> bool:
 
 
 def load_adapter_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Load the adapter's weights. Raises RuntimeError, like torch, if the names differ."""
+    """Load the adapter's weights from `state`, a state dict with peft's names.
+
+    Raises RuntimeError, as torch does, if the names differ from those of the model's adapter.
+    """
     model_names = _adapter_entries(model, {name: name for name in nn.Module.state_dict(model)})
     mismatched = sorted(model_names.keys() ^ state.keys())
     if mismatched:
@@ -77,7 +83,7 @@ def load_adapter_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 
 def _adapter_entries(model: nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Select the adapter's entries of a model's state dict, under peft's names."""
+    """Return the adapter's entries of a model's state dict, under peft's names."""
     from peft import get_peft_model_state_dict
 
     entries = get_peft_model_state_dict(model, state_dict=state, save_embedding_layers=False)
@@ -85,15 +91,21 @@ def _adapter_entries(model: nn.Module, state: Mapping[str, Any]) -> dict[str, An
 
 
 class AdaptedState(nn.Module):
-    """A captioner. With LoRA, its state dict has only the adapter's weights, under peft's names."""
+    """A base class of captioners that may have LoRA.
+
+    With LoRA, the state dict has only the adapter's weights, under peft's names.
+    """
 
     @property
     def adapted_module(self) -> nn.Module:
-        """Return the module that `add_lora` changes."""
+        """The module that `add_lora` changes. A subclass may return one of its submodules."""
         return self
 
     def saved_beside_weights(self) -> dict[str, Any]:
-        """Return peft's configuration of the adapter, as JSON values; {} without an adapter."""
+        """Return {CONFIG: peft's configuration of the adapter, as JSON values}.
+
+        Return {} if there is no adapter. A checkpoint has these entries in addition to the weights.
+        """
         if not is_adapted(self.adapted_module):
             return {}
         config = self.adapted_module.peft_config[NAME].to_dict()
@@ -112,9 +124,9 @@ class AdaptedState(nn.Module):
 
 
 def merge(model: nn.Module) -> None:
-    """Replace adapted layers of the model by plain ones with the merged weights.
+    """Replace the adapted layers of a model, in place, by plain layers with the merged weights.
 
-    The frozen weights are copied first, because another model may share them.
+    The frozen weights are copied before they are changed, because another model may share them.
     """
     for module in list(model.modules()):
         for name, layer in module.named_children():

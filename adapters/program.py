@@ -1,15 +1,20 @@
-"""How an export program ends: it prints its result, or an error as one line."""
+"""Runs an export program: prints the program's result, or its error as one line."""
 
 import sys
 from typing import Callable, Optional
 
 
 def exit_code(program: Callable[[], str]) -> int:
-    """Run a program and print its result. Return 0, or 2 after a one-line error."""
+    """Run a program and print its result. Return the exit code: 0, or 2 after a one-line error.
+
+    program: a function that returns a text about what it did. Only ValueError, OSError and
+    ImportError become one line.
+    """
     try:
         print(program())
     except (ValueError, OSError, ImportError) as error:
-        # The text may come from a checkpoint, and a terminal would obey its control characters.
+        # The message may have text of a checkpoint. Control characters are escaped, so that the
+        # terminal does not execute them.
         line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in one_line(error, None))
         print(f"error: {line}", file=sys.stderr)
         return 2
@@ -17,5 +22,8 @@ def exit_code(program: Callable[[], str]) -> int:
 
 
 def one_line(error: Exception, max_length: Optional[int] = 200) -> str:
-    """Return an error's message on one line, truncated to `max_length`, or its type without one."""
+    """Return an error's message as one line, or the name of its type if the message is empty.
+
+    max_length: the number of characters to which the message is truncated; None for no limit.
+    """
     return " ".join(str(error).split())[:max_length] or type(error).__name__

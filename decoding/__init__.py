@@ -10,7 +10,7 @@ from decoding.interface import (
     until_end,
 )
 
-draw_captions = generate_captions  # its former name
+draw_captions = generate_captions  # the former name, kept for users' scripts
 
 __all__ = [
     "Decoded",

@@ -1,4 +1,7 @@
-"""Beam search with the results of transformers 4.15.0, vectorised over prompts and beams."""
+"""Implements beam search, vectorised over prompts and beams.
+
+Results equal those of transformers 4.15.0.
+"""
 
 import torch
 import torch.nn.functional as F
@@ -7,8 +10,8 @@ from torch import Tensor
 from decoding.interface import Decoded, DecodingSettings, Step, take
 from decoding.sampling import adjust
 
-# The initial score of all beams of a group but its first: they have the same prompt, and would
-# repeat the first.
+# The initial score of all beams of a group except the first. The group's beams begin with the same
+# prompt, so that with equal scores all of them would repeat the first.
 NOT_STARTED = -1e9
 
 
@@ -22,11 +25,11 @@ class Hypotheses:
         self.lengths = torch.zeros(shape, dtype=torch.int64, device=device)
 
     def add(self, prompts: Tensor, tokens: Tensor, scores: Tensor, length: int) -> None:
-        """Keep the best of the stored captions and m candidates of each of the b `prompts`.
+        """Keep, for each of the b `prompts`, the best of the stored captions and m candidates.
 
-        prompts: (b,), indices; tokens: (b, m, max_length); scores: (b, m). length: of the
-        candidates, without the end token. A score of -inf marks no candidate. A candidate does not
-        displace a caption with an equal score.
+        prompts: (b,), indices. tokens: (b, m, max_length), the candidates. scores: (b, m); -inf
+        means that there is no candidate. length: the number of tokens of each candidate, without
+        the end token. A candidate does not replace a caption with an equal score.
         """
         beams = self.scores.size(1)
         scores = torch.cat([self.scores[prompts], scores], dim=1)
@@ -44,15 +47,17 @@ def beam_search(
 ) -> Decoded:
     """Return the `num_return` best of `num_beams` beams; see `decode`.
 
-    A prompt is done when it has `num_beams` ended captions, and the worst of them scores at least
-    as high as the best continuation of a group. Done prompts are not stepped. Scores are defined in
-    `Decoded`. In each step, the `num_beam_groups` groups choose their beams one after the other.
+    A prompt is done when `num_beams` of its captions have ended, and the worst of these captions
+    scores at least as high as the best continuation of a group. `step` is then called without this
+    prompt. `Decoded` defines scores. In each step, the `num_beam_groups` groups of beams choose
+    their next tokens one after the other. `diversity_penalty` lowers the scores of tokens that
+    earlier groups have chosen.
     """
     num_beams, max_length = settings.num_beams, settings.max_length
     group_size = num_beams // settings.num_beam_groups
     num_prompts, start = prompt.shape
     hypotheses = Hypotheses(num_prompts, num_beams, max_length, pad, prompt.device)
-    active = torch.arange(num_prompts, device=prompt.device)  # (b,), prompts that are not done
+    active = torch.arange(num_prompts, device=prompt.device)  # (b,), prompts not done
     tokens = prompt.new_full((num_prompts, num_beams, max_length), pad)
     tokens[..., :start] = prompt.unsqueeze(1)
     scores = torch.full((num_prompts, num_beams), NOT_STARTED, device=prompt.device)
@@ -86,13 +91,14 @@ def beam_search(
 
             continuing = is_end.int().sort(dim=1, stable=True).indices[:, :group_size]
             group_choices.append(tuple(t.gather(1, continuing) for t in (top_sums, beam, token)))
-            worst = hypotheses.scores[active, -1]  # -inf for fewer than `num_beams` captions
+            # The score is -inf as long as a prompt has fewer than `num_beams` captions.
+            worst = hypotheses.scores[active, -1]
             done = done | ((worst >= normalised[:, 0]) & worst.isfinite())
 
         scores, beam, token = (torch.cat(parts, dim=1) for parts in zip(*group_choices))
         tokens = take(tokens, beam)
         tokens[..., length] = token
-        # Indexing with a mask would synchronise with a GPU at every use, nonzero does so once.
+        # Each indexing with a mask would synchronise with a GPU. `nonzero` synchronises once.
         kept = (~done).nonzero().squeeze(1)
         rows = rows.gather(1, beam)[kept]
         active, tokens, scores, token = active[kept], tokens[kept], scores[kept], token[kept]
@@ -102,8 +108,8 @@ def beam_search(
             logits = step(token.unsqueeze(2), rows)
             rows = torch.arange(rows.numel(), device=rows.device).view_as(rows)
 
-    # If every next token was banned, a beam's score is -inf. The clamp keeps the beam, so that
-    # there always is a caption.
+    # A beam's score is -inf if every next token was banned. The clamp makes the score finite, so
+    # that the beam is kept and every prompt has a caption.
     scores = scores.double().clamp(min=torch.finfo(scores.dtype).min)
     hypotheses.add(active, tokens, scores / max_length**settings.length_penalty, max_length)
     returned = slice(settings.num_return)

@@ -1,4 +1,4 @@
-"""The base class of captioners whose step function the package `decoding` turns into captions."""
+"""Provides the base class of captioners that generate captions by a step function."""
 
 from abc import abstractmethod
 from contextlib import nullcontext
@@ -13,17 +13,19 @@ from decoding.guided import encode_noisy, second_stream
 from decoding.interface import DecodingSettings, Generated, Step
 from decoding.null_image import NullImage
 
-# The prompts of B images; None for one image, or for all, means the captioner's own.
+# The prompts of B images. None for one image, or instead of the list, means the captioner's prompt.
 Prompts = Optional[list[Optional[str]]]
 
 
 def training_tokens(
     captioner: Any, captions: list[list[str]], prompts: Prompts, ignore_index: int
 ) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Return tokens, attention mask and labels of prompts with captions, int64 (R, n), on the CPU.
+    """Return (tokens, attention mask, labels, length of the shortest prompt) of captions.
 
-    captions: B lists of strings, R in all. Prompt and padding have the label `ignore_index`. The
-    fourth result is the length of the shortest prompt.
+    captions: B lists of strings, R in all. A row of the results is a prompt followed by one of the
+    captions. The tensors are (R, n), on the CPU. Prompt and padding have the label `ignore_index`.
+    Lengths are in tokens. captioner: a `CaptionGenerator` with a `prompt`, its `prompt_ids`, a
+    `tokenizer` and `max_tokens`.
     """
     own_prompt, lengths, texts = (captioner.prompt, captioner.prompt_ids.size(-1)), [], []
     for group, prompt in zip(captions, prompts or [None] * len(captions)):
@@ -43,9 +45,11 @@ def training_tokens(
 class CaptionGenerator(nn.Module):
     """The methods of `captioning.captioners.interface.Captioner` that captioners have in common.
 
-    inference_context: returns a context manager in which captions are generated, such as one that
-    turns autocast off. A subclass may also use it elsewhere, such as in `encode`. shift: None, or
-    changes the first token of training captions, see `BLIP.tokenizer.FirstTokenShift`.
+    A subclass defines the abstract methods, and the other methods of that protocol. null_image: see
+    `decoding.null_image`. inference_context: returns a context manager in which captions are
+    generated, such as one that turns autocast off. A subclass may also use the context manager
+    elsewhere, such as in `encode`. shift: an object that changes the first token of training
+    captions, see `BLIP.tokenizer.FirstTokenShift`, or None.
     """
 
     null_image: NullImage
@@ -65,7 +69,7 @@ class CaptionGenerator(nn.Module):
 
     @abstractmethod
     def caption_text(self, ids: Tensor) -> str:
-        """Return the caption of ids (L,) as text, without the prompt."""
+        """Return the text of a caption without the prompt. ids: (L,), with the prompt."""
 
     @torch.inference_mode()
     def generate_details(self, image: Tensor, settings: DecodingSettings) -> Generated:
@@ -79,7 +83,8 @@ class CaptionGenerator(nn.Module):
     ) -> Generated:
         """Return captions of encoded images (B, P, width).
 
-        other: the same images with noise, encoded, from `encode_noisy`; None without contrast.
+        other: the result of `decoding.guided.encode_noisy`: the same images with noise, encoded.
+        None if `contrastive_alpha` is 0.
         """
         other = second_stream(self, encoded, settings, other)
         with self.inference_context():
@@ -110,7 +115,7 @@ class CaptionGenerator(nn.Module):
         return [([p for p in self.parameters() if p.requires_grad], None)]
 
     def begin_epoch(self, epoch: int) -> None:
-        """Nothing changes between epochs."""
+        """Do nothing. A subclass may change something between epochs."""
 
     def saved_beside_weights(self) -> dict[str, Any]:
         return {}

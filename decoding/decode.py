@@ -1,4 +1,4 @@
-"""Entry point: from a captioner's step function to token ids, scores and captions."""
+"""Generates captions by a captioner's step function. This is the entry point of the package."""
 
 from typing import Any, Callable, Optional
 
@@ -14,8 +14,8 @@ from decoding.sampling import sample
 def decode(step: Step, prompt: Tensor, end: int, pad: int, settings: DecodingSettings) -> Decoded:
     """Return captions of every prompt by beam search, greedy decoding or sampling.
 
-    prompt: int64 (B, n). end, pad: ids of the token that ends a caption, and of the one after it.
-    Raises ValueError if `max_length` is not above n.
+    prompt: int64 (B, n). end: the id of the token that ends a caption. pad: the id of the token
+    that fills the positions after `end`. Raises ValueError if `max_length` is not above n.
     """
     if prompt.size(1) >= settings.max_length:
         raise ValueError(
@@ -37,10 +37,12 @@ def generate_captions(
 ) -> Generated:
     """Return captions of B images. prompt: int64 (n,), or one for each image, (B, n).
 
-    images: (B, ...); only their number and device are used. tokenizer: has the token ids `end` and
-    `pad`. text: a function that turns ids (L,), prompt included, into a caption. With two streams,
-    `step` takes 2B prompts, see `decoding.guided`, and `log_likelihoods` maps captions (B, k, n) to
-    the log-likelihoods of their tokens after the prompt.
+    images: (B, ...), of which only the number and the device are used. tokenizer: has the token ids
+    `end` and `pad`. text: a function that maps ids (L,), prompt included, to a caption.
+
+    If `settings.two_streams`, `step` takes 2B prompts, see `decoding.guided`, and `log_likelihoods`
+    is needed: a function that maps captions (B, k, n) to the log-likelihood of each token after the
+    prompt. Otherwise `log_likelihoods` is not called.
     """
     step = GuidedStep(step, settings) if settings.two_streams else step
     prompts = prompt.to(images.device).expand(len(images), -1)

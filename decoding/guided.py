@@ -1,8 +1,9 @@
-"""Decoding with two streams of one captioner: the image, and another image to move away from.
+"""Combines two streams of one captioner, so that captions of an image move away from another image.
 
-The other image is the null image in classifier-free guidance (arXiv 2307.16686), and the image with
-noise in visual contrastive decoding (arXiv 2311.16922). In a step, the first B prompts see the
-images, the second B prompts the other images.
+The first stream sees the image. The second stream sees another image: the null image in
+classifier-free guidance (arXiv 2307.16686), or the image with noise in visual contrastive decoding
+(arXiv 2311.16922), called contrast here. In a step of 2B prompts, the first B prompts see the
+images, and the second B prompts see the other images.
 """
 
 import math
@@ -14,19 +15,20 @@ from torch import Tensor
 from decoding.interface import DecodingSettings, Step
 
 DIFFUSION_STEPS = 1000
-# Added to the logits of banned tokens instead of -inf: min_length may ban all other tokens.
+# Added to the log-probabilities of banned tokens. It is not -inf, because min_length may ban all
+# other tokens.
 IMPLAUSIBLE = -1e4
 
 
 class GuidedStep:
-    """Implements `decoding.Step`: steps both streams in one batch, and combines their logits.
+    """A `decoding.Step` that runs both streams in one batch, and combines their logits.
 
-    step: the captioner's step function, for 2B prompts.
+    step: the captioner's step function, for 2B prompts. This step takes B prompts.
     """
 
     def __init__(self, step: Step, settings: DecodingSettings):
         self.step, self.settings = step, settings
-        self.previous_rows = 0  # rows of one stream at the previous call
+        self.previous_rows = 0  # the number of rows of one stream at the previous call
 
     def __call__(self, tokens: Tensor, rows: Optional[Tensor]) -> Tensor:
         if rows is not None:
@@ -41,9 +43,10 @@ def combine_streams(
 ) -> Tensor:
     """Return logits (..., V) of guidance or contrast, from the logits of both streams.
 
-    Guidance: log p_other + guidance_scale * (log p_image - log p_other). Contrast: (1 + alpha) *
-    log p_image - alpha * log p_other; tokens with p_image < beta * max p_image are banned.
-    A token whose image logit is -inf keeps it.
+    Guidance: log p_other + guidance_scale * (log p_image - log p_other).
+    Contrast: (1 + alpha) * log p_image - alpha * log p_other, where tokens with
+    p_image < beta * max p_image are banned. alpha, beta: `contrastive_alpha`, `contrastive_beta`.
+    If a token's image logit is -inf, the result is -inf, too.
     """
     image_logits, other_logits = (
         logits.float().log_softmax(-1) for logits in (image_logits, other_logits)
@@ -61,10 +64,11 @@ def combine_streams(
 def second_stream(
     captioner: Any, encoded: Any, settings: DecodingSettings, other: Any = None
 ) -> Any:
-    """Return the encoded images of the second stream, B or one for all; None for plain decoding.
+    """Return the encoded images of the second stream; None if there is no second stream.
 
-    captioner: has the method `encode_null`. other: the result of `encode_noisy`. Raises ValueError
-    for contrast if `other` is None.
+    For guidance the result is one null image for the whole batch, for contrast it is `other`.
+    captioner: has the method `encode_null`. encoded: the encoded images. other: the result of
+    `encode_noisy`, or None. Raises ValueError for contrast if `other` is None.
     """
     if settings.contrastive_alpha and other is None:
         raise ValueError(
@@ -75,16 +79,16 @@ def second_stream(
 
 
 def encode_noisy(captioner: Any, image: Tensor, settings: DecodingSettings) -> Any:
-    """Return encoded images (B, 3, S, S) with noise for contrast; None without contrast."""
+    """Add noise to images (B, 3, S, S) and return them encoded; None if there is no contrast."""
     return captioner.encode(add_noise(image, settings)) if settings.contrastive_alpha else None
 
 
 def add_noise(image: Tensor, settings: DecodingSettings) -> Tensor:
     """Return images (B, 3, S, S) after step t = `contrastive_noise` of a diffusion.
 
-    A result is sqrt(a_t) x + sqrt(1 - a_t) e, where x is the image, a_t the product of 1 - beta up
-    to step t, and beta goes from 1e-5 to 5e-3 along a sigmoid. The normal noise e is the same for
-    all images. Source: arXiv 2006.11239.
+    The result is sqrt(a_t) x + sqrt(1 - a_t) e for an image x. a_t is the product of 1 - beta_s
+    over the steps s = 0 to t, where beta_s rises from 1e-5 to 5e-3 along a sigmoid. e is normal
+    noise, the same for all images. Source: arXiv 2006.11239.
     """
     betas = torch.linspace(-6, 6, DIFFUSION_STEPS, dtype=torch.float64).sigmoid()
     betas = betas * (5e-3 - 1e-5) + 1e-5
@@ -96,6 +100,6 @@ def add_noise(image: Tensor, settings: DecodingSettings) -> Tensor:
 def caption_lengths(ids: Tensor, prompt: int, end: int) -> Tensor:
     """Return the lengths of captions (B, k, n) as in `Decoded.scores`, int64 (B, k).
 
-    prompt: the number of its tokens.
+    prompt: the number of the prompt's tokens.
     """
     return prompt + ((ids[..., prompt:] == end).cumsum(-1) == 0).sum(-1)

@@ -1,4 +1,4 @@
-"""The settings of decoding, the type of its step function, and its results."""
+"""Defines the settings of decoding, the type of a captioner's step function, and the results."""
 
 import math
 from dataclasses import dataclass
@@ -6,36 +6,40 @@ from typing import NamedTuple, Optional, Protocol
 
 from torch import Tensor
 
-# The allowed values of settings.
+# The smallest allowed value of each setting.
 AT_LEAST = {
     **{"max_length": 1, "min_length": 0, "num_beams": 1, "num_return": 1, "top_k": 0},
     **{"no_repeat_ngram_size": 0, "num_beam_groups": 1, "diversity_penalty": 0},
     **{"guidance_scale": 0, "contrastive_alpha": 0},
 }
+# These settings are at least 0, and at most the value.
 FROM_0_TO = {"min_p": 1, "contrastive_beta": 1, "contrastive_noise": 999}
-# Above 0, and at most the value.
+# These settings are above 0, and at most the value.
 ABOVE_0 = {"repetition_penalty": math.inf, "temperature": math.inf, "top_p": 1, "typical_p": 1}
 
 
 class SettingsError(ValueError):
-    """Decoding settings that a captioner does not support, in one line."""
+    """A one-line error: a captioner does not support these decoding settings."""
 
 
 @dataclass(frozen=True)
 class DecodingSettings:
-    """How captions are generated, under transformers' names. Lengths include the prompt's tokens.
+    """How captions are generated. Most fields have the names that transformers uses.
 
-    The method is sampling if `sample`, else beam search if `num_beams` > 1, else greedy decoding.
-    BLIP's nucleus sampling is top_p 0.9, top_k 50, repetition_penalty 1.1. `num_return` is the
-    number of captions per image: the best beams, or samples. top_p 1, top_k 0, min_p 0 and
-    typical_p 1 do not change the distribution. No n-gram of `no_repeat_ngram_size` tokens occurs
-    twice; 0 allows repetition. `diversity_penalty` makes the `num_beam_groups` groups of beams
-    differ (arXiv 1610.02424). seeds: one for each prompt, for sampling. A prompt's samples then
-    depend only on its seed and logits, not on the batch. None samples from torch's global
-    generator. A `guidance_scale` other than 1, or a `contrastive_alpha` other than 0, gives
-    decoding a second stream, see `decoding.guided`.
+    - The method is sampling if `sample`, else beam search if `num_beams` > 1, else greedy decoding.
+      BLIP's nucleus sampling is top_p 0.9, top_k 50, repetition_penalty 1.1.
+    - max_length, min_length: numbers of tokens, including the prompt.
+    - num_return: the number of captions per image, either the best beams or samples.
+    - top_p 1, top_k 0, min_p 0 and typical_p 1 do not change the distribution; see
+      `decoding.sampling.warp`.
+    - no_repeat_ngram_size: no n-gram of this many tokens occurs twice. 0 allows repetition.
+    - diversity_penalty: makes the `num_beam_groups` groups of beams differ (arXiv 1610.02424).
+    - seeds: for sampling, one seed per prompt. The samples of a prompt then depend only on its seed
+      and logits, not on the batch. None samples from torch's global generator.
+    - A guidance_scale other than 1, or a contrastive_alpha other than 0, adds a second stream of
+      images to decoding, see `decoding.guided`.
 
-    Raises ValueError, in one line, for an impossible value.
+    The constructor raises a one-line ValueError for an impossible value.
     """
 
     max_length: int = 20
@@ -97,7 +101,7 @@ class DecodingSettings:
 
     @property
     def two_streams(self) -> bool:
-        """Whether decoding has a second stream, of other images."""
+        """Whether decoding has a second stream of images, see `decoding.guided`."""
         return self.guidance_scale != 1 or self.contrastive_alpha != 0
 
     def _require(self, name: str, is_valid: bool, requirement: str) -> None:
@@ -106,12 +110,14 @@ class DecodingSettings:
 
 
 class Step(Protocol):
-    """One step of a decoder, with its cache.
+    """One step of a captioner's decoder. The captioner keeps the decoder's cache between calls.
 
-    tokens: int64 (b, k, n), the next tokens of b prompts with k rows each. rows: int64 (b, k), the
-    row of the previous call that each row continues: index p * k' + r for row r of prompt p, of k'
-    rows. None at the first call, which has one row per prompt, (B, 1, n). Prompts may be dropped
-    between calls but never change their order. Returns the logits after the last token, (b, k, V).
+    tokens: int64 (b, k, n), the next tokens of b prompts with k rows each. A row is a caption that
+    is being generated. rows: int64 (b, k), the index of the row of the previous call that each row
+    continues. If the previous call had k' rows per prompt, its row r of prompt p has the index
+    p * k' + r. The first call gets None for `rows`, and one row per prompt, (B, 1, n). Prompts may
+    be dropped between calls but never change their order. Returns the logits after the last token,
+    (b, k, V).
     """
 
     def __call__(self, tokens: Tensor, rows: Optional[Tensor]) -> Tensor: ...
@@ -120,9 +126,10 @@ class Step(Protocol):
 class Decoded(NamedTuple):
     """Captions as token ids, with scores.
 
-    token_ids: int64 (B, num_return, L), with the prompt, ended by `end`, padded with `pad`. scores:
-    float64 (B, num_return), the sum of log-probabilities divided by length ** length_penalty. The
-    length includes the prompt but not `end`.
+    token_ids: int64 (B, num_return, L). A row is the prompt, the caption and `end`, padded with
+    `pad`; a caption of `max_length` tokens has no `end`. scores: float64 (B, num_return), the sum
+    of log-probabilities divided by length ** length_penalty. The length includes the prompt but not
+    `end`.
     """
 
     token_ids: Tensor
@@ -136,17 +143,18 @@ def until_end(tokens: Tensor, end: int) -> Tensor:
 
 
 def take(tokens: Tensor, index: Tensor) -> Tensor:
-    """Select rows of tokens (b, m, L) by index (b, k): (b, k, L)."""
+    """Return the rows (b, k, L) of tokens (b, m, L) that `index` (b, k) selects."""
     return tokens.gather(1, index.unsqueeze(2).expand(-1, -1, tokens.size(2)))
 
 
 class Generated(NamedTuple):
     """Captions as text and token ids, with scores.
 
-    captions: B lists of num_return strings, best beam first, samples in the order of sampling.
-    token_ids: int64 (B, num_return, L); scores: float64 (B, num_return); see `Decoded`.
-    own_scores: with two streams, `scores` are of the combined distribution, and `own_scores` of the
-    captioner alone. rerank_scores: float64 (B, num_return), of reranked captions, best first.
+    captions: B lists of num_return strings. Beams are sorted, the best first; samples are not.
+    token_ids: int64 (B, num_return, L); scores: float64 (B, num_return); see `Decoded`. own_scores:
+    with two streams, the scores under the captioner's own distribution, while `scores` are under
+    the combined distribution. rerank_scores: float64 (B, num_return), a reranker's scores, in
+    descending order. The last two are None where they do not apply.
     """
 
     captions: list[list[str]]

@@ -1,4 +1,8 @@
-"""The null image, which replaces an image in training for guidance and in the second stream."""
+"""Implements the null image, which stands for "no image" in classifier-free guidance.
+
+In training it replaces random images. In guided decoding it is the image of the second stream; see
+`decoding.guided`.
+"""
 
 from typing import Callable, Optional
 
@@ -9,17 +13,19 @@ NULL_IMAGES = ("zeros", "mean", "learnt")
 
 
 class NullImage(nn.Module):
-    """The null image of a captioner. `kind` determines whether it has a parameter or a buffer.
+    """The null image of a captioner. The captioner is trained on it and decodes with it.
 
-    kind: zeros, in place of the encoder's output; mean, the mean training image, which is encoded
-    like any other; learnt, one vector at all positions of the encoder's output. width: the last
-    dimension of that output. image_size: S.
+    kind: one of NULL_IMAGES. "zeros" replaces the encoder's output by zeros. "mean" is the mean
+    training image, a buffer, which is encoded like other images. "learnt" is a parameter, one
+    vector that replaces the encoder's output at all positions. width: the last dimension of the
+    encoder's output. image_size: S, the height and width of images in pixels.
     """
 
     def __init__(self, kind: str, width: int, image_size: int):
         super().__init__()
         self.kind = kind
-        # Zeros, so that torch's generator is not advanced. The run or a checkpoint sets the values.
+        # The initial values are zeros, so that torch's generator is not advanced. A training run or
+        # a checkpoint sets other values.
         if kind == "mean":
             self.register_buffer("image", torch.zeros(3, image_size, image_size))
         if kind == "learnt":
@@ -28,9 +34,9 @@ class NullImage(nn.Module):
     def encode(
         self, encoder: Callable[[Tensor], Tensor], image: Tensor, dropped: Optional[Tensor]
     ) -> Tensor:
-        """Return encoded images (B, P, width), with the null image for those `dropped`, bool (B,).
+        """Return encoded images (B, P, width), with the null image in place of dropped images.
 
-        dropped: None drops no image.
+        image: (B, 3, S, S). dropped: bool (B,), true for images to replace; None replaces none.
         """
         if dropped is None:
             return encoder(image)

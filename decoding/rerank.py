@@ -1,6 +1,6 @@
-"""Reranking: generates several candidate captions, and keeps those with the highest scores.
+"""Reranks candidate captions: keeps the candidates with the highest scores.
 
-Shapes: B images, k candidates of each.
+In shapes, B is the number of images, and k the number of candidates per image.
 """
 
 import dataclasses
@@ -14,13 +14,16 @@ from decoding.interface import DecodingSettings, Generated, take
 
 @dataclasses.dataclass(frozen=True)
 class Reranking:
-    """How candidates are generated and scored. The names are those of the configuration keys.
+    """How candidates are generated and scored. Most fields have the name of a configuration key.
 
-    rerank: the name of a reranker. candidates: "samples" or "beams". rerank_weight: the weight of
-    log p(caption | null image); None for a reranker without it. seed: that of samples, which depend
-    on nothing else but the image. model: the file, checkpoint or hub id of the model that scores
-    candidates; None for a reranker without one. num_return: the number of captions returned per
-    image.
+    - rerank: the name of a reranker.
+    - candidates: "samples" or "beams".
+    - rerank_weight: the weight of log p(caption | null image); None if the reranker has no such
+      term.
+    - seed: the seed of samples. An image's samples do not depend on other images.
+    - model: the file, checkpoint or hub id of the model that scores candidates; None if the
+      reranker needs no model.
+    - num_return: the number of captions returned per image.
 
     Raises ValueError if num_return exceeds num_candidates.
     """
@@ -43,9 +46,10 @@ class Reranking:
     def settings(
         self, settings: DecodingSettings, seeds: Optional[tuple[int, ...]] = None
     ) -> DecodingSettings:
-        """Return the settings that generate the candidates. Raises ValueError.
+        """Return the decoding settings with which candidates are generated.
 
-        settings: those of the user. seeds: as in `DecodingSettings`, for samples.
+        settings: the user's settings. seeds: one per prompt, as in `DecodingSettings`; not used for
+        beams. Raises ValueError if the settings do not allow these candidates.
         """
         count = self.num_candidates
         if self.candidates == "beams":
@@ -61,13 +65,15 @@ class Reranking:
         )
 
     def record(self) -> dict[str, Any]:
-        """Return the settings that are recorded beside a caption."""
+        """Return the settings that are recorded with each caption, as {name: value}."""
         names = ("rerank", "candidates", "rerank_weight")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
 def expected_similarity(similarity: Tensor) -> Tensor:
-    """Return each candidate's mean similarity to the others, (B, k), of similarities (B, k, k).
+    """Return each candidate's mean similarity to the other candidates of its image, (B, k).
+
+    similarity: (B, k, k), of each pair of candidates.
 
     The candidate with the highest mean has minimum Bayes risk (Eikema and Aziz 2020, arXiv
     2005.10283).
@@ -77,7 +83,7 @@ def expected_similarity(similarity: Tensor) -> Tensor:
 
 
 def rerank(generated: Generated, scores: Tensor, num_return: int) -> Generated:
-    """Return the `num_return` candidates with the highest scores (B, k), the highest first.
+    """Return the `num_return` candidates with the highest `scores` (B, k), in descending order.
 
     Candidates with equal scores keep their order. Candidates with score nan come last.
     """

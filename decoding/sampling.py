@@ -1,4 +1,4 @@
-"""Decoding one token at a time: the best one (greedy) or a random sample."""
+"""Generates captions token by token: takes the best token (greedy) or samples one."""
 
 import torch
 from torch import Tensor
@@ -7,13 +7,13 @@ from decoding.interface import Decoded, DecodingSettings, Step
 
 
 def sample(step: Step, prompt: Tensor, end: int, pad: int, settings: DecodingSettings) -> Decoded:
-    """Return `num_return` captions per prompt, greedy or sampled; see `decode`.
+    """Return `num_return` captions per prompt, greedy or sampled; see `decode` for the arguments.
 
-    Prompts whose captions have all ended are not stepped.
+    When all captions of a prompt have ended, `step` is called without this prompt.
     """
     num_captions, max_length = settings.num_return, settings.max_length
     num_prompts, start = prompt.shape
-    active = torch.arange(num_prompts, device=prompt.device)  # (b,), prompts that are stepped
+    active = torch.arange(num_prompts, device=prompt.device)  # (b,), not all ended
     tokens = prompt.new_full((num_prompts, num_captions, max_length), pad)
     tokens[..., :start] = prompt.unsqueeze(1)
     scores = torch.zeros(num_prompts, num_captions, dtype=torch.float64, device=prompt.device)
@@ -57,9 +57,9 @@ def sample(step: Step, prompt: Tensor, end: int, pad: int, settings: DecodingSet
 def adjust(scores: Tensor, tokens: Tensor, end: int, settings: DecodingSettings) -> Tensor:
     """Apply the repetition penalty, `no_repeat_ngram_size` and `min_length` to scores (..., V).
 
-    tokens: int64 (..., n), the prompt and all tokens so far. The score of each of them is
-    multiplied by the penalty if negative and divided by it if positive (CTRL, arXiv 1909.05858, in
-    the form of transformers 4.15.0).
+    tokens: int64 (..., n), the prompt and all tokens so far. The score of each of these tokens is
+    multiplied by the repetition penalty if the score is negative, and divided by the penalty if it
+    is positive (CTRL, arXiv 1909.05858, in the form of transformers 4.15.0).
     """
     if settings.repetition_penalty != 1:
         repeated, penalty = scores.gather(-1, tokens), settings.repetition_penalty
@@ -78,22 +78,23 @@ def _ban_repeated_ngrams(scores: Tensor, tokens: Tensor, size: int) -> Tensor:
     ngrams = tokens.unfold(-1, size, 1)  # (..., n - size + 1, size)
     next_prefix = tokens[..., tokens.size(-1) - size + 1 :].unsqueeze(-2)  # (..., 1, size - 1)
     is_repeat = (ngrams[..., :-1] == next_prefix).all(-1)
-    # A sum, because a token may end several n-grams: one repetition is enough to ban it.
+    # A token may end several n-grams, so that flags are summed. One repetition bans the token.
     penalty = torch.zeros_like(scores).scatter_add(-1, ngrams[..., -1], is_repeat.to(scores.dtype))
     return scores.masked_fill(penalty > 0, float("-inf"))
 
 
 def draw(probabilities: Tensor) -> Tensor:
-    """Sample a token id from each row of (n, V): int64 (n,), equal to torch.multinomial's.
+    """Sample a token id from each row of (n, V): int64 (n,), the ids that torch.multinomial gives.
 
-    A row that is not finite gives an arbitrary id, whose log-probability is not finite either.
-    torch.multinomial would check the rows at every token, which synchronises with a GPU, and abort.
+    A row that is not finite gives an arbitrary id, whose log-probability is not finite either. On
+    such a row torch.multinomial would abort. Its check of the rows, at every token, would also
+    synchronise with a GPU.
     """
     return (probabilities / torch.empty_like(probabilities).exponential_()).argmax(-1)
 
 
 def _uniform_noise(seeds: tuple[int, ...], captions: int, length: int) -> Tensor:
-    """Uniform numbers in [0, 1), one generator per seed: float64 (seeds, captions, length)."""
+    """Return uniform numbers in [0, 1), float64 (seeds, captions, length), a generator per seed."""
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     shape = (captions, length)
     return torch.stack([torch.rand(shape, generator=g, dtype=torch.float64) for g in generators])
@@ -106,7 +107,8 @@ def invert(probabilities: Tensor, uniform: Tensor) -> Tensor:
     """
     cumulative = probabilities.double().cumsum(-1)  # (n, V)
     totals = cumulative[:, -1]
-    # The product may round up to the total, for which searchsorted would find no token.
+    # The product may round up to the total, for which searchsorted would find no token, so that
+    # thresholds are kept below the total.
     thresholds = (uniform * totals).minimum(totals.nextafter(torch.zeros_like(totals)))
     token_ids = torch.searchsorted(cumulative, thresholds.unsqueeze(1), right=True).squeeze(1)
     return token_ids.clamp(max=cumulative.size(1) - 1)  # for rows that are not finite
@@ -115,9 +117,10 @@ def invert(probabilities: Tensor, uniform: Tensor) -> Tensor:
 def warp(scores: Tensor, settings: DecodingSettings) -> Tensor:
     """Apply temperature, top_k, top_p, min_p and typical_p, in this order, to scores (..., V).
 
-    top_p keeps the fewest best tokens whose total probability exceeds it (arXiv 1904.09751). min_p
-    keeps tokens whose probability is at least min_p times that of the best one (arXiv 2407.01082).
-    The best token is always kept.
+    top_p keeps the fewest best tokens whose total probability exceeds top_p (arXiv 1904.09751).
+    min_p keeps tokens whose probability is at least min_p times the best token's probability (arXiv
+    2407.01082). Top-k, top-p and min-p always keep the best token. See `_keep_typical` for
+    typical_p.
     """
     scores = scores / settings.temperature
     if settings.top_k:
@@ -140,7 +143,8 @@ def warp(scores: Tensor, settings: DecodingSettings) -> Tensor:
 def _keep_typical(scores: Tensor, mass: float) -> Tensor:
     """Keep the tokens whose surprisal, -log p, is nearest to the entropy (arXiv 2202.00666).
 
-    Of these it keeps the fewest whose total probability reaches `mass`, and ties with the last one.
+    Keep as few of them as are needed for a total probability of `mass`, and all tokens whose
+    surprisal is as near as that of the last token kept. Set the scores of other tokens to -inf.
     """
     log_p = scores.log_softmax(-1)
     p = log_p.exp()

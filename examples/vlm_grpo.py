@@ -1,12 +1,13 @@
-"""Fine-tune a vision-language model with rewards of captions: GRPO by TRL, LoRA.
+"""Fine-tune a vision-language model with rewards of captions, by TRL's GRPO and LoRA.
 
     pip install trl peft torchvision    # after requirements.txt, in a checkout of this repository
     python -m examples.vlm_grpo configs/vlm_coco.yaml --reward "{cider: 1}" output_dir=output/grpo
 
-The configuration is one for captioning.train with `model: vlm`. A step samples `reward_samples`
-captions of up to `max_tokens` tokens for each of `batch_size` photos. --likelihood W adds W times
-the configuration's `objective` on as many human captions. The output is the merged model and its
-processor, which transformers' `from_pretrained` and the configuration key `vlm` can load.
+The configuration file is one for captioning.train with `model: vlm`. A step samples
+`reward_samples` captions of up to `max_tokens` tokens for each of `batch_size` photos. With
+--likelihood W, the loss also has W times the configuration's `objective`, on a batch of as many
+human captions. The program saves the merged model and its processor in `output_dir`, from which
+transformers' `from_pretrained` and the configuration key `vlm` can load them.
 """
 
 import argparse
@@ -34,7 +35,10 @@ from vlm.library import load_parts
 
 
 class LikelihoodGRPOTrainer(GRPOTrainer):
-    """GRPO, plus `weight` times `objective` on batches of human captions, from `human_batches`."""
+    """Adds `weight` times `objective`, on batches of human captions, to GRPO's loss.
+
+    `train` sets `weight`, `objective` and `human_batches`, an endless iterator of batches.
+    """
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
@@ -52,7 +56,8 @@ class LikelihoodGRPOTrainer(GRPOTrainer):
 def train(flags: argparse.Namespace) -> LikelihoodGRPOTrainer:
     """Train and save the model; return the trainer.
 
-    Raises UserError, ValueError for rewards and settings, and OSError for model and photos.
+    Raises UserError or ValueError for wrong rewards and settings, and OSError if the model or
+    photos cannot be read.
     """
     config = load_config(flags.config, ["model=vlm", *flags.overrides])
     weights = parse_yaml(flags.reward, "--reward")
@@ -64,7 +69,8 @@ def train(flags: argparse.Namespace) -> LikelihoodGRPOTrainer:
     if any(sample.prompt or is_row(sample.image) for sample in samples):
         raise UserError("a column prompt and images in Parquet are not supported here: give files")
     images = TrainingImages.of(samples, config.image_root, "cuda" if gpu else "cpu")
-    load_parts(config.vlm)  # only for its one-line ValueError if the model cannot be loaded
+    # The result is not used: the call raises a one-line ValueError if the model cannot be loaded.
+    load_parts(config.vlm)
     processor = AutoProcessor.from_pretrained(config.vlm, padding_side="left")
     ends = [processor.tokenizer.eos_token_id]
     options = {name: load(REWARDS[name]).Options.from_config(config) for name in weights}

@@ -1,11 +1,11 @@
-"""Fine-tune a vision-language model with SMILE on a folder of captioned photos: TRL, LoRA.
+"""Fine-tune a vision-language model with SMILE on captioned photos, by TRL and LoRA.
 
     pip install . trl peft pillow torchvision    # in a checkout of this repository
     python examples/vlm_lora.py photos --output adapter
 
 photos/captions.jsonl has a line for each caption, {"image": "a.jpg", "caption": "a red disc"}. The
-first photo's caption is printed before and after the training. The result is loaded by
-`PeftModel.from_pretrained(model, "adapter")`.
+program prints the model's caption of the first photo before and after the training. It saves LoRA's
+adapter in the folder of --output; `PeftModel.from_pretrained(model, "adapter")` loads the adapter.
 """
 
 import argparse
@@ -24,11 +24,11 @@ PROMPT = "Describe the photo in detail."
 
 
 class SmileSFTTrainer(SmileLossMixin, SFTTrainer):
-    """TRL's trainer, but it minimises SMILE."""
+    """TRL's trainer, which minimises the `objective` given below instead of its own loss."""
 
 
 def read_rows(folder: Path) -> Dataset:
-    """Return a row for each caption, as TRL's collator for images reads it."""
+    """Return a row for each caption, with the columns that TRL's collator for images reads."""
     lines = (folder / "captions.jsonl").read_text(encoding="utf-8").split("\n")
     rows = [
         {

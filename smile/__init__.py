@@ -1,4 +1,4 @@
-"""SMILE, semipermeable maximum likelihood (arXiv 2306.13460), and other objectives."""
+"""Provides SMILE (semipermeable maximum likelihood, arXiv 2306.13460) and other objectives."""
 
 from smile.captions import (
     captions_of_turns,

@@ -1,7 +1,8 @@
 """Finds the captions in a batch whose rows may contain several captions (packed rows).
 
 `segments` are integers (B, N), aligned with the labels. Positions of a row with the same number
-belong to the same caption. Other descriptions of packed rows are converted to segments here.
+belong to the same caption. This module also converts other descriptions of packed rows, such as
+position ids, to segments.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,17 +14,17 @@ from torch.nn.utils.rnn import pad_sequence
 
 from smile.labels import at_least_float32, check_labels, prepare_weights, reduce_losses
 
-# Rows of this many tokens or more are reduced to their labelled positions if less than half are
-# labelled: SMILE's cost grows with the square of the length.
+# Rows of this many tokens or more are reduced to their labelled positions if fewer than half of the
+# tokens are labelled, because SMILE's cost grows with the square of the length.
 LONG_ROW = 128
 
 
 def segments_from_position_ids(position_ids: Tensor) -> Tensor:
-    """Return segments, int64 (B, N), whose number changes wherever positions restart.
+    """Return segments, int64 (B, N). A new segment begins wherever positions restart.
 
     position_ids: (B, N) or (N,); or (3, B, N), positions in time, height and width, where all
-    tokens of an image have the same time; or (4, B, N), text positions before these three. Raises
-    ValueError for another shape.
+    tokens of an image have the same time; or (4, B, N), text positions followed by time, height and
+    width. Raises ValueError for another shape.
     """
     check_integers(position_ids, "position_ids")
     is_grid = position_ids.dim() == 3 and len(position_ids) != 4
@@ -41,7 +42,7 @@ def segments_from_cu_seq_lens(cu_seq_lens: Tensor, length: int) -> Tensor:
     """Return segments, int64 (1, length), of a batch whose S texts are joined into one row.
 
     cu_seq_lens: (S + 1,), the boundaries of the texts from 0 to `length`, as in FlashAttention.
-    Raises ValueError for other boundaries; their values are checked only on a CPU.
+    Raises ValueError for other boundaries. The values of boundaries are checked only on a CPU.
     """
     check_integers(cu_seq_lens, "cu_seq_lens")
     if cu_seq_lens.dim() != 1 or len(cu_seq_lens) < 2:
@@ -63,7 +64,7 @@ def captions_of_turns(
     """Return segments, int64 (B, N), in which each contiguous run of labels is a caption.
 
     Such a run may be an assistant's turn in a chat. labels: (B, N). segments: (B, N) or None; a
-    run also ends where their number changes.
+    run also ends where the segment changes.
     """
     is_labelled = labels != ignore_index
     is_start = is_labelled.clone()
@@ -99,16 +100,16 @@ def blocks(
 
     labels, segments: (B, N). A block is a pair: `positions`, int64 (C, L), positions in
     `labels.flatten()`, and the labels at these positions, (C, L), padded with `ignore_index`.
-    Without segments, all rows are one block. If they are long and few of their tokens are labelled,
-    such as an answer after an image, the block has only labelled positions, unless `whole_rows`.
-    With segments, blocks have only labelled positions, and the longest caption of a block has less
-    than twice the length of the shortest.
+    Without segments, all rows are one block. If rows are long and few of their tokens are labelled,
+    as in an answer after an image, the block has only labelled positions, unless `whole_rows`. With
+    segments, blocks have only labelled positions, and the longest caption of a block has less than
+    twice the length of the shortest.
     """
     if labels.numel() == 0:
         return
     if segments is None:
         positions = torch.arange(labels.numel(), device=labels.device).view_as(labels)
-        if labels.size(1) >= LONG_ROW and not whole_rows:  # synchronises with a GPU
+        if labels.size(1) >= LONG_ROW and not whole_rows:  # needs a synchronisation on a GPU
             is_labelled = labels != ignore_index
             max_labels = int(is_labelled.sum(1).max())
             if 2 * max_labels < labels.size(1):
@@ -123,7 +124,8 @@ def blocks(
     segment_ids = _segment_ids(labels, segments).flatten()[labelled]
     _, caption, lengths = segment_ids.unique(return_inverse=True, return_counts=True)
     captions = labelled[caption.argsort(stable=True)].split(lengths.tolist())
-    blocks_by_exponent: dict[int, list[Tensor]] = {}  # lengths are rounded up to a power of 2
+    # Captions are grouped by their length, rounded up to a power of 2. The key is the exponent.
+    blocks_by_exponent: dict[int, list[Tensor]] = {}
     for positions in captions:
         blocks_by_exponent.setdefault((len(positions) - 1).bit_length(), []).append(positions)
     for _, block in sorted(blocks_by_exponent.items()):
@@ -133,7 +135,7 @@ def blocks(
 
 
 def number_captions(labels: Tensor, segments: Optional[Tensor]) -> tuple[Tensor, int]:
-    """Return each position's caption as a number, int64 (B, N), and the count of captions."""
+    """Return (the number of each position's caption, int64 (B, N); how many captions there are)."""
     if segments is None or labels.numel() == 0:
         rows = torch.arange(len(labels), device=labels.device).unsqueeze(1)
         return rows.expand_as(labels), len(labels)
@@ -159,7 +161,7 @@ def reduce_by_caption(
     segments: Optional[Tensor],
     weights: Optional[Tensor],
 ) -> Tensor:
-    """Return the reduced losses of `loss_fn`, which gets each caption, packed or not, as a row.
+    """Return the reduced losses of `loss_fn`, which gets one caption per row, packed or not.
 
     inputs: (B, N, ...) each; the first is logits. loss_fn: maps inputs (C, L, ...) and labels
     (C, L), one caption per row, to losses (C, L). Other arguments are as in `smile_loss`.
@@ -176,7 +178,7 @@ def reduce_by_caption(
         losses = loss_fn(*inputs, labels)
     else:
         check_segments(segments, labels)
-        # This 0 depends on the logits, so that a batch without labels has a backward pass, too.
+        # This 0 depends on the logits, so that the loss of a batch without labels has a gradient.
         zero = at_least_float32(logits.flatten()[:0].sum())
         losses = zero.expand(labels.numel())
         for positions, block_labels in blocks(labels, segments, ignore_index):

@@ -1,12 +1,13 @@
-"""The fused linear loss: a mixture of objectives without a tensor of all logits.
+"""Computes the fused linear loss: a mixture of objectives without a tensor of all logits.
 
 `smile_loss`, `random_subset_loss`, `reverse_subset_loss` and `mle_loss` define the losses.
 
-SMILE and random subsetting need the logits of only a few tokens per position, and gather the rows
-of the head's weight for these tokens. `smile_loss` is called as if they were the vocabulary. MLE,
-reverse subsetting, the alternatives and first-token MLE need the whole vocabulary. Their losses are
-computed in chunks of positions. The gradient of a chunk is accumulated before its logits are freed,
-as in the fused cross-entropy of Liger-Kernel (arXiv 2410.10989).
+SMILE and random subsetting need the logits of only a few tokens per position. This module gathers
+the rows of the head's weight for these tokens, and computes the loss as if these tokens were the
+whole vocabulary. MLE, reverse subsetting, the alternatives and first-token MLE need the logits of
+the whole vocabulary. Their losses are computed in chunks of positions. The gradient of a chunk is
+accumulated before the chunk's logits are freed, as in the fused cross-entropy of Liger-Kernel
+(arXiv 2410.10989).
 """
 
 import ast
@@ -25,7 +26,7 @@ from smile.mixture import LossInputs, scores_first_token
 from smile.smile import smile_loss
 from smile.subsetting import random_subset, random_subset_losses, reverse_excluded_tokens
 
-IGNORED = -100  # the ignore_index of labels that are columns of gathered logits
+IGNORED = -100  # the ignore_index in `add_smile`, where labels are columns of gathered logits
 
 
 def fused_loss(
@@ -37,10 +38,12 @@ def fused_loss(
 ):
     """Return (loss, parts, (d_hidden, d_weight, d_bias)).
 
-    weight, bias: the head's. loss: a scalar or (B, N). parts: (K,) or (K, B, N), the loss of each
-    of the K objectives, not multiplied by the objective's weight. d_loss: the gradient of the loss;
-    None: 1. A gradient that is not needed is None. All three are None if d_loss is None and
-    `inputs.defer_grad` is true.
+    hidden: (B, N, D). weight, bias: the head's, (V, D) and (V,) or None. loss: a scalar, or (B, N)
+    with reduction "none". parts: (K,) or (K, B, N), the loss of each of the K objectives, not
+    multiplied by the objective's weight. d_loss: the gradient that backpropagation passes to the
+    loss; None in the forward pass, where it counts as 1. A gradient that is not needed is None. If
+    `inputs.defer_grad` is true, the forward pass returns None for all three gradients, and the
+    backward pass calls this function again.
     """
     labels, sampled, segments, token_weights, factors, settings, dtype, needs_grad, shards = inputs
     if d_loss is None:
@@ -63,7 +66,7 @@ def fused_loss(
             divisor = count_labels(labels, token_weights, settings.ignore_index)
             d_losses = d_losses / divisor.masked_fill(divisor == 0, 1)
         accumulator = _LossAccumulator(head, inputs, d_losses * d_loss)
-        # Reverse subsetting needs whole rows: it checks whether a row is padded at its end.
+        # Reverse subsetting needs whole rows, because it checks whether a row ends in padding.
         whole_rows = "reverse" in settings.weights
         for positions, block_labels in blocks(labels, segments, settings.ignore_index, whole_rows):
             accumulator.add_whole_vocabulary(positions, block_labels)
@@ -85,10 +88,11 @@ def fused_loss(
 
 
 class _LossAccumulator:
-    """Computes `token_losses[name]` (B * N + 1,) of each objective block by block.
+    """Computes the objectives block by block. The head accumulates the gradients.
 
-    The head accumulates the gradients. d_losses: (B, N), the gradient of the loss with respect to
-    each token's loss, which is the weighted sum of its objectives.
+    `token_losses[name]` (B * N + 1,) has the loss of each token for the objective `name`. d_losses:
+    (B, N), the gradient of the reduced loss with respect to each token's loss, where a token's loss
+    is the weighted sum over objectives.
     """
 
     def __init__(self, head: Head, inputs: LossInputs, d_losses: Tensor):
@@ -107,7 +111,7 @@ class _LossAccumulator:
         self.d_losses = {name: weight * d_losses.flatten() for name, weight in objectives.items()}
         if inputs.factors is not None:
             self.d_losses["truncation"] *= inputs.factors.flatten()
-        # Losses of positions that are not scored are written to the last element.
+        # The last element is a dummy, to which losses of positions that are not scored are written.
         self.token_losses = {name: d_losses.new_zeros(d_losses.numel() + 1) for name in objectives}
 
     def add_whole_vocabulary(self, positions: Tensor, labels: Tensor) -> None:
@@ -135,16 +139,16 @@ class _LossAccumulator:
             self._add_chunk(*chunk_inputs, excluded[caption_indices], earlier)
 
     def _add_chunk(self, positions, label, is_first, excluded, earlier):
-        """Add the losses of `positions` (R,), positions in the flattened batch.
+        """Add the losses of `positions` (R,), indices of the flattened batch.
 
-        label, is_first: (R,). excluded: (R, .), the tokens that reverse subsetting leaves out of
+        label, is_first: (R,). excluded: (R, E), the tokens that reverse subsetting leaves out of
         its softmax. earlier: [types, is_earlier, is_label], (R, L) each, of each position's
-        caption; see `earlier_tokens`. It is empty if no alternative looks back.
+        caption; see `earlier_tokens`. The list is empty if no alternative looks back.
 
-        All losses are functions of a few values per position, `leaves`, such as the logsumexp of
-        all logits. Autograd differentiates these functions. The gradient of the logits is then each
-        softmax times the gradient of its logsumexp, plus the gradients of the leaves that are
-        logits.
+        Each loss is a function of a few values per position, the `leaves`, such as the logsumexp of
+        all logits. Autograd computes the gradients of the leaves. This method then computes the
+        gradient of the logits itself. A logsumexp contributes its softmax times the gradient of the
+        logsumexp. A leaf that holds logits contributes its gradient at these logits.
         """
         head, label_column = self.head, label.unsqueeze(1)
         logits, slope = head.logits(positions)  # (R, V)
@@ -190,10 +194,11 @@ class _LossAccumulator:
     def _compute_losses(self, leaves, mean, label, is_first, masks) -> dict[str, Tensor]:
         """Return the losses (R,) of each objective that needs all logits.
 
-        leaves: "label" (R, 1), the label's logit; "caption_logits" (R, L); all "logits" (R, V);
-        "total" (R, 1), the logsumexp of all logits; "subset" (R, 1), that of reverse subsetting's
-        tokens. Those that no objective needs are missing. mean: (R,), the mean logit for label
-        smoothing, or None; `_add_chunk` adds its gradient.
+        leaves: "label" (R, 1), the label's logit; "caption_logits" (R, L), the logits of the
+        caption's tokens; "logits" (R, V), all logits; "total" (R, 1), the logsumexp of all logits;
+        "subset" (R, 1), the logsumexp of the tokens that reverse subsetting keeps. A leaf that no
+        objective needs is missing. mean: (R,), the mean logit for label smoothing, or None;
+        `_add_chunk` adds the gradient of the mean itself. masks: [is_earlier, is_label], or [].
         """
         target, total = leaves["label"].squeeze(1), leaves["total"].squeeze(1)
         mle, losses = total - target, {}
@@ -217,13 +222,17 @@ class _LossAccumulator:
         return losses
 
     def add_smile(self, positions: Tensor, labels: Tensor) -> None:
-        """Add SMILE's losses, without first tokens scored by MLE. See `add_whole_vocabulary`."""
+        """Add SMILE's losses, except of first tokens that MLE scores in `add_whole_vocabulary`.
+
+        positions, labels: (C, L), one caption per row; see `blocks`.
+        """
         ignore, length = self.settings.ignore_index, labels.size(1)
         types, _ = caption_types(labels, ignore)  # (C, L)
-        # Labels among the gathered logits: the first column with the label's type.
+        # The label's index among the gathered logits is the first column with the label's id.
         columns = (types.unsqueeze(2) == types.unsqueeze(1)).int().argmax(2)
         columns = columns.masked_fill(labels == ignore, IGNORED)
-        # The gathered rows of the weight or the logits, whichever is larger, and their gradient.
+        # The larger of the two gathered tensors, weights (L, D) or logits (L, L); times 2, because
+        # its gradient has the same size.
         size = 2 * length * max(length, self.head.hidden.size(1))
 
         def loss_fn(logits, chunk):  # (c, L, L)
@@ -233,7 +242,10 @@ class _LossAccumulator:
         self._add_gathered("smile", positions, types, is_scored, size, loss_fn)
 
     def add_random(self, positions: Tensor, labels: Tensor, sampled: Tensor) -> None:
-        """Add random subsetting's losses, except first tokens scored by MLE. sampled: (B, N, R)."""
+        """Add random subsetting's losses, except of first tokens that MLE scores.
+
+        positions, labels: as in `add_smile`. sampled: (B, N, R), the random tokens of each label.
+        """
         is_scored = self._scored_by_subset("random", labels)  # (C, L)
         positions, labels = positions[is_scored], labels[is_scored]  # (M,) each
         words = sampled.flatten(0, 1)[positions]  # (M, R)
@@ -256,13 +268,13 @@ class _LossAccumulator:
         size: int,
         loss_fn: Callable,
     ) -> None:
-        """Add losses that need only the logits of `tokens` (G, J).
+        """Add the losses of the objective `name`, which needs only the logits of `tokens` (G, J).
 
         Each of the G groups has R positions, which need the logits of the same J tokens. A group is
-        a caption for SMILE, and a single position for random subsetting. positions, is_scored:
-        (G, R), the positions of each group, and which of them to score. loss_fn: maps logits
-        (g, R, J) and the slice of these g groups to losses (g, R). size: the number of elements per
-        group, which limits the number of groups in a chunk.
+        a caption for SMILE, and a single position for random subsetting. positions: (G, R), the
+        positions of each group. is_scored: bool (G, R), whether to score each position. size: the
+        number of elements in memory per group, which limits the number of groups in a chunk.
+        loss_fn: maps a chunk's logits (g, R, J), and the slice of its g groups, to losses (g, R).
         """
         d_losses, unscored = self.d_losses[name], len(self.token_losses[name]) - 1
         for chunk in slices(len(positions), self.head.chunk_elements // size):

@@ -1,4 +1,4 @@
-"""A linear language head that computes logits and gradients for some positions or tokens only."""
+"""Computes logits and gradients of a linear language head, only for some positions or tokens."""
 
 import contextlib
 from collections.abc import Iterator
@@ -12,9 +12,10 @@ from torch import Tensor
 from smile.labels import MAX_MASKED_LOGIT, at_least_float32
 
 # Positions per chunk of logits, on a CPU and on other devices. Every chunk reads and writes the
-# whole gradient of the weight. In smaller chunks this would take longer than the matmuls.
+# whole gradient of the weight. With smaller chunks this would take longer than the matmuls.
 CHUNK_POSITIONS = {"cpu": 256, "cuda": 1024}
-# How many elements to gather or convert at once: they fit in a CPU's cache, or keep a GPU busy.
+# How many elements to gather or convert at once. This many fit in a CPU's cache, or keep a GPU
+# busy.
 CHUNK_ELEMENTS = {"cpu": 2**20, "cuda": 2**24}
 Slope = Union[Tensor, float]
 
@@ -26,7 +27,7 @@ def slices(count: int, step: int) -> Iterator[slice]:
 
 
 def is_distributed(tensor: Optional[Tensor]) -> bool:
-    """Return whether a tensor is a DTensor, without the import of DTensor, which is slow."""
+    """Return whether a tensor is a DTensor. DTensor is not imported, because the import is slow."""
     return hasattr(tensor, "placements")
 
 
@@ -59,12 +60,13 @@ class Transform(NamedTuple):
 
 
 class Head:
-    """Computes logits of some positions or tokens, and accumulates the gradients of its inputs.
+    """Computes logits of some positions or tokens, and accumulates gradients.
 
-    hidden: (M, D); weight: (V, D); bias: (V,) or None. Logits are `transform` of
-    `hidden @ weight.T + bias`, computed in `dtype`. needs_grad: whether to accumulate each of the
-    three gradients, `d_hidden`, `d_weight` and `d_bias`, in float32 or wider; the others are None.
-    Logits are returned with their slope, see `Transform`, which `backward` needs.
+    hidden: (M, D), where M is the number of positions of the flattened batch; weight: (V, D); bias:
+    (V,) or None. Logits are `transform` of `hidden @ weight.T + bias`, computed in `dtype`.
+    needs_grad: whether hidden, weight and bias need gradients. `d_hidden`, `d_weight` and `d_bias`
+    accumulate these gradients in float32 or wider; a gradient that is not needed is None. Methods
+    return logits together with the slope of `Transform`, which `backward` needs.
     """
 
     def __init__(
@@ -101,7 +103,11 @@ class Head:
         return self.transform(logits)
 
     def backward(self, positions: Tensor, d_logits: Tensor, slope: Slope) -> None:
-        """Accumulate gradients. d_logits: (R, V), of `logits(positions)`; may be overwritten."""
+        """Accumulate gradients.
+
+        d_logits: (R, V), the gradient of `logits(positions)`; may be overwritten. slope: the second
+        result of `logits(positions)`.
+        """
         d_logits = multiply_(d_logits, slope)
         if self.d_bias is not None:
             self.d_bias += d_logits.sum(0)
@@ -140,7 +146,8 @@ class Head:
     def masked_tokens(self) -> Optional[Tensor]:
         """bool (V,): tokens that the bias masks at every position. None if no token can be masked.
 
-        On a CPU also None if no token is masked. On other devices the check would synchronise.
+        On a CPU it is also None if no token is masked. Other devices skip this check, because it
+        would need a synchronisation.
         """
         if self.bias is None or self.transform.softcap is not None:
             return None
@@ -168,15 +175,16 @@ class Head:
         return tensor
 
     def local_ids(self, tokens: Tensor) -> Tensor:
-        """Return the rows of `tokens` in this process's head, 0 for those of other processes."""
+        """Return each token's row in this process's head; 0 if another process has the token."""
         return tokens
 
     def keep_local(self, values: Tensor, tokens: Tensor) -> Tensor:
-        """Return the values of `tokens`, with 0 for tokens of other processes."""
+        """Return `values`, with 0 where another process has the row of the token in `tokens`."""
         return values
 
     def softmax_(self, logits: Tensor) -> Tensor:
         """Overwrite logits (R, V) with probabilities. Return the logsumexp (R, 1) of each row."""
+        # The largest probability is exp(largest - logsumexp).
         largest = logits.amax(1, keepdim=True)
         torch.softmax(logits, 1, out=logits)
         return largest - logits.amax(1, keepdim=True).log()
@@ -186,13 +194,16 @@ class Head:
         d_logits.scatter_add_(1, self.local_ids(tokens), self.keep_local(values, tokens))
 
     def _slices(self) -> Iterator[slice]:
-        """Return slices of the vocabulary: one, or several if half precision must be converted."""
+        """Return one slice of the whole vocabulary, or several if the dtype is half precision.
+
+        Several slices keep the temporary copies of half-precision values small.
+        """
         if self.dtype == self.wide_dtype:
             return slices(len(self.weight), len(self.weight))
         return slices(len(self.weight), self.chunk_elements // self.weight.size(1))
 
     def _weight_rows(self, tokens: Union[slice, Tensor]) -> Tensor:
-        """Rows of the weight, in the dtype of logits."""
+        """Return the rows of the weight for `tokens`, in `dtype`."""
         return self.weight[tokens].to(self.dtype)
 
     def logits_grouped(self, positions: Tensor, tokens: Tensor) -> tuple[Tensor, Slope]:
@@ -209,7 +220,10 @@ class Head:
     def backward_grouped(
         self, positions: Tensor, tokens: Tensor, d_logits: Tensor, slope: Slope
     ) -> None:
-        """Accumulate gradients. d_logits: (G, R, J), of `logits_grouped(positions, tokens)`."""
+        """Accumulate gradients, as `backward` does, for `logits_grouped(positions, tokens)`.
+
+        d_logits: (G, R, J), may be overwritten.
+        """
         d_logits = self.keep_local(multiply_(d_logits, slope), tokens.unsqueeze(1))
         tokens = self.local_ids(tokens)
         if self.d_bias is not None:
@@ -233,7 +247,7 @@ def multiply_(d_logits: Tensor, slope: Slope) -> Tensor:
 
 
 def _add_product(to: Tensor, a: Tensor, b: Tensor) -> None:
-    """to += a @ b, in place. torch has no half-precision matmul that adds to a wider tensor."""
+    """Add a @ b to `to`, in place. `addmm_` cannot add a half-precision product to a wider `to`."""
     if a.dtype == to.dtype:
         to.addmm_(a, b)
     else:
@@ -241,7 +255,7 @@ def _add_product(to: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 def compute_dtype(hidden: Tensor) -> torch.dtype:
-    """Return the dtype in which a linear layer computes: autocast's, or that of `hidden`."""
+    """Return the dtype in which a linear layer computes: autocast's, or the dtype of `hidden`."""
     device = hidden.device.type
     if torch.is_autocast_enabled(device) and hidden.dtype != torch.float64:
         return torch.get_autocast_dtype(device)
@@ -250,10 +264,10 @@ def compute_dtype(hidden: Tensor) -> torch.dtype:
 
 @contextlib.contextmanager
 def enable_autograd():
-    """Turn autograd on, also inside a custom operator, where it is off.
+    """Turn autograd on, also inside a custom operator, where torch turns autograd off.
 
-    Hooks for saved tensors, such as activation checkpointing's, are not applied, because the saved
-    tensors are used at once.
+    Hooks for saved tensors, such as the hooks of activation checkpointing, are not applied, because
+    the saved tensors are used at once.
     """
     identity = (lambda x: x, lambda x: x)
     with torch.inference_mode(False), torch.autograd.graph.saved_tensors_hooks(*identity):

@@ -1,4 +1,4 @@
-"""Checks and counts labels and their weights, finds a caption's token types, reduces losses."""
+"""Checks and counts labels and weights, finds the distinct tokens of captions, reduces losses."""
 
 from typing import Optional
 
@@ -10,11 +10,11 @@ MAX_MASKED_LOGIT = torch.finfo(torch.float16).min / 2
 
 
 def caption_types(labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
-    """Return the token types of each caption as (types, distinct).
+    """Return the token types of each caption, which are its distinct token ids.
 
-    labels: int64 (B, N). types: int64 (B, N), the labels, with the caption's first label in place
-    of `ignore_index` (0 if the caption has no label). distinct: bool (B, N), true where an id
-    occurs for the first time in the row of `types`.
+    labels: int64 (B, N), one caption per row. Returns (types, distinct). types: int64 (B, N), the
+    labels, where the caption's first label replaces `ignore_index` (0 if the caption has no label).
+    distinct: bool (B, N), true where an id occurs for the first time in its row of `types`.
     """
     labelled = labels != ignore_index
     if labels.size(1) == 0:
@@ -30,9 +30,10 @@ def caption_types(labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
 def earlier_tokens(labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return (types, is_earlier, is_label) for labels (C, L), one caption per row.
 
-    types: (C, L), see `caption_types`. The masks are bool (C, L, L), by position and column of
-    `types`. is_earlier: true in one column of each distinct label before the position. is_label:
-    true in the columns of the position's label.
+    types: (C, L), see `caption_types`. The masks are bool (C, L, L); element [c, n, j] is about
+    position n and column j of `types`. is_earlier: true in exactly one column of each distinct
+    label that occurs before the position. is_label: true in all columns that equal the position's
+    label.
     """
     types, distinct = caption_types(labels, ignore_index)
     is_label = types.unsqueeze(1) == labels.unsqueeze(2)
@@ -41,10 +42,10 @@ def earlier_tokens(labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, T
 
 
 def check_labels(labels: Tensor, vocabulary: int, ignore_index: int) -> None:
-    """Raise ValueError for a label outside the vocabulary. vocabulary: its size.
+    """Raise ValueError for a label outside the vocabulary. vocabulary: the number of tokens.
 
     Labels are checked only on a CPU: on an accelerator the check would need a synchronisation, and
-    CUDA raises an error itself. Nothing is checked during compilation, when tensors have no values.
+    CUDA raises an error itself. During compilation tensors have no values and are not checked.
     """
     if labels.device.type != "cpu" or torch.compiler.is_compiling():
         return
@@ -65,18 +66,19 @@ def first_labelled(labels: Tensor, ignore_index: int) -> Tensor:
 
 
 def at_least_float32(logits: Tensor) -> Tensor:
-    """Convert half-precision logits to float32, for an exact softmax. Others are unchanged."""
+    """Convert half-precision logits to float32, for an exact softmax; keep wider logits."""
     return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
 
 
 def prepare_weights(
     labels: Tensor, weights: Optional[Tensor], ignore_index: int
 ) -> tuple[Tensor, Optional[Tensor]]:
-    """Return labels with `ignore_index` where the weight is 0, and the weights as (B, N).
+    """Return (labels, weights), (B, N) each, in which the same positions are ignored.
 
     labels: (B, N). weights: floats >= 0, (B, N) for tokens or (B,) for rows, or None, which is
-    returned as None. Raises ValueError for another shape and, on a CPU, for a weight that is
-    negative or not finite.
+    returned as None. A label becomes `ignore_index` where the weight is 0. A weight becomes 0 where
+    the label is `ignore_index`. Raises ValueError for another shape and, on a CPU, for a weight
+    that is negative or not finite.
     """
     if weights is None:
         return labels, None
@@ -106,7 +108,7 @@ def check_weights(weights: Optional[Tensor]) -> None:
 
 
 def count_labels(labels: Tensor, weights: Optional[Tensor], ignore_index: int) -> Tensor:
-    """Return the number of labels, or the sum of their weights: a scalar, the divisor of a mean."""
+    """Return the divisor of a mean loss: the number of labels, or the sum of weights; a scalar."""
     return (labels != ignore_index).sum() if weights is None else weights.sum()
 
 
@@ -119,8 +121,8 @@ def reduce_losses(
 ) -> Tensor:
     """Reduce losses (B, N) by "mean" over labelled tokens, by "sum", or not at all by "none".
 
-    Losses are multiplied by `weights`, see `prepare_weights`, and the mean divides by the sum of
-    weights. The losses of ignored positions are 0. The mean over no tokens is 0.
+    Losses are multiplied by `weights`, (B, N) from `prepare_weights`, and the mean divides by the
+    sum of weights. The losses of ignored positions are 0. The mean over no tokens is 0.
     """
     losses = losses.masked_fill(labels == ignore_index, 0)
     if weights is not None:

@@ -1,4 +1,4 @@
-"""Settings and inputs of the fused linear loss, without hidden states and the head."""
+"""Defines the settings and inputs of the fused linear loss, except for hidden states and head."""
 
 from typing import Any, NamedTuple, Optional
 
@@ -12,19 +12,20 @@ FIRST_TOKEN_MLE = {"smile": True, "random": False, "reverse": True}
 def scores_first_token(name: str, first_token_mle: Optional[bool] = None) -> bool:
     """Return whether the objective `name` scores first tokens over the whole vocabulary.
 
-    first_token_mle: the setting; None for the choice of the original code. False for objectives
-    that are not in FIRST_TOKEN_MLE.
+    first_token_mle: the setting of `Objective`; None means the choice of the original code. Returns
+    False for objectives that are not in FIRST_TOKEN_MLE.
     """
     default = FIRST_TOKEN_MLE.get(name)
     return bool(default if first_token_mle is None else first_token_mle and default is not None)
 
 
 class Settings(NamedTuple):
-    """The losses of a mixture and their settings, with the names of `Objective`'s arguments.
+    """The settings of the objectives in a mixture. Most fields are attributes of `Objective`.
 
-    alternatives_text: the parameters of alternatives, the Python literal
-    {name: {parameter: value}}. Logits are scale * z, or softcap * tanh(scale * z / softcap), with
-    z = hidden @ weight.T + bias.
+    weights: the weight of each objective by name. alternatives_text: the parameters of
+    `smile.alternatives`, as the text of a Python literal {name: {parameter: value}}. scale and
+    softcap: with z = hidden @ weight.T + bias, logits are scale * z, or softcap * tanh(scale * z /
+    softcap) if there is a softcap.
     """
 
     weights: dict[str, float]
@@ -38,7 +39,10 @@ class Settings(NamedTuple):
     softcap: Optional[float]
 
     def text(self) -> str:
-        """Return the settings as a string, for a custom operator. Dynamo can trace this method."""
+        """Return the settings as the text of a Python tuple, for the custom operator.
+
+        The method uses only what Dynamo can trace.
+        """
         weights, *values = self
         weights = ", ".join([f"{name!r}: {weight!r}" for name, weight in weights.items()])
         return f"{{{weights}}}, " + ", ".join([f"{value!r}" for value in values])
@@ -48,10 +52,10 @@ class LossInputs(NamedTuple):
     """The inputs of the fused linear loss that have no gradient.
 
     labels: (B, N). sampled: (B, N, R), the tokens of random subsetting, or None. segments: (B, N)
-    or None. weights: of tokens, (B, N), or None. factors: (B, N), those of truncation, or None.
-    dtype: in which logits are computed. needs_grad: whether hidden states, the head's weight and
-    its bias need a gradient. shards: the `smile.sharded.Shards` of a head that processes share, or
-    None.
+    or None. weights: (B, N), the weights of tokens, or None. factors: (B, N), by which truncation
+    multiplies MLE's losses, or None. dtype: the dtype in which logits are computed. needs_grad:
+    whether the hidden states, the head's weight and the head's bias need a gradient. shards: the
+    `smile.sharded.Shards` of a head that several processes share, or None.
     """
 
     labels: Tensor
@@ -68,7 +72,7 @@ class LossInputs(NamedTuple):
     def defer_grad(self) -> bool:
         """Whether gradients are computed in the backward pass instead of the forward pass.
 
-        Only the backward pass has the loss scale, without which gradients in float16 underflow, and
-        the gradient of each token's loss, which the reduction "none" needs.
+        In float16, gradients underflow without the loss scale, which only the backward pass knows.
+        With the reduction "none", only the backward pass knows the gradient of each token's loss.
         """
         return self.dtype == torch.float16 or self.settings.reduction == "none"

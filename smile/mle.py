@@ -1,4 +1,4 @@
-"""Maximum likelihood: cross-entropy over the whole vocabulary."""
+"""Computes the loss of maximum likelihood: cross-entropy over the whole vocabulary."""
 
 from typing import Optional
 
@@ -17,7 +17,7 @@ def mle_loss(
     reduction: str = "mean",
     weights: Optional[Tensor] = None,
 ) -> Tensor:
-    """Cross-entropy of each label under a softmax over the whole vocabulary.
+    """Compute the cross-entropy of each label under a softmax over the whole vocabulary.
 
     logits: (B, N, V), any float type; labels: int64 (B, N), `logits[b, n]` predicts `labels[b, n]`.
     weights: floats, (B, N) for tokens or (B,) for rows. Returns a scalar, or (B, N) with reduction
@@ -28,7 +28,8 @@ def mle_loss(
 
     def token_losses(logits: Tensor, labels: Tensor) -> Tensor:
         logits = at_least_float32(logits)
-        # Not F.cross_entropy: Liger replaces it by a kernel that overwrites its input.
+        # Liger replaces F.cross_entropy by a kernel that overwrites the logits, so that ATen's
+        # operator is called instead.
         losses = torch.ops.aten.cross_entropy_loss(
             logits.flatten(0, 1), labels.flatten(), reduction=0, ignore_index=ignore_index
         ).view_as(labels)

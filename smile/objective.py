@@ -1,4 +1,4 @@
-"""A weighted mixture of objectives, which the configuration key `objective` sets."""
+"""Computes a weighted mixture of objectives, as the configuration key `objective` describes it."""
 
 import copy
 import functools
@@ -26,11 +26,11 @@ OBJECTIVES = ("mle", "smile", "random", "reverse", *ALTERNATIVES)
 
 
 class ObjectiveOutput(NamedTuple):
-    """The result of a captioner's forward.
+    """The result of an `Objective`, and of a captioner's forward.
 
-    loss: the weighted sum of objectives, by default its mean over labelled tokens. parts: the
-    unweighted, detached value of each objective by name, with the same reduction. tokens: the
-    number of labelled tokens, an int64 scalar, or the sum of their weights.
+    loss: the weighted sum of objectives, by default averaged over labelled tokens. parts: the
+    unweighted, detached value of each objective by name, with the same reduction. tokens: a scalar,
+    the number of labelled tokens (int64), or the sum of their weights if the batch has weights.
     """
 
     loss: Tensor
@@ -39,7 +39,10 @@ class ObjectiveOutput(NamedTuple):
 
 
 def captions_per_image(captions: Sequence[Sequence[str]], images: int) -> int:
-    """Return the number of captions of each image. Raises ValueError if images differ in it."""
+    """Return the number of captions per image. Raises ValueError if it differs between images.
+
+    captions: the captions of each image. images: the number of images.
+    """
     counts = [len(group) for group in captions]
     if not counts or 0 in counts or counts != counts[:1] * images:
         raise ValueError(f"{counts} captions for {images} images; give each image the same number")
@@ -57,7 +60,7 @@ def parse_objective(spec: Spec) -> dict[str, float]:
 
 
 def _parse_spec(spec: Spec) -> dict[str, tuple[float, Any]]:
-    """Return (weight, loss) by name. loss: a `TokenLoss`; None for MLE, SMILE and its ablations."""
+    """Return (weight, loss) by name. See `_build_alternative` for loss."""
     spec = {spec: 1.0} if isinstance(spec, str) else spec
     if not spec:
         raise ValueError(f"objective is empty; name one or more of {', '.join(OBJECTIVES)}")
@@ -75,7 +78,7 @@ def _parse_spec(spec: Spec) -> dict[str, tuple[float, Any]]:
 
 
 def _build_alternative(name: str, parameters: dict[str, Any]) -> Any:
-    """Return the `TokenLoss` with this name, or None for MLE, SMILE and its ablations."""
+    """Return the `TokenLoss` with this name, or None for MLE, SMILE and SMILE's ablations."""
     loss_class = resolve_name(ALTERNATIVES[name]) if name in ALTERNATIVES else None
     names = [field.name for field in fields(loss_class)] if loss_class else []
     for parameter in parameters:
@@ -89,13 +92,13 @@ def _build_alternative(name: str, parameters: dict[str, Any]) -> Any:
 
 
 class Objective(nn.Module):
-    """A weighted sum of MLE, SMILE, its two ablations and the losses of `smile.alternatives`.
+    """A weighted sum of MLE, SMILE, SMILE's two ablations and the losses of `smile.alternatives`.
 
     spec: see `parse_objective`. label_smoothing: applies only to `mle`. first_token_mle: applies to
-    SMILE and its ablations; None means the original's choice, which is True except for `random`.
-    `random` samples `random_subset_size` tokens per label from torch's global generator and leaves
-    `pad_token_id` out. `truncation` compares losses with those of earlier training steps, which
-    `state` returns for a checkpoint.
+    SMILE and its ablations; None means the choice of the original code, which is True except for
+    `random`. `random` samples `random_subset_size` tokens per label from torch's global generator
+    and leaves `pad_token_id` out. `truncation` compares a caption's loss with the losses of earlier
+    training steps; `state` returns these earlier losses for a checkpoint.
     """
 
     def __init__(
@@ -134,9 +137,9 @@ class Objective(nn.Module):
     ) -> ObjectiveOutput:
         """Compute the loss from logits. `from_hidden` computes the same with less memory.
 
-        logits: (B, N, V), any float type; labels: int64 (B, N) with `ignore_index`. Segments,
-        weights and reduction are as in `smile_loss`. On a CPU a label outside of the vocabulary
-        raises ValueError.
+        logits: (B, N, V), any float type; labels: int64 (B, N), `ignore_index` where not scored.
+        Segments, weights and reduction are as in `smile_loss`. On a CPU a label outside of the
+        vocabulary raises ValueError.
         """
         logits = unwrap_replicated(logits)
         sampled = self._sample_tokens(labels, logits.size(2))
@@ -160,14 +163,14 @@ class Objective(nn.Module):
         scale: float = 1.0,
         softcap: Optional[float] = None,
     ) -> ObjectiveOutput:
-        """Compute the fused linear loss: that of `forward`, without a tensor of all logits.
+        """Compute the fused linear loss: the loss of `forward`, without a tensor of all logits.
 
         hidden: (B, N, D); weight, bias: the language head's, (V, D) and (V,) or None. With
         z = hidden @ weight.T + bias, logits are scale * z, or softcap * tanh(scale * z / softcap)
-        if there is a softcap. Other arguments are as in `forward`. Gradients are the same up to
-        rounding. Under autocast, z has autocast's dtype. Hidden states whose label is
-        `ignore_index` are not read. There is no second derivative. A weight that is a DTensor with
-        sharded rows is not gathered, see `smile.sharded`.
+        if there is a softcap. Other arguments are as in `forward`. Loss and gradients equal those
+        of `forward` up to rounding. Second derivatives are not supported. Under autocast, z has
+        autocast's dtype. Hidden states at positions with the label `ignore_index` are not read. A
+        weight that is a DTensor with sharded rows is not gathered; see `smile.sharded`.
         """
         check_reduction(reduction)
         vocabulary, shards = len(weight), None
@@ -204,7 +207,7 @@ class Objective(nn.Module):
         batch = (labels, sampled, segments, weights)
         how = (settings, compute_dtype(hidden), needs_grad, shards)
         factors = None
-        if "truncation" in self.weights:  # a first pass computes MLE's losses
+        if "truncation" in self.weights:  # its factors depend on MLE's losses: compute them first
             ignore = self.ignore_index
             mle = Settings({"mle": 1.0}, 0.0, None, None, ignore, "{}", "none", scale, softcap)
             with torch.no_grad():
@@ -216,7 +219,7 @@ class Objective(nn.Module):
         return ObjectiveOutput(loss, parts, count_labels(labels, weights, self.ignore_index))
 
     def with_tokens(self, pad_token_id: int, eos_token_id: int) -> "Objective":
-        """Return a copy with these tokens of a tokenizer. An `eos_token_id` in the spec is kept."""
+        """Return a copy with a tokenizer's token ids. An `eos_token_id` in the spec is kept."""
         objective = copy.deepcopy(self)
         objective.pad_token_id = pad_token_id
         selective = objective.alternatives.get("selective_eos")
@@ -230,12 +233,12 @@ class Objective(nn.Module):
         return self.means.state() if self.means is not None else {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Load what `state` returned. Raises ValueError if its window has another size."""
+        """Load what `state` returned. Raises ValueError if the saved window has another size."""
         if self.means is not None and state:
             self.means.restore(state)
 
     def _truncation_factors(self, losses, labels, segments, weights) -> Tensor:
-        """Return truncation's factors (B, N). losses: MLE's. Only training uses the window."""
+        """Return truncation's factors (B, N). losses: MLE's, (B, N). Only training uses `means`."""
         means = self.means if self.training and torch.is_grad_enabled() else None
         batch = (losses, labels, segments, weights, self.ignore_index, means)
         return self.alternatives["truncation"].factors(*batch)

@@ -1,7 +1,7 @@
-"""The fused linear loss as an autograd function, and as a custom operator for torch.compile.
+"""Wraps the fused linear loss as an autograd function, and as a custom operator for torch.compile.
 
-Both call `smile.from_hidden`. In a compiled program the loss is one operator, because shapes inside
-it depend on the labels.
+Both call `smile.from_hidden.fused_loss`. In a compiled program the loss is a single custom
+operator, which Dynamo does not trace, because shapes in the loss depend on the values of labels.
 """
 
 import ast
@@ -19,7 +19,7 @@ NO_SECOND_DERIVATIVE = (
 
 
 def mixture_from_hidden(hidden, weight, bias, inputs: LossInputs) -> tuple[Tensor, Tensor]:
-    """Return the loss, and the detached loss of each objective in the order of the settings.
+    """Return (loss, parts). parts: the detached loss of each objective, in the settings' order.
 
     See `fused_loss` for shapes. A sharded head causes a graph break in a compiled program.
     """
@@ -36,9 +36,9 @@ def _eager(*arguments) -> tuple[Tensor, Tensor]:
 
 
 class _MixtureFromHidden(torch.autograd.Function):
-    """hidden (B, N, D), weight, bias, inputs -> the loss and its parts, see `fused_loss`.
+    """Maps hidden (B, N, D), weight, bias and inputs to (loss, parts); see `fused_loss`.
 
-    The parts have no gradient.
+    `parts` has no gradient.
     """
 
     @staticmethod
@@ -76,14 +76,14 @@ def _build_inputs(tensors, text, dtype, needs_grad) -> LossInputs:
     "Tensor? segments, Tensor? weights, Tensor? factors, Tensor? d_loss, str settings, "
     "ScalarType dtype, bool[] needs_grad) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     mutates_args=(),
-    # It synchronises to read the number of labels, which a CUDA graph does not support.
+    # The operator synchronises to read the number of labels, which a CUDA graph does not support.
     tags=(torch.Tag.cudagraph_unsafe,),
 )
 def _operator(hidden, weight, bias, *rest):
-    """Return the loss, its parts, and the gradients of hidden, weight and bias (empty: not needed).
+    """Return (loss, parts, d_hidden, d_weight, d_bias). A gradient that is not needed is empty.
 
-    rest: the other arguments of the schema. Labels and token weights are checked here, because
-    they have no values during compilation.
+    rest: the other arguments of the schema. Labels and token weights are checked when the operator
+    runs, because they have no values during compilation.
     """
     *tensors, d_loss, text, dtype, needs_grad = rest
     inputs = _build_inputs(tensors, text, dtype, needs_grad)

@@ -1,6 +1,6 @@
-"""The fused linear loss with a head whose rows are sharded over processes (tensor parallelism).
+"""Computes the fused linear loss with a head that is sharded by rows (tensor parallelism).
 
-This module is imported only for DTensors.
+Each process has some rows of the head. This module is imported only for DTensors.
 
 No process has the whole weight or all logits of a position. Sums, maxima and the logits of single
 tokens are reduced over the process group, so that all processes compute the same losses.
@@ -18,7 +18,7 @@ from smile.head import Head, is_distributed
 class Shards(NamedTuple):
     """The processes that compute one loss together.
 
-    first_row: the index in the whole head of this process's first row. vocabulary: the number of
+    first_row: the index of this process's first row in the whole head. vocabulary: the number of
     rows of the whole head.
     """
 
@@ -29,10 +29,11 @@ class Shards(NamedTuple):
     def sync_samples(self, labels: Tensor, sampled: Optional[Tensor]) -> Optional[Tensor]:
         """Return the tokens (B, N, R) that the group's first process has sampled.
 
-        sampled: this process's tokens for random subsetting, or None. Raises ValueError on all
-        processes if their labels differ, as when FSDP shards the weight and each process has
-        another part of the batch.
+        sampled: this process's tokens for random subsetting; if None, returns None. Raises
+        ValueError on all processes if their labels differ. Labels differ if FSDP shards the weight,
+        because each process then has another part of the batch.
         """
+        # The maxima of x and -x are opposite numbers only if all processes have the same x.
         order = torch.arange(1, labels.numel() + 1, device=labels.device)
         sizes = order.new_tensor(labels.shape)
         checksums = torch.cat([sizes, (order * labels.flatten()).sum().unsqueeze(0)])
@@ -53,10 +54,10 @@ class Shards(NamedTuple):
 def to_local_tensors(hidden: Tensor, weight: Tensor, bias: Optional[Tensor]):
     """Return (hidden, weight, bias, `Shards`): plain tensors, with this process's rows of the head.
 
-    weight: (V, D). Each argument is a plain tensor or a DTensor of any placement on one mesh of one
-    dimension, and is redistributed. A weight with Shard(0) needs no communication. Gradients have
-    the placements of the arguments. Raises ValueError for another mesh, and for a head with too few
-    rows for a process.
+    weight: (V, D). Each argument is a plain tensor, or a DTensor of any placement. All DTensors
+    must be on the same one-dimensional mesh. They are redistributed, which needs no communication
+    for a weight with Shard(0). Gradients have the placements of the arguments. Raises ValueError
+    for another mesh, and if the last process would have no rows of the head.
     """
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
@@ -77,7 +78,7 @@ def to_local_tensors(hidden: Tensor, weight: Tensor, bias: Optional[Tensor]):
             x = DTensor.from_local(x, mesh, [Replicate()], run_check=False)
         return x.redistribute(placements=[placement]).to_local()
 
-    # As in torch, each process has the same number of rows, rounded up; the last may have fewer.
+    # As in torch, the number of rows per process is rounded up; the last process may have fewer.
     group, rows_per_process = mesh.get_group(), -(-vocabulary // mesh.size())
     if rows_per_process * (mesh.size() - 1) >= vocabulary:
         raise ValueError(
@@ -94,9 +95,10 @@ def to_local_tensors(hidden: Tensor, weight: Tensor, bias: Optional[Tensor]):
 
 
 class ShardedHead(Head):
-    """A `Head` with this process's rows, weight (V', D) and bias (V',). Logits are (R, V').
+    """A `Head` with only this process's V' rows: weight (V', D), bias (V',) and logits (R, V').
 
-    Hidden states and arguments of methods are the same in all processes of the group.
+    Hidden states and arguments of methods are the same in all processes of the group, except for
+    logits and their gradients.
     """
 
     def __init__(self, shards: Shards, *args):
@@ -104,7 +106,7 @@ class ShardedHead(Head):
         self.group, self.first_row, self.vocabulary = shards
 
     def sum_shards(self, tensor: Tensor) -> Tensor:
-        """Sum over the group, in place."""
+        """Sum a tensor over the group, in place."""
         dist.all_reduce(tensor, group=self.group)
         return tensor
 

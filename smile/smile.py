@@ -1,4 +1,4 @@
-"""Semipermeable maximum likelihood (SMILE): a softmax over the tokens of the caption."""
+"""Computes the SMILE loss (semipermeable maximum likelihood): a softmax over a caption's tokens."""
 
 import functools
 from typing import Optional
@@ -19,15 +19,20 @@ def smile_loss(
     segments: Optional[Tensor] = None,
     weights: Optional[Tensor] = None,
 ) -> Tensor:
-    """Cross-entropy of each label under a softmax over the token types of its caption.
+    """Compute the cross-entropy of each label under a softmax over its caption's distinct tokens.
 
-    logits: (B, N, V), any float type; labels: int64 (B, N), `logits[b, n]` predicts `labels[b, n]`.
-    With `first_token_mle` the first labelled token of each caption is scored over the whole
-    vocabulary. A row is one caption, unless `segments`, integers (B, N), divide it; see
-    `smile.captions`. weights: floats, (B, N) for tokens or (B,) for rows; a weight of 0 ignores a
-    token, and 2 counts it twice. Returns a scalar, or (B, N) with reduction "none". A caption
-    without labels has a loss of 0. The additional memory is O(B N N), because only logits of the
-    caption's tokens are gathered. With segments the labelled logits are also copied.
+    - logits: (B, N, V), any float type. `logits[b, n]` predicts `labels[b, n]`.
+    - labels: int64 (B, N), `ignore_index` where not scored.
+    - first_token_mle: score the first labelled token of each caption over the whole vocabulary.
+    - reduction: "mean" over labelled tokens, "sum" or "none".
+    - segments: integers (B, N) that divide rows into captions, see `smile.captions`. If None, each
+      row is one caption.
+    - weights: floats, (B, N) for tokens or (B,) for rows. A weight of 0 ignores a token, and a
+      weight of 2 counts it twice.
+
+    Returns a scalar, or (B, N) with reduction "none". A caption without labels has a loss of 0. The
+    additional memory is O(B N N), because only logits of the caption's tokens are gathered. With
+    segments the labelled logits are also copied.
 
     Source: SMILE (arXiv 2306.13460), the subset V_D of section 3; first-token MLE as in the
     authors' training code.
@@ -42,7 +47,7 @@ def smile_loss(
 def smile_losses(
     logits: Tensor, labels: Tensor, ignore_index: int, first_token_mle: bool
 ) -> Tensor:
-    """SMILE's losses (B, N), one caption per row. Losses of unlabelled positions are arbitrary."""
+    """Return SMILE's losses (B, N), one caption per row. Unlabelled positions: arbitrary losses."""
     types, distinct = caption_types(labels, ignore_index)  # (B, N) each
     columns = types.unsqueeze(1).expand(-1, labels.size(1), -1)  # (B, N, N)
     subset = at_least_float32(logits.gather(2, columns))
@@ -57,7 +62,10 @@ def smile_losses(
 def with_first_token_mle(
     losses: Tensor, logits: Tensor, labels: Tensor, ignore_index: int
 ) -> Tensor:
-    """Replace each caption's first loss by cross-entropy over the whole vocabulary."""
+    """Replace the loss of each caption's first label by cross-entropy over the whole vocabulary.
+
+    losses, labels: (B, N), one caption per row. logits: (B, N, V).
+    """
     if labels.size(1) == 0:
         return losses
     is_first = first_labelled(labels, ignore_index)

@@ -1,4 +1,4 @@
-"""SMILE's two ablations: random subsetting and reverse subsetting."""
+"""Computes the losses of SMILE's two ablations: random subsetting and reverse subsetting."""
 
 from typing import Optional
 
@@ -21,12 +21,12 @@ def random_subset_loss(
     segments: Optional[Tensor] = None,
     weights: Optional[Tensor] = None,
 ) -> Tensor:
-    """Cross-entropy of each label under a softmax over itself and the `words` sampled for it.
+    """Compute the cross-entropy of each label under a softmax over the label and random tokens.
 
-    logits: (B, N, V); labels: int64 (B, N); words: int64 (B, N, R), sampled uniformly from the
-    vocabulary. The subset is a set: a token that occurs repeatedly counts once, and a sampled
-    `pad_token_id` is left out. Other arguments and the result are as in `smile_loss`. Source: SMILE
-    (arXiv 2306.13460), the ablation "random subsetting".
+    logits: (B, N, V); labels: int64 (B, N); words: int64 (B, N, R), the R random tokens of each
+    label, which the caller samples uniformly from the vocabulary. A token that occurs repeatedly
+    counts once, and a sampled `pad_token_id` is left out. Other arguments and the result are as in
+    `smile_loss`. Source: SMILE (arXiv 2306.13460), the ablation "random subsetting".
     """
 
     def loss_fn(logits: Tensor, words: Tensor, labels: Tensor) -> Tensor:
@@ -44,10 +44,10 @@ def random_subset_loss(
 def random_subset(
     label: Tensor, words: Tensor, pad_token_id: Optional[int]
 ) -> tuple[Tensor, Tensor]:
-    """Return the tokens of each subset, int64 (..., 1 + R), and a mask of the repeated ones.
+    """Return (tokens of each subset, int64 (..., 1 + R); whether each token is a repetition).
 
-    label: (...), always the first token. words: (..., R). A `pad_token_id` is replaced by the
-    label.
+    label: (...), which is the first token of its subset. words: (..., R), random tokens. A word
+    equal to `pad_token_id` is replaced by the label, so that it counts as a repetition.
     """
     label = label.unsqueeze(-1)
     if pad_token_id is not None:
@@ -57,7 +57,7 @@ def random_subset(
 
 
 def random_subset_losses(subset: Tensor, repeated: Tensor) -> Tensor:
-    """Return losses (B, N) of the logits (B, N, 1 + R) of `random_subset`'s tokens."""
+    """Return losses (B, N). subset: (B, N, 1 + R), the logits of `random_subset`'s tokens."""
     subset = at_least_float32(subset)
     return subset.masked_fill(repeated, float("-inf")).logsumexp(2) - subset[..., 0]
 
@@ -72,13 +72,12 @@ def reverse_subset_loss(
     segments: Optional[Tensor] = None,
     weights: Optional[Tensor] = None,
 ) -> Tensor:
-    """Cross-entropy of each label under a softmax without the caption's other tokens.
+    """Compute the cross-entropy of each label under a softmax without the caption's other tokens.
 
     The softmax is over the label and all tokens of the vocabulary that are not in the caption. As
-    in the authors' code, it also leaves out `pad_token_id` for a caption whose row ends in padding,
-    unless `segments` are given. logits: (B, N, V); labels: int64 (B, N). Other arguments and the
-    result are as in `smile_loss`. Source: SMILE (arXiv 2306.13460), the ablation "reverse
-    subsetting".
+    in the authors' code, the softmax also leaves out `pad_token_id` if the row ends in padding and
+    there are no `segments`. logits: (B, N, V); labels: int64 (B, N). Other arguments and the result
+    are as in `smile_loss`. Source: SMILE (arXiv 2306.13460), the ablation "reverse subsetting".
     """
 
     padding = pad_token_id if segments is None else None
@@ -104,9 +103,9 @@ def reverse_excluded_tokens(
 ) -> Tensor:
     """Return the tokens that reverse subsetting leaves out of the softmax, int64 (B, N or N + 1).
 
-    They are the caption's tokens, some of them repeatedly, as in `caption_types`. With
-    `pad_token_id` there is one more column: that id if the row ends in padding, else a token of the
-    caption again.
+    The first N columns are the `caption_types`, in which tokens may be repeated. If `pad_token_id`
+    is given, another column has this id where the row ends in padding, and elsewhere a token of the
+    caption. The softmax keeps the label, although the label is one of the caption's tokens.
     """
     types, _ = caption_types(labels, ignore_index)
     if pad_token_id is None:

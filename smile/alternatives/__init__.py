@@ -1,8 +1,10 @@
-"""Other published objectives against bland or wrong text, by name.
+"""Lists other published objectives that address bland or wrong text, by name.
 
-To add one, write a file in this folder and add a line here. Subclass a class of `interface.py`:
-`LikelihoodLoss` for a function of the label's probability, `WeightedMle` for MLE with detached
-weights, `LogitLoss` for a function of all logits. A file is imported when an objective names it.
+To add an objective, write a file in this folder and add a line to ALTERNATIVES: the name, and the
+module and class. Subclass a class of `interface.py`: `LikelihoodLoss` for a function of the
+probabilities of the label and of the caption's earlier tokens, `WeightedMle` for MLE with detached
+weights, `LogitLoss` for a function of all logits. `Objective` imports the file of an alternative
+only when the alternative is used.
 """
 
 ALTERNATIVES: dict[str, str] = {

@@ -1,4 +1,4 @@
-"""Dynamic fine-tuning: each token is weighted by its probability."""
+"""Implements dynamic fine-tuning (DFT): MLE weighted by each label's probability."""
 
 from dataclasses import dataclass
 
@@ -9,9 +9,9 @@ from smile.alternatives.interface import WeightedMle
 
 @dataclass(frozen=True)
 class Dft(WeightedMle):
-    """-p log p, where p is the label's probability and the weight p is detached.
+    """The loss is -p log p, where p is the label's probability and the weight p is detached.
 
-    Source: arXiv 2508.05629, yongliang-wu/DFT.
+    Source: arXiv 2508.05629, github.com/yongliang-wu/DFT.
     """
 
     title = "DFT"

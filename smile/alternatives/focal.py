@@ -1,4 +1,4 @@
-"""Focal loss: likely tokens have lower weights."""
+"""Implements the focal loss: MLE with lower weights for labels that are already likely."""
 
 from dataclasses import dataclass
 
@@ -10,10 +10,10 @@ from smile.alternatives.interface import WeightedMle
 
 @dataclass(frozen=True)
 class Focal(WeightedMle):
-    """-(1 - p)^gamma log p, where p is the label's probability and the weight is detached.
+    """The loss is -w log p with the detached weight w = (1 - p)^gamma.
 
-    gamma 0 is MLE. Source: arXiv 1708.02002, for images. vyraun/long-tailed applies it to text and
-    detaches the weight.
+    p is the label's probability. gamma 0 is MLE. Source: arXiv 1708.02002, for images.
+    github.com/vyraun/long-tailed applies the focal loss to text and detaches the weight.
     """
 
     title = "focal"

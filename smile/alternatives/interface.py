@@ -1,8 +1,9 @@
-"""The base classes of the alternatives to SMILE: losses per token, with their parameters.
+"""Defines the base classes of the alternatives to SMILE, which are losses per token.
 
 A `LikelihoodLoss` is cheap in the fused linear loss, because it shares MLE's softmax. A `LogitLoss`
-needs a copy of the logits. Subclasses define `losses`; objectives call `caption_losses`. Truncation
-has neither: it is a `TokenLoss` that weights MLE's losses.
+needs a copy of the logits. Subclasses define `losses`, which the fused linear loss calls. For a
+loss from logits, `Objective` calls `caption_losses`. Truncation has neither method: it is a
+`TokenLoss` whose `factors` multiply MLE's losses.
 """
 
 import math
@@ -19,10 +20,10 @@ class PositionLogits(NamedTuple):
     """The logits that a `LikelihoodLoss` reads at R positions.
 
     total: (R,), the logsumexp of all logits. label: (R,), the label's logit. caption_logits:
-    (R, L), the logits of all labels of the caption, one column each, before and after the position.
-    is_earlier: (R, L), true in one column of each distinct label before the position. is_label:
-    (R, L), true in the columns of the position's label. The last three are None unless the loss
-    `looks_back`.
+    (R, L), the logits of all labels of the caption, before and after the position, one column each.
+    is_earlier: (R, L), true in exactly one column of each distinct label that occurs before the
+    position. is_label: (R, L), true in all columns that equal the position's label. The last three
+    are None unless the loss `looks_back`.
     """
 
     total: Tensor
@@ -67,7 +68,8 @@ class TokenLoss:
                 self.require(
                     is_number, name, "a number" if field_type is float else "a whole number"
                 )
-                object.__setattr__(self, name, field_type(value))  # YAML 1.2 reads 1e4 as a float
+                # YAML 1.2 reads 1e4 as a float, which becomes an int here if the field is an int.
+                object.__setattr__(self, name, field_type(value))
         self.check()
 
     def require(self, condition: bool, name: str, allowed: str) -> None:
@@ -83,15 +85,15 @@ class LikelihoodLoss(TokenLoss):
     """A loss that is a function of `PositionLogits`."""
 
     def losses(self, position_logits: PositionLogits) -> Tensor:
-        """The losses (R,)."""
+        """Return the losses (R,)."""
         raise NotImplementedError
 
     def losses_from_fields(self, *values: Optional[Tensor]) -> Tensor:
-        """The losses (R,). values: the fields of `PositionLogits`."""
+        """Return the losses (R,). values: the fields of `PositionLogits`, in order."""
         return self.losses(PositionLogits(*values))
 
     def caption_losses(self, logits: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
-        """The losses (C, L) of logits (C, L, V) and labels (C, L), one caption per row.
+        """Return the losses (C, L) of logits (C, L, V) and labels (C, L), one caption per row.
 
         Losses of unlabelled positions are arbitrary.
         """
@@ -106,7 +108,7 @@ class LikelihoodLoss(TokenLoss):
 
 
 class WeightedMle(LikelihoodLoss):
-    """MLE's loss of each token, times a detached weight that depends on its probability."""
+    """MLE's loss of each token, times a detached weight that depends on the label's probability."""
 
     def losses(self, position_logits: PositionLogits) -> Tensor:
         with torch.no_grad():
@@ -115,7 +117,7 @@ class WeightedMle(LikelihoodLoss):
         return -weight * position_logits.log_p
 
     def weight(self, log_p: Tensor) -> Tensor:
-        """The weights (R,). log_p: the labels' log-probabilities (R,)."""
+        """Return the weights (R,). log_p: the labels' log-probabilities (R,)."""
         raise NotImplementedError
 
 
@@ -125,11 +127,11 @@ class LogitLoss(TokenLoss):
     reads_logits = True
 
     def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The losses (R,) of logits (R, V), float32 or wider, and labels (R,)."""
+        """Return the losses (R,) of logits (R, V), float32 or wider, and labels (R,)."""
         raise NotImplementedError
 
     def caption_losses(self, logits: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
-        """The losses (C, L); see `LikelihoodLoss.caption_losses`."""
+        """Return the losses (C, L); see `LikelihoodLoss.caption_losses`."""
         is_labelled = labels != ignore_index
         logits = at_least_float32(logits)
         losses = self.losses(logits[is_labelled], labels[is_labelled])

@@ -1,4 +1,4 @@
-"""MixCE: a mixture of forward cross-entropy and an approximate reverse cross-entropy."""
+"""Implements MixCE: a mixture of forward cross-entropy and approximate reverse cross-entropy."""
 
 from dataclasses import dataclass
 
@@ -9,10 +9,10 @@ from smile.alternatives.interface import WeightedMle
 
 @dataclass(frozen=True)
 class MixCe(WeightedMle):
-    """-(eta + (1 - eta) p) log p, where p is the label's probability and the weight is detached.
+    """The loss is -w log p with the detached weight w = eta + (1 - eta) p.
 
-    eta 1 is MLE, and eta 0 is DFT. Source: arXiv 2305.16958, with the approximation in
-    bloomberg/mixce-acl2023.
+    p is the label's probability. eta 1 is MLE, and eta 0 is DFT. Source: arXiv 2305.16958, with the
+    approximation in github.com/bloomberg/mixce-acl2023.
     """
 
     title = "MixCE"

@@ -1,4 +1,7 @@
-"""ScaleGrad: scales down tokens that are new to a caption, so that training raises them."""
+"""Implements ScaleGrad: MLE that favours tokens which are new to a caption.
+
+The loss scales the probabilities of new tokens down, so that training raises them further.
+"""
 
 import math
 from dataclasses import dataclass
@@ -12,12 +15,12 @@ EPSILON = 1e-8  # added to p' before the logarithm
 
 @dataclass(frozen=True)
 class ScaleGrad(LikelihoodLoss):
-    """-log p' of the label. gamma 1 is MLE, except for EPSILON.
+    """The loss is -log p' of the label. gamma 1 is MLE, except for EPSILON.
 
-    To get p', the probabilities of all tokens that are new to the caption are multiplied by gamma,
-    and all are divided by their new sum, gamma + (1 - gamma) * the sum of p over the caption's
-    earlier tokens. Source: Lin, Han and Joty, "Straight to the Gradient", ICML 2021,
-    shawnlimn/ScaleGrad.
+    To get p', the probabilities p of all tokens that are new to the caption are multiplied by
+    gamma. Then all probabilities are divided by their new sum, which is gamma + (1 - gamma) * the
+    sum of p over the caption's earlier tokens. Source: Lin, Han and Joty, "Straight to the
+    Gradient", ICML 2021, github.com/shawnlimn/ScaleGrad.
     """
 
     title = "ScaleGrad"

@@ -1,4 +1,4 @@
-"""Selective EOS supervision: EOS gets no gradient at positions where a caption goes on."""
+"""Implements selective EOS supervision: EOS gets no gradient where the caption goes on."""
 
 import math
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ from smile.alternatives.interface import LogitLoss
 class SelectiveEos(LogitLoss):
     """MLE with a softmax that includes EOS only where EOS is the label.
 
-    eos_token_id: if None, captioners set their tokenizer's end token, see `Objective.with_tokens`.
-    Source: arXiv 2402.14545, yuezih/less-is-more.
+    eos_token_id: if None, captioners set it to their tokenizer's end token by
+    `Objective.with_tokens`. Source: arXiv 2402.14545, github.com/yuezih/less-is-more.
     """
 
     title = "selective EOS"
@@ -35,5 +35,6 @@ class SelectiveEos(LogitLoss):
         eos_logit = logits[:, self.eos_token_id].where(labels == self.eos_token_id, -math.inf)
         column = labels.new_tensor([self.eos_token_id])
         logits = logits.index_copy(1, column, eos_logit.unsqueeze(1))
-        # Not F.cross_entropy: Liger replaces it by a kernel that overwrites its input.
+        # Liger replaces F.cross_entropy by a kernel that overwrites the logits, so that ATen's
+        # operator is called instead.
         return torch.ops.aten.cross_entropy_loss(logits, labels, reduction=0)

@@ -1,4 +1,4 @@
-"""TaiLr: unlikely tokens have lower weights, because the reference may be wrong there."""
+"""Implements TaiLr: MLE with lower weights for unlikely labels, because these may be wrong."""
 
 from dataclasses import dataclass
 
@@ -10,9 +10,10 @@ from smile.alternatives.interface import WeightedMle
 
 @dataclass(frozen=True)
 class TaiLr(WeightedMle):
-    """-w log p, where w = p / (gamma + (1 - gamma) p) is detached and at least `min_weight`.
+    """The loss is -w log p with the detached weight w = p / (gamma + (1 - gamma) p).
 
-    gamma 0 is MLE. gamma 1 with min_weight 0 is DFT. Source: arXiv 2302.13344, thu-coai/TaiLr.
+    p is the label's probability. A weight below `min_weight` is raised to `min_weight`. gamma 0 is
+    MLE. gamma 1 with min_weight 0 is DFT. Source: arXiv 2302.13344, github.com/thu-coai/TaiLr.
     """
 
     title = "TaiLr"
@@ -24,6 +25,6 @@ class TaiLr(WeightedMle):
         self.require(0 <= self.min_weight <= 1, "min_weight", "from 0 to 1")
 
     def weight(self, log_p: Tensor) -> Tensor:
-        # Numerator and denominator are divided by p: if p underflows, w would be 0 / 0.
+        # w is computed as 1 / (gamma / p + 1 - gamma), so that it is not 0 / 0 if p underflows.
         inverse_p = (-log_p).exp().clamp(max=torch.finfo(log_p.dtype).max)
         return (1 / (self.gamma * inverse_p + 1 - self.gamma)).clamp(self.min_weight, 1)

@@ -1,4 +1,4 @@
-"""Loss truncation: drops the captions with the highest loss, because they may be wrong."""
+"""Implements loss truncation: drops the captions with the highest loss, as they may be wrong."""
 
 import math
 from dataclasses import dataclass
@@ -14,12 +14,13 @@ from smile.labels import count_labels
 
 @dataclass(frozen=True)
 class Truncation(TokenLoss):
-    """MLE's mean over the tokens of a caption, averaged over captions. A dropped caption counts 0.
+    """The loss is MLE averaged over each caption's tokens, then averaged over captions.
 
-    Training drops a caption if its mean loss is at or above the quantile 1 - `drop` of the means of
-    the last `window` captions. Nothing is dropped until the window is full. Tokens are weighted so
-    that the mean over tokens equals this mean over captions. Source: arXiv 2004.14589,
-    ddkang/loss_dropper.
+    Training drops a caption, which means that its loss counts as 0, if the mean of the caption's
+    token losses is at or above a threshold. The threshold is the quantile 1 - `drop` of these means
+    over the last `window` captions. Nothing is dropped until there are `window` means. Each token's
+    loss gets a factor, such that the batch's mean over tokens equals the mean over captions.
+    Source: arXiv 2004.14589, github.com/ddkang/loss_dropper.
     """
 
     title = "loss truncation"
@@ -39,10 +40,11 @@ class Truncation(TokenLoss):
         ignore_index: int,
         means: Optional["LastMeans"],
     ) -> Tensor:
-        """Return the factor of each token's loss, (B, N).
+        """Return the factor by which each token's loss is multiplied, (B, N).
 
         losses: MLE's, (B, N). labels, segments, weights: (B, N). means: the mean losses of earlier
-        captions, to which this method adds those of the batch; None outside of training.
+        captions; this method adds the batch's mean losses to them. None outside of training, where
+        no caption is dropped.
         """
         caption_index, caption_count = number_captions(labels, segments)
         caption_index, losses = caption_index.flatten(), losses.detach()
@@ -57,7 +59,7 @@ class Truncation(TokenLoss):
         batch_means = sum_by_caption(losses * token_weights) / caption_weights.where(has_labels, 1)
         if means is not None:
             if means.seen.device != losses.device:
-                # Unless the objective is a submodule of the model, it has not moved with it.
+                # An objective that is not a submodule of the model does not move with the model.
                 means.to(losses.device)
             is_kept = has_labels & (batch_means.float() < means.threshold(self.drop))
             means.add(batch_means, has_labels)
@@ -72,20 +74,21 @@ class Truncation(TokenLoss):
 
 
 class LastMeans(nn.Module):
-    """A ring buffer of the mean losses of the last `size` captions, in float32: MPS has no float64.
+    """A ring buffer of the mean losses of the last `size` captions.
 
-    `seen` is the number of captions that were ever added.
+    Means are float32, because MPS has no float64. `seen` is the number of captions that were ever
+    added.
     """
 
     def __init__(self, size: int):
         super().__init__()
         self.size = size
-        # Means of captions without labels are written to the last element.
+        # The last element is a dummy, to which `add` writes the means that are not added.
         self.register_buffer("means", torch.zeros(size + 1), persistent=False)
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def threshold(self, drop: float) -> Tensor:
-        """Return the quantile 1 - `drop` of the means. Infinite until the buffer is full."""
+        """Return the quantile 1 - `drop` of the means, or infinity until the buffer is full."""
         position = (1 - drop) * (self.size - 1)
         lower = int(position)  # torch.quantile would round the position to float32
         means = self.means[:-1].sort().values
@@ -94,7 +97,7 @@ class LastMeans(nn.Module):
 
     def add(self, means: Tensor, has_labels: Tensor) -> None:
         """Add a batch's means (C,), except of captions without labels. has_labels: bool (C,)."""
-        # Of more than `size` captions, only the last `size` are added.
+        # If a batch has more than `size` captions, only the last `size` are added.
         is_added = has_labels & (has_labels.flip(0).cumsum(0).flip(0) <= self.size)
         position = (self.seen + is_added.cumsum(0) - 1) % self.size
         self.means[position.where(is_added, self.size)] = means.to(self.means.dtype)
@@ -105,7 +108,7 @@ class LastMeans(nn.Module):
         return {"means": self.means[:-1].clone(), "seen": self.seen.clone()}
 
     def restore(self, state: Any) -> None:
-        """Load what `state` returned. Raises ValueError for another size."""
+        """Load what `state` returned. Raises ValueError if the saved window has another size."""
         if state["means"].shape != (self.size,):
             raise ValueError(f"truncation: the checkpoint has no window of {self.size} captions")
         self.means[:-1].copy_(state["means"])

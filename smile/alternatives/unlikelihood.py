@@ -1,4 +1,4 @@
-"""Unlikelihood training: MLE with a penalty on the caption's earlier tokens."""
+"""Implements unlikelihood training: MLE with a penalty on the caption's earlier tokens."""
 
 from dataclasses import dataclass
 
@@ -11,10 +11,11 @@ MIN_COMPLEMENT = 1e-5  # the lower bound of 1 - p in the penalty
 
 @dataclass(frozen=True)
 class Unlikelihood(LikelihoodLoss):
-    """-log p - alpha * sum of log max(1 - p(c), 1e-5) over the caption's earlier tokens c.
+    """The loss is -log p - alpha * the sum of log max(1 - p(c), 1e-5) over earlier tokens c.
 
-    The earlier tokens are a set, without the label. Tokens of other captions are not in it. Source:
-    arXiv 1908.04319, token level; facebookresearch/unlikelihood_training.
+    p is the label's probability. The sum is over the distinct earlier tokens of the same caption,
+    except the label. Source: arXiv 1908.04319, token level;
+    github.com/facebookresearch/unlikelihood_training.
     """
 
     title = "unlikelihood"

@@ -4,9 +4,9 @@ There are three ways:
 
 - `use_smile(model)` makes `model(**batch, labels=labels)` return the loss of an objective, with any
   version of transformers.
-- `SmileLossMixin` makes a trainer minimise an objective, also TRL's SFTTrainer.
-- `compute_loss_func(model)` is for `Trainer` and `Seq2SeqTrainer` of transformers 4.46 and later.
-  It does not change the model.
+- `SmileLossMixin` makes a trainer of transformers, or TRL's SFTTrainer, minimise an objective.
+- `compute_loss_func(model)` returns a loss function for `Trainer` and `Seq2SeqTrainer` of
+  transformers 4.46 and later. This way does not change the model.
 
 Labels are as in transformers: -100 at positions that are not scored, such as padding, prompts and
 images. The decoder of an encoder-decoder model reads labels shifted right, so that logits and
@@ -20,7 +20,7 @@ from smile.hf.forward import last_parts, undo, use_smile
 
 __all__ = ["SmileLossMixin", "compute_loss_func", "last_parts", "undo", "use_smile"]
 
-# Names for trainers, which are imported at first use.
+# Names that are imported at first use.
 _LAZY_NAMES = {
     "SmileLossMixin": "smile.hf.trainer:SmileLossMixin",
     "compute_loss_func": "smile.hf.loss_function:compute_loss_func",

@@ -1,7 +1,7 @@
-"""The auxiliary losses that a transformers model adds to the cross-entropy of its labels.
+"""Computes the auxiliary losses that a transformers model adds to the cross-entropy of labels.
 
-Most are losses of the routers in mixtures of experts. A model that is called without labels returns
-its router losses, but does not multiply them by their weights.
+Most of them are losses of routers in mixtures of experts. A model that is called without labels
+returns its router losses, but does not multiply them by their weights, which this module does.
 """
 
 from collections.abc import Mapping
@@ -30,16 +30,16 @@ def auxiliary_losses(
 ) -> tuple[Optional[Tensor], dict[str, Tensor]]:
     """Return the sum of auxiliary losses (None if there are none), and its parts by name.
 
-    output: of the model without labels, so that its "loss", if any, is an auxiliary loss. Only a
-    model that `needs_labels_for_mask` gets labels; its "loss" is not used. Parts are detached
-    scalars, not multiplied by their weights. Raises ValueError for a model that computes its router
-    losses only with labels.
+    output: the output of the model, which was called without labels. Therefore its "loss", if any,
+    is an auxiliary loss. Only a model that `needs_labels_for_mask` was called with labels, and its
+    "loss" is ignored. Parts are detached scalars, not multiplied by their weights. Raises
+    ValueError for a model that computes its router losses only with labels.
     """
     losses: dict[str, tuple[float, Tensor]] = {}  # weight and value
     for name, key in ROUTER_LOSSES.items():
         weight = value_of(model, key, value_of(model, "aux_loss_coef"))
         if weight is not None and output.get(name) is not None:
-            # transformers returns the int 0 without routers
+            # The value is the int 0 if the model has no routers.
             losses[name] = weight, torch.as_tensor(output[name])
     has_router = any(output.get(name) is not None for name in ROUTER_LOGITS)
     has_loss = class_of(model).__name__ not in NO_ROUTER_LOSS

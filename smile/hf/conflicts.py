@@ -1,4 +1,4 @@
-"""Finds trainers and settings that exclude an objective, and describes each in one line."""
+"""Finds settings of a trainer that conflict with an objective, and describes each in one line."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,12 +9,12 @@ MODEL_LOSS_TRAINERS = ("Trainer", "Seq2SeqTrainer", "BaseTrainer", "_BaseTrainer
 
 
 def reads_logits(base: type) -> bool:
-    """Return whether a trainer class's compute_loss may read logits: not for those of LIBRARIES."""
+    """Return whether compute_loss of a class may read logits: True unless LIBRARIES define it."""
     return base.__module__.split(".")[0] not in LIBRARIES
 
 
 def find_conflicts(trainer: Any) -> Iterator[str]:
-    """Yield a line for each setting of a trainer that excludes the objective."""
+    """Yield an error line for each setting of a trainer that conflicts with the objective."""
     args = trainer.args
     if args.label_smoothing_factor:
         factor = args.label_smoothing_factor

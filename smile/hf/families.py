@@ -15,15 +15,17 @@ IGNORED = -100
 MEDIA_TOKENS = tuple(
     f"{medium}_token_{kind}" for medium in ("image", "video", "audio") for kind in ("id", "index")
 )
-# Configuration keys of tokens with which an encoder-decoder model's labels can begin, besides
-# bos_token_id.
+# Configuration keys of the special tokens, besides bos_token_id, with which the labels of an
+# encoder-decoder model can begin.
 OPENING_TOKENS = (
     *("decoder_start_token_id", "forced_bos_token_id", "forced_decoder_ids"),
     *("lang_to_id", "task_to_id", "no_timestamps_token_id", "text_decoder_lang_to_code_id"),
 )
+# The model types whose labels begin with a language's token.
 MULTILINGUAL = ("mbart", "m2m_100", "nllb-moe", "seamless_m4t", "seamless_m4t_v2")
 
-# Patterns of class names, each with the reason why its loss is not a language-modelling loss.
+# Patterns of class names, each with the reason why the loss of these classes is not a
+# language-modelling loss.
 REFUSED = {
     "MaskedLM": "fills in masked words",
     "Classification|QuestionAnswering|MultipleChoice|NextSentence|PreTraining": "writes no text",
@@ -51,10 +53,10 @@ def unwrap_generative(model: nn.Module) -> nn.Module:
 
 
 def add_labels(model: nn.Module, labels: Tensor, inputs: dict) -> None:
-    """Add labels to `inputs` if the model needs them for its attention mask.
+    """Add labels to `inputs`, the batch, if the model needs labels for its attention mask.
 
-    Raises ValueError if the batch has no token types, because caption tokens would then attend to
-    later ones.
+    Raises ValueError if such a model's batch has no token types, because caption tokens would then
+    attend to later tokens.
     """
     if not needs_labels_for_mask(model):
         return
@@ -67,7 +69,7 @@ def add_labels(model: nn.Module, labels: Tensor, inputs: dict) -> None:
 
 
 def is_encoder_decoder(model: nn.Module) -> bool:
-    """Return whether the model is an encoder-decoder, whose logits are aligned with its labels."""
+    """Return whether the model is an encoder-decoder. If so, logits at n predict the label at n."""
     configs = (model.config, getattr(model.config, "text_config", None))
     return any(getattr(config, "is_encoder_decoder", False) for config in configs)
 
@@ -80,7 +82,7 @@ def is_media(model: nn.Module, tokens: Tensor) -> Tensor:
 def opening_tokens(model: nn.Module) -> set[int]:
     """Return the special tokens with which labels of an encoder-decoder model can begin.
 
-    Raises ValueError if one is a language's token that only the tokenizer knows.
+    Raises ValueError if one of them is a language's token that only the tokenizer knows.
     """
     opening = configured_ids(model, *OPENING_TOKENS)
     is_multilingual = model.config.model_type in MULTILINGUAL
@@ -94,7 +96,7 @@ def opening_tokens(model: nn.Module) -> set[int]:
 
 
 def configured_ids(model: nn.Module, *names: str) -> set[int]:
-    """Return the token ids with these names in the model's, text and generation configurations."""
+    """Return the token ids under these names in the model's, text and generation configurations."""
     config, ids = model.config, set()
     for source in (
         config,
@@ -110,7 +112,10 @@ def configured_ids(model: nn.Module, *names: str) -> set[int]:
 
 
 def is_one_of(tokens: Tensor, ids: Iterable[int]) -> Tensor:
-    """Return whether each token is one of `ids`: bool, like `tokens`. Does not wait for a GPU."""
+    """Return whether each token is one of `ids`: bool, of the shape of `tokens`.
+
+    This needs no synchronisation with a GPU.
+    """
     candidates = torch.tensor([*ids], dtype=tokens.dtype).to(tokens.device, non_blocking=True)
     return (tokens.unsqueeze(-1) == candidates).any(-1)
 
@@ -125,9 +130,9 @@ def align_labels(
     """Return predictions and labels of equal length: predictions[:, n] predicts labels[:, n].
 
     predictions: logits or hidden states (B, M, X); labels: (B, N), M >= N. The first M - N
-    positions are those of an image, which have no labels and are left out. shifted: whether
-    labels[:, n] is already the token after position n. tokens: the model's input (B, N), if known.
-    Raises ValueError for labels that cannot be aligned.
+    predictions are at an image's positions, have no labels and are left out. shifted: whether
+    labels[:, n] is already the token after position n. tokens: the model's input ids (B, N), if
+    known. Raises ValueError for labels that cannot be aligned.
     """
     labels = labels.to(predictions.device)
     extra = predictions.size(1) - labels.size(1)
@@ -154,10 +159,10 @@ def _check_media_positions(model: nn.Module, tokens: Tensor, labels: Tensor) -> 
     """Raise ValueError if the model expands media tokens and labels cannot be aligned.
 
     LLaVA expanded an image token to several positions before transformers 4.45. This is allowed if
-    it moves all scored tokens of all rows by the same number of positions.
+    the expansion moves all scored tokens of all rows by the same number of positions.
     """
     is_media_token = is_media(model, tokens)
-    # bool (B, N), true at media tokens, too.
+    # bool (B, N), true at the media tokens and before them.
     precedes_media = is_media_token.flip(1).cumsum(1).flip(1) > 0
     if (precedes_media & (labels != IGNORED)).any() or is_media_token.sum(1).unique().numel() > 1:
         raise ValueError(
@@ -167,7 +172,10 @@ def _check_media_positions(model: nn.Module, tokens: Tensor, labels: Tensor) -> 
 
 
 def add_decoder_inputs(model: nn.Module, labels: Tensor, inputs: dict) -> None:
-    """Add the decoder's input to `inputs`, as an encoder-decoder model would from its labels."""
+    """Add decoder_input_ids, the labels shifted right, to the `inputs` of an encoder-decoder model.
+
+    Does nothing for other models, and if the batch has inputs of the decoder.
+    """
     decoder_inputs = (inputs.get("decoder_input_ids"), inputs.get("decoder_inputs_embeds"))
     if not is_encoder_decoder(model) or any(value is not None for value in decoder_inputs):
         return

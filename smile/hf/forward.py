@@ -32,14 +32,14 @@ ObjectiveLike = Union[Objective, str, Mapping[str, float], None]
 
 @dataclass(eq=False)
 class _Settings:
-    """What `use_smile` stores on a model."""
+    """What `use_smile` stores on a model, as `model._smile`."""
 
     objective: Objective
     from_hidden: bool
     arguments: list[str]  # names of the arguments of the class's forward, in order
     parts: dict[str, Tensor] = field(default_factory=dict)  # see `last_parts`
-    head_is_checked: bool = False  # whether `LinearHead.changed_rows` was called
-    is_warned: bool = False  # whether the user was warned that training uses logits
+    head_is_checked: bool = False  # whether `LinearHead.changed_rows` has checked the head
+    is_warned: bool = False  # whether `_warn_of_logits` has warned the user
 
 
 def use_smile(
@@ -52,20 +52,21 @@ def use_smile(
     - objective: an Objective or its spec, such as {"mle": 0.01, "smile": 0.99}. The default is
       SMILE with first-token MLE.
     - from_hidden: compute the training loss from the language head's input, without a tensor of all
-      logits. The output then has no logits. A model whose class or head is not in
-      `smile.hf.head_table` is trained from logits, with a warning.
+      logits. The output then has no logits. If the model's class is not in `smile.hf.head_table` or
+      its head is not a plain linear layer, a warning is given and the loss uses all logits.
 
     The forward accepts these arguments besides labels (B, N):
 
     - shift_labels (B, N) instead of labels: the label at a position is the next token.
     - segments and weights, aligned with the labels; see `smile_loss`.
-    - num_items_in_batch: the sum over tokens is divided by it.
-    - keep_logits: overrides `from_hidden`.
+    - num_items_in_batch: the loss is the sum over tokens, divided by this number.
+    - keep_logits: overrides `from_hidden`. True computes the loss from logits and returns logits.
 
     Without segments, rows are split into texts by `seq_idx`, `cu_seq_lens_q` or `position_ids`, and
-    each contiguous run of labels in a text is a caption. Raises ValueError for a row that seems to
-    be packed but has none of these, and if texts of a packed row would see each other. In training
-    also raises ValueError for a call or a gradient of another loss.
+    each contiguous run of labels in a text is a caption. The forward raises ValueError for a row
+    that seems to be packed although the batch has none of these three keys, and if tokens of one
+    text could attend to another text of the row. In training it also raises ValueError if another
+    loss is computed from the model; see `smile.hf.misuse_checks`.
     """
     wrapped, model = model, unwrap_model(model)
     undo(model)
@@ -75,18 +76,20 @@ def use_smile(
     model._smile = _Settings(objective, from_hidden, arguments)
     if from_hidden and linear_head(model) is None:
         _warn_of_logits(model, model._smile)
-    # If another library has set `model.forward`, the objective's forward calls it. If a library
-    # sets it later, that forward calls the objective's.
+    # If another library has set `model.forward`, the objective's forward calls that function. If a
+    # library sets `model.forward` later, the library's function calls the objective's forward.
     model._smile_below = (*getattr(model, "_smile_below", ()), model.__dict__.pop("forward", None))
     model.__class__ = _add_objective(original_class, len(model._smile_below) - 1)
     return wrapped
 
 
 def _add_objective(original_class: type, level: int) -> type:
-    """Return a subclass whose forward returns the objective's loss. level: index in `_smile_below`.
+    """Return a subclass of `original_class` whose forward returns the objective's loss.
 
-    A subclass, because copies and replicas of a model would share a forward that is set on the
-    instance. It has the original's name, because checkpoints and Trainer read it.
+    level: the index in `_smile_below` of the forward that was set on the instance before this call
+    of `use_smile`, or of None if none was set. The forward is not set on the instance, because
+    copies and replicas of a model would share it. The subclass has the name of `original_class`,
+    because checkpoints and Trainer read the name.
     """
 
     def forward(self, *args, **kwargs):
@@ -99,7 +102,7 @@ def _add_objective(original_class: type, level: int) -> type:
             return inner_forward(*args, **kwargs)
         return _forward(self, settings, inner_forward, args, kwargs)
 
-    # Trainer removes data set columns that are not in the signature.
+    # Trainer removes data set columns that are not in the signature, so that BATCH_KEYS are added.
     signature, keyword_only = (
         inspect.signature(original_class.forward),
         inspect.Parameter.KEYWORD_ONLY,
@@ -110,7 +113,7 @@ def _add_objective(original_class: type, level: int) -> type:
     forward.__signature__ = signature.replace(parameters=ordered)
     copied_names = ("__module__", "__doc__", "__qualname__")
     attributes = {name: getattr(original_class, name) for name in copied_names}
-    # accepts_loss_kwargs makes Trainer pass num_items_in_batch.
+    # Trainer passes num_items_in_batch because of accepts_loss_kwargs.
     attributes.update(forward=forward, accepts_loss_kwargs=True, _without_smile=original_class)
     return type(original_class.__name__, (original_class,), attributes)
 
@@ -118,13 +121,14 @@ def _add_objective(original_class: type, level: int) -> type:
 def undo(model: nn.Module) -> nn.Module:
     """Undo `use_smile`, if it was called on the model. Returns the model."""
     wrapped, model = model, unwrap_model(model)
-    # None without an objective, or if FSDP has added another subclass.
+    # The class lacks this attribute if the model has no objective or FSDP has added a subclass.
     original_class = type(model).__dict__.get("_without_smile")
     if model.__dict__.pop("_smile", None) is not None:
         unwatch(model)
     if original_class is not None:
         model.__class__ = original_class
-        if "forward" not in vars(model):  # otherwise that forward, set later, calls the others
+        # A forward that a library has set later still reads `_smile_below`, so that it must stay.
+        if "forward" not in vars(model):
             *model._smile_below, set_forward = model._smile_below
             if set_forward is not None:
                 model.forward = set_forward
@@ -132,10 +136,10 @@ def undo(model: nn.Module) -> nn.Module:
 
 
 def last_parts(model: nn.Module) -> dict[str, Tensor]:
-    """Return each objective's unweighted value in the last step. Empty before the first step.
+    """Return each objective's unweighted value in the last step, by name; {} before the first step.
 
-    Values are detached means over tokens. Auxiliary losses of the model, such as `aux_loss`, are
-    included. Raises ValueError for a model without an objective.
+    Values are detached means over tokens. The model's auxiliary losses, such as `aux_loss`, are
+    included under their names. Raises ValueError for a model without an objective.
     """
     settings = getattr(unwrap_model(model), "_smile", None)
     if settings is None:
@@ -144,7 +148,7 @@ def last_parts(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _forward(model, settings: _Settings, inner_forward: Callable, args: tuple, kwargs: dict) -> Any:
-    """Run `inner_forward`, the model's forward, and return its output with the objective's loss."""
+    """Run `inner_forward`, the model's original forward; return its output with the new loss."""
     positional = dict(zip(settings.arguments, args))
     if repeated := positional.keys() & kwargs.keys():
         raise TypeError(
@@ -170,9 +174,10 @@ def _forward(model, settings: _Settings, inner_forward: Callable, args: tuple, k
     from_hidden = from_hidden if keep_logits is None else not keep_logits
     head = linear_head(model) if from_hidden else None
     if from_hidden and head is None and not torch.compiler.is_compiling():
-        _warn_of_logits(model, settings)  # the head was changed later (a hook, DoRA, ZeRO-3)
+        # The head was changed after `use_smile`: by a hook, DoRA or ZeRO-3.
+        _warn_of_logits(model, settings)
     num_items_in_batch = inputs.pop("num_items_in_batch", None)
-    # SFTTrainer before TRL 1.15 passes these two.
+    # Only SFTTrainer before TRL 1.15 passes both of these arguments.
     from_sft_trainer = "use_cache" in kwargs and num_items_in_batch is not None
     if head is not None and keep_logits is None and from_sft_trainer:
         raise ValueError(
@@ -189,10 +194,11 @@ def _forward(model, settings: _Settings, inner_forward: Callable, args: tuple, k
     if is_packed or "use_cache" in settings.arguments:
         inputs["use_cache"] = False  # with a cache, texts of a row see each other in some models
     add_decoder_inputs(model, labels, inputs)
-    # Other models get no labels, so that they do not compute their own loss.
+    # Only a model that needs labels for its attention mask gets labels: every model that gets
+    # labels also computes its own loss.
     add_labels(model, labels, inputs)
     needs_separation = targets.texts is not None and objective.weights.keys() != {"mle"}
-    # During compilation tensors have no values to check.
+    # The check reads values of tensors, which do not exist during compilation.
     if needs_separation and not torch.compiler.is_compiling():
         from smile.hf.packing_check import refuse_leaks
 
@@ -216,7 +222,7 @@ def _forward(model, settings: _Settings, inner_forward: Callable, args: tuple, k
 
 
 def _warn_of_logits(model: nn.Module, settings: _Settings) -> None:
-    """Warn once that `from_hidden` is not possible."""
+    """Warn, once per model, that `from_hidden` is not possible and all logits are computed."""
     if not settings.is_warned:
         line = "smile.hf.head_table lacks its class or kind of head, or the head was changed"
         warnings.warn(f"{type(model).__name__} is trained from logits: {line}", stacklevel=3)
@@ -228,13 +234,14 @@ def _from_hidden(
 ) -> tuple[dict, ObjectiveOutput]:
     """Return the model's output with only the last position's logits, and the objective's result.
 
-    The objective is computed from hidden states when the model calls its head, because FSDP has
-    then gathered the head's weights. The head gets only the last position.
+    A hook on the head computes the objective from the head's input. At that moment FSDP has
+    gathered the head's weights. Then the hook passes only the last position on to the head.
     """
     results = []
 
     def replace_input(states: Tensor) -> Tensor:
-        states = states.to(head.module.weight.device)  # accelerate does this in the head's forward
+        # accelerate moves the states to the head's device only in the head's forward, after this.
+        states = states.to(head.module.weight.device)
         results.append(head.compute_objective(settings.objective, *targets.align(states)))
         return states[:, -1:].detach()
 
@@ -264,12 +271,12 @@ def total_loss(
 ) -> Tensor:
     """Return the loss to minimise: the objective's plus the auxiliary loss, if any.
 
-    num_items_in_batch: if given, the objective's sum over tokens is divided by it, instead of by
-    the number of tokens.
+    num_items_in_batch: if given, the objective's sum over tokens is divided by this number, not by
+    the number of tokens in the batch.
     """
     loss = result.loss
     if num_items_in_batch is not None:
-        if isinstance(num_items_in_batch, Tensor):  # it is on the model's first device
+        if isinstance(num_items_in_batch, Tensor):  # Trainer puts it on the model's first device
             num_items_in_batch = num_items_in_batch.to(loss.device)
         loss = loss * result.tokens / num_items_in_batch
     return loss if auxiliary_loss is None else loss + auxiliary_loss.to(loss.device)
@@ -281,9 +288,9 @@ def unwrap_model(model: nn.Module) -> nn.Module:
 
 
 def to_objective(objective: ObjectiveLike) -> Objective:
-    """Return the objective, built if a spec is given. Raises ValueError for another ignore_index.
+    """Return the objective, or build it from a spec. None gives SMILE with first-token MLE.
 
-    None: SMILE.
+    Raises ValueError if the objective's ignore_index is not IGNORED.
     """
     if not isinstance(objective, Objective):
         objective = Objective() if objective is None else Objective(objective)

@@ -1,6 +1,6 @@
 """Reads the language head of a transformers model for the fused linear loss.
 
-transformers and PEFT are not imported: their modules are recognised by attributes.
+This module imports neither transformers nor PEFT. It recognises their modules by attributes.
 """
 
 from typing import NamedTuple, Optional
@@ -16,8 +16,9 @@ from smile.objective import Objective, ObjectiveOutput
 class LinearHead(NamedTuple):
     """A linear head, and how the model changes the head's logits.
 
-    module: a linear layer. transform: scale and soft cap of logits. bias: (V,), added to the
-    module's logits, or None. vocabulary: the number of logits that the model keeps; None for all.
+    module: a linear layer. transform: scale and soft cap of logits. bias: (V,), which the model
+    adds to the output of `module`, or None. vocabulary: the number of logits that the model keeps;
+    None for all.
     """
 
     module: nn.Module
@@ -29,13 +30,13 @@ class LinearHead(NamedTuple):
         """Return bool (B,): rows whose logits the model changes in another way than `HEADS` states.
 
         model_logits: the model's output, (B, N, V). head_logits: the head's output. Without
-        transform and bias they must be equal bit for bit, unless the program is compiled. Otherwise
-        they may differ from the expected logits by the rounding of a few operations.
+        transform and bias both must be equal bit for bit, unless the program is compiled. Otherwise
+        model_logits may differ from the expected logits by the rounding of a few operations.
         """
         expected = head_logits.to(model_logits.dtype, copy=True)
         if self.bias is not None:
             expected += self.bias.to(expected)
-        # Dynamo of torch 2.8 cannot trace the call of a named tuple.
+        # `__call__` is named, because Dynamo of torch 2.8 cannot trace the call of a named tuple.
         expected = Transform.__call__(self.transform, expected)[0][..., : self.vocabulary]
         if expected.shape != model_logits.shape:
             return torch.ones(len(model_logits), dtype=torch.bool, device=model_logits.device)
@@ -67,8 +68,9 @@ class LinearHead(NamedTuple):
 def linear_head(model: nn.Module) -> Optional[LinearHead]:
     """Return the head, or None if the objective has to be computed from logits.
 
-    Logits are needed for a class that is not in the table or has a loss on its logits, and for a
-    head that is not linear, was changed, has an adapter or is partitioned by DeepSpeed ZeRO-3.
+    Logits are needed for a model that is not in `smile.hf.head_table`, has a z-loss or needs labels
+    for its attention mask, and for a head that is not linear, was changed, has an adapter or is
+    partitioned by DeepSpeed ZeRO-3.
     """
     part, head = _output_layer(model)
     row = None if part is None or head_row(model) is None else head_row(part)
@@ -85,7 +87,8 @@ def linear_head(model: nn.Module) -> Optional[LinearHead]:
 def language_head(model: nn.Module) -> nn.Module:
     """Return the layer that computes logits. Raises ValueError if it is not linear or not found."""
     head = _output_layer(model)[1]
-    if not isinstance(getattr(head, "base_layer", head), nn.Linear):  # PEFT's has a base layer
+    # A layer that PEFT has adapted has the original layer as its base_layer.
+    if not isinstance(getattr(head, "base_layer", head), nn.Linear):
         raise ValueError(f"{type(model).__name__} has no linear language head")
     return head
 
@@ -111,13 +114,13 @@ def _active_head(head: nn.Module) -> nn.Module:
 def _is_linear(head: Optional[nn.Module]) -> bool:
     """Return whether the head is certain to compute hidden @ weight.T + bias.
 
-    It is not if a subclass of nn.Linear has another forward, if a forward was set on the head
-    (unless accelerate's, which moves tensors to a device), or if it has a hook of another module
-    than smile.hf and torch.distributed.
+    This is uncertain, and False is returned, if a subclass of nn.Linear has another forward, if a
+    forward was set on the head, or if the head has a hook that neither smile.hf nor
+    torch.distributed has defined. The forward that accelerate sets to move tensors is allowed.
     """
     if not (isinstance(head, nn.Linear) and type(head).forward is nn.Linear.forward):
         return False
-    if torch.compiler.is_compiling():  # Dynamo cannot read hooks; use_smile has read them
+    if torch.compiler.is_compiling():  # Dynamo cannot read hooks; use_smile has checked them before
         return True
     hooks = (*head._forward_pre_hooks.values(), *head._forward_hooks.values())
     modules = [getattr(getattr(x, "func", x), "__module__", None) or "" for x in hooks]

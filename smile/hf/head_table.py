@@ -1,7 +1,8 @@
-"""A table of what transformers models do to the logits of their head, by class.
+"""Lists, by class, how transformers models compute logits from the output of their head.
 
-A class that is not in the table is trained from logits, which is correct for every model. To add a
-class, read its forward from the head on, and add a tiny model of it to tests/smile/families/.
+For a class that is not in the table, the objective is computed from logits, which is correct for
+every model. To add a class, read its forward from the head on, and add a tiny model of the class to
+tests/smile/families/.
 """
 
 import sys
@@ -11,11 +12,12 @@ from torch import nn
 
 
 class HeadRow(NamedTuple):
-    """How a model computes its logits from the head's logits x: z = (x + bias) * scale / divisor.
+    """How a model computes its logits from the head's output x.
 
-    With a softcap they are softcap * tanh(z / softcap), otherwise z. Each field is the name of a
-    value in the model or its configuration (see `value_of`), or None. vocabulary: the number of
-    tokens in use, if the head is padded.
+    With z = (x + bias) * scale / divisor, the logits are softcap * tanh(z / softcap) if there is a
+    softcap, otherwise z. Each field is the name of a value in the model or its configuration (see
+    `value_of`), or None if the model does not have this step. vocabulary: the number of tokens in
+    use, if the head has additional rows as padding.
     """
 
     scale: Optional[str] = None
@@ -25,7 +27,8 @@ class HeadRow(NamedTuple):
     vocabulary: Optional[str] = None
 
 
-# The beginnings of class names, by their common end and the fields of `HeadRow` that are not None.
+# A key is the end of class names, followed by the fields of `HeadRow` that are not None. The value
+# lists the beginnings of the class names: "Bert" under "LMHeadModel" stands for BertLMHeadModel.
 TABLE = {
     "ForCausalLM": """
         AXK1 AXK2 Afmoe Apertus Arcee AriaText BailingHybrid Bart BigBird BigBirdPegasus BioGpt
@@ -91,26 +94,26 @@ HEADS: dict[str, HeadRow] = {
     for (end, *values), names in ((key.split(), names) for key, names in TABLE.items())
     for name in names.split()
 }
-# Classes with a z-loss, the mean square of the logsumexp of logits, and the name of its weight.
-# Their subclasses also have a z-loss.
+# Classes that add a z-loss (the mean square of the logsumexp of logits) to their loss, each with
+# the configuration key of the z-loss's weight. Subclasses of these classes also have a z-loss.
 Z_LOSSES = {"BambaForCausalLM": "z_loss_coefficient"}
 
 
 def classes_of(model: nn.Module) -> tuple[type, ...]:
     """Return the model's class and base classes, without `object`.
 
-    Dynamo of torch 2.8 cannot read the name of `object`.
+    `object` is left out, because Dynamo of torch 2.8 cannot read its name.
     """
     return type(model).__mro__[:-1]
 
 
 def class_of(model: nn.Module) -> type:
-    """Return the model's class, without classes of torch: FSDP2 adds a subclass."""
+    """Return the model's class. Subclasses defined in torch are skipped, because FSDP2 adds one."""
     return next(kind for kind in classes_of(model) if not kind.__module__.startswith("torch."))
 
 
 def head_row(model: nn.Module) -> Optional[HeadRow]:
-    """Return the row of a model's class, or None for a user's class or one without a row."""
+    """Return the row of a model's class. None if it is not of transformers or has no row."""
     model_class = class_of(model)
     return (
         HEADS.get(model_class.__name__)
@@ -126,9 +129,10 @@ def z_loss_weight(model: nn.Module) -> Optional[float]:
 
 
 def value_of(model: nn.Module, name: Optional[str], default: Any = None) -> Any:
-    """Return the value `name` of the model, its text or decoder configuration or its configuration.
+    """Return the first value called `name` that is not None in the model and its configurations.
 
-    The first of them that is not None counts. Returns `default` if there is none or no name.
+    The order is: the model, its text configuration, its decoder configuration, its configuration.
+    Returns `default` if there is no such value or `name` is None.
     """
     config = model.config
     sources = (model, *(getattr(config, inner, None) for inner in ("text_config", "decoder")))
@@ -148,7 +152,7 @@ def version_of(model: nn.Module) -> tuple[int, int]:
 
 
 def needs_labels_for_mask(model: nn.Module) -> bool:
-    """Return whether the attention mask is causal only if the model gets labels.
+    """Return whether the model needs labels for a causal attention mask.
 
     True for PaliGemma and its subclasses before transformers 5.0.
     """

@@ -1,4 +1,4 @@
-"""The objective as the `compute_loss_func` of a trainer of transformers."""
+"""Makes an objective the `compute_loss_func` of a trainer of transformers."""
 
 from collections.abc import Callable
 from typing import Optional
@@ -13,12 +13,12 @@ from smile.objective import Objective
 
 
 def compute_loss_func(model: nn.Module, objective: Optional[Objective] = None) -> Callable:
-    """Make the `compute_loss_func` of a `Trainer` or `Seq2SeqTrainer` for this model.
+    """Return the `compute_loss_func` of a `Trainer` or `Seq2SeqTrainer` for this model.
 
     The trainer does not pass labels to the model. Therefore batches of an encoder-decoder model
     need `decoder_input_ids`, which `DataCollatorForSeq2Seq(tokenizer, model=model)` adds. The
-    returned function gets nothing of a batch but its labels. Packed rows need `use_smile`; the
-    function raises ValueError if the labels show that rows are packed.
+    returned function gets only the labels of a batch, so that packed rows need `use_smile` instead.
+    The returned function raises ValueError if the labels show that rows are packed.
     """
     model, objective = unwrap_model(model), to_objective(objective)
     if needs_labels_for_mask(model):

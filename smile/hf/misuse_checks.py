@@ -1,7 +1,7 @@
 """Raises ValueError if a model of `use_smile` is about to be trained with another loss.
 
 Hooks on decoder and head raise ValueError if these modules run in training outside of the model's
-forward. Hooks on the forward's output raise it in the backward pass of another loss.
+forward. Hooks on the forward's output raise ValueError in the backward pass of another loss.
 """
 
 import threading
@@ -24,7 +24,7 @@ STATES = ("logits", "hidden_states", "decoder_hidden_states", "last_hidden_state
 
 @dataclass(eq=False)
 class Call:
-    """A forward that is running.
+    """A running call of a model's forward.
 
     head: the language head whose input is replaced, or None. replace_input: maps the head's input
     to the tensor that the head gets instead. head_output: the head's last output.
@@ -36,7 +36,7 @@ class Call:
     head_output: Optional[Tensor] = None
 
     def run(self, inner_forward: Callable, inputs: dict) -> Any:
-        """Return `inner_forward(**inputs)`. The hooks know of the call while it runs."""
+        """Return `inner_forward(**inputs)`. While it runs, hooks find this call in `_CALLS`."""
         _CALLS.stack.append(self)
         try:
             return inner_forward(**inputs)
@@ -62,18 +62,23 @@ def is_running(model: nn.Module) -> bool:
 
 
 def _pre_forward_hook(part: nn.Module, args: tuple) -> Optional[tuple]:
-    """Replace the head's input in a call with `replace_input`. Raise ValueError for a misuse."""
+    """Replace the input of a running call's head; raise ValueError for a run outside of a forward.
+
+    part: a decoder or head that is about to run. Return None if the input is not replaced.
+    """
     for call in _CALLS.stack:
         if call.head is part:
             return (call.replace_input(args[0]), *args[1:])
     in_training = part.training and torch.is_grad_enabled()
-    # Activation checkpointing runs decoder and head again in the objective's backward pass.
+    # Activation checkpointing runs decoder and head again in the objective's backward pass, which
+    # is allowed.
     is_outside = in_training and not _CALLS.stack
     if is_outside and torch._C._current_graph_task_id() not in _BACKWARDS:
         raise ValueError(f"{type(part).__name__} was run outside of its model's forward, {REMEDY}")
     return None
 
 
+# Stores the head's output in the running call that replaced the head's input.
 def _forward_hook(head: nn.Module, _, logits: Tensor) -> None:
     for call in _CALLS.stack:
         if call.head is head:
@@ -81,7 +86,7 @@ def _forward_hook(head: nn.Module, _, logits: Tensor) -> None:
 
 
 def watch_parts(model: nn.Module) -> None:
-    """Make decoder and head, also frozen, raise ValueError if they are trained by another loss."""
+    """Make decoder and head, frozen or not, raise ValueError if they run for another loss."""
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     for part in (_decoder_of(model), head):
         if isinstance(part, nn.Module):
@@ -90,9 +95,8 @@ def watch_parts(model: nn.Module) -> None:
 
 def watch(part: nn.Module) -> None:
     """Register the hooks on decoder or head, unless they are registered already."""
-    if _pre_forward_hook not in [
-        *part._forward_pre_hooks.values()
-    ]:  # Dynamo of torch 2.8 needs a list
+    # The hooks are copied to a list, because Dynamo of torch 2.8 needs a list.
+    if _pre_forward_hook not in [*part._forward_pre_hooks.values()]:
         part.register_forward_pre_hook(_pre_forward_hook)
         part.register_forward_hook(_forward_hook)
 
@@ -110,8 +114,8 @@ def unwatch(model: nn.Module) -> None:
 def _decoder_of(model: nn.Module) -> Optional[nn.Module]:
     """Return the module that computes the head's hidden states, or None if it is not found.
 
-    It is the innermost decoder: encoder-decoder models call encoder and decoder directly, not the
-    model around both.
+    Return the innermost decoder, because encoder-decoder models call encoder and decoder directly,
+    not the module around both.
     """
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
     if not isinstance(decoder, nn.Module) or decoder is model:
@@ -135,10 +139,11 @@ def output_logits(model: nn.Module, output: Any) -> Tensor:
 def refuse_other_losses(model: nn.Module, fields: dict, loss: Tensor) -> dict:
     """Return the fields of a training output with `loss`, and watch gradients of the other fields.
 
-    If logits or hidden states get a gradient but `loss` does not, another loss is trained, and
-    ValueError is raised. Adding a term to `loss` is allowed. Autograd runs in the reverse order of
-    the forward pass. `loss` is created last, so that its gradient comes first. In a compiled
-    program, logits and hidden states are detached, because its backward pass runs for all outputs.
+    If logits or hidden states get a gradient before `loss` does, another loss is trained, and the
+    backward pass raises ValueError. Adding a term to `loss` is allowed: autograd runs in the
+    reverse order of the forward pass, and `loss` is created last, so that its gradient comes first.
+    In a compiled program, logits and hidden states are detached instead, because a compiled
+    backward pass runs for all outputs.
     """
     is_compiling, name, loss_gradients = torch.compiler.is_compiling(), type(model).__name__, []
 
@@ -159,6 +164,7 @@ def refuse_other_losses(model: nn.Module, fields: dict, loss: Tensor) -> dict:
             return state
         if is_compiling:
             return state.detach()
+        # The hook is on a view, so that the objective's own gradient does not call it.
         state = state.view_as(state)
         state.register_hook(check_loss_gradient)
         return state

@@ -1,4 +1,4 @@
-"""Finds the labels and captions of a batch, whose rows may contain several texts (packed rows)."""
+"""Finds scored labels and captions in a batch of rows that may contain several texts (packed)."""
 
 from typing import Optional
 
@@ -50,24 +50,26 @@ PROMPT_ERROR = (
 
 
 class Targets:
-    """The labels of a batch that are scored, and their captions.
+    """Determines which labels of a batch are scored, and to which caption each label belongs.
 
     - labels: int64 (B, N), the token at each position; with `shifted`, the next token.
     - segments: (B, N), the number of each position's caption, or None.
-    - weights: floats, (B, N), (B,) or None.
-    - inputs: the batch. seq_idx, cu_seq_lens_q or position_ids determine where texts begin.
+    - weights: floats, (B, N) for tokens or (B,) for rows, or None.
+    - inputs: the batch without labels, segments and weights. Its seq_idx, cu_seq_lens_q or
+      position_ids determine where texts begin.
 
-    Raises ValueError for shapes that do not match.
+    The constructor raises ValueError for shapes that do not match.
 
     In packed rows, the first label of a text is not scored, because the previous text does not
-    predict it. Each contiguous run of labels in a text, such as an assistant's turn, is a caption.
-    Weights do not change captions.
+    predict this label. Each contiguous run of labels in a text, such as an assistant's turn, is a
+    caption. Weights do not change captions.
 
-    Labels of an encoder-decoder model may begin with special tokens (`<s>`, a language). Each such
-    token is a caption of one token. First-token MLE scores it, and the first word after it, over
-    the whole vocabulary, because `generate` may have to predict it. Truncation leaves these tokens
-    out, because it drops whole captions. SMILE without first-token MLE also leaves them out,
-    because their loss would be 0.
+    Labels of an encoder-decoder model may begin with special tokens, such as `<s>` or a language's
+    token. Each such token counts as a caption of one token, and the words after these tokens are
+    another caption. First-token MLE thus scores each special token and the first word over the
+    whole vocabulary, because `generate` may have to predict them. Truncation does not score the
+    special tokens, because it drops whole captions. SMILE without first-token MLE does not score
+    them either, because their loss would be 0.
     """
 
     def __init__(
@@ -113,7 +115,8 @@ class Targets:
             is_first = nn.functional.pad(is_first, (0, 1) if self.shifted else (1, 0))
             self.labels = self.labels.masked_fill(is_first, IGNORED)
         if self.segments is not None:
-            # A prompt may have another number than its caption, although both are one text.
+            # Only a label that follows another label is ignored here. A label that follows a prompt
+            # is scored: the prompt may have another number, although both are one text.
             is_first = self.segments[:, 1:] != self.segments[:, :-1]
             is_first = nn.functional.pad(is_first & (labels[:, :-1] != IGNORED), (1, 0))
             self.labels = self.labels.masked_fill(is_first, IGNORED)
@@ -121,7 +124,7 @@ class Targets:
     def _number_captions(self, without_openings: bool) -> Tensor:
         """Return int64 (B, N), the number of each label's caption.
 
-        without_openings: set labels to IGNORED at the special tokens with which they begin.
+        without_openings: set the special tokens at the beginning of `labels` to IGNORED.
         """
         if not self.is_encoder_decoder:
             return captions_of_turns(self.labels, self.texts)
@@ -130,22 +133,25 @@ class Targets:
         is_opening = is_special & (is_word.cumsum(1) == 0)
         if without_openings:
             self.labels = self.labels.masked_fill(is_opening, IGNORED)
+        # The sum changes at each special token and at the first word after the special tokens.
         number = is_opening.cumsum(1)
         return captions_of_turns(self.labels, number + nn.functional.pad(number, (1, -1)))
 
     def check(self) -> "Targets":
-        """Set `segments` if a row has several captions. Returns itself.
+        """Set `segments` if a row has several captions. Returns this object.
 
-        Raises ValueError for packed rows in which captions could see each other or whose captions
-        are unknown, and for labelled prompts.
+        Raises ValueError for a packed row if its captions could attend to each other or cannot be
+        found, and for a row with a labelled prompt.
         """
         rows_by_error = self._find_wrong_rows()
         flags = [rows.to(self.labels.device) for rows in rows_by_error.values()]
         if self.captions is not None:
+            compiling = torch.compiler.is_compiling()
             flags = torch.stack([*flags, self.captions.amax(1) > 1])
-            # Rows of one caption are faster without segments. In a compiled program it is unknown.
-            flags = flags if torch.compiler.is_compiling() else flags.cpu()  # one transfer for all
-            if torch.compiler.is_compiling() or flags[-1].any():
+            flags = flags if compiling else flags.cpu()  # one transfer from the device for all
+            # Rows of one caption are faster without segments. A compiled program cannot read how
+            # many captions rows have, so that it always uses segments.
+            if compiling or flags[-1].any():
                 self.segments = self.captions
             flags = [*flags[:-1]]
         if rows_by_error:
@@ -153,7 +159,7 @@ class Targets:
         return self
 
     def _find_wrong_rows(self) -> dict[str, Tensor]:
-        """Return error lines, each with bool (B,): the rows to which it applies."""
+        """Return {error line: bool (B,), the rows with this error}."""
         rows_by_error, mask, texts = {}, self.inputs.get("attention_mask"), self.texts
         if texts is not None and isinstance(mask, Tensor) and mask.shape == texts.shape:
             attends_both = (mask[:, 1:] > 0) & (mask[:, :-1] > 0)
@@ -178,9 +184,10 @@ class Targets:
     def _find_prompts(self) -> Tensor:
         """Return bool (B,): rows in which a prompt next to media tokens is labelled.
 
-        A label directly before a media token belongs to a prompt. So does a label directly after a
-        media token, if that token is labelled or the label is a text's beginning token. All are
-        False if input_ids and labels have different shapes, for which `align` raises ValueError.
+        A label directly before a media token belongs to a prompt. A label directly after a media
+        token belongs to a prompt if the media token is labelled, too, or if the label is a
+        `bos_token_id`. If input_ids and labels have different shapes, no row is true, because
+        `align` then raises ValueError.
         """
         labels, tokens = self.original_labels, self.inputs.get("input_ids")
         tokens = labels if tokens is None else tokens.to(labels.device)
@@ -202,9 +209,9 @@ class Targets:
     def align(
         self, predictions: Tensor
     ) -> tuple[Tensor, Tensor, Optional[Tensor], Optional[Tensor]]:
-        """Return aligned predictions, labels, segments and weights, the arguments of an objective.
+        """Return (predictions, labels, segments, weights), aligned, as an `Objective` takes them.
 
-        predictions: logits or hidden states (B, M, X), M >= N.
+        predictions: logits or hidden states (B, M, X), M >= N; see `align_labels`.
         """
         tokens = self.inputs.get("input_ids")
         predictions, labels = align_labels(
@@ -240,11 +247,11 @@ def text_numbers(inputs: dict, labels: Tensor) -> Optional[Tensor]:
 
 
 def find_repeated_ends(end_tokens: list[int], labels: Tensor, captions: Tensor) -> Tensor:
-    """Return bool (B,): rows in which a caption ends more than once.
+    """Return bool (B,): rows in which a caption contains more than one end.
 
-    captions: (B, N), numbers from 0 to N. Consecutive end tokens, such as labelled padding, count
-    once. A caption's first token does not count, because some models begin a text with the end
-    token.
+    captions: (B, N), the number of each position's caption, from 0 to N. Consecutive end tokens,
+    such as labelled padding, count as one end. An end token at the beginning of a caption does not
+    count, because some models begin a text with the end token.
     """
     is_labelled = labels != IGNORED
     is_end = is_one_of(labels, end_tokens)

@@ -4,8 +4,9 @@ from torch import Tensor, nn
 
 from smile.hf.head_table import class_of, version_of
 
-# Classes whose attention is masked by transformers where position_ids restart. Recurrent layers,
-# convolutions and attention without such a mask leak one text into the next.
+# Beginnings of the names of classes for which transformers masks attention across the points where
+# position_ids restart. Other models leak one text into the next, through recurrent layers,
+# convolutions or attention without such a mask.
 DECODERS = """
     Apertus Arcee Cohere Cohere2 CohereCompass Ernie4_5 Ernie4_5_Moe Exaone4 GPTNeoX Gemma Gemma2
     Gemma3 Glm Glm4 Glm4Moe Granite GraniteMoe Helium HyperCLOVAX JetMoe Llama Ministral
@@ -21,12 +22,14 @@ MASKED = {
     *(f"{name}ForCausalLM" for name in DECODERS.split()),
     *(f"{name}ForConditionalGeneration" for name in CONDITIONAL_GENERATION.split()),
 }
-# These classes need transformers 5.0, the others 4.53.
+# Classes whose name begins with one of these need transformers 5.0, other classes need 4.53.
 SINCE_5 = (
     *("GPT2", "GraniteMoe", "JetMoe", "Nemotron", "Olmoe", "Phimoe", "Qwen2Moe", "Qwen2VL"),
     *("Qwen2_5_VL", "StableLm"),
 )
-THREE_AXES = ("Qwen2VL", "Qwen2_5_VL")  # they need a fourth, text axis: position_ids (4, B, N)
+# Classes with positions on three axes (time, height, width). To separate texts they need text
+# positions as a fourth axis: position_ids (4, B, N).
+THREE_AXES = ("Qwen2VL", "Qwen2_5_VL")
 LEAK_ERROR = (
     "lets captions of a packed row see each other, with this version of transformers or this "
     "attn_implementation; leave packing and padding_free out"
@@ -37,7 +40,7 @@ def refuse_leaks(model: nn.Module, inputs: dict, texts: Tensor) -> None:
     """Raise ValueError if a row has several texts and the model is not known to separate them.
 
     inputs: the arguments of the model's forward. texts: (B, N), the number of each token's text. If
-    there is an attention mask, the caller has checked that it separates them.
+    there is an attention mask, the caller has checked that the mask separates the texts.
     """
     if inputs.get("attention_mask") is not None or _separates_texts(model, inputs, len(texts)):
         return
@@ -46,7 +49,7 @@ def refuse_leaks(model: nn.Module, inputs: dict, texts: Tensor) -> None:
 
 
 def _separates_texts(model: nn.Module, inputs: dict, rows: int) -> bool:
-    """Return whether attention is known to separate the texts of a batch of `rows` packed rows."""
+    """Return whether attention is known to separate the texts of packed rows. rows: how many."""
     model_class, positions = class_of(model), inputs.get("position_ids")
     name = model_class.__name__
     if name not in MASKED or not model_class.__module__.startswith("transformers."):
@@ -56,7 +59,7 @@ def _separates_texts(model: nn.Module, inputs: dict, rows: int) -> bool:
         return False
     config = getattr(model.config, "text_config", model.config)
     attention = getattr(config, "_attn_implementation", None) or "eager"
-    if "flash" in attention:  # separates texts only in a batch of one row
+    if "flash" in attention:  # FlashAttention separates texts only in a batch of one row
         return rows == 1 and (positions is not None or inputs.get("cu_seq_lens_q") is not None)
     if positions is None:
         return False

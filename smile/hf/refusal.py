@@ -11,10 +11,11 @@ from torch import Tensor
 
 
 def refuse(invalid: Tensor, lines: Sequence[str], passthrough: Tensor) -> Tensor:
-    """Return `passthrough`. Raise ValueError with the first line that has an invalid row.
+    """Return `passthrough`. Raise ValueError with the first of K error lines that applies.
 
-    invalid: bool (K, B), the invalid rows for each line. In the raised line, {row} becomes the
-    number of its first invalid row. A compiled program drops the check unless the result is used.
+    invalid: bool (K, B), the rows of the batch to which each line applies. In the raised line, the
+    number of the first such row replaces {row}. A compiled program drops the check unless the
+    caller uses the result.
     """
     if torch.compiler.is_compiling():
         return _operator(passthrough, invalid, "\n".join(lines))

@@ -1,6 +1,6 @@
-"""A mixin that makes a trainer of transformers, or TRL's SFTTrainer, minimise the objective.
+"""Provides a mixin with which trainers of transformers and TRL's SFTTrainer minimise an objective.
 
-transformers and TRL are not imported.
+This module imports neither transformers nor TRL.
 """
 
 import inspect
@@ -23,15 +23,15 @@ from smile.labels import count_labels, prepare_weights
 class SmileLossMixin:
     """Replaces a trainer's loss by an objective: `class SmileTrainer(SmileLossMixin, Trainer)`.
 
-    It is for `Trainer` and `Seq2SeqTrainer` of transformers and for `SFTTrainer` of TRL. It adds
-    two keyword arguments to the trainer:
+    The mixin is for `Trainer` and `Seq2SeqTrainer` of transformers and for `SFTTrainer` of TRL. It
+    adds two keyword arguments to the trainer's constructor:
 
     - objective: an Objective or its spec, such as {"mle": 0.01, "smile": 0.99}. The default is
       SMILE with first-token MLE.
     - from_hidden: see `use_smile`. A user's trainer with its own compute_loss always gets logits.
 
-    A batch may have `segments` and `weights`, see `use_smile`. Raises ValueError for settings that
-    use another loss or cut captions into pieces.
+    A batch may have `segments` and `weights`; see `use_smile`. The constructor raises ValueError
+    for settings that use another loss or cut captions into pieces.
 
     Logs include the parts of a mixture (`loss_smile`, `loss_mle`) and auxiliary losses
     (`aux_loss`). They do not include TRL's entropy and mean_token_accuracy, which need logits.
@@ -44,7 +44,8 @@ class SmileLossMixin:
             is_ours = issubclass(base, SmileLossMixin)
             if not is_ours and hasattr(base, "compute_loss") and hasattr(base, "train"):
                 raise TypeError(f"{cls.__name__}: put SmileLossMixin before {base.__name__}")
-        # SFTTrainer minimises the model's loss, but its compute_loss reads logits: it is skipped.
+        # `compute_loss` calls the first of these classes. SFTTrainer is left out: it minimises the
+        # model's loss, as its base class does, but its compute_loss also reads logits.
         cls._loss_classes = [
             base
             for base in cls.__mro__[index + 1 :]
@@ -73,15 +74,17 @@ class SmileLossMixin:
         for conflict in find_conflicts(self):
             raise ValueError(f"{type(self).__name__}: {conflict}")
         self._add_objective(self.model)
-        # True: a loss is divided by the number of scored labels, see `_count_items`, not by the
-        # number of accumulated batches. With sequence parallelism the trainer counts labels itself.
+        # If True, the loss is divided by the number of scored labels (see `_count_items`), not by
+        # the number of accumulated batches. With sequence parallelism the value is False, because
+        # the trainer then counts labels itself.
         parallel = getattr(getattr(self, "accelerator", None), "parallelism_config", None)
         self.model_accepts_loss_kwargs = not getattr(parallel, "sp_enabled", False)
 
     def _add_objective(self, model: nn.Module) -> nn.Module:
         """Call `use_smile` on the model, and return it."""
         self._objective_model = use_smile(model, self.smile_objective, self._from_hidden)
-        # TRL changes the coefficient in the configuration, but models read it when they are built.
+        # TRL sets router_aux_loss_coef in the configuration after the model was built. The model's
+        # modules have copied the old value, so that it is set in the modules, too.
         if hasattr(self, "aux_loss_enabled"):
             config = getattr(model.config, "text_config", model.config)
             for module in model.modules():
@@ -90,7 +93,7 @@ class SmileLossMixin:
         return model
 
     def call_model_init(self, *args, **kwargs):
-        """Return the model of `model_init` with the objective. `train` calls this again."""
+        """Return the model of `model_init` with the objective. `train` builds a new model, too."""
         return self._add_objective(super().call_model_init(*args, **kwargs))
 
     def _save_optimizer_and_scheduler(self, output_dir):
@@ -120,19 +123,19 @@ class SmileLossMixin:
         self._signature_columns = list(dict.fromkeys([*self._signature_columns, *BATCH_KEYS]))
 
     def get_batch_samples(self, *args, **kwargs):
-        """Return the batches to accumulate, and the divisor of their summed losses."""
+        """Return the batches to accumulate, and the divisor of the sum of their token losses."""
         batches, _ = super().get_batch_samples(*args, **kwargs)
         self._accumulated_batches = len(batches)
         return batches, self._count_items(batches)
 
     def _get_num_items_in_batch(self, batches, *_):
-        """Return the divisor in evaluation. In training None: `get_batch_samples` returns it."""
+        """Return the divisor of an evaluation batch; None in training, see `get_batch_samples`."""
         return None if self.model.training else self._count_items(batches)
 
     def _count_items(self, batches: Sequence[Mapping[str, Tensor]]) -> Optional[Tensor]:
         """Return the number of scored labels in all processes, or the sum of their weights.
 
-        None if the trainer counts them itself, or if a batch has no labels.
+        Return None if the trainer counts the labels itself, or if a batch has no labels.
         """
         labelled = all({"labels", "shift_labels"} & batch.keys() for batch in batches)
         if not (self.model_accepts_loss_kwargs and batches and labelled):
@@ -144,17 +147,23 @@ class SmileLossMixin:
         return items.masked_fill(items == 0, 1)
 
     def _processes(self) -> int:
-        """Return among how many processes tokens are counted; 1 if each counts its own."""
+        """Return how many processes count labels together; 1 if each process counts its own.
+
+        Tensor-parallel processes have the same labels and count as one process.
+        """
         if not getattr(self.args, "average_tokens_across_devices", False):
             return 1
         return self.accelerator.num_processes // self._size("tp")
 
     def _size(self, kind: str) -> int:
-        """Return how many processes share a batch. kind: "tp", "cp" or "sp" parallelism."""
+        """Return how many processes share a batch. kind: "tp", "cp" or "sp".
+
+        The kinds are tensor, context and sequence parallelism.
+        """
         return getattr(self, f"get_{kind}_size", lambda: 1)()
 
     def _scored_labels(self, batch: Mapping[str, Tensor]):
-        """Return a batch's labels (B, N), IGNORED where they are not scored, and their weights."""
+        """Return (labels, weights), (B, N) each. Labels that are not scored are IGNORED."""
         shifted = batch.get("shift_labels") is not None
         labels = batch["shift_labels" if shifted else "labels"]
         inputs = {key: value for key, value in batch.items() if key not in BATCH_KEYS}
@@ -171,7 +180,7 @@ class SmileLossMixin:
         Auxiliary losses are averaged over accumulated batches and processes.
         """
         inputs, training = dict(inputs), self.model.training
-        inputs.pop("_prediction_loss_only", None)  # TRL passes this to itself
+        inputs.pop("_prediction_loss_only", None)  # TRL's own flag, which the model does not accept
         for name in self._batch_columns if training else ():
             if name not in inputs:
                 raise ValueError(
@@ -185,8 +194,10 @@ class SmileLossMixin:
         inputs["keep_logits"] = wants_logits or not self._from_hidden
         steps, items = self._accumulated_batches if training else 1, num_items_in_batch
         if items is not None:
-            # Passed in the batch, so that no trainer scales the loss by its own count. The sum over
-            # tokens is divided by the count of all batches and processes.
+            # The count is passed in the batch, not as an argument of compute_loss, so that the
+            # trainer does not scale the loss once more. The loss is divided by `steps` below, and
+            # gradients are averaged over processes. So the accumulated gradient is that of the sum
+            # over all tokens divided by `items`.
             inputs["num_items_in_batch"] = _divide(items, steps * self._processes())
         parts_before = last_parts(self._objective_model)
         loss, outputs = loss_class.compute_loss(self, model, inputs, return_outputs=True)
@@ -203,7 +214,7 @@ class SmileLossMixin:
         return (loss, outputs) if return_outputs else loss
 
     def _record_parts(self, inputs, steps: int, items) -> None:
-        """Add a batch's parts to the logged means, scaled like the logged loss."""
+        """Add the parts of a batch's loss to the logged means, scaled like the logged loss."""
         parts = last_parts(self._objective_model)
         values = {name: parts[name] for name in parts.keys() - self.smile_objective.weights.keys()}
         if len(self.smile_objective.weights) > 1:
@@ -224,7 +235,7 @@ class SmileLossMixin:
             self._count_tokens(inputs)
 
     def _count_tokens(self, inputs: Mapping[str, Tensor]) -> None:
-        """Count tokens without padding. TRL logs num_tokens from `_metrics`."""
+        """Set `num_tokens` in `_metrics`, which TRL logs: all tokens trained so far, no padding."""
         if self.model.training:
             token_count = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).sum()
             token_count = self.accelerator.gather(token_count).sum().item()
@@ -255,7 +266,7 @@ class SmileLossMixin:
 
 
 def _column_names(rows: Any) -> Iterable[str]:
-    """Return a data set's column names; for a stream without names, the keys of its first row."""
+    """Return a data set's column names, or the first row's keys if a streaming one has no names."""
     columns = getattr(rows, "column_names", ())
     return next(iter(rows), ()) if columns is None else columns
 
