@@ -48,11 +48,11 @@ SEED_NOTE = (
 def write_files(done: Sequence[variants.Variant], collected: Sequence[Path], folder: Path) -> None:
     """Write frontier.svg, table.md and report.html of the finished runs, and print the table.
 
-    done: the sweep's finished variants, whose runs are in `folder`. collected: folders of other
-    runs. Raises UserError for a folder without a run.
+    done: the finished variants of the sweep; their runs are in `folder`. collected: the folders of
+    other runs. Raises UserError if a folder has no run.
     """
     comparison = compare([*(folder / variant.name for variant in done), *collected])
-    runs_by_label: dict[str, list[Run]] = {}  # one run per seed
+    runs_by_label: dict[str, list[Run]] = {}  # {variant's label: one run per seed}
     for variant, run in zip(done, comparison.runs):
         runs_by_label.setdefault(variant.label, []).append(run)
     weights = {variant.label: variant.weight for variant in done}
