@@ -5,8 +5,8 @@ import asyncio
 from h11 import IDLE, SEND_BODY
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-TIMEOUT_S = 10.0
-MIN_BYTES = 4096  # that have to arrive of a request's body within TIMEOUT_S
+TIMEOUT_S = 10.0  # time between two checks of a connection
+MIN_BYTES = 4096  # how much of a request's body has to arrive between two checks
 
 
 class TimedConnection(H11Protocol):

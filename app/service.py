@@ -77,7 +77,8 @@ class CaptionService:
     def __init__(self, checkpoints: Sequence[Checkpoint], limits: Limits):
         self.checkpoints, self.limits = list(checkpoints), limits
         self.batcher = DynamicBatcher(self._caption_batch, limits.batch)
-        # malloc keeps memory for each thread that has decoded a photo, so there is a fixed pool.
+        # malloc keeps memory for each thread that has decoded a photo. A fixed pool of threads
+        # limits this memory.
         self._decoders = ThreadPoolExecutor(DECODER_THREADS)
 
     def caption_file(

@@ -40,7 +40,7 @@ class Uploads:
             return False
 
     def has_room(self) -> bool:
-        """Whether the folder is below its limits. It is measured at most once per second."""
+        """Whether the folder is below its limits. Its files are checked at most once per second."""
         if time.monotonic() >= self._next_measurement:
             sizes = list(self._sizes())
             self._was_below_limits = sum(sizes) < self.max_bytes and len(sizes) < self.max_files
@@ -61,7 +61,7 @@ class Uploads:
                         path.unlink()
                     else:
                         yield status.st_size
-            with suppress(OSError):  # the folder is not empty
+            with suppress(OSError):  # for example because the folder is not empty
                 if os.stat(folder).st_mtime < expiry_time and folder != str(self.folder):
                     os.rmdir(folder)
 

@@ -79,6 +79,7 @@ class Browser:
             self._call("Browser.close")
         self._end(10)
 
+    # Sends a command of the protocol and returns its result. Events that arrive before are noted.
     def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
@@ -94,6 +95,7 @@ class Browser:
                 return answer["result"]
             self._note(answer)
 
+    # Returns the next message, an answer or an event. deadline: in time.monotonic().
     def _next(self, deadline: float) -> dict[str, Any]:
         while b"\0" not in self._buffer:
             if not select.select([self._read], [], [], max(0, deadline - time.monotonic()))[0]:
@@ -112,6 +114,7 @@ class Browser:
             details = event["params"]["exceptionDetails"]
             self.problems.append(details.get("exception", {}).get("description", details["text"]))
 
+    # dark: whether the page is asked for its dark colour scheme.
     def open(self, url: str, width: int = 1280, height: int = 900, dark: bool = False) -> None:
         self.resize(width, height)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}

@@ -1,4 +1,4 @@
-"""Measures how many training images per second our loader and the original loader read.
+"""Measures training images per second of our loader and of the original implementation's loader.
 
     bash scripts/benchmark.sh loader [--quick]
 

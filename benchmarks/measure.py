@@ -103,11 +103,12 @@ def _synchronise() -> None:
 
 
 def peak_memory(build: Callable[..., Work], *arguments: Any) -> int:
-    """Return by how many bytes the memory of a process grows during one call of a work, at most.
+    """Return how much the memory of a process grows up to its peak during one call of a work.
 
-    The process is new. It calls `build(*arguments)` to get the work, returns free memory to the
-    system, and then measures one call of the work. `build` has to be a function of a module, and
-    the arguments have to be picklable. Exceptions of `build` and of the work are raised here.
+    The result is in bytes. The process is new. It calls `build(*arguments)` to get the work,
+    returns free memory to the system, and then measures one call of the work. `build` has to be a
+    function of a module, and the arguments have to be picklable. Exceptions of `build` and of the
+    work are raised here.
     """
     # The new process is forked from a server that has imported the module, but computed nothing.
     context = multiprocessing.get_context("forkserver")
@@ -134,7 +135,7 @@ def _read_memory(field: str) -> int:
 
 
 def _measure_growth_on_gpu(work: Work) -> int:
-    """Return by how many bytes the used GPU memory grows during one call of a work, at most."""
+    """Return by how many bytes GPU memory grows up to its peak during one call of a work."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

@@ -43,6 +43,7 @@ def write_summary(folder: Path, seeds: Sequence[Path], variants: Sequence[Varian
     names = [variant.name for variant in variants]
     first_seed = comparison.compare([seeds[0] / name for name in names])
     hits = [judge_runs(seed, names) for seed in seeds]
+    # {name of a run's folder, or HUMANS: (label, kind)}
     named = {HUMANS: (comparison.HUMANS, "humans")}
     named.update({v.name: (v.label, run.kind) for v, run in zip(variants, first_seed.runs)})
     rows, seed_values, image_values = [], {}, {}
@@ -60,7 +61,7 @@ def write_summary(folder: Path, seeds: Sequence[Path], variants: Sequence[Varian
             image_values[label] = [
                 _read_image_values(seed / name, found[name]) for seed, found in zip(seeds, hits)
             ]
-    if first_seed.human:
+    if first_seed.human:  # rows[0] is the row of humans, so far with the judge's score alone
         metrics = {**first_seed.human.metrics, **rows[0].metrics}
         rows[0] = rows[0]._replace(metrics=metrics)
     mle = image_values.get(objective_name("mle"), [])

@@ -25,7 +25,7 @@ from captioning.runtime.job_runner import prepare
 from captioning.runtime.program import exit_code
 from captioning.runtime.progress import bar_prefix
 
-# Imported once, before the jobs are forked, since importing takes seconds.
+# These modules are imported once, before the jobs are forked, because importing takes seconds.
 PRELOADED_MODULES = ("captioning.train", "torch._dynamo", "torch.utils.tensorboard", "transformers")
 
 

@@ -47,6 +47,7 @@ class DemoProgress(Observer):
         self.has_captions = False  # whether the first captions have been printed
 
     def begin(self, number: int) -> None:
+        # shares: {name of a shown job: finished share of its run}
         self.number, self.shares = number, {}
         self.estimate.record(number, 0.0)
         log_line(f"\n{self._label()} {self.steps[number].title} ({self._time_left()})")

@@ -39,7 +39,7 @@ def select_columns(rows: Iterable[Row]) -> list[Metric]:
 
 
 def other_columns(rows: Iterable[Row]) -> list[Metric]:
-    """Return the metrics without a `meaning` that at least one row has a value of."""
+    """Return the metrics that have a value in at least one row but no `meaning`."""
     names = dict.fromkeys(name for row in rows for name in row.metrics)
     return [metric for metric in map(metric_of, names) if not metric.meaning]
 

@@ -35,7 +35,7 @@ class Run:
     folder: Path
     label: str
     kind: str
-    config: Config  # used for training
+    config: Config  # used for training; with kind "weights", it is scoring_config
     scoring_config: Config  # used for captioning and scoring the split
     captions: Captions
     metrics: dict[str, Estimate]
@@ -80,8 +80,8 @@ def read_runs(folders: Sequence[Path], split: str) -> list[Run]:
 def objective_kind(config: Config) -> str:
     """Return the kind of objective, which decides the style in figures.
 
-    It is "reward" if a reward is trained, "mixture" if several objectives are, and otherwise the
-    name of the only objective, such as "mle".
+    It is "reward" if training uses a reward, "mixture" if it uses several objectives, and otherwise
+    the name of the only objective, such as "mle".
     """
     parts = training_terms(config)
     return "reward" if "reward" in parts else "mixture" if len(parts) > 1 else parts[0]

@@ -28,7 +28,7 @@ QUANTILE, MAX_WORDS = 0.6, 12
 class Prediction(NamedTuple):
     """A predicted word.
 
-    in_caption: whether the word is in the caption. SMILE's softmax is over the caption's words.
+    in_caption: whether the word is in the caption. SMILE's softmax is only over these words.
     """
 
     word: str

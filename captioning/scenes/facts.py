@@ -52,6 +52,7 @@ def describe(scene: Scene, detail: float, rng: random.Random) -> str:
         return rng.random() < at_least + (at_most - at_least) * detail
 
     things = scene.things
+    # A summary states only the number of things, or mentions only the largest thing.
     summarise = len(things) > 1 and not chance(0.25, 0.97)
     if summarise and rng.random() < 0.5:
         text = f"{COUNTS[len(things) - 1]} {rng.choice(OBJECT_NOUNS)}s"
@@ -213,10 +214,11 @@ def _relation(word: str, following: list[str]) -> Optional[str]:
 
 
 def true_facts(statement: Statement, scene: Scene) -> frozenset[Fact]:
-    """Return the stated facts that are true, under the matching of mentions to things with most.
+    """Return the stated facts that are true.
 
-    Two mentions never match the same thing. Thus if a scene has two things and a caption has three
-    mentions, one mention has no true fact.
+    Mentions are matched to things in the way that makes most facts true. Two mentions never match
+    the same thing. Thus if a scene has two things and a caption has three mentions, one mention has
+    no true fact.
     """
     facts = statement.facts()
     matchings = _matchings(_distinct_mentions(statement, scene), len(scene.things))

@@ -143,6 +143,7 @@ def draw(lines: Sequence[Line], path: Path) -> None:
         VARIANT_STYLES.get(name, "mixture" if "+" in name else "random") for name in objectives
     ]
     objective_styles = dict(zip(objectives, assign_styles(kinds)))
+    # The keys are ids, because a `Line` is not hashable.
     tokens = {id(line): line.row.metrics["tokens"].value for line in lines}
     with figure_context():
         figure = Figure(figsize=(8.6, 5.6), layout="constrained")

@@ -26,8 +26,8 @@ from captioning.training.run_log import record_run
 from captioning.training.split_evaluation import SplitEvaluation
 from captioning.training.validation_history import is_scored
 
-# For guidance, captioners are also trained with this share of their images replaced by the null
-# image. It is the value of the key `drop_image`.
+# Guidance and mutual information also need predictions for the null image. For them, captioners are
+# also trained with the key `drop_image`: this share of images is replaced by the null image.
 DROP_SHARE = 0.2
 TIME_REFERENCE = "beam3"  # times are given relative to the time of this decoding
 COST_FILE = "cost.json"  # ends the names of files: test_cost.json, val_cost.json

@@ -111,6 +111,7 @@ def coordinates(row: Row, axes: plane.AxisPair) -> tuple[float, float]:
     return x, y
 
 
+# Draws a line through the entries, in the order given.
 def _join(
     ax: Axes, axes: plane.AxisPair, entries: Sequence[Entry], colour: str, **style: str
 ) -> None:

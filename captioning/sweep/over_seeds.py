@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from captioning.metrics.bootstrap import Estimate
 from captioning.report.comparison import Row
 
-Z_95 = 1.96  # half the width of a 95 % interval, in known standard deviations
-# Half the width in standard deviations that are estimated from 2 to 10 values: the quantiles of
-# Student's t for 1 to 9 degrees of freedom.
+Z_95 = 1.96  # half the width of a 95 % interval, divided by a standard deviation that is known
+# Half the width divided by a standard deviation that is estimated from 2, 3, ... 10 values: the
+# quantiles of Student's t for 1 to 9 degrees of freedom.
 T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 

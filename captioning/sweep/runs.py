@@ -52,7 +52,7 @@ class Sweep:
                 raise UserError(f"{key} is set by the sweep: leave it out")
         self.folder, self.variants = folder, variants
         start = []
-        # {run's name: its command line of captioning.train}, with PRETRAIN
+        # {run's name: its command line of captioning.train}; the key PRETRAIN is the pre-training
         self.arguments: dict[str, list[str]] = {}
         if pretrain:
             self.arguments[PRETRAIN] = self._arguments(pretrain, PRETRAIN, keys)
