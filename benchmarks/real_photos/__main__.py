@@ -6,9 +6,9 @@ python -m benchmarks.real_photos --mle 0,0.5,1 --objectives mixce --decodings al
 
 For each seed, a captioner is trained with MLE on two thirds of the training photos. Copies of it
 are then fine-tuned, one with each objective, by `captioning.sweep`. Another captioner, the judge,
-is trained on the last third of the training photos and on the validation photos. The captions of
-the test photos are scored. In addition, the judge tries to find the photo of each caption. Finished
-runs are not repeated, and stopped runs are resumed. Writes results.json, table.md, plane.svg,
+is trained on the remaining third and on the validation photos. The captions of the test photos are
+scored. In addition, the judge tries to find the photo of each caption. Finished runs are not
+repeated, and stopped runs are resumed. Writes to --output_dir: results.json, table.md, plane.svg,
 report.html, and a folder for each run. With --decodings, captions are also generated with other
 decodings, and decodings.md and decodings.svg are written.
 """
@@ -103,6 +103,7 @@ def _run(arguments: argparse.Namespace) -> None:
     jobs, sweeps = [], []
     for seed, seed_folder in enumerate(seed_folders):
         files = write_parts(load_config(arguments.config, keys), seed, seed_folder / "photos")
+        # The variants set the keys of fine-tuning, so a `Sweep` refuses these keys as overrides.
         tuning_keys = {key.partition("=")[0] for key in tuning}
         run_keys = [key for key in keys if key.partition("=")[0] not in tuning_keys]
         run_keys += [

@@ -42,7 +42,7 @@ def write_summary(folder: Path, seeds: Sequence[Path], variants: Sequence[Varian
     """
     names = [variant.name for variant in variants]
     first_seed = comparison.compare([seeds[0] / name for name in names])
-    hits = [judge_runs(seed, names) for seed in seeds]
+    hits = [judge_runs(seed, names) for seed in seeds]  # one dict per seed
     # {name of a run's folder, or HUMANS: (label, kind)}
     named = {HUMANS: (comparison.HUMANS, "humans")}
     named.update({v.name: (v.label, run.kind) for v, run in zip(variants, first_seed.runs)})

@@ -153,7 +153,7 @@ class Demo:
         return Job(name, program, self.folder / f"{name}.log", self.environment)
 
     def config(self, name: str) -> Config:
-        """Return the configuration with which a run is captioned and scored. name: the run's."""
+        """Return the configuration for captioning and scoring a run. name: see `_arguments`."""
         return read_config(self._arguments(name))
 
     def _arguments(self, name: str, *changes: str) -> list[str]:

@@ -122,7 +122,7 @@ def compare(folders: Sequence[Path], split: str = "test") -> Comparison:
 
 
 def _check_same_data(runs: Sequence[Run], split: str) -> None:
-    """Raise UserError if the settings for the data of the split differ between the runs."""
+    """Raise UserError if the runs were scored with different settings for the split's data."""
 
     def data_settings(run: Run) -> dict[str, str]:
         config = run.scoring_config

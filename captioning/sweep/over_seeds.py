@@ -16,10 +16,10 @@ T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 def mean_over_seeds(rows: Sequence[Row], label: str) -> Row:
     """Return a row with the mean of each metric that all runs have, with a 95 % interval.
 
-    rows: one run per seed. label: the label of the returned row. The interval includes two
-    variances. The variance over images is computed from the intervals of the runs. More seeds do
-    not reduce it, because all runs caption the same images. The variance over seeds is divided by
-    the number of seeds.
+    rows: one run per seed; a single run is returned unchanged. label: the label of the new row. The
+    interval includes two variances. The variance over images is computed from the intervals of the
+    runs. More seeds do not reduce it, because all runs caption the same images. The variance over
+    seeds is divided by the number of seeds.
     """
     if len(rows) == 1:
         return rows[0]
