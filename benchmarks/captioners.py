@@ -16,6 +16,7 @@ from smile import Objective
 
 PROMPT = ("a", "picture", "of")
 BERT_VOCAB_SIZE = 30522
+# Arguments of `random_captioner` for a tiny BLIP, as for --quick.
 TINY = {
     "vit": {"embed_dim": 32, "depth": 2, "num_heads": 4},
     "image_size": 48,

@@ -36,6 +36,8 @@ def random_captions(tiny: bool, num_images: int, per_image: int) -> list[list[st
     """Return `per_image` random captions for each image. Their lengths cycle through TOKENS."""
     generator, lengths = torch.Generator().manual_seed(0), itertools.cycle(TOKENS)
 
+    # A caption consists of words w8, w9, ... of the dummy vocabulary. The prompt and the end token
+    # take 5 of its tokens.
     def caption() -> str:
         ids = torch.randint(8, 60 if tiny else 30522, (next(lengths) - 5,), generator=generator)
         return " ".join(f"w{i}" for i in ids.tolist())

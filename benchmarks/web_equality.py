@@ -39,6 +39,7 @@ from captioning.runtime.program import exit_code
 from captioning.scenes.make import make_scenes
 from decoding import DecodingSettings, until_end
 
+# Arguments of `random_captioner` for the small BLIP.
 SIZES = {
     "vit": {"embed_dim": 64, "depth": 2, "num_heads": 4, "initializer_range": 0.3},
     "image_size": 384,
