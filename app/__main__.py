@@ -29,7 +29,7 @@ from captioning.runtime.errors import UserError
 from captioning.runtime.program import exit_code
 
 MIN_PYTHON = (3, 10)  # Gradio 6 needs it
-# The flags of `Limits`, in its order, with their help.
+# {flag: help} for the fields of `Limits`, in the order of the fields.
 LIMITS = {
     "max-mb": "MB per photo",
     "max-pixels": "pixels per photo",
@@ -80,7 +80,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         require_libraries()
         token = read_token(arguments.token)
         sources = arguments.checkpoints or find_demo_checkpoints()
-        # Before the checkpoints are loaded, so that a port in use is reported at once.
+        # The socket is opened before checkpoints are loaded, so that a port in use is reported at
+        # once.
         with listen(arguments.host, arguments.port) as server_socket:
             device = distributed.start(arguments.device)
             checkpoints = load_checkpoints(sources, arguments.config, device, arguments.precision)

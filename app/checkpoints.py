@@ -1,4 +1,4 @@
-"""Loads the checkpoints of the page, and gives them labels and colours."""
+"""Loads the checkpoints of the page, and gives each checkpoint a label and a colour."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from captioning.report.runs import check_unique, make_unique, objective_kind, tr
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line
 
-# Folders of the full and of the quick demo, and the runs of a demo in the page's order.
+# The folders of the full and of the quick demo, and the runs of a demo in the order of the page.
 DEMOS = [Path("output/demo"), Path("output/demo-quick")]
 DEMO_RUNS = ("mle", "smile", "mle_smile")
 
@@ -27,8 +27,8 @@ DEMO_RUNS = ("mle", "smile", "mle_smile")
 class Checkpoint:
     """A loaded checkpoint.
 
-    source: the name given by the user, without secrets. label: unique in the page. captioner: in
-    evaluation mode, on the page's device.
+    source: its path or address, without secrets. label: its name in the page, unique there. colour:
+    the colour of its card. captioner: in evaluation mode, on the device of the page.
     """
 
     source: str
@@ -43,9 +43,9 @@ class Checkpoint:
 
 
 def find_demo_checkpoints() -> list[str]:
-    """Return the paths of the demo's checkpoints. Raises UserError if there are none.
+    """Return the paths of the full demo's checkpoints, or else of the quick demo's.
 
-    The quick demo's are returned if the full demo has none.
+    Raises UserError if neither demo has checkpoints.
     """
     for folder in DEMOS:
         best_checkpoints = [best for run in DEMO_RUNS if (best := checkpoints.best(folder / run))]
@@ -63,11 +63,11 @@ def load_checkpoints(
     device: torch.device,
     precision: str = "fp32",
 ) -> list[Checkpoint]:
-    """Return the loaded checkpoints, and log a line for each.
+    """Load checkpoints and return them. Log a line for each.
 
-    sources: paths, run folders (for their best checkpoint), URLs or hf:// addresses. config: the
-    YAML file for checkpoints that are not in a run's folder. precision: fp32 or int8. Raises
-    UserError.
+    sources: checkpoint files, folders of runs (for the best checkpoint of the run), URLs or hf://
+    addresses. config: a YAML file, used only for checkpoints that are not in a run's folder.
+    precision: fp32 or int8. Raises UserError.
     """
     paths = [checkpoints.resolve(source) for source in sources]
     display_names = [without_secrets(path) for path in paths]

@@ -1,19 +1,20 @@
-"""Closes the connections of clients that send their request too slowly."""
+"""Closes the connections of clients that send their requests too slowly."""
 
 import asyncio
 
 from h11 import IDLE, SEND_BODY
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-TIMEOUT_S = 10.0
-MIN_BYTES = 4096  # of a body, within TIMEOUT_S
+TIMEOUT_S = 10.0  # time between two checks of a connection
+MIN_BYTES = 4096  # how much of a request's body has to arrive between two checks
 
 
 class TimedConnection(H11Protocol):
-    """Closes a connection whose client sends too slowly, which uvicorn does not limit.
+    """A connection that is closed if the client sends too slowly. uvicorn has no such limit.
 
-    From one check to the next, TIMEOUT_S later, a head has to be complete, and MIN_BYTES of a body
-    have to arrive. h11 limits the size of a head to 16 KiB.
+    The connection is checked every TIMEOUT_S seconds. From one check to the next, the head of a
+    request has to be complete, or MIN_BYTES of the request's body have to arrive. h11 limits the
+    size of a head to 16 KiB.
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -25,7 +26,10 @@ class TimedConnection(H11Protocol):
         super().data_received(data)
 
     def _state(self) -> tuple[object, object]:
-        """Return the current request, and h11's state of the client. Equal: no new head arrived."""
+        """Return the current request, and h11's state of the client.
+
+        If the result is the same at two checks, no head was completed and no body ended in between.
+        """
         return self.cycle, self.conn.their_state
 
     def _schedule_check(self) -> None:
@@ -37,7 +41,7 @@ class TimedConnection(H11Protocol):
         if self.transport.is_closing():
             return
         _, state = self._previous_state
-        # If reading is paused, the server is slow, not the client.
+        # If reading is paused, the server is slow, so the client is not to blame.
         is_slow = self._received < MIN_BYTES and not self.flow.read_paused
         if self._state() == self._previous_state and (
             state is IDLE or (state is SEND_BODY and is_slow)

@@ -1,4 +1,4 @@
-"""Computes calls of several threads together, as batches."""
+"""Combines the calls of several threads into batches, which are computed together."""
 
 import threading
 import time
@@ -7,7 +7,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Callable
 
-WINDOW_S = 0.005  # how long a call waits for calls with the same key if no batch is running
+# How many seconds a call waits for calls with the same key, counted from its submission.
+WINDOW_S = 0.005
 
 
 class Disconnected(Exception):
@@ -24,24 +25,27 @@ class _Call:
 
 
 class DynamicBatcher:
-    """Runs one batch at a time, in a caller's thread. The items of a batch have the same key.
+    """Runs one batch at a time, in the thread of one of its callers.
 
-    compute: returns the answers to items with the same key, in order. max_batch: maximum number of
-    items in a batch. on_batch: called after each batch with the number of items and the seconds.
+    The items of a batch have the same key. compute: takes the items of a batch and returns their
+    answers in the same order. max_batch: maximum number of items in a batch. The attribute
+    `on_batch` may be set to a function that is called after each batch, with the number of items
+    and the seconds.
     """
 
     def __init__(self, compute: Callable[[Sequence[Any]], Sequence[Any]], max_batch: int):
         self.compute, self.max_batch = compute, max_batch
         self.on_batch: Callable[[int, float], None] = lambda items, seconds: None
         self._batch_lock = threading.Lock()
-        self._condition = threading.Condition()  # protects the waiting calls
+        self._condition = threading.Condition()  # protects `_waiting`; notified of new calls
         self._waiting: list[_Call] = []
 
     def submit(self, key: Hashable, item: Any, disconnected: threading.Event) -> Any:
-        """Return the item's answer. With the key None, the item is a separate batch.
+        """Wait for the item's answer and return it. With the key None, the item is its own batch.
 
-        disconnected: set when the caller disconnects; then the item is left out, and Disconnected
-        is raised. Raises the error that `compute` raises for a batch of only this item.
+        disconnected: set when the caller disconnects. If it is set before the item's batch starts,
+        the item is left out, and Disconnected is raised. If `compute` raises an error for a batch
+        of only this item, the error is raised here.
         """
         call = _Call(object() if key is None else key, item, disconnected)
         with self._condition:
@@ -53,9 +57,10 @@ class DynamicBatcher:
         return call.answer.result()
 
     def _take_batch(self, first: _Call, window: float) -> list[_Call]:
-        """Wait for the window or a full batch. Return the call and others with its key, in order.
+        """Wait until the batch is full or the window is over, and return the batch.
 
-        They are removed from `_waiting`.
+        The batch is `first` and the oldest other calls with the same key. They are removed from
+        `_waiting`. window: seconds to wait, counted from the submission of `first`.
         """
 
         def matching_calls() -> list[_Call]:
@@ -72,10 +77,10 @@ class DynamicBatcher:
         return batch
 
     def _answer(self, batch: list[_Call]) -> None:
-        """Compute a batch and set each call's answer.
+        """Compute a batch and set the answer of each call.
 
-        After an error, compute each item as a batch of its own, so that only its call gets the
-        error.
+        If a batch of several items fails, each item is computed again as its own batch, so that
+        only the calls that are at fault get an error.
         """
         started, answers = time.monotonic(), None
         for call in batch:
@@ -90,7 +95,7 @@ class DynamicBatcher:
             if len(calls) == 1:
                 calls[0].answer.set_exception(error)
                 return
-        if answers is None:  # not in the except block: there, the traceback keeps tensors in memory
+        if answers is None:  # not in the except block, where the traceback keeps tensors in memory
             for call in calls:
                 self._answer([call])
             return

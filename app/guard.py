@@ -13,12 +13,12 @@ from urllib.parse import unquote, urlsplit
 
 from captioning.runtime.errors import UserError
 
-TOKEN_VARIABLE = "APP_TOKEN"  # an environment variable; unlike a flag, `ps` does not show it
-# On a 401 with this header, browsers ask for a user name and a password. The user name is ignored;
-# the password must be the token.
+TOKEN_VARIABLE = "APP_TOKEN"  # an environment variable; `ps` shows flags, but not variables
+# When an answer has status 401 and this header, browsers ask for a user name and a password. The
+# user name is ignored; the password must be the token.
 CHALLENGE = 'Basic realm="SMILE captions", charset="UTF-8"'
-# ROUTES are the only routes under /gradio_api that the page needs. Some of Gradio's seventy others
-# make the server fetch a URL of the client's choice.
+# ROUTES are the only routes under /gradio_api that the page needs. Gradio has about seventy more.
+# All of them are refused, because some make the server fetch a URL of the client's choice.
 GRADIO = "gradio_api"
 FILE, UPLOAD = f"/{GRADIO}/file=", f"/{GRADIO}/upload"
 EVENTS = (f"/{GRADIO}/queue/join", f"/{GRADIO}/run/predict")
@@ -27,9 +27,10 @@ ROUTES = re.compile("|".join((*EVENTS, UPLOAD, READS)))
 
 
 def read_token(flag_value: Optional[str]) -> Optional[str]:
-    """Return the token of --token (`flag_value`), else of the environment; None if neither is set.
+    """Return the token of the flag --token, or else of the environment variable TOKEN_VARIABLE.
 
-    Raises UserError for an invalid token.
+    flag_value: the value of --token; None if the flag is not given. Returns None if neither the
+    flag nor the variable is set. Raises UserError for an invalid token.
     """
     token = os.environ.get(TOKEN_VARIABLE) or None if flag_value is None else flag_value
     if token is not None and (
@@ -52,9 +53,10 @@ def _parse_host_name(host: str) -> str:
 def is_allowed(path: str) -> bool:
     """Whether a path may be requested.
 
-    A path with "gradio_api" is allowed only if it matches ROUTES and contains no URL. All other
-    paths are allowed, also Gradio's: the page needs some, such as /assets, and the others, such as
-    /config, /login and /monitoring/summary, fetch no URL and change nothing.
+    A path with "gradio_api" is allowed only if it matches ROUTES and contains no URL. Paths without
+    "gradio_api" are all allowed. Gradio serves some of these, too: the page needs paths such as
+    /assets. Paths that it does not need, such as /config, /login and /monitoring/summary, are
+    harmless, because they fetch no URL and change nothing.
     """
     decoded = path
     while (once_more := unquote(decoded)) != decoded:  # the path may be encoded several times
@@ -67,8 +69,8 @@ def is_allowed(path: str) -> bool:
 def is_own_origin(url: str, headers) -> bool:
     """Whether a URL has the host and port of the header Host or X-Forwarded-Host.
 
-    A proxy in front of this server sets X-Forwarded-Host. A missing port is the default port of the
-    URL's scheme. A page of another origin cannot make a browser change these headers.
+    A proxy in front of this server sets X-Forwarded-Host. If a port is missing, it is the default
+    port of the URL's scheme. A page of another origin cannot make a browser change either header.
     """
     own_hosts = (headers.get("host", ""), headers.get("x-forwarded-host", "").partition(",")[0])
     try:
@@ -86,9 +88,9 @@ def is_own_origin(url: str, headers) -> bool:
 def is_from_this_page(scope, headers) -> bool:
     """Whether the request comes from this page or from a program, or follows a link to this page.
 
-    Browsers set Sec-Fetch-Site, and a page cannot change it. They send it only over TLS and to
-    localhost; without it, Origin decides. A request with neither header, such as a program's, is
-    accepted.
+    Browsers set the header Sec-Fetch-Site, and a page cannot change this header. Browsers send it
+    only over TLS and to localhost. Without it, the header Origin decides. A request with neither
+    header is accepted: it comes, for example, from a program.
     """
     site = headers.get("sec-fetch-site", "none")
     if site == "same-origin":
@@ -102,16 +104,16 @@ def is_from_this_page(scope, headers) -> bool:
 
 
 class Guard:
-    """Middleware that answers the requests which it refuses, and passes on the others to `app`.
+    """Middleware that answers refused requests with an error, and passes on others to `app`.
 
-    address: the IP address of the socket. names: further host names of this page. token: None if
-    visitors need no token.
+    address: the IP address of the socket. names: host names of this page, besides localhost and the
+    machine's name. token: None if visitors need no token.
 
-    An attacker can point a host name at this machine, so that a page of this name may read the
-    server's answers in a visitor's browser (DNS rebinding). Such a request has the attacker's name
-    in its Host header, and is refused. IP addresses cannot be rebound. If the socket listens on all
-    addresses, any IP address is accepted in the Host header, since a router may map further
-    addresses to this machine.
+    An attacker can make a host name resolve to this machine (DNS rebinding). A page of that name
+    could then read the server's answers in a visitor's browser. Requests of that page have the
+    attacker's host name in the Host header, so they are refused. IP addresses in the Host header
+    are not at risk, because an attacker cannot rebind them. If the socket listens on all addresses,
+    any IP address is accepted, because a router may map further addresses to this machine.
     """
 
     def __init__(self, app, address: str, names: Iterable[str], token: Optional[str]):
@@ -144,7 +146,7 @@ class Guard:
         await app(scope, receive, send)
 
     def is_own_host(self, host: str) -> bool:
-        """Whether a Host header has a name or IP address of this page. Its port is ignored."""
+        """Whether a Host header has a name or IP address of this page. The port is ignored."""
         name = _parse_host_name(host)
         if name in self.names:
             return True
@@ -157,7 +159,7 @@ class Guard:
     def has_token(self, authorization: str) -> bool:
         """Whether an Authorization header has the token, as Bearer or as the password of Basic.
 
-        True if no token is set.
+        If visitors need no token, the result is True.
         """
         if self.token is None:
             return True

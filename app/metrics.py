@@ -1,4 +1,4 @@
-"""GET /metrics: counts and durations of requests and batches, for Prometheus."""
+"""Counts and times requests and batches, and serves the numbers to Prometheus at GET /metrics."""
 
 import time
 
@@ -10,7 +10,8 @@ from app.service import CaptionService
 SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 PHOTOS = (1, 2, 4, 8, 16, 32, 64)
 
-# Each value of a label is a time series. No label has a value that a visitor chooses.
+# Prometheus keeps one time series per value of a label. Therefore no label has values that visitors
+# choose: they could create any number of time series.
 requests = Counter(
     "smile_requests", "Requests to the API, by status; 499: disconnected", ["status"]
 )
@@ -29,7 +30,10 @@ def count_batch(photos: int, seconds: float) -> None:
 
 
 class Metrics:
-    """Middleware that answers GET /metrics, and counts and times the requests to `path`."""
+    """Middleware that answers GET /metrics, and counts and times the requests to `path`.
+
+    path: the path of the API. service: its batches are also counted and timed.
+    """
 
     def __init__(self, app, service: CaptionService, path: str):
         self.app, self.path, self.metrics_page = app, path, make_asgi_app()

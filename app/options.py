@@ -1,4 +1,4 @@
-"""The decoding settings that a visitor can choose, in the page and in the API."""
+"""Defines and validates the decoding settings that visitors can choose, in the page and the API."""
 
 from typing import Annotated, Any, Literal, Optional
 
@@ -11,22 +11,24 @@ from captioning.runtime.errors import UserError
 from decoding import DecodingSettings
 from decoding.rerank import Reranking
 
-# Upper limits, which bound the time of a caption.
+# Upper limits, so that a caption cannot take too long.
 LIMITS = {"num_beams": 10, "max_length": 120, "num_candidates": 50, "guidance_scale": 5}
-# These fields have an effect only with sampling, RERANKING only with reranking.
+# Fields that have an effect only with sampling or reranking.
 SAMPLING = {"top_p", "top_k", "temperature", "min_p", "typical_p", "seed"}
-# Recorded only if they differ from their defaults, which disable them.
+# Fields that have no effect with their default values. They are recorded only with other values.
 OPTIONAL = {"no_repeat_ngram_size", "min_p", "typical_p", "guidance_scale"}
+# Fields that have an effect only with reranking.
 RERANKING = {"rerank", "num_candidates", "rerank_weight", "details"}
 Length = Annotated[int, Field(ge=0, le=LIMITS["max_length"])]
 
 
 class Options(BaseModel):
-    """Decoding settings, mostly with transformers' names.
+    """Decoding settings. Most fields have the names that transformers uses.
 
-    prompt: None for each checkpoint's own prompt. seed: for sampling; the same seed gives the same
-    caption. rerank: how the caption is selected from `num_candidates` samples; None for no
-    reranking. details: whether the API's answer lists all candidates of reranking.
+    prompt: the text that a caption starts with; None for the checkpoint's own prompt. seed: for
+    sampling; the same seed gives the same caption. rerank: how the caption is selected from
+    `num_candidates` samples: "mmi" for mutual information, "mbr" for minimum Bayes risk, None for
+    no reranking. details: whether the API's answer lists all candidates of reranking.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -65,7 +67,7 @@ class Options(BaseModel):
         return build_reranking(self, self.num_candidates)
 
     def effective_settings(self) -> dict[str, Any]:
-        """Return the settings that have an effect, to be recorded with a caption."""
+        """Return the settings that have an effect. They are recorded with each caption."""
         reranking = self.reranking()
         unused = {"num_beams"} if self.sample or reranking else {*SAMPLING}
         unused |= {"details"} if reranking else RERANKING
@@ -78,7 +80,10 @@ class Options(BaseModel):
 
 
 def read_options(values: dict[str, Any]) -> Options:
-    """Return validated settings. Raises UserError for an unknown name and for a forbidden value."""
+    """Return validated settings. Raises UserError for an unknown name or an invalid value.
+
+    values: {field of `Options`: value}. A value may be a string, as in a URL.
+    """
     try:
         return Options(**values)
     except ValidationError as error:
@@ -86,7 +91,7 @@ def read_options(values: dict[str, Any]) -> Options:
 
 
 def page_defaults(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the decoding settings of a checkpoint's run, reduced to the limits of the page."""
+    """Return the decoding settings in a checkpoint's configuration, lowered to LIMITS if above."""
     run_settings = vars(checkpoint.config.decoding_settings())
     values = {name: run_settings[name] for name in Options.model_fields if name in run_settings}
     return {name: min(value, LIMITS.get(name, value)) for name, value in values.items()}

@@ -1,4 +1,4 @@
-"""The Gradio page: the tabs Compare, Batch and About."""
+"""Builds the Gradio page, with the tabs Compare, Batch and About, and adds it to a server."""
 
 import functools
 import tempfile
@@ -33,25 +33,29 @@ _html = functools.partial(gr.HTML, apply_default_css=False)
 def _preprocess_upload(field: gr.Image, payload: Any) -> Any:
     """Return an image field's value as (path, the visitor's file name); None for an empty field.
 
-    It replaces Gradio's own preprocessing, which decodes files of any size, and whose errors the
-    page could not show. The path is that of an uploaded file: the middleware
-    `app.uploads.BodyChecks` has checked it.
+    This replaces Gradio's own preprocessing, which would decode files of any size and raise errors
+    that the page could not show. The path is always that of an uploaded file, because the
+    middleware `app.uploads.BodyChecks` refuses other paths.
     """
     if payload is None or payload.path is None:
         return None
     return payload.path, payload.orig_name or Path(payload.path).name
 
 
-# An image field with the preprocessing above. A method set on an instance of gr.Image would not be
-# enough: Gradio creates fields anew, and the new ones would lack it. ABCMeta is called directly,
-# because a class statement would make Gradio write a .pyi file next to this file.
+# A subclass of gr.Image with the preprocessing above. Setting the method on one instance of
+# gr.Image would not be enough: Gradio creates new instances of a field, which would lack the
+# method. ABCMeta.__new__ is called instead of a class statement, because a class statement would
+# make Gradio write a .pyi file next to this file.
 Photo = ABCMeta.__new__(
     type(gr.Image), "Photo", (gr.Image,), {"preprocess": _preprocess_upload, "is_template": True}
 )
 
 
 class FilesOnlyParser(route_utils.GradioMultiPartParser):
-    """Rejects form fields that are not files. Gradio would keep them in memory, however large."""
+    """Parses uploads and rejects form fields that are not files.
+
+    Gradio's own parser would keep such fields in memory, however large they are.
+    """
 
     def on_headers_finished(self) -> None:
         super().on_headers_finished()
@@ -69,7 +73,7 @@ def add_page(server, service: CaptionService, examples: Sequence[Path], address:
         build_page(service, examples, address),
         path="/",
         theme=gr.themes.Default(primary_hue="blue", neutral_hue="slate", **fonts),
-        # Not passed as `css`: Gradio would parse and rewrite it, and lose some rules.
+        # The style is not passed as `css`, because Gradio would rewrite it and lose some rules.
         head=f"<style>{style}</style><script>{script}</script>",
         max_file_size=service.limits.upload_bytes,
         ssr_mode=False,
@@ -79,7 +83,11 @@ def add_page(server, service: CaptionService, examples: Sequence[Path], address:
 
 
 def build_page(service: CaptionService, examples: Sequence[Path], address: str) -> gr.Blocks:
-    """Build the page. examples: pictures to try. address: the server's address, for About."""
+    """Build the page.
+
+    examples: image files that visitors can try. address: the server's address, which the tab About
+    shows.
+    """
     with gr.Blocks(
         title="SMILE captions",
         analytics_enabled=False,
@@ -174,13 +182,13 @@ def _add_batch_tab(service: CaptionService) -> None:
 def _add_controls(service: CaptionService) -> tuple[list[gr.components.Component], Callable]:
     """Add the controls for checkpoints and decoding settings to the current block.
 
-    Returns the controls and the function `read_inputs`. Its arguments are the controls' values in
-    the same order. It returns the labels of the chosen checkpoints and the `Options`, or raises
-    UserError.
+    Returns the controls and the function `read_inputs`. `read_inputs` takes the values of the
+    controls, in the order of the controls. It returns the labels of the chosen checkpoints and the
+    `Options`, or raises UserError.
     """
     defaults = {**Options().model_dump(), **page_defaults(service.checkpoints[0])}
     labels = [checkpoint.label for checkpoint in service.checkpoints]
-    controls: dict[str, gr.components.Component] = {}  # by field of `Options`
+    controls: dict[str, gr.components.Component] = {}  # {field of `Options`: control}
 
     def slider(
         name: str, label: str, minimum: float, maximum: float, step: float, **options
@@ -192,8 +200,8 @@ def _add_controls(service: CaptionService) -> tuple[list[gr.components.Component
     def number(name: str, label: str) -> None:
         controls[name] = gr.Number(defaults[name], label=label, precision=0)
 
-    # page.css hides the controls that have no effect with the chosen method. Gradio's events could
-    # hide them, too, but if two events follow each other quickly, Gradio may lose the second.
+    # page.css hides the controls that have no effect with the chosen method. Gradio's events are
+    # not used for this: if two events follow each other quickly, Gradio may lose the second.
     with gr.Column(elem_classes="smile-controls"):
         checkpoint_boxes = gr.CheckboxGroup(labels, value=labels, label="Checkpoints")
         default_method = SAMPLING if defaults["sample"] else BEAM

@@ -1,4 +1,4 @@
-"""Reads uploaded photos within the limits of the page."""
+"""Reads uploaded photos, and refuses photos above the limits of the page."""
 
 import contextlib
 from pathlib import Path
@@ -9,7 +9,7 @@ from PIL import Image, ImageOps
 from captioning.data.image import decode, open_image
 from captioning.runtime.errors import UserError
 
-SHOWN_SIDE = 640  # the most pixels of the longer side of a photo as it is shown in the page
+SHOWN_SIDE = 640  # photos in the page are scaled down to this width and height in pixels
 
 
 class PhotoError(UserError):
@@ -19,9 +19,9 @@ class PhotoError(UserError):
 class Limits(NamedTuple):
     """Limits that prevent one visitor from occupying the whole machine.
 
-    upload_mb: size of a file in MiB. pixels: width * height of a photo. photos: photos at a time in
-    the tab Batch. queue: callers that wait; further callers are refused. batch: photos that a
-    captioner captions at once.
+    Each is a maximum. upload_mb: size of a file in MiB. pixels: width * height of a photo. photos:
+    photos at a time in the tab Batch. queue: callers that wait; further callers are refused. batch:
+    photos that a captioner captions at once.
     """
 
     upload_mb: float = 20.0
@@ -51,7 +51,7 @@ def read_photo(path: Path, name: str, limits: Limits) -> Image.Image:
                 )
             photo = decode(image)
     except UserError as error:
-        # The visitor does not know the path of the upload.
+        # The visitor does not know the path of the upload, so it is replaced by the file name.
         raise PhotoError(str(error).replace(str(path), name)) from None
     with contextlib.suppress(Exception):  # the EXIF data may be broken although the pixels are good
         ImageOps.exif_transpose(photo, in_place=True)

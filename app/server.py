@@ -1,4 +1,4 @@
-"""The server of the page and its API, on one port."""
+"""Serves the page and the API on one port."""
 
 import asyncio
 import ipaddress
@@ -24,9 +24,9 @@ from captioning.scenes.world import random_scene
 
 NUM_EXAMPLES, EXAMPLES_SEED = 6, 11
 API = "/api/caption"
-CLIENT_CLOSED_REQUEST = 499  # nginx's code; appears only in the metrics
-PHOTO = "the photo"  # names the photo in errors of the API, which gets no file name
-# Environment variables, read by Gradio and huggingface_hub when they are imported.
+CLIENT_CLOSED_REQUEST = 499  # nginx's status; the client is gone, so only the metrics show it
+PHOTO = "the photo"  # the photo's name in error lines of the API, which gets no file name
+# Environment variables that Gradio and huggingface_hub read when they are imported.
 NO_TELEMETRY = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1"}
 # Prevents the browser from loading fonts, scripts and images from other servers.
 CONTENT_SECURITY_POLICY = (
@@ -54,7 +54,8 @@ def serve(
 ) -> None:
     """Serve until interrupted. Uploads are kept in a temporary folder.
 
-    names: host names of the server. token: the token that visitors need, if any.
+    names: further host names of the server, see `app.guard.Guard`. token: the token that visitors
+    need; None if they need none.
     """
     os.environ.update(NO_TELEMETRY)
     with tempfile.TemporaryDirectory(prefix="smile-app-") as folder:
@@ -85,7 +86,8 @@ def serve(
             server_header=False,
             headers=[("content-security-policy", CONTENT_SECURITY_POLICY)],
         )
-        # After SIGTERM, uvicorn shuts down and sends it again. It is then a KeyboardInterrupt.
+        # After SIGTERM, uvicorn shuts down and sends itself the signal again. This handler then
+        # raises KeyboardInterrupt, which is caught below.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         if token is None and not ipaddress.ip_address(host).is_loopback:
             log_line(
@@ -100,12 +102,13 @@ def serve(
 
 
 def add_api(server, service: CaptionService, uploads: Uploads) -> None:
-    """Add the route POST /api/caption?KEY=VALUE... to a FastAPI server. The body is a photo's file.
+    """Add the route POST /api/caption?KEY=VALUE... to a FastAPI server.
 
-    KEY is a field of `app.options.Options`, or `checkpoint`: a checkpoint's label, which may be
-    repeated; the default is all checkpoints. The answer is a list of `Caption.record()`, or
-    {"error": one line} and status 400, 413 (the photo has too many bytes) or 503 (too many callers
-    wait, or the upload folder is full).
+    The body is the file of a photo. KEY is a field of `app.options.Options`, or `checkpoint` for a
+    checkpoint's label. `checkpoint` may be repeated; the default is all checkpoints. The answer is
+    a list of `Caption.record()`, one per checkpoint. After an error, the answer is {"error": one
+    line}, with status 400, 413 (the photo has too many bytes) or 503 (too many callers wait, or the
+    upload folder is full).
     """
     from anyio import CapacityLimiter
     from anyio.to_thread import run_sync
@@ -115,8 +118,8 @@ def add_api(server, service: CaptionService, uploads: Uploads) -> None:
 
     defaults, limits = page_defaults(service.checkpoints[0]), service.limits
     all_labels = [checkpoint.label for checkpoint in service.checkpoints]
-    slots = threading.BoundedSemaphore(limits.queue + 1)
-    # A thread for each caller, since calls must overlap to share a batch.
+    slots = threading.BoundedSemaphore(limits.queue + 1)  # one caller is served, `queue` wait
+    # There is a thread for each caller, because only calls that overlap can share a batch.
     threads = CapacityLimiter(limits.queue + 1)
 
     def error_response(message: str, status: int) -> JSONResponse:
@@ -160,13 +163,16 @@ def add_api(server, service: CaptionService, uploads: Uploads) -> None:
 
 
 async def _watch_connection(request, disconnected: threading.Event) -> None:
-    """Wait for the caller to disconnect, then set `disconnected`. The body must have been read."""
+    """Wait for the caller to disconnect, then set `disconnected`.
+
+    It must be called after the body has been read, because it would consume a part of the body.
+    """
     if (await request.receive())["type"] == "http.disconnect":
         disconnected.set()
 
 
 def draw_examples(folder: Path) -> list[Path]:
-    """Draw scenes like the demo's with a fixed seed, as example photos. Return their paths."""
+    """Draw scenes like those of the demo, as example photos. Return the paths of the files."""
     rng = random.Random(EXAMPLES_SEED)
     paths = [folder / f"scene_{number + 1}.png" for number in range(NUM_EXAMPLES)]
     for path in paths:

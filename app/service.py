@@ -1,4 +1,4 @@
-"""Captions photos for the page and for the API."""
+"""Captions photos with the loaded checkpoints, for the page and for the API."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -23,13 +23,14 @@ from captioning.models.score_tokens import END, ScoredCaption, scored_captions
 from captioning.runtime.errors import UserError
 from decoding import SettingsError
 
-DECODER_THREADS = 2  # few: decoding a photo of 50 million pixels takes half a gigabyte
+# Threads that read photos; few, because a photo of 50 million pixels needs half a gigabyte.
+DECODER_THREADS = 2
 
 
 class Caption(NamedTuple):
     """A checkpoint's caption of a photo, with its words' probabilities and decoding settings.
 
-    lists_candidates: whether `record` lists the candidates of reranking.
+    lists_candidates: whether `record` includes the candidates of reranking.
     """
 
     checkpoint: Checkpoint
@@ -38,7 +39,10 @@ class Caption(NamedTuple):
     lists_candidates: bool = False
 
     def record(self) -> dict[str, Any]:
-        """Return the caption as a JSON object, for downloads and for answers of the API."""
+        """Return the caption as a JSON object, for downloads and for answers of the API.
+
+        Keys whose value would be None are left out.
+        """
         details = self.details
         words = zip(details.words, details.probabilities.tolist())
         record = {
@@ -65,15 +69,16 @@ class _Item(NamedTuple):
 
 
 class CaptionService:
-    """Captions photos with loaded checkpoints. One batch runs at a time, on any of them.
+    """Captions photos with loaded checkpoints. Only one batch runs at a time, for all checkpoints.
 
-    Callers with the same checkpoint and settings share a batch.
+    Callers with the same checkpoint and the same settings share a batch, except with sampling.
     """
 
     def __init__(self, checkpoints: Sequence[Checkpoint], limits: Limits):
         self.checkpoints, self.limits = list(checkpoints), limits
         self.batcher = DynamicBatcher(self._caption_batch, limits.batch)
-        # A fixed pool, since malloc keeps memory for each thread that has decoded a photo.
+        # malloc keeps memory for each thread that has decoded a photo. A fixed pool of threads
+        # limits this memory.
         self._decoders = ThreadPoolExecutor(DECODER_THREADS)
 
     def caption_file(
@@ -84,12 +89,14 @@ class CaptionService:
         options: Options,
         disconnected: Optional[threading.Event] = None,
     ) -> tuple[Image.Image, list[Caption]]:
-        """Caption a visitor's file with the chosen checkpoints. Return a small photo and captions.
+        """Caption a visitor's file with the chosen checkpoints.
 
-        name: see `app.photos.read_photo`. labels: the checkpoints' labels. disconnected: set when
-        the visitor disconnects; then `app.dynamic_batcher.Disconnected` is raised. Each sampled
-        caption is a separate batch, so that the same seed gives the same caption. Raises PhotoError
-        for the file, UserError for the settings.
+        Returns the photo, scaled down for the page, and one caption per checkpoint.
+
+        name: see `app.photos.read_photo`. labels: the labels of the chosen checkpoints.
+        disconnected: set when the visitor disconnects; then `app.dynamic_batcher.Disconnected` is
+        raised. With sampling, each caption is a separate batch, so that the same seed gives the
+        same caption. Raises PhotoError if the file is at fault, and UserError if the settings are.
         """
         disconnected = disconnected or threading.Event()
         checkpoints = self._find_checkpoints(labels)
@@ -121,7 +128,10 @@ class CaptionService:
         return [c for c in self.checkpoints if c.label in labels]
 
     def _caption_batch(self, items: Sequence[_Item]) -> list[Caption]:
-        """Return the captions of items that differ only in the image. Raises UserError."""
+        """Return the captions of items that have the same checkpoint and options.
+
+        Raises UserError for settings that the checkpoint does not support.
+        """
         _, checkpoint, options = items[0]
         captioner, config = checkpoint.captioner, _config_with_prompt(checkpoint, options)
         settings = options.decoding_settings()
@@ -149,7 +159,10 @@ class CaptionService:
 
 
 def _config_with_prompt(checkpoint: Checkpoint, options: Options) -> Config:
-    """Return the configuration with the visitor's prompt, on which preprocessing may depend."""
+    """Return the checkpoint's configuration with the visitor's prompt, if the visitor gave one.
+
+    The preprocessing of some captioners depends on the prompt.
+    """
     if options.prompt is None:
         return checkpoint.config
     return checkpoint.config.model_copy(update={"prompt": options.prompt})
@@ -159,17 +172,18 @@ def _config_with_prompt(checkpoint: Checkpoint, options: Options) -> Config:
 def temporary_prompt(
     captioner: Captioner, prompt: Optional[str], max_length: int
 ) -> Iterator[None]:
-    """Set the captioner's prompt within the block; None keeps the captioner's own prompt.
+    """Set the captioner's prompt within the `with` block; None keeps the captioner's own prompt.
 
-    Raises UserError if the captioner's vocabulary lacks a word of the prompt, or if max_length does
-    not exceed the prompt's length or exceeds the captioner's positions.
+    Raises UserError if the captioner's vocabulary lacks a word of the prompt, if the prompt has
+    max_length tokens or more, or if max_length exceeds the captioner's number of positions.
     """
     previous, maximum = (captioner.prompt, captioner.prompt_ids), captioner.max_positions
     try:
         text = captioner.prompt if prompt is None else prompt
         captioner.prompt_ids = prompt_ids(captioner, text, "max_length", max_length)
         if prompt is not None:
-            # The captioner removes `prompt` from its output, which has the tokenizer's spelling.
+            # The captioner removes the text `prompt` from its output. The output has the
+            # tokenizer's spelling, so `prompt` needs the same spelling.
             decoded_prompt = captioner.tokenizer.decode(captioner.prompt_ids)
             captioner.prompt = f"{decoded_prompt} " if decoded_prompt else ""
         if maximum is not None and max_length > maximum:
@@ -180,7 +194,10 @@ def temporary_prompt(
 
 
 class PhotoResult(NamedTuple):
-    """The captions of one of several photos; if it cannot be read, none, and an error line."""
+    """The captions of one photo of the tab Batch.
+
+    If the photo could not be read, `captions` is empty, and `error` has the reason in one line.
+    """
 
     name: str
     captions: list[Caption]
@@ -193,7 +210,7 @@ def caption_all(
     labels: Sequence[str],
     options: Options,
 ) -> Iterator[PhotoResult]:
-    """Caption photos one by one, and yield a result for each, also for one that cannot be read.
+    """Caption photos one by one. Yield a result for each photo, even if it cannot be read.
 
     photos: pairs (path, the visitor's file name). Raises UserError for too many photos, and for
     settings that a checkpoint does not support.

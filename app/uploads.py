@@ -1,4 +1,4 @@
-"""Limits the disk space of uploads and the size of requests, and checks the files they name."""
+"""Limits the disk space of uploads and the size of requests; checks which files requests name."""
 
 import json
 import os
@@ -12,17 +12,18 @@ from urllib.parse import unquote, urlsplit
 from app.guard import EVENTS, FILE, UPLOAD, is_own_origin
 from app.photos import Limits
 
-MAX_BODY_BYTES = 1 << 20  # of a request's body that is not an uploaded file
+MAX_BODY_BYTES = 1 << 20  # limit for the body of a request that is not an upload
 KEEP_FILES_S = 3600  # how long Gradio keeps a file
 CLEANUP_INTERVAL_S = 600  # how often Gradio removes older files
 NO_ROOM = "this page has no more room for photos: try again in an hour"
 
 
 class Uploads:
-    """The folder of uploads, and its limits.
+    """The folder of uploads, with limits on the total size and number of its files.
 
-    The folder may have the bytes of twice as many photos of the largest size as the tab Batch
-    accepts, and 100 times as many files. kept_files: files of the page, which are not removed.
+    The total size is limited to two batches of photos, where a batch has as many photos as the tab
+    Batch accepts, and each has the largest accepted size. The number of files is limited to 100
+    batches. kept_files: files of the page, such as its examples, which are never removed.
     """
 
     def __init__(self, folder: Path, limits: Limits, kept_files: Iterable[Path] = ()):
@@ -39,7 +40,7 @@ class Uploads:
             return False
 
     def has_room(self) -> bool:
-        """Whether the folder is below its limits. It is measured at most once per second."""
+        """Whether the folder is below its limits. Its files are checked at most once per second."""
         if time.monotonic() >= self._next_measurement:
             sizes = list(self._sizes())
             self._was_below_limits = sum(sizes) < self.max_bytes and len(sizes) < self.max_files
@@ -47,7 +48,10 @@ class Uploads:
         return self._was_below_limits
 
     def _sizes(self) -> Iterable[int]:
-        """Yield the sizes of the files. Remove old files and empty folders that Gradio has left."""
+        """Yield the sizes of the files in bytes.
+
+        Also removes files and empty folders so old that Gradio should have removed them.
+        """
         expiry_time = time.time() - KEEP_FILES_S - 2 * CLEANUP_INTERVAL_S
         for folder, _, names in os.walk(self.folder, topdown=False):
             for path in (Path(folder, name) for name in names):
@@ -57,7 +61,7 @@ class Uploads:
                         path.unlink()
                     else:
                         yield status.st_size
-            with suppress(OSError):  # the folder is not empty
+            with suppress(OSError):  # for example because the folder is not empty
                 if os.stat(folder).st_mtime < expiry_time and folder != str(self.folder):
                     os.rmdir(folder)
 
@@ -80,9 +84,9 @@ class BodyChecks:
             await self._check_body(scope, receive, send)
 
     def _limit_upload(self, receive):
-        """Return a `receive` of an upload that raises an error if it is cut off or has no room.
+        """Wrap `receive`, so that it raises an error if the upload is cut off or there is no room.
 
-        Gradio shows the error and removes the file.
+        Gradio shows the error to the visitor and removes the partial file.
         """
         from starlette.formparsers import MultiPartException
 
@@ -97,7 +101,10 @@ class BodyChecks:
         return receive_checked
 
     async def _check_body(self, scope, receive, send) -> None:
-        """Read and check the whole body, then pass it on, or answer with an error."""
+        """Read and check the whole body. Then pass the request to `app`, or answer with an error.
+
+        If the client disconnects while the body is read, there is no answer.
+        """
         from starlette.datastructures import Headers
         from starlette.responses import JSONResponse
 
@@ -123,9 +130,10 @@ class BodyChecks:
         await app(scope, replay, send)
 
     def _names_only_uploads(self, body: bytes, headers) -> bool:
-        """Whether every "path" and "url" in the JSON is null or refers to an uploaded file.
+        """Whether every "path" and "url" in the JSON body is null or refers to an uploaded file.
 
-        Otherwise Gradio would download any URL and copy any file of the machine.
+        Without this check, a visitor could make Gradio download any URL and copy any file of the
+        machine.
         """
         try:
             pending: list[Any] = [json.loads(body)]
@@ -145,7 +153,7 @@ class BodyChecks:
         return True
 
     def _is_uploads_url(self, url: Any, headers) -> bool:
-        """Whether a URL is that of an uploaded file on this server."""
+        """Whether a URL leads to an uploaded file on this server."""
         if not isinstance(url, str) or not is_own_origin(url, headers):
             return False
         return self.uploads.contains(unquote(urlsplit(url).path.partition(FILE)[2]))

@@ -1,4 +1,4 @@
-"""Renders captions, errors and the tab About as HTML, and writes the ZIP of a batch."""
+"""Renders captions, errors and the tab About as HTML, and writes the ZIP file of the tab Batch."""
 
 import base64
 import json
@@ -22,8 +22,8 @@ from captioning.files.writing import json_line
 from captioning.models.score_tokens import END, ScoredCaption
 from captioning.report.picture import data_uri, embed_image
 
-MAP_SIDE = 64  # pixels of an attention map; the browser stretches it over the photo
-MAX_ALPHA = 215  # below 255, so that the photo stays visible
+MAP_SIDE = 64  # width and height in pixels; the browser stretches the map over the photo
+MAX_ALPHA = 215  # opacity of a map's maximum; below 255, so that the photo stays visible
 
 templates = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent),
@@ -35,7 +35,10 @@ templates = jinja2.Environment(
 
 
 def render_results(name: str, photo: Image.Image, captions: Sequence[Caption]) -> str:
-    """Return a card per checkpoint as HTML: the photo, and the words with their attention maps."""
+    """Return a card per checkpoint as HTML: the photo, and the words with their attention maps.
+
+    name: the photo's file name.
+    """
     records = [{"image": name, **caption.record()} for caption in captions]
     return templates.get_template("results.html").render(
         name=name,
@@ -57,7 +60,11 @@ def render_batch_table(photo_results: Sequence[PhotoResult]) -> str:
 
 
 def write_zip(photo_results: Sequence[PhotoResult], path: Path) -> None:
-    """Write a ZIP of captions.jsonl, LABEL/PHOTO.txt and, if photos failed, failed.jsonl."""
+    """Write a ZIP file of captions.jsonl, LABEL/PHOTO.txt and, if photos failed, failed.jsonl.
+
+    LABEL is a checkpoint's label, and PHOTO a photo's name. If photos have the same name, a number
+    is added to the name.
+    """
     records = [
         {"image": result.name, **caption.record()}
         for result in photo_results
@@ -95,10 +102,10 @@ def render_about(service: CaptionService, address: str) -> str:
 
 
 def attention_pictures(attention_map: Tensor) -> list[str]:
-    """Return each word's attention map as a picture, a data: URI.
+    """Return a picture of each word's attention map, as a data: URI.
 
-    attention_map: (words, G, G). Each word's map is interpolated. Its maximum has the brightest
-    colour, and zero is transparent.
+    attention_map: float (words, G, G). Each map is interpolated to MAP_SIDE x MAP_SIDE and divided
+    by its maximum. The maximum gets the brightest colour, and zero is transparent.
     """
     import matplotlib
 
@@ -112,9 +119,10 @@ def attention_pictures(attention_map: Tensor) -> list[str]:
 
 
 def _word_records(details: ScoredCaption) -> list[dict[str, Any]]:
-    """Return a dict for each word except END: its text, its probability, and a picture of its map.
+    """Return a dict for each word except END, with the values that results.html needs.
 
-    The picture is None for a captioner without attention maps.
+    text: the word. percent: the word's probability. attention: the picture of the word's attention
+    map; None if the captioner has no attention maps.
     """
     maps = details.attention_map
     pictures = [None] * len(details.words) if maps is None else attention_pictures(maps)

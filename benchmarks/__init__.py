@@ -1,7 +1,7 @@
-"""Programs that measure this project and other implementations in turn, in one run."""
+"""Measures this project and compares it with other implementations, which run in turn."""
 
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-# Names of modules of this package, see `benchmarks.topic`.
+# The topics are modules of this package, see `benchmarks.topic`.
 TOPICS = ("captioning", "decoding", "training", "objective", "loader")

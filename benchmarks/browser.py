@@ -1,4 +1,4 @@
-"""Drives a headless Chromium by the DevTools protocol over two pipes, without a library."""
+"""Drives a headless Chromium through the DevTools protocol over two pipes, without a library."""
 
 import base64
 import contextlib
@@ -10,21 +10,23 @@ import time
 from pathlib import Path
 from typing import Any
 
-PATIENCE = 120.0
+PATIENCE = 120.0  # seconds
+# {name of a key: its Windows virtual key code, which the protocol needs}
 KEYS = {"Tab": 9, "Enter": 13, " ": 32, "ArrowRight": 39, "ArrowLeft": 37}
 
 
 class Browser:
-    """A page in a new Chromium, which ends with the `with` block.
+    """A page in a new Chromium process. The process ends with the `with` block.
 
-    requests: the URLs that the page has asked for; problems: uncaught errors of its scripts.
-    patience: seconds that any answer may take.
+    program: the path of Chromium. profile: a folder for Chromium's files. patience: how many
+    seconds any answer may take. The attribute `requests` has the URLs that the page has requested,
+    and `problems` the uncaught errors of its scripts.
     """
 
     def __init__(self, program: str, profile: Path, patience: float = PATIENCE):
         to_read, self._write = os.pipe()
         self._read, to_write = os.pipe()
-        # Chromium reads commands from file 3 and answers on file 4.
+        # Chromium reads commands from file descriptor 3 and writes answers to file descriptor 4.
         shell = f'exec "$@" 3<&{to_read} 4>&{to_write}'
         command = [
             *(program, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"),
@@ -77,6 +79,7 @@ class Browser:
             self._call("Browser.close")
         self._end(10)
 
+    # Sends a command of the protocol and returns its result. Events that arrive before are noted.
     def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
@@ -92,6 +95,7 @@ class Browser:
                 return answer["result"]
             self._note(answer)
 
+    # Returns the next message, an answer or an event. deadline: in time.monotonic().
     def _next(self, deadline: float) -> dict[str, Any]:
         while b"\0" not in self._buffer:
             if not select.select([self._read], [], [], max(0, deadline - time.monotonic()))[0]:
@@ -110,6 +114,7 @@ class Browser:
             details = event["params"]["exceptionDetails"]
             self.problems.append(details.get("exception", {}).get("description", details["text"]))
 
+    # dark: whether the page is asked for its dark colour scheme.
     def open(self, url: str, width: int = 1280, height: int = 900, dark: bool = False) -> None:
         self.resize(width, height)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
@@ -121,15 +126,18 @@ class Browser:
         self._call("Emulation.setDeviceMetricsOverride", **size)
 
     def inject(self, script: str) -> str:
-        """Run a script in every page from now on, before the page's own."""
+        """Run a script in every page that is opened from now on, before the page's own scripts.
+
+        Returns an identifier of the script for `withdraw`.
+        """
         return self._call("Page.addScriptToEvaluateOnNewDocument", source=script)["identifier"]
 
     def withdraw(self, script: str) -> None:
-        """End what `inject` began; script: its answer."""
+        """Do not run an injected script in further pages. script: what `inject` returned."""
         self._call("Page.removeScriptToEvaluateOnNewDocument", identifier=script)
 
     def ask(self, expression: str) -> Any:
-        """Return the value of a JavaScript expression; promises are awaited."""
+        """Return the value of a JavaScript expression. A promise is awaited first."""
         answer = self._call(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
         )
@@ -138,7 +146,10 @@ class Browser:
         return answer["result"].get("value")
 
     def wait(self, expression: str) -> None:
-        """Wait until the JavaScript expression is true; promises are awaited."""
+        """Wait until a JavaScript expression is true. A promise is awaited first.
+
+        Raises TimeoutError after `patience` seconds.
+        """
         deadline = time.monotonic() + self._patience
         while not self.ask(f"(async () => Boolean(await ({expression})))()"):
             if time.monotonic() > deadline:
@@ -147,20 +158,20 @@ class Browser:
             time.sleep(0.05)
 
     def choose_files(self, selector: str, *paths: Path) -> None:
-        """Choose files for an <input type=file>."""
+        """Choose files for an <input type=file>. selector: a CSS selector of the input."""
         found = self._call("Runtime.evaluate", expression=f"document.querySelector({selector!r})")
         files = [str(path) for path in paths]
         self._call("DOM.setFileInputFiles", files=files, objectId=found["result"]["objectId"])
 
     def press(self, key: str) -> None:
-        """Press and release a key."""
+        """Press and release a key. key: a name in KEYS."""
         text = {"Enter": "\r", " ": " "}.get(key, "")
         event = {"key": key, "code": key, "windowsVirtualKeyCode": KEYS[key]}
         self._call("Input.dispatchKeyEvent", type="keyDown", text=text, **event)
         self._call("Input.dispatchKeyEvent", type="keyUp", **event)
 
     def hover(self, selector: str) -> None:
-        """Move the mouse to the middle of the element."""
+        """Move the mouse to the middle of an element. selector: a CSS selector of the element."""
         box = self.ask(
             f"{{ const e = document.querySelector({selector!r});"
             " e.scrollIntoView({block: 'center'});"

@@ -1,4 +1,4 @@
-"""Builds the captioners to measure: ours, and transformers' with the same weights."""
+"""Builds the captioners to measure: our BLIP, and transformers' BLIP with the same weights."""
 
 import tempfile
 from pathlib import Path
@@ -16,6 +16,7 @@ from smile import Objective
 
 PROMPT = ("a", "picture", "of")
 BERT_VOCAB_SIZE = 30522
+# Arguments of `random_captioner` for a tiny BLIP, as for --quick.
 TINY = {
     "vit": {"embed_dim": 32, "depth": 2, "num_heads": 4},
     "image_size": 48,
@@ -30,7 +31,7 @@ TINY = {
 
 
 def our_captioner(tiny: bool, objective: Union[str, dict[str, float]] = "mle") -> BlipCaptioner:
-    """BLIP-base at 384 pixels, or a tiny BLIP, with fixed random weights and a dummy vocabulary."""
+    """Build BLIP-base at 384 pixels, or a tiny BLIP if `tiny`; see `random_captioner`."""
     sizes = TINY if tiny else {}
     return random_captioner(60 if tiny else BERT_VOCAB_SIZE, objective, **sizes)
 
@@ -38,7 +39,10 @@ def our_captioner(tiny: bool, objective: Union[str, dict[str, float]] = "mle") -
 def random_captioner(
     vocab_size: int, objective: Union[str, dict[str, float]] = "mle", **sizes: Any
 ) -> BlipCaptioner:
-    """BLIP with fixed random weights and a dummy vocabulary; sizes as for `build_captioner`."""
+    """Build a BLIP with random weights, which are always the same, and a dummy vocabulary.
+
+    sizes: arguments of `BLIP.build_captioner`, as in TINY; by default BLIP-base at 384 pixels.
+    """
     torch.manual_seed(0)
     words = [*SPECIAL_TOKENS, *PROMPT]
     words += [f"w{index}" for index in range(len(words), vocab_size)]
@@ -49,14 +53,17 @@ def random_captioner(
 
 
 def endless_captioner(tiny: bool) -> BlipCaptioner:
-    """Return `our_captioner` in evaluation mode. Its captions have full length."""
+    """Build `our_captioner` in evaluation mode. Its captions always have the maximum length.
+
+    The bias of the end token is so low that the token is never generated.
+    """
     captioner = our_captioner(tiny).eval()
     captioner.text_decoder.cls["predictions"].bias.data[captioner.tokenizer.end] = -1e4
     return captioner
 
 
 def random_images(captioner: BlipCaptioner, count: int) -> Tensor:
-    """Return images of noise (count, 3, S, S), always the same."""
+    """Return images of noise, float32 (count, 3, S, S). The noise is always the same."""
     size = captioner.visual_encoder.patch_embed.img_size[0]
     return torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(0))
 
@@ -64,8 +71,8 @@ def random_images(captioner: BlipCaptioner, count: int) -> Tensor:
 def hf_captioner(ours: BlipCaptioner, share: bool = False) -> nn.Module:
     """Return transformers' BlipForConditionalGeneration with our weights and hyperparameters.
 
-    share: use our Parameter objects instead of copies. A step of one model then updates both.
-    Raises ImportError if transformers has no BLIP.
+    share: whether to use our Parameter objects instead of copies. A step of one model then updates
+    both models. Raises ImportError if transformers has no BLIP.
     """
     from transformers import BlipConfig, BlipForConditionalGeneration
 
@@ -75,5 +82,5 @@ def hf_captioner(ours: BlipCaptioner, share: bool = False) -> nn.Module:
     missing, unexpected = theirs.load_state_dict(state, strict=False, assign=share)
     if unexpected or not set(missing) <= set(OPTIONAL_KEYS):
         raise ValueError(f"keys differ from transformers' BLIP: {unexpected or missing}")
-    theirs.tie_weights()  # sets the head weights, which the state dict omits
+    theirs.tie_weights()  # sets the weight of the head, which is missing in the state dict
     return theirs

@@ -1,11 +1,12 @@
-"""Captions per second, compared with transformers' BLIP.
+"""Measures captions per second of our BLIP, compared with transformers' BLIP.
 
     bash scripts/benchmark.sh captioning [--quick]
 
 All contenders are BLIP-base at 384 pixels with the same random weights and 3 beams. The end token
-is suppressed, so that all captions have full length. "ours" is `BLIP.inference_copy`, made before
-timing. On a CPU, "int8" is an 8-bit copy. On a GPU, "compiled" is a copy with a compiled encoder
-and steps in a CUDA graph.
+is suppressed, so that all captions have full length. "ours" is a `BLIP.inference_copy`, which is
+made before timing. "int8" is an 8-bit copy; it is measured on a CPU, in the rows with fp32.
+"compiled" is a copy with a compiled encoder and with decoding steps in a CUDA graph; it is measured
+on a GPU.
 """
 
 import argparse
@@ -25,11 +26,12 @@ from decoding import DecodingSettings
 
 ROUNDS = 2
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+# (batch sizes, lengths of captions in tokens) for --quick, a CPU and a GPU
 TINY, CPU, GPU = ((2, 3), (6, 8)), ((2, 16), (20, 40)), ((64, 1, 256, 8), (20, 40))
 
 
 class Captioners:
-    """The captioners of all contenders, on one device."""
+    """The captioners of all contenders, on one device. tiny: whether sizes are tiny."""
 
     def __init__(self, tiny: bool, device: torch.device):
         self.device = device
@@ -41,12 +43,17 @@ class Captioners:
     @torch.inference_mode()
     def their_tokens(self, image: Tensor, length: int) -> Tensor:
         prompt = torch.cat([self.ours.prompt_ids, torch.tensor([self.ours.tokenizer.end])])
-        prompts = prompt.to(image.device).expand(len(image), -1)  # generate drops the last token
+        # transformers' generate drops the last token of a prompt, here the end token.
+        prompts = prompt.to(image.device).expand(len(image), -1)
         settings = {"num_beams": 3, "do_sample": False, "max_length": length, "min_length": 5}
         return self.theirs.generate(pixel_values=image, input_ids=prompts, **settings)
 
     def measure(self, rounds: int, precision: str, batch: int, length: int, compiled: bool) -> dict:
-        """Measure one row. Raises RuntimeError if a compiled copy's tokens differ in fp32."""
+        """Measure one row.
+
+        precision: "bf16" or "fp32". compiled: whether to measure the contender "compiled". Raises
+        RuntimeError if it generates other tokens than "ours" in fp32.
+        """
         settings = DecodingSettings(num_beams=3, max_length=length, min_length=5)
         image = random_images(self.ours, batch).to(self.device)
         autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=precision == "bf16")
@@ -68,7 +75,10 @@ class Captioners:
 
 
 def cases(options: argparse.Namespace) -> Cases:
-    """Return a case for each precision, batch size and length; on a GPU also with compilation."""
+    """Return a case for each precision, batch size and length.
+
+    On a GPU, each case is repeated with compilation.
+    """
     on_gpu = options.device.type == "cuda"
     sizes = TINY if options.quick else GPU if on_gpu else CPU
     captioners = functools.cache(lambda: Captioners(options.quick, options.device))

@@ -1,8 +1,8 @@
 """Run a part's checks, then its benchmark: python -m benchmarks.checks PART [--quick].
 
-The checks are the functions test_* of tests/gpu/test_PART.py. They are called without pytest, since
-container images of PyTorch do not have it. The benchmark is the topic of this name, if any. With
---quick, the checks run on the CPU in tiny sizes.
+The checks are the functions test_* of tests/gpu/test_PART.py. They are called without pytest,
+because container images of PyTorch do not have pytest. The benchmark is the topic PART, see
+`benchmarks.topic`; some parts have none. With --quick, the checks run on the CPU in tiny sizes.
 """
 
 import functools
@@ -21,9 +21,10 @@ from captioning.runtime.registry import load
 
 @dataclass(eq=False)
 class CheckContext:
-    """The argument of a check. tiny: use tiny sizes, on the CPU. folder: for the check's files.
+    """The argument of each check.
 
-    notes: lines that a check reports in addition to its success.
+    tiny: whether to use tiny sizes, on the CPU. folder: a folder for the files of checks. notes:
+    lines that the check wants to be printed, such as measured errors.
     """
 
     tiny: bool
@@ -43,15 +44,22 @@ class CheckContext:
 
 
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return |actual - expected| / |expected|, in float64; nan if a value is nan."""
+    """Return |actual - expected| / |expected| with Euclidean norms, in float64.
+
+    If a value is nan, the result is nan.
+    """
     actual = actual.detach().double()
     expected = expected.detach().to(actual.device, torch.float64)
     return float((actual - expected).norm() / expected.norm())
 
 
 def load_checks(part: str, context: CheckContext) -> dict[str, Any]:
-    """Return {readable name: function that runs a check and returns a row, {"notes": [...]}}."""
-    # Make tests/ a package by hand: it has no __init__.py, and an installed package may be `tests`.
+    """Return {readable name: case} for the checks of a part.
+
+    A case is a function that runs a check and returns a row: {"notes": [line, ...]}.
+    """
+    # tests/ has no __init__.py, so that another installed package `tests` could be imported
+    # instead. Therefore a module `tests` with the right path is made here.
     package = sys.modules["tests"] = types.ModuleType("tests")
     package.__path__ = [str(REPOSITORY / "tests")]
 

@@ -1,9 +1,9 @@
-"""Guidance, visual contrast and reranking, compared with plain decoding.
+"""Measures guidance, visual contrast and reranking, compared with plain decoding.
 
     bash scripts/benchmark.sh decoding [--quick]
 
 An inference copy of BLIP-base at 384 pixels with random weights generates captions of full length,
-in fp32 on a CPU and bf16 on a GPU. "plain", "guidance" and "contrast" use 3 beams; "mmi" chooses
+in fp32 on a CPU and in bf16 on a GPU. "plain", "guidance" and "contrast" use 3 beams. "mmi" chooses
 the best of 20 samples by mutual information.
 """
 
@@ -22,6 +22,7 @@ from decoding import DecodingSettings
 from decoding.rerank import Reranking
 
 ROUNDS = 3
+# {contender: its decoding settings, in addition to 3 beams}
 METHODS = {
     "plain": {},
     "guidance": {"guidance_scale": 2.0},

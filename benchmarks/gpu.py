@@ -23,7 +23,8 @@ from benchmarks import REPOSITORY
 from captioning.metrics.scoring import library_versions
 
 # Each part is run by `benchmarks.checks` in its own process. A part's time limit is the remaining
-# time divided by the number of remaining parts. Slow parts come last, to get what others leave.
+# time divided by the number of remaining parts. Slow parts come last, so that they also get the
+# time that earlier parts did not use.
 PARTS = ("objective", "processes", "loader", "runs", "training", "captioning")
 NO_GPU = "there is no CUDA GPU that torch can use; scripts/gpu.sh --rehearse runs on the CPU\n"
 
@@ -56,9 +57,13 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def install_missing(wheels: Path, folder: Path) -> None:
-    """Install the wheels of packages that are missing. Never replaces an installed package."""
+    """Install the wheels in the folder `wheels` whose packages are missing, into `folder`.
+
+    An installed package is never replaced.
+    """
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
-    # One by one: an incompatible wheel would prevent the installation of all.
+    # Wheels are installed one by one. If they were installed together, an incompatible wheel would
+    # prevent the installation of all.
     for wheel in sorted(wheels.glob("*.whl")):
         name = wheel.name.split("-")[0]
         if library_versions(name)[name] is None:
@@ -66,7 +71,10 @@ def install_missing(wheels: Path, folder: Path) -> None:
 
 
 def part_environment(out: Path, rehearsal: bool) -> dict[str, str]:
-    """Return the environment of a part: nothing is downloaded, and caches are in `out`."""
+    """Return the environment variables of a part. Nothing is downloaded, and caches are in `out`.
+
+    rehearsal: whether the parts run on the CPU.
+    """
     caches = ("HOME", "XDG_CACHE_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
     python_path = [
         str(REPOSITORY),
@@ -78,7 +86,7 @@ def part_environment(out: Path, rehearsal: bool) -> dict[str, str]:
     return {
         **os.environ,
         **dict.fromkeys(caches, str(out / "cache")),
-        "PYTHONUSERBASE": site.getuserbase(),  # otherwise it would move with HOME
+        "PYTHONUSERBASE": site.getuserbase(),  # otherwise it would be in the changed HOME
         "PYTHONPATH": os.pathsep.join(python_path),
         "PYTHONUNBUFFERED": "1",
         "HF_HUB_OFFLINE": "1",
@@ -87,9 +95,10 @@ def part_environment(out: Path, rehearsal: bool) -> dict[str, str]:
 
 
 def run(command: Sequence[str], environment: Mapping[str, str], time_limit: float) -> str:
-    """Run a command, then kill its process group. Return why it failed; "" if it succeeded.
+    """Run a command. Return why it failed; "" if it succeeded.
 
-    time_limit: in seconds.
+    time_limit: in seconds. At the end, the command's process group is killed, so that no process
+    that the command has started is left.
     """
     if time_limit <= 0:
         return "had no time left"

@@ -1,10 +1,10 @@
-"""Training images per second of our loader, compared with the original implementation's.
+"""Measures training images per second of our loader and of the original implementation's loader.
 
     bash scripts/benchmark.sh loader [--quick]
 
 Both contenders read the same files and return normalised float batches (B, 3, 384, 384) on the
-device. A round is one epoch. "original" decodes and augments like the original (`input: exact`,
-which needs OpenCV) in a plain DataLoader.
+device. A round is one epoch. "original" decodes and augments images like the original
+implementation (`input: exact`, which needs OpenCV), in a plain DataLoader.
 """
 
 import argparse
@@ -33,12 +33,15 @@ from captioning.data import (
 from captioning.data.image import open_image
 
 ROUNDS = 5
-WORKERS = {"cpu": (1, 2, 4), "cuda": (4, 8, 16)}
-BATCHES_PER_WORKER = 4
+WORKERS = {"cpu": (1, 2, 4), "cuda": (4, 8, 16)}  # {device: numbers of worker processes}
+BATCHES_PER_WORKER = 4  # in an epoch
 
 
 def draw_photos(folder: Path, size: tuple[int, int]) -> list[Path]:
-    """Write 16 JPEGs that take as long to decode as photos: gradients, edges, noise."""
+    """Write 16 JPEGs of gradients, edges and noise, so that decoding takes as long as for photos.
+
+    size: (width, height) in pixels. Returns the paths of the JPEGs.
+    """
     rng = np.random.default_rng(0)
     paths = []
     for index in range(16):
@@ -53,7 +56,11 @@ def draw_photos(folder: Path, size: tuple[int, int]) -> list[Path]:
 def contenders(
     paths: Sequence[Path], side: int, batch: int, workers: int, device: torch.device
 ) -> dict[str, Work]:
-    """Return {contender: work}. A work reads one epoch and returns the number of images."""
+    """Return {contender: work}. A work reads one epoch and returns the number of images.
+
+    side: width and height of the images in a batch. batch: batch size. workers: number of worker
+    processes.
+    """
     samples = [Sample(str(path), ("a photo",), index) for index, path in enumerate(paths)]
     dataset = TrainingDataset(samples, "", training_transform(side), seed=0)
     loader, epochs = training_loader(dataset, batch, 0, num_workers=workers), itertools.count()

@@ -1,7 +1,8 @@
 """Measures the time and memory of contenders, which take turns in one run. All times are kept.
 
-A row compares contenders that do the same work. One contender is the peer; the other contenders are
-compared with it. A contender's `Work` is a function without arguments, whose calls are measured.
+A row compares contenders, such as our captioner and transformers', that do the same work. Each
+contender is given as a `Work`: a function without arguments, and its calls are measured. One
+contender, the peer, is the reference with which the others are compared.
 """
 
 import ctypes
@@ -31,16 +32,23 @@ def compare(
 ) -> dict[str, Any]:
     """Measure `works` in turn and return their row.
 
-    The peer is the fastest of `peers` that runs or, if none of them runs, the fastest contender.
-    `ratio` is the speed-up, the peer's median time / the contender's; `spread` is its smallest and
-    largest value in a round. Each work is first called once. If this call fails, the work is left
-    out, and `failed` has the reason; `ours_failed` says whether one that is not of `peers` failed.
-    Raises RuntimeError if no work runs.
+    works: {contender: work}. peers: the contenders that may be the peer. rounds: how often each
+    work is timed. items: what one call produces, such as (2, "captions"). builder: (build,
+    *arguments), to measure memory on a CPU: `build(contender, *arguments)` returns the contender's
+    work in a new process. Without `builder`, memory is measured only on a GPU. outputs: the bytes
+    of a contender's result, which are subtracted from its memory.
 
-    works: {contender: work}. items: what a call produces, such as (2, "captions"), from which
-    `rate`, per second, is computed. builder: (build, *arguments). `build(contender, *arguments)`
-    returns a contender's work, whose peak memory is measured in a new process on a CPU; on a GPU,
-    memory is always measured. outputs: bytes of a contender's result, subtracted from its memory.
+    The row is a dict with the keys
+
+    - peer: the fastest of `peers`; if all of them failed, the fastest contender
+    - contenders: {contender: dict}, with the seconds of all rounds (`times`), their `median`, the
+      peer's median / this median (`ratio`), [smallest, largest] ratio of a round (`spread`), and
+      the measured memory (`peak_bytes`) and the `items` per second (`rate`, `unit`), if any
+    - failed: {contender: error}. Each work is called once before the rounds, and is left out if
+      this call fails
+    - ours_failed: whether a contender failed that is not one of `peers`
+
+    Raises RuntimeError if all works failed.
     """
     failed, memory, seconds = {}, {}, {}
     for contender, work in works.items():
@@ -56,7 +64,7 @@ def compare(
     ours_failed = not failed.keys() <= set(peers)
     if not seconds:
         raise RuntimeError(f"no contender ran: {failed}")
-    for _ in range(rounds):  # in turn, so that other load affects all contenders alike
+    for _ in range(rounds):  # in turn, so that other load on the machine affects all alike
         for contender, times in seconds.items():
             times.append(measure_seconds(works[contender]))
     medians = {contender: statistics.median(times) for contender, times in seconds.items()}
@@ -81,7 +89,7 @@ def compare(
 
 
 def measure_seconds(work: Work) -> float:
-    """Return the seconds of one call, including the operations that it queues on a GPU."""
+    """Return the seconds of one call, including the operations that the call queues on a GPU."""
     _synchronise()
     start = time.perf_counter()
     work()
@@ -95,11 +103,12 @@ def _synchronise() -> None:
 
 
 def peak_memory(build: Callable[..., Work], *arguments: Any) -> int:
-    """Return by how many bytes the memory grows from before one call of a work to its peak.
+    """Return how much the memory of a process grows up to its peak during one call of a work.
 
-    A new process calls `build(*arguments)` to get the work, returns free memory to the system, and
-    then measures one call of the work. `build` has to be a module's function, and the arguments
-    picklable. Exceptions of `build` and of the work are raised here.
+    The result is in bytes. The process is new. It calls `build(*arguments)` to get the work,
+    returns free memory to the system, and then measures one call of the work. `build` has to be a
+    function of a module, and the arguments have to be picklable. Exceptions of `build` and of the
+    work are raised here.
     """
     # The new process is forked from a server that has imported the module, but computed nothing.
     context = multiprocessing.get_context("forkserver")
@@ -109,7 +118,7 @@ def peak_memory(build: Callable[..., Work], *arguments: Any) -> int:
 
 
 def _measure_growth(num_threads: int, build: Callable[..., Work], arguments: tuple) -> int:
-    """Return what `peak_memory` returns. Called in the new process."""
+    """Compute the result of `peak_memory`. This is called in the new process."""
     keep_memory()
     torch.set_num_threads(num_threads)
     work = build(*arguments)
@@ -126,7 +135,7 @@ def _read_memory(field: str) -> int:
 
 
 def _measure_growth_on_gpu(work: Work) -> int:
-    """Return by how many bytes GPU memory grows from before one call of a work to its peak."""
+    """Return by how many bytes GPU memory grows up to its peak during one call of a work."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

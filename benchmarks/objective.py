@@ -1,4 +1,4 @@
-"""The fused objective from hidden states, compared with head, loss and backward on full logits.
+"""Measures the fused objective from hidden states, compared with losses on full logits.
 
     bash scripts/benchmark.sh objective [--quick]
 
@@ -54,7 +54,8 @@ LANGUAGE_MODEL = Sizes(8, 32, 151936, 896)  # the head of a small language model
 def contender_losses(name: str, device: torch.device) -> dict[str, Callable[..., Tensor]]:
     """Return {contender: loss} for one of OBJECTIVES, or for LIBRARY_COMPARISON.
 
-    A loss is a function of hidden states (B, N, D), head (V, D), bias (V,) and labels (B, N).
+    A loss is a function of hidden states (B, N, D), head (V, D), bias (V,) and labels (B, N). The
+    contender "naive" computes full logits; "cross-entropy" is torch's, without label smoothing.
     """
 
     def from_hidden(spec: Union[str, dict]) -> Callable[..., Tensor]:
@@ -77,8 +78,11 @@ def contender_losses(name: str, device: torch.device) -> dict[str, Callable[...,
 
 
 def libraries(device: torch.device) -> dict[str, Callable[..., Tensor]]:
-    """Return {library: its cross-entropy as a loss of `contender_losses`, without a bias}."""
-    # Functions of hidden states (M, D), a head (V, D) and labels (M,).
+    """Return {library: its cross-entropy}, for the libraries that are installed.
+
+    The functions have the arguments of the losses of `contender_losses`, but ignore the bias.
+    """
+    # These are functions of hidden states (M, D), a head (V, D) and labels (M,), where M = B * N.
     found: dict[str, Callable] = {
         "F.cross_entropy": lambda h, w, labels: F.cross_entropy(F.linear(h, w), labels)
     }
@@ -103,7 +107,10 @@ def libraries(device: torch.device) -> dict[str, Callable[..., Tensor]]:
 
 @functools.lru_cache(2)  # for TINY_SIZES and the row's sizes
 def random_inputs(sizes: Sizes, device: torch.device) -> tuple[tuple[Tensor, ...], Tensor]:
-    """Return (hidden states, head, bias), which require gradients, and labels. Always the same."""
+    """Return (hidden states, head, bias), which require gradients, and labels.
+
+    The same sizes always give the same values.
+    """
     generator = torch.Generator().manual_seed(0)
     B, N, V, D = sizes
     inputs = tuple(torch.randn(shape, generator=generator) for shape in ((B, N, D), (V, D), (V,)))
@@ -113,7 +120,10 @@ def random_inputs(sizes: Sizes, device: torch.device) -> tuple[tuple[Tensor, ...
 
 
 def build(contender: str, name: str, sizes: Sizes, device: torch.device, bf16: bool) -> Work:
-    """Return the work of one contender. First run it in TINY_SIZES, to load libraries."""
+    """Return the work of one contender. name: one of OBJECTIVES, or LIBRARY_COMPARISON.
+
+    A work in TINY_SIZES is called first, so that loading libraries is not measured.
+    """
     if sizes != TINY_SIZES:
         build(contender, name, TINY_SIZES, device, bf16)()
     inputs, labels = random_inputs(sizes, device)
@@ -132,7 +142,7 @@ def build(contender: str, name: str, sizes: Sizes, device: torch.device, bf16: b
 
 
 def cases(options: argparse.Namespace) -> Cases:
-    """Return cases for all objectives, bf16, LARGE_SIZES, and other libraries' cross-entropies."""
+    """Return cases for all objectives, for bf16, for LARGE_SIZES, and for LIBRARY_COMPARISON."""
     device = options.device
 
     def measure(name: str, sizes: Sizes, bf16: bool = False) -> dict[str, Any]:

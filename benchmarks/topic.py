@@ -1,8 +1,8 @@
 """Measure the rows of a topic, print and write them: python -m benchmarks.topic TOPIC [--quick].
 
-A topic is a module `benchmarks/TOPIC.py`. Its function `cases(options)` returns {name: function}.
-Such a function is a case: it measures and returns one row, see `compare`. Its ROUNDS is the default
-of --rounds.
+A topic is a module `benchmarks/TOPIC.py`. The module has a function `cases(options)`, which returns
+{name: case}. A case is a function that measures and returns one row, see
+`benchmarks.measure.compare`. The module's ROUNDS is the default of --rounds.
 """
 
 import argparse
@@ -27,7 +27,7 @@ Cases = Mapping[str, Callable[[], dict[str, Any]]]
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run the topic that the first argument names. Return 1 if a row failed."""
+    """Run the topic that the first argument names. Return the exit code: 1 if a row failed."""
     name, *arguments = sys.argv[1:] if argv is None else argv
     topic = load(f"benchmarks.{name}")
     options = parse_options(arguments, topic.__doc__, topic.ROUNDS)
@@ -37,7 +37,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 def parse_options(argv: Sequence[str], description: str, rounds: int) -> argparse.Namespace:
     """Return the options that all topics have: quick, rounds, device, output.
 
-    rounds: the default of --rounds without --quick. The default with --quick is 1.
+    description: the text of --help. rounds: the default of --rounds. With --quick, the default is
+    1 instead.
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="tiny sizes and one round")
@@ -58,8 +59,8 @@ def parse_options(argv: Sequence[str], description: str, rounds: int) -> argpars
 def run_topic(topic: str, cases: Cases, options: argparse.Namespace) -> int:
     """Measure each case, print its row, and write all rows so far to <topic>.json.
 
-    A failed case does not stop other cases. Returns the exit code: 1 if a case or one of our
-    contenders failed.
+    If a case fails, the other cases still run. Returns the exit code: 1 if a case failed or a row
+    has `ours_failed`.
     """
     keep_memory()
     rows: list[dict[str, Any]] = []
@@ -80,7 +81,7 @@ def run_topic(topic: str, cases: Cases, options: argparse.Namespace) -> int:
         except Exception as error:
             traceback.print_exc()
             rows.append({"name": name, "error": repr(error)[:300]})
-        write_json(content, path)  # after each case, since the program may be killed
+        write_json(content, path)  # after each case, because the program may be killed
         print("\n".join(format_row(rows[-1])), flush=True)
     failed = sum("error" in row or row.get("ours_failed", False) for row in rows)
     print(f"\n{len(rows)} rows, {failed} failed: {path}")
@@ -88,7 +89,7 @@ def run_topic(topic: str, cases: Cases, options: argparse.Namespace) -> int:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return the processor, cores, torch's threads, the GPU, and the versions of libraries."""
+    """Return {name: value} of the processor, cores, threads, GPU, and versions of libraries."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return {
@@ -102,7 +103,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def format_row(row: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a row's lines of text: its name, the contenders, notes, and failures."""
+    """Yield the lines of text that show a row: name, contenders, notes and failures."""
     yield f"\n{row['name']}"
     if "contenders" in row:
         yield f"  {'':26} median, ms  times peer       spread  peak, MB   a second"

@@ -1,10 +1,11 @@
-"""A training step, compared with transformers' BLIP of the same sizes, captions and precision.
+"""Measures a training step of our BLIP and of transformers' BLIP.
 
     bash scripts/benchmark.sh training [--quick]
 
-A step is forward, backward and AdamW, with dropout. Both captioners share parameters and optimiser
-state, so that both fit in memory. On a GPU, peak memory is measured during the step. On a CPU, it
-is measured in a new process that builds one contender and its optimiser, and takes two steps.
+Both have the same sizes, captions and precision. A step is forward, backward and AdamW, with
+dropout. Both captioners share parameters and optimiser state, so that both fit in memory. On a GPU,
+peak memory is measured during a step. On a CPU, peak memory is measured in a new process, which
+builds one contender and its optimiser, and takes two steps.
 """
 
 import argparse
@@ -27,7 +28,7 @@ ROUNDS = 3
 OURS, OURS_SMILE, COMPILED = "ours", "ours, MLE + SMILE", "ours, compiled"
 OURS_5, THEIRS = "ours, 5 captions an image", "transformers"
 CPU_BATCH, GPU_BATCH = 4, 32
-TOKENS = (20, 27, 33, 40)  # lengths of captions, including prompt and end token
+TOKENS = (20, 27, 33, 40)  # lengths of captions in tokens, including prompt and end token
 CPU = torch.device("cpu")
 
 
@@ -35,6 +36,8 @@ def random_captions(tiny: bool, num_images: int, per_image: int) -> list[list[st
     """Return `per_image` random captions for each image. Their lengths cycle through TOKENS."""
     generator, lengths = torch.Generator().manual_seed(0), itertools.cycle(TOKENS)
 
+    # A caption consists of words w8, w9, ... of the dummy vocabulary. The prompt and the end token
+    # take 5 of its tokens.
     def caption() -> str:
         ids = torch.randint(8, 60 if tiny else 30522, (next(lengths) - 5,), generator=generator)
         return " ".join(f"w{i}" for i in ids.tolist())
@@ -43,7 +46,10 @@ def random_captions(tiny: bool, num_images: int, per_image: int) -> list[list[st
 
 
 class Training:
-    """Training steps of our captioner and of transformers', which share their parameters."""
+    """Training steps of our captioner and of transformers'. Both captioners share parameters.
+
+    tiny: whether sizes are tiny. with_peer: whether transformers' captioner is built, too.
+    """
 
     def __init__(self, tiny: bool, with_peer: bool, device: torch.device = CPU):
         self.tiny, self.device = tiny, device
@@ -58,16 +64,17 @@ class Training:
 
     @functools.cached_property
     def compiled(self) -> BlipCaptioner:
-        """Our captioner with `compile: true`, which shares the parameters."""
+        """A copy of our captioner, compiled as by `compile: true`. It shares the parameters."""
         shared = (*self.ours.parameters(), *self.ours.buffers(), self.ours.tokenizer)
         captioner = copy.deepcopy(self.ours, {id(value): value for value in shared})
         captioner.compile_parts()
         return captioner
 
     def loss(self, contender: str, image: Tensor, texts: list[list[str]]) -> Tensor:
-        """Return the loss of a contender on images and texts, a list of captions per image.
+        """Return the loss of a contender.
 
-        transformers' loss is MLE, its only objective, on the tokens of our tokeniser.
+        image: (B, 3, S, S). texts: a list of captions for each image. The loss of transformers is
+        MLE, the only objective that it has, on the tokens of our tokeniser.
         """
         ours = self.ours
         if contender != THEIRS:
@@ -80,7 +87,7 @@ class Training:
         return self.theirs(pixel_values=image, **batch).loss
 
     def step(self, contender: str, autocast: bool) -> Work:
-        """Return a function that takes one step of a contender. autocast: to bf16."""
+        """Return a function that takes one step of a contender. autocast: whether to use bf16."""
         image = random_images(self.ours, self.batch).to(self.device)
         texts = random_captions(self.tiny, self.batch, 5 if contender == OURS_5 else 1)
         optimizer = self.their_optimizer if contender == THEIRS else self.our_optimizer
@@ -100,7 +107,7 @@ class Training:
 
 
 def build_training(contender: str, tiny: bool, autocast: bool) -> Work:
-    """Return the work whose memory is measured on a CPU: build the contender, take two steps."""
+    """Return the work that measures memory on a CPU: build the contender and take two steps."""
 
     def call() -> None:
         step = Training(tiny, contender == THEIRS).step(contender, autocast)
@@ -111,7 +118,7 @@ def build_training(contender: str, tiny: bool, autocast: bool) -> Work:
 
 
 def cases(options: argparse.Namespace) -> Cases:
-    """Return cases for bf16, fp32 and, on a GPU, compilation, which is last as it takes longest."""
+    """Return cases for bf16, fp32 and, on a GPU, compilation. The slowest, compilation, is last."""
     training = functools.cache(lambda: Training(options.quick, True, options.device))
 
     def measure(autocast: bool, *further: str) -> dict[str, Any]:

@@ -1,11 +1,12 @@
-"""Captions per second of the page of docs/web.md and of Node, compared with torch.
+"""Measures captions per second of the page of docs/web.md and of Node, compared with torch.
 
     python -m benchmarks.web [--quick]
 
 BLIP-base at 384 pixels with random weights captions one image at a time, greedily, with 20 tokens.
-"page" is the page in Chromium, "page, no threads" the same from a host without the headers for
-threads, "runner" is `BLIP/onnx_runner.py`, for 8 bits with an 8-bit encoder. torch has 32 bits in
-all rows. Notes have the MB to download. Needs Node 20, web/node_modules and Chromium.
+"page" is the page in Chromium. "page, no threads" is the same page from a server that does not send
+the headers for threads. "runner" is `BLIP/onnx_runner.py`; in the row "8 bits", its encoder has
+8-bit weights. torch uses 32 bits in all rows. The notes say how many MB the page downloads. Needs
+Node 20, web/node_modules and Chromium.
 """
 
 import argparse
@@ -40,7 +41,7 @@ SETTINGS = {"num_beams": 1, "max_length": 20, "min_length": 5}
 
 
 def cases(options: argparse.Namespace) -> topic.Cases:
-    """A row for each precision of the page's weights."""
+    """Return a case for each precision of the page's weights."""
     find_programs()
     temporary = tempfile.TemporaryDirectory()
     folder = Path(temporary.name)
@@ -55,7 +56,7 @@ def cases(options: argparse.Namespace) -> topic.Cases:
     pixels.tofile(folder / "pixels")
 
     def measure(dtype: str) -> dict[str, Any]:
-        """Raises RuntimeError if the tokens differ in fp32."""
+        """Measure one row. Raises RuntimeError if the contenders' tokens differ in fp32."""
         runner = OnnxCaptioner(folder / ("runner, int8" if dtype == "q8" else "runner"))
         settings, part = DecodingSettings(**SETTINGS), slice(0, pixels.nbytes)
         with ExitStack() as stack:
@@ -83,7 +84,7 @@ def cases(options: argparse.Namespace) -> topic.Cases:
             row = compare(works, ["torch"], options.rounds, (1, "captions"))
             return {**row, "notes": [f"MB to download: {sizes}"]}
 
-    measure.folder = temporary  # which is removed with the last row
+    measure.folder = temporary  # so that the folder exists as long as the cases
     dtypes = list(DTYPES)[: 1 if options.quick else None]
     return {DTYPES[dtype]: functools.partial(measure, dtype) for dtype in dtypes}
 

@@ -1,7 +1,7 @@
-"""Captions with an export for transformers.js, in Node and in the page of docs/web.md in Chromium.
+"""Captions images with an export for transformers.js: in Node, and in the page of docs/web.md.
 
-Both generate one caption at a time. They need Node 20 and web/node_modules (`npm ci --prefix web`);
-the page needs Chromium.
+Node and the page caption one image at a time. Both need Node 20 and web/node_modules (`npm ci
+--prefix web`). The page is opened in Chromium, so it needs Chromium, too.
 """
 
 import base64
@@ -19,10 +19,11 @@ from benchmarks import REPOSITORY
 from benchmarks.browser import Browser
 from captioning.runtime.errors import UserError
 
-NAME = "model"
-DTYPES = {"fp32": "32 bits", "fp16": "16 bits", "q8": "8 bits"}  # of an export's weights
-SECONDS = 600.0  # that loading a model may take
-# Its files are the pixels, float32 (N, 3, S, S), and after them the photos.
+NAME = "model"  # the model's name in the page
+DTYPES = {"fp32": "32 bits", "fp16": "16 bits", "q8": "8 bits"}  # {precision of weights: text}
+SECONDS = 600.0  # how long an answer of the page may take, for example to load a model
+# This script adds the function `captionOf` to the page, and an input for files. The files of the
+# input are chosen by `PageCaptions`: first the pixels, float32 (N, 3, S, S), then the photos.
 CAPTION = f"""
 document.body.append(Object.assign(document.createElement("input"), {{
   type: "file", multiple: true, id: "inputs" }}));
@@ -40,7 +41,10 @@ window.captionOf = (more) => new Promise((resolve, reject) => {{
 
 
 def find_programs() -> str:
-    """Return the path of Chromium. Raises UserError if it, Node or its packages are missing."""
+    """Return the path of Chromium.
+
+    Raises UserError if Chromium, Node or the packages in web/node_modules are missing.
+    """
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if not chromium:
         raise UserError("Chromium is missing: install it, so that `chromium` is on the PATH")
@@ -50,13 +54,17 @@ def find_programs() -> str:
 
 
 def build_page(export: Path, folder: Path) -> None:
-    """Build the page in `folder` with the folder that `BLIP.export` has written."""
+    """Build the page in `folder`. export: the folder that `BLIP.export` has written."""
     command = ["node", "web/build.mjs", folder, f"{NAME}={NAME}={export}"]
     subprocess.run(command, cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL)
 
 
 class NodeCaptions(ExitStack):
-    """`web/captions.mjs`, which ends with the `with` block."""
+    """Runs `web/captions.mjs` in Node. The process ends with the `with` block.
+
+    export: the folder of the model. settings: decoding settings, such as {"num_beams": 3}. dtype: a
+    key of DTYPES.
+    """
 
     def __init__(self, export: Path, settings: Mapping[str, Any], dtype: str = "fp32"):
         command = ["node", "web/captions.mjs", export, "/dev/stdin", json.dumps(settings), dtype]
@@ -66,17 +74,19 @@ class NodeCaptions(ExitStack):
         self.callback(self._process.kill)
 
     def tokens(self, pixels: np.ndarray) -> list[int]:
-        """The tokens of the caption of an image, float32 (3, S, S)."""
+        """Return the tokens of an image's caption. pixels: float32 (3, S, S)."""
         self._process.stdin.write(np.ascontiguousarray(pixels).tobytes())
         self._process.stdin.flush()
         return json.loads(self._process.stdout.readline())["tokens"]
 
 
 class PageCaptions(ExitStack):
-    """The page's modules in Chromium; its server and Chromium end with the `with` block.
+    """Runs the page in Chromium. Chromium and the page's server end with the `with` block.
 
-    pixels: a file of float32 (N, 3, S, S). threads: whether the host sends the headers for threads.
-    Raises RuntimeError in the page's own words if it fails.
+    page: the folder of the built page. profile: a folder for Chromium's files. pixels: a file of
+    float32 (N, 3, S, S). photos: image files. threads: whether the server sends the headers that
+    allow the page to use threads. Raises RuntimeError with the page's own message if the page
+    fails.
     """
 
     def __init__(
@@ -103,7 +113,11 @@ class PageCaptions(ExitStack):
         image: Optional[slice] = None,
         photo: int = 0,
     ) -> list[int]:
-        """The tokens of the caption of a photo, or of an image, given by its bytes in the file."""
+        """Return the tokens of the caption of an image.
+
+        settings, dtype: see `NodeCaptions`. image: the slice of the bytes of the file `pixels` that
+        has the image; None to caption a photo instead. photo: the index of the photo in `photos`.
+        """
         settings = json.dumps(settings)
         what = f"file: inputs.files[{photo + 1}]"
         if image:
@@ -113,7 +127,10 @@ class PageCaptions(ExitStack):
         return self._browser.ask(f"(async () => (await {expression}).tokens)()")
 
     def pixels(self, photo: int, side: int) -> np.ndarray:
-        """The pixels of a photo, resized by the page: uint8 (side, side, 3)."""
+        """Return the pixels of a photo that the page has resized: uint8 (side, side, 3).
+
+        photo: the index of the photo in `photos`.
+        """
         code = f"""(async () => {{
           const {{ decode, resize }} = await import("./pixels.js");
           const {{ data, width, height }} = await decode(inputs.files[{photo + 1}]);

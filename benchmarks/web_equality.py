@@ -1,11 +1,12 @@
-"""Whether Node and the page of docs/web.md find the captions of torch.
+"""Check whether Node and the page of docs/web.md generate the same captions as torch.
 
     python -m benchmarks.web_equality PHOTOS
 
 A small BLIP with random weights at 384 pixels captions 300 scenes and 20 of the JPEG photos in the
-folder PHOTOS, greedily and with 3 beams. Prints a Markdown table of the share of captions whose
-tokens all equal torch's. "own resizing": the page decodes and resizes the files; otherwise all get
-Pillow's pixels. Needs Node 20, web/node_modules and Chromium.
+folder PHOTOS, greedily and with 3 beams. Prints a Markdown table. Its numbers are the shares of
+captions for which all tokens equal torch's. In the rows "own resizing", the page itself decodes and
+resizes the image files. In the other rows, it gets the same pixels as torch, resized by Pillow.
+Needs Node 20, web/node_modules and Chromium.
 """
 
 import argparse
@@ -38,6 +39,7 @@ from captioning.runtime.program import exit_code
 from captioning.scenes.make import make_scenes
 from decoding import DecodingSettings, until_end
 
+# Arguments of `random_captioner` for the small BLIP.
 SIZES = {
     "vit": {"embed_dim": 64, "depth": 2, "num_heads": 4, "initializer_range": 0.3},
     "image_size": 384,
@@ -50,16 +52,19 @@ SIZES = {
         "initializer_range": 0.3,
     },
 }
-END = 9.0  # the bias of the end token, so that captions differ in length
+END = 9.0  # the bias of the end token; it lets captions end early, so that their lengths differ
 SETTINGS = {
     name: {"num_beams": beams, "max_length": 20, "min_length": 6}
     for name, beams in (("greedy", 1), ("beam 3", 3))
 }
-Rows = list[list[int]]
+Rows = list[list[int]]  # the tokens of each image's caption
 
 
 def torch_rows(captioner: BlipCaptioner, images: np.ndarray, settings: dict) -> Rows:
-    """The tokens of each image, up to the end."""
+    """Return torch's tokens for each image, up to and including the end token.
+
+    images: float32 (N, 3, S, S).
+    """
     rows = []
     for batch in torch.from_numpy(images).split(8):
         for tokens in captioner.generate_details(batch, DecodingSettings(**settings)).token_ids:
@@ -70,7 +75,10 @@ def torch_rows(captioner: BlipCaptioner, images: np.ndarray, settings: dict) -> 
 def contenders(
     folder: Path, page: PageCaptions, images: np.ndarray
 ) -> Iterator[tuple[str, str, Rows]]:
-    """Yield the name, the decoding and the tokens of each way to caption the images."""
+    """Caption the images in each way. Yield (row of the table, decoding, tokens) for each way.
+
+    folder: has the export in `model`. images: float32 (N, 3, S, S).
+    """
     size = images[0].nbytes
     parts = [slice(size * index, size * (index + 1)) for index in range(len(images))]
     for (dtype, bits), (decoding, settings) in itertools.product(DTYPES.items(), SETTINGS.items()):
@@ -84,7 +92,10 @@ def contenders(
 
 
 def pixel_difference(page: PageCaptions, paths: Sequence[Path], side: int) -> tuple[int, float]:
-    """The largest and mean difference of the page's resized pixels from Pillow's, of 255."""
+    """Return the largest and the mean difference between pixels resized by the page and by Pillow.
+
+    Pixels are from 0 to 255. paths: the photos of `page`. side: width and height after resizing.
+    """
     largest, total = 0, 0.0
     for index, path in enumerate(paths):
         expected = np.asarray(resize(side)(load_image(path)), dtype=np.int64)
@@ -94,7 +105,10 @@ def pixel_difference(page: PageCaptions, paths: Sequence[Path], side: int) -> tu
 
 
 def compare(captioner: BlipCaptioner, paths: Sequence[Path], folder: Path) -> Iterator[str]:
-    """Yield what is printed."""
+    """Compare all ways to caption the images. Yield the lines to print.
+
+    paths: the image files. folder: a temporary folder.
+    """
     transform = evaluation_transform(captioner.visual_encoder.patch_embed.img_size[0])
     images = np.stack([transform(load_image(path)).numpy() for path in paths])
     images.tofile(folder / "pixels")

@@ -1,4 +1,4 @@
-"""Measures whether captions identify their photos, by the likelihood of another captioner."""
+"""Measures whether captions identify their photos. A judge, another captioner, ranks the photos."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,9 +27,9 @@ _BATCH_SIZE = 10
 def judge_runs(seed: Path, names: Sequence[str]) -> dict[str, dict[str, float]]:
     """Return {run: {image id: 100 or 0}} for the captions of a seed's runs and of HUMANS.
 
-    seed: its folder. names: the runs' folders, relative to it. The value is 100 if the judge ranks
-    the caption's own photo first, otherwise 0. Results are cached in the judge's folder until the
-    captions or the judge change.
+    The value is 100 if the judge ranks the caption's own photo first, otherwise 0, so that a mean
+    is a percentage. seed: the folder of a seed. names: the folders of runs, relative to `seed`.
+    Results are cached in the judge's folder until the captions or the judge change.
     """
     config, captioner = load_trained(str(seed / JUDGE / BEST), None, torch.device("cpu"))
     samples = read_split(config, "test")
@@ -61,11 +61,12 @@ def read_captions(run: Path) -> Captions:
 def photo_ranks(
     captioner: nn.Module, config: Config, samples: Sequence[Sample], captions: Mapping[str, str]
 ) -> dict[str, float]:
-    """Return {image id: rank of the caption's own photo among its group}; 1 is best.
+    """Return {image id: rank of the caption's own photo in its group}. The best rank is 1.
 
-    Photos are divided into fixed random groups of GROUP_SIZE. Photos that fill no group are left
-    out, unless there is only one group. A caption is scored with all photos of its group. Ties get
-    their mean rank.
+    The photos are divided into groups of GROUP_SIZE, at random but always the same. The judge ranks
+    the photos of a group by how likely they make the caption. Tied photos get their mean rank. The
+    photos that remain after the last full group are left out; if there are fewer than GROUP_SIZE
+    photos, all are one group. captions: {image id as a string: caption}.
     """
     samples = [sample for sample in samples if str(sample.image_id) in captions]
     order = permutation(len(samples), derived_seed("crowds"))

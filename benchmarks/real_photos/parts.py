@@ -1,4 +1,4 @@
-"""Divides the photos of training between a captioner and its judge."""
+"""Divides the training photos between a captioner and its judge, and writes annotation files."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,16 +9,16 @@ from captioning.data.randomness import derived_seed, permutation
 from captioning.files.writing import write_json
 from captioning.runtime.errors import UserError
 
-PARTS = 3  # of equal size: one for the judge, the others for the captioner
-# A seed's folders: of the captioner from which fine-tuning starts, and of the judge.
+PARTS = 3  # of equal size: one part is for the judge, the others are for the captioner
+# Folders of a seed: START for the captioner from which fine-tuning starts, JUDGE for the judge.
 START, JUDGE = "start", "judge"
 
 
 def write_parts(config: Config, seed: int, folder: Path) -> dict[str, str]:
     """Write the annotation files of a seed's captioner and judge; return {START or JUDGE: path}.
 
-    The judge's part of the training photos depends on the seed, and the captioner gets the others.
-    The judge also trains on the validation split. Raises UserError.
+    The judge gets one part of the training photos, which depends on the seed, and the validation
+    split. The captioner gets the other parts. Raises UserError if there are too few photos.
     """
     samples = read_split(config, "train")
     if len(samples) < PARTS:
@@ -33,9 +33,9 @@ def write_parts(config: Config, seed: int, folder: Path) -> dict[str, str]:
 
 
 def write_subsets(config: Config, counts: dict[str, int], folder: Path) -> list[str]:
-    """Write files with evenly spaced photos of each split; return the overrides that use them.
+    """Write annotation files with a subset of each split; return the overrides that use the files.
 
-    counts: {split: number of photos}.
+    counts: {split: number of photos}. The photos of a subset are evenly spaced in the split.
     """
     files = {}
     for split, count in counts.items():

@@ -1,4 +1,4 @@
-"""Summarises the runs of several seeds: a table with intervals, a figure, differences, examples."""
+"""Summarises the runs of several seeds in a table, a figure, differences and examples."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,6 +26,7 @@ from captioning.sweep.runs import Sweep
 from captioning.sweep.variants import Variant
 
 PHOTO_FOUND = Metric("found", "Finds its photo", 1, "likeliest under their own photo", "%")
+# The figure has a panel for each of VERTICAL_AXES. LENGTH_AXIS is horizontal in both panels.
 LENGTH_AXIS = plane.Axis("cap_len", "words a caption")
 VERTICAL_AXES = (
     plane.Axis("found", "captions that find their photo (%)"),
@@ -37,11 +38,12 @@ EXAMPLE_STEP = 30  # every 30th test photo by id is an example
 def write_summary(folder: Path, seeds: Sequence[Path], variants: Sequence[Variant]) -> str:
     """Write results.json, table.md, plane.svg and report.html to `folder`; return the table.
 
-    seeds: a folder for each seed, with a run's folder for each variant.
+    seeds: a folder for each seed, which contains the folder of a run for each variant.
     """
     names = [variant.name for variant in variants]
     first_seed = comparison.compare([seeds[0] / name for name in names])
-    hits = [judge_runs(seed, names) for seed in seeds]
+    hits = [judge_runs(seed, names) for seed in seeds]  # one dict per seed
+    # {name of a run's folder, or HUMANS: (label, kind)}
     named = {HUMANS: (comparison.HUMANS, "humans")}
     named.update({v.name: (v.label, run.kind) for v, run in zip(variants, first_seed.runs)})
     rows, seed_values, image_values = [], {}, {}
@@ -59,7 +61,7 @@ def write_summary(folder: Path, seeds: Sequence[Path], variants: Sequence[Varian
             image_values[label] = [
                 _read_image_values(seed / name, found[name]) for seed, found in zip(seeds, hits)
             ]
-    if first_seed.human:
+    if first_seed.human:  # rows[0] is the row of humans, so far with the judge's score alone
         metrics = {**first_seed.human.metrics, **rows[0].metrics}
         rows[0] = rows[0]._replace(metrics=metrics)
     mle = image_values.get(objective_name("mle"), [])
@@ -86,7 +88,10 @@ def write_summary(folder: Path, seeds: Sequence[Path], variants: Sequence[Varian
 
 
 def write_decoding_summary(folder: Path, sweeps: Sequence[Sweep], decodings: Sequence[str]) -> str:
-    """Write decodings.md and decodings.svg of all seeds; return the table."""
+    """Write decodings.md and decodings.svg of all seeds to `folder`; return the table.
+
+    sweeps: one per seed. decodings: the names of the decodings.
+    """
     hit_rates = {}
     for sweep in sweeps:
         folders = [
@@ -100,9 +105,11 @@ def write_decoding_summary(folder: Path, sweeps: Sequence[Sweep], decodings: Seq
 def paired_differences(
     first: Sequence[Mapping[str, np.ndarray]], second: Sequence[Mapping[str, np.ndarray]]
 ) -> dict[str, Estimate]:
-    """Return {metric: difference of means, second - first}, with intervals as in `over_seeds`.
+    """Return {metric: mean difference second - first} of two variants, with 95 % intervals.
 
-    first, second: for each seed, {metric: values of the same images}; nan for a missing value.
+    first, second: {metric: one value per image} for each seed, with the same images in the same
+    order. A missing value is nan; the image is then left out. The intervals include the variance
+    over images and over seeds, see `captioning.sweep.over_seeds`.
     """
     estimates = {}
     for name in sorted(first[0].keys() & second[0].keys()):
@@ -117,7 +124,11 @@ def paired_differences(
 
 
 def _read_image_values(run: Path, hits: Mapping[str, float]) -> dict[str, np.ndarray]:
-    """Read {metric: one value per image} for metrics of single captions; nan without a value."""
+    """Read {metric: one value per image} of a run, for the metrics that score single captions.
+
+    hits: the result of `judge_runs` for this run; it is included as PHOTO_FOUND. A missing value is
+    nan. The images are in the order of their ids as strings.
+    """
     lines = read_lines(run / "result" / "test" / "per_caption.jsonl")
     lines = sorted(lines, key=lambda line: str(line["image_id"]))
     columns: dict[str, list[Any]] = {
@@ -143,7 +154,7 @@ def _examples(seed: Path, variants: Sequence[Variant]) -> list[dict[str, Any]]:
 
 
 def _draw(rows: Sequence[comparison.Row], path: Path) -> str:
-    """Draw photos found and CIDEr against length; return a description of the figure."""
+    """Draw the found photos and CIDEr against caption length; return a description in words."""
     descriptions = []
     with figure_context():
         figure = Figure(figsize=(9.2, 3.6), layout="constrained")

@@ -1,1 +1,1 @@
-"""A demo that shows the effect of SMILE on a small generated world, in minutes."""
+"""Shows the effect of SMILE in minutes, on a small data set of drawn scenes."""

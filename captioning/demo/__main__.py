@@ -2,9 +2,9 @@
 
 python -m captioning.demo [--quick] [--seed 1] [--device cpu] [key=value ...]
 
-Draws a captioned world and trains a small captioner with MLE. Copies of the captioner are
-fine-tuned with MLE, with SMILE and with both. Each copy captions the test split; the captions are
-scored and compared in a report. The same command continues a stopped demo.
+Draws scenes with captions, and trains a small captioner on them with MLE. Three copies of the
+captioner are fine-tuned: with MLE, with SMILE and with both. Each copy captions the test split. A
+report compares the captions and their scores. The same command continues a stopped demo.
 """
 
 if __name__ == "__main__":
@@ -25,18 +25,22 @@ from captioning.runtime.job_runner import prepare
 from captioning.runtime.program import exit_code
 from captioning.runtime.progress import bar_prefix
 
-# Imported once, before the jobs are forked, since importing takes seconds.
+# These modules are imported once, before the jobs are forked, because importing takes seconds.
 PRELOADED_MODULES = ("captioning.train", "torch._dynamo", "torch.utils.tensorboard", "transformers")
 
 
 def run(demo: Demo) -> None:
-    """Run all steps, and print the time left before each step. A failed step raises its error."""
+    """Run all steps, and log an estimate of the time left before each step.
+
+    If a step fails, its error is raised.
+    """
     steps = demo.steps()
     # The captioner is so small that several threads would be slower than one.
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # inherited by the jobs
     prepare(PRELOADED_MODULES)
     status = DemoProgress(steps)
-    with shared_process(start=True) as demo.environment:  # Java starts during the first step
+    # All jobs share one Java process for METEOR, which starts in the background.
+    with shared_process(start=True) as demo.environment:
         for number, step in enumerate(steps):
             status.begin(number)
             try:

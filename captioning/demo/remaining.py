@@ -3,27 +3,29 @@
 import time
 from collections.abc import Sequence
 
-# The pace is used once this share of all work is measured. Until then, the expected times are.
+# The measured pace is used only after this share of all work. Before, the work is assumed to take
+# the expected time.
 _MIN_SHARE = 0.03
 
 
 class TimeEstimate:
-    """Estimates the time left from the expected time of each step and the pace so far.
+    """Estimates the time left from the expected duration of each step and the pace so far.
 
-    seconds: rough durations of the steps on an idle machine. Once the pace is measured, only their
-    ratios matter.
+    seconds: rough durations of the steps on an idle machine. Once the pace is measured, only the
+    ratios of the durations matter.
     """
 
     def __init__(self, seconds: Sequence[float]):
-        # Work is counted in the seconds that it was expected to take.
+        # Work (done, measured) is counted in the seconds that it was expected to take.
         self.seconds, self.done = list(seconds), 0.0
-        self.measured = self.elapsed = 0.0  # work, and the time that it took
+        self.measured = self.elapsed = 0.0  # the work that counts for the pace, and its real time
         self.last_report = time.monotonic()
 
     def record(self, step: int, share: float, measures: bool = True) -> None:
         """Record the finished share of a step, from 0 to 1.
 
-        measures: whether the work and the time since the last call count for the pace.
+        step: the index of the step. measures: whether the work and the time since the last call
+        count for the pace.
         """
         now, done = time.monotonic(), sum(self.seconds[:step]) + self.seconds[step] * share
         if measures:

@@ -1,4 +1,4 @@
-"""The steps of the demo, and the runs of each step."""
+"""Defines the steps of the demo, and trains the runs of each step."""
 
 import json
 import time
@@ -25,28 +25,29 @@ from captioning.scenes.make import SPLITS, make_scenes
 from captioning.sweep.runs import read_config, train_and_score
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-# The name of the pre-training. The other runs, which fine-tune copies, are those of OBJECTIVES.
-PRETRAIN = "pretrain"
+PRETRAIN = "pretrain"  # the name of the run that is trained first
+# {name: objective} of the runs that fine-tune copies of the pre-trained captioner.
 OBJECTIVES = {"mle": "mle", "smile": "smile", "mle_smile": "{mle: 0.5, smile: 0.5}"}
 QUICK_SPLITS = {"train": 1500, "val": 50, "test": 150}
-# The quick demo has a quarter of the images. Smaller batches give its epochs enough steps.
+# Overrides of the quick demo. It has a quarter of the training images, so its batches are smaller,
+# to give an epoch enough steps.
 QUICK_PRETRAIN, QUICK_FINETUNE = ("batch_size=32",), ("max_epoch=2", "eval_every=1")
 QUICK_NOTE = (
     "This is the quick demo: a quarter of the data and a fraction of the training. It shows that "
     "everything runs; its numbers are weaker and less certain than those of the full demo."
 )
-PRETRAINING_RANKS = 2  # processes of pre-training on a CPU
-# To print first captions early, copies of the captioner as it is after FIRST_EPOCHS epochs of
-# pre-training are fine-tuned on FIRST_IMAGES images while pre-training continues. The quick demo
-# does without: after so few of its steps, the captioner has learned too little.
+PRETRAINING_RANKS = 2  # number of processes of pre-training on a CPU
+# The full demo prints first captions early, while pre-training continues. For these captions,
+# copies of the captioner after FIRST_EPOCHS epochs of pre-training are fine-tuned on FIRST_IMAGES
+# images (FIRST_RUNS). The quick demo takes too few steps in FIRST_EPOCHS epochs for good captions.
 FIRST_EPOCHS, FIRST_IMAGES = 3, 1500
 FIRST_RUNS = ("mle", "smile")
 FIRST_OVERRIDES = ("max_epoch=1", "eval_every=1", "metrics=[length]", "num_beams=1")
-# The metrics of validation. CIDEr and METEOR are not needed to select an epoch: the last one is
-# selected.
+# The metrics of validation during training. CIDEr and METEOR are left out: they would only be
+# needed to select an epoch, but the demo validates and selects only the last epoch.
 TRAINING_METRICS = "metrics=[length, facts]"
-# Keys that a user cannot override, because the demo sets them for each run. eval_every is one of
-# them, because its values in the demo's two configuration files differ.
+# Keys that a user cannot override, because the demo sets them for each run. eval_every is among
+# them, because pre-training and fine-tuning need different values.
 DEMO_KEYS = (
     *("objective", "pretrained", "tokenizer", "train_file", "facts_file", "metrics", "seed"),
     *("output_dir", "eval_every", *keys_of("data", config_class()), *keys_of("length")),
@@ -54,10 +55,14 @@ DEMO_KEYS = (
 
 
 class Demo:
-    """The runs of one seed, each in its own folder."""
+    """The demo of one seed. Each run has its own folder."""
 
     def __init__(self, quick: bool, seed: int, overrides: Sequence[str], device: Optional[str]):
-        """Check all settings before anything is made or trained. Raises UserError."""
+        """Check all settings before anything is made or trained. Raises UserError.
+
+        seed: for the drawn scenes and for training. overrides: for all runs, as key=value. device:
+        None for the device in the configuration files.
+        """
         variant = ("-quick" if quick else "") + (f"-seed{seed}" if seed else "")
         self.data, self.folder = Path(f"data/scenes{variant}"), Path(f"output/demo{variant}")
         self.quick, self.seed = quick, seed
@@ -70,12 +75,13 @@ class Demo:
             config = self.config(name)
         self.batch_size = config.batch_size
         self.on_gpu = config.device != "cpu" and torch.cuda.is_available()
-        self.environment: Mapping[str, str] = {}  # added to the variables of each job
+        self.environment: Mapping[str, str] = {}  # environment variables to add for each job
 
     def steps(self) -> list[Step]:
         scale = 0.25 if self.quick else 1
-        # Durations of pre-training and fine-tuning on 1, 2 and at least 3 cores, relative to 2.
-        # On a GPU, as on one core, the runs are fine-tuned one after the other.
+        # The expected durations in seconds are those on 2 cores, times factors for pre-training
+        # and fine-tuning. The factors are for 1 core, 2 cores, and 3 or more cores. A GPU gets the
+        # factors of 1 core, because in both cases the runs are fine-tuned one after the other.
         parallel = 1 if self.on_gpu else min(cores(), 3)
         pretraining, fine_tuning = [(1.5, 1.6), (1, 1), (1, 0.7)][parallel - 1]
         fine_tuning *= 37 * scale + 5
@@ -90,10 +96,11 @@ class Demo:
         make_scenes(self.data, self.seed, QUICK_SPLITS if self.quick else SPLITS)
 
     def _pretrain(self, status: DemoProgress) -> None:
-        """Pre-train, and fine-tune copies for the first captions at the same time.
+        """Pre-train, and at the same time fine-tune copies for the first captions.
 
-        On a CPU there are PRETRAINING_RANKS processes, whatever the number of cores, so that all
-        machines get the same results. With a batch size that they cannot share, there is one.
+        On a CPU, PRETRAINING_RANKS processes pre-train, whatever the number of cores, so that all
+        machines get the same results. If the batch size is not a multiple of PRETRAINING_RANKS, or
+        on a GPU, there is one process.
         """
         ranks = 1 if self.on_gpu or self.batch_size % PRETRAINING_RANKS else PRETRAINING_RANKS
         arguments = self._arguments(
@@ -106,7 +113,10 @@ class Demo:
         run_jobs(jobs, [{}] * len(jobs), status)
 
     def _fine_tune_briefly(self) -> Optional[int]:
-        """Fine-tune copies of the half-trained captioner, for the first captions."""
+        """Fine-tune copies of the partly trained captioner, for the first captions.
+
+        Returns the exit code of a run that failed or stopped; otherwise None.
+        """
         folder = self.folder / PRETRAIN
         first = checkpoints.epoch_path(folder, FIRST_EPOCHS - 1)
         # Wait for the checkpoint of this epoch, or of a later one.
@@ -115,7 +125,7 @@ class Demo:
                 return None
             time.sleep(0.2)
         weights = checkpoints.weights_path(folder, FIRST_EPOCHS - 1)
-        if not weights.exists():  # they are written only with keep_checkpoints=all
+        if not weights.exists():  # the user has overridden keep_checkpoints=all
             return None
         annotations = json.loads((self.data / "scenes_train.json").read_text())[:FIRST_IMAGES]
         write_text(json.dumps(annotations), self.data / "scenes_first.json")
@@ -134,8 +144,8 @@ class Demo:
             training = self._arguments(name, pretrained, TRAINING_METRICS)
             jobs.append(self._job(name, partial(train_and_score, training, self._arguments(name))))
         status.follow(jobs, [self.config(name) for name in FIRST_RUNS])
-        # All three at once, even on two cores. Two at first and then the third would leave a core
-        # idle.
+        # On two cores, too, all three runs are trained at once. If the third run started after the
+        # others, one core would be idle at the end.
         parallel = len(jobs) if cores() > 1 and not self.on_gpu else 1
         run_jobs(jobs, [{}] * parallel, status)
 
@@ -143,13 +153,14 @@ class Demo:
         return Job(name, program, self.folder / f"{name}.log", self.environment)
 
     def config(self, name: str) -> Config:
-        """Return the configuration with which a run is captioned and scored."""
+        """Return the configuration for captioning and scoring a run. name: see `_arguments`."""
         return read_config(self._arguments(name))
 
     def _arguments(self, name: str, *changes: str) -> list[str]:
         """Return the command line of captioning.train for a run.
 
-        name: of the run's folder, such as "mle" or "first/mle". changes: more overrides.
+        name: the run's folder within the demo's folder, such as "mle" or "first/mle". changes: more
+        overrides for this run.
         """
         run = Path(name).name
         stage, quick = "pretrain", QUICK_PRETRAIN

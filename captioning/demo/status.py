@@ -1,4 +1,4 @@
-"""The demo's status line, and the first captions of its captioners."""
+"""Shows the status line of the demo, and prints the first captions of its captioners."""
 
 import re
 import sys
@@ -17,14 +17,19 @@ from captioning.runtime.job_runner import Job, Observer
 from captioning.runtime.progress import log_line
 from captioning.training.validation_history import evaluation_name
 
+# {job's name: its title in the status line}
 TITLES = {"pretrain": "MLE", "mle": "MLE", "smile": "SMILE", "mle_smile": "MLE + SMILE"}
-# The share of a run's time that it trains. For the rest it captions and scores.
+# Training takes this share of the time of the pre-training run and of other runs. Captioning and
+# scoring take the rest.
 PRETRAINING, TRAINING = 0.98, 0.85
 EXAMPLES = 2  # images whose first captions are printed
 
 
 class Step(NamedTuple):
-    """A step of the demo. seconds: its expected time on an idle machine. do: its function."""
+    """A step of the demo.
+
+    seconds: the expected duration on an idle machine. do: the function that runs the step.
+    """
 
     title: str
     seconds: float
@@ -37,20 +42,22 @@ class DemoProgress(Observer):
     def __init__(self, steps: Sequence[Step]):
         self.steps, self.started = steps, time.time()
         self.estimate = TimeEstimate([step.seconds for step in steps])
-        self.line: Optional[tqdm] = None  # on a terminal
-        self.next_time = 0.0  # of showing the status
-        self.has_captions = False  # whether the first captions are printed
+        self.line: Optional[tqdm] = None  # the status line; used only on a terminal
+        self.next_time = 0.0  # when the status is shown next, in time.monotonic()
+        self.has_captions = False  # whether the first captions have been printed
 
     def begin(self, number: int) -> None:
+        # shares: {name of a shown job: finished share of its run}
         self.number, self.shares = number, {}
         self.estimate.record(number, 0.0)
         log_line(f"\n{self._label()} {self.steps[number].title} ({self._time_left()})")
 
     def follow(self, jobs: Sequence[Job], first: Sequence[Config]) -> None:
-        """Show the jobs of a step.
+        """Show the progress of the jobs of the current step that have a title in TITLES.
 
-        first: configurations of an MLE run and a SMILE run. The captions of two images, after the
-        first epoch of both runs, are printed once, unless an earlier demo has generated them all.
+        first: the configurations of an MLE run and of a SMILE run. When both have captioned the
+        validation split after their first epoch, their captions of EXAMPLES images are printed.
+        They are printed only once, and not if both runs captioned the split in an earlier demo.
         """
         self.names = {job.name for job in jobs} & TITLES.keys()
         self.first_runs = first
@@ -58,7 +65,8 @@ class DemoProgress(Observer):
     def progressed(self, name: str, description: str, share: float) -> None:
         if name not in self.names:
             return
-        # The first report of a job includes work of an earlier demo, which was stopped.
+        # The first report of a resumed job includes the work of an earlier, stopped demo. It does
+        # not count for the pace, because the pace would be overestimated.
         is_first = name not in self.shares
         training = PRETRAINING if name == "pretrain" else TRAINING
         run_share = _share_of_run(training, description, share)
@@ -73,14 +81,18 @@ class DemoProgress(Observer):
         self._print_first_captions()
 
     def end(self) -> None:
-        # A step without shown jobs does not train, so its pace is not that of the other steps.
+        # A step without shown jobs does no training. Its pace says nothing about the pace of other
+        # steps, so it does not count.
         self.estimate.record(self.number, 1.0, measures=bool(self.shares))
         if self.line is not None:
             self.line.close()
         self.line, self.next_time = None, 0.0
 
     def _show(self, text: str) -> None:
-        """Redraw the line on a terminal; in a log file, print a line every half minute."""
+        """Show the status. On a terminal the line is redrawn; otherwise a line is logged.
+
+        The next time is due half a second later on a terminal, otherwise half a minute later.
+        """
         on_terminal = sys.stderr.isatty()
         self.next_time = time.monotonic() + (0.5 if on_terminal else 30)
         if not on_terminal:
@@ -114,9 +126,11 @@ class DemoProgress(Observer):
 
 
 def _share_of_run(training: float, description: str, share: float) -> float:
-    """Return the finished share of a run. training: the share of training in its time.
+    """Return the finished share of a run, from 0 to 1.
 
-    description, share: of the run's current progress bar.
+    training: the share of the run's time that training takes. description, share: the text and the
+    finished share of the run's current progress bar. Captioning the test split counts for half of
+    the time after training.
     """
     epoch = re.match(r"epoch (\d+)/(\d+)$", description)
     if epoch:

@@ -1,1 +1,1 @@
-"""A page that compares finished runs: scores, figures, captions, and the loss of each token."""
+"""Compares finished runs in one HTML page: scores, figures, captions, and loss of each token."""

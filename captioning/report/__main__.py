@@ -41,9 +41,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def default_output(runs: Sequence[Path]) -> Path:
-    """Return the path of report.html in the folder that contains all runs, or in a single run's.
+    """Return the default path of report.html.
 
-    If the runs have only the root directory in common, it is in the current folder.
+    The report of several runs is in the folder that contains them all, or in the current folder if
+    that would be the root directory. The report of a single run is in the run's folder.
     """
     folder = runs[0]
     if len(runs) > 1:

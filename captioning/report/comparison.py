@@ -1,4 +1,4 @@
-"""The data of a report: the runs, the human captions, and the images that all runs captioned."""
+"""Collects the data of a report: runs, human captions, and the images that all runs captioned."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ HUMANS = "Humans"
 class Row(NamedTuple):
     """A row of the comparison: human captions, or the mean of several runs.
 
-    A `Run` is used as a row, too, because it has these attributes.
+    A single run is also a row. It needs no `Row` object, because `Run` has the same attributes.
     """
 
     label: str
@@ -39,11 +39,13 @@ class Row(NamedTuple):
 class Comparison:
     """The runs of a report and the data they share.
 
-    - image_ids: the images that all runs captioned and that the data set has
-    - samples, references: of these images, in the split's order; empty if the data set cannot be
-      read
+    - image_ids: the images that all runs captioned and that the data set has; if the data set
+      cannot be read, all images that all runs captioned
+    - samples, references: {image id: sample or human captions} of these images, in the split's
+      order; empty if the data set cannot be read
     - human: the row of human captions; None if the data set cannot be read
-    - scenes: {image id: scene} of images made by `captioning.scenes`, whose facts are known
+    - scenes: {image id: scene} of images made by `captioning.scenes`; the facts of these images are
+      known, so the report marks the true and wrong words of captions
     - missing: one sentence for each part that is missing in the report
     - num_captioned: the number of images that all runs captioned
     """
@@ -70,7 +72,10 @@ class Comparison:
 
 
 def compare(folders: Sequence[Path], split: str = "test") -> Comparison:
-    """Read the runs in `folders`, score human captions, and return both. Raises UserError."""
+    """Read the runs in `folders`, score the human captions, and return both.
+
+    Raises UserError if a folder has no run, or if the runs do not share data.
+    """
     runs = read_runs(folders, split)
     _check_same_data(runs, split)
     captioned = [i for i in runs[0].captions if all(i in run.captions for run in runs)]
@@ -117,7 +122,7 @@ def compare(folders: Sequence[Path], split: str = "test") -> Comparison:
 
 
 def _check_same_data(runs: Sequence[Run], split: str) -> None:
-    """Raise UserError if the runs were not scored on the same data."""
+    """Raise UserError if the runs were scored with different settings for the split's data."""
 
     def data_settings(run: Run) -> dict[str, str]:
         config = run.scoring_config
@@ -142,7 +147,7 @@ def _check_same_data(runs: Sequence[Run], split: str) -> None:
 
 
 def _describe_gaps(runs: list[Run], captioned: int) -> Iterator[str]:
-    """Yield a sentence for each run that captioned further images, or has no scores.
+    """Yield a sentence for each run that captioned more images than others, or has no scores.
 
     captioned: the number of images that all runs captioned.
     """
@@ -157,10 +162,11 @@ def _describe_gaps(runs: list[Run], captioned: int) -> Iterator[str]:
 
 
 def hold_out(references: Mapping[ImageId, Sequence[str]]) -> tuple[Captions, References]:
-    """Return one caption of each image, which is to be scored, and the other captions.
+    """Split human captions into one caption per image to be scored, and references to score it.
 
-    Of the k captions of image i, caption i mod k is held out, so that the annotators alternate.
-    Images with a single caption are not among the others.
+    references: {image id: all human captions}. If image i has k captions, caption i mod k is held
+    out for scoring, so that the annotators alternate. The returned references are the remaining
+    captions. They have no entry for an image with a single caption.
     """
     captions: Captions = {}
     others: References = {}
@@ -175,9 +181,11 @@ def hold_out(references: Mapping[ImageId, Sequence[str]]) -> tuple[Captions, Ref
 def _human_row(
     texts: References, samples: Iterable[Sample], runs: list[Run], missing: list[str]
 ) -> Row:
-    """Return the held-out captions with the scores of the runs' metrics.
+    """Return the row of human captions: the captions from `hold_out`, with their scores.
 
-    Appends a sentence to `missing` for what could not be scored.
+    The scores are those of the metrics that a run has, except metrics that are costly to compute.
+    texts: {image id: human captions}. Appends a sentence to `missing` for each score that could not
+    be computed.
     """
     captions, others = hold_out(texts)
     metric_names = {name for run in runs for name in run.metrics}
@@ -186,7 +194,8 @@ def _human_row(
             "Each image has only one human caption, so it has no references to score it."
         )
         others = {image_id: [caption] for image_id, caption in captions.items()}
-        # A caption must not be scored against itself.
+        # The captions get themselves as references here, so only metrics that ignore references
+        # are computed.
         metric_names = {name for name in metric_names if not metric_of(name).needs_references}
     settings = metric_settings(runs[0].scoring_config, samples, "cpu")
     evaluators = []

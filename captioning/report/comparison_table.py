@@ -1,4 +1,4 @@
-"""The table of the scores of human captions and runs, for the page and for the terminal."""
+"""Formats the scores of human captions and runs as a table, for the page and for the terminal."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,7 +6,7 @@ from captioning.metrics.registry import METRICS, Metric, metric_of
 from captioning.metrics.score_table import align
 from captioning.report.comparison import Comparison, Row
 
-# The first metrics of the table. Other metrics that have a `meaning` follow.
+# The first metrics of the table, in this order. Other metrics that have a `meaning` follow.
 FIRST = (
     *("cap_len", "true_facts", "wrong_facts", "CHAIRs", "CHAIRi", "object_recall"),
     *("scene_R@1", "scene_R@5", "R@1", "R@5", "lex_div", "loops"),
@@ -29,14 +29,17 @@ def to_markdown(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 
 def select_columns(rows: Iterable[Row]) -> list[Metric]:
-    """Return the metrics with a `meaning` and a value in at least one row, those of FIRST first."""
+    """Return the metrics for the table's columns: those of FIRST, then others.
+
+    Each has a `meaning` (a text that explains it) and a value in at least one row.
+    """
     present = {name for row in rows for name in row.metrics}
     metrics = (METRICS[name] for name in dict.fromkeys((*FIRST, *METRICS)) if name in present)
     return [metric.in_report() for metric in metrics if metric.meaning]
 
 
 def other_columns(rows: Iterable[Row]) -> list[Metric]:
-    """Return the metrics of the rows that have no `meaning`."""
+    """Return the metrics that have a value in at least one row but no `meaning`."""
     names = dict.fromkeys(name for row in rows for name in row.metrics)
     return [metric for metric in map(metric_of, names) if not metric.meaning]
 
@@ -48,7 +51,7 @@ def format_value(column: Metric, row: Row) -> str:
 
 
 def format_cell(column: Metric, row: Row) -> list[str]:
-    """Return a row's value and, if any, its interval's ends; [] if the row lacks the metric."""
+    """Return [value, low, high] as text, or [value] without an interval; [] without a value."""
     estimate = row.metrics.get(column.name)
     if estimate is None:
         return []

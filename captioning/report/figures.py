@@ -1,4 +1,4 @@
-"""Draws the page's figures as SVG: curves and caption lengths, with one style per objective."""
+"""Draws the report's curves and histograms of caption lengths as SVG, and defines their styles."""
 
 import io
 import itertools
@@ -24,19 +24,24 @@ INK, FAINT = "#1c2733", "#c9d1d9"
 
 
 class Style(NamedTuple):
-    """The style of a row of the comparison in all figures. Styles differ even without colour."""
+    """How a row of the comparison looks in all figures. Styles differ even without colour.
+
+    marker, dashes: matplotlib's codes for the shape of points and for the line.
+    """
 
     colour: str
     marker: str
     dashes: str
 
 
-# Groups {score: label} of validation scores. The first logged score of each group is drawn.
+# Groups {score: label} of validation scores. One figure is drawn per group: for the first of its
+# scores that a run has logged in more than one epoch.
 VALIDATION = (
     {"CIDEr": "CIDEr", "Bleu_4": "BLEU-4"},
     {"true_facts": "true facts a caption", "cap_len": "words a caption"},
 )
-# Colours by Okabe and Ito, which colour-blind people can distinguish.
+# {kind of a row: style}, see `captioning.report.runs.Run`. The colours follow Okabe and Ito's
+# palette, which colour-blind people can distinguish.
 STYLES = {
     "humans": Style("#4a4f57", "D", "-"),
     "mle": Style("#0072b2", "o", "-"),
@@ -46,7 +51,7 @@ STYLES = {
     "reverse": Style("#8a6d00", "P", ":"),
     "weights": Style("#5b4bb5", "X", "-"),
 }
-# Styles of other objectives, and of further runs with the same objective.
+# Styles for kinds that are not in STYLES, and for further runs of the same kind.
 EXTRA_STYLES = (
     Style("#3d87c4", "<", ":"),
     Style("#7d2a56", ">", "--"),
@@ -61,9 +66,9 @@ EXTRA_STYLES = (
 )
 
 RC_PARAMS = {
-    "font.family": "DejaVu Sans",  # part of matplotlib; saved as outlines
+    "font.family": "DejaVu Sans",  # comes with matplotlib
     "font.size": 9.5,
-    "svg.fonttype": "path",
+    "svg.fonttype": "path",  # text is saved as outlines, so that the page needs no font
     "svg.hashsalt": "report",
     "text.parse_math": False,  # folder names may contain dollar signs
     **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
@@ -84,12 +89,16 @@ RC_PARAMS = {
 
 
 def figure_context():
-    """Return a context manager that sets RC_PARAMS. All figures are drawn in it."""
+    """Return a context manager that sets RC_PARAMS. All figures are drawn within this context."""
     return matplotlib.rc_context(RC_PARAMS)
 
 
 def assign_styles(kinds: Sequence[str]) -> list[Style]:
-    """Return a style for each row, given its kind. Styles repeat only after all EXTRA_STYLES."""
+    """Return a style for each row. kinds: the rows' kinds.
+
+    The first row of a kind gets its style from STYLES, if there is one. Other rows get
+    EXTRA_STYLES, which are repeated if there are more rows than styles.
+    """
     own_styles, extra_styles = dict(STYLES), itertools.cycle(EXTRA_STYLES)
     return [own_styles.pop(kind, None) or next(extra_styles) for kind in kinds]
 
@@ -100,13 +109,20 @@ def new_figure(height: float = HEIGHT) -> Figure:
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write a figure in the format of the file's suffix. An SVG has no date: it is reproducible."""
+    """Write a figure in the format of the file's suffix.
+
+    An SVG is written without a date, so that the same figure always gives the same file.
+    """
     metadata = {"Date": None} if path.suffix == ".svg" else None
     figure.savefig(path, facecolor="white", dpi=150, metadata=metadata)
 
 
 def to_svg(figure: Figure, name: str, description: str) -> Markup:
-    """Return a figure as an <svg> element. name: a prefix that makes ids unique in the page."""
+    """Return a figure as an <svg> element.
+
+    name: a prefix of the ids in the element, which makes them unique in the page. description: the
+    text for screen readers.
+    """
     buffer = io.StringIO()
     with figure_context():
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
@@ -124,7 +140,10 @@ class Curve(NamedTuple):
 
 
 def draw_curves(runs: Sequence[Run]) -> Iterator[tuple[str, Markup]]:
-    """Yield (title, figure) of each objective's loss, the other CURVES, and validation scores."""
+    """Yield (title, figure) for each objective's loss, for CURVES, and for validation scores.
+
+    Figures without data are left out.
+    """
     objective_curves = {
         part: (f"{objective_title(part)} loss in training", "nats a token") for part in OBJECTIVES
     }
@@ -146,9 +165,10 @@ def draw_curves(runs: Sequence[Run]) -> Iterator[tuple[str, Markup]]:
 
 
 def _read_curves(runs: Sequence[Run], event: str, name: str) -> list[Curve]:
-    """Return the curves of the runs that logged a value `name` in events of this kind.
+    """Return the curves of the runs that logged a value `name`.
 
-    Epochs, the steps of validations, are counted from 1; in the log from 0.
+    event: "step" for values of training steps, "val" for scores of validations. The x of a
+    validation is its epoch: the log counts epochs from 0, the curve from 1.
     """
     run_curves = []
     for run, style in zip(runs, assign_styles([run.kind for run in runs])):
@@ -162,9 +182,13 @@ def _read_curves(runs: Sequence[Run], event: str, name: str) -> list[Curve]:
 
 
 def moving_average(values: np.ndarray) -> np.ndarray:
-    """Return values (n,) smoothed by an average over n / 15 neighbours, fewer at both ends."""
+    """Return values (n,), each averaged over a window of about n / 15 values around it.
+
+    At both ends, the window has fewer values.
+    """
     half_width = -(-len(values) // 30)
     window = np.ones(2 * half_width + 1)
+    # values**0 is all ones, so that its sums are the numbers of values in each window.
     sums, counts = (np.convolve(v, window)[half_width:-half_width] for v in (values, values**0))
     return sums / counts
 
@@ -172,7 +196,10 @@ def moving_average(values: np.ndarray) -> np.ndarray:
 def _draw(
     run_curves: list[Curve], name: str, title: str, x_label: str, y_label: str, smooth: bool
 ) -> Markup:
-    """Return a figure of curves. smooth: draw moving averages, and the curves only faintly."""
+    """Return a figure of curves. name: see `to_svg`.
+
+    smooth: whether moving averages are drawn, with the values themselves only faintly behind them.
+    """
     with figure_context():
         figure = new_figure()
         ax = figure.add_subplot()

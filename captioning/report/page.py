@@ -1,4 +1,4 @@
-"""Renders the report as one HTML file without external resources."""
+"""Renders the report as one HTML file, which needs no other files and no network."""
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -37,7 +37,7 @@ def write_report(comparison: Comparison, output: Path, note: Optional[str] = Non
 
 
 def render(comparison: Comparison, note: Optional[str] = None) -> str:
-    """Return the page as HTML."""
+    """Return the report's page as HTML. note: a text at the top."""
     rows, runs = comparison.rows, comparison.runs
     styles = assign_styles([row.kind for row in rows])
     colours = {row.label: style.colour for row, style in zip(rows, styles)}
@@ -65,7 +65,7 @@ def render(comparison: Comparison, note: Optional[str] = None) -> str:
 
 
 def example_lines(comparison: Comparison) -> str:
-    """Return the first example for a terminal: the image's file, then one caption per line."""
+    """Return the first example for a terminal: the image's path, then a line per caption."""
     image_id = _evenly_spaced(comparison.image_ids)[0]
     width = max(len(row.label) for row in comparison.rows)
     captions = [f"  {row.label:<{width}}  {row.captions[image_id]}" for row in comparison.rows]
@@ -73,15 +73,17 @@ def example_lines(comparison: Comparison) -> str:
 
 
 def _evenly_spaced(ids: Sequence[ImageId]) -> list[ImageId]:
-    """Return up to EXAMPLES of the ids at equal distances, whatever their captions are."""
+    """Return up to EXAMPLES ids at equal distances, so that captions do not affect the choice."""
     count = min(EXAMPLES, len(ids))
     return [ids[(2 * i + 1) * len(ids) // (2 * count)] for i in range(count)]
 
 
 def _example_values(comparison: Comparison, image_id: ImageId) -> dict[str, Any]:
-    """Return the template's values for an image.
+    """Return the values of an image that the template page.html needs.
 
-    Its "captions" are pairs (label, words). A word is (text, whether its facts are true or None).
+    The key "captions" has a pair (label, words) per row. A word is a pair (text, mark), see
+    `captioning.scenes.facts.mark`. Without a known scene, the whole caption is one word with the
+    mark None.
     """
     scene = comparison.scenes.get(image_id)
     captions = []
@@ -93,7 +95,10 @@ def _example_values(comparison: Comparison, image_id: ImageId) -> dict[str, Any]
 
 
 def _length_groups(comparison: Comparison) -> Iterator[tuple[str, str, list[str]]]:
-    """Yield (label, kind, captions) of each row. Humans have all captions, not one per image."""
+    """Yield (label, kind, captions) of each row.
+
+    The row of humans has all human captions, not only the one per image that is scored.
+    """
     if comparison.human:
         captions = list(chain(*comparison.references.values()))
         yield comparison.human.label, comparison.human.kind, captions
@@ -102,7 +107,7 @@ def _length_groups(comparison: Comparison) -> Iterator[tuple[str, str, list[str]
 
 
 def _skipped(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """Return {line about skipped metrics: labels of the runs that skipped them}."""
+    """Return {line about metrics that could not be computed: labels of the runs it is about}."""
     found: dict[str, list[str]] = {}
     for run in runs:
         for line in skipped_lines(run.skipped):
@@ -111,7 +116,10 @@ def _skipped(runs: Sequence[Run]) -> dict[str, list[str]]:
 
 
 def _token_values(comparison: Comparison) -> dict[str, Any]:
-    """Return the template's values for the section on tokens: the figure, or why there is none."""
+    """Return the values that the template needs for the section on tokens.
+
+    If the losses of tokens could not be computed, "no_tokens" has the reason.
+    """
     try:
         figure = token_figure(comparison)
     except UserError as error:

@@ -11,11 +11,14 @@ from captioning.data import load_image
 from captioning.runtime.errors import UserError
 
 MAX_SIDE = 320  # maximum width and height in pixels of an image in the report
-PIXELATED_SIDE = 160  # images up to this size are enlarged without smoothing
+PIXELATED_SIDE = 160  # browsers enlarge images up to this width and height without smoothing
 
 
 class Picture(NamedTuple):
-    """An image in the page. source: a data: URI. pixelated: enlarged without smoothing."""
+    """An image in the page.
+
+    source: a data: URI. pixelated: whether the browser enlarges the image without smoothing.
+    """
 
     source: str
     pixelated: bool
@@ -40,7 +43,7 @@ def embed_image(image: Image.Image, max_side: int = MAX_SIDE) -> Picture:
 
 
 def data_uri(image: Image.Image, image_format: str, **settings) -> str:
-    """Return an image as a data: URI. image_format: a format of Pillow. settings: Pillow's."""
+    """Return an image as a data: URI. image_format, settings: arguments of Pillow's `save`."""
     buffer = io.BytesIO()
     image.save(buffer, image_format, **settings)
     data = base64.b64encode(buffer.getvalue()).decode("ascii")

@@ -1,4 +1,4 @@
-"""Draws the figure of accuracy against descriptiveness."""
+"""Draws the figure of accuracy against descriptiveness, with one point per row."""
 
 from typing import NamedTuple, Optional
 
@@ -14,7 +14,7 @@ from captioning.report.figures import INK, Style, assign_styles, figure_context,
 
 
 class Axis(NamedTuple):
-    """An axis of the figure, which shows offset + factor * the metric's value."""
+    """An axis of the figure. A metric's value is shown at the position offset + factor * value."""
 
     metric: str
     label: str
@@ -22,9 +22,9 @@ class Axis(NamedTuple):
     offset: float = 0.0
 
     def convert(self, metric: Estimate) -> tuple[float, Optional[tuple[float, float]]]:
-        """Return a metric's position on this axis, and its error bar's lengths (below, above).
+        """Return a score's position on this axis, and the lengths (below, above) of its error bar.
 
-        The lengths are None without an interval.
+        The lengths are None if the score has no interval.
         """
         value, *interval = (
             None if v is None else self.offset + self.factor * v
@@ -41,9 +41,9 @@ class AxisPair(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A row's position and label. x_error, y_error: the lengths (below, above) of its error bars.
+    """A row's position and label.
 
-    The lengths are None without an interval.
+    x_error, y_error: the lengths (below, above) of the error bars; None without an interval.
     """
 
     x: float
@@ -53,7 +53,7 @@ class Point(NamedTuple):
     label: str
 
 
-# The candidates for each axis, see `choose_axes`.
+# The candidates for the horizontal and the vertical axis, in order of preference.
 DESCRIPTIVE = (
     Axis("true_facts", "true facts a caption"),
     Axis("cap_len", "words a caption"),
@@ -65,7 +65,7 @@ ACCURATE = (
     Axis("CLIPScore", "CLIPScore"),
     Axis("CIDEr", "CIDEr"),
 )
-# Candidate offsets (x, y) of a label from its point, in typographic points, best first.
+# Candidate offsets (x, y) of a label from its marker, in typographic points, best first.
 OFFSETS = ((9, 8), (9, -8), (-9, 8), (-9, -8), (0, 14), (0, -14), (12, 0), (-12, 0))
 
 
@@ -99,9 +99,9 @@ def has_both(row: Row, axes: AxisPair) -> bool:
 
 
 def draw_point(ax: Axes, axes: AxisPair, row: Row, style: Style, label: str) -> Point:
-    """Draw a row's marker with the intervals of both metrics, and return its position.
+    """Draw a row's marker with error bars for both metrics, and return its position.
 
-    label: its name in a legend.
+    label: the row's name in the legend.
     """
     x, x_error = axes.horizontal.convert(row.metrics[axes.horizontal.metric])
     y, y_error = axes.vertical.convert(row.metrics[axes.vertical.metric])
@@ -130,8 +130,9 @@ def describe(axes: AxisPair, points: list[Point]) -> str:
 def choose_axes(rows: list[Row]) -> Optional[AxisPair]:
     """Return the axes of the figure; None if the rows lack metrics for them.
 
-    Facts are shown on both axes or on none: if two rows have the first candidates of both axes,
-    these are used. Otherwise each axis shows the first of its other candidates that two rows have.
+    A candidate is available if at least two rows have its metric. The first candidates of both axes
+    are metrics of facts. They are used only together, if both are available. Otherwise each axis
+    shows the first available candidate among the rest.
     """
 
     def first_available(choices):
@@ -147,7 +148,7 @@ def label_points(figure: Figure, ax: Axes, points: list[Point]) -> None:
     """Write each point's label next to it, with as little overlap as possible."""
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
-    occupied = []
+    occupied = []  # boxes in pixels of all error bars and markers, then also of the labels
     for x, y, x_error, y_error, _ in points:
         (left, right), (down, up) = x_error or (0, 0), y_error or (0, 0)
         (x0, y0), (x1, y1) = ax.transData.transform([(x - left, y - down), (x + right, y + up)])
@@ -162,7 +163,10 @@ def label_points(figure: Figure, ax: Axes, points: list[Point]) -> None:
 
 
 def _label_point(ax: Axes, point: Point, occupied: list[Bbox], renderer) -> Bbox:
-    """Write a point's label where it overlaps least, and return its box."""
+    """Write a point's label at the offset where it overlaps least, and return the label's box.
+
+    occupied: boxes that the label should not overlap.
+    """
     plot_area = ax.get_window_extent(renderer)
     annotation = {"xy": (point.x, point.y), "xytext": OFFSETS[0], "textcoords": "offset points"}
     text = ax.annotate(point.label, **annotation, fontsize=9, color=INK, in_layout=False)

@@ -21,30 +21,30 @@ from captioning.runtime.errors import UserError
 from captioning.training import selection
 from captioning.training.run_log import read_log
 
-EXCLUDED_KEYS = keys_of("machine")  # left out of the table of differing settings
+EXCLUDED_KEYS = keys_of("machine")  # such as the device; they are not compared between runs
 
 
 @dataclass(frozen=True)
 class Run:
     """A run and its captions of one split.
 
-    label: its unique name in the page. kind: see `objective_kind`, or "weights" if the captions
-    were made with weights that were not trained in this folder.
+    label: the run's unique name in the report. kind: the result of `objective_kind`, or "weights"
+    if the captions were made with weights that were not trained in this folder.
     """
 
     folder: Path
     label: str
     kind: str
-    config: Config  # used for training
+    config: Config  # used for training; with kind "weights", it is scoring_config
     scoring_config: Config  # used for captioning and scoring the split
     captions: Captions
     metrics: dict[str, Estimate]
     skipped: dict[str, str]  # {metric: why it could not be computed}
     log: list[dict[str, Any]]
     training: dict[str, Any]  # run.json of the training: command, versions; {} if there is none
-    scoring: dict[str, Any]  # run.json of the scoring
+    scoring: dict[str, Any]  # run.json of the scoring; {} if there is none
     selected: Sequence[str] = ()  # lines about the selected epoch; empty without selected.json
-    weights: Optional[str] = None  # the file that made the captions; None: the folder's best
+    weights: Optional[str] = None  # the checkpoint of the captions; None: the folder's best
 
     @property
     def is_trained(self) -> bool:
@@ -56,13 +56,16 @@ class Run:
 
     @property
     def checkpoint(self) -> Optional[Path]:
-        """The path of the weights that made the captions; None if the file no longer exists."""
+        """The path of the checkpoint that made the captions; None if it no longer exists."""
         path = Path(self.weights) if self.weights else self.folder / BEST
         return path if path.exists() else None
 
 
 def read_runs(folders: Sequence[Path], split: str) -> list[Run]:
-    """Return the runs in `folders`, in order. Raises UserError, as for a folder without one."""
+    """Return one run per folder, in the order of `folders`, with unique labels.
+
+    Raises UserError, for example if a folder has no run.
+    """
     runs = [_read_run(folder, split) for folder in folders]
     folders = [folder.resolve() for folder in folders]
     check_unique(folders, "run")
@@ -75,13 +78,20 @@ def read_runs(folders: Sequence[Path], split: str) -> list[Run]:
 
 
 def objective_kind(config: Config) -> str:
-    """Return the objective's name, such as "mle"; "mixture" for several; "reward" with a reward."""
+    """Return the kind of objective, which decides the style in figures.
+
+    It is "reward" if training uses a reward, "mixture" if it uses several objectives, and otherwise
+    the name of the only objective, such as "mle".
+    """
     parts = training_terms(config)
     return "reward" if "reward" in parts else "mixture" if len(parts) > 1 else parts[0]
 
 
 def training_title(config: Config) -> str:
-    """Return the captioner's title, if it has one, and the objective, such as "LSTM, SMILE"."""
+    """Return the captioner's title and the objective, such as "LSTM, SMILE".
+
+    If the captioner has no title, return only the objective.
+    """
     title = package_of(config.model).title(config)
     return ", ".join(filter(None, (title, training_name(config))))
 
@@ -130,32 +140,45 @@ def _read_run(folder: Path, split: str) -> Run:
 def _foreign_weights(
     folder: Path, scoring_config: Config, scoring: dict[str, Any]
 ) -> Optional[str]:
-    """Return the checkpoint that made the captions; None if it is the folder's best or unknown."""
+    """Return the checkpoint that made the captions; None if it is the folder's best or unknown.
+
+    scoring: the content of the run.json that was written when the split was scored.
+    """
     checkpoint = scoring.get("checkpoint")
     if not isinstance(checkpoint, str):
         return None
     path = Path(checkpoint)
     is_best_of_folder = path.resolve() == (folder / BEST).resolve()
-    # A relative path is relative to the folder where the program was started.
+    # A relative path starts at the folder where captioning.train was started. This program may have
+    # been started elsewhere, so the recorded path is also compared with the recorded output_dir.
     return (
         None if is_best_of_folder or path == Path(scoring_config.output_dir, BEST) else checkpoint
     )
 
 
 class RecordedScores(BaseModel):
-    """The scores in a metrics.json, and {metric: why it could not be computed}."""
+    """The content of a metrics.json.
+
+    metrics: {metric: score}. skipped: {metric: why it could not be computed}.
+    """
 
     metrics: dict[str, Estimate] = {}
     skipped: dict[str, str] = {}
 
 
 def recorded_scores(run: Path, split: str) -> RecordedScores:
-    """Return the scores of a run's captions of a split, empty without a file. Raises UserError."""
+    """Return the scores of a run's captions of a split. run: the run's folder.
+
+    Without a metrics.json, there are no scores. Raises UserError if the file is invalid.
+    """
     return _read(run / "result" / split / "metrics.json", RecordedScores)
 
 
 def _read(path: Path, kind: Any) -> Any:
-    """Return the JSON object in a file as this type; an empty one if there is no file."""
+    """Return the JSON object in a file as the type `kind`; an empty object if there is no file.
+
+    Raises UserError if the file has another format.
+    """
     try:
         return TypeAdapter(kind).validate_python(read_json(path) if path.exists() else {})
     except ValidationError:
@@ -164,16 +187,17 @@ def _read(path: Path, kind: Any) -> Any:
 
 
 def check_unique(names: Sequence[Any], noun: str) -> None:
-    """Raise UserError for a repeated name. noun: what is named, such as "run", for the message."""
+    """Raise UserError if a name is repeated. noun: the kind of thing named, such as "run"."""
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated is not None:
         raise UserError(f"{repeated} is named twice: name every {noun} once")
 
 
 def make_unique(labels: Sequence[str], *alternatives: Sequence[str]) -> list[str]:
-    """Append a name in brackets to each label that is repeated.
+    """Return the labels, with a name in brackets appended to each label that is repeated.
 
-    alternatives: lists with a name for each label, tried in order until all labels are unique.
+    alternatives: lists with a name for each label. If labels are still repeated after the first
+    list, names from the next list are appended, and so on.
     """
     for names in alternatives:
         labels = [
@@ -186,7 +210,8 @@ def make_unique(labels: Sequence[str], *alternatives: Sequence[str]) -> list[str
 def recorded_commands(run: Run) -> list[str]:
     """Return the recorded commands that trained and scored the run, without duplicates.
 
-    They are as a user types them: `python -m captioning.train ...`.
+    In a recorded command, the program is a path. Here it is a module, as a user types it: `python
+    -m captioning.train ...`.
     """
 
     def as_typed(found: re.Match) -> str:
@@ -199,17 +224,18 @@ def recorded_commands(run: Run) -> list[str]:
 
 
 def recorded_versions(run: Run) -> str:
-    """Return the recorded versions of Python and libraries, in one line."""
+    """Return the recorded versions of Python and libraries, as one line of text."""
     record = run.training or run.scoring
     numbers = {"Python": record.get("python"), **record.get("versions", {})}
     return ", ".join(f"{name} {version}" for name, version in numbers.items() if version)
 
 
 def differing_settings(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """Return {setting: its value in each run} of all settings that differ between the runs.
+    """Return {setting: its value in each run} for all settings that differ between the runs.
 
-    Settings of generation and scoring are from `scoring_config`, all others from `config`. If
-    `scoring_config` has another value of one of the others, "NAME, in scoring" has that value.
+    Settings of generation and scoring are read from `scoring_config`, and other settings from
+    `config`. If `scoring_config` and `config` of a run differ in such another setting NAME, there
+    is also an entry "NAME, in scoring" with the values in `scoring_config`.
     """
     configs = [every_key(run.config) for run in runs]
     scoring_configs = [every_key(run.scoring_config) for run in runs]
@@ -230,5 +256,5 @@ def differing_settings(runs: Sequence[Run]) -> dict[str, list[str]]:
 
 
 def _format_value(value: Any) -> str:
-    """Return a text unchanged, and other values as JSON."""
+    """Return a string unchanged, and any other value as JSON."""
     return value if isinstance(value, str) else json.dumps(value)

@@ -1,6 +1,6 @@
-"""The loss of each token of one caption under MLE and SMILE, by a trained captioner.
+"""Computes the MLE and SMILE loss of each token of one human caption, with a trained captioner.
 
-The losses are the training losses without label smoothing and without first-token MLE.
+The losses are those of training, but without label smoothing and without first-token MLE.
 """
 
 import math
@@ -19,14 +19,17 @@ from captioning.report.runs import Run
 from captioning.runtime.errors import UserError
 from smile import mle_loss, smile_loss
 
-NUM_PREDICTIONS = 5  # the likeliest words that are shown for a token
-# The shown caption has the length at this quantile of all human captions, but at most about
-# MAX_WORDS words, to fit on the page.
+NUM_PREDICTIONS = 5  # how many of the likeliest words are shown for each token
+# The caption is chosen by its length: the quantile QUANTILE of the lengths of all human captions,
+# but at most about MAX_WORDS words, so that the caption fits on the page.
 QUANTILE, MAX_WORDS = 0.6, 12
 
 
 class Prediction(NamedTuple):
-    """A predicted word. in_caption: whether it is in the caption, over which SMILE's softmax is."""
+    """A predicted word.
+
+    in_caption: whether the word is in the caption. SMILE's softmax is only over these words.
+    """
 
     word: str
     probability: float  # over the whole vocabulary
@@ -34,12 +37,15 @@ class Prediction(NamedTuple):
 
 
 class Token(NamedTuple):
-    """A token of the caption and its predictions. mle, smile: its losses in nats."""
+    """A token of the caption, and the captioner's predictions of it.
+
+    label: the token's text. mle, smile: the token's losses in nats.
+    """
 
     label: str
     predictions: list[Prediction]  # likeliest first
-    probability: float  # of the label, over the whole vocabulary
-    caption_probability: float  # of the label, over the caption's words
+    probability: float  # of this token, in a softmax over the whole vocabulary
+    caption_probability: float  # of this token, in a softmax over the caption's words
     mle: float
     smile: float
 
@@ -52,10 +58,10 @@ class TokenFigure(NamedTuple):
 
 
 def token_figure(comparison: Comparison) -> TokenFigure:
-    """Return the losses of a human caption's tokens by one run's captioner.
+    """Return the losses of a human caption's tokens, computed with the captioner of one run.
 
-    The run is the first whose checkpoint can be loaded, and an MLE run if possible. Raises
-    UserError.
+    The run is the first one with a checkpoint that can be loaded. MLE runs are tried before other
+    runs. Raises UserError if there are no human captions or no checkpoint can be loaded.
     """
     image_id, caption = choose_caption(comparison)
     path = comparison.image_path(image_id)
@@ -78,10 +84,10 @@ def token_figure(comparison: Comparison) -> TokenFigure:
 
 
 def choose_caption(comparison: Comparison) -> tuple[ImageId, str]:
-    """Return the id and text of the first human caption of the length closest to the target.
+    """Return the image id and the text of the human caption with the length closest to the target.
 
-    The target is the length at QUANTILE, or MAX_WORDS if this is shorter. Raises UserError without
-    human captions.
+    The target is the length at QUANTILE, or MAX_WORDS if that is smaller. Among captions that are
+    equally close, the first is returned. Raises UserError if there are no human captions.
     """
     captions = [(i, text) for i, group in comparison.references.items() for text in group]
     if not captions:
@@ -93,7 +99,7 @@ def choose_caption(comparison: Comparison) -> tuple[ImageId, str]:
 
 @torch.inference_mode()
 def token_losses(captioner, image: Images, caption: str) -> list[Token]:
-    """Return the tokens of a caption, including its end token. image: a batch of one."""
+    """Return the tokens of a caption, including the end token. image: a batch of one image."""
     captioner.eval()
     tokenizer = captioner.tokenizer
     logits, labels = captioner.predictions(image, [[caption]])  # (1, N, V), (1, N)
@@ -115,9 +121,10 @@ def token_losses(captioner, image: Images, caption: str) -> list[Token]:
 
 
 def _word(tokenizer, token_id: int, position: int) -> str:
-    """Return a token's text; with a dash, such as "-s", if it continues the previous word.
+    """Return a token's text. A `##` piece, which continues the previous word, gets a dash: "-s".
 
-    With first-token shifting, the first token (position 0) may be a `##` piece that continues none.
+    With first-token shifting, the first token (position 0) may be a `##` piece, too. It continues
+    no word, so it gets no dash.
     """
     if token_id == tokenizer.end:
         return "(end)"
@@ -129,9 +136,9 @@ def _word(tokenizer, token_id: int, position: int) -> str:
 def find_spared(tokens: list[Token]) -> Optional[tuple[int, Token]]:
     """Return the token that SMILE spares most, and its position from 1; None if there is none.
 
-    It is the token for which MLE's loss exceeds SMILE's most, among those for which the model
-    prefers a word that is not in the caption. The first token is left out, because first-token MLE
-    scores it.
+    Candidates are the tokens for which the likeliest word is not in the caption. The candidate with
+    the largest difference of MLE loss - SMILE loss is returned. The first token is left out,
+    because in training its loss is MLE, not SMILE (first-token MLE).
     """
     candidates = [(n, t) for n, t in enumerate(tokens[1:], 2) if not t.predictions[0].in_caption]
     return max(candidates, key=lambda pair: pair[1].mle - pair[1].smile, default=None)
@@ -140,8 +147,9 @@ def find_spared(tokens: list[Token]) -> Optional[tuple[int, Token]]:
 def find_charged(tokens: list[Token]) -> Optional[tuple[int, Token]]:
     """Return the token that SMILE charges most, and its position from 1; None if there is none.
 
-    It is the token with the largest SMILE loss, among those for which the model prefers another
-    word of the caption. The first token is left out as in `find_spared`.
+    Candidates are the tokens for which the likeliest word is another word of the caption. The
+    candidate with the largest SMILE loss is returned. The first token is left out as in
+    `find_spared`.
     """
     with_best = [(n, t, t.predictions[0]) for n, t in enumerate(tokens[1:], 2)]
     candidates = [(n, t) for n, t, best in with_best if best.in_caption and best.word != t.label]

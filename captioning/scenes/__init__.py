@@ -1,1 +1,1 @@
-"""A synthetic data set with known content: scenes, their images, captions and facts."""
+"""Makes a synthetic data set with known content: scenes, their images, captions and facts."""

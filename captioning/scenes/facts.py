@@ -1,9 +1,10 @@
-"""Captions of scenes by simulated annotators, and the true and wrong facts that a caption states.
+"""Writes captions of scenes as simulated annotators, and finds the true facts that captions state.
 
 A caption is read word by word, so that captions with broken grammar can be scored, too. Each noun
-is a mention of one thing. Adjectives belong to the next noun, places to the previous noun. Specific
-words state several facts: "crimson" states red and dark, "tiny" states small and tiny. Words
-without a fact ("a", "and", "with") are skipped. A repeated fact of a mention counts once.
+is a mention of one thing. An adjective belongs to the next noun, a place to the previous noun, and
+a relation to the nouns before and after it. Specific words state several facts: "crimson" states
+red and dark, "tiny" states small and tiny. Words without a fact ("a", "and", "with") are skipped.
+If a mention repeats a fact, the fact counts once.
 """
 
 import random
@@ -44,10 +45,14 @@ def describe(scene: Scene, detail: float, rng: random.Random) -> str:
     """
 
     def chance(at_least: float, at_most: float) -> bool:
-        """Draw whether a detail is mentioned. Its probability is interpolated by `detail`."""
+        """Draw whether a property or thing is mentioned.
+
+        The probability rises linearly from `at_least` for detail 0 to `at_most` for detail 1.
+        """
         return rng.random() < at_least + (at_most - at_least) * detail
 
     things = scene.things
+    # A summary states only the number of things, or mentions only the largest thing.
     summarise = len(things) > 1 and not chance(0.25, 0.97)
     if summarise and rng.random() < 0.5:
         text = f"{COUNTS[len(things) - 1]} {rng.choice(OBJECT_NOUNS)}s"
@@ -69,7 +74,10 @@ def describe_all(scene: Scene, rng: random.Random) -> list[str]:
 
 
 def _noun_phrase(thing: Thing, may_have_place: bool, chance, rng: random.Random) -> str:
-    """Return a noun phrase for a thing. chance: see `describe`."""
+    """Return a noun phrase for a thing, such as "a crimson star".
+
+    may_have_place: whether the phrase may end with the thing's place. chance: see `describe`.
+    """
     words = [*_properties(thing, chance, rng)]
     words.append(_synonym(thing.shape, rng) if chance(0.5, 0.97) else rng.choice(OBJECT_NOUNS))
     article = "an" if words[0][0] in "aeiou" else "a"
@@ -93,7 +101,7 @@ def _properties(thing: Thing, chance, rng: random.Random) -> Iterator[str]:
 
 
 def _place(thing: Thing, chance, rng: random.Random) -> str:
-    """Return words for a thing's place."""
+    """Return words for a thing's place, such as "on the left"."""
     places = list(thing.place())
     if places == ["middle"]:
         return f"in the {_synonym('middle', rng)}"
@@ -105,7 +113,7 @@ def _place(thing: Thing, chance, rng: random.Random) -> str:
 
 
 def _true_relation(a: Thing, b: Thing, rng: random.Random) -> str:
-    """Return one of the true relations of thing a to thing b, in words."""
+    """Return one of the relations that hold between thing a and thing b, in words."""
     true = [name for name, holds in RELATIONS.items() if holds(a, b)]
     return _synonym(rng.choice(true), rng)
 
@@ -119,7 +127,7 @@ def _with_synonyms(words) -> Iterator[tuple[str, str]]:
     return ((name, word) for word in words for name in SYNONYMS.get(word, (word,)))
 
 
-# The facts that words state: {word: fact}, for adjectives {word: facts}.
+# The facts that words state. ADJECTIVES is {word: facts}, the other dicts are {word: fact}.
 NOUNS = {**{noun: "object" for noun in OBJECT_NOUNS}, **dict(_with_synonyms(SHAPES))}
 ADJECTIVES: dict[str, tuple[str, ...]] = {
     **SHADES,
@@ -138,8 +146,9 @@ SCENE_WORDS = {**dict(_with_synonyms(GROUNDS)), **{count: count for count in COU
 class Fact(NamedTuple):
     """A fact that a word states.
 
-    what: the property or relation. subject: the index of the mention that has it; None for a fact
-    about the scene. other: the index of the second mention of a relation.
+    what: the property or relation. subject: the index of the mention with the property, or of the
+    first mention of a relation; None for a fact about the scene. other: the index of the second
+    mention of a relation; otherwise None.
     """
 
     what: str
@@ -148,7 +157,11 @@ class Fact(NamedTuple):
 
 
 class Statement(NamedTuple):
-    """The content of a caption. words: (word, its facts). mentions: the number of mentions."""
+    """The content of a caption.
+
+    words: for each word, a pair (word, facts that the word states). mentions: the number of
+    mentions.
+    """
 
     words: tuple[tuple[str, tuple[Fact, ...]], ...]
     mentions: int
@@ -162,7 +175,7 @@ def read_caption(caption: str) -> Statement:
     """Return the facts stated by each word of a caption."""
     words = caption.split()
     stated: list[tuple[Fact, ...]] = []
-    mention = -1  # index of the last mention; adjectives belong to the next one
+    mention = -1  # index of the latest mention; an adjective belongs to mention + 1
     pending_adjective = False  # whether an adjective still has no noun
     for i, word in enumerate(words):
         key, facts = word.strip(".,").lower(), ()
@@ -190,17 +203,22 @@ def read_caption(caption: str) -> Statement:
 
 
 def _relation(word: str, following: list[str]) -> Optional[str]:
-    """Return the relation that a word states before the word in `following`; None if none."""
+    """Return the relation that a word states, such as "left of"; None if it states none.
+
+    following: a list of the next word; empty after the last word. "left" states "left of" only if
+    the next word is "of".
+    """
     if word in ("left", "right"):
         return f"{word} of" if following == ["of"] else None
     return {"above": "above", "below": "below", "near": "near", "next": "near"}.get(word)
 
 
 def true_facts(statement: Statement, scene: Scene) -> frozenset[Fact]:
-    """Return the stated facts that are true, under the best matching of mentions to things.
+    """Return the stated facts that are true.
 
-    Two mentions never match the same thing. Thus if a caption mentions three things of a scene with
-    two, one mention is wrong.
+    Mentions are matched to things in the way that makes most facts true. Two mentions never match
+    the same thing. Thus if a scene has two things and a caption has three mentions, one mention has
+    no true fact.
     """
     facts = statement.facts()
     matchings = _matchings(_distinct_mentions(statement, scene), len(scene.things))
@@ -214,10 +232,10 @@ def true_facts(statement: Statement, scene: Scene) -> frozenset[Fact]:
 
 
 def max_true_facts(facts: Iterable[Fact], scene: Scene) -> int:
-    """Return an upper bound of the number of true facts.
+    """Return an upper bound on the number of true facts.
 
-    It is fast, because mentions are not matched to things: a property counts if any thing has it,
-    and every relation counts.
+    This is faster than `true_facts`, because mentions are not matched to things: a property counts
+    if any thing has the property, and every relation counts.
     """
     possible = _facts_of_things(scene)
     return sum(
@@ -231,10 +249,10 @@ def _facts_of_things(scene: Scene) -> frozenset[str]:
 
 
 def _distinct_mentions(statement: Statement, scene: Scene) -> list[int]:
-    """Return the mentions that can have a true fact.
+    """Return the indices of the mentions that can have a true fact.
 
-    Of several mentions with the same facts, no more are kept than the scene has things. Without
-    this limit, a repetitive caption would cost time cubic in its mentions.
+    If the scene has n things, at most n mentions with the same facts are kept. Without this limit,
+    the time for a repetitive caption would grow with the cube of its number of mentions.
     """
     possible = _facts_of_things(scene)
     stated: dict[int, list[tuple]] = {mention: [] for mention in range(statement.mentions)}
@@ -254,7 +272,10 @@ def _distinct_mentions(statement: Statement, scene: Scene) -> list[int]:
 
 
 def _matchings(mentions: list[int], things: int) -> Iterator[dict[int, int]]:
-    """Yield all one-to-one matchings of maximal size, as {mention: index of a thing}."""
+    """Yield all one-to-one matchings of maximal size, as {mention: index of a thing}.
+
+    things: the number of things in the scene.
+    """
     if len(mentions) <= things:
         for chosen in permutations(range(things), len(mentions)):
             yield dict(zip(mentions, chosen))
@@ -278,7 +299,10 @@ def _holds(fact: Fact, matching: dict[int, int], scene: Scene) -> bool:
 
 
 def mark(caption: str, scene: Scene) -> list[tuple[str, Optional[bool]]]:
-    """Return (word, whether all its facts are true) of each word; None for a word without facts."""
+    """Return a pair (word, mark) for each word of a caption.
+
+    The mark is True if all facts of the word are true, False if not, None for a word without facts.
+    """
     statement = read_caption(caption)
     true = true_facts(statement, scene)
     return [

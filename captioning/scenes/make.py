@@ -1,10 +1,13 @@
 """Makes a captioned data set of drawn scenes, in the annotation format of training.
 
+The data set's folder has these files:
+
 images/scene_000000.png, ...
-scenes_{train,val,test}.json   images with five captions each
-scenes.json                    seed, version, and the content of each scene by image id
-vocab.txt                      the words of the captions, for the tokeniser
-vocab_pieces.txt               the same, and `##word` for each first word, for first_token_shift
+scenes_{train,val,test}.json   for each image its file and captions: five, or two paragraphs
+scenes.json                    version, seed, split sizes, and the content of each scene by image id
+vocab.txt                      special tokens and the words of captions, for the tokeniser
+vocab_pieces.txt               vocab.txt, and `##word` for each word that starts a caption; it is
+                               the vocabulary for runs with first_token_shift
 """
 
 import math
@@ -26,7 +29,7 @@ from captioning.scenes.world import RADIUS, Scene, Thing, random_scene
 SPLITS = {"train": 6000, "val": 150, "test": 300}
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 PROMPT = "a picture of"
-VERSION = 1  # of this program; another version makes other scenes from the same seed
+VERSION = 1  # has to be increased when a change makes other scenes from the same seed
 
 SIDE = 96  # pixels
 OVERSAMPLING = 2  # images are drawn larger by this factor, then reduced, for smooth edges
@@ -52,8 +55,10 @@ GROUNDS = {
     "snow": ("#f4f7fa", "#dee6f0"),
     "stone": ("#acacb0", "#8e8e96"),
 }
-_STAR = [(2 * math.pi * (i / 10), 0.4 if i % 2 else 1.0) for i in range(10)]  # angle, radius
-POLYGONS = {  # of radius 1 around the origin
+# The angle in radians and the radius of each corner of a star.
+_STAR = [(2 * math.pi * (i / 10), 0.4 if i % 2 else 1.0) for i in range(10)]
+# The polygons of each shape, of radius 1 around the origin. Circles and rings are not polygons.
+POLYGONS = {
     "square": [[(-0.85, -0.85), (0.85, -0.85), (0.85, 0.85), (-0.85, 0.85)]],
     "triangle": [[(0, -1), (1, 0.85), (-1, 0.85)]],
     "cross": [
@@ -68,11 +73,11 @@ POLYGONS = {  # of radius 1 around the origin
 def make_scenes(
     folder: Path, seed: int = 0, splits: Mapping[str, int] = SPLITS, paragraphs: bool = False
 ) -> bool:
-    """Write the data set to `folder`, which is created only when complete.
+    """Write the data set to a temporary folder, and rename it to `folder` when it is complete.
 
     splits: {split: number of scenes}. paragraphs: whether captions are paragraphs. The same seed
-    gives the same files. Returns False if the folder already has this data set. Raises UserError if
-    it contains something else.
+    gives the same files. Returns True, or False if `folder` already has this data set. Raises
+    UserError if `folder` contains something else.
     """
     made_from = {"version": VERSION, "seed": seed, "splits": dict(splits)}
     made_from.update({"paragraphs": True} if paragraphs else {})
@@ -90,6 +95,7 @@ def make_scenes(
     return True
 
 
+# made_from: {"version", "seed", "splits"}, and "paragraphs": True if captions are paragraphs.
 def _make_all(folder: Path, made_from: dict) -> None:
     splits = made_from["splits"]
     temporary = folder.with_name(folder.name + ".tmp")
@@ -112,7 +118,8 @@ def _make_all(folder: Path, made_from: dict) -> None:
                 bar.update()
             write_json(entries, temporary / f"scenes_{split}.json")
     vocabulary = [*SPECIAL_TOKENS, *sorted({*" ".join([PROMPT, *texts]).split()})]
-    # In another file, because a larger vocab.txt would change the random weights of captioners.
+    # The pieces have a separate file. In vocab.txt, they would enlarge the vocabulary of all
+    # captioners, so that the same seed would give other initial weights.
     with_pieces = [*vocabulary, *sorted({f"##{text.split()[0]}" for text in texts})]
     for name, tokens in {"vocab.txt": vocabulary, "vocab_pieces.txt": with_pieces}.items():
         write_text("".join(f"{token}\n" for token in tokens), temporary / name)
@@ -121,7 +128,7 @@ def _make_all(folder: Path, made_from: dict) -> None:
 
 
 def read_scenes(path: Path) -> dict[int, Scene]:
-    """Return {image id: scene} of a scenes.json. Raises UserError."""
+    """Return {image id: scene} from a scenes.json. Raises UserError if the file has none."""
     try:
         return {
             int(number): Scene(ground, tuple(Thing(*thing) for thing in things))
@@ -134,7 +141,10 @@ def read_scenes(path: Path) -> dict[int, Scene]:
 
 
 def draw(scene: Scene, rng: random.Random) -> Image.Image:
-    """Return an RGB image (SIDE x SIDE). rng: for the ground's marks and small shifts of things."""
+    """Return an RGB image of SIDE x SIDE pixels.
+
+    rng: draws the positions of the marks on the ground, and small shifts of the things.
+    """
     side = SIDE * OVERSAMPLING
     image = Image.new("RGB", (side, side), GROUNDS[scene.ground][0])
     canvas = ImageDraw.Draw(image)
@@ -145,6 +155,7 @@ def draw(scene: Scene, rng: random.Random) -> Image.Image:
     return image.resize((SIDE, SIDE), Image.Resampling.BOX)
 
 
+# A mark is, for example, a blade of grass on the ground. x, y: in units of the world.
 def _draw_mark(canvas: ImageDraw.ImageDraw, ground: str, x: float, y: float) -> None:
     colour = GROUNDS[ground][1]
     if ground == "grass":
@@ -160,6 +171,7 @@ def _draw_mark(canvas: ImageDraw.ImageDraw, ground: str, x: float, y: float) -> 
 
 def _draw_thing(canvas: ImageDraw.ImageDraw, thing: Thing, rng: random.Random) -> None:
     r, colour = RADIUS[thing.size], SHADES[thing.shade]
+    # The middle of the thing's cell, shifted a little, but so that the thing is within the image.
     x, y = (
         min(max(8 + 16 * cell + rng.uniform(-1, 1), r), 48 - r)
         for cell in (thing.column, thing.row)
@@ -177,5 +189,6 @@ def _draw_thing(canvas: ImageDraw.ImageDraw, thing: Thing, rng: random.Random) -
         canvas.polygon(_scaled([(x + r * u, y + r * v) for u, v in points]), colour)
 
 
+# Converts points from units of the world to pixels of the enlarged image.
 def _scaled(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
     return [(UNIT * x, UNIT * y) for x, y in points]

@@ -1,4 +1,4 @@
-"""Captions that are paragraphs: everything that is in a scene, and what is not."""
+"""Writes captions that are paragraphs, which say all that is in a scene and what is missing."""
 
 import random
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ _ORDER = ("first", "second", "third")
 
 
 def describe_in_paragraphs(scene: Scene, rng: random.Random) -> list[str]:
-    """Return paragraphs of 100 to 200 words, which differ in the order of their sentences."""
+    """Return PARAGRAPHS texts of 100 to 200 words, which differ in the order of their sentences."""
     return [" ".join(_sentences(scene, rng)) for _ in range(PARAGRAPHS)]
 
 

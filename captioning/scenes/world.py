@@ -1,4 +1,4 @@
-"""Random scenes of simple shapes: the things in them, and the facts that are true."""
+"""Defines scenes of simple shapes and the facts that are true of a scene; makes random scenes."""
 
 import math
 import random
@@ -21,14 +21,15 @@ SHADES = {
     "plum": ("purple", "dark"),
     "violet": ("purple", "light"),
 }
-# The words that are true of each size, the most general first.
+# The words that are true of each size, the most general word first.
 SIZES = {
     "tiny": ("small", "tiny"),
     "small": ("small",),
     "large": ("large",),
     "huge": ("large", "huge"),
 }
-RADIUS = {"tiny": 3.5, "small": 6.0, "large": 8.0, "huge": 11.0}  # the world is 48 wide
+# Radii in units of the world, which is 48 units wide and high.
+RADIUS = {"tiny": 3.5, "small": 6.0, "large": 8.0, "huge": 11.0}
 COLUMNS = ("left", "middle", "right")
 ROWS = ("top", "middle", "bottom")
 GROUNDS = ("sand", "grass", "water", "snow", "stone")
@@ -37,7 +38,10 @@ MAX_THINGS = len(COUNTS)
 
 
 class Thing(NamedTuple):
-    """An object in a scene. column, row: of a 3 x 3 grid, 0 to 2 from the left and from the top."""
+    """An object in a scene, in a cell of a 3 x 3 grid.
+
+    column: 0 to 2 from the left. row: 0 to 2 from the top.
+    """
 
     shape: str
     shade: str
@@ -49,7 +53,8 @@ class Thing(NamedTuple):
     def facts(self) -> frozenset[str]:
         """Return the facts about this thing.
 
-        A shade gives its colour and its brightness, see SHADES; "tiny" also gives "small".
+        A shade adds two facts, a colour and a brightness, see SHADES. The size "tiny" also adds
+        "small", and "huge" also adds "large".
         """
         return frozenset(
             ["object", self.shape, *SHADES[self.shade], *SIZES[self.size], *self.place()]
@@ -76,6 +81,7 @@ class Scene(NamedTuple):
         return frozenset([self.ground, COUNTS[len(self.things) - 1]])
 
 
+# {relation: function that returns whether the relation holds between the things a and b}
 RELATIONS = {
     "left of": lambda a, b: a.column < b.column,
     "right of": lambda a, b: a.column > b.column,
@@ -100,5 +106,6 @@ def random_scene(rng: random.Random) -> Scene:
 
 
 def _are_apart(a: Thing, b: Thing) -> bool:
+    # The cells of the grid are 16 units wide and high.
     distance = 16 * math.hypot(a.column - b.column, a.row - b.row)
     return distance >= RADIUS[a.size] + RADIUS[b.size]

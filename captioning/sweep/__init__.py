@@ -1,1 +1,1 @@
-"""Runs variants of one configuration: mixture weights and the published ablations."""
+"""Trains and compares variants of one configuration: mixtures, ablations, other objectives."""

@@ -6,8 +6,8 @@ python -m captioning.sweep configs/demo_finetune.yaml --objectives all --seeds 3
 python -m captioning.sweep --collect output/caption_coco output/my_other_run
 
 Each run is trained, then captions and scores the test split. Finished runs are kept, and stopped
-runs are resumed. Runs are parallel: one per GPU, or --jobs on a CPU. The folder gets frontier.svg,
-table.md, report.html, and a folder and a log for each run.
+runs are resumed. Runs are parallel: one per GPU, or --jobs on a CPU. Writes frontier.svg, table.md,
+report.html, and a folder and a log for each run, to --output_dir.
 """
 
 if __name__ == "__main__":
@@ -48,11 +48,11 @@ SEED_NOTE = (
 def write_files(done: Sequence[variants.Variant], collected: Sequence[Path], folder: Path) -> None:
     """Write frontier.svg, table.md and report.html of the finished runs, and print the table.
 
-    done: the sweep's finished variants, whose runs are in `folder`. collected: folders of other
-    runs. Raises UserError for a folder without a run.
+    done: the finished variants of the sweep; their runs are in `folder`. collected: the folders of
+    other runs. Raises UserError if a folder has no run.
     """
     comparison = compare([*(folder / variant.name for variant in done), *collected])
-    runs_by_label: dict[str, list[Run]] = {}  # one run per seed
+    runs_by_label: dict[str, list[Run]] = {}  # {variant's label: one run per seed}
     for variant, run in zip(done, comparison.runs):
         runs_by_label.setdefault(variant.label, []).append(run)
     weights = {variant.label: variant.weight for variant in done}
@@ -109,7 +109,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run the program; return 0, 2 after a line for each error or failed run, or 130 if stopped."""
+    """Run the program. Return the exit code: 0, or 2 after an error, or 130 if stopped.
+
+    An error line is printed for each failed run.
+    """
     arguments = build_parser().parse_intermixed_args(argv)
     stopped = "stopped; run the same command again to continue"
     return exit_code(lambda: _run(arguments), stopped)

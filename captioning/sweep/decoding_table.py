@@ -1,4 +1,4 @@
-"""Compares the decodings of a sweep's runs: a table, and a figure with their cost."""
+"""Writes a table and a figure that compare the decodings of a sweep, by scores and by cost."""
 
 import math
 import statistics
@@ -30,19 +30,21 @@ from captioning.sweep.frontier import TABLE_METRICS, coordinates
 from captioning.sweep.over_seeds import mean_over_seeds
 from captioning.sweep.runs import Sweep
 
-# The first of these metrics that the validation split has chooses the values of TUNED_KEYS.
+# The values of TUNED_KEYS are chosen by the first of these metrics that was computed on the
+# validation split.
 TUNING_METRICS = ("scene_R@1", "R@1", "CIDEr")
-# Decoder tokens per image, and the time relative to TIME_REFERENCE of the same run.
+# Decoder tokens per image, and the time as a multiple of TIME_REFERENCE's time in the same run.
 COSTS = (Metric("tokens", "decoder tokens", 0), Metric("time", "time", 1))
-_CHOSEN_MARK = " *"
-VARIANT_STYLES = {"MLE": "mle", "SMILE": "smile"}
+_CHOSEN_MARK = " *"  # ends the label of a decoding that is `Line.chosen`
+VARIANT_STYLES = {"MLE": "mle", "SMILE": "smile"}  # {label of a variant: its key in STYLES}
 
 
 class Line(NamedTuple):
-    """A decoding of a variant, averaged over seeds.
+    """A line of the table: the scores of a variant with one decoding, averaged over seeds.
 
-    row: its metrics and COSTS. chosen: whether its value of a key of TUNED_KEYS is the best on the
-    validation split.
+    variant: the variant's label. decoding: a name in DECODINGS. row: the metrics, including COSTS.
+    chosen: whether the decoding is the best one on the validation split among those that differ in
+    the value of a key of TUNED_KEYS.
     """
 
     variant: str
@@ -60,9 +62,10 @@ def write_decodings(
 ) -> str:
     """Write decodings.md and decodings.svg to the folder; return the table.
 
-    names: of the decodings. Runs of the same label are seeds of one variant. extra_metrics: {folder
-    of a decoding: metrics of its test captions}, in addition to the stored metrics. columns: those
-    of the extra metrics, which are appended to the table.
+    Runs whose variants have the same label are seeds of one variant, also across sweeps. names: the
+    names of the decodings. extra_metrics: {folder of a decoding: metrics of its test captions},
+    which are added to the stored metrics. columns: the columns for the extra metrics, which are
+    appended to the table.
     """
     lines = list(_lines(sweeps, names, extra_metrics))
     stored = select_columns(line.row for line in lines)
@@ -80,7 +83,7 @@ def write_decodings(
 
 
 def _lines(sweeps: Sequence[Sweep], names: Sequence[str], extra_metrics: Mapping) -> Iterator[Line]:
-    """Yield a line for each decoding of each variant. names: of the decodings."""
+    """Yield a line for each decoding of each variant. For the arguments, see `write_decodings`."""
     runs_by_label: dict[str, list[Path]] = {}
     names_by_label: dict[str, list[str]] = {}
     for sweep in sweeps:
@@ -103,9 +106,10 @@ def _row(run: Path, name: str, split: str, extra_metrics: Mapping) -> Row:
 
 
 def _chosen_decodings(runs: Sequence[Path], names: Sequence[str]) -> set[str]:
-    """Return the name of the best decoding on the validation split for each key of TUNED_KEYS.
+    """Return the names of the best decodings on the validation split, one per key of TUNED_KEYS.
 
-    Returns an empty set if no metric of TUNING_METRICS is available.
+    runs: folders of the seeds of one variant. Returns an empty set if no metric of TUNING_METRICS
+    was computed.
     """
     best = set()
     for key in TUNED_KEYS:
@@ -124,9 +128,10 @@ def _chosen_decodings(runs: Sequence[Path], names: Sequence[str]) -> set[str]:
 def draw(lines: Sequence[Line], path: Path) -> None:
     """Draw accuracy against descriptiveness. A larger marker stands for more decoder tokens.
 
-    A marker's area grows with the square root of the tokens, which differ by two orders of
-    magnitude. Decodings with a key of TUNED_KEYS are drawn only for its chosen value. Hollow
-    markers: captioners that were trained with dropped images.
+    The numbers of tokens differ by two orders of magnitude, so a marker's area grows only with
+    their square root. Of decodings that set a key of TUNED_KEYS, only the chosen ones are drawn.
+    Hollow markers stand for captioners that were trained with dropped images. No file is written if
+    the lines lack the metrics for the axes.
     """
     axes = plane.choose_axes([line.row for line in lines])
     if axes is None:
@@ -138,6 +143,7 @@ def draw(lines: Sequence[Line], path: Path) -> None:
         VARIANT_STYLES.get(name, "mixture" if "+" in name else "random") for name in objectives
     ]
     objective_styles = dict(zip(objectives, assign_styles(kinds)))
+    # The keys are ids, because a `Line` is not hashable.
     tokens = {id(line): line.row.metrics["tokens"].value for line in lines}
     with figure_context():
         figure = Figure(figsize=(8.6, 5.6), layout="constrained")

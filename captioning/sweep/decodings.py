@@ -1,4 +1,7 @@
-"""The decodings that a sweep compares, and the captions, scores and cost of each."""
+"""Defines the decodings that a sweep compares; captions and scores a run with each of them.
+
+The cost of each decoding is measured, too: decoder tokens per image, and time.
+"""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -23,12 +26,15 @@ from captioning.training.run_log import record_run
 from captioning.training.split_evaluation import SplitEvaluation
 from captioning.training.validation_history import is_scored
 
-DROP_SHARE = 0.2  # `drop_image` of captioners trained for guidance: the share of dropped images
-TIME_REFERENCE = "beam3"  # the decoding whose time is 1
-COST_FILE = "cost.json"
-DROPPED_SUFFIX = ", images dropped"  # ends the labels of captioners that are trained for guidance
-JUDGE = "judge"
-# Rerankers sample candidates from the full distribution. Other decodings use 3 beams by default.
+# Guidance and mutual information also need predictions for the null image. For them, captioners are
+# also trained with the key `drop_image`: this share of images is replaced by the null image.
+DROP_SHARE = 0.2
+TIME_REFERENCE = "beam3"  # times are given relative to the time of this decoding
+COST_FILE = "cost.json"  # ends the names of files: test_cost.json, val_cost.json
+DROPPED_SUFFIX = ", images dropped"  # ends the labels of variants trained with DROP_SHARE
+JUDGE = "judge"  # a name in DECODINGS, and the value of the key `rerank` for this decoding
+# Keys of all decodings, unless `Decoding.keys` sets them. top_p and top_k let rerankers sample
+# candidates from the full distribution. Decodings without sampling use 3 beams.
 DEFAULT_KEYS = {"top_p": 1.0, "top_k": 0, "num_beams": 3, "sample": False}
 TUNED_KEYS = ("rerank_weight", "guidance_scale")  # keys that are chosen on the validation split
 
@@ -36,8 +42,8 @@ TUNED_KEYS = ("rerank_weight", "guidance_scale")  # keys that are chosen on the 
 class Decoding(NamedTuple):
     """A decoding method.
 
-    keys: configuration values that replace the run's. for_dropped: it is also used with captioners
-    that were trained with dropped images.
+    keys: values that replace those of the run's configuration. for_dropped: whether the decoding is
+    also used with captioners that were trained with dropped images, see DROP_SHARE.
     """
 
     label: str
@@ -46,7 +52,7 @@ class Decoding(NamedTuple):
 
     @property
     def is_tuned(self) -> bool:
-        """Whether it has a key whose value is chosen on the validation split."""
+        """Whether the decoding sets a key of TUNED_KEYS."""
         return any(key in self.keys for key in TUNED_KEYS)
 
 
@@ -77,19 +83,23 @@ DECODINGS: dict[str, Decoding] = {
 def read_decodings(text: Optional[str]) -> list[str]:
     """Return the names in a text such as "greedy,mmi0.5" or "all", with TIME_REFERENCE first.
 
-    Returns [] for None. Raises UserError.
+    Returns [] for None. Raises UserError for an unknown name.
     """
     names = read_names(text, [*DECODINGS], "a decoding")
     return list(dict.fromkeys([TIME_REFERENCE, *names])) if names else []
 
 
 def drop_shares(decodings: Sequence[str]) -> list[float]:
-    """Return the values of `drop_image` with which captioners for these decodings are trained."""
+    """Return the values of `drop_image` with which captioners are trained for these decodings."""
     return [0.0, DROP_SHARE] if any(DECODINGS[name].for_dropped for name in decodings) else [0.0]
 
 
 def with_drop_shares(variants: Sequence[Variant], shares: Sequence[float]) -> list[Variant]:
-    """Return each variant once per value of `drop_image`, with the mean image as the null image."""
+    """Return each variant once per value of `drop_image`, with the mean image as the null image.
+
+    A variant with dropped images has the weight None, so that it counts neither as a mixture nor as
+    a possible judge.
+    """
     return [
         variant._replace(
             name=f"{variant.name}_dropped" if share else variant.name,
@@ -103,20 +113,24 @@ def with_drop_shares(variants: Sequence[Variant], shares: Sequence[float]) -> li
 
 
 def applicable_decodings(config: Config, names: Sequence[str]) -> list[str]:
-    """Return the decodings for a captioner trained with this configuration's `drop_image`."""
+    """Return the decodings among `names` that suit a captioner trained with this configuration.
+
+    A captioner trained with dropped images gets only decodings with `for_dropped`.
+    """
     return [name for name in names if not config.drop_image or DECODINGS[name].for_dropped]
 
 
 def decoding_folder(run: Path, name: str) -> Path:
-    """Return the folder of a run's captions by the decoding `name`."""
+    """Return the folder of the captions by the decoding `name`. run: the run's folder."""
     return run / "decodings" / name
 
 
 def decode_run(config: Config, names: Sequence[str], judge: Optional[str]) -> None:
-    """Caption and score the test split of a finished run with each decoding that is not done.
+    """Caption and score the test split of a finished run with each decoding.
 
-    Tuned decodings also caption and score the validation split. judge: the checkpoint of the
-    captioner that reranks for the decoding JUDGE. Raises UserError, Stopped.
+    With tuned decodings, the validation split is also captioned and scored. Splits that are done
+    already are skipped. judge: the checkpoint of the captioner that reranks for the decoding JUDGE.
+    Raises UserError, or Stopped if a stop is requested.
     """
     run = Path(config.output_dir)
 
@@ -137,7 +151,7 @@ def decode_run(config: Config, names: Sequence[str], judge: Optional[str]) -> No
     captioner, _ = captioner_from(config, checkpoint)
     device = distributed.start(config.device)
     captioner = captioner.to(device).eval()
-    # Times are comparable only within a process, so this process times the reference, too.
+    # Times are comparable only within one process, so each process also times the reference.
     reference_config = config_with(TIME_REFERENCE)
     reference = SplitEvaluation(
         reference_config, "test", decoding_folder(run, TIME_REFERENCE), device
@@ -157,7 +171,10 @@ def decode_run(config: Config, names: Sequence[str], judge: Optional[str]) -> No
 
 
 def _is_done(config: Config, split: str, folder: Path) -> bool:
-    """Return whether a split is scored, with these weights, judge and configuration."""
+    """Return whether a split is scored with this configuration, and the current weights and judge.
+
+    folder: the decoding's folder.
+    """
     cost = folder / f"{split}_{COST_FILE}"
     if not cost.exists() or not is_scored(config, split, folder):
         return False
@@ -168,9 +185,9 @@ def _is_done(config: Config, split: str, folder: Path) -> bool:
 def _caption(
     captioner: nn.Module, evaluation: SplitEvaluation
 ) -> tuple[list[dict[str, Any]], float, float]:
-    """Caption the split after one batch as a warm-up.
+    """Caption one batch as a warm-up, then the whole split.
 
-    Returns COCO results, and the cost per image: decoder tokens and seconds.
+    Returns the captions as COCO results, decoder tokens per image, and seconds per image.
     """
     config, device = evaluation.config, evaluation.device
     captioners = [captioner]
@@ -188,9 +205,10 @@ def _caption(
 
 @contextmanager
 def count_tokens(*captioners: nn.Module) -> Iterator[list[int]]:
-    """Within the block, append the number of tokens that a decoder reads to the yielded list.
+    """Count the tokens that the captioners' decoders read within the `with` block.
 
-    The tokens are counted at the input of the word embeddings, also in copies of the captioners.
+    Yields a list. Each call of the word embeddings appends the number of its tokens. Deep copies of
+    the captioners, which inference uses, keep the hooks, so their tokens are counted, too.
     """
     counts: list[int] = []
     handles = [

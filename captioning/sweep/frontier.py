@@ -1,4 +1,4 @@
-"""The figure and the table of a sweep: accuracy against descriptiveness, with the frontier."""
+"""Draws a sweep's figure of accuracy against descriptiveness, and formats the sweep's table."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +23,10 @@ TABLE_METRICS = (
 
 
 class Entry(NamedTuple):
-    """A row of the table and a point of the figure. weight: MLE's share in a mixture, or None."""
+    """A row of the table, which is also a point of the figure.
+
+    weight: see `captioning.sweep.variants.Variant`; None for humans, too.
+    """
 
     row: Row
     weight: Optional[float] = None
@@ -35,16 +38,17 @@ class Entry(NamedTuple):
 
     @property
     def short_label(self) -> str:
-        """The name in the figure; for a mixture, only the weight."""
+        """The name in the figure: the weight of MLE for a mixture, otherwise the row's label."""
         return f"{self.weight:g}" if self.is_mixture else self.row.label
 
 
 def draw_frontier(entries: Sequence[Entry], path: Path) -> Optional[str]:
     """Write the figure in the format of the path's suffix; return its description in words.
 
-    Returns None without writing a file if fewer than two entries have the metrics of the axes.
-    Points have 95 % intervals. A line joins the mixtures. A second panel shows the entries of other
-    objectives, if there are any.
+    If fewer than two entries have the metrics of the axes, no file is written, and None is
+    returned. Error bars show 95 % intervals. A line joins the mixtures, including MLE and SMILE
+    alone. If there are entries of other objectives, a second panel shows them, with a dotted line
+    along the Pareto front of all entries but humans.
     """
     axes = plane.choose_axes([entry.row for entry in entries])
     if axes is None:
@@ -76,14 +80,20 @@ def draw_frontier(entries: Sequence[Entry], path: Path) -> Optional[str]:
 
 
 def markdown_table(entries: Sequence[Entry]) -> str:
-    """Return a Markdown table with a line per entry and 95 % intervals, without empty columns."""
+    """Return a Markdown table with a line per entry and 95 % intervals.
+
+    The columns are the TABLE_METRICS that at least one entry has.
+    """
     columns = [c for c in select_columns(entry.row for entry in entries) if c.name in TABLE_METRICS]
     lines = [[entry.row.label, *(format_value(c, entry.row) for c in columns)] for entry in entries]
     return to_markdown([c.heading for c in columns], lines)
 
 
 def pareto_front(entries: Sequence[Entry], axes: plane.AxisPair) -> list[Entry]:
-    """Return the Pareto-optimal entries, from left to right in the figure."""
+    """Return the Pareto-optimal entries, from left to right in the figure.
+
+    An entry is Pareto-optimal if no entry at another position is at least as good on both axes.
+    """
 
     def position(entry: Entry) -> tuple[float, float]:
         return coordinates(entry.row, axes)
@@ -101,6 +111,7 @@ def coordinates(row: Row, axes: plane.AxisPair) -> tuple[float, float]:
     return x, y
 
 
+# Draws a line through the entries, in the order given.
 def _join(
     ax: Axes, axes: plane.AxisPair, entries: Sequence[Entry], colour: str, **style: str
 ) -> None:
@@ -109,7 +120,7 @@ def _join(
 
 
 def _draw_points(ax: Axes, axes: plane.AxisPair, entries: Sequence[Entry]) -> list[plane.Point]:
-    """Draw points in the report's styles. All mixtures have the same style."""
+    """Draw the entries in the report's styles. All mixtures have the same style."""
     other_styles = iter(
         assign_styles([entry.row.kind for entry in entries if not entry.is_mixture])
     )

@@ -1,4 +1,4 @@
-"""Averages the runs of a variant over seeds: means with intervals."""
+"""Averages the scores of a variant over seeds, and computes 95 % intervals of the means."""
 
 import math
 import statistics
@@ -7,17 +7,19 @@ from collections.abc import Sequence
 from captioning.metrics.bootstrap import Estimate
 from captioning.report.comparison import Row
 
-Z_95 = 1.96  # half the width of a 95 % interval, in standard deviations
-# The same if the standard deviation is estimated: Student's t with 1 to 9 degrees of freedom.
+Z_95 = 1.96  # half the width of a 95 % interval, divided by a standard deviation that is known
+# Half the width divided by a standard deviation that is estimated from 2, 3, ... 10 values: the
+# quantiles of Student's t for 1 to 9 degrees of freedom.
 T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
 def mean_over_seeds(rows: Sequence[Row], label: str) -> Row:
-    """Return the mean of each metric that all runs have, with a 95 % interval.
+    """Return a row with the mean of each metric that all runs have, with a 95 % interval.
 
-    rows: one run per seed. The interval's variance has two parts. The variance over images comes
-    from the runs' own intervals; more runs do not reduce it, because all runs caption the same
-    images. The variance over seeds is divided by the number of seeds.
+    rows: one run per seed; a single run is returned unchanged. label: the label of the new row. The
+    interval includes two variances. The variance over images is computed from the intervals of the
+    runs. More seeds do not reduce it, because all runs caption the same images. The variance over
+    seeds is divided by the number of seeds.
     """
     if len(rows) == 1:
         return rows[0]
@@ -42,8 +44,9 @@ def _mean_estimate(estimates: Sequence[Estimate]) -> Estimate:
 def half_width(image_variance: float, values: Sequence[float]) -> float:
     """Return half the width of a mean's 95 % interval.
 
-    image_variance: the variance over images. values: one per seed. With few seeds, Student's t
-    makes the interval wider. A single seed says nothing of the variance over seeds.
+    image_variance: the variance of the mean over images. values: the metric's value for each seed.
+    With few seeds, Student's t makes the interval wider. With a single seed, the variance over
+    seeds is unknown, so only `image_variance` counts.
     """
     if len(values) == 1:
         return Z_95 * math.sqrt(image_variance)

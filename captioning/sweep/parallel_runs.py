@@ -15,8 +15,9 @@ from captioning.runtime.progress import log_line
 def job_slots(device: str, jobs: Optional[int]) -> list[dict[str, str]]:
     """Return the environment variables of each slot. A slot runs one job at a time.
 
-    There is one slot per visible GPU, up to `jobs`. Without GPUs there are `jobs` slots, which
-    share the cores; None means 1. Raises UserError.
+    device: the key `device` of the configuration. With GPUs, there is one slot per visible GPU, or
+    `jobs` slots if `jobs` is not None. Without GPUs, there are `jobs` slots, which share the cores;
+    None means 1. Raises UserError if there are too few GPUs for `jobs`.
     """
     gpus = torch.cuda.device_count() if device in ("auto", "cuda") else 0
     if gpus:
@@ -37,14 +38,18 @@ def run_in_slots(jobs: Sequence[Job], slots: Sequence[Mapping[str, str]]) -> dic
 
     Raises Stopped if this process was asked to stop.
     """
-    # Jobs are forked from a server, which `prepare` starts. It imports torch, which reads this.
+    # `prepare` starts the server from which jobs are forked. The server imports torch, and torch
+    # reads OMP_NUM_THREADS at import, so the variable has to be set before.
     os.environ.update({k: v for k, v in slots[0].items() if k == "OMP_NUM_THREADS"})
     prepare(["captioning.train"])
     return run_jobs(jobs, slots, _RunLogger(len(jobs), len(slots)), keep_going=True)
 
 
 class _RunLogger(Observer):
-    """Logs the start and end of each run, and the time left. parallel: how many run at a time."""
+    """Logs the start and end of each run, and an estimate of the time left.
+
+    total: the number of runs. parallel: the number of runs at a time.
+    """
 
     def __init__(self, total: int, parallel: int):
         self.total, self.parallel = total, parallel

@@ -1,4 +1,4 @@
-"""The runs of a sweep: finds which are finished, and starts jobs for the others."""
+"""Finds which runs of a sweep are finished, and starts jobs for the remaining runs."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -27,9 +27,12 @@ SWEEP_KEYS = ("output_dir", "resume")
 class Sweep:
     """The runs of one configuration's variants, each in its own subfolder of `folder`.
 
-    keys: overrides of all runs, as key=value. pretrain: a configuration that is trained first; the
-    variants start from its best checkpoint. Raises UserError for an invalid key or one that the
-    sweep sets. trained, scored: {variant's name: configuration of its training or scoring}.
+    config: the YAML file of the configuration. keys: overrides for all runs, as key=value.
+    pretrain: a YAML file that is trained first; the variants start from its best checkpoint. Raises
+    UserError if a key is invalid, or if the sweep itself sets it.
+
+    Attributes: `trained` is {variant's name: configuration for training}, `scored` is the same for
+    captioning and scoring, and `arguments` has the command lines.
     """
 
     def __init__(
@@ -49,7 +52,7 @@ class Sweep:
                 raise UserError(f"{key} is set by the sweep: leave it out")
         self.folder, self.variants = folder, variants
         start = []
-        # {name: the command line of captioning.train} of all runs
+        # {run's name: its command line of captioning.train}; the key PRETRAIN is the pre-training
         self.arguments: dict[str, list[str]] = {}
         if pretrain:
             self.arguments[PRETRAIN] = self._arguments(pretrain, PRETRAIN, keys)
@@ -82,8 +85,8 @@ class Sweep:
     def train(self, parallel: Optional[int]) -> dict[str, str]:
         """Train and score the remaining runs; return {name: reason} of the failed runs.
 
-        parallel: how many run at a time, see `job_slots`. Raises UserError if the pre-training
-        fails.
+        parallel: the number of runs at a time, see `job_slots`. If `pretrain` is set, it is trained
+        first. Raises UserError if this fails.
         """
         done = self.done()
         pending = [variant.name for variant in self.variants if variant not in done]
@@ -105,7 +108,7 @@ class Sweep:
     def decode(self, names: Sequence[str], parallel: Optional[int]) -> dict[str, str]:
         """Caption and score the finished runs with each decoding; return failures as `train` does.
 
-        names: of the decodings. parallel: see `train`.
+        names: the names of the decodings. parallel: the number of runs at a time.
         """
         done = self.done()
         jobs = []
@@ -130,10 +133,10 @@ def read_config(arguments: Sequence[str]) -> Config:
 
 
 def train_and_score(training: Sequence[str], scoring: Sequence[str]) -> int:
-    """Train a run, then caption and score the test split, unless that is done.
+    """Train a run, then caption and score the test split unless it is scored already.
 
-    training, scoring: command lines of captioning.train. Returns its exit code. Stops after the
-    training if a stop is requested.
+    training, scoring: command lines of captioning.train for the two parts. If a stop is requested,
+    the second part is left out. Returns the exit code of captioning.train.
     """
     code = train.main(training)
     if code or signals.stop_requested() or is_scored(read_config(scoring)):
@@ -142,9 +145,10 @@ def train_and_score(training: Sequence[str], scoring: Sequence[str]) -> int:
 
 
 def decode_and_score(arguments: Sequence[str], names: Sequence[str], judge: Optional[str]) -> int:
-    """Call `decode_run` with one Java process for METEOR. Return an exit code.
+    """Call `decode_run`; all decodings share one Java process for METEOR. Return an exit code.
 
-    arguments: the command line of captioning.train with which the run is scored.
+    arguments: the command line of captioning.train that captions and scores the run. names, judge:
+    see `decode_run`.
     """
 
     def program() -> None:
@@ -155,10 +159,10 @@ def decode_and_score(arguments: Sequence[str], names: Sequence[str], judge: Opti
 
 
 def choose_judge(variant: Variant, done: Sequence[Variant]) -> str:
-    """Return the name of the MLE run that judges a variant: the one with the next larger seed.
+    """Return the name of the MLE run that judges a variant.
 
-    For the largest seed, it is the first MLE run with another seed. Raises UserError if there is
-    none.
+    It is the MLE run with the next larger seed. If the variant has the largest seed, it is the MLE
+    run with the smallest seed. Raises UserError if no MLE run has another seed.
     """
     others = [run for run in done if run.weight == 1 and run.seed != variant.seed]
     if not others:
@@ -169,5 +173,9 @@ def choose_judge(variant: Variant, done: Sequence[Variant]) -> str:
 
 
 def remove_pretrained(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments without `pretrained`, which evaluation would use instead of the best."""
+    """Return the arguments without the override of `pretrained`.
+
+    With this override, evaluation would caption with the `pretrained` weights instead of the run's
+    best checkpoint.
+    """
     return [argument for argument in arguments if not argument.startswith("pretrained=")]

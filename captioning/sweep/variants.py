@@ -1,4 +1,4 @@
-"""The variants of a sweep: mixtures of MLE and SMILE, ablations, and other objectives."""
+"""Lists the variants of a sweep: mixtures of MLE and SMILE, ablations, and other objectives."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Optional, Union
@@ -13,8 +13,9 @@ SUBSET_SIZES = (1, 10, 100)  # values of `random_subset_size` in the ablation su
 PUBLISHED_SUBSET_SIZE = 10
 # Weights of MLE in the mixtures that are compared with other objectives.
 COMPARED_MLE_WEIGHTS = (0.01, 0.1, 0.5)
-# Parameters of single objectives that differ from their defaults. The default window of truncation,
-# the published one, is so long that the demo's fine-tuning never fills it.
+# {objective: parameters that differ from its defaults}. By default, truncation's window has the
+# published size. The demo's fine-tuning is too short to fill that window, so that nothing would be
+# truncated.
 PARAMETERS = {"truncation": {"window": 1000}}
 ABLATIONS = ("objective", "first_token_mle", "first_token_shift", "subset_size")
 
@@ -22,9 +23,10 @@ ABLATIONS = ("objective", "first_token_mle", "first_token_shift", "subset_size")
 class Variant(NamedTuple):
     """A variant of the sweep's configuration.
 
-    name: of the run's folder. label: its name in figures and tables. overrides: key=value. weight:
-    MLE's share in a mixture of MLE and SMILE, 0 to 1; None for other objectives. seed: None if the
-    sweep has one seed.
+    name: the name of the run's folder. label: the variant's name in figures and tables. overrides:
+    strings key=value for the configuration. weight: MLE's share in a mixture of MLE and SMILE, from
+    0 (SMILE alone) to 1 (MLE alone); None for other objectives. seed: None if the sweep has only
+    one seed.
     """
 
     name: str
@@ -42,9 +44,9 @@ def plan(
 ) -> list[Variant]:
     """Return the variants of a sweep, without duplicates: mixtures, ablations, other objectives.
 
-    weights: of MLE in the mixtures, from 0 to 1. If MLE and SMILE are both among the objectives,
-    the mixtures with COMPARED_MLE_WEIGHTS are added. sizes: of the random subset, for the ablation
-    subset_size.
+    weights: the weights of MLE in the mixtures, from 0 to 1. objectives, ablations: names. If MLE
+    and SMILE are both among the objectives, the mixtures with COMPARED_MLE_WEIGHTS are added.
+    sizes: the sizes of random subsets that the ablation subset_size compares.
     """
     pure = {float(name == "mle") for name in ("smile", "mle") if name in objectives}
     weights = {*weights, *pure, *(COMPARED_MLE_WEIGHTS if len(pure) == 2 else ())}
@@ -56,7 +58,10 @@ def plan(
 
 
 def with_seeds(variants: Sequence[Variant], seeds: int) -> list[Variant]:
-    """Return each variant with the seeds 0 to `seeds` - 1. For one seed, they are unchanged."""
+    """Return each variant once per seed, from 0 to `seeds` - 1.
+
+    If `seeds` is 1, the variants are returned unchanged, with the seed of the configuration.
+    """
     if seeds == 1:
         return list(variants)
     return [
@@ -67,13 +72,16 @@ def with_seeds(variants: Sequence[Variant], seeds: int) -> list[Variant]:
 
 
 def varied_keys() -> set[str]:
-    """Return all keys that variants may change."""
+    """Return all configuration keys that a variant may override."""
     variants = plan(MLE_WEIGHTS, ablations=ABLATIONS)
     return {override.partition("=")[0] for variant in variants for override in variant.overrides}
 
 
 def mle_share(config: Config) -> Optional[float]:
-    """Return MLE's share in a run's objective; None if it has other parts than MLE and SMILE."""
+    """Return MLE's share in a run's objective, from 0 to 1.
+
+    Returns None if the objective has other parts than MLE and SMILE.
+    """
     if not set(training_terms(config)) <= {"mle", "smile"}:
         return None
     parts = parse_objective(config.objective)
@@ -90,7 +98,7 @@ def _mixture(weight: float) -> Variant:
 
 
 def _single_objective(name: str) -> Variant:
-    """Return a variant with a single objective, with its default parameters or PARAMETERS."""
+    """Return a variant with a single objective. Its parameters are the defaults, or PARAMETERS."""
     if name == "random":
         return _random_subset(PUBLISHED_SUBSET_SIZE)
     spec = name
@@ -105,7 +113,7 @@ def _random_subset(size: int) -> Variant:
 
 
 def _ablation_variants(name: str, sizes: Sequence[int]) -> Iterator[Variant]:
-    """Yield the variants that an ablation compares, including the paper's settings."""
+    """Yield the variants that an ablation compares. One of them has the settings of the paper."""
     if name == "objective":
         yield from (_mixture(1), _mixture(0), _random_subset(PUBLISHED_SUBSET_SIZE))
         yield _single_objective("reverse")
@@ -136,9 +144,10 @@ def read_sizes(text: str) -> list[int]:
 
 
 def read_names(text: Optional[str], allowed: Sequence[str], kind: str) -> list[str]:
-    """Return the names in a text such as "mle,focal" or "all"; [] for None. Raises UserError.
+    """Return the names in a text such as "mle,focal" or "all"; [] for None.
 
-    allowed: all names. kind: for the error, such as "an objective".
+    allowed: the names that "all" stands for. kind: what is named, such as "an objective". Raises
+    UserError for a name that is not allowed.
     """
     if text is None:
         return []
@@ -151,7 +160,11 @@ def read_names(text: Optional[str], allowed: Sequence[str], kind: str) -> list[s
 
 
 def _parse_numbers(text: str, number, is_allowed, example: str) -> list[Union[float, int]]:
-    """Return numbers that are separated by commas. number: their type. Raises UserError."""
+    """Return the numbers in a text, where they are separated by commas.
+
+    number: float or int. is_allowed: returns whether a number is allowed. example: what the error
+    says is expected. Raises UserError.
+    """
     try:
         numbers = [number(part) for part in text.split(",")]
         if all(map(is_allowed, numbers)):
