@@ -1,9 +1,10 @@
-"""Compute one of our metrics as a script of capevalkit; docs/metrics.md has its metric.toml.
+"""Compute a metric of captioning.evaluate for capevalkit, which runs this program as a script.
 
     python -m captioning.capevalkit --metric clipscore --predictions predictions.jsonl \\
         --references references.jsonl --output scores.json
 
-Further arguments are those of captioning.evaluate.
+Further arguments are those of captioning.evaluate. docs/metrics.md has the metric.toml that
+capevalkit needs.
 """
 
 if __name__ == "__main__":

@@ -81,13 +81,13 @@ def evaluate(config: Config, device, split: str, overrides: Sequence[str]) -> No
 
 
 def checkpoint_to_evaluate(config: Config, overrides: Sequence[str]) -> str:
-    """Return the checkpoint to evaluate; the first of these that exists:
+    """Return the name of the checkpoint to evaluate. Raises UserError if there is none.
 
-    1. `pretrained`, if it is an override on the command line
+    The first of these is chosen:
+
+    1. `pretrained`, if an override on the command line sets it
     2. the run's best checkpoint
     3. `pretrained` of the configuration
-
-    Raises UserError if there is none.
     """
     is_overridden = any(override.startswith("pretrained=") for override in overrides)
     folder = working_folder(config.output_dir)

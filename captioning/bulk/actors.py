@@ -64,7 +64,7 @@ class CaptioningActor:
 
         number: the number of the output tar, if tars are written. entries: all entries of the
         shard. lines: the output lines from earlier attempts. local_file: an input file on the
-        driver's disk, which this machine must be able to read, too; None if there is none to check.
+        driver's disk that must also exist on this machine; None if there is none to check.
         """
         try:
             if local_file is not None and not os.path.exists(local_file):

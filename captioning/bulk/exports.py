@@ -170,5 +170,5 @@ def _row(line: Line) -> Line:
 
 
 def printable(text: str) -> str:
-    """Return the text with escapes for those bytes of a file name that are not valid UTF-8."""
+    """Return the text with escapes for bytes that are not valid UTF-8, as in some file names."""
     return text.encode(errors="backslashreplace").decode()

@@ -151,8 +151,8 @@ def _read(
 ) -> tuple[Any, torch.Tensor]:
     """Return the inputs for captioner and scorer of an image file. Raises UserError.
 
-    read: the captioner's. transform: the scorer's preprocessing. The other arguments are those of
-    `ShardImages.read`.
+    read: reads the captioner's input, see `ShardImages`. transform: the scorer's preprocessing.
+    path, data, prompt: the arguments of `read`.
     """
     image = read(path, data, prompt)
     if data is not None:

@@ -198,8 +198,7 @@ def _read(
 ) -> Any:
     """Return the captioner's input for an image file. Raises UserError.
 
-    transform, takes_prompt: from `Preprocessing`. The other arguments are those of
-    `ShardImages.read`.
+    transform, takes_prompt: from `Preprocessing`. path, data, prompt: see `ShardImages.read`.
     """
     return transformed(transform, load_image(path, data), path, *[prompt] * takes_prompt)
 

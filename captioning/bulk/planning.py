@@ -150,8 +150,8 @@ def _images(
 ) -> Iterator[Entry]:
     """Yield the plan's entries for a folder or list: the images to caption.
 
-    done: images with a caption, also if the filter dropped it. failed: images that failed before.
-    tally: updated. resumed: see `make_plan`.
+    done: images with a caption that was kept, or that this filter dropped. failed: images that
+    failed before. tally: counts what is found. resumed: see `make_plan`.
     """
     outputs = map(request.location, (request.out, request.failed, request.marker))
     sidecars = request.sidecars([request.source, *outputs]) if request.sidecar else None
@@ -199,7 +199,7 @@ def _tars(
     """Yield the plan's entries for tars: the tars that have images to caption.
 
     captioned, failed: names of images in the tars. again: names of images to caption again even if
-    their tar has not changed. tally: updated.
+    the tar has not changed. tally: counts what is found.
     """
     if request.sidecar:
         raise UserError("--sidecar does not work with a .tar: use --write-shards")
@@ -230,10 +230,10 @@ def _tars(
 
 
 def _by_tar(images: Iterable[str], urls: Collection[str]) -> dict[str, list[str]]:
-    """Return {tar's URL: names of its images}, without tars that have none of the images.
+    """Group the names of images by tar: return {URL of a tar: names of images in the tar}.
 
-    An image's name is TAR/MEMBER. TAR may contain a folder whose name also ends in .tar, so that
-    every such end is compared with `urls`.
+    An image's name is URL/MEMBER. A folder in the URL may also be named like a tar, so that each
+    part of the name up to ".tar/" is compared with `urls`.
     """
     found: dict[str, list[str]] = {}
     for image in images:

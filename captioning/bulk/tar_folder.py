@@ -1,9 +1,11 @@
 """Manages the output folder of tars, on disk or in a store, and its owner.
 
 Two runs in one folder would give their tars the same numbers. Therefore the captions file of the
-first run owns the folder until a user removes owner.json. owner.json has {"out": the path or
-address of that captions file, "tars": {name: {size and SHA-256}}}. The tars are those whose
-captions are already in the captions file.
+first run owns the folder until a user removes owner.json. This file has two keys:
+
+- out: the path or address of the captions file
+- tars: {name: manifest, with the size and the SHA-256} of each tar whose captions are already in
+  the captions file
 """
 
 import contextlib
@@ -120,7 +122,7 @@ class TarFolder:
     def _read(self) -> Optional[dict[str, Any]]:
         """Return the content of owner.json; None if the folder has no owner."""
         content = stores.read_if_any(self.owner)
-        if not content:  # `locked` creates an empty file, and a kill leaves it behind
+        if not content:  # `locked` creates an empty file, which stays if the program is killed
             return None
         found = parse_line(content)
         if found is None or found.keys() != {"out", "tars"}:

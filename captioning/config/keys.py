@@ -41,7 +41,7 @@ Name = Annotated[str, Field(min_length=1)]
 
 
 def roles_of(keys: type[BaseModel]) -> dict[str, str]:
-    """Return the role of each key, by name: the role in its annotation, or "run"."""
+    """Return {key: role}. The role is the one in the key's annotation, or "run" without one."""
     return {
         name: next((part for part in field.metadata if part in ROLES), "run")
         for name, field in keys.model_fields.items()

@@ -101,9 +101,9 @@ def best(folder: Path) -> Optional[Path]:
 
 
 def is_checkpoint_file(name: str) -> bool:
-    """Return whether a file name in a run's folder is that of a checkpoint or of its manifest.
+    """Return whether a file in a run's folder is a checkpoint or the manifest of a checkpoint.
 
-    Files with only weights and their manifests count as checkpoints, too.
+    name: the file's name. Files with only weights count as checkpoints.
     """
     stem, _, suffix = name.rpartition(".")
     return name == BEST or (suffix in ("pth", "json") and bool(_MANIFEST_STEM.fullmatch(stem)))

@@ -104,7 +104,7 @@ def check_reranking(config: Config) -> None:
 def image_seeds(image: Tensor, seed: int) -> tuple[int, ...]:
     """Return a seed for each preprocessed image (B, ...), derived from its pixels and `seed`.
 
-    An image's candidates then do not depend on its batch.
+    With these seeds, the candidates of an image do not depend on the other images of a batch.
     """
     digests = [hashlib.blake2b(pixels.numpy().tobytes(), digest_size=8) for pixels in image.cpu()]
     return tuple(

@@ -1,8 +1,8 @@
 """Builds a model without initialising its weights, because a checkpoint fills them.
 
 `torch.nn.utils.skip_init` cannot be used: it builds one module at a time, requires that the
-module's class accepts a `device`, and leaves buffers empty. Captioners contain modules of several
-libraries, whose classes need not accept a `device`, and have buffers that are computed.
+module's class accepts a `device`, and leaves buffers empty. But captioners contain modules of
+several libraries, not all of which accept a `device`, and need buffers with computed values.
 """
 
 from torch import Tensor, nn

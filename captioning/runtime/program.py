@@ -25,12 +25,12 @@ HEAD_START_S = 10  # how long other processes wait for the process that caused a
 
 
 def exit_code(program: Callable[[], Optional[int]], interrupted: Optional[str] = None) -> int:
-    """Run a program and return its exit code. Print a UserError as one line and return FAILED.
+    """Run a program and return an exit code. After a UserError, print one line, return FAILED.
 
-    program: a function that returns an exit code, or None for 0. interrupted: None for a program
-    that can save and stop. Then a signal asks the program to do so, which counts as success, and
-    only a repeated Ctrl-C returns INTERRUPTED (see `signals`). A text for any other program: then
-    signals are not handled, and Ctrl-C prints the text and returns INTERRUPTED.
+    program: a function that returns an exit code, or None for 0. interrupted: None, or a text. With
+    None, the program can save and stop: a signal asks it to stop, which counts as success, and only
+    a repeated Ctrl-C returns INTERRUPTED (see `signals`). With a text, signals are not handled, and
+    Ctrl-C prints the text and returns INTERRUPTED.
     """
     gc.enable()  # `tune_process` has disabled the collector for the imports
     with signals.watch() if interrupted is None else contextlib.nullcontext():

@@ -6,7 +6,7 @@ A signal only sets a flag. Programs check the flag with `stop_requested`, save, 
 import atexit
 import contextlib
 import ctypes
-import multiprocessing.util  # registers its exit function first, so that ours runs before it
+import multiprocessing.util  # imported before `end_workers` is registered, which then runs first
 import os
 import signal
 import sys

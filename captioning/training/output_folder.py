@@ -276,6 +276,7 @@ def _upload_order(name: str) -> tuple:
     """Return a sort key for the order of upload in the module's docstring."""
     top = name.partition("/")[0]
     checkpoint = is_checkpoint_file(top)
+    # Files are uploaded in the order of the first stage that is true for the file.
     stages = (
         name == WRITER,
         not checkpoint and name != SELECTED and not name.endswith("/metrics.json"),

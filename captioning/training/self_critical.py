@@ -134,7 +134,8 @@ class SelfCritical(nn.Module):
 def build_rewards(config: Config, samples: Sequence[Sample], device: torch.device) -> Rewards:
     """Build the rewards of a configuration. Raises UserError.
 
-    samples: the training split, whose images get rewards. device: for rewards that run a model.
+    samples: the training split, for whose images rewards are computed. device: the device for
+    rewards that run a model.
     """
     images = TrainingImages.of(samples, config.image_root, str(device))
     classes = {name: load(REWARDS[name]) for name in config.reward}

@@ -24,8 +24,9 @@ COUNTS = ("skipped_images", "stop_requested")
 class StepResult(NamedTuple):
     """The values of a step, for the log.
 
-    sums: sums over all batches and ranks, {"tokens": number of tokens, "loss" and parts of the
-    loss: mean * tokens, COUNTS: count}. values: values that need no averaging, {"grad_norm"}.
+    sums: {name: sum over all batches and ranks}. "tokens" is the number of tokens. "loss" and each
+    part of the loss are multiplied by the number of tokens before summing. COUNTS are counts.
+    values: values that need no averaging, {"grad_norm": norm before clipping}.
     """
 
     sums: dict[str, float]
@@ -59,8 +60,9 @@ class TrainingStep:
         The loss of a step is a mean over the labelled tokens of all batches and ranks. The total
         number of tokens is only known after the last batch. Therefore:
 
-        - The loss of each batch is multiplied by (tokens of the batch) / reference. `reference` is
-          the number of tokens, over all ranks, of the first batch that has any
+        - On each rank, the loss of a batch is multiplied by (tokens of the batch) / reference, and
+          by the number of ranks, because DistributedDataParallel averages gradients over ranks.
+          `reference` is the number of tokens, on all ranks, of the first batch that has any
         - After the last batch, the gradient is multiplied by reference / (tokens of all batches),
           then clipped
 
@@ -129,7 +131,8 @@ class TrainingStep:
     def _sums(self, output: ObjectiveOutput, batch: Batch) -> Tensor:
         """Return the sums of the latest batch on this rank, float64 (n,).
 
-        They are, in this order: the tokens, the loss and its parts times the tokens, and COUNTS.
+        The sums are, in this order: the number of tokens; the loss and the parts of the loss, each
+        multiplied by the number of tokens; and COUNTS.
         """
         parts = self.batches[-1].parts
         means = torch.stack([torch.ones_like(parts["loss"]), *parts.values()]).double()
