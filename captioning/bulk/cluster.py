@@ -76,15 +76,18 @@ class Cluster:
             _check_address(self.address)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # avoids a warning
-        os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")  # for `ray job submit`
+        # Under `ray job submit`, let the runtime_env below replace the job's.
+        os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")
         own = {"include_dashboard": False, "object_store_memory": STORE_BYTES}
         others = [f"/{glob.escape(p.name)}" for p in ROOT.iterdir() if p.name not in CODE]
-        # libgomp reads this variable when an actor loads torch. `tune_process` has set it here.
+        # Pass on the variable that `tune_process` has set: libgomp reads it when an actor loads
+        # torch.
         variables = {k: v for k, v in os.environ.items() if k == "GOMP_SPINCOUNT"}
-        before = signal.getsignal(signal.SIGTERM)  # ray.init replaces the handler
+        before = signal.getsignal(signal.SIGTERM)  # to be restored, because ray.init replaces it
         try:
             if self.address not in (None, "auto") and os.environ.get("RAY_AUTH_MODE") != "token":
-                GcsClient(address=self.address)  # without a token ray.init retries for 20 s
+                # Fails at once if a token is required, whereas ray.init would retry for 20 s.
+                GcsClient(address=self.address)
             ray.init(
                 self.address or "local",
                 runtime_env={

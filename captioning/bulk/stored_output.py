@@ -1,6 +1,6 @@
 """Keeps captions files in an object store: writes local copies, and uploads finished files.
 
-A store can neither rename files nor append to them. Therefore a run goes through these steps:
+A store can neither rename a file nor append to a file. Therefore a run goes through these steps:
 
 1. Upload the plan to ADDRESS.parts, its header last.
 2. Upload the captions, then the marker, of each finished shard to ADDRESS.parts. The file names

@@ -63,8 +63,9 @@ class Captioner(Protocol):
 
     - prompt: the text with which every caption begins. It is neither scored nor part of the output.
       Empty if the package has PROMPT_IS_QUESTION
-    - prompt_ids: the ids of the prompt, int64 (p,). The demo page changes both temporarily.
-      `captioning.models.prompts` temporarily sets prompt_ids to (B, p), one prompt per image
+    - prompt_ids: the ids of the prompt, int64 (p,). `captioning.models.prompts` temporarily sets
+      prompt_ids to (B, p), one prompt per image. The demo page temporarily sets prompt and
+      prompt_ids
     - max_positions: the most tokens of a caption; None for no limit
     - min_batch_size: the smallest batch on which the captioner can train
     - has_unused_parameters: whether a training step may leave parameters without a gradient

@@ -6,7 +6,6 @@ The files in a run's folder are:
 - checkpoint_04_step00001200.pth: written within epoch 4, after 1200 steps of the run
 - weights_04.pth: only the weights of epoch 4 (`keep_checkpoints: all`)
 - checkpoint_04.json: the manifest of a checkpoint, see `captioning.files.manifest`
-
 - checkpoint_best.pth: a hard link to the best epoch's checkpoint, or a copy
 
 A sharded checkpoint is a folder named like the file; see `BLIP.weights.sharded_checkpoint`.

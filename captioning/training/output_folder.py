@@ -191,7 +191,8 @@ class OutputFolder:
     def _upload(self, local: dict[str, list[int]]) -> None:
         changed = {name for name, stamp in local.items() if self._uploaded.get(name) != stamp}
         deleted = self._uploaded.keys() - local.keys()
-        # A file may have become a folder of the same name, or the reverse: the old one goes first.
+        # A checkpoint file may have become a folder of the same name, or the reverse. The old files
+        # then have to be removed before the new files are uploaded.
         changed_tops = {name.partition("/")[0] for name in changed}
         outdated = {
             name
