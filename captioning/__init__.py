@@ -1,1 +1,1 @@
-"""Training, evaluation, bulk captioning, reports, and the programs for them."""
+"""Contains the programs of SMILE: training, evaluation, bulk captioning and reports."""

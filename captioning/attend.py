@@ -32,14 +32,14 @@ from captioning.runtime.errors import UserError, visible
 from captioning.runtime.program import exit_code
 
 FRAMES_PER_ROW, FRAME_INCHES, DPI = 8, 2.0, 100
-MAX_ASPECT_RATIO = 16  # of a photo
+MAX_ASPECT_RATIO = 16  # of a photo: longer side / shorter side
 MAX_PHOTO_WIDTH = int(2 * FRAME_INCHES * DPI)  # pixels; a wider photo is scaled down
 
 
 def draw(scored: ScoredCaption, photo: Image.Image, path: Path) -> None:
-    """Write a PNG with the photo, and a frame per word with its attention map over the photo.
+    """Write a PNG with the photo, then a frame per word with the word's attention map over it.
 
-    Maps are interpolated to the photo's size and divided by their maximum.
+    Each attention map is interpolated to the photo's size and divided by its maximum.
     """
     from matplotlib.figure import Figure
 
@@ -67,7 +67,7 @@ def draw(scored: ScoredCaption, photo: Image.Image, path: Path) -> None:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run the program; return 0, or 2 after a one-line error for the user."""
+    """Run the program; return its exit code, which is 2 after a one-line error for the user."""
     parser = argparse.ArgumentParser(prog="python -m captioning.attend", description=__doc__)
     parser.add_argument("image", type=Path, metavar="IMAGE")
     parser.add_argument("--checkpoint", required=True, help="a path, a URL or hf://")
@@ -82,7 +82,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def attend(arguments: argparse.Namespace, output: Path) -> None:
-    """Caption the photo and draw the maps. Raises UserError."""
+    """Caption the photo, draw the attention maps and print the caption. Raises UserError."""
     device = distributed.start(arguments.device)
     photo = load_image(arguments.image)
     if max(photo.size) > MAX_ASPECT_RATIO * min(photo.size):

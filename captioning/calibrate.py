@@ -24,7 +24,7 @@ from captioning.runtime.program import exit_code
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run the program; return 0, or 2 after a one-line error for the user."""
+    """Run the program; return its exit code, which is 2 after a one-line error for the user."""
     parser = argparse.ArgumentParser(prog="python -m captioning.calibrate", description=__doc__)
     parser.add_argument("--checkpoint", required=True, help="a path, a URL or hf://")
     parser.add_argument("--config", help="a YAML file, for a checkpoint without a configuration")
@@ -35,7 +35,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def calibrate(arguments: argparse.Namespace) -> None:
-    """Compute and print the values. Raises UserError."""
+    """Compute and print the likelihood and the best temperature. Raises UserError."""
     device = distributed.start(arguments.device)
     config, captioner = load_trained(arguments.checkpoint, arguments.config, device)
     samples = read_split(config, arguments.split)

@@ -1,9 +1,10 @@
-"""Compute one of our metrics as a script of capevalkit; docs/metrics.md has its metric.toml.
+"""Compute a metric of captioning.evaluate for capevalkit, which runs this program as a script.
 
     python -m captioning.capevalkit --metric clipscore --predictions predictions.jsonl \\
         --references references.jsonl --output scores.json
 
-Further arguments are those of captioning.evaluate.
+Further arguments are those of captioning.evaluate. docs/metrics.md has the metric.toml that
+capevalkit needs.
 """
 
 if __name__ == "__main__":
@@ -27,7 +28,7 @@ from captioning.runtime.program import exit_code
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run the program and return its exit code: 2 after a one-line error for the user."""
+    """Run the program and return its exit code, which is 2 after a one-line error for the user."""
     parser = argparse.ArgumentParser(prog="python -m captioning.capevalkit", description=__doc__)
     add = parser.add_argument
     add("--metric", required=True, choices=EVALUATORS, metavar="NAME", help="of --metrics")
@@ -40,9 +41,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def score(arguments: argparse.Namespace, options: Sequence[str]) -> int:
-    """Write {metric: {score, per_item: {id: score}}}. Captions without a score are left out.
+    """Run captioning.evaluate, and write {metric: {"score", "per_item": {image id: score}}}.
 
-    Returns the exit code of captioning.evaluate. Raises UserError.
+    Captions without a score are left out of per_item. options: further arguments of
+    captioning.evaluate. Returns the exit code of captioning.evaluate. Raises UserError.
     """
     images = arguments.image_dir or arguments.predictions
     argv = [arguments.predictions, "--references", arguments.references, "--images", images]

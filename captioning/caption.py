@@ -48,7 +48,8 @@ from captioning.runtime.errors import UserError
 from captioning.runtime.program import exit_code, leave, show_warnings
 from captioning.runtime.progress import log_line
 
-# {decoding key: help of its flag}. The key `sample` has the flag --do_sample.
+# {configuration key of decoding: help of the flag with the same name}. The key `sample` is not
+# here, because its flag has another name, --do_sample.
 DECODING = {
     "num_beams": "beams; 1 is greedy",
     "max_length": "most tokens of a caption, including the prompt",
@@ -73,10 +74,11 @@ DECODING = {
     "contrastive_beta": "its minimum probability of a token, as a share of the best one's",
     "contrastive_noise": "its noise: a diffusion step out of 1,000",
 }
-# An unfinished run continues only if the input and the values of these flags are the same.
+# An unfinished run continues only if the input, the captioner's settings and the values of these
+# flags are the same.
 IDENTITY_FLAGS = ("config", "num_return", "existing", "captions", "prefix", "suffix", "sidecar")
 IDENTITY_FLAGS += ("language", "write_shards", "glob", "root", "column", "recursive")
-# Flags that set the configuration keys of the same names.
+# Flags that set the configuration key of the same name.
 CONFIG_FLAGS = (*DECODING, "seed", "num_workers", "precision")
 
 
@@ -161,7 +163,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _location(text: str) -> str:
-    """Normalise a path or an address."""
+    """Return a path or a store address without redundant slashes."""
     return text.rstrip("/") if stores.is_store(text) else str(Path(text))
 
 
@@ -196,7 +198,11 @@ def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
 
 
 def config_changes(arguments: argparse.Namespace, device: torch.device) -> dict[str, Any]:
-    """Return the configuration values, given by flags, that replace the checkpoint's."""
+    """Return {configuration key: value} for the flags that are set.
+
+    These values replace those in the checkpoint's configuration. The precision is always included:
+    by default bf16 on a GPU, else fp32.
+    """
     values = {name: getattr(arguments, name) for name in CONFIG_FLAGS}
     reranker = RERANKERS.get(arguments.rerank)
     if reranker and reranker.model:
@@ -211,7 +217,11 @@ def config_changes(arguments: argparse.Namespace, device: torch.device) -> dict[
 
 
 def choose_cluster(arguments: argparse.Namespace) -> Optional[Cluster]:
-    """Return the cluster to caption on; None to caption in this process. Raises UserError."""
+    """Return the Ray cluster to caption on; None to caption in this process.
+
+    Without --engine and --device, all GPUs of this machine are used if Ray is installed. Raises
+    UserError.
+    """
     if arguments.engine is None and arguments.device == "auto" and torch.cuda.device_count() > 1:
         if importlib.util.find_spec("ray"):
             return Cluster(None, "auto")
@@ -222,12 +232,12 @@ def choose_cluster(arguments: argparse.Namespace) -> Optional[Cluster]:
     return Cluster(arguments.ray_address or os.environ.get("RAY_ADDRESS"), arguments.device)
 
 
-# The settings that identify a run, and a function that loads its captioner.
+# A pair: the settings that identify a run, and a function that loads its captioner.
 SettingsAndLoad = tuple[Settings, Callable[[], Any]]
 
 
 def checkpoint_loader(arguments: argparse.Namespace, device: torch.device) -> SettingsAndLoad:
-    """Return the loader of the captioner of a checkpoint. Raises UserError."""
+    """Return the identifying settings and the loader of a checkpoint. Raises UserError."""
     checkpoint = checkpoints.resolve(arguments.checkpoint)
     changes = config_changes(arguments, device)
     speed_keys = keys_of("speed")
@@ -248,7 +258,7 @@ def checkpoint_loader(arguments: argparse.Namespace, device: torch.device) -> Se
 def with_filter(
     arguments: argparse.Namespace, settings_and_load: SettingsAndLoad, device: torch.device
 ) -> SettingsAndLoad:
-    """Return a loader with the filter added. Raises UserError."""
+    """Add the filter to the identifying settings and to the loader. Raises UserError."""
     itm_model, (settings, load) = arguments.itm_model, settings_and_load
     default = "bf16" if device.type == "cuda" else "fp32"
     dtype = DTYPES[arguments.precision or default]

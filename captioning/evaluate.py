@@ -67,14 +67,17 @@ def _parse_arguments(argv):
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run the program and return its exit code: 2 after a one-line error for the user."""
+    """Run the program and return its exit code, which is 2 after a one-line error for the user."""
     argv = sys.argv[1:] if argv is None else argv
     arguments = _parse_arguments(argv)
     return exit_code(lambda: _run(arguments, argv), "stopped: nothing was written")
 
 
 def _run(arguments, argv):
-    """Score the captions; rank 0 prints and writes. Raises UserError."""
+    """Score the captions. Only rank 0 prints and writes. Raises UserError.
+
+    argv: the command line, to be recorded with the scores.
+    """
     device, is_main = str(distributed.start(arguments.device)), distributed.is_main()
     references = read_references(arguments.references)
     ids = ids_by_name(local(arguments.references))
@@ -108,7 +111,10 @@ def _run(arguments, argv):
 
 
 def _read_predictions(path, references, ids):
-    """Read the predictions of a file, except those of images that have no references."""
+    """Return {image id: caption} of a file, without images that have no references.
+
+    references: {image id: human captions}. ids: {image name: image id}.
+    """
     predictions, unmatched = with_references(read_predictions(path, ids), references)
     if unmatched:
         log_line(

@@ -27,7 +27,7 @@ from captioning.runtime.progress import log_line
 
 
 def gather(source: str, path: Path) -> None:
-    """Write the file and its manifest. Raises UserError."""
+    """Write the checkpoint `source` to the file `path`, with a manifest. Raises UserError."""
     for existing in filter(Path.exists, (path, manifest_path(path))):
         raise UserError(f"{existing} exists already: choose another file name")
     with value_errors_as_user_errors():

@@ -1,11 +1,11 @@
-"""Run torchrun so that runs stop gracefully, and one-line errors are not followed by a report.
+"""Run torchrun so that a stopped run can save, and torchrun prints no report after an error line.
 
 python -m captioning.launch --standalone --nproc_per_node 4 -m captioning.train --config ...
 
-The arguments are torchrun's. This program forwards a stop request (SIGTERM, SIGUSR1, Ctrl-C) to the
-processes and gives them time to save. torchrun itself ignores SIGUSR1. After SIGTERM or Ctrl-C it
-kills the processes half a minute later, and always fails, because it does not read their exit codes
-any more.
+The arguments are those of torchrun. This program forwards a stop request (SIGTERM, SIGUSR1, Ctrl-C)
+to the processes and gives them time to save. torchrun alone has no handler for SIGUSR1, so that
+SIGUSR1 ends it at once. After SIGTERM or Ctrl-C, torchrun alone kills the processes half a minute
+later, and then always fails, because it no longer reads their exit codes.
 """
 
 import contextlib
@@ -26,9 +26,9 @@ from captioning.runtime.signals import PARENT, SIGNALS
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run the processes; return 0 if all succeed, FAILED if one reported a one-line error.
+    """Run the processes. Return 0 if all succeed, and FAILED if one of them raised a UserError.
 
-    Raises ChildFailedError after a bug.
+    Raises ChildFailedError after any other exception in a process.
     """
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     # torchrun installs this function as the handler of SIGTERM and SIGINT.
@@ -49,7 +49,7 @@ def _forward_signal(signal_number: int, frame) -> None:
     pid = os.getpid()
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     if not children:
-        sys.exit(0)  # no process has started, or torchrun is restarting them
+        sys.exit(0)  # no process has started yet, or torchrun is restarting the processes
     for child in children:
         with contextlib.suppress(ProcessLookupError):
             os.kill(int(child), signal_number)

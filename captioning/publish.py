@@ -23,14 +23,17 @@ from captioning.files.writing import unfinished_writes
 from captioning.runtime.errors import UserError, one_line
 from captioning.runtime.program import exit_code
 
-# Files by which a repository's type is known.
+# A folder with one of the files MODEL is a model, else a folder with one of DATA is a data set.
 MODEL = ("config.json", "adapter_config.json")
 DATA = ("*.parquet", METADATA[0], "*.tar")
-PICKLED = ("*.pth", "*.pt", "*.bin", "*.pkl")
+PICKLED = ("*.pth", "*.pt", "*.bin", "*.pkl")  # files that run code when they are loaded
 
 
 def kind_of(folder: Path) -> str:
-    """Return the type of a repository: model or dataset. Raises UserError."""
+    """Return the type of the folder's repository on the Hub: "model" or "dataset".
+
+    Raises UserError if the folder has no file of either type.
+    """
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder: give one that was exported")
     if any((folder / name).is_file() for name in MODEL):
@@ -44,7 +47,7 @@ def kind_of(folder: Path) -> str:
 
 
 def problems(folder: Path, kind: str) -> Iterator[str]:
-    """Yield a line for each reason not to upload the folder."""
+    """Yield a line for each reason not to upload the folder. kind: from `kind_of`."""
     yield from _card_problems(folder / NAME, kind)
     for path in sorted({*unfinished_writes(folder), *folder.rglob("*.parts")}):
         yield f"{path} is of an unfinished run: let it end, or remove it"
@@ -62,7 +65,7 @@ def _card_problems(path: Path, kind: str) -> Iterator[str]:
         return
     try:
         data = (ModelCard if kind == "model" else DatasetCard).load(path).data
-    except Exception as error:  # of YAML, or of the Hub's model-index
+    except Exception as error:  # YAML and the Hub's model-index raise many types
         yield f"{path}: its metadata cannot be read: {one_line(error)}"
         return
     if not data.license or data.license == UNKNOWN:
@@ -103,7 +106,7 @@ def _data_problems(folder: Path) -> Iterator[str]:
 
         try:
             with parquet.ParquetFile(path) as file:
-                # Images inside the file are structs, which are not read: they can be large.
+                # Images inside the file are structs. They are not read, because they can be large.
                 schema = [f for f in file.schema_arrow if not types.is_nested(f.type)]
                 columns = [field.name for field in schema if field.name == IMAGE]
                 batches = file.iter_batches(columns=columns) if columns else ()
@@ -127,7 +130,7 @@ def _data_problems(folder: Path) -> Iterator[str]:
 
 
 def publish(folder: Path) -> None:
-    """Print the problems, and raise UserError; if there are none, print the upload command."""
+    """Print the problems and raise UserError. Without problems, print the upload command."""
     kind = kind_of(folder)
     found = list(problems(folder, kind))
     for line in found:

@@ -37,34 +37,38 @@ from captioning.runtime.program import exit_code
 from captioning.runtime.progress import log_line, progress
 
 SIDE = 256
-QUALITY = 95  # for formats with a quality setting
-OUTCOMES = ("resized", "copied", "there already", "cannot be read")
-RECORD = ".resize.json"  # file in the target folder with the settings used
+QUALITY = 95  # of the written images, in formats with a quality setting
+OUTCOMES = ("resized", "copied", "there already", "cannot be read")  # of one image
+RECORD = ".resize.json"  # a file in the target folder that records --side
 
 
 def resize_image(path: Path, side: int) -> tuple[str, bytes]:
-    """Shrink an image to the shorter side `side`. Return one of OUTCOMES and the new file's bytes.
+    """Shrink an image to a shorter side of `side` pixels; return (outcome, bytes of the new file).
 
-    The format stays the same. EXIF is left out, since training does not apply its orientation.
+    The outcome is "copied" for an image that is not larger, else "resized". The format stays the
+    same. EXIF data is left out: otherwise viewers would rotate the image, but training does not.
     Raises UserError if the file is not a readable image.
     """
     with open_image(path) as image:
         width, height = image.size
         scale = side / min(width, height)
         if scale >= 1:
-            decode(image, path)  # raises UserError for a broken image
+            decode(image, path)  # only to raise UserError for a broken image
             return "copied", path.read_bytes()
         size = max(round(width * scale), side), max(round(height * scale), side)
         image.draft(None, (2 * size[0], 2 * size[1]))  # JPEGs are decoded at a reduced size
         resized = decode(image, path).resize(size, Image.Resampling.BICUBIC)
     content = io.BytesIO()
-    # "MPO": JPEGs of phones with a second picture after the first.
+    # Pillow's format "MPO" is a JPEG with a second picture after the first, as phones write it.
     resized.save(content, image.format.replace("MPO", "JPEG"), quality=QUALITY)
     return "resized", content.getvalue()
 
 
 def resize_file(name: str, source: Path, target: Path, side: int) -> str:
-    """Write one image; return one of OUTCOMES. Raises UserError if it cannot be written."""
+    """Resize the image `name` of the folder `source` into the folder `target`.
+
+    Returns one of OUTCOMES. Raises UserError if the new file cannot be written.
+    """
     try:
         outcome, content = resize_image(source / name, side)
     except UserError as error:
@@ -81,8 +85,8 @@ def resize_file(name: str, source: Path, target: Path, side: int) -> str:
 def resize_folder(source: Path, target: Path, side: int, workers: int) -> Counter:
     """Resize all images of a folder into another folder; return {outcome: number of images}.
 
-    Raises UserError for unusable folders and for a target made with another side. Raises Stopped
-    after a signal.
+    The outcomes are OUTCOMES. workers: threads. Raises UserError for unusable folders, and if the
+    target was made with another side. Raises Stopped after a signal.
     """
     if not source.is_dir():
         raise UserError(f"{source}: no such folder")
@@ -96,7 +100,7 @@ def resize_folder(source: Path, target: Path, side: int, workers: int) -> Counte
         leftover.unlink()
     remaining = [name for name in names if not (target / name).exists()]
     counts = Counter({**dict.fromkeys(OUTCOMES, 0), "there already": len(names) - len(remaining)})
-    pool = ThreadPoolExecutor(workers)  # threads suffice: Pillow releases the GIL
+    pool = ThreadPoolExecutor(workers)  # threads run in parallel, because Pillow releases the GIL
     try:
         resize = partial(resize_file, source=source, target=target, side=side)
         futures = [pool.submit(resize, name) for name in remaining]
@@ -112,7 +116,7 @@ def resize_folder(source: Path, target: Path, side: int, workers: int) -> Counte
 
 
 def _check_side(side: int, target: Path) -> None:
-    """Record the side in the folder. Raises UserError if it was made with another side."""
+    """Record `side` in the folder. Raises UserError if the folder was made with another side."""
     record = target / RECORD
     if not record.exists():
         write_json({"side": side}, record)

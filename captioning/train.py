@@ -45,19 +45,26 @@ def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
 
 
 def read_config(arguments: argparse.Namespace) -> Config:
-    """Return the configuration with the flags and overrides of a command line. Raises UserError."""
+    """Return the configuration, changed by flags and overrides. Raises UserError.
+
+    arguments: from `parse_arguments`.
+    """
     flags = {key: getattr(arguments, key) for key in ("output_dir", "device", "seed")}
     flags = {key: value for key, value in flags.items() if value is not None}
     return load_config(arguments.config, arguments.overrides, flags)
 
 
 def evaluate(config: Config, device, split: str, overrides: Sequence[str]) -> None:
-    """Caption and score `split` with the weights that `checkpoint_to_evaluate` chooses."""
+    """Caption and score `split` with the weights that `checkpoint_to_evaluate` chooses.
+
+    overrides: the key=value arguments of the command line. Raises UserError, Stopped.
+    """
     output = OutputFolder(config.output_dir)
     folder = output.folder
     evaluation = SplitEvaluation(config, split, folder, device)
     output.begin()
-    # Rank 0 chooses for all: machines that do not share the folder could choose different weights.
+    # Rank 0 chooses for all ranks. Otherwise machines that do not share the folder could choose
+    # different weights.
     checkpoint = checkpoint_to_evaluate(config, overrides) if distributed.is_main() else None
     checkpoint = distributed.broadcast_from_main(checkpoint and output.store_name(checkpoint))
     with distributed.first_on_each_machine():
@@ -66,7 +73,7 @@ def evaluate(config: Config, device, split: str, overrides: Sequence[str]) -> No
     log_line(load_message)
     results = evaluation.caption(captioner.to(device))
     if distributed.is_main():
-        remove_scores(folder, split)  # they may be from other weights or settings
+        remove_scores(folder, split)  # earlier scores may be of other weights or settings
         record_run(config, folder / "result" / split, checkpoint=shown_checkpoint)
     evaluation.score(results, split)
     output.upload()
@@ -74,9 +81,13 @@ def evaluate(config: Config, device, split: str, overrides: Sequence[str]) -> No
 
 
 def checkpoint_to_evaluate(config: Config, overrides: Sequence[str]) -> str:
-    """Choose `pretrained` of the command line, else the run's best epoch, else the configuration's.
+    """Return the name of the checkpoint to evaluate. Raises UserError if there is none.
 
-    Raises UserError if there is none.
+    The first of these is chosen:
+
+    1. `pretrained`, if an override on the command line sets it
+    2. the run's best checkpoint
+    3. `pretrained` of the configuration
     """
     is_overridden = any(override.startswith("pretrained=") for override in overrides)
     folder = working_folder(config.output_dir)

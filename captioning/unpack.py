@@ -26,7 +26,10 @@ from captioning.runtime.progress import log_line, progress
 
 
 def write_part(part: Part, name: str, folder: Path, first_id: int) -> int:
-    """Write images with captions, then NAME.json; return their number. Ids start at `first_id`."""
+    """Write the images that have a caption, then NAME.json; return the number of these images.
+
+    name: the name of the part, such as "train". Image ids start at `first_id`.
+    """
     rows = []
     with user_errors(folder / name), progress(len(part.captions), name) as bar:
         (folder / name).mkdir(exist_ok=True)

@@ -1,1 +1,1 @@
-"""Captions millions of images in shards. Runs can be resumed; an image is captioned once."""
+"""Captions millions of images in shards. A stopped run can be resumed."""

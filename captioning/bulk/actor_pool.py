@@ -1,7 +1,7 @@
-"""Starts actors on machines with free resources, and replaces actors that die.
+"""Starts Ray actors on machines with free resources, and replaces actors that die.
 
-`ray.util.ActorPool` supports neither streams of results nor replacing a dead actor. Ray's own
-restarts would repeat a shard from its beginning.
+`ray.util.ActorPool` is not used, because it supports neither streaming results nor replacing a dead
+actor. Ray's own restarts are not used, because they would repeat a shard from its beginning.
 """
 
 import time
@@ -16,35 +16,37 @@ from captioning.bulk.shards import Part, ShardUpdate
 from captioning.runtime.errors import UserError, one_line
 from captioning.runtime.progress import log_line
 
-TRIES = 3  # failed starts of actors on a machine; lost actors of a shard without new captions
-POLL_MACHINES_S = 2
-WAIT_NOTICE_S = 60  # without a ready actor, before the log says what the run waits for
-POLL_S = 0.2
+# A machine is given up after this many failed starts of actors in a row. A shard is given up when
+# it has lost this many actors in a row without new captions.
+TRIES = 3
+POLL_MACHINES_S = 2  # seconds between two listings of the cluster's machines
+WAIT_NOTICE_S = 60  # seconds without a ready actor, after which the log says what the run waits for
+POLL_S = 0.2  # the longest wait for updates, in seconds
 
 
 class Worker:
-    """An actor and its shards.
+    """The driver's view of an actor and of the shards that the actor captions.
 
-    loading: Ray's reference to the result of `load`; None once the captioner is loaded. parts:
-    {Ray's stream of updates: the shard's `Part`}.
+    actor: Ray's handle. loading: Ray's reference to the result of `CaptioningActor.load`; None once
+    the captioner is loaded. parts: {Ray's stream of the shard's updates: the shard's `Part`}.
     """
 
     def __init__(self, actor: Any, machine: Machine, loading: Any):
         self.actor, self.machine, self.loading = actor, machine, loading
         self.capacity = 0  # shards at once; 0 until the captioner is loaded
-        self.exclusive = False  # runs only a suspect shard, which may kill its actor
-        self.lost = False
-        self.requested = time.monotonic()
+        self.exclusive = False  # whether it runs a suspect shard alone, see `RayEngine.caption`
+        self.lost = False  # whether the actor has died
+        self.requested = time.monotonic()  # when the actor was requested
         self.parts: dict[Any, Part] = {}
 
 
 class ActorPool:
-    """The workers of a cluster. load: builds their captioner."""
+    """The workers of a cluster. load: a function that builds the captioner in an actor."""
 
     def __init__(self, cluster: Cluster, load: Callable[[], Any]):
         self.cluster, self.load = cluster, load
         self.workers: list[Worker] = []
-        self._failures: Counter[str] = Counter()  # starts that failed in a row, by machine
+        self._failures: Counter[str] = Counter()  # {machine id: failed starts in a row}
         self._last_failure = ""  # why the last start failed
         # When the machines were last listed, and when an actor was last ready.
         self._listed_at = self._ready_at = 0.0
@@ -55,7 +57,11 @@ class ActorPool:
         return any(worker.capacity for worker in self.workers)
 
     def start_actors(self, request: Request, limit: int) -> None:
-        """Request actors on machines with resources, up to `limit` in all. Raises UserError."""
+        """Request actors on machines with free places, until there are `limit` actors.
+
+        Called again and again: a call within POLL_MACHINES_S of the previous listing only logs.
+        Raises UserError if no machine can start an actor.
+        """
         now = time.monotonic()
         if self.is_ready() or not self._ready_at:
             self._ready_at, self._wait_was_logged = now, False
@@ -77,7 +83,8 @@ class ActorPool:
             )
         for machine in able:
             here = sum(worker.machine.id == machine.id for worker in self.workers)
-            # Actors that have been pending for long do not count, so that other machines are tried.
+            # Do not count actors that have been pending for WAIT_NOTICE_S, so that other machines
+            # are tried.
             count = sum(w.capacity > 0 or now - w.requested < WAIT_NOTICE_S for w in alive)
             for _ in range(min(machine.actors - here, limit - count)):
                 actor = self.cluster.actor(CaptioningActor, machine)
@@ -86,10 +93,10 @@ class ActorPool:
                 alive.append(worker)
 
     def poll(self) -> Iterator[tuple[Worker, Any, Union[ShardUpdate, Exception]]]:
-        """Wait up to POLL_S for updates; yield (worker, stream, update).
+        """Wait up to POLL_S for updates; yield (worker, stream, update) for each.
 
-        If the actor died or its stream ended early, `update` is the exception. Raises UserError if
-        a captioner cannot be loaded.
+        stream: a key of `worker.parts`. update: an exception if the actor died or the stream ended
+        early. Raises UserError if a captioner cannot be loaded.
         """
         import ray
 
@@ -126,13 +133,13 @@ class ActorPool:
             yield worker, sender, update
 
     def least_busy(self) -> Optional[Worker]:
-        """Return the worker with the fewest shards; None if no worker has room."""
+        """Return the worker with the fewest shards; None if no worker can take another shard."""
         free = [w for w in self.workers if not (w.lost or w.exclusive)]
         free = [worker for worker in free if len(worker.parts) < worker.capacity]
         return min(free, key=lambda worker: len(worker.parts), default=None)
 
     def lose(self, worker: Worker, error: Exception) -> None:
-        """Mark a worker as lost, so that it gets no more shards."""
+        """Mark a worker as lost, so that the worker gets no more shards. error: why."""
         if not worker.lost:
             worker.lost = True
             if worker.loading is not None:
@@ -142,7 +149,7 @@ class ActorPool:
         self.release(worker)
 
     def release(self, worker: Worker) -> None:
-        """Remove a lost worker and free its resources, after its last stream has ended."""
+        """Remove a lost worker and free its resources. Does nothing while it still has shards."""
         import ray
 
         if worker.lost and not worker.parts and worker in self.workers:

@@ -1,4 +1,4 @@
-"""The Ray actor: loads a captioner on its machine, and captions several shards at once."""
+"""Defines the Ray actor, which loads a captioner on its machine and captions several shards."""
 
 import contextlib
 import os
@@ -16,27 +16,35 @@ from captioning.runtime.errors import UserError
 from captioning.runtime.progress import collect_lines
 from captioning.runtime.start import keep_memory
 
-SEND_S = 1.0  # between two updates; a lost actor loses the lines since its last update
+SEND_S = 1.0  # seconds between two updates; a lost actor loses the lines since its last update
 
 
 class CaptioningActor:
-    """Ray calls the methods in threads: while one shard is captioned, others are read."""
+    """Captions shards on a machine of the cluster.
+
+    Ray calls `caption` in several threads at once, so that other shards are read while one shard is
+    captioned.
+    """
 
     def __init__(self, folder: str):
-        """folder: the base of relative paths; ignored if this machine does not have it."""
+        """Change to a working folder, the base of relative paths.
+
+        folder: the driver's working folder; ignored if this machine does not have this folder.
+        """
         with contextlib.suppress(OSError):
             os.chdir(folder)
         keep_memory()
         self._messages = collect_lines()
-        self._lock = threading.Lock()  # protects the captioner and the random generator
+        self._lock = threading.Lock()  # held while the captioner and the random generator are used
 
     def load(
         self, load: Callable[[], CheckpointModel], request: Request
     ) -> tuple[str, int, Optional[str]]:
-        """Build the captioner with the function `load`.
+        """Build the captioner with the function `load`. Returns (report, capacity, problem).
 
-        Returns a line that says what was loaded, the number of shards at once (one per reader
-        process), and the error line that ends the run, if any.
+        report: a log line that says what was loaded. capacity: the number of shards that this actor
+        can caption at once, one per reader process. problem: None, or an error line that ends the
+        run.
         """
         try:
             self._request, self._model = request, load()
@@ -52,11 +60,11 @@ class CaptioningActor:
         lines: list[Line],
         local_file: Optional[str],
     ) -> Iterator[ShardUpdate]:
-        """Caption the rest of a shard. The last update has the counts or a problem.
+        """Caption the rest of a shard. Yield updates, of which the last has counts or a problem.
 
-        number: of the output tar, if tars are written. lines: captions from earlier attempts.
-        local_file: a file on the driver's disk that this machine must have, too; None if there is
-        none to check.
+        number: the number of the output tar, if tars are written. entries: all entries of the
+        shard. lines: the output lines from earlier attempts. local_file: an input file on the
+        driver's disk that must also exist on this machine; None if there is none to check.
         """
         try:
             if local_file is not None and not os.path.exists(local_file):
@@ -80,9 +88,9 @@ class CaptioningActor:
             yield ShardUpdate([], self._new_messages(), problem=str(error))
 
     def _new_messages(self) -> list[str]:
-        """Return the messages since the last call."""
+        """Return the log lines since the last call, and remove them from the list."""
         messages: list[str] = []
-        with contextlib.suppress(IndexError):  # other threads take messages, too
+        with contextlib.suppress(IndexError):  # raised when the list is empty
             while True:
                 messages.append(self._messages.pop(0))
         return messages

@@ -1,4 +1,4 @@
-"""A Ray cluster: joins or starts it, uploads the code, and places actors on its machines."""
+"""Joins or starts a Ray cluster, uploads the code to it, and places actors on its machines."""
 
 import glob
 import os
@@ -14,22 +14,28 @@ from captioning.captioners.registry import CAPTIONERS
 from captioning.runtime.errors import UserError, one_line
 
 ROOT = Path(__file__).resolve().parents[2]
-# The project's folders that are uploaded for the actors. Each machine needs the libraries.
+# The project's folders that are uploaded for the actors. The libraries are not uploaded: each
+# machine must have them installed.
 CODE = {"captioning", "decoding", "smile", "adapters", "configs"}
 CODE |= {module.partition(".")[0] for module in CAPTIONERS.values()}
-CPUS = 4  # per actor without a GPU, at least; a smaller machine gets one actor
-SHARDS_PER_ACTOR = 16  # at most; an actor takes one shard per reader process
-STORE_BYTES = 256 << 20  # object store of a Ray that we start; it holds only captions
-TIMEOUT_S = 10
+CPUS = 4  # the fewest CPU cores of an actor without a GPU; a smaller machine gets one actor
+SHARDS_PER_ACTOR = 16  # the most shards that an actor captions at once
+STORE_BYTES = 256 << 20  # size of Ray's object store if we start Ray; it only holds captions
+TIMEOUT_S = 10  # for a cluster's head to accept a connection and to answer
 TOKEN = (
     "the cluster requires a token; copy ~/.ray/auth_token from its head machine to this machine, "
     "and type: export RAY_AUTH_MODE=token"
 )
-SETTINGS = b"\0\0\0\4\0\0\0\0\0"  # HTTP/2's SETTINGS frame, the first of both sides: RFC 9113, 6.5
+# An empty HTTP/2 SETTINGS frame, the first frame that client and server send (RFC 9113, 6.5).
+SETTINGS = b"\0\0\0\4\0\0\0\0\0"
 
 
 class Machine(NamedTuple):
-    """A machine that is alive. actors: how many fit on it. resources: what each of them gets."""
+    """A machine of the cluster that is alive.
+
+    id, name: Ray's id of the machine and its host name. actors: how many actors fit on the machine.
+    resources: keyword arguments of Ray that reserve one actor's GPU and CPU cores.
+    """
 
     id: str
     name: str
@@ -38,10 +44,11 @@ class Machine(NamedTuple):
 
 
 class Cluster:
-    """A Ray cluster and the device on which its actors run. The constructor raises UserError.
+    """A Ray cluster. `device` is the kind of device on which its actors run.
 
-    address: "auto" or HOST:PORT of a cluster that this machine belongs to. None starts Ray on this
-    machine, and stops it with the program. device: auto, cpu or cuda.
+    address: "auto", or HOST:PORT of a cluster to which this machine belongs. With None, `join`
+    starts Ray on this machine, and `close` stops it. device: auto, cpu or cuda. The constructor
+    raises UserError.
     """
 
     def __init__(self, address: Optional[str], device: str):
@@ -69,15 +76,18 @@ class Cluster:
             _check_address(self.address)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # avoids a warning
-        os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")  # for `ray job submit`
+        # Under `ray job submit`, let the runtime_env below replace the job's.
+        os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")
         own = {"include_dashboard": False, "object_store_memory": STORE_BYTES}
         others = [f"/{glob.escape(p.name)}" for p in ROOT.iterdir() if p.name not in CODE]
-        # libgomp reads this variable when an actor loads torch. `tune_process` has set it here.
+        # Pass on the variable that `tune_process` has set: libgomp reads it when an actor loads
+        # torch.
         variables = {k: v for k, v in os.environ.items() if k == "GOMP_SPINCOUNT"}
-        before = signal.getsignal(signal.SIGTERM)  # ray.init replaces the handler
+        before = signal.getsignal(signal.SIGTERM)  # to be restored, because ray.init replaces it
         try:
             if self.address not in (None, "auto") and os.environ.get("RAY_AUTH_MODE") != "token":
-                GcsClient(address=self.address)  # without a token ray.init retries for 20 s
+                # Fails at once if a token is required, whereas ray.init would retry for 20 s.
+                GcsClient(address=self.address)
             ray.init(
                 self.address or "local",
                 runtime_env={
@@ -97,7 +107,7 @@ class Cluster:
             raise UserError(f"{where}: {reason}") from error
         finally:
             signal.signal(signal.SIGTERM, before)
-        # Silences Ray's report of a lost actor, a paragraph: the pool logs one line.
+        # Silence Ray's long report of a lost actor. `ActorPool` logs one line instead.
         ray._private.worker.print_to_stdstream = lambda *args, **kwargs: None
         self.joined = True
 
@@ -118,7 +128,11 @@ class Cluster:
         return found
 
     def actor(self, kind: type, machine: Machine) -> Any:
-        """Request an actor on a machine. It starts once the machine has free resources."""
+        """Request an actor of the class `kind` on a machine, and return Ray's handle of the actor.
+
+        Ray starts the actor when the machine has free resources. The class is called with the
+        working directory.
+        """
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -144,7 +158,10 @@ class Cluster:
 
 
 def _check_address(address: str) -> None:
-    """Raise UserError unless a gRPC server answers. Ray would retry for a minute, then exit."""
+    """Raise UserError unless a gRPC server answers at the address.
+
+    Without this check, Ray would retry for a minute, then end the process.
+    """
     if address == "auto":
         return
     host, _, port = address.rpartition(":")

@@ -1,4 +1,4 @@
-"""Writes the merged captions as Parquet, metadata.jsonl and kohya's JSON."""
+"""Exports the merged captions as Parquet, metadata.jsonl and kohya's JSON, with data set cards."""
 
 import itertools
 import json
@@ -18,12 +18,16 @@ from captioning.files.writing import json_line
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line
 
-SIZES = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M")  # the Hub's names
-ROWS = 10_000  # held in memory while the Parquet file is written
+# The Hub's names of data set sizes.
+SIZES = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M")
+ROWS = 10_000  # rows that are held in memory while the Parquet file is written
 
 
 def check(request: Request) -> None:
-    """Raise UserError if a file of `write_all` belongs to another program or cannot be written."""
+    """Raise UserError if a file that `write_all` would replace was written by another program.
+
+    Also raises UserError for a wrong name of metadata.jsonl. Called before the work starts.
+    """
     if request.metadata:
         if os.path.basename(request.metadata) != METADATA[0]:
             raise UserError(f"--metadata is {request.metadata}; its name has to be {METADATA[0]}")
@@ -37,10 +41,10 @@ def check(request: Request) -> None:
 
 
 def write_all(request: Request, model: Callable[[], Mapping[str, str]]) -> None:
-    """Write the files that the request names, and the cards of their folders.
+    """Write the exports that the request names, and a data set card in each of their folders.
 
-    Each file is written atomically. model: returns the rows of the cards that describe the
-    captioner. Raises OSError, UserError.
+    Each file is written atomically. model: returns the rows of a card that describe the captioner,
+    {title: value}. Raises OSError, UserError.
     """
     if request.parquet:
         write_parquet(request)
@@ -50,7 +54,7 @@ def write_all(request: Request, model: Callable[[], Mapping[str, str]]) -> None:
                 try:
                     name = relative(line["image"], request.metadata)
                 except UserError:
-                    continue  # an earlier call's image, in another folder
+                    continue  # an earlier call captioned this image, which is in another folder
                 row = {"file_name": name, "text": line["caption"]}
                 file.write(json_line({**row, "checkpoint": line.get("checkpoint")}))
     if request.kohya:
@@ -63,7 +67,8 @@ def write_all(request: Request, model: Callable[[], Mapping[str, str]]) -> None:
             file.write(json.dumps(content, indent=2).encode() + b"\n")
     folders = [os.path.dirname(name) for name in (request.parquet, request.metadata) if name]
     folders += [request.write_shards] if request.write_shards else []
-    folders = list(filter(None, dict.fromkeys(folders)))  # no card in "", the working directory
+    # Without the folder "", the working directory, which gets no card.
+    folders = list(filter(None, dict.fromkeys(folders)))
     if folders:
         count, rows = sum(1 for _ in _lines(request.out)), model()
         for folder in folders:
@@ -71,7 +76,10 @@ def write_all(request: Request, model: Callable[[], Mapping[str, str]]) -> None:
 
 
 def _write_card(request: Request, folder: str, count: int, model: Mapping[str, str]) -> None:
-    """Write the card of a folder of `count` images, unless it has one by another author."""
+    """Write the card of a folder, unless the folder has a card that another author has written.
+
+    count: the number of images. model: see `write_all`.
+    """
     from huggingface_hub import DatasetCardData
 
     name = stores.join(folder, card.NAME)
@@ -97,9 +105,9 @@ def _write_card(request: Request, folder: str, count: int, model: Mapping[str, s
 
 
 def relative(image: str, metadata: str) -> str:
-    """Return the name of an image in the folder of metadata.jsonl.
+    """Return the path of an image relative to the folder of metadata.jsonl.
 
-    Raises UserError if it is elsewhere.
+    image, metadata: paths or addresses. Raises UserError if the image is not in that folder.
     """
     folder = metadata.rpartition("/")[0] or "."
     if stores.is_store(folder):
@@ -121,9 +129,9 @@ def _lines(out: Path) -> Iterator[Line]:
 
 
 def _kohya(name: str) -> dict[str, dict[str, Any]]:
-    """Read kohya's metadata, {image: {"caption", "tags", ...}}; {} without a file.
+    """Return the content of kohya's metadata file, {image: {"caption", "tags", ...}}.
 
-    Raises UserError.
+    Returns {} if there is no file. Raises UserError.
     """
     content = parse_json((stores.read_if_any(name) or b"{}").decode("utf-8", "replace"), name)
     if not isinstance(content, dict) or not all(isinstance(row, dict) for row in content.values()):
@@ -162,5 +170,5 @@ def _row(line: Line) -> Line:
 
 
 def printable(text: str) -> str:
-    """Return the text with escapes in place of the bytes of a file name that are not UTF-8."""
+    """Return the text with escapes for bytes that are not valid UTF-8, as in some file names."""
     return text.encode(errors="backslashreplace").decode()

@@ -1,4 +1,7 @@
-"""The filter: moves captions with an ITM score at or below a threshold to another file."""
+"""Filters captions: moves captions with an ITM score at or below a threshold to another file.
+
+The ITM score is the probability, by BLIP's image-text matching model, that image and caption match.
+"""
 
 import re
 from collections import deque
@@ -16,14 +19,14 @@ from captioning.files.stores import without_secrets
 from captioning.runtime.errors import UserError
 from captioning.runtime.registry import load as load_entry
 
-DIGITS = 5  # decimals to which scores are rounded
-AT_ONCE = 16  # images scored at once
+DIGITS = 5  # scores are rounded to this many decimals
+AT_ONCE = 16  # images that are scored in one batch
 
 
 def split(line: Line, threshold: float) -> tuple[Optional[Line], Optional[Line]]:
-    """Split a line of `FilteredModel` into a kept and a dropped line; None for an empty one.
+    """Split an output line of `FilteredModel` into a kept and a dropped line.
 
-    Captions with a score above the threshold are kept.
+    Captions with a score above the threshold are kept. A line without captions is None.
     """
     values = line.get("itms", [line["itm"]])
     kept = [place for place, value in enumerate(values) if value > threshold]
@@ -32,7 +35,10 @@ def split(line: Line, threshold: float) -> tuple[Optional[Line], Optional[Line]]
 
 
 def _only(line: Line, places: list[int]) -> Optional[Line]:
-    """Return the line with only the captions at `places`; None if there are none."""
+    """Return the line with only the captions at the indices `places`; None without indices.
+
+    The lists of scores (plural keys) are reduced in the same way.
+    """
     if not places:
         return None
     found = dict(line)
@@ -56,9 +62,10 @@ def parse(text: str) -> float:
 
 
 def check(text: Optional[str], file: Optional[str]) -> Optional[str]:
-    """Return the normal form of the expression `text`; None if there is no filter.
+    """Return the normal form of a filter expression, such as "itm>0.5"; None without a filter.
 
-    file: the value of --itm_model. Raises UserError.
+    text: the value of --filter. file: the value of --itm_model. Raises UserError if the expression
+    is invalid or only one of the two flags is set.
     """
     if text is None and file is not None:
         raise UserError("--itm_model needs --filter")
@@ -70,10 +77,11 @@ def check(text: Optional[str], file: Optional[str]) -> Optional[str]:
 
 
 class FilteredModel:
-    """A captioner with the interface of `CheckpointModel`. Its lines also have the filter's scores.
+    """Wraps a captioner with the interface of `CheckpointModel`; adds ITM scores to its lines.
 
-    text: the filter's expression. file, dtype: the scorer's checkpoint and precision. load: builds
-    the captioner, after the scorer. The constructor raises UserError.
+    text: the filter's expression. file, device, dtype: the checkpoint, the device and the precision
+    of the ITM scorer. load: builds the captioner. The constructor loads the scorer before the
+    captioner, and raises UserError.
     """
 
     def __init__(
@@ -93,7 +101,7 @@ class FilteredModel:
         self.settings = {"filter": text, "itm_model": without_secrets(file)}
 
     def prefetch(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Yield the captioner's batches; `image` is (the captioner's, the scorer's images)."""
+        """Yield the captioner's batches. `image` is a pair: images for captioner and for scorer."""
         waiting: deque[Any] = deque()
 
         def of_captioner() -> Iterator[Batch]:
@@ -106,9 +114,10 @@ class FilteredModel:
             yield batch._replace(image=(batch.image, waiting.popleft()))
 
     def lines(self, batch: Batch, offset: int, request: Any) -> list[Line]:
-        """Return the captioner's lines with the score of each caption.
+        """Return the captioner's lines, with the ITM score of each caption.
 
-        Prefix and suffix are not scored. For the parameters, see `CheckpointModel.lines`.
+        --prefix and --suffix are removed before scoring. For the parameters, see
+        `CheckpointModel.lines`.
         """
         image, for_scorer = batch.image or (None, None)
         lines = self.model.lines(batch._replace(image=image), offset, request)
@@ -140,9 +149,10 @@ def _read(
     data: Optional[BinaryIO] = None,
     prompt: Optional[str] = None,
 ) -> tuple[Any, torch.Tensor]:
-    """Return an image file as input of the captioner and as input of the scorer.
+    """Return the inputs for captioner and scorer of an image file. Raises UserError.
 
-    Raises UserError.
+    read: reads the captioner's input, see `ShardImages`. transform: the scorer's preprocessing.
+    path, data, prompt: the arguments of `read`.
     """
     image = read(path, data, prompt)
     if data is not None:

@@ -13,18 +13,22 @@ from captioning.runtime import signals
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line
 
-OnImages = Callable[[int], None]  # called with the number of newly captioned or failed images
+# A function that is called with the number of images that were just captioned or have just failed.
+OnImages = Callable[[int], None]
 
 
 class LocalEngine:
-    """The default engine. load: builds the captioner."""
+    """The default engine, which captions in this process. load: builds the captioner."""
 
     def __init__(self, load: Callable[[], CheckpointModel]):
         self.load = load
         self.model: Optional[CheckpointModel] = None
 
     def start(self, request: Request, shards: int) -> None:
-        """Load the captioner. Raises UserError."""
+        """Load the captioner, unless it is loaded. Raises UserError.
+
+        request, shards: not used here; `RayEngine.start` uses them.
+        """
         if self.model is None:
             self.model = self.load()
             log_line(self.model.report)
@@ -49,15 +53,15 @@ class LocalEngine:
 
 
 def publish(request: Request, plan: Plan, part: Part) -> None:
-    """Write the outputs of a sealed part, then its marker."""
+    """Write the sidecars and the tar of a complete shard, then its marker."""
     number, entries = plan.number(part.shard), plan.entries(part.shard)
     mark_done(request, plan, part, write_outputs(request, number, entries, part.read()))
 
 
 def mark_done(request: Request, plan: Plan, part: Part, counts: Counts) -> None:
-    """Write a part's marker. Upload part and marker if `out` is in a store.
+    """Write the marker of a complete shard. If `out` is in a store, upload captions and marker.
 
-    Raises OSError, UserError.
+    counts: the content of the marker. Raises OSError, UserError.
     """
     write_lines(part.marker, [counts])
     if request.address:
@@ -65,10 +69,11 @@ def mark_done(request: Request, plan: Plan, part: Part, counts: Counts) -> None:
 
 
 def write_outputs(request: Request, number: int, entries: list[Entry], lines: list[Line]) -> Counts:
-    """Write the sidecars and the tar of a shard; returns the content of its marker.
+    """Write the sidecars and the tar of a shard; return the content of the shard's marker.
 
-    number: of the output tar, if tars are written. entries, lines: all entries and captions of the
-    shard. A call after a kill writes the same files again. Each file is written atomically.
+    number: the number of the output tar, if tars are written. entries, lines: all entries and
+    output lines of the shard. Each file is written atomically. A repeated call, such as after a
+    crash, writes the same files again.
     """
     captioned = list(request.kept(lines))
     failed = sum("error" in line for line in lines)
@@ -82,13 +87,13 @@ def write_outputs(request: Request, number: int, entries: list[Entry], lines: li
         counts["written"] = folder.write(
             number, lambda file: tars.write(file, number, captioned, tar)
         )
-    # The stamp of a missing input tar is None, so that the next call tries to read it again.
+    # The stamp of a missing input tar is None, so that the next call tries again to read the tar.
     return counts if tar is None else {"tar": tar, "stamp": entries[0].get("stamp"), **counts}
 
 
 @contextmanager
 def disk_errors(request: Request) -> Iterator[None]:
-    """Turn an OSError into a UserError that names the file."""
+    """Within the block, turn an OSError into a UserError that names the file."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Merges the captions of all shards in the plan's order."""
+"""Merges the captions of all shards into the output files, in the plan's order."""
 
 import itertools
 from collections.abc import Iterable
@@ -14,8 +14,8 @@ from captioning.files.writing import atomic_write, json_line, locked, write_line
 def merge(request: Request, plan: Plan) -> tuple[int, int, int]:
     """Write the request's files `out`, `filtered` and `failed`, then `marker`. Raises OSError.
 
-    Returns the numbers of captioned, failed and filtered images of the plan. A repeated
-    call writes the same files, also after a kill.
+    Returns the numbers of captioned, failed and filtered images of the plan. All shards must be
+    complete. Idempotent: a repeated call, such as after a crash, writes the same files.
     """
     parts = plan.parts()
 
@@ -35,7 +35,7 @@ def merge(request: Request, plan: Plan) -> tuple[int, int, int]:
     _write_filtered(request, new_lines)
     counts = [part.counts() for part in parts]
     tars = {part["tar"]: part for part in counts if "tar" in part}
-    with locked(request.failed):  # all runs with captions files in this folder share it
+    with locked(request.failed):  # all runs with captions files in this folder share this file
         failed = _write_failed(request, new_lines(), set(tars))
     tars = {**next(read_lines(request.marker), {}).get("tars", {}), **tars}
     content = {"images": images, "failed": failed, "tars": tars, **out.manifest()}
@@ -45,13 +45,19 @@ def merge(request: Request, plan: Plan) -> tuple[int, int, int]:
 
 
 def _write_filtered(request: Request, new_lines: Callable[[], Iterable[Line]]) -> None:
-    """Write `filtered`, without earlier lines of images that were captioned again."""
+    """Write `filtered`: earlier lines of images that were not captioned again, then new lines.
+
+    new_lines: returns the output lines of all shards.
+    """
     if not (request.filter or request.filtered.exists()):
         return
     again = {line["image"] for line in new_lines()}
 
     def stays(line: Line) -> bool:
-        """Keep a line unless this program wrote it and its image was captioned again."""
+        """Return whether a line of `filtered` is kept.
+
+        A line is dropped if this program wrote it and its image was captioned again.
+        """
         ours = (line.get("settings") or {}).get("filter")
         return not (ours and line.get("image") in again)
 
@@ -63,15 +69,16 @@ def _write_filtered(request: Request, new_lines: Callable[[], Iterable[Line]]) -
 
 
 def _write_failed(request: Request, new: Iterable[Line], tars: set[str]) -> int:
-    """Write `failed`; keep lines of other captions files. Returns the number of lines of this one.
+    """Write `failed`, and keep its lines of runs with other captions files.
 
-    new: the lines of all shards. tars: the input tars that the plan has read.
+    Returns the number of lines of this run. new: the output lines of all shards. tars: the input
+    tars that the plan has read.
     """
     out = request.out.name
     old = [line for line in read_lines(request.failed) if line]
     others = [line for line in old if line.get("out") != out]
     own = {line["image"]: line for line in old if line.get("out") == out}
-    for tar in tars:  # a tar that was read again loses its earlier error
+    for tar in tars:  # remove the earlier error of a tar that was read again
         own.pop(tar, None)
     for line in new:
         own.pop(line["image"], None)

@@ -1,4 +1,4 @@
-"""Captions the batches of bulk captioning with a checkpoint. Makes the lines of the output."""
+"""Captions the batches of bulk captioning with a checkpoint, and makes the output lines."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -22,22 +22,28 @@ from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line
 from decoding import DecodingSettings
 
-SAMPLING = ("top_p", "top_k", "temperature", "min_p", "typical_p")
-# Recorded only if they differ from their defaults, which switch them off.
+SAMPLING = ("top_p", "top_k", "temperature", "min_p", "typical_p")  # have no effect on search
+# Settings whose default switches them off. Recorded only if they differ from the default.
 OPTIONAL = ("no_repeat_ngram_size", "num_beam_groups", "diversity_penalty", "min_p", "typical_p")
 OPTIONAL += ("guidance_scale", "contrastive_alpha")
-CONTRASTIVE = ("contrastive_beta", "contrastive_noise")
+CONTRASTIVE = ("contrastive_beta", "contrastive_noise")  # have no effect without contrastive_alpha
 RERANKING = ("num_candidates", "candidates", "rerank_weight", "rerank_judge")
 
 
-Captions = list[dict[str, Any]]  # of an image, the best first: "caption" and scores by name
+# The captions of one image, the best first. Each is {"caption": text, name of a score: value}.
+Captions = list[dict[str, Any]]
 
 
 class CheckpointModel:
-    """A captioner with its preprocessing and decoding settings. The constructor raises UserError.
+    """A captioner with its preprocessing and decoding settings.
 
-    config: a YAML file, for a checkpoint that has no configuration. changes: configuration values
-    that replace the checkpoint's.
+    config: a YAML file, for a checkpoint without a configuration. changes: {key: value} that
+    replace values of the configuration. num_return: captions per image. The constructor loads the
+    checkpoint, and raises UserError.
+
+    The engines use: `read` and `join`, which make a batch of image files, see `ShardImages`;
+    `batch_size` and `num_workers`; `prefetch` and `lines`; and `report`, a log line that says what
+    was loaded. `origin` is what each output line records: {"checkpoint", "settings"}.
     """
 
     def __init__(
@@ -76,7 +82,7 @@ class CheckpointModel:
         self.generator = with_reranking(self.captioner, reranking, device)
         self.settings, self.device = settings, device
         self.batch_size = run.eval_batch_size or run.batch_size
-        self.generated_at_once = self.batch_size  # images; halved when GPU memory runs out
+        self.generated_at_once = self.batch_size  # in images; halved when GPU memory runs out
         self.num_workers = run.num_workers
         made = self.preprocessing = preprocessing_of(run)
         self.takes_prompt, self.join = made.takes_prompt, made.join
@@ -90,14 +96,15 @@ class CheckpointModel:
         self.origin = {"checkpoint": without_secrets(checkpoint), "settings": recorded}
 
     def prefetch(self, batches: Iterable[Batch]) -> Iterable[Batch]:
-        """Return the batches unchanged. Only `ServedModel` has something to do in advance."""
+        """Return the batches unchanged. `ServedModel` submits its requests here."""
         return batches
 
     def lines(self, batch: Batch, offset: int, request: Request) -> list[Line]:
         """Return one output line for each entry of a batch, with captions or an error.
 
-        offset: the number of images of the shard before this batch. Sampled captions depend on the
-        seed, the shard, the offset and the batch size, which is halved if GPU memory runs out.
+        offset: the number of images of the shard before this batch. request: the call of bulk
+        captioning. Sampled captions depend on the seed, the shard, the offset and the batch size.
+        If GPU memory runs out, the batch size is halved, so that sampled captions change.
         """
         entries, image = self._refuse_prompts(batch)
         prompts = [entry.get("prompt") for entry in entries if "error" not in entry]
@@ -108,9 +115,10 @@ class CheckpointModel:
         ]
 
     def _refuse_prompts(self, batch: Batch) -> tuple[list[Entry], Optional[Images]]:
-        """Return the entries and images of a batch, without images whose prompt is refused.
+        """Return the entries and images of a batch, without images whose prompt cannot be used.
 
-        Such an entry gets an "error", for example if its prompt leaves no token for a caption.
+        The entry of such an image stays and gets an "error", for example if its prompt leaves no
+        token for a caption.
         """
         entries, kept, read = [], [], 0
         for entry in batch.entries:
@@ -134,7 +142,10 @@ class CheckpointModel:
     def _captions(
         self, image: Optional[Images], prompts: list[Optional[str]], shard: int, offset: int
     ) -> list[Captions]:
-        """Return the captions of each image with their scores, for `line_of`."""
+        """Return the captions of each image with their scores, for `line_of`.
+
+        prompts: the own prompt of each image, or None. shard, offset: see `lines`.
+        """
         found: list[Captions] = []
         while image is not None and len(found) < len(image):
             piece = image[len(found) : len(found) + self.generated_at_once]
@@ -152,7 +163,7 @@ class CheckpointModel:
     ) -> Optional[list[Captions]]:
         """Return the captions of each image; None if GPU memory runs out.
 
-        None, not an exception: a traceback would keep the tensors of the failed attempt in memory.
+        An exception would not do: its traceback would keep the failed attempt's tensors in memory.
         """
         try:
             with self.precision.autocast():
@@ -162,7 +173,10 @@ class CheckpointModel:
             return None
 
     def _halve(self, images: int) -> None:
-        """Halve the number of images at once. Raises UserError if a single image did not fit."""
+        """Halve `generated_at_once`. Raises UserError if a single image did not fit.
+
+        images: the number of images that did not fit.
+        """
         if images == 1:
             raise UserError(
                 "out of GPU memory with a single image; lower --num_beams or --max_length, or use "
@@ -182,7 +196,10 @@ def _read(
     data: Optional[BinaryIO],
     prompt: Optional[str],
 ) -> Any:
-    """Return the captioner's input of an image file; see `ShardImages`. Raises UserError."""
+    """Return the captioner's input for an image file. Raises UserError.
+
+    transform, takes_prompt: from `Preprocessing`. path, data, prompt: see `ShardImages.read`.
+    """
     return transformed(transform, load_image(path, data), path, *[prompt] * takes_prompt)
 
 
@@ -194,9 +211,9 @@ def line_of(
 ) -> Line:
     """Return the output line of an entry: its "error", or its captions and scores.
 
-    captions: dicts with "caption" and scores by name, the best caption first. The line has the
-    values of the best caption. With several captions it also has the lists of all values, under
-    plural keys: "captions", "scores". origin: the checkpoint and settings, put at the end.
+    captions: not used for an entry with an "error". The line has the caption and the scores of the
+    best caption. With several captions it also has the lists of all values under plural keys, such
+    as "captions" and "scores". origin: {"checkpoint", "settings"}, which the line ends with.
     """
     line = {key: entry[key] for key in ("image", "image_id", "prompt") if key in entry}
     if "error" in entry:
@@ -212,9 +229,9 @@ def line_of(
 
 
 def recorded_settings(settings: DecodingSettings, seed: int) -> Settings:
-    """Return the settings to record in output lines: those that have an effect.
+    """Return {name: value} of the settings that have an effect, to record in output lines.
 
-    Their names are those of the arguments of transformers' `generate`.
+    The names are those of the arguments of transformers' `generate`.
     """
     values = dataclasses.asdict(settings)
     sample = values.pop("sample")

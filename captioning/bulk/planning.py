@@ -1,4 +1,4 @@
-"""Planning: finds the images of the input that have no caption yet."""
+"""Plans a call of bulk captioning: finds the images of the input that have no caption yet."""
 
 import os
 import re
@@ -23,22 +23,26 @@ from captioning.files.tars import expand
 from captioning.files.writing import atomic_write, json_line, write_lines
 from captioning.runtime.errors import UserError
 
-# A folder or list gets SHARDS shards, if each then has MIN_IMAGES to MAX_IMAGES. The number of
-# processes has no effect: sampled captions depend on the shards.
+# A folder or list is divided into about SHARDS shards, but a shard has at least MIN_IMAGES and at
+# most MAX_IMAGES images. The number of processes must not change the shards, because the seeds of
+# sampled captions depend on the shards.
 MIN_IMAGES, MAX_IMAGES, SHARDS = 32, 512, 32
 
-_TAR = re.compile(r"\.(?:tar|tar\.gz|tgz)(?=/)")
+_TAR = re.compile(r"\.(?:tar|tar\.gz|tgz)(?=/)")  # the end of a tar's name in an image's name
 
 
 @dataclass
 class Tally:
-    """The counts of planning.
+    """What planning has found.
 
-    found: images, or tars. skipped: images that have a caption. failed: images that failed before
-    and are not tried again. damaged: lines of `out` without an image or a caption. repeated:
-    further lines of the same image. no_sidecar: captioned images that lack a sidecar. checkpoints:
-    those named in `out`. settings: names of settings that differ between a line of `out` and this
-    run.
+    - found: the number of images in the input, or of tars
+    - skipped: the number of images that have a caption
+    - failed: the number of images that failed before and are not tried again
+    - damaged: the number of lines of `out` without an image or a caption
+    - repeated: the number of lines of `out` whose image has an earlier line
+    - no_sidecar: captioned images that lack a sidecar
+    - checkpoints: the checkpoints that are named in `out`
+    - settings: names of settings that differ between a line of `out` and this run
     """
 
     found: int = 0
@@ -54,9 +58,9 @@ class Tally:
 def make_plan(request: Request, settings: Settings, resumed: bool) -> tuple[Plan, Tally]:
     """Write the plan. Also write missing sidecars of captions, and with --verify repair `out`.
 
-    settings: identify the run. resumed: this call has just finished an earlier plan of the same
-    command. Then photos with a line in `out` or `failed` are left out, even with --existing
-    overwrite. Raises UserError.
+    settings: the settings that identify the run. resumed: whether this call has just finished an
+    earlier plan of the same command. If so, photos with a line in `out` or `failed` are left out
+    even with --existing overwrite, because the earlier plan has captioned them. Raises UserError.
     """
     tally = Tally()
     captioned: dict[str, None] = {}  # images, in the order of their lines
@@ -64,15 +68,16 @@ def make_plan(request: Request, settings: Settings, resumed: bool) -> tuple[Plan
         captioned[line["image"]] = None
         tally.checkpoints.add(str(line.get("checkpoint")))
         used = line.get("settings")
-        if isinstance(used, dict):  # other programs may have written something else
+        if isinstance(used, dict):  # "settings" of other programs may have another type
             tally.settings.update(n for n in used if used[n] != settings.get(n, used[n]))
     failed = filter(None, read_lines(request.failed))
     failed = {line["image"]: None for line in failed if line.get("out") == request.out.name}
-    # By whether this filter dropped them. Images that another filter dropped are captioned again.
+    # dropped[True]: images whose captions this filter dropped; they are done. dropped[False]:
+    # images whose captions another filter dropped; they are captioned again.
     dropped: dict[bool, dict[str, None]] = {True: {}, False: {}}
     for line in _valid_lines(request.filtered, Tally()):
         made = line.get("settings") or {}
-        # Lines of other programs do not count: they have no "filter".
+        # Lines without a "filter" were written by another program and do not count.
         if line["image"] not in captioned and made.get("filter"):
             same = all(made.get(name) == settings.get(name) for name in ("filter", "itm_model"))
             dropped[same][line["image"]] = None
@@ -86,7 +91,8 @@ def make_plan(request: Request, settings: Settings, resumed: bool) -> tuple[Plan
     remove_plan(request.parts)
     done = {**captioned, **dropped[True]}
     in_tars = request.in_tars
-    # Each plan has a new name, since another machine may still see the files of an earlier plan.
+    # Each plan has a new file name, so that another machine that still sees the files of an earlier
+    # plan does not confuse the two plans.
     name, count = f"plan_{time.time_ns():x}.jsonl", 0
     with atomic_write(request.parts / name) as file:
         if in_tars:
@@ -123,7 +129,7 @@ def make_plan(request: Request, settings: Settings, resumed: bool) -> tuple[Plan
 
 
 def _valid_lines(out: Path, tally: Tally) -> Iterator[Line]:
-    """Yield the first valid line of each image. Other lines are counted in `tally`."""
+    """Yield the first valid line of each image. Count the other lines in `tally`."""
     seen: set[str] = set()
     for line in read_lines(out):
         if not line or not all(isinstance(line.get(name), str) for name in ("image", "caption")):
@@ -142,13 +148,17 @@ def _images(
     tally: Tally,
     resumed: bool,
 ) -> Iterator[Entry]:
-    """Yield the entries of images to caption. done: captioned or dropped images."""
+    """Yield the plan's entries for a folder or list: the images to caption.
+
+    done: images with a caption that was kept, or that this filter dropped. failed: images that
+    failed before. tally: counts what is found. resumed: see `make_plan`.
+    """
     outputs = map(request.location, (request.out, request.failed, request.marker))
     sidecars = request.sidecars([request.source, *outputs]) if request.sidecar else None
     file, listed = request.captions, set()
     if file:
         listed = {sample.image for sample in read_annotations(local(file))}
-    found: dict[str, str] = {}  # {name in the file: image of this run}
+    found: dict[str, str] = {}  # {name in the file of --captions: image of this run}
     skips = request.skips_existing
     for item in request.images():
         tally.found += 1
@@ -158,7 +168,7 @@ def _images(
             tally.no_sidecar.add(item.image)
         if request.metadata:
             relative(item.image, request.metadata)  # raises UserError for another folder
-        # Looked up for every image, so that a name shared by two images is an error.
+        # Look up every image, even one with a caption, to detect a name that fits two images.
         name = named_in(item.image, listed) if listed else None
         if name and found.setdefault(name, item.image) != item.image:
             raise UserError(
@@ -186,10 +196,10 @@ def _tars(
     again: Iterable[str],
     tally: Tally,
 ) -> Iterator[Entry]:
-    """Yield the entries of tars with images to caption.
+    """Yield the plan's entries for tars: the tars that have images to caption.
 
-    captioned, failed, again: names of images in the tars. again: images to be captioned again, even
-    if their tar has not changed.
+    captioned, failed: names of images in the tars. again: names of images to caption again even if
+    the tar has not changed. tally: counts what is found.
     """
     if request.sidecar:
         raise UserError("--sidecar does not work with a .tar: use --write-shards")
@@ -198,8 +208,8 @@ def _tars(
     done = next(read_lines(request.marker), {}).get("tars", {})
     skipped_failures = () if request.retry_failed else failed
     urls = dict.fromkeys(expand(request.source))
-    # All stamps are taken before the first tar is read. A tar replaced after that has a stale
-    # stamp, and the next call reads it again.
+    # All stamps are taken before the first tar is read. If a tar is replaced later, its recorded
+    # stamp is stale, so that the next call reads the tar again.
     with ThreadPoolExecutor(STORE_THREADS) as pool:
         stamps = dict(zip(urls, pool.map(stamp_if_any, urls)))
     captioned_in, failed_in = _by_tar(captioned, urls), _by_tar(skipped_failures, urls)
@@ -220,7 +230,11 @@ def _tars(
 
 
 def _by_tar(images: Iterable[str], urls: Collection[str]) -> dict[str, list[str]]:
-    """Return {url: its images}. A folder in a path may also be named like a tar."""
+    """Group the names of images by tar: return {URL of a tar: names of images in the tar}.
+
+    An image's name is URL/MEMBER. A folder in the URL may also be named like a tar, so that each
+    part of the name up to ".tar/" is compared with `urls`.
+    """
     found: dict[str, list[str]] = {}
     for image in images:
         ends = (match.end() for match in _TAR.finditer(image))
@@ -231,10 +245,11 @@ def _by_tar(images: Iterable[str], urls: Collection[str]) -> dict[str, list[str]
 
 
 def _is_done(request: Request, url: str, stamp: Any, record: Any, known: list[str]) -> bool:
-    """Return whether all images of a tar are done: by its stamp, with --verify by its content.
+    """Return whether all images of a tar are done.
 
-    record: the tar's entry in the marker of `out`; None if there is none. known: its images that
-    are done.
+    Compares the tar's stamp with its record. With --verify, reads the tar instead and compares the
+    names of its images with `known`. record: the tar's entry in the marker of `out`; None if there
+    is none. known: the names of the tar's images that are done.
     """
     if not request.verify:
         same = record and stamp and record.get("stamp") == stamp
@@ -242,5 +257,5 @@ def _is_done(request: Request, url: str, stamp: Any, record: Any, known: list[st
     names = set(known)
     try:
         return all(member.name in names for member in tars.members(url))
-    except Exception:  # captioning will report the broken tar
+    except Exception:  # the tar is broken; when it is captioned, this is reported
         return False

@@ -1,8 +1,8 @@
 """Captions the shards of a plan on the actors of a Ray cluster.
 
-Only the driver's disk holds the plan and the captions. An actor sends new captions every second,
-and the driver appends them to the shard's journal, as the local engine does. Therefore captions
-survive the loss of an actor.
+The driver is the process that the user started. Only the driver's disk has the plan and the
+captions. An actor sends new captions every second, and the driver appends the captions to the
+shard's journal, as the local engine does. Therefore captions survive the loss of an actor.
 """
 
 import os
@@ -21,14 +21,17 @@ from captioning.runtime.progress import log_line
 
 
 class RayEngine:
-    """The engine that captions on a cluster. load: builds the captioner in an actor."""
+    """An engine that captions on a cluster. load: a function that builds the captioner."""
 
     def __init__(self, cluster: Cluster, load: Callable[[], Any]):
         self.cluster = cluster
         self.pool = ActorPool(cluster, load)
 
     def start(self, request: Request, shards: int) -> None:
-        """Wait until one actor has loaded its captioner. Raises UserError, Stopped."""
+        """Wait until one actor has loaded its captioner. shards: the number of shards to caption.
+
+        Raises UserError, Stopped.
+        """
         self.cluster.join()
         while not self.pool.is_ready():
             self.pool.start_actors(request, shards)
@@ -37,13 +40,18 @@ class RayEngine:
                 raise signals.Stopped
 
     def caption(self, request: Request, plan: Plan, shards: list[int], on_images: OnImages) -> None:
-        """Finish the given shards. Raises Stopped, OSError, UserError."""
+        """Finish the given shards. Raises Stopped, OSError, UserError.
+
+        A shard that loses its actor is given to another actor. A shard that loses several actors
+        without progress is given up. If shards were given up, raises UserError when all other
+        shards are finished.
+        """
         pool, self.request, self.plan, self.on_images = self.pool, request, plan, on_images
         self.waiting = deque(shards)
-        # Shards that twice lost their actor without progress. Each runs on a worker without other
-        # shards, because it may crash the worker again.
+        # Shards that have lost two actors in a row without progress. Each of them runs alone on a
+        # worker, because it may crash the worker again.
         self.suspects: list[int] = []
-        # By shard: the lines at the last loss, and the losses in a row without new lines.
+        # {shard: (number of lines at the last loss, losses in a row without new lines)}
         self.losses: dict[int, tuple[int, int]] = {}
         self.given_up: list[str] = []  # error lines, one per shard
         while True:
@@ -70,8 +78,8 @@ class RayEngine:
         part, entries = Part(self.plan.folder, shard).recover(), self.plan.entries(shard)
         first = _first_name(entries)
         local_file = first if not stores.is_store(first) and os.path.exists(first) else None
-        # The actor may write sidecars and a tar before its first update. A journal, even an empty
-        # one, prevents a later call from replacing the plan.
+        # The actor may write sidecars and a tar before its first update. Create a journal, which
+        # prevents a later call from replacing the plan even if it is empty.
         part.journal.touch()
         stream = worker.actor.caption.options(num_returns="streaming").remote(
             shard, self.plan.number(shard), entries, list(part.lines), local_file
@@ -117,5 +125,5 @@ class RayEngine:
 
 
 def _first_name(entries: list[Entry]) -> str:
-    """Return the path or address of the first image or tar."""
+    """Return the path or address of the image or tar of the first entry."""
     return entries[0].get("tar") or entries[0]["image"]

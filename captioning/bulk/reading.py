@@ -1,4 +1,7 @@
-"""Reads the images of shards in batches, in worker processes. Bad files become error entries."""
+"""Reads the images of shards in batches, in worker processes.
+
+A file that cannot be read does not end the run: its entry gets an "error".
+"""
 
 import io
 import itertools
@@ -20,9 +23,11 @@ from captioning.runtime.errors import UserError, one_line
 
 
 class Batch(NamedTuple):
-    """A batch of entries of a shard; without entries, the end of the shard.
+    """A batch of images of one shard. A batch without entries marks the end of the shard.
 
-    image: the images of the entries without an "error"; None if all have one.
+    shard: the shard's number. entries: {"image", "image_id", "prompt"} of each image, or with an
+    "error" if the image cannot be read. image: the batched images of the entries without an
+    "error"; None if there are none.
     """
 
     shard: int
@@ -32,15 +37,17 @@ class Batch(NamedTuple):
 
 @dataclass(eq=False)
 class ShardImages(IterableDataset):
-    """Batches of `batch_size` images of the shards.
+    """Yields the images of shards in batches of `batch_size`.
 
-    entries: returns the entries of a shard. shards: (number of the shard, number of its images that
-    are finished). read: called with an image's path, its content or None for a file on disk, and
-    its prompt or None; returns the captioner's input. join: makes a batch of these inputs.
+    - entries: returns the plan's entries of a shard, given its number
+    - shards: pairs (number of the shard, number of its images that are finished)
+    - read: returns the captioner's input for an image, given the image's path, the file's content
+      (None for a file on disk) and the image's prompt or None
+    - join: makes a batch of a list of these inputs
 
-    Each worker process reads whole shards, so that a tar is read once and in order. Batch
-    boundaries depend only on the plan and the finished images, so that repeating a run gives the
-    same captions.
+    A worker process reads whole shards, so that a tar is read once and in order. Where batches
+    begin and end depends only on the plan and the finished images, so that a repeated run generates
+    the same captions.
     """
 
     entries: Callable[[int], list[Entry]]
@@ -51,9 +58,10 @@ class ShardImages(IterableDataset):
     last_read: Optional[str] = None  # address of the file most recently returned by a store
 
     def __iter__(self) -> Iterator[Union[Batch, UserError]]:
-        """Yield the batches; last a UserError, not raised, if a store has stopped answering.
+        """Yield the batches. If a store stops answering, yield a UserError and end.
 
-        An exception in a worker process would reach the user as a traceback.
+        The UserError is not raised, because an exception in a worker process would reach the user
+        as a traceback. `batches` raises it in the main process.
         """
         worker = get_worker_info()
         own = self.shards[worker.id :: worker.num_workers] if worker else self.shards
@@ -69,7 +77,10 @@ class ShardImages(IterableDataset):
             yield batch
 
     def _batch(self, shard: int, source: Iterator[Entry]) -> Batch:
-        """Return the next batch. The bytes of a file are freed before the next file is read."""
+        """Return the next batch. A file's bytes are freed before the next file is read.
+
+        source: the remaining entries of the shard, one per image, from `_images`.
+        """
         entries, images, failure = [], [], None
         for entry in itertools.islice(source, self.batch_size):
             entries.append(entry)
@@ -90,7 +101,7 @@ class ShardImages(IterableDataset):
                 entry["error"] = str(error)
                 if self.last_read:
                     self._check_store(entry["image"], error)
-                else:  # later files of the batch may be readable
+                else:  # no file was read yet: check the store when the whole batch was tried
                     failure = failure or (entry["image"], error)
             except UserError as error:
                 entry["error"] = str(error)
@@ -101,9 +112,10 @@ class ShardImages(IterableDataset):
         return Batch(shard, entries, self.join(images) if images else None)
 
     def _check_store(self, address: str, error: stores.StoreError) -> None:
-        """Raise the error if the store no longer returns the file that was read last.
+        """Raise the error unless the store still returns the file that was last read successfully.
 
-        https addresses may be on different servers. Therefore an https error concerns one file.
+        If the store returns that file, the error concerns one file and not the store. An error at
+        an https address always concerns one file, because each address may have its own server.
         """
         if address.startswith("https:"):
             return
@@ -116,7 +128,10 @@ class ShardImages(IterableDataset):
         raise error
 
     def _images(self, entry: Entry) -> Iterator[Entry]:
-        """Yield a plan's entry itself, or an entry with "data" for each image of its tar."""
+        """Yield one entry per image: the plan's entry itself, or one for each image of its tar.
+
+        The entry of a tar's image also has "data", the bytes of the image file.
+        """
         if "tar" not in entry:
             yield entry
             return
@@ -128,12 +143,15 @@ class ShardImages(IterableDataset):
                     yield {**found, **_prompt(member, entry.get("prompt"))}
         except stores.StoreError:
             raise
-        except Exception as error:  # of tarfile, gzip or a library that unpacks
+        except Exception as error:  # raised by tarfile, gzip or another decompressor
             yield {"image": tar, "error": f"{tar}: cannot be read further: {one_line(error)}"}
 
 
 def _prompt(member: tars.SampleImage, template: Optional[str]) -> dict[str, str]:
-    """The prompt of a tar's image, or why it cannot be read."""
+    """Return {"prompt"} for a tar's image, {} without a prompt, or {"error"} if it is unreadable.
+
+    template: the value of --prompt.
+    """
     try:
         prompt = prompt_of(member.fields(), member.name, template)
     except UserError as error:
@@ -144,10 +162,11 @@ def _prompt(member: tars.SampleImage, template: Optional[str]) -> dict[str, str]
 def batches(
     model: Any, entries: Callable[[int], list[Entry]], shards: list[tuple[int, int]]
 ) -> Iterator[Batch]:
-    """Yield the batches of the shards for a `CheckpointModel`, read in its `num_workers` processes.
+    """Yield the batches of the shards, read in `model.num_workers` processes.
 
-    A single photo is read in this process. entries, shards: see `ShardImages`. Raises UserError if
-    a store stops answering.
+    model: a `CheckpointModel` or a class with the same interface. entries, shards: see
+    `ShardImages`. A single photo is read in this process. Raises UserError if a store stops
+    answering.
     """
     workers = min(model.num_workers, len(shards))
     photos = entries(shards[0][0]) if len(shards) == 1 else []
@@ -164,7 +183,8 @@ def batches(
     )
     for batch in loader:
         if isinstance(batch, UserError):
-            raise UserError(str(batch))  # `raise batch` would keep the workers alive in a cycle
+            # `raise batch` would create a reference cycle that keeps the worker processes alive.
+            raise UserError(str(batch))
         yield batch
 
 

@@ -1,4 +1,4 @@
-"""The inputs and outputs of one call: its images, files and locks."""
+"""Describes one call of bulk captioning: its input images, its output files and its locks."""
 
 import contextlib
 import importlib.util
@@ -31,12 +31,21 @@ from captioning.runtime.errors import UserError
 
 @dataclass(frozen=True)
 class Request:
-    """One call of bulk captioning. Most fields are flags of `captioning.caption`.
+    """One call of bulk captioning.
 
-    out: the captions, one line per image. failed: one line per image that failed. filtered: one
-    line per image with captions that the filter dropped. marker: the file that is written last.
-    parts: the folder of the unfinished run. address: the address of `out` in a store; then these
-    paths are of local copies, see `stored_output`.
+    The fields are flags of `captioning.caption`, except:
+
+    - source: the input: a photo, folder, list, table or tars
+    - address: the address of `out` in a store. If it is set, `out` and the paths below are local
+      copies; see `stored_output`. None for files on disk
+
+    The paths of the output files are derived from `out`:
+
+    - out: the captions, one line per image
+    - failed: one line per image that failed
+    - filtered: one line per image with captions that the filter dropped
+    - marker: written last, when the other files are complete
+    - parts: the folder of the unfinished run
     """
 
     source: str
@@ -81,47 +90,54 @@ class Request:
 
     @property
     def skips_existing(self) -> bool:
-        """Whether images that have a caption are left out."""
+        """Whether images that already have a caption are skipped (--existing skip)."""
         return self.existing == "skip"
 
     @property
     def in_tars(self) -> bool:
-        """Whether the input is tars. A folder may be named like a tar."""
+        """Whether the input is tar files. False for a folder whose name ends in .tar."""
         return is_tars(self.source) and not os.path.isdir(self.source)
 
     def split(self, line: Line) -> tuple[Optional[Line], Optional[Line]]:
-        """Split a line of a shard into its lines for `out` and `filtered`; None for no line."""
+        """Split a line of a shard into a line for `out` and a line for `filtered`.
+
+        Each is None if no caption goes there. Both are None for a line with an error.
+        """
         if "error" in line:
             return None, None
         return split(line, parse(self.filter)) if self.filter else (line, None)
 
     def kept(self, lines: Iterable[Line]) -> Iterator[Line]:
-        """Return the lines that go to `out`."""
+        """Yield what `split` puts into `out` for each line of a shard."""
         return filter(None, (self.split(line)[0] for line in lines))
 
     def location(self, path: Path) -> str:
-        """Return the path or address at which the user finds `out` or a file next to it."""
+        """Return the path or store address to show to the user. path: `out` or a file beside it."""
         if self.address is None:
             return str(path)
         return stores.join(self.address.rpartition("/")[0], path.name)
 
     def out_stamp(self) -> Optional[list[Any]]:
-        """Return the stamp of the captions file, see `stores.stamp`; None if there is no file."""
+        """Return the stamp (see `stores.stamp`) of `out`; None if there is no file."""
         return stamp_if_any(self.location(self.out))
 
     def sidecars(self, protected: Iterable[str] = ()) -> Sidecars:
-        """Return the sidecars that this call writes. protected: files that none may replace."""
+        """Return the writer of this call's sidecars. protected: files that no sidecar may replace.
+
+        Only called if `sidecar` is set.
+        """
         return Sidecars(self.sidecar, protected, self.language or xmp.DEFAULT)
 
     def tars(self) -> Optional[TarFolder]:
-        """Return the folder to which this call writes tars, if any."""
+        """Return the folder to which this call writes tars; None without --write-shards."""
         owner = self.address or os.path.realpath(self.out)
         return TarFolder(self.write_shards, owner) if self.write_shards else None
 
     def remove_tars(self, header: Header) -> None:
-        """Remove the tars of an abandoned plan, unless its captions are already in `out`.
+        """Remove the tars of an abandoned plan, unless `out` has changed since the plan was made.
 
-        Raises UserError, OSError.
+        If `out` has changed, the plan's captions are already merged into `out`. header: the plan's
+        header, see `Plan`. Raises UserError, OSError.
         """
         folder = replace(self, write_shards=header["settings"].get("write_shards")).tars()
         if folder and self.out_stamp() == header["before"]:
@@ -129,11 +145,10 @@ class Request:
             folder.remove(range(header["first_shard"], header["first_shard"] + shards))
 
     def images(self) -> Iterator[ListedImage]:
-        """Return an iterator over the input's images. Images of a folder are sorted by name.
+        """Return an iterator over the input's images, each once. Not called for tars.
 
-        Each image comes once. Raises UserError.
-
-        Files are not opened here. A file that is no image is noticed when it is read.
+        Images of a folder are sorted by name. Image files are not opened here, so that a file that
+        is not an image is only noticed when it is read. Raises UserError.
         """
         source = Path(self.source)
         is_table = tables.is_table(self.source)
@@ -204,7 +219,10 @@ class Request:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep other programs from writing `out`. Raises UserError if another is writing it."""
+        """Lock `out` within the block. Raises UserError if another program has locked it.
+
+        At the end of the block, the plan is removed if nothing was captioned.
+        """
         lock = FileLock(str(self.parts / LOCK))
         try:
             lock.acquire(timeout=0)
@@ -213,7 +231,7 @@ class Request:
                 f"{self.location(self.out)}: another program is writing it; wait for it"
             ) from None
         try:
-            if self.address:  # only this run writes to the folder of the local copies
+            if self.address:  # no other run writes here: remove temporary files of a killed run
                 for path in unfinished_writes(self.out.parent):
                     path.unlink(missing_ok=True)
             yield
@@ -227,9 +245,9 @@ class Request:
 
     @contextlib.contextmanager
     def lock_tars(self, folder: TarFolder) -> Iterator[None]:
-        """Claim the output folder of tars. Raises UserError if another run owns it.
+        """Claim the output folder of tars. Raises UserError if another run owns the folder.
 
-        The folder is released at the end of the block if nothing was captioned.
+        At the end of the block, the folder is released if nothing was captioned.
         """
         folder.claim()
         try:
@@ -243,9 +261,10 @@ class Request:
 
 
 def stamp_if_any(name: str) -> Optional[list[Any]]:
-    """Return the stamp of a file on disk or in a store; None if it is missing or unreadable.
+    """Return the stamp (see `stores.stamp`) of a file on disk or in a store.
 
-    Raises StoreError if the store does not answer or refuses access.
+    Returns None if the file is missing or unreadable. Raises StoreError if the store does not
+    answer or refuses access.
     """
     try:
         return stores.stamp(name)

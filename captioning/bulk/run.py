@@ -1,4 +1,4 @@
-"""One call of bulk captioning, from the plan to the summary."""
+"""Runs one call of bulk captioning, from the plan to the summary."""
 
 import contextlib
 import itertools
@@ -26,8 +26,9 @@ EXAMPLES = 3  # captions that are logged at the end
 class BulkCaptioning:
     """One call of bulk captioning.
 
-    settings: identify the run, so that a later call can continue it. engine: started only if there
-    are images to caption. restart: abandon an unfinished run.
+    settings: the settings that identify the run; a later call continues the run only if they are
+    the same. engine: started only if there are images to caption. restart: whether to abandon an
+    unfinished run.
     """
 
     def __init__(
@@ -42,19 +43,23 @@ class BulkCaptioning:
         self.name = request.location(request.out)
         self.tally = Tally()
         self.captioned = self.failed = self.filtered = 0
-        self.images, self.seconds = 0, 0.0  # captioned in this call, for the rate
+        self.images, self.seconds = 0, 0.0  # images captioned in this call, and the time it took
 
     def run(self) -> None:
-        """Caption all images. Raises UserError, and Stopped after a signal; captions are kept."""
+        """Caption all images. Raises UserError, and Stopped after a signal.
+
+        After an exception, the captions so far are on disk, and the same command continues.
+        """
         request = self.request
         with disk_errors(request), ExitStack() as locks:
             self._begin(locks)
             resumed = find_plan(request.parts) is not None
             if resumed:
                 self._finish()
-            # Images may have been added since the unfinished plan was made.
+            # After an unfinished plan, plan again: images may have been added since it was made.
+            # With --existing overwrite, a second plan for tars would caption them all again.
             if not resumed or request.skips_existing or not request.in_tars:
-                # The next plan counts these images again, as skipped or failed.
+                # The next plan counts images of the unfinished plan again, as skipped or failed.
                 before, self.failed = self.captioned + self.filtered, 0
                 self._plan(resumed)
                 self.tally.skipped -= before
@@ -113,13 +118,20 @@ class BulkCaptioning:
             )
 
     def _is_older_than_the_weights(self) -> bool:
-        """Return whether a local checkpoint is newer than the captions file."""
+        """Return whether the captions file is older than the checkpoint; False if unknown.
+
+        It is unknown for a checkpoint or a captions file in a store.
+        """
         version, out = self.settings.get("checkpoint_time"), self.request.out
         known = isinstance(version, float) and not self.request.address and out.exists()
         return known and out.stat().st_mtime < version
 
     def _finish(self) -> None:
-        """Caption the unfinished shards of the plan, and merge all shards."""
+        """Caption the unfinished shards of the plan, then merge all shards.
+
+        A shard whose outputs were not written completely, or whose tar is missing, writes them
+        again.
+        """
         request, done, left = self.request, 0, []
         plan, folder = find_plan(request.parts), request.tars()
         numbers = folder.numbers() if folder else ()
@@ -175,7 +187,10 @@ class BulkCaptioning:
         return {**rows, "trained on": card.described_data(config)}
 
     def _has_to_merge(self, plan: Plan) -> bool:
-        """Return whether any output file changes."""
+        """Return whether the output files have to be written.
+
+        They do if the plan has entries, with --verify, and if no earlier call has completed them.
+        """
         request = self.request
         return bool(plan.header["entries"] or request.verify or not request.marker.exists())
 

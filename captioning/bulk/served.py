@@ -1,4 +1,4 @@
-"""Captions from a model on an OpenAI-compatible server: vLLM, SGLang, llama.cpp."""
+"""Captions images with a model on an OpenAI-compatible server, such as vLLM or llama.cpp."""
 
 import argparse
 import base64
@@ -28,26 +28,26 @@ from captioning.runtime import signals
 from captioning.runtime.errors import UserError
 from decoding import DecodingSettings
 
-KEY = "CAPTION_API_KEY"  # environment variable
+KEY = "CAPTION_API_KEY"  # environment variable with the server's API key
 PROMPT = "Describe this image in one sentence."
-TIMEOUT_S = 300  # until the next byte; long, because a busy server queues requests
-STOP_CHECK_S = 2  # between two checks of stop_requested
-AHEAD = 4  # images requested ahead, as a multiple of the concurrency
+TIMEOUT_S = 300  # seconds until the next byte; long, because a busy server queues requests
+STOP_CHECK_S = 2  # seconds between two checks of stop_requested
+AHEAD = 4  # prefetch: request this many images per concurrent request in advance
 
 MAX_SIDE = 1344  # pixels; larger images are shrunk
-SENT_UNCHANGED = {"JPEG": "jpeg", "PNG": "png", "WEBP": "webp"}
-EIGHT_BITS = {"1", "L", "P", "RGB", "RGBA"}  # modes that all servers decode alike
-QUALITY = 95  # of the JPEGs written here
+SENT_UNCHANGED = {"JPEG": "jpeg", "PNG": "png", "WEBP": "webp"}  # {Pillow's format: MIME subtype}
+EIGHT_BITS = {"1", "L", "P", "RGB", "RGBA"}  # Pillow modes that all servers decode alike
+QUALITY = 95  # JPEG quality of images that are re-encoded
 
 DEFAULT_CONCURRENCY = 32
 DEFAULT_MAX_TOKENS = 256
-READERS = 2
-# Flags that are fields of the request, `max_length` as max_tokens. The last two of SAMPLING and
-# repetition_penalty are extensions of vLLM and SGLang.
+READERS = 2  # default number of worker processes that read images
+# FIELDS: flags that are sent as fields of the request; `max_length` is sent as max_tokens. top_k,
+# min_p and repetition_penalty are extensions of vLLM and SGLang.
 SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 FIELDS = ("max_length", *SAMPLING, "repetition_penalty")
-OWN_FLAGS = ("url", "prompt", "concurrency")
-# Flags that do not apply to a server, with their defaults.
+OWN_FLAGS = ("url", "prompt", "concurrency")  # flags that only apply to a server
+# {flag that does not apply to a server: its default}
 NOT_APPLICABLE = {"config": None, "device": "auto", "precision": None}
 
 
@@ -55,7 +55,8 @@ NOT_APPLICABLE = {"config": None, "device": "auto", "precision": None}
 class ChatPrompt:
     """Builds the request for each image.
 
-    name: the model's name. fields: further fields of the body. seed: the seed of sampling, from
+    name: the model's name. prompt: the text sent with each image. fields: further fields of the
+    request's JSON body. num_return: captions per image. seed: the sampling seed of the run, from
     which each image's seed is derived; None without sampling.
     """
 
@@ -66,9 +67,10 @@ class ChatPrompt:
     seed: Optional[int]
 
     def body(self, image: str, name: str, prompt: Optional[str] = None) -> dict[str, Any]:
-        """Return the body of the request. image: a data URL. name: the image's name, for its seed.
+        """Return the JSON body of the request for one image.
 
-        prompt: the image's own, if it has one.
+        image: a data URL. name: the image's name, from which its seed is derived. prompt: replaces
+        the prompt of the run for this image, if given.
         """
         content = [
             {"type": "image_url", "image_url": {"url": image}},
@@ -87,10 +89,12 @@ class ChatPrompt:
 
 
 class ServedModel:
-    """A captioner with the interface of `CheckpointModel`. concurrency: requests at once.
+    """A captioner with the interface of `CheckpointModel` that sends images to a server.
 
-    To check the server, the constructor requests a caption of a grey image. It raises UserError if
-    the server does not answer or refuses the request.
+    url: the server's address. concurrency: requests at once. batch_size: images per batch.
+    num_workers: processes that read images. To check the server, the constructor requests a
+    caption of a grey image. The constructor raises UserError if the server does not answer,
+    refuses the request, or returns another number of captions than requested.
     """
 
     join = list
@@ -121,9 +125,10 @@ class ServedModel:
             raise UserError(f"{self.server.url}: {few}; use --num_return 1")
 
     def prefetch(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Yield the batches with futures of captions in place of images.
+        """Submit the requests of the batches in advance; yield the batches with futures as `image`.
 
-        Keeps enough requests in flight that a slow request does not block others.
+        `image` becomes a list of one future per readable image. Keeps enough requests in flight
+        that a slow request does not block others.
         """
         waiting, ahead = deque(), AHEAD * self.concurrency
         try:
@@ -140,7 +145,7 @@ class ServedModel:
         """Return one output line for each entry of a batch from `prefetch`.
 
         offset: not used. request: the user's call of bulk captioning, not a request to the server.
-        Raises UserError, Stopped.
+        Raises UserError if the server fails, and Stopped after a signal.
         """
         futures = iter(batch.image)
         lines = []
@@ -158,9 +163,9 @@ class ServedModel:
         return lines
 
     def _result(self, future: Future) -> Captions:
-        """Return the captions of a request.
+        """Wait for a future and return its captions.
 
-        Raises Stopped if the program has to stop before they come.
+        Raises Stopped if a stop is requested before the server has answered.
         """
         while not wait([future], STOP_CHECK_S).done:
             if signals.stop_requested():
@@ -177,9 +182,9 @@ class ServedModel:
         return batch._replace(image=futures)
 
     def _captions(self, name: str, image: str, prompt: Optional[str]) -> Captions:
-        """Request captions of an image.
+        """Request the captions of one image. Called in a thread of the pool.
 
-        Raises _ImageError for an error of the image, UserError for an error of the server.
+        Raises _ImageError if the cause is the image, and UserError if the cause is the server.
         """
         if self.cancelled.is_set():
             raise UserError("cancelled")
@@ -189,9 +194,9 @@ class ServedModel:
             if self.cancelled.is_set():
                 raise
             self._send(GREY)  # if this fails, too, the cause is the server, not the image
-            if error.code is not None:
+            if error.code is not None:  # the server refused the request for this image
                 raise _ImageError(str(error)) from None
-            try:  # the server was busy or broken
+            try:  # the server was busy or broken, but answers again
                 contents = self._send(image, name, prompt)
             except NoAnswer as second:
                 raise _ImageError(str(second)) from None
@@ -216,11 +221,14 @@ class ServedModel:
 
 
 class _ImageError(Exception):
-    """Why an image has no caption although the server works."""
+    """Says why an image has no caption although the server works."""
 
 
 def server_at(url: str) -> ChatServer:
-    """Return the server at a URL. A URL without a path gets the path /v1. Raises UserError."""
+    """Return a client of the server at a URL. Appends /v1 to a URL without a path.
+
+    Raises UserError for an unusable URL.
+    """
     server = ChatServer(url, "--url", KEY, TIMEOUT_S)
     if server.url.count("/") == 2:
         server.url += "/v1"
@@ -228,25 +236,27 @@ def server_at(url: str) -> ChatServer:
 
 
 def as_data_url(path: str, data: Optional[BinaryIO] = None, prompt: Optional[str] = None) -> str:
-    """Return the data URL of an image file, given its path and, if it is not on disk, its content.
+    """Return an image file as a data URL.
 
-    prompt: ignored. `ShardImages` passes it, for captioners whose input includes a prompt.
+    path: the image's name. data: the file's content, if the file is not on disk. prompt: ignored;
+    `ShardImages` passes it because some captioners take a prompt as input.
 
-    A JPEG, PNG or WEBP with one frame, 8 bits per channel and sides up to MAX_SIDE is sent
-    unchanged. Other images are sent upright as a JPEG of at most this size. Raises UserError.
+    A JPEG, PNG or WEBP with one frame, at most 8 bits per channel and sides up to MAX_SIDE is
+    sent unchanged. Any other image is rotated as its EXIF data says, shrunk to MAX_SIDE and sent
+    as a JPEG. Raises UserError if the image cannot be read.
     """
     with open_image(path, data) as image:
         kind = SENT_UNCHANGED.get(image.format)
         animated = getattr(image, "is_animated", False)
         small = max(image.size) <= MAX_SIDE
         unchanged = kind and small and not animated and image.mode in EIGHT_BITS
-        pixels = decode(image, path)  # also to refuse an incomplete image that is sent unchanged
+        pixels = decode(image, path)  # always, so that an incomplete image is refused
         if unchanged:
             if data is None:
                 return _data_url(kind, Path(path).read_bytes())
             data.seek(0)
             return _data_url(kind, data.read())
-    with contextlib.suppress(Exception):  # an image with damaged EXIF is still captioned
+    with contextlib.suppress(Exception):  # damaged EXIF data does not prevent captioning
         pixels = ImageOps.exif_transpose(pixels)
     pixels.thumbnail((MAX_SIDE, MAX_SIDE), Image.BICUBIC)
     return _as_jpeg(pixels)
@@ -266,7 +276,10 @@ GREY = _as_jpeg(Image.new("RGB", (224, 224), (128, 128, 128)))
 
 
 def check(arguments: argparse.Namespace, decoding: Iterable[str]) -> None:
-    """Raise UserError for flags that cannot be combined. decoding: the decoding flags."""
+    """Raise UserError if the flags do not fit the backend. Called for every backend.
+
+    decoding: the names of all decoding flags.
+    """
     if arguments.backend == "checkpoint":
         for name in OWN_FLAGS:
             if getattr(arguments, name) is not None:
@@ -291,9 +304,10 @@ def check(arguments: argparse.Namespace, decoding: Iterable[str]) -> None:
 
 
 def loader(arguments: argparse.Namespace) -> tuple[Settings, Callable[[], ServedModel]]:
-    """Return the settings that identify the run, and a function that builds the captioner.
+    """Return the settings that identify the run, and a function that builds the `ServedModel`.
 
-    The server's address and key do not identify the run: they change no caption. Raises UserError.
+    The settings leave out the server's address and key, since neither changes a caption, so that
+    a run can continue on another server. Raises UserError.
     """
     values = {name: getattr(arguments, name) for name in FIELDS}
     values = {name: value for name, value in values.items() if value is not None}

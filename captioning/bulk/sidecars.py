@@ -1,4 +1,7 @@
-"""Files next to photos, on disk or in a store: text, one caption per line, or XMP."""
+"""Reads and writes sidecars: text or XMP files next to photos, on disk or in a store.
+
+A text sidecar has one caption per line.
+"""
 
 import os
 from collections.abc import Iterable
@@ -11,15 +14,15 @@ from captioning.files import stores, uploads
 from captioning.files.writing import replace_text
 from captioning.runtime.errors import UserError
 
-STORE_THREADS = 16  # files of a store written or looked up at once
+STORE_THREADS = 16  # how many files of a store are written or looked up at once
 
 
 class Sidecars:
     """The sidecars of one run.
 
-    extension: a sidecar is named like its photo, with this extension. With .xmp it is XMP; the
-    content that other programs wrote stays. protected: files that no sidecar may replace.
-    language: of the captions in XMP.
+    extension: a sidecar has the name of its photo with this extension. With .xmp, sidecars are XMP
+    files, in which the content of other programs is kept. protected: files that no sidecar may
+    replace. language: the language tag of captions in XMP.
     """
 
     def __init__(self, extension: str, protected: Iterable[str] = (), language: str = xmp.DEFAULT):
@@ -28,20 +31,22 @@ class Sidecars:
         self.protected = {os.path.realpath(path) for path in protected}
         self._protected_names = set(map(os.path.basename, self.protected))
         self.images: dict[str, str] = {}  # {sidecar: image}
-        self.stored: dict[str, set[str]] = {}  # {folder: its sidecars}, for stores
+        self.stored: dict[str, set[str]] = {}  # {folder: its sidecars}; empty sets for disk folders
 
     def path_of(self, image: str) -> str:
         return os.path.splitext(image)[0] + self.extension
 
     def exists(self, image: str) -> bool:
-        """Return whether an image has a sidecar, not an empty file on disk or XMP without text.
+        """Return whether an image has a sidecar with a caption.
 
-        Raises UserError if the sidecar would replace an input, an output or the sidecar of another
-        image, or if its folder cannot be written.
+        An empty file on disk or XMP without a description does not count. A text file in a store
+        always counts, because it is not read. Raises UserError if the sidecar would replace an
+        input, an output or the sidecar of another image, or if its folder is not writable.
         """
         sidecar = self.path_of(image)
-        may_replace = os.path.basename(sidecar) in self._protected_names  # cheaper than realpath
-        # If the photo has the extension of sidecars, the sidecar would replace the photo.
+        # Compare names first, because calling realpath for every image would be slow.
+        may_replace = os.path.basename(sidecar) in self._protected_names
+        # If a photo has the extension of sidecars, its sidecar would replace the photo.
         if image.lower().endswith(self.extension.lower()) or (
             may_replace and os.path.realpath(sidecar) in self.protected
         ):
@@ -69,16 +74,16 @@ class Sidecars:
         return in_store or bool(Path(sidecar).read_bytes().strip())
 
     def _text(self, captions: list[str], sidecar: str) -> str:
-        """Return the content of a sidecar. XMP has the best caption."""
+        """Return the content to write to a sidecar. XMP only has the best caption, the first."""
         if not self.is_xmp:
             return "".join(f"{caption}\n" for caption in captions)
         before = stores.read_if_any(sidecar)
         return xmp.with_description(captions[0], self.language, before, sidecar)
 
     def write(self, lines: Iterable[Line]) -> None:
-        """Write the sidecars of all lines, each atomically. Raises OSError, UserError.
+        """Write the sidecars for all output lines, each atomically. Raises OSError, UserError.
 
-        Sidecars on disk are not synced: a sync would take longer than captioning on a GPU.
+        fsync is not called for sidecars on disk: it would take longer than captioning on a GPU.
         """
         pool = ThreadPoolExecutor(STORE_THREADS)
         try:

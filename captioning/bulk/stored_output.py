@@ -1,10 +1,15 @@
-"""Captions files in an object store: a local copy is written, and finished files are uploaded.
+"""Keeps captions files in an object store: writes local copies, and uploads finished files.
 
-A store can neither rename nor append. ADDRESS.parts has the plan, whose header is uploaded last. It
-also has the captions and then the marker of each finished shard. Their names begin with the plan's
-name, so that files of two plans are never mixed up. At the end `failed`, `filtered`, `out` and
-`marker` are uploaded in this order. Then the plan is removed, its header first. If a machine is
-lost, another machine continues from the uploaded files. Journals stay on the local disk.
+A store can neither rename a file nor append to a file. Therefore a run goes through these steps:
+
+1. Upload the plan to ADDRESS.parts, its header last.
+2. Upload the captions, then the marker, of each finished shard to ADDRESS.parts. The file names
+   begin with the plan's name, so that the files of two plans are never confused.
+3. Upload `failed`, `filtered`, `out` and `marker`, in this order.
+4. Remove the plan from the store, its header first.
+
+If a machine is lost, another machine continues from the uploaded files. Journals of unfinished
+shards stay on the local disk and are lost with it.
 """
 
 import contextlib
@@ -25,9 +30,9 @@ RECORD = "stored.json"  # {name: [stamp of the local copy, stamp of the stored f
 
 
 def locate(out: str) -> tuple[Path, Optional[str]]:
-    """Return the local path for `--out`, and its address; None as the address for a path on disk.
+    """Return the local path for the value of --out, and its store address (None for a disk path).
 
-    Raises UserError for an address that names no file.
+    Raises UserError for an address that does not name a file.
     """
     stores.check_names_file("--out", out)
     if not stores.is_bucket_address(out):
@@ -36,9 +41,10 @@ def locate(out: str) -> tuple[Path, Optional[str]]:
 
 
 def begin(request: Request, restart: bool) -> None:
-    """Update the local copies from the store, and decide which unfinished plan to continue.
+    """Update the local copies from the store, and continue or remove an unfinished plan.
 
-    Raises UserError.
+    The plan may be on this machine, in the store, or both. restart: the value of --restart. Raises
+    UserError.
     """
     remote = stores.stamps(f"{request.address}.parts")
     try:
@@ -54,10 +60,11 @@ def begin(request: Request, restart: bool) -> None:
         header = None
     local = find_plan(request.parts)
     if not (local and header and local.header["file"] == header["file"]):
-        remove_plan(request.parts)  # an interrupted removal may have left files
+        remove_plan(request.parts)  # also removes what an interrupted removal has left
         local = None
-    # A plan without captions can be replaced, as on a disk. The exception: a lost machine may have
-    # written sidecars or tars, which a new plan would take for outputs of other programs.
+    # A plan in the store without finished shards can be replaced by a new plan, unless the run
+    # writes sidecars or tars: a lost machine may have written some, and a new plan would take them
+    # for outputs of another program.
     beside = request.sidecar or request.write_shards
     if local or (header and (beside or any(name.endswith(".done") for name in remote))):
         _continue(request, header, local, remote)
@@ -77,7 +84,10 @@ def upload_plan(request: Request, plan: Plan) -> None:
 
 
 def upload_part(request: Request, plan: Plan, part: Part) -> None:
-    """Upload a finished shard. Raises UserError, also if the store now has another plan."""
+    """Upload the captions and the marker of a finished shard.
+
+    Raises UserError if the upload fails or the store now has another plan.
+    """
     _require_own_plan(request, plan)
     with _explain_upload_errors(request):
         for path in (part.path, part.marker):
@@ -85,14 +95,20 @@ def upload_part(request: Request, plan: Plan, part: Part) -> None:
 
 
 def before_merging(request: Request, plan: Plan) -> None:
-    """Update the local copy of `failed`. Raises UserError if the store now has another plan."""
+    """Download `failed` again if the store has another version.
+
+    Raises UserError if the store now has another plan.
+    """
     _require_own_plan(request, plan)
     _refresh(request, request.failed)
 
 
 def upload_captions(request: Request, plan: Plan) -> None:
-    """Upload the merged files, the marker last. Raises UserError."""
-    _require_own_plan(request, plan)  # again, since merging may have taken long
+    """Upload the merged files, the marker last.
+
+    Raises UserError if the upload fails or the store now has another plan.
+    """
+    _require_own_plan(request, plan)  # again, because merging may have taken long
     with _explain_upload_errors(request):
         for path in (request.failed, request.filtered, request.out, request.marker):
             stamp = uploads.upload(path, request.location(path)) if path.exists() else None
@@ -102,7 +118,7 @@ def upload_captions(request: Request, plan: Plan) -> None:
 
 
 def remove(request: Request) -> None:
-    """Remove the plan and its parts from the store, the header first. Raises UserError."""
+    """Remove the plan and its shards from the store, the header first. Raises UserError."""
     uploads.remove(f"{request.address}.parts/{HEADER}")
     uploads.remove_folder(f"{request.address}.parts")
 
@@ -110,7 +126,11 @@ def remove(request: Request) -> None:
 def _continue(
     request: Request, header: Header, local: Optional[Plan], remote: dict[str, Any]
 ) -> None:
-    """Download finished shards that are missing here; upload those missing in the store."""
+    """Download finished shards that are missing here; upload finished shards missing in the store.
+
+    header: the plan's header in the store. local: the same plan on this machine, if any. remote:
+    the stamps of the files in ADDRESS.parts by name.
+    """
 
     def download(name: str) -> None:
         stamp = remote.get(_name(header, name))
@@ -148,7 +168,7 @@ def _require_own_plan(request: Request, plan: Plan) -> None:
 
 
 def _name(header: Header, name: str) -> str:
-    """Return the name that a file of the plan has in the store."""
+    """Return the store name of a plan's file: its local name after the plan's name."""
     return f"{Path(header['file']).stem}.{name}"
 
 
@@ -172,7 +192,10 @@ def _header(request: Request) -> Optional[Header]:
 
 
 def _refresh(request: Request, path: Path) -> None:
-    """Download a file unless the local copy is the same version."""
+    """Download an output file, unless the local copy is the same version.
+
+    If the store does not have the file, remove the local copy.
+    """
     try:
         stamp = stores.stamp(request.location(path))
     except stores.Missing:
@@ -199,7 +222,7 @@ def _local_stamp(path: Path) -> Optional[list[Any]]:
 
 @contextlib.contextmanager
 def _explain_upload_errors(request: Request) -> Iterator[None]:
-    """Add to upload errors that the captions are on the local disk."""
+    """Within the block, add to a UserError where the captions are on the local disk."""
     try:
         yield
     except UserError as error:

@@ -1,8 +1,11 @@
-"""The output folder of tars, on disk or in a store, and its owner.
+"""Manages the output folder of tars, on disk or in a store, and its owner.
 
-Two runs in one folder would use the same numbers. Therefore the folder belongs to the captions file
-of the first run until a user removes `owner.json`. That file also records the size and the SHA-256
-of each tar whose captions are in the captions file.
+Two runs in one folder would give their tars the same numbers. Therefore the captions file of the
+first run owns the folder until a user removes owner.json. This file has two keys:
+
+- out: the path or address of the captions file
+- tars: {name: manifest, with the size and the SHA-256} of each tar whose captions are already in
+  the captions file
 """
 
 import contextlib
@@ -25,7 +28,7 @@ def name_of(number: int) -> str:
 
 
 class TarFolder:
-    """A folder of tars. Methods raise UserError, and OSError for a disk.
+    """A folder of tars. The methods raise UserError, and for a folder on disk also OSError.
 
     place: path or address of the folder. out: absolute path or address of the run's captions file.
     """
@@ -36,11 +39,12 @@ class TarFolder:
         self.stored = stores.is_store(place)
 
     def claim(self) -> None:
-        """Become the owner. Raises UserError if another run owns the folder."""
+        """Become the owner of the folder. Raises UserError if another run owns the folder."""
         with self._lock():
             if self._read() is None:
                 self._write({})
-        found = self._read()  # a store has no lock: another run may have claimed the folder
+        # Read again, because in a store, which has no lock, another run may have written meanwhile.
+        found = self._read()
         if found["out"] != self.out:
             raise UserError(
                 f"--write-shards: {self.place} has the tars of {found['out']}: choose another "
@@ -48,26 +52,26 @@ class TarFolder:
             )
 
     def release(self) -> None:
-        """Give up the ownership if the folder has no tar of this run."""
+        """Give up the ownership, unless owner.json records tars of this run."""
         with self._lock():
             found = self._read()
             if found is None or found == {"out": self.out, "tars": {}}:
                 uploads.remove(self.owner)
 
     def record(self, tars: Iterable[Mapping[str, Any]]) -> None:
-        """Record finished tars of this run, each as {name: manifest}."""
+        """Add finished tars of this run to owner.json. tars: {name: manifest} for each."""
         known = self._read()["tars"]
         for tar in tars:
             known.update(tar)
         self._write(known)
 
     def numbers(self) -> set[int]:
-        """Return the numbers of all tars in the folder, also of other runs."""
+        """Return the numbers of all tars in the folder, including tars of other runs."""
         return {int(name[: -len(".tar")]) for name in self._names()}
 
     def write(self, number: int, write: Callable[[BinaryIO], None]) -> dict[str, Any]:
-        """Write a tar atomically: `write` gets the open file. Returns {name: manifest}."""
-        self.claim()  # again: another run may have claimed the folder meanwhile, see `claim`
+        """Write a tar atomically; return {name: manifest}. write: called with the open file."""
+        self.claim()  # again, because in a store another run may have claimed the folder meanwhile
         name = name_of(number)
         with uploads.written(stores.join(self.place, name)) as file:
             hashed = HashedFile(file)
@@ -75,7 +79,10 @@ class TarFolder:
         return {name: hashed.manifest()}
 
     def remove(self, numbers: Iterable[int]) -> None:
-        """If this run is the owner, remove the given tars, and release a folder without tars."""
+        """Remove the tars with these numbers, if this run is the owner.
+
+        If the folder then has no tars, gives up the ownership.
+        """
         found = self._read()
         if found is None or found["out"] != self.out:
             return
@@ -86,14 +93,14 @@ class TarFolder:
             self.release()
 
     def remove_partial(self) -> None:
-        """Remove the unfinished files of a killed program or a lost actor."""
+        """Remove temporary files that a killed program or a lost actor has left."""
         if not self.stored:
             for name in ("*.tar", OWNER):
                 for path in Path(self.place).glob(f".{name}.*{SUFFIX}"):
                     path.unlink(missing_ok=True)
 
     def verify(self) -> tuple[list[str], list[str]]:
-        """Return the tars of this run that are missing or changed, and the tars of other runs."""
+        """Return the names of this run's missing or changed tars, and of all other tars."""
         names, known = self._names(), self._read()["tars"]
         wrong = [name for name in known if name not in names]
         for name in known.keys() & names:
@@ -113,9 +120,9 @@ class TarFolder:
         return contextlib.nullcontext() if self.stored else locked(Path(self.owner))
 
     def _read(self) -> Optional[dict[str, Any]]:
-        """Return the owner and its tars; None if the folder has no owner."""
+        """Return the content of owner.json; None if the folder has no owner."""
         content = stores.read_if_any(self.owner)
-        if not content:  # `locked` creates an empty file, and a kill leaves it behind
+        if not content:  # `locked` creates an empty file, which stays if the program is killed
             return None
         found = parse_line(content)
         if found is None or found.keys() != {"out", "tars"}:

@@ -21,7 +21,8 @@ from captioning.runtime.errors import UserError
 class SampleImage(NamedTuple):
     """The image of a webdataset sample.
 
-    name: the tar's URL/KEY.SUFFIX. key, text: the sample's key and its `.json` member.
+    name: TAR/KEY.SUFFIX, in which TAR is the tar's path or address. key: the sample's key. data:
+    the bytes of the image file. text: the content of the sample's member KEY.json, if any.
     """
 
     name: str
@@ -30,7 +31,7 @@ class SampleImage(NamedTuple):
     text: Optional[bytes] = None
 
     def fields(self) -> dict[str, Any]:
-        """The fields of the sample. Raises UserError."""
+        """Return the fields in the sample's KEY.json; {} without them. Raises UserError."""
         try:
             found = parse_json((self.text or b"{}").decode("utf-8-sig"), self.name)
         except UnicodeDecodeError:
@@ -39,9 +40,9 @@ class SampleImage(NamedTuple):
 
 
 def estimate(urls: Sequence[str]) -> Optional[int]:
-    """Estimate the number of images from the first tar and all file sizes.
+    """Estimate the number of images in tars from the first tar and the sizes of all tars.
 
-    Returns None if a tar is in a store, or if the first cannot be read.
+    Returns None if a tar is in a store, or if the first tar cannot be read.
     """
     if any(map(stores.is_store, urls)):
         return None
@@ -55,10 +56,12 @@ def estimate(urls: Sequence[str]) -> Optional[int]:
 
 
 def members(url: str) -> Iterator[SampleImage]:
-    """Yield the images of a tar in order. A broken tar raises any error of tarfile or gzip.
+    """Yield the images of a tar in order.
 
     Samples without an image are left out. If a sample has several images, or several images have
-    one name, only the first is yielded. The sample in which a tar breaks off is not yielded.
+    the same name, only the first is yielded. A broken tar raises an error of tarfile or gzip; the
+    sample in which the tar breaks off is not yielded. Raises ValueError for a file that is too
+    large.
     """
     key, text, held, seen = None, None, [], set()
     with stores.open_file(url) as file, Tar.open(fileobj=file, mode="r|*") as tar:
@@ -83,11 +86,12 @@ def members(url: str) -> Iterator[SampleImage]:
 
 
 def write(file: BinaryIO, number: int, lines: list[Line], tar: Optional[str]) -> None:
-    """Write an output tar, one sample for each of `lines`, the captions of a shard.
+    """Write an output tar with one sample for each output line of a shard.
 
-    A sample is the image file, KEY.txt with one caption per line, and KEY.json with its element of
-    `lines`. tar: the input tar, which has the images and their KEYs. None for images in files or
-    tables; then KEY is `number`, that of the output tar, and the index in the shard.
+    A sample consists of the image file, KEY.txt with one caption per line, and KEY.json with the
+    output line. file: the open tar. number: the number of the output tar. tar: the input tar, which
+    has the images and their KEYs; None for images in files or tables. In that case KEY is `number`
+    (5 digits) and the index in the shard (6 digits).
     """
     from webdataset import TarWriter
 
@@ -112,7 +116,8 @@ def _samples_of_images(number: int, lines: list[Line]) -> Iterator[tuple[str, st
                 suffix = FORMATS.get(image.format, FORMATS["JPEG"])[0]
             yield key, suffix, data, line
             continue
-        # Leave out a photo that was removed since it was captioned. Reading a pipe would block.
+        # Leave out a photo that was removed since it was captioned. Only read regular files,
+        # because reading a pipe would block.
         with contextlib.suppress(FileNotFoundError, stores.Missing):
             if stores.is_store(line["image"]) or os.path.isfile(line["image"]):
                 yield key, suffix, stores.read_bytes(line["image"]), line

@@ -1,4 +1,7 @@
-"""XMP sidecars: the caption as dc:description, a text per language (XMP specification, part 1)."""
+"""Reads and writes captions in XMP sidecars.
+
+A caption is stored as dc:description, which has a text per language (XMP specification, part 1).
+"""
 
 import io
 import re
@@ -10,7 +13,7 @@ from xml.etree.ElementTree import Element, SubElement
 from captioning.runtime.errors import UserError
 
 EXTENSION = ".xmp"
-DEFAULT = "x-default"  # the language for readers that request none
+DEFAULT = "x-default"  # the language tag of the text for readers that request no language
 NAMES = {
     "x": "adobe:ns:meta/",
     "rdf": "http://www.w3.org/1999/02/22-rdf-syntax-ns#",
@@ -26,16 +29,21 @@ _NOT_IN_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
 
 
 def has_description(sidecar: bytes, name: str) -> bool:
-    """Return whether a sidecar, perhaps of another program, has a caption. Raises UserError."""
+    """Return whether a sidecar has a caption, no matter which program wrote the caption.
+
+    sidecar: the file's content. name: the file's name, for the error. Raises UserError if the
+    content is not XML.
+    """
     items = _parsed(sidecar, name).iterfind(f".//{DESCRIPTION}//{ITEM}")
     return any((item.text or "").strip() for item in items)
 
 
 def with_description(caption: str, language: str, sidecar: bytes, name: str) -> str:
-    """Return the text of a sidecar that has the caption, in `language` and as the default.
+    """Return the new content of a sidecar, which has the caption in `language` and as the default.
 
-    language: such as "en" or "pt-BR". sidecar: its present content, or b""; everything else in it
-    is kept. name: its name, for the error. Raises UserError if it is not XMP.
+    language: a tag such as "en" or "pt-BR". sidecar: the present content of the file, or b"". All
+    other metadata in the file is kept. name: the file's name, for the error. Raises UserError if
+    the present content is not XML.
     """
     for prefix, uri in (*NAMES.items(), *_namespaces(sidecar)):
         with suppress(ValueError):  # prefixes such as ns0 are reserved
@@ -58,7 +66,7 @@ def with_description(caption: str, language: str, sidecar: bytes, name: str) -> 
 
 
 def _namespaces(sidecar: bytes) -> Iterator[tuple[str, str]]:
-    """Yield the (prefix, URI) pairs of a sidecar, so that its prefixes can be kept."""
+    """Yield the (prefix, URI) pairs of a sidecar's namespaces, so that the prefixes can be kept."""
     with suppress(ElementTree.ParseError):
         for _, pair in ElementTree.iterparse(io.BytesIO(sidecar), events=["start-ns"]):
             yield pair

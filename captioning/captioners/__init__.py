@@ -1,1 +1,1 @@
-"""The interface of captioners, and their registry."""
+"""Defines the interface of captioners, and lists the captioners."""

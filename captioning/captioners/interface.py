@@ -1,7 +1,7 @@
-"""The interface of a captioner, and of the package that provides it.
+"""Defines the interface of a captioner, and of the package that provides the captioner.
 
-Shapes: B images, k captions per image, R = B * k rows in the images' order, n tokens per caption
-including p tokens of the prompt, V tokens in the vocabulary, attention maps of G x G positions.
+Shapes: B images; k captions per image; R = B * k captions, grouped by image; n tokens per caption,
+including p tokens of the prompt; V tokens in the vocabulary; G x G positions of an attention map.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,15 +15,19 @@ from decoding import DecodingSettings, Generated
 from decoding.null_image import NullImage
 from smile import ObjectiveOutput
 
-# A batch of B preprocessed images: a float tensor (B, 3, S, S), or the result of the package's
-# `join`, which has these methods of a tensor: __len__, __getitem__ with a slice or a list, to,
-# pin_memory, record_stream, and is_floating_point, true if the images are normalised already.
+# A batch of B preprocessed images: a float tensor (B, 3, S, S), or an object that the package's
+# `join` returns. That object needs these methods of a tensor: __len__, __getitem__ with a slice or
+# a list, to, pin_memory, record_stream and is_floating_point. is_floating_point returns true if
+# the images are already normalised.
 Images = Any
 
 
 class Tokenizer(Protocol):
-    """Captions to token ids and back. pad, end, unknown: ids of special tokens. If there is a start
-    token, `encode_prompt` begins with it."""
+    """Converts captions to token ids and back.
+
+    pad, end, unknown: ids of special tokens. If the tokenizer has a start token, the ids that
+    `encode_prompt` returns begin with it.
+    """
 
     pad: int
     end: int
@@ -33,35 +37,40 @@ class Tokenizer(Protocol):
         """Return the size of the vocabulary, V."""
 
     def token(self, token_id: int) -> str:
-        """Return the text of one id; a piece that continues a word begins with ##."""
+        """Return the text of one id. It begins with ## if the token continues a word."""
 
     def encode(self, texts: list[str], max_length: int) -> tuple[Tensor, Tensor]:
-        """int64 ids and mask (1 real, 0 padding), each (R, n) with n <= max_length."""
+        """Return int64 ids and a mask (1 token, 0 padding), each (R, n) with n <= max_length."""
 
     def encode_prompt(self, prompt: str) -> Tensor:
-        """int64 (p,): the ids that every caption begins with, without an end token."""
+        """Return the ids of the prompt, with which every caption begins, without an end token.
+
+        The result is int64 (p,).
+        """
 
     def decode(self, ids: Tensor) -> str:
         """Return the text of ids (n,), without special tokens."""
 
 
 class Captioner(Protocol):
-    """An `nn.Module` that captions images. Training, scoring, bulk captioning, the report and the
-    page use only this interface.
+    """An `nn.Module` that captions images.
+
+    Training, scoring, bulk captioning, the report and the demo page use only this interface.
 
     In generation and scoring, special tokens other than `end` must have probability 0, unless a
     library generates the captions. Training captions are truncated to `max_tokens`. The objective
     is the configuration's `build_objective().with_tokens(tokenizer.pad, tokenizer.end)`.
 
-    prompt, prompt_ids: the beginning of every caption, neither scored nor part of the output, and
-    its ids, int64 (p,); both empty if the package has PROMPT_IS_QUESTION. The page changes
-    both temporarily; `captioning.models.prompts` sets prompt_ids (B, p), a row per image.
-    max_positions: the maximum number of tokens of a row, None for no limit. min_batch_size: the
-    smallest batch on which it can train. has_unused_parameters: whether a training step may leave
-    parameters without a gradient.
-    null_image: None for a captioner without one, whose package refuses `drop_image` and settings
-    with two streams. `generate_from` raises SettingsError for settings that the captioner does not
-    support.
+    - prompt: the text with which every caption begins. It is neither scored nor part of the output.
+      Empty if the package has PROMPT_IS_QUESTION
+    - prompt_ids: the ids of the prompt, int64 (p,). `captioning.models.prompts` temporarily sets
+      prompt_ids to (B, p), one prompt per image. The demo page temporarily sets prompt and
+      prompt_ids
+    - max_positions: the most tokens of a caption; None for no limit
+    - min_batch_size: the smallest batch on which the captioner can train
+    - has_unused_parameters: whether a training step may leave parameters without a gradient
+    - null_image: None if the captioner has no null image. Then `captioning.models.build` refuses
+      `drop_image`, guidance and contrastive decoding
     """
 
     tokenizer: Tokenizer
@@ -79,11 +88,12 @@ class Captioner(Protocol):
         dropped: Optional[Tensor] = None,
         prompts: Optional[list[Optional[str]]] = None,
     ) -> ObjectiveOutput:
-        """Return the objective on k captions of each image, which is encoded once if possible.
+        """Return the objective on k captions of each image. Encodes each image once if possible.
 
         captions: B lists of k strings, without the prompt. dropped: bool (B,); true replaces the
-        image by the null image. prompts: B strings, None for the captioner's own; never given if
-        the package has PROMPT_IS_QUESTION. Raises ValueError if the lists' lengths differ.
+        image by the null image. prompts: for each image a prompt, or None for the captioner's
+        prompt; never given if the package has PROMPT_IS_QUESTION. Raises ValueError if the lists
+        have different lengths.
         """
 
     def predictions(
@@ -92,75 +102,91 @@ class Captioner(Protocol):
         captions: list[list[str]],
         prompts: Optional[list[Optional[str]]] = None,
     ) -> tuple[Tensor, Tensor]:
-        """Logits (R, N, V) and labels (R, N) at N positions; -100 where there is no label."""
+        """Return teacher-forced logits (R, N, V) and labels (R, N) at N positions.
+
+        A label is -100 where there is no label. captions, prompts: see `forward`.
+        """
 
     def generate(self, image: Images, settings: DecodingSettings) -> list[str]:
         """Return the best caption of each image."""
 
     def generate_details(self, image: Images, settings: DecodingSettings) -> Generated:
-        """Captions of images, with their token ids and scores."""
+        """Return captions of images, with their token ids and scores."""
 
     def encode(self, image: Images) -> Any:
         """Return the encoded images, such as a tensor (B, ...). Slicing selects images."""
 
     def encode_null(self, encoded: Any) -> Any:
-        """Return the encoded null image, expanded to the shape of `encoded`, encoded images."""
+        """Return the encoded null image, expanded to the shape of the encoded images `encoded`."""
 
     def generate_from(
         self, encoded: Any, settings: DecodingSettings, other: Any = None
     ) -> Generated:
-        """`generate_details` of encoded images. other: see `decoding.guided.second_stream`."""
+        """Do what `generate_details` does, for images that are already encoded.
+
+        other: see `decoding.guided.second_stream`. Raises SettingsError for settings that the
+        captioner does not support.
+        """
 
     def score_tokens(self, encoded: Any, ids: Tensor) -> tuple[Tensor, Optional[Tensor]]:
-        """Teacher-forced scoring of a generated caption, ids (n,), of one encoded image (1, ...).
+        """Score a generated caption by teacher forcing. ids: (n,). encoded: one image (1, ...).
 
         Returns the logits (n - p, V) that predict each id after the prompt, and attention maps
-        (n - p, G * G) whose rows sum to 1; None for a captioner without attention to the image.
+        (n - p, G * G) whose rows sum to 1, or None if the captioner does not attend to the image.
         """
 
     def log_likelihoods(self, encoded: Any, ids: Tensor, temperature: float = 1.0) -> Tensor:
         """Return the log-probability of each token of captions, with gradient.
 
-        ids: (B, k, n), as `generate_from` samples them at this temperature without truncating the
-        distribution; autograd needs a clone of these inference tensors. The result is float32
-        (B, k, n - p), and 0 after a caption's end.
+        ids: int64 (B, k, n), in the format of `generate_from`. If they come from `generate_from`,
+        the caller has to clone them, because autograd does not accept inference tensors.
+        temperature: divides the logits; the distribution is not truncated (no top-p, no top-k). The
+        result is float32 (B, k, n - p), and 0 after a caption's end.
         """
 
     def for_inference(self, dtype: torch.dtype, compiled: bool) -> nn.Module:
         """Return the captioner or a copy, in evaluation mode, for use without gradients.
 
-        It computes in `dtype` where precision allows; torch.int8 only where `check_device` accepts
-        it. compiled: use torch.compile.
+        dtype: the precision to compute in, except where that would be inaccurate. It is torch.int8
+        only if the package's `check_device` accepts int8. compiled: whether to use torch.compile.
         """
 
     def compile_parts(self) -> None:
         """Compile the modules that torch.compile makes faster in training."""
 
     def parameter_groups(self) -> list[tuple[list[nn.Parameter], Optional[float]]]:
-        """Groups of parameters to train, each with its learning rate or None for the run's."""
+        """Return groups of parameters to train, each with its learning rate.
+
+        A learning rate of None stands for the run's `init_lr`.
+        """
 
     def shards(self) -> list[nn.Module]:
         """Return the modules whose weights FSDP gathers one at a time.
 
-        They are not nested, and a shared weight is in at most one of them.
+        The modules are not nested, and a shared weight is in at most one of the modules.
         """
 
     def begin_epoch(self, epoch: int) -> None:
-        """Called before each epoch of training, from 0 on."""
+        """Called before each epoch of training. epoch: counted from 0."""
 
     def saved_beside_weights(self) -> dict[str, Any]:
-        """Entries that a checkpoint needs besides the state dict. `build` finds them in
-        `BuildContext.content`, also when a run resumes."""
+        """Return entries that a checkpoint needs besides the state dict; {} if none.
+
+        When a captioner is built from the checkpoint, `build` finds these entries in
+        `BuildContext.content`.
+        """
 
 
 class BuildContext(NamedTuple):
     """What `build` needs besides the configuration.
 
-    content: of the checkpoint that the caller loads after `build`; None for random weights. With
-    `lora`, the content is an adapter's, or whole weights that `build` itself loads before it adds a
-    new adapter. name: the checkpoint's name, for messages. captions: returns the preprocessed
-    captions of the training split. word_pieces: returns BERT's tokeniser by name. mean, std: for
-    normalising images.
+    - content: the content of the checkpoint whose weights the caller loads after `build`; None for
+      random weights. With `lora`, it is either an adapter's content, or whole weights that `build`
+      itself loads before it adds a new adapter
+    - name: the checkpoint's name, for messages
+    - captions: returns the preprocessed captions of the training split
+    - word_pieces: returns BERT's tokeniser with the given name
+    - mean, std: the values for normalising images, one per channel
     """
 
     content: Optional[Mapping[str, Any]]
@@ -172,12 +198,15 @@ class BuildContext(NamedTuple):
 
 
 class CaptionerPackage(Protocol):
-    """The members of a module that the registry names. They raise ValueError for users' mistakes.
+    """What a module that `captioning.captioners.registry` names has to define.
 
-    PROMPT_IS_QUESTION: whether the prompt is an input of the model, not the beginning of a caption.
+    The functions raise ValueError for mistakes of the user.
 
-    Keys: its configuration keys, each with its role (`captioning.config.keys`). Their names must be
-    unique among all keys: begin them with the package's name.
+    Keys: the package's configuration keys, each with its role (see `captioning.config.keys`). A
+    key's name must be unique among all keys, so that it should begin with the package's name.
+
+    PROMPT_IS_QUESTION: whether the prompt is an input of the model, like the image. If false, the
+    prompt is the beginning of a caption.
     """
 
     Keys: type[BaseModel]
@@ -190,17 +219,19 @@ class CaptionerPackage(Protocol):
         """
 
     def origin(self, config: Any) -> str:
-        """Where the weights of `build` come from: completes "no checkpoint: "."""
+        """Return where the weights of `build` come from, to complete the line "no checkpoint: "."""
 
     def title(self, config: Any) -> str:
-        """Return the captioner's part of a run's title, before the objective; may be ""."""
+        """Return the captioner's part of a run's title, which precedes the objective; may be ""."""
 
     def check_device(self, config: Any, device: torch.device) -> None:
         """Raise ValueError for a precision or option that the device does not support."""
 
     def preprocessing(self, config: Any) -> Optional[tuple[Callable, ...]]:
-        """Return functions for `captioning.data.Preprocessing`, `join` optional; None for BLIP's.
+        """Return the functions (evaluation, training, normalise, join); None for BLIP's functions.
 
-        `training` gets RGB images, too. With PROMPT_IS_QUESTION both take an image's prompt, or
-        None, as a second argument. They raise ValueError for an image that they cannot take.
+        `join` may be left out. For the functions, see `captioning.data.Preprocessing`; but
+        `training` always gets an RGB image. With PROMPT_IS_QUESTION, `evaluation` and `training`
+        take the image's prompt, or None, as a second argument. They raise ValueError for an image
+        that the captioner does not support.
         """

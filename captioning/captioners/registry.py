@@ -1,4 +1,4 @@
-"""The captioners that the key `model` can name. Only this file lists them."""
+"""Lists the captioners that the configuration key `model` can name."""
 
 from captioning.captioners.interface import CaptionerPackage
 from captioning.runtime.registry import load
@@ -12,5 +12,5 @@ CAPTIONERS: dict[str, str] = {
 
 
 def package_of(model: str) -> CaptionerPackage:
-    """Return the package of the captioner that `model` names."""
+    """Import and return the package of the captioner that `model` names."""
     return load(CAPTIONERS[model])

@@ -1,4 +1,4 @@
-"""The configuration of a run: every key, its role, and how it is read, validated and written."""
+"""Defines, reads, validates and writes the configuration of a run."""
 
 from captioning.config.config import Config, config_class, every_key, keys_of, parse_config
 from captioning.config.loading import explained, load_config, write_config

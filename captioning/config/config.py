@@ -1,7 +1,8 @@
-"""The configuration of a run, validated: impossible values and combinations raise an error.
+"""Validates the configuration of a run: impossible values and combinations raise an error.
 
-`Config` has the keys that all runs share. `config_class` adds the keys of a captioner's package and
-the options of metrics, rewards and rerankers, and imports their modules.
+`Config` has the keys that all runs share. `config_class` returns a subclass that also has the keys
+of a captioner's package and the options of metrics, rewards and rerankers. For this it imports the
+modules that declare the keys.
 """
 
 from collections.abc import Iterator
@@ -38,16 +39,16 @@ from decoding.rerank import Reranking
 from smile import Objective, parse_objective
 from smile.mixture import FIRST_TOKEN_MLE
 
-LAST = "last"  # the value of `select` that names an epoch instead of metrics
+LAST = "last"  # the value of `select` that selects the last epoch instead of the best by metrics
 
 
 class Config(Keys):
-    """A run's configuration. The classes that `config_class` returns have more keys."""
+    """A run's configuration. The subclasses that `config_class` returns have more keys."""
 
     @field_validator("*")
     @classmethod
     def _empty_is_none(cls, value, info: ValidationInfo):
-        """Replace an empty name or list by None if None is the default."""
+        """Replace an empty string or list by None in keys whose default is None."""
         optional = cls.model_fields[info.field_name].default is None
         return None if optional and value in ("", []) else value
 
@@ -72,7 +73,8 @@ class Config(Keys):
     @field_validator("objective")
     @classmethod
     def _known_objective(cls, value, info: ValidationInfo):
-        # An invalid reward is missing from `data` and has an error already.
+        # Keys that failed validation are missing from `data`. If reward is missing, it has an error
+        # already, so that no second error is raised.
         if value is None and not info.data.get("reward", True):
             raise ValueError("input should be a valid string or a mapping")
         if value is not None:
@@ -82,7 +84,10 @@ class Config(Keys):
     @field_validator("first_token_mle")
     @classmethod
     def _default_first_token_mle(cls, value, info: ValidationInfo):
-        """Default to the objectives' value in the original code; None if their values differ."""
+        """Replace None by the value that the original code uses for the run's objectives.
+
+        The value stays None for a mixture of objectives with different values.
+        """
         if value is not None or "objective" not in info.data:
             return value
         weights = parse_objective(info.data["objective"] or "mle")
@@ -167,7 +172,10 @@ class Config(Keys):
 
     @property
     def monitors(self) -> Optional[str]:
-        """The key by which validation metrics control the run; None if no key does."""
+        """The key through which `monitor` controls the run; None if no key uses `monitor`.
+
+        It is "early_stopping", or "lr_schedule" for the schedule "plateau".
+        """
         if self.early_stopping:
             return "early_stopping"
         return "lr_schedule" if self.lr_schedule == "plateau" else None
@@ -177,11 +185,11 @@ class Config(Keys):
         return DecodingSettings(**values_of(DecodingSettings, self))
 
     def reranking(self) -> Optional[Reranking]:
-        """Return the run's reranking; None without one, or for mmi with weight 0."""
+        """Return the run's reranking; None without `rerank`, or for mmi with weight 0."""
         return build_reranking(self)
 
     def build_objective(self) -> Objective:
-        """Return the training objective; for a run with only a reward, an unused one, MLE."""
+        """Return the training objective. A run with only a reward gets MLE, which is not used."""
         return Objective(
             self.objective or "mle",
             self.label_smoothing,
@@ -197,10 +205,11 @@ def config_class(
     rewards: tuple[str, ...] = tuple(REWARDS),
     rerankers: tuple[str, ...] = tuple(RERANKERS),
 ) -> type[Config]:
-    """Return a `Config` with the keys of a captioner, and the options of the named entries.
+    """Return a subclass of `Config` that also has the keys of a captioner and of other entries.
 
-    By default, it has those of all captioners, metrics, rewards and rerankers. Imports their
-    modules. Raises TypeError for a key that two of them declare.
+    model: a name in CAPTIONERS; None for the keys of all captioners. metrics, rewards, rerankers:
+    the entries whose options are added as keys; by default all. Imports the modules that declare
+    the keys. Raises TypeError if two modules declare the same key.
     """
     packages = dict.fromkeys(CAPTIONERS.values() if model is None else [CAPTIONERS[model]])
     entries = [*(EVALUATORS[name] for name in metrics), *(REWARDS[name] for name in rewards)]
@@ -216,15 +225,18 @@ def config_class(
 
 
 def keys_of(role: str, keys: type[Keys] = Config) -> list[str]:
-    """Return the keys with this role, by default among the keys that all runs share."""
+    """Return the names of the keys with this role (see `captioning.config.keys.ROLES`).
+
+    keys: the class whose keys are searched; by default `Config`, the keys that all runs share.
+    """
     return [key for key, declared in roles_of(keys).items() if declared == role]
 
 
 def parse_config(values: Any) -> Config:
-    """Make a configuration from a mapping. Raises pydantic's ValidationError.
+    """Build a configuration from a mapping of keys. Raises pydantic's ValidationError.
 
-    Keys of other captioners are validated and then left out. Options of metrics, rewards and
-    rerankers that the configuration does not name are kept if they are set.
+    Keys that only other captioners have are validated and then left out. Options of metrics,
+    rewards and rerankers that the configuration does not use are kept if they are set.
     """
     model = values.get("model", "blip") if isinstance(values, dict) else None
     if not isinstance(model, str) or model not in CAPTIONERS:
@@ -234,11 +246,11 @@ def parse_config(values: Any) -> Config:
         (REWARDS, values.get("reward")),
         (RERANKERS, [values.get("rerank")]),
     ]
-    # The values are not validated yet.
+    # The values are not validated yet: ignore a value of the wrong type here.
     named = [(names, v if isinstance(v, (list, tuple, dict)) else ()) for names, v in named]
     config_type = config_class(model, *(tuple(n for n in names if n in v) for names, v in named))
     if not values.keys() <= config_type.model_fields.keys():
-        config_type = config_class(model)  # imports the modules that are not named, too
+        config_type = config_class(model)  # also imports metrics and rewards that are not used
     if not values.keys() <= config_type.model_fields.keys():
         config_class().model_validate(values)
         values = {key: value for key, value in values.items() if key in config_type.model_fields}
@@ -246,5 +258,9 @@ def parse_config(values: Any) -> Config:
 
 
 def every_key(config: Config) -> dict[str, Any]:
-    """Return the values of all keys of all packages, to compare runs. Imports all modules."""
+    """Return {key: value} with the keys of all captioners, metrics, rewards and rerankers.
+
+    Missing keys have their defaults, so that the configurations of two runs can be compared.
+    Imports all modules that declare keys.
+    """
     return config_class()(**config.model_dump()).model_dump()

@@ -1,6 +1,8 @@
-"""The configuration keys that all captioners share. A key without a role in its type has "run".
+"""Declares the configuration keys that all captioners share, and the role of each key.
 
-The keys of one captioner are declared in its package, those of a metric or reward on its class.
+A key's role is in its type annotation. A key without an annotated role has the role "run". The
+package of a captioner declares the keys of that captioner, and the class of a metric or reward
+declares the keys of that metric or reward.
 """
 
 from typing import Annotated, Any, Literal, Optional, Union
@@ -23,7 +25,9 @@ from decoding.null_image import NULL_IMAGES
 
 ROLES = (
     "run",  # changes the results: a resumed run must have the same value
-    "batch",  # their product is the number of images per step: a resumed run must have the same
+    # The product of these keys and the number of processes is the number of images per step. A
+    # resumed run must have the same product.
+    "batch",
     "length",  # the length of a run: may change if finished epochs do not depend on it
     "speed",  # changes speed and memory, but no result
     "upkeep",  # how a run is logged, saved, validated and stopped: may change when it resumes
@@ -37,7 +41,7 @@ Name = Annotated[str, Field(min_length=1)]
 
 
 def roles_of(keys: type[BaseModel]) -> dict[str, str]:
-    """Return the role of each key, by name: the role in its annotation, or "run"."""
+    """Return {key: role}. The role is the one in the key's annotation, or "run" without one."""
     return {
         name: next((part for part in field.metadata if part in ROLES), "run")
         for name, field in keys.model_fields.items()
@@ -45,9 +49,10 @@ def roles_of(keys: type[BaseModel]) -> dict[str, str]:
 
 
 class Keys(BaseModel):
-    """The keys of the original, then ours. docs/settings.md describes each key.
+    """The keys of the original BLIP, then further keys. docs/settings.md describes each key.
 
-    Unknown keys are errors. Types are not converted, except an integer to a float.
+    An unknown key is an error. Values are not converted to another type, except an integer to a
+    float.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
@@ -159,5 +164,5 @@ class Keys(BaseModel):
     output_dir: Annotated[Name, "machine"]
     device: Annotated[Name, "machine"] = "auto"
     seed: int = Field(42, ge=0, lt=2**63)
-    # Declared after `seed`, which is the default of the split's own seed.
+    # Declared after `seed`, because its validator uses `seed` as the default seed of the split.
     split: Optional[dict[str, Union[int, float, str]]] = None

@@ -1,4 +1,7 @@
-"""Configuration files: flat YAML with BLIP's key names. All errors are reported in one line."""
+"""Reads and writes configuration files: flat YAML with BLIP's key names.
+
+All errors in a file are reported in one line.
+"""
 
 import difflib
 import io
@@ -19,11 +22,12 @@ from captioning.runtime.errors import UserError
 def load_config(
     path: Union[str, Path], overrides: Sequence[str] = (), flags: Optional[dict[str, Any]] = None
 ) -> Config:
-    """Read a YAML file and apply `key=value` overrides, whose values are YAML.
+    """Read a configuration from a YAML file, and apply overrides and flags.
 
-    `vit.depth=2` sets a value in a mapping, `pretrained=` empties a key. flags: parsed values by
-    key. output_dir defaults to output/NAME for NAME.yaml. Raises UserError: one line that names
-    each wrong key, the value that was found and the allowed values.
+    overrides: "key=value" with a value in YAML. "vit.depth=2" sets a value in a mapping, and
+    "pretrained=" empties a key. flags: {key: parsed value}, which replace the file's values.
+    output_dir defaults to output/NAME for NAME.yaml. Raises UserError with one line that names each
+    wrong key, the value that was found and the allowed values.
     """
     values = parse_yaml(read_text(path), str(path))
     if not isinstance(values, dict):
@@ -64,9 +68,10 @@ _DICTIONARY = re.compile("a valid dictionary( or instance of \\w+)?")
 
 
 def explained(error: ValidationError, values: dict) -> str:
-    """Return all errors as one line. Types that a key accepts are joined by "or".
+    """Return all errors of a validation as one line.
 
-    values: the configuration before validation.
+    If a key accepts several types, its error names all of them, joined by "or". values: the
+    configuration before validation.
     """
     groups: dict[str, list[str]] = {}
     details = [d for d in error.errors() if not _is_other_alternative(d)] or error.errors()
@@ -78,7 +83,7 @@ def explained(error: ValidationError, values: dict) -> str:
 
 def _explain(detail: dict, values: dict) -> str:
     """Describe one of pydantic's errors in terms of the file's keys and values."""
-    if not detail["loc"]:  # several keys together: the message names them
+    if not detail["loc"]:  # the error concerns several keys, which the message names
         return detail["msg"].removeprefix("Value error, ")
     key = str(detail["loc"][0])
     value = values.get(key)
@@ -99,7 +104,11 @@ def _explain(detail: dict, values: dict) -> str:
 
 
 def _is_other_alternative(detail: dict) -> bool:
-    """Return whether an error is about another type of a union than the type of the value."""
+    """Return whether an error is about a type of a union that the value does not have.
+
+    pydantic reports an error for each type of a union. Only the errors about the type that the
+    value has are useful to the user.
+    """
     if isinstance(detail["input"], dict):
         return detail["type"] in ("literal_error", "string_type")
     return isinstance(detail["input"], str) and detail["type"] in ("dict_type", "model_type")

@@ -1,4 +1,4 @@
-"""The names of the objectives and rewards that train a run."""
+"""Names the objectives and rewards that train a run, for reports and log lines."""
 
 from captioning.config.config import Config
 from captioning.rewards.registry import REWARDS
@@ -10,18 +10,18 @@ _TITLES = {"mle": "MLE", "smile": "SMILE", "random": "random subset", "reverse":
 
 
 def objective_title(name: str) -> str:
-    """Return the name of an objective in tables. Imports the module of an alternative."""
+    """Return the title of an objective, such as "SMILE". Imports the module of an alternative."""
     return _TITLES.get(name) or load(ALTERNATIVES[name]).title
 
 
 def training_terms(config: Config) -> list[str]:
-    """Return what trains the run: "reward" if it has rewards, then the names of its objectives."""
+    """Return the names of the run's objectives, preceded by "reward" if the run has rewards."""
     objectives = parse_objective(config.objective) if config.objective else []
     return [*(["reward"] if config.reward else []), *objectives]
 
 
 def training_name(config: Config) -> str:
-    """Return the run's name in reports: rewards with their weights, if any, and the objective."""
+    """Return the run's name in reports: rewards with their weights, if any, and objectives."""
     if not config.reward:
         return objective_name(config.objective)
     if not config.objective:
@@ -32,14 +32,17 @@ def training_name(config: Config) -> str:
 
 
 def _reward_name(weights) -> str:
-    """ "reward CIDEr-D", or "reward true facts+CIDEr-D 1:0.5"."""
+    """Return a name such as "reward CIDEr-D" or "reward true facts+CIDEr-D 1:0.5"."""
     names = "+".join(load(REWARDS[name]).title for name in weights)
     shares = ":".join(f"{weight:g}" for weight in weights.values())
     return f"reward {names}" + (f" {shares}" if shares != "1" else "")
 
 
 def objective_name(spec) -> str:
-    """ "MLE", "SMILE", "focal (gamma 1)" or, of a mixture, "MLE+SMILE 0.3:0.7"."""
+    """Return a name such as "MLE" or "focal (gamma 1)"; for a mixture "MLE+SMILE 0.3:0.7".
+
+    spec: the value of the key `objective`.
+    """
     weights = parse_objective(spec)
     ordered = [name for name in OBJECTIVES if name in weights]
     names = "+".join(objective_title(name) + _parameters(spec, name) for name in ordered)
@@ -49,7 +52,7 @@ def objective_name(spec) -> str:
 
 
 def _parameters(spec, name: str) -> str:
-    """Return the parameters that the configuration sets of an objective, to append to its name."""
+    """Return an objective's parameters in the key `objective`, such as " (gamma 1)"; "" if none."""
     parameters = spec[name] if isinstance(spec, dict) else {}
     if not isinstance(parameters, dict):
         return ""
@@ -58,7 +61,7 @@ def _parameters(spec, name: str) -> str:
 
 
 def describe_training(config: Config) -> str:
-    """Return the first log line of a run: what trains it, with its settings."""
+    """Return the first log line of a run: its objectives and rewards with their settings."""
     keys = {
         "reward": ["reward", "reward_samples", "reward_baseline", "reward_kl"],
         "mle": ["label_smoothing"],

@@ -1,4 +1,4 @@
-"""The rerankers by name. A new one is an entry here, and the class of its scorer."""
+"""Lists the rerankers by name. A new reranker needs an entry here and a scorer class."""
 
 from dataclasses import fields
 from typing import Any, NamedTuple, Optional
@@ -7,11 +7,12 @@ from decoding.rerank import Reranking
 
 
 class RerankerEntry(NamedTuple):
-    """A reranker's scorer and keys.
+    """The scorer and the configuration keys of a reranker.
 
-    scorer: "module:class" of a `captioning.models.reranking.Scorer`. model: the key that must name
-    the scorer's model; None if it has none. options: "module:class" of an evaluator whose `Options`
-    declare more keys. weighted: whether the scorer uses rerank_weight.
+    scorer: "module:class" of a `captioning.models.reranking.Scorer`. model: the configuration key
+    that must name the scorer's model; None if the scorer has no model. options: "module:class" of a
+    metric whose `Options` declare this reranker's further keys. weighted: whether the scorer uses
+    the key rerank_weight.
     """
 
     scorer: str
@@ -35,16 +36,20 @@ RERANKERS: dict[str, RerankerEntry] = {
 
 
 def values_of(settings: type, values: Any) -> dict[str, Any]:
-    """Return {field: value} of a dataclass's fields that are also attributes of `values`."""
+    """Return {field: value} for the fields of a dataclass that are also attributes of `values`.
+
+    settings: the dataclass. values: such as a configuration.
+    """
     names = (field.name for field in fields(settings))
     return {name: getattr(values, name) for name in names if hasattr(values, name)}
 
 
 def build_reranking(values: Any, num_return: int = 1) -> Optional[Reranking]:
-    """Return the reranking that keys set. None if `rerank` is None, or mmi with weight 0.
+    """Return the settings of reranking; None if `rerank` is None, or mmi with weight 0.
 
-    values: has the keys as attributes; missing keys get `Reranking`'s defaults. Raises ValueError
-    if the reranker's model is not set.
+    values: an object with configuration keys as attributes, such as a `Config`. Keys that are
+    missing in it get the defaults of `Reranking`. num_return: captions per image. Raises ValueError
+    if the reranker needs a model and the model's key is not set.
     """
     entry = RERANKERS.get(values.rerank)
     if entry is None or (values.rerank, values.rerank_weight) == ("mmi", 0):

@@ -1,6 +1,6 @@
-"""Building and loading captioners, checkpoints, generation, scoring and likelihood.
+"""Builds, loads and saves captioners; generates, scores and reranks captions.
 
-After this package is imported, BLIP's reader of checkpoints also reads object stores.
+Importing this package lets BLIP's `read_checkpoint` also read checkpoints in object stores.
 """
 
 from BLIP.weights.download import FETCHERS, STORES

@@ -1,4 +1,4 @@
-"""Builds a captioner from a configuration or only from a checkpoint, and loads its weights."""
+"""Builds a captioner from a configuration or from a checkpoint alone, and loads its weights."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
@@ -39,16 +39,16 @@ def captioner_from(
     resumed: Optional[Mapping[str, Any]] = None,
     for_training: bool = False,
 ) -> tuple[nn.Module, str]:
-    """Return the captioner, and a line that says what was loaded.
+    """Return the captioner, and a log line that says what was loaded. Raises UserError.
 
-    checkpoint: the weights to load; None for random weights, which depend only on the seed.
-    resumed: without a checkpoint, the content of one whose weights the caller will load.
-    for_training: whether the captioner will be trained; then the checkpoint may lack its null
-    image. Raises UserError.
+    checkpoint: the name of the weights to load; None for random weights, which depend only on the
+    seed. resumed: if `checkpoint` is None, the content of a checkpoint whose weights the caller
+    will load, or None. for_training: whether the captioner will be trained. If so, the checkpoint
+    may lack the null image or have another one.
     """
     package = package_of(config.model)
     torch.manual_seed(config.seed)
-    with value_errors_as_user_errors():  # packages raise ValueError for user errors
+    with value_errors_as_user_errors():  # packages raise ValueError for mistakes of the user
         content = read_checkpoint(checkpoint, config.trust_checkpoint) if checkpoint else resumed
         name = without_secrets(checkpoint) if checkpoint else "the checkpoint"
         if config.lora is None and content is not None and CONFIG in content:
@@ -66,7 +66,8 @@ def captioner_from(
         _check_lengths(config, captioner)
         if checkpoint is None:
             return captioner, f"no checkpoint: {package.origin(config)}"
-        if config.lora is not None and CONFIG not in content:  # `build` has loaded the weights
+        # With a new adapter, `build` has already loaded the checkpoint's weights.
+        if config.lora is not None and CONFIG not in content:
             return captioner, f"loaded {name}: its weights are frozen, lora's are new"
         report = load_weights(captioner, content["model"], name, for_training)
         if not for_training:
@@ -75,7 +76,7 @@ def captioner_from(
 
 
 def _check_null_support(config: Config, captioner: Captioner) -> None:
-    """Raise UserError for keys that need a null image, if the captioner has none."""
+    """Raise UserError if a key needs a null image and the captioner has none."""
     keys = ["drop_image", "null_image", "guidance_scale", "contrastive_alpha"]
     keys += ["rerank"] if config.rerank == "mmi" else []
     for key in keys if captioner.null_image is None else []:
@@ -85,7 +86,10 @@ def _check_null_support(config: Config, captioner: Captioner) -> None:
 
 
 def _check_same_null(config: Config, report: LoadReport, name: str) -> None:
-    """Raise UserError if a setting uses the null image and training used another one."""
+    """Raise UserError if decoding uses the null image, but training used another null image.
+
+    report: from `load_weights`. name: the checkpoint's name, for the error.
+    """
     reads = config.guidance_scale != 1 or config.rerank == "mmi"
     if reads and any(key.startswith(NULL_IMAGE) for key in report.unexpected):
         raise UserError(
@@ -102,7 +106,7 @@ def word_pieces(name: str) -> Tokenizer:
 def _check_division(config: Config, content: Optional[Mapping[str, Any]], name: str) -> None:
     """Raise UserError if the checkpoint may have been trained on photos of val or test.
 
-    content: of the checkpoint. name: the checkpoint's, for the error.
+    content: the checkpoint's content. name: the checkpoint's name, for the error.
     """
     trained = (content or {}).get("config")
     same_data = isinstance(trained, dict) and trained.get("train_file") == config.train_file
@@ -151,7 +155,7 @@ def check_interface(captioner: nn.Module) -> None:
 
 
 def _check_lengths(config: Config, captioner: Captioner) -> None:
-    """Raise UserError if max_length or max_tokens is too short or too long."""
+    """Raise UserError if max_length or max_tokens leaves no room or exceeds max_positions."""
     prompt, positions = len(captioner.prompt_ids), captioner.max_positions
     for key, minimum in {"max_length": prompt + 1, "max_tokens": prompt + 2}.items():
         length = getattr(config, key)
@@ -169,8 +173,8 @@ def load_trained(
 ) -> tuple[Config, nn.Module]:
     """Return the configuration, and the captioner in evaluation mode on `device`.
 
-    checkpoint: a run's checkpoint, which contains its configuration, or other weights. config: a
-    YAML file, for other weights. Raises UserError.
+    checkpoint: the name of a run's checkpoint, which contains a configuration, or of other weights.
+    config: a YAML file, needed for other weights. Raises UserError.
     """
     settings = trained_config(checkpoint, config)
     captioner, _ = captioner_from(settings, checkpoint)
@@ -180,9 +184,10 @@ def load_trained(
 def trained_config(
     checkpoint: str, config: Optional[str], changes: Optional[Mapping[str, Any]] = None
 ) -> Config:
-    """Return the configuration of `load_trained`. Raises UserError.
+    """Return the configuration that `load_trained` uses, without loading weights.
 
-    changes: values that replace the configuration's.
+    checkpoint, config: see `load_trained`. changes: {key: value} that replace values of the
+    configuration. Raises UserError.
     """
     if config is not None:
         return load_config(config, flags=changes)

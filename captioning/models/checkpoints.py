@@ -1,11 +1,14 @@
 """Writes the checkpoints of a run atomically, and finds, verifies and removes them.
 
+The files in a run's folder are:
+
 - checkpoint_04.pth: written at the end of epoch 4
 - checkpoint_04_step00001200.pth: written within epoch 4, after 1200 steps of the run
 - weights_04.pth: only the weights of epoch 4 (`keep_checkpoints: all`)
 - checkpoint_04.json: the manifest of a checkpoint, see `captioning.files.manifest`
+- checkpoint_best.pth: a hard link to the best epoch's checkpoint, or a copy
 
-A sharded checkpoint is a folder with the same name, see `BLIP.weights.sharded_checkpoint`.
+A sharded checkpoint is a folder named like the file; see `BLIP.weights.sharded_checkpoint`.
 """
 
 import math
@@ -36,15 +39,16 @@ from captioning.runtime.errors import UserError, one_line
 
 BEST = "checkpoint_best.pth"
 MIN_KEPT = 2  # newest checkpoints that are always kept, since one may be damaged
-_STEM = re.compile(r"checkpoint_(\d+)(?:_step(\d+))?")
-_MANIFEST_STEM = re.compile(rf"{_STEM.pattern}|weights_\d+")  # with a manifest
+_STEM = re.compile(r"checkpoint_(\d+)(?:_step(\d+))?")  # file name without suffix: epoch, step
+_MANIFEST_STEM = re.compile(rf"{_STEM.pattern}|weights_\d+")  # of files that have a manifest
 
 
 def save(content: dict[str, Any], path: Path) -> None:
-    """torch.save to a temporary file; rename it to `path` when it and its manifest are on disk.
+    """Write `content` with torch.save to a temporary file, then rename the file to `path`.
 
-    Raises UserError. After an error, an earlier file is unchanged, but its manifest may be the new
-    one. A run writes no name twice.
+    The rename happens when the file and its manifest are on disk. Raises UserError. After an error,
+    an earlier file at `path` is unchanged, but its manifest may already be the new one. This
+    matters only if a resumed run repeats an epoch or a step; other names are written once.
     """
     problem = None
     try:
@@ -56,7 +60,7 @@ def save(content: dict[str, Any], path: Path) -> None:
                 problem = hashed.problem or error
                 raise
             write_manifest(hashed, path)
-            if is_sharded(path):  # a folder, which a file cannot replace
+            if is_sharded(path):  # `path` is a folder, which the rename could not replace
                 remove(path)
     except (OSError, RuntimeError) as error:
         reason = problem or error
@@ -73,18 +77,18 @@ def weights_path(folder: Path, epoch: int) -> Path:
 
 
 def step_path(folder: Path, epoch: int, step: int) -> Path:
-    """step: counted over all epochs of the run."""
+    """Return the path of a checkpoint within an epoch. step: counted over all epochs."""
     return folder / f"checkpoint_{epoch:02d}_step{step:08d}.pth"
 
 
 def saved(folder: Path) -> list[Path]:
-    """Return all checkpoints in a run's folder, the newest last; not the best one's copy."""
+    """Return all checkpoints in a run's folder, the newest last, without checkpoint_best.pth."""
     paths = folder.glob("checkpoint_*.pth")
     return sorted((path for path in paths if _STEM.fullmatch(path.stem)), key=_position)
 
 
 def weights_of(folder: Path, epoch: int) -> Optional[Path]:
-    """Return the path of a file with the weights of an epoch; None if no file has them."""
+    """Return the path of a file with the weights at an epoch's end; None if there is none."""
     paths = (epoch_path(folder, epoch), weights_path(folder, epoch))
     return next(filter(Path.exists, paths), None)
 
@@ -96,16 +100,20 @@ def best(folder: Path) -> Optional[Path]:
 
 
 def is_checkpoint_file(name: str) -> bool:
-    """Return whether a name in a run's folder is a checkpoint, weights or a manifest of these."""
+    """Return whether a file in a run's folder is a checkpoint or the manifest of a checkpoint.
+
+    name: the file's name. Files with only weights count as checkpoints.
+    """
     stem, _, suffix = name.rpartition(".")
     return name == BEST or (suffix in ("pth", "json") and bool(_MANIFEST_STEM.fullmatch(stem)))
 
 
 def resolve(name: str) -> str:
-    """Return the checkpoint in a run's folder `name`: the best, or the newest if none is best yet.
+    """Return the best checkpoint in a run's folder, or the newest if there is no best one yet.
 
-    The name of anything else, such as a file, is returned unchanged, also if it does not exist. The
-    folder may be in an object store. Raises UserError for a folder without a checkpoint.
+    name: the folder, on disk or in an object store. Any other name, such as that of a file, is
+    returned unchanged, even if it does not exist. Raises UserError for a folder without a
+    checkpoint.
     """
     if is_bucket_address(name):
         check_address(name)
@@ -127,7 +135,10 @@ def resolve(name: str) -> str:
 
 
 def version_of(name: str) -> Union[float, str, None]:
-    """Return a value that changes when the checkpoint is rewritten; None if unknown."""
+    """Return a value that changes when the checkpoint `name` is rewritten; None if unknown.
+
+    It is the modification time of a file on disk, or the version of an object in a store.
+    """
     if is_bucket_address(name):
         try:
             return stamp(name)[1]
@@ -137,7 +148,10 @@ def version_of(name: str) -> Union[float, str, None]:
 
 
 def local_copy(address: str) -> Path:
-    """Return the path of a local copy of a stored checkpoint, sharded or not. Raises UserError."""
+    """Return the path of a local copy of a checkpoint in a store. Raises UserError.
+
+    The checkpoint may be sharded. The copy is in the cache.
+    """
     try:
         return local(address)
     except Missing:
@@ -153,15 +167,15 @@ def epoch_checkpoints(folder: Path) -> list[Path]:
 
 
 def _position(path: Path) -> tuple[int, float]:
-    """(epoch, step) of a checkpoint, to sort by; the step is infinite at the end of the epoch."""
+    """Return (epoch, step) of a checkpoint, a sort key. The step at an epoch's end is infinite."""
     epoch, step = _STEM.fullmatch(path.stem).groups()
     return int(epoch), math.inf if step is None else int(step)
 
 
 def remove_oldest(folder: Path, keep: int) -> None:
-    """Remove all but the newest `keep` of complete epochs and the newest MIN_KEPT of any kind.
+    """Remove old checkpoints and their manifests. Raises UserError.
 
-    Raises UserError.
+    Keeps the newest `keep` checkpoints of complete epochs, and the newest MIN_KEPT of any kind.
     """
     kept = {*epoch_checkpoints(folder)[-keep:], *saved(folder)[-MIN_KEPT:]}
     for path in saved(folder):
@@ -201,7 +215,8 @@ def keep_as_best(folder: Path, epoch: int) -> None:
         else:
             _link(source, temporary)
         replace(temporary, folder / BEST)
-        temporary.unlink(missing_ok=True)  # os.replace leaves it if both link to one file
+        # If both names already link to the same file, os.replace does nothing: remove the link.
+        temporary.unlink(missing_ok=True)
         sync_folder(folder)
 
 
@@ -215,9 +230,10 @@ def _link(source: str, path: str) -> None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read a run's checkpoint to the CPU. Raises UserError for an incomplete checkpoint.
+    """Read a run's checkpoint to the CPU; return the content that `RunState` saved.
 
-    No tensors of a sharded checkpoint are read: "model" is empty, and "folder" is its path.
+    The tensors of a sharded checkpoint are not read: "model" is empty, and the additional key
+    "folder" is the checkpoint's path. Raises UserError for an incomplete checkpoint.
     """
     try:
         sharded = is_sharded(path)
@@ -243,10 +259,10 @@ def _check_keys(content: Any) -> None:
 
 
 def read_newest(folder: Path) -> Optional[tuple[Path, dict[str, Any], list[str]]]:
-    """Return the newest undamaged checkpoint, and a line for each newer checkpoint that is damaged.
+    """Return the newest undamaged checkpoint: its path, its content, and log lines.
 
-    The damaged ones get the suffix .bad. None if there are no checkpoints. If all are damaged,
-    raises UserError and renames none.
+    Each newer checkpoint that is damaged gets the suffix .bad and a log line. Returns None if
+    there are no checkpoints. If all checkpoints are damaged, raises UserError and renames none.
     """
     problems: dict[Path, str] = {}
     for path in reversed(saved(folder)):

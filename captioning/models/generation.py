@@ -33,9 +33,10 @@ def caption_images(
 ) -> Optional[list[dict[str, Any]]]:
     """Return COCO results, [{"image_id", "caption"}] in the order of the samples, on rank 0.
 
-    Other ranks return None. Each image is captioned once. With `save_candidates`, a result also has
-    "candidates". With `skip_bad_images`, unreadable images are left out and counted. Raises Stopped
-    on all ranks if one was asked to stop.
+    Other ranks return None. All ranks call this. Each image is captioned on one rank. description:
+    the text of the progress bar. With `save_candidates`, a result also has "candidates", see
+    `caption_lists`. With `skip_bad_images`, unreadable images are left out, and a log line says how
+    many. Raises UserError, and Stopped on all ranks if one was asked to stop.
     """
     loader, batch_size = build_image_loader(samples, config, rank(), world_size())
     precision = Precision(config.precision, device)
@@ -72,7 +73,10 @@ def caption_images(
 def build_image_loader(
     samples: Sequence[Sample], config: Config, rank: int = 0, world_size: int = 1
 ) -> tuple[Loader, int]:
-    """Return a loader of this rank's share of the preprocessed images, and the batch size."""
+    """Return a loader of this rank's share of the samples' images, and the batch size.
+
+    The loader preprocesses the images as for evaluation.
+    """
     preprocessing = preprocessing_of(config)
     dataset = EvaluationDataset(
         samples,

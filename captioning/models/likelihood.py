@@ -1,4 +1,4 @@
-"""The likelihood of human captions under a captioner, at several temperatures."""
+"""Computes the likelihood of human captions under a captioner, at several temperatures."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Optional
@@ -13,16 +13,17 @@ from captioning.models.prompts import prompt_is_question
 from captioning.runtime.progress import progress
 from smile import mle_loss, smile_loss
 
-# From 1/4 to 4, eight per doubling. `find_minimum` interpolates between them, accurate to 0.001.
+# From 1/4 to 4, with eight temperatures per doubling. `find_minimum` interpolates between them, so
+# that the result is accurate to 0.001.
 TEMPERATURES = [2 ** (n / 8) for n in range(-16, 17)]
 UNSCALED = TEMPERATURES.index(1.0)
 
 
 class Likelihood(NamedTuple):
-    """Means over labelled tokens, in nats.
+    """The likelihood of captions.
 
     tokens: the number of labelled tokens. nll: the negative log-likelihood at each of TEMPERATURES.
-    smile: the SMILE loss.
+    smile: the SMILE loss at temperature 1. nll and smile are means over labelled tokens, in nats.
     """
 
     tokens: int
@@ -36,7 +37,7 @@ def likelihood(
 ) -> Likelihood:
     """Return the likelihood of all captions of `samples`.
 
-    Label smoothing and first-token MLE are left out.
+    The losses are computed without label smoothing and without first-token MLE.
     """
     loader, _ = build_image_loader(samples, config)
     sums = torch.zeros(2 + len(TEMPERATURES), dtype=torch.float64)
@@ -44,7 +45,8 @@ def likelihood(
         for batch in Prefetcher(loader, device):
             image = batch["image"]
             texts = [preprocess_captions(samples[index], config) for index in batch["index"]]
-            # A call of the captioner needs the same number of captions for each image.
+            # The captioner needs the same number of captions for each image of a batch: split the
+            # batch by this number.
             for count in {len(group) for group in texts}:
                 rows = [n for n, group in enumerate(texts) if len(group) == count]
                 prompts = [batch["prompt"][n] for n in rows]
@@ -59,9 +61,10 @@ def likelihood(
 def _sum_losses(
     captioner: nn.Module, image: Tensor, texts: list[list[str]], prompts: Optional[list]
 ) -> Tensor:
-    """Return float64 (2 + T,), sums over the captions' tokens.
+    """Return sums over the tokens of captions, float64 (2 + T,).
 
-    They are the tokens, the SMILE loss, and the negative log-likelihood at T temperatures.
+    They are, in this order: the number of tokens, the SMILE loss, and the negative log-likelihood
+    at each of the T TEMPERATURES. texts, prompts: see `Captioner.predictions`.
     """
     kwargs = {} if prompts is None else {"prompts": prompts}
     logits, labels = captioner.predictions(image, texts, **kwargs)
@@ -71,10 +74,11 @@ def _sum_losses(
 
 
 def find_minimum(values: Sequence[float]) -> tuple[float, float]:
-    """Return the minimum (temperature, value), interpolated by a parabola in log T.
+    """Return (temperature, value) at the minimum of `values`.
 
-    values: one for each of TEMPERATURES. The parabola goes through the lowest value and its
-    neighbours. The temperature divides logits (Guo et al. 2017, arXiv 1706.04599).
+    values: the negative log-likelihood at each of TEMPERATURES. A parabola in log(temperature)
+    through the lowest value and its two neighbours interpolates the minimum. The temperature
+    divides the logits (Guo et al. 2017, arXiv 1706.04599).
     """
     middle = min(range(1, len(values) - 1), key=lambda n: values[n])
     before, center, after = values[middle - 1 : middle + 2]
@@ -88,10 +92,10 @@ def find_minimum(values: Sequence[float]) -> tuple[float, float]:
 def unigram_nll(
     captioner: nn.Module, training: Sequence[Sample], samples: Sequence[Sample], config: Config
 ) -> float:
-    """Return the mean negative log-likelihood of `samples` under a unigram model.
+    """Return the mean negative log-likelihood of captions under a unigram model, in nats per token.
 
-    It is in nats per token. training: the samples whose captions the model counts. The model has
-    add-one smoothing.
+    training: the samples from whose captions the unigram model counts tokens, with add-one
+    smoothing. samples: the samples whose captions are evaluated. captioner: has the tokenizer.
     """
     logprobs = (1 + _count_tokens(captioner, training, config)).log()
     logprobs -= logprobs.logsumexp(0)
@@ -100,7 +104,7 @@ def unigram_nll(
 
 
 def _count_tokens(captioner: nn.Module, samples: Iterable[Sample], config: Config) -> Tensor:
-    """Return the number of times that each token is a label, float64 (V,)."""
+    """Return how often each token of the vocabulary is a label, float64 (V,)."""
     tokenizer = captioner.tokenizer
     counts = torch.zeros(len(tokenizer), dtype=torch.float64)
     for sample in samples:

@@ -1,4 +1,4 @@
-"""Precision: autocast, and the loss scaling that float16 needs."""
+"""Sets the precision of a model: autocast, and the loss scaling that float16 needs."""
 
 import torch
 
@@ -10,10 +10,11 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, 
 
 
 class Precision:
-    """A precision: fp32, bf16, fp16 or int8.
+    """A precision (fp32, bf16, fp16 or int8) on a device.
 
-    With bf16 and fp16, weights are float32 and autocast casts them. int8 is only for inference;
-    `Captioner.for_inference` implements it.
+    With bf16 and fp16, the weights are stored in float32, and autocast casts them. int8 is only for
+    inference, and `Captioner.for_inference` implements it. scaler: the loss scaler, which is only
+    enabled for fp16.
     """
 
     def __init__(self, name: str, device: torch.device):
@@ -29,5 +30,5 @@ class Precision:
 
 @value_errors_as_user_errors()
 def check_precision(config: Config, device: torch.device) -> None:
-    """Raise UserError for a precision that the device does not support."""
+    """Raise UserError if the device does not support the configuration's precision or options."""
     package_of(config.model).check_device(config, device)

@@ -1,6 +1,6 @@
-"""Prompts of single images, in place of the captioner's own.
+"""Generates captions with a prompt for each image instead of the captioner's prompt.
 
-Images whose prompts have equally many tokens are generated as one batch.
+Images whose prompts have the same number of tokens are captioned as one batch.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,16 +22,17 @@ SCORE_DIGITS = 5  # decimals to which scores are rounded
 def prompt_is_question(config: Config) -> bool:
     """Return whether the prompt is an input of the model, like the image.
 
-    Then the preprocessing reads it, and this file has nothing to do.
+    If so, the preprocessing reads each image's prompt, and `prompt_ids` is not used.
     """
     return package_of(config.model).PROMPT_IS_QUESTION
 
 
 def prompt_ids(captioner: Captioner, prompt: Optional[str], key: str, room: int) -> Tensor:
-    """Return the ids (n,) of a prompt; of the captioner's own if it is None.
+    """Return the ids (n,) of a prompt; if it is None, the ids of the captioner's prompt.
 
-    room: tokens of prompt and caption together, by the setting `key`; max_tokens counts the end
-    token, too. Raises UserError for an unknown word, and if no token is left for a caption.
+    key, room: the setting that limits the tokens of prompt and caption together, and its value. The
+    setting is "max_length", or "max_tokens", which also counts the end token. Raises UserError for
+    an unknown word, and if no token is left for a caption.
     """
     if prompt is None:
         return captioner.prompt_ids
@@ -47,11 +48,10 @@ def prompt_ids(captioner: Captioner, prompt: Optional[str], key: str, room: int)
 
 
 def check_prompts(samples: Iterable[Sample], captioner: Captioner, config: Config, key: str):
-    """Raise UserError for prompts of `samples` that cannot be used.
+    """Raise UserError if the prompts of `samples` cannot be used.
 
-    An error of `prompt_ids` names the image. The reward and some rerankers support no prompts.
-
-    key: max_tokens in training, which counts the end token, or max_length in generation.
+    Prompts cannot be used with a reward or with some rerankers, or if `prompt_ids` refuses a
+    prompt. key: "max_tokens" in training, "max_length" in generation; see `prompt_ids`.
     """
     prompts = {sample.prompt: sample.image for sample in samples if sample.prompt is not None}
     if prompts and config.reward:
@@ -78,10 +78,10 @@ def caption_lists(
     settings: DecodingSettings,
     prompts: Optional[Sequence[Optional[str]]] = None,
 ) -> list[list[dict[str, Any]]]:
-    """Generate captions of each image; return them as `scored_lists` does.
+    """Generate captions of each image; return the captions as `scored_lists` does.
 
-    generator: the captioner or its `Reranker`. prompts: one for each image; None is the
-    captioner's own. Raises UserError.
+    generator: the captioner, or a `Reranker` of the captioner. prompts: for each image its prompt,
+    or None for the captioner's prompt. Raises UserError.
     """
     own = captioner.prompt_ids
     try:
@@ -103,9 +103,10 @@ def caption_lists(
 
 
 def scored_lists(generated: Generated) -> list[list[dict[str, Any]]]:
-    """Return the captions of each image, the best first, as dicts of "caption" and scores by name.
+    """Return a list of captions for each image, the best caption first.
 
-    Scores are those of `Generated`: "score" and, if present, "own_score" and "rerank_score".
+    A caption is a dict with "caption", "score" and, if `generated` has them, "own_score" and
+    "rerank_score"; for the scores, see `decoding.Generated`.
     """
     scores = {"score": generated.scores, "own_score": generated.own_scores}
     scores["rerank_score"] = generated.rerank_scores

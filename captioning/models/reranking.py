@@ -1,4 +1,4 @@
-"""Reranking: generates several candidate captions per image, scores and sorts them."""
+"""Reranks captions: generates several candidates per image, scores them and sorts them."""
 
 import hashlib
 from collections.abc import Sequence
@@ -23,14 +23,14 @@ from decoding import DecodingSettings, Generated
 from decoding.guided import caption_lengths, encode_noisy
 from decoding.rerank import Reranking, expected_similarity, rerank
 
-MAX_CAPTIONS = 256  # captions whose likelihoods are computed at once
+MAX_CAPTIONS = 256  # the most captions whose likelihoods are computed in one batch
 
 
 class Scorer:
-    """Scores candidates; a higher score is better.
+    """The base class of scorers of candidates. A higher score is better.
 
-    The constructor loads the scorer's model, if it has one. Raises UserError. Types and shapes are
-    documented here for all scorers.
+    The constructor loads the scorer's model, if the scorer needs one, and raises UserError. The
+    subclasses omit types and shapes: the methods here document them for all scorers.
     """
 
     def __init__(self, captioner: nn.Module, reranking: Reranking, device: torch.device):
@@ -38,25 +38,35 @@ class Scorer:
 
     @classmethod
     def check(cls, model: Optional[str], config: Config) -> None:
-        """Raise UserError unless `model` suits the captioner of `config`. Loads no weights."""
+        """Raise UserError unless the scorer's `model` suits the captioner of `config`.
+
+        model: the name of the scorer's model; None if the scorer has none. Loads no weights.
+        """
 
     def __call__(self, image: Tensor, encoded: Any, candidates: Generated) -> Tensor:
         """Return scores (B, k) of k candidates for each of B images.
 
-        encoded: the images as encoded by the captioner.
+        image: the captioner's preprocessed images (B, 3, S, S). encoded: the same images, encoded
+        by the captioner.
         """
         raise NotImplementedError
 
 
 class Reranker:
-    """Generates candidate captions, scores and sorts them. Raises UserError."""
+    """Generates candidate captions, scores them and sorts them.
+
+    The constructor loads the scorer, and raises UserError if its model cannot be loaded.
+    """
 
     def __init__(self, captioner: nn.Module, reranking: Reranking, device: torch.device):
         self.captioner, self.reranking = captioner, reranking
         self.scorer = load(RERANKERS[reranking.rerank].scorer)(captioner, reranking, device)
 
     def generate_details(self, image: Images, settings: DecodingSettings) -> Generated:
-        """Return the best candidates of each image, with their `rerank_scores`."""
+        """Return the best candidates of each image, with their `rerank_scores`.
+
+        Raises UserError if the captioner does not support reranking.
+        """
         return self.generate_from(image, self.captioner.encode(image), settings)
 
     @torch.inference_mode()
@@ -79,14 +89,14 @@ class Reranker:
 def with_reranking(
     captioner: Captioner, reranking: Optional[Reranking], device: torch.device
 ) -> Union[Captioner, Reranker]:
-    """Return an object whose `generate_details` reranks; the captioner itself without reranking."""
+    """Return a `Reranker` of the captioner, or the captioner itself if `reranking` is None."""
     return captioner if reranking is None else Reranker(captioner, reranking, device)
 
 
 def check_reranking(config: Config) -> None:
     """Raise UserError if the reranker's model is missing, or does not suit the captioner.
 
-    Called before the captioner is loaded.
+    Called before the captioner is loaded, so that the error comes early.
     """
     reranking = config.reranking()
     if reranking is not None:
@@ -94,7 +104,10 @@ def check_reranking(config: Config) -> None:
 
 
 def image_seeds(image: Tensor, seed: int) -> tuple[int, ...]:
-    """Return a seed for each preprocessed image (B, ...), from its values and `seed`."""
+    """Return a seed for each preprocessed image (B, ...), derived from its pixels and `seed`.
+
+    With these seeds, the candidates of an image do not depend on the other images of a batch.
+    """
     digests = [hashlib.blake2b(pixels.numpy().tobytes(), digest_size=8) for pixels in image.cpu()]
     return tuple(
         derived_seed("candidates", seed, int(digest.hexdigest(), 16)) for digest in digests
@@ -102,16 +115,17 @@ def image_seeds(image: Tensor, seed: int) -> tuple[int, ...]:
 
 
 class MutualInformation(Scorer):
-    """log p(y | image) - weight * log p(y | null), by the captioner that made the candidates.
+    """Scores a caption y by log p(y | image) - rerank_weight * log p(y | null image).
 
-    With weight 1, this is the mutual information of caption and image (Li et al. 2016, arXiv
-    1510.03055).
+    The captioner that generated the candidates computes both probabilities. With weight 1, the
+    score is the mutual information of caption and image (Li et al. 2016, arXiv 1510.03055).
     """
 
     def __call__(self, image, encoded, candidates):
         logp = None
         if self.reranking.candidates == "samples":
-            # Scores of sampling are means over tokens, without penalties.
+            # Scores of sampled captions are mean log-probabilities per token, without penalties,
+            # so that the score times the caption's length is log p(y | image).
             tokens = (self.captioner.prompt_ids.size(-1), self.captioner.tokenizer.end)
             scores = candidates.scores if candidates.own_scores is None else candidates.own_scores
             logp = scores * caption_lengths(candidates.token_ids, *tokens)
@@ -120,9 +134,9 @@ class MutualInformation(Scorer):
     def scores(
         self, captioner: nn.Module, encoded: Any, token_ids: Tensor, logp: Optional[Tensor] = None
     ) -> Tensor:
-        """Return the scores (B, k) of token_ids (B, k, n) by a captioner, a few images at a time.
+        """Return scores (B, k) of token_ids (B, k, n), computed by `captioner` in small batches.
 
-        logp: log p(y | image) (B, k), if known.
+        encoded: the images, encoded by `captioner`. logp: log p(y | image) (B, k), if known.
         """
         count = max(1, MAX_CAPTIONS // token_ids.size(1))
         scores = []
@@ -133,7 +147,7 @@ class MutualInformation(Scorer):
                 with_image = captioner.log_likelihoods(images, ids).double().sum(-1)
             else:
                 with_image = logp[rows]
-            # The null image is the same for all captions: it is encoded once.
+            # All captions have the same null image, so that encoding it once suffices.
             null, captions = captioner.encode_null(images[:1]), ids.flatten(0, 1).unsqueeze(0)
             without = captioner.log_likelihoods(null, captions).double().sum(-1).view_as(with_image)
             scores.append(with_image - self.reranking.rerank_weight * without)
@@ -141,7 +155,7 @@ class MutualInformation(Scorer):
 
 
 class Judge(MutualInformation):
-    """Like `MutualInformation`, computed by another captioner.
+    """Scores like `MutualInformation`, but another captioner, the judge, computes probabilities.
 
     The judge scores the captioner's token ids. Therefore both must have the same vocabulary, prompt
     and first_token_shift.
@@ -153,7 +167,7 @@ class Judge(MutualInformation):
             judge = trained_config(model, None)
         except UserError as error:
             raise UserError(f"rerank_judge: {error}") from error
-        # The shift changes the first token id of a caption. Only some captioners have this key.
+        # first_token_shift changes a caption's first token id. Not all captioners have this key.
         shift, judge_shift = (getattr(c, "first_token_shift", False) for c in (config, judge))
         if shift != judge_shift:
             raise _unsuitable(model, f"first_token_shift {judge_shift}, the captioner {shift}")
@@ -181,7 +195,10 @@ def _unsuitable(judge: Optional[str], difference: str) -> UserError:
 
 
 class MinimumBayesRisk(Scorer):
-    """A candidate's mean CIDEr-D against the other candidates, with equal weights of n-grams."""
+    """Scores a candidate by its mean CIDEr-D with the image's other candidates as references.
+
+    All n-grams have equal weights, instead of their document frequencies in a data set.
+    """
 
     def __call__(self, image, encoded, candidates):
         similarities = load("captioning.rewards.cider:similarities")
@@ -190,9 +207,10 @@ class MinimumBayesRisk(Scorer):
 
 
 class ClipScorer(Scorer):
-    """The cosine of CLIP's or SigLIP 2's vectors of image and caption, as in CLIPScore.
+    """Scores a caption by the cosine similarity of the embeddings of image and caption.
 
-    CLIP gets the captioner's preprocessed image, resized.
+    The embeddings are those of CLIP or SigLIP 2, which gets the captioner's preprocessed image,
+    resized to its input size. CLIPScore is proportional to this cosine.
     """
 
     @classmethod
@@ -218,9 +236,9 @@ class ClipScorer(Scorer):
 
 
 class ImageTextMatching(Scorer):
-    """The probability that image and caption match, by BLIP's image-text matching model.
+    """Scores a caption by the probability that BLIP's image-text matching model gives to a match.
 
-    The model gets the captioner's preprocessed image, resized.
+    The model gets the captioner's preprocessed image, resized to the model's input size.
     """
 
     @classmethod
@@ -242,7 +260,7 @@ def resized(image: Tensor, size: int) -> Tensor:
     return F.interpolate(image, (size, size), mode="bicubic", antialias=True)
 
 
-# Cached, because a training run makes a `Reranker` for each evaluation.
+# Cached, because a training run builds a `Reranker` for each evaluation.
 @lru_cache(maxsize=1)
 def _load_model(entry: str, source: str, device: torch.device) -> Any:
     return load(entry)(source, device)

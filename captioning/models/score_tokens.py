@@ -19,14 +19,15 @@ END = "(end)"
 class ScoredCaption(NamedTuple):
     """A scored caption.
 
-    - words: the caption's words; the last is END if the caption has an end token
+    - caption: the text
     - score, own_score: see `decoding.Generated`
-    - probabilities: float64 (words,), of each word given the previous words. For a word of several
-      pieces, the product over its pieces
-    - attention_map: float (words, G, G); each map sums to 1. It is from the step that generated the
-      word; for a word of several pieces, the mean over their steps. None if the captioner has no
-      attention to the image
-    - candidates: the candidates of reranking, see `scored_lists`; else empty
+    - words: the caption's words; the last is END if the caption has an end token
+    - probabilities: float64 (words,), the probability of each word given the previous words. The
+      probability of a word of several tokens is the product over its tokens
+    - attention_map: float (words, G, G), a map per word that sums to 1: the attention in the step
+      that generated the word. For a word of several tokens, the mean over its tokens. None if the
+      captioner does not attend to the image
+    - candidates: with reranking, the image's candidates as `scored_lists` returns them; else empty
     """
 
     caption: str
@@ -47,8 +48,8 @@ def scored_captions(
 ) -> list[ScoredCaption]:
     """Generate and score the best caption of each image of a batch.
 
-    The probabilities do not include temperature, nucleus or penalties. Raises the ValueErrors of
-    decoding.
+    The probabilities are the model's, without temperature, top-p or penalties. Raises ValueError
+    for settings that decoding refuses.
     """
     encoded = captioner.encode(images)
     if reranker is None:
@@ -67,10 +68,10 @@ def scored_captions(
 def _score_best(
     captioner: nn.Module, encoded: Any, generated: Generated, row: int
 ) -> ScoredCaption:
-    """Score the best caption of the image `row`."""
+    """Score the best caption of one image. row: the image's index in the batch."""
     ids = generated.token_ids[row, 0]  # (n,), with padding
     prompt, caption_ids = ids.tensor_split([len(captioner.prompt_ids)])
-    # Drop padding, which is -1 or follows the end. A [PAD] that was generated stays.
+    # Drop padding: ids that are -1 or follow the end token. A generated pad token is kept.
     is_caption = until_end(caption_ids, captioner.tokenizer.end) & (caption_ids >= 0)
     caption_ids = caption_ids[is_caption]  # (n - p,)
     ids = torch.cat([prompt, caption_ids])
@@ -95,10 +96,10 @@ def _score_best(
 
 
 def join_pieces(tokenizer, ids: Tensor) -> tuple[list[str], list[list[int]]]:
-    """Return the words of ids (n,), and the positions of each word's pieces.
+    """Join tokens to words. Return the words of ids (n,), and the positions of each word's tokens.
 
-    Pieces (##s) are joined to the previous word. A piece at the beginning, which first-token
-    shifting can cause, is a separate word.
+    A token that continues a word (##s) is joined to the previous word. Such a token at the
+    beginning, which first_token_shift can cause, is a separate word.
     """
     words: list[str] = []
     positions: list[list[int]] = []

@@ -1,7 +1,7 @@
-"""Sharded checkpoints: each process writes its shards with torch.distributed.checkpoint.
+"""Writes sharded checkpoints: each process writes its shards with torch.distributed.checkpoint.
 
-A sharded checkpoint is a folder, see `BLIP.weights.sharded_checkpoint`. The folder gets its final
-name when it is complete and synced.
+A sharded checkpoint is a folder; see `BLIP.weights.sharded_checkpoint`. The folder has a temporary
+name until it is complete and synced to disk.
 """
 
 from collections.abc import Mapping
@@ -27,10 +27,11 @@ from captioning.runtime.errors import UserError, one_line
 
 
 def save_sharded(rest: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write the folder `path`, its manifest first. A collective. Raises UserError on all ranks.
+    """Write a sharded checkpoint to the folder `path`. All ranks call this.
 
-    rest: the checkpoint's content besides `tensors`, written by rank 0. tensors: {name: tensor},
-    sharded or the same on all ranks.
+    tensors: {name: tensor}; a tensor is sharded, or has the same values on all ranks. rest: the
+    rest of the checkpoint's content, which rank 0 writes. The manifest is written before the folder
+    gets its final name. Raises UserError on all ranks.
     """
     import torch.distributed.checkpoint as dcp
 

@@ -1,8 +1,8 @@
 """Builds a model without initialising its weights, because a checkpoint fills them.
 
-`torch.nn.utils.skip_init` does not work here: it needs classes that accept a `device`, builds one
-module at a time, and leaves buffers empty. Captioners contain modules of several libraries, and
-their buffers are computed.
+`torch.nn.utils.skip_init` cannot be used: it builds one module at a time, requires that the
+module's class accepts a `device`, and leaves buffers empty. But captioners contain modules of
+several libraries, not all of which accept a `device`, and need buffers with computed values.
 """
 
 from torch import Tensor, nn
@@ -11,15 +11,15 @@ from torch.overrides import TorchFunctionMode
 _INIT_NAMES = ("uniform_", "normal_", "trunc_normal_", "orthogonal_", "sparse_")
 _INIT_NAMES += ("xavier_uniform_", "xavier_normal_", "kaiming_uniform_", "kaiming_normal_")
 RANDOM_FILLS = {getattr(nn.init, name) for name in _INIT_NAMES} | {Tensor.uniform_, Tensor.normal_}
-# trunc_normal_ calls these functions on a parameter after sampling it.
+# After sampling, trunc_normal_ calls these functions on a parameter to transform the samples.
 AFTER_TRUNC_NORMAL = {Tensor.erfinv_, Tensor.mul_, Tensor.add_, Tensor.clamp_}
 
 
 class SkipInit(TorchFunctionMode):
-    """Within this context, random initialisation changes neither weights nor torch's generator.
+    """Within this context, random initialisation of weights does nothing.
 
-    For BLIP-base with 224 million weights, initialisation takes longer than reading a checkpoint.
-    The caller must load all weights.
+    torch's random generator does not advance either. For BLIP-base with 224 million weights,
+    initialisation would take longer than reading a checkpoint. The caller must load all weights.
     """
 
     def __torch_function__(self, function, types, args=(), kwargs=None):

@@ -1,1 +1,1 @@
-"""Processes, one or several: start, signals, errors, exit codes, log lines and progress."""
+"""Runs programs in one or several processes: start, signals, errors, exit codes and log lines."""

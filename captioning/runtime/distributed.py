@@ -1,4 +1,4 @@
-"""Collectives and ranks. The same calls work in a single process and under torchrun."""
+"""Wraps torch.distributed: the same calls work in a single process and under torchrun."""
 
 import gc
 import os
@@ -15,19 +15,20 @@ from torch.distributed.rendezvous import rendezvous
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError
 
-# Ranks wait in a collective while rank 0 computes scores, of which SPICE may take an hour.
+# Other ranks wait in a collective while rank 0 computes metrics. The metric SPICE may take an hour.
 TIMEOUT = timedelta(hours=2)
 
 T = TypeVar("T")
 
-_training_group: Optional[dist.ProcessGroup] = None  # all processes, with a shorter timeout
+# A second group of all processes with a shorter timeout, see `create_training_group`.
+_training_group: Optional[dist.ProcessGroup] = None
 
 
 def start(device: str) -> torch.device:
     """Join torchrun's process group, if there is one, and return the device to use.
 
-    device: "auto" (this process's GPU, else the CPU) or a name such as "cpu" or "cuda:1". Raises
-    UserError, also for a GPU that does not exist.
+    device: "auto" (this process's GPU, or the CPU without a GPU), or a name such as "cpu" or
+    "cuda:1". Raises UserError for an invalid name or a GPU that does not exist.
     """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -41,7 +42,8 @@ def start(device: str) -> torch.device:
         chosen = _select_gpu(chosen)
     if env_world_size() > 1:
         on_gpu = chosen.type == "cuda"
-        with signals.ended_with_launcher():  # else it would wait hours for a dead launcher
+        # If the launcher dies, end this process, which would otherwise wait for TIMEOUT.
+        with signals.ended_with_launcher():
             dist.init_process_group(
                 "nccl" if on_gpu else "gloo",
                 timeout=TIMEOUT,
@@ -52,10 +54,10 @@ def start(device: str) -> torch.device:
 
 
 def _restart_store() -> dict[str, Any]:
-    """Return the arguments of `init_process_group` for its store; {} unless torchrun restarted us.
+    """Return keyword arguments of `init_process_group` that give it a store with a new prefix.
 
-    torchrun's store outlives the processes. After a restart, all its keys get a new prefix. Without
-    one, gloo would find the addresses of dead processes there.
+    Returns {} unless torchrun has restarted the processes. torchrun's store outlives the processes,
+    so that without a new prefix gloo would find the addresses of dead processes in it.
     """
     attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
     if attempt == 0:
@@ -80,9 +82,9 @@ def _select_gpu(device: torch.device) -> torch.device:
 def stop() -> None:
     """Leave the process group, if there is one.
 
-    All DistributedDataParallel objects must be freed before. An object that is freed later would
-    free the group while it holds the GIL, for which the group's threads may wait. This deadlock at
-    exit was seen with torch 2.8 and gloo.
+    The caller must first drop its references to DistributedDataParallel objects. Such an object,
+    if freed later, would free the group while holding the GIL. The group's threads may wait for the
+    GIL, so that the process deadlocks at exit. This was seen with torch 2.8 and gloo.
     """
     global _training_group
     _training_group = None
@@ -94,9 +96,9 @@ def stop() -> None:
 def create_training_group(seconds: float) -> Optional[dist.ProcessGroup]:
     """Create and return a process group with a timeout of `seconds`, for training steps.
 
-    Returns None for a single process. `sum_over_ranks`, `any_rank` and `broadcast_buffers` use this
-    group from now on. Other collectives keep the longer timeout, because rank 0 may work while the
-    others wait.
+    Returns None for a single process. From now on, `sum_over_ranks`, `any_rank` and
+    `broadcast_buffers` use this group. The other collectives keep the longer timeout, because rank
+    0 may compute metrics while the other ranks wait in them.
     """
     global _training_group
     if dist.is_initialized():
@@ -113,17 +115,20 @@ def world_size() -> int:
 
 
 def is_main() -> bool:
-    """Return whether this process is rank 0, which prints and writes."""
+    """Return whether this process is rank 0, the only rank that prints and writes files."""
     return rank() == 0
 
 
 def env_world_size() -> int:
-    """Return the number of processes that torchrun has started. Known also before `start`."""
+    """Return the number of processes that torchrun has started; 1 without torchrun.
+
+    Unlike `world_size`, it can be called before `start`.
+    """
     return int(os.environ.get("WORLD_SIZE", 1))
 
 
 def local_rank() -> int:
-    """This process's rank on its machine."""
+    """Return this process's rank among the processes of its machine."""
     return int(os.environ.get("LOCAL_RANK", 0))
 
 
@@ -138,16 +143,17 @@ def barrier() -> None:
 
 
 def sum_over_ranks(values: Tensor) -> Tensor:
-    """Replace each rank's tensor by the sum over all ranks, and return it."""
+    """Sum a tensor over all ranks in place, and return the tensor. All ranks call this."""
     if dist.is_initialized():
         dist.all_reduce(values, group=_training_group)
     return values
 
 
 def any_rank(value: object, wait_long: bool = False) -> bool:
-    """Return whether the value is true on any rank. A collective: all ranks call it.
+    """Return whether the value is true on any rank. All ranks call this.
 
-    wait_long: use the longer timeout. Needed where other ranks may wait for rank 0.
+    wait_long: whether to use the longer timeout, which is necessary where other ranks may wait for
+    rank 0.
     """
     if not dist.is_initialized():
         return bool(value)
@@ -158,7 +164,10 @@ def any_rank(value: object, wait_long: bool = False) -> bool:
 
 
 def run_on_main(do: Callable[[], None]) -> None:
-    """Run a function on rank 0 while the others wait. Its UserError is raised on all ranks."""
+    """Run the function `do` on rank 0 while the other ranks wait. All ranks call this.
+
+    If `do` raises UserError, all ranks raise it.
+    """
     problem = None
     if is_main():
         try:
@@ -171,7 +180,7 @@ def run_on_main(do: Callable[[], None]) -> None:
 
 
 def raise_if_stop_requested(wait_long: bool = False) -> None:
-    """Raise Stopped on all ranks if one of them was asked to stop. A collective.
+    """Raise Stopped on all ranks if one of them was asked to stop. All ranks call this.
 
     wait_long: see `any_rank`.
     """
@@ -180,9 +189,10 @@ def raise_if_stop_requested(wait_long: bool = False) -> None:
 
 
 def until_stop_requested(batches: Iterable[T], rounds: int) -> Iterator[T]:
-    """Yield a rank's batches. Before each batch, all ranks stop if one was asked to stop.
+    """Yield this rank's batches. Before each batch, raise Stopped if any rank was asked to stop.
 
-    rounds: the largest number of batches of any rank. Raises Stopped on all ranks.
+    rounds: the largest number of batches of any rank. All ranks check for a stop this many times,
+    so that a rank with fewer batches does not leave the others waiting.
     """
     iterator = iter(batches)
     for _ in range(rounds):
@@ -195,7 +205,8 @@ def until_stop_requested(batches: Iterable[T], rounds: int) -> Iterator[T]:
 def broadcast_buffers(module: nn.Module) -> None:
     """Copy rank 0's buffers, such as running statistics, to all ranks.
 
-    The buffers differ between ranks during training, and only rank 0 saves its buffers.
+    During training, the buffers of the ranks differ, and a checkpoint has only rank 0's. If all
+    ranks continue with rank 0's buffers, a resumed run computes the same as an uninterrupted one.
     """
     if dist.is_initialized():
         for buffer in module.buffers():
@@ -203,7 +214,7 @@ def broadcast_buffers(module: nn.Module) -> None:
 
 
 def gather_on_main(value: Any) -> Optional[list[Any]]:
-    """Return all ranks' values in order of rank, on rank 0; None on other ranks."""
+    """Return the list of all ranks' values, by rank, on rank 0; None on other ranks."""
     if not dist.is_initialized():
         return [value]
     gathered = [None] * world_size() if is_main() else None
@@ -212,7 +223,7 @@ def gather_on_main(value: Any) -> Optional[list[Any]]:
 
 
 def broadcast_from_main(value: Any) -> Any:
-    """Return rank 0's value on every rank."""
+    """Return rank 0's value on every rank. All ranks call this."""
     if not dist.is_initialized():
         return value
     values = [value]
@@ -222,7 +233,10 @@ def broadcast_from_main(value: Any) -> Any:
 
 @contextmanager
 def first_on_each_machine() -> Iterator[None]:
-    """Run the block in each machine's first process first; the others then find its downloads."""
+    """Run the block first in one process of each machine, then in the machine's other processes.
+
+    The other processes then find the files that the first one has downloaded.
+    """
     is_first = local_rank() == 0
     if not is_first:
         barrier()

@@ -1,4 +1,4 @@
-"""The exception for a user's mistake, and functions that make error texts printable."""
+"""Defines the exception for a mistake of the user, and makes error texts printable."""
 
 import re
 from collections.abc import Iterator
@@ -9,12 +9,15 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class UserError(Exception):
-    """One line that says what was wrong, where, and what to do. Printed without a traceback."""
+    """A mistake of the user. Its text is one line: what was wrong, where, and what to do.
+
+    `captioning.runtime.program.exit_code` prints the line without a traceback.
+    """
 
 
 @contextmanager
 def value_errors_as_user_errors() -> Iterator[None]:
-    """Within the block, raise a UserError instead of a ValueError. Also a decorator."""
+    """Within the block, turn a ValueError into a UserError. Can also be used as a decorator."""
     try:
         yield
     except ValueError as error:
@@ -22,13 +25,16 @@ def value_errors_as_user_errors() -> Iterator[None]:
 
 
 def one_line(error: object, max_length: Optional[int] = 100) -> str:
-    """Return an error's text on one line, cut to `max_length` characters; its type without text."""
+    """Return an error's text on one line, cut to `max_length` characters (None: not cut).
+
+    Returns the name of the error's type if the error has no text.
+    """
     return " ".join(str(error).split())[:max_length] or type(error).__name__
 
 
 def visible(text: str) -> str:
-    """Return the text with control characters escaped, so that a terminal does not execute them.
+    """Return the text with control characters escaped, so that a terminal does not interpret them.
 
-    Tabs and newlines stay.
+    Tabs and newlines are not escaped.
     """
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)

@@ -1,7 +1,7 @@
-"""Runs jobs of one program in parallel processes. Each job has a log file.
+"""Runs jobs in parallel processes, each with a log file.
 
-The jobs are forked from multiprocessing's fork server, a process that has imported their modules
-and does nothing else. Therefore jobs start at once, and the program's threads are not forked.
+The jobs are forked from multiprocessing's fork server, a process that has imported the jobs'
+modules and has no threads. Therefore a job starts at once, and no thread of the program is forked.
 """
 
 import contextlib
@@ -26,8 +26,11 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 
 
 class Job(NamedTuple):
-    """A job. do: a picklable function that returns an exit code, or None for 0. log: the file to
-    which output is appended. environment: variables that the job has in addition."""
+    """A job.
+
+    do: a picklable function that returns an exit code, or None for 0. log: the file to which the
+    job's output is appended. environment: environment variables that are set for the job.
+    """
 
     name: str
     do: Callable[[], Optional[int]]
@@ -36,16 +39,19 @@ class Job(NamedTuple):
 
 
 class Observer:
-    """Receives the events of `run_jobs`. A subclass shows them."""
+    """Receives the events of `run_jobs`. Subclasses show the events to the user."""
 
     def began(self, job: Job) -> None:
-        """A job has started. Its environment includes the slot's variables."""
+        """Called when a job has started. `job.environment` includes the slot's variables."""
 
     def progressed(self, name: str, description: str, share: float) -> None:
-        """A job's progress bar has reached a share from 0 to 1. description: the bar's text."""
+        """Called when the progress bar of the job `name` advances.
+
+        description: the bar's text. share: the finished part of the bar, from 0 to 1.
+        """
 
     def ended(self, name: str, reason: Optional[str]) -> None:
-        """A job has ended. reason: why it failed; None if it succeeded."""
+        """Called when the job `name` has ended. reason: why it failed; None if it succeeded."""
 
     def poll(self) -> None:
         """Called several times a second."""
@@ -64,7 +70,10 @@ class _RunningJob(NamedTuple):
                 observer.progressed(self.job.name, *self.reports.recv())
 
     def reason(self) -> Optional[str]:
-        """Return why an ended job failed: its error line or its exit code; None if it succeeded."""
+        """Return why an ended job failed; None if the job succeeded.
+
+        The reason is the job's last error line or, without one, its exit code.
+        """
         code = self.process.exitcode
         if code == 0:
             return None
@@ -87,7 +96,7 @@ def cores() -> int:
 def prepare(modules: Sequence[str]) -> None:
     """Start the fork server, which imports these modules in the background.
 
-    It ignores signals and ends with this process.
+    The fork server ignores signals, and ends when this process ends.
     """
     _CONTEXT.set_forkserver_preload(list(modules))
     handlers = {number: signal.signal(number, signal.SIG_IGN) for number in signals.SIGNALS}
@@ -99,16 +108,17 @@ def prepare(modules: Sequence[str]) -> None:
 
 
 def ranks_of(job: Job, count: int) -> list[Job]:
-    """Return `count` copies of the job, as the ranks of one process group on this machine.
+    """Return `count` copies of the job that form one process group on this machine.
 
-    Each has its own log file; rank 0 has the job's.
+    Rank 0 writes to the job's log file; each other rank has its own log file beside it.
     """
     if count == 1:
         return [job]
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(listener.getsockname()[1])}
-    if sys.platform == "linux":  # else gloo resolves the machine's host name, which can fail
+    # Without this variable, gloo resolves the machine's host name, which can fail.
+    if sys.platform == "linux":
         group["GLOO_SOCKET_IFNAME"] = "lo"
     group["WORLD_SIZE"] = str(count)
     ranks = []
@@ -127,17 +137,17 @@ def run_jobs(
 ) -> dict[str, str]:
     """Run all jobs, one at a time in each slot; return {name: reason} of the failed jobs.
 
-    `prepare` has to be called before. slots: each slot's environment variables. keep_going:
-    continue after a failed job. Without it, the other jobs are asked to save and stop, and
-    UserError says why the job failed.
+    The caller must have called `prepare`. slots: the environment variables of each slot, such as
+    its GPU. keep_going: whether to start further jobs after a job has failed. If false, the other
+    jobs are asked to save and stop, and UserError is raised with the reason of the failure.
 
-    Raises Stopped if this process was asked to stop, after all jobs have saved. Raises
+    If this process is asked to stop, waits until all jobs have saved, then raises Stopped. Raises
     KeyboardInterrupt at once when Ctrl-C is pressed twice.
     """
     waiting, free, running = list(jobs), list(slots), []
     failures: dict[str, str] = {}
-    cause = None  # why the first of the failed jobs failed
-    stopping = False  # whether the running jobs are asked to stop
+    cause = None  # why the first failed job failed
+    stopping = False  # whether the running jobs have been asked to stop
     with signals.watch():
         try:
             while running or (waiting and not stopping):
@@ -166,11 +176,11 @@ def run_jobs(
                     elif running:
                         log_line(f"{cause}; the others save and stop")
                 if stopping:
-                    # Send SIGTERM again and again, because a job ignores it at first.
+                    # Send SIGTERM in every round, because a job that has just started ignores it.
                     for entry in running:
                         entry.process.terminate()
         finally:
-            for entry in running:  # after a double Ctrl-C, or a bug here
+            for entry in running:  # empty unless Ctrl-C was pressed twice or this code failed
                 entry.process.kill()
                 entry.process.join()
         if signals.stop_requested():
@@ -193,15 +203,15 @@ def _start(job: Job, slot: Mapping[str, str]) -> _RunningJob:
 
 
 def _run_job(job: Job, reports: connection.Connection) -> None:
-    """Run a job. Called in the job's process."""
-    os.setsid()  # Ctrl-C reaches only the program, which forwards it once
+    """Run a job and end the process with the job's exit code. Called in the job's process."""
+    os.setsid()  # so that Ctrl-C reaches only the main program, which sends SIGTERM to the jobs
     os.environ.update(job.environment)
     os.environ[signals.PARENT] = str(os.getppid())
     keep_memory()
-    # The fork server ends when no process holds this descriptor. Jobs close their copy, so that it
-    # ends with the program.
+    # The fork server ends when no process holds this descriptor. Jobs close their copy, so that
+    # the fork server ends with the main program.
     os.close(forkserver._forkserver._forkserver_alive_fd)
-    # A job's data loaders use the default start method; otherwise semaphores are left behind.
+    # Let the job's data loaders use the default start method: otherwise they leak semaphores.
     multiprocessing.set_start_method(None, force=True)
     with open(job.log, "ab", buffering=0) as log:
         os.dup2(log.fileno(), 1)
@@ -210,7 +220,7 @@ def _run_job(job: Job, reports: connection.Connection) -> None:
     def send(description: str, share: float) -> None:
         try:
             reports.send((description, share))
-        except OSError:  # the program has died; the fork server may end seconds later
+        except OSError:  # the main program has died: stop now, not when the fork server ends
             signal.raise_signal(signal.SIGTERM)
 
     code = 1

@@ -1,6 +1,6 @@
-"""How a program ends: success, stopped by a signal, one error line, or the traceback of a bug.
+"""Ends programs: with success, after a stop signal, with an error line, or with a traceback.
 
-With several processes, the process that caused an error prints first.
+With several processes, the process that caused an error prints before the others.
 """
 
 import atexit
@@ -20,15 +20,16 @@ from captioning.runtime import distributed, signals
 from captioning.runtime.errors import UserError, visible
 from captioning.runtime.progress import log_line
 
-FAILED, INTERRUPTED = 2, 130  # exit codes: after a UserError, and after Ctrl-C
-HEAD_START_S = 10  # for the process that caused an error, to print it first
+FAILED, INTERRUPTED = 2, 130  # exit codes after a UserError and after Ctrl-C
+HEAD_START_S = 10  # how long other processes wait for the process that caused an error to print it
 
 
 def exit_code(program: Callable[[], Optional[int]], interrupted: Optional[str] = None) -> int:
-    """Run a program and return its exit code: FAILED after a UserError, printed as one line.
+    """Run a program and return an exit code. After a UserError, print one line, return FAILED.
 
-    program: returns an exit code, or None for 0. interrupted: with None, signals ask the program to
-    save and stop, which counts as success (see `signals`). With a text, signals are not watched:
+    program: a function that returns an exit code, or None for 0. interrupted: None, or a text. With
+    None, the program can save and stop: a signal asks it to stop, which counts as success, and only
+    a repeated Ctrl-C returns INTERRUPTED (see `signals`). With a text, signals are not handled, and
     Ctrl-C prints the text and returns INTERRUPTED.
     """
     gc.enable()  # `tune_process` has disabled the collector for the imports
@@ -76,7 +77,7 @@ class _Formatter(logging.Formatter):
 def leave(code: int) -> NoReturn:
     """Run the functions registered with atexit, then end the process at once.
 
-    Python would take a second to free libraries and weights; the system does it faster.
+    This skips Python's clean-up, which would take a second to free libraries and weights.
     """
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -85,10 +86,10 @@ def leave(code: int) -> NoReturn:
 
 
 def _exit_group(code: int) -> None:
-    """End this process if it belongs to a process group, without `distributed.stop`.
+    """End this process without `distributed.stop`, if the process belongs to a process group.
 
-    With NCCL, `distributed.stop` waits for the other processes, which may wait in a collective for
-    this one. Only after success or Stopped do all processes call it.
+    With NCCL, `distributed.stop` waits for the other processes. After an error, the other processes
+    may wait for this process in a collective, so that `distributed.stop` would deadlock.
     """
     if dist.is_initialized():
         for child in multiprocessing.active_children():  # `leave` would wait for the children
@@ -97,10 +98,10 @@ def _exit_group(code: int) -> None:
 
 
 def _wait_for_first_error() -> None:
-    """Let the process that caused an error print its error first.
+    """Wait up to HEAD_START_S, so that the process that caused an error prints its error first.
 
-    When a process fails, a collective raises an uninformative error in the other processes. They
-    wait here until the launcher notices the failed process and ends them.
+    When a process fails, a collective raises an uninformative error in the other processes. The
+    other processes wait here until the launcher notices the failed process and ends them.
     """
     deadline = time.monotonic() + HEAD_START_S
     while distributed.env_world_size() > 1 and time.monotonic() < deadline:
@@ -111,12 +112,13 @@ def _wait_for_first_error() -> None:
 
 
 def _exit_with_traceback() -> NoReturn:
-    """Print the traceback and end the process. Called in an except block of a process group.
+    """Print the traceback and end the process. Called in an except block, with several processes.
 
-    Names the ranks that reported no error: they died or hang. Exits at once, because the traceback
-    keeps the distributed model alive; see `distributed.stop`.
+    Also prints which ranks reported no error, because they have died or hang. Exits at once:
+    the traceback keeps the DistributedDataParallel object alive, so that `distributed.stop` could
+    deadlock.
     """
-    with contextlib.suppress(RuntimeError):  # the launcher, which holds the store, is gone
+    with contextlib.suppress(RuntimeError):  # raised if the launcher, which has the store, is gone
         store = dist.distributed_c10d._get_default_store() if dist.is_initialized() else None
         if store:
             store.set(f"failed/{distributed.rank()}", "")

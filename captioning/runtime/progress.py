@@ -1,4 +1,4 @@
-"""Log lines and progress bars of a program. Only rank 0 prints them."""
+"""Prints log lines and progress bars, only on rank 0."""
 
 import contextlib
 import io
@@ -11,18 +11,21 @@ from tqdm import tqdm
 from captioning.runtime.distributed import is_main
 from captioning.runtime.errors import visible
 
-_collected_lines: Optional[list[str]] = None
+_collected_lines: Optional[list[str]] = None  # see `collect_lines`; None if lines are printed
 
 
 def collect_lines() -> list[str]:
-    """Collect lines in the returned list from now on, for another process to print."""
+    """From now on, append log lines to the returned list instead of printing them.
+
+    A `CaptioningActor` sends these lines to the driver, which prints them.
+    """
     global _collected_lines
     _collected_lines = []
     return _collected_lines
 
 
 def log_line(line: str) -> None:
-    """Print a line for the user, only on rank 0."""
+    """Print a line for the user to stderr, only on rank 0."""
     if _collected_lines is not None:
         _collected_lines.append(line)
     elif is_main():
@@ -34,7 +37,7 @@ _prefixes: list[str] = []  # prefixes of the bars' descriptions, outermost first
 
 @contextlib.contextmanager
 def bar_prefix(prefix: str) -> Iterator[None]:
-    """Within the block, prefix the bars' descriptions with the name of the larger task."""
+    """Within the block, put `prefix`, such as a larger task's name, before descriptions of bars."""
     _prefixes.append(prefix)
     try:
         yield
@@ -43,7 +46,7 @@ def bar_prefix(prefix: str) -> Iterator[None]:
 
 
 class _ReportedBar(tqdm):
-    """A bar that is not drawn: the listener gets its description and its share from 0 to 1."""
+    """A bar that is not drawn. Instead, `_listener` is called; see `report_bars_to`."""
 
     def display(self, msg=None, pos=None) -> None:
         if self.total:
@@ -54,16 +57,20 @@ _listener: Optional[Callable[[str, float], None]] = None
 
 
 def report_bars_to(listener: Callable[[str, float], None]) -> None:
-    """Report bars to `listener` from now on, instead of drawing them."""
+    """From now on, report progress bars to `listener` instead of drawing them.
+
+    listener: called with a bar's description and its finished part, from 0 to 1.
+    """
     global _listener
     _listener = listener
 
 
 def progress(total: Optional[int], description: str, unit: str = "img", initial: int = 0) -> tqdm:
-    """Return a bar that counts images (or `unit`), with rate and time left; only on rank 0.
+    """Return a progress bar that counts images (or `unit`). It is only shown on rank 0.
 
-    total: None if unknown. initial: the count that earlier calls reached. In a log file the bar is
-    printed every half minute.
+    The bar shows the rate and the remaining time. If stderr is not a terminal, the bar is printed
+    every 30 seconds. total: the count at the end; None if unknown. initial: the count that earlier
+    calls of the program have reached.
     """
     reported = _listener is not None
     return (_ReportedBar if reported else tqdm)(

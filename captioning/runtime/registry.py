@@ -1,7 +1,7 @@
-"""Registries that name modules and import them when an entry is used.
+"""Imports the entries of registries, only when an entry is used.
 
-A registry is a dict. Its keys are names used in configurations. Its values are
-"package.module:attribute", or "package.module" if the module itself is the entry.
+A registry is a dict. Its keys are names in configurations. Its values are
+"package.module:attribute", or "package.module" if the entry is the module itself.
 """
 
 from pkgutil import resolve_name
@@ -9,5 +9,5 @@ from typing import Any
 
 
 def load(entry: str) -> Any:
-    """Import a module; return it, or the attribute named after a colon."""
+    """Import the module of a registry's value; return the module, or the attribute after ":"."""
     return resolve_name(entry if ":" in entry else f"{entry}:")

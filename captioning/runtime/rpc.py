@@ -1,4 +1,7 @@
-"""Calls a function in another process, which holds a resource that is slow or large to set up."""
+"""Calls a function in another process (remote procedure call).
+
+The other process has a resource that is too slow or too large to set up in each process.
+"""
 
 import time
 from collections.abc import Iterator
@@ -20,10 +23,11 @@ class CallFailed(Exception):
 
 @contextmanager
 def serve(function: Callable[..., Any]) -> Iterator[str]:
-    """Yield an address. Within the block, child processes can `call` the function there.
+    """Yield an address. Within the block, child processes can `call` the function at this address.
 
-    The function runs in threads, several at a time. Its errors become CallFailed in the caller. The
-    child processes have to be started by multiprocessing, which gives them its authentication key.
+    The function runs in threads, several at a time. If the function raises, the caller gets
+    CallFailed. The child processes have to be started by multiprocessing, which passes its
+    authentication key to them.
     """
     closing = Event()
     with Listener(authkey=current_process().authkey) as listener, ThreadPoolExecutor() as threads:
@@ -33,14 +37,16 @@ def serve(function: Callable[..., Any]) -> Iterator[str]:
         finally:
             closing.set()
             with suppress(*_LOST):
-                # Wake `_accept`. With a key, this would block if `_accept` has already ended.
+                # Connect, so that `_accept` wakes up and sees `closing`. Without a key, because the
+                # exchange of keys would block if `_accept` has already ended.
                 Client(listener.address).close()
 
 
 def call(address: str, timeout_s: float, *arguments) -> Any:
-    """Call the function served at `address`, and return its result.
+    """Call the function served at `address` with `arguments`, and return its result.
 
-    Raises CallFailed, also after `timeout_s` or when this process is asked to stop.
+    Raises CallFailed if the function raises, the other process dies, `timeout_s` passes, or this
+    process is asked to stop.
     """
     deadline = time.monotonic() + timeout_s
     try:
@@ -56,7 +62,7 @@ def call(address: str, timeout_s: float, *arguments) -> Any:
 
 def _accept(listener, threads, function, closing) -> None:
     while not closing.is_set():
-        with suppress(*_LOST):  # the caller has no key, or has died
+        with suppress(*_LOST):  # raised if the caller has no key or has died
             threads.submit(_reply, listener.accept(), function)
 
 

@@ -1,9 +1,12 @@
-"""Stop requests by SIGTERM, SIGUSR1 or Ctrl-C. They set a flag; programs check it and save."""
+"""Handles stop requests by SIGTERM, SIGUSR1 or Ctrl-C.
+
+A signal only sets a flag. Programs check the flag with `stop_requested`, save, and stop.
+"""
 
 import atexit
 import contextlib
 import ctypes
-import multiprocessing.util  # registers its exit function first, so that ours runs before it
+import multiprocessing.util  # imported before `end_workers` is registered, which then runs first
 import os
 import signal
 import sys
@@ -12,25 +15,25 @@ from typing import Optional
 
 # SIGTERM and SIGUSR1 announce pre-emption (Slurm, Kubernetes, torchrun). SIGINT is Ctrl-C.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-# Environment variable: the id of the parent process. This process stops when the parent dies.
+# Environment variable with the id of the parent process. This process stops when the parent dies.
 PARENT = "CAPTIONING_PARENT"
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG = 1  # option of Linux's prctl: the signal that a process gets when its parent dies
 
 
 class Stopped(Exception):
-    """The program stopped early on request. It has saved what it needs to continue."""
+    """The program stops early on request. It has saved what it needs to continue."""
 
 
-_request: Optional[str] = None
-_launcher: Optional[int] = None  # id of the parent; this process stops when the parent dies
+_request: Optional[str] = None  # what asked to stop: "Ctrl-C" or the name of a signal
+_launcher: Optional[int] = None  # process id of the parent that `watch` observes, see `_parent`
 
 
 @contextlib.contextmanager
 def watch() -> Iterator[None]:
     """Within the block, signals only set the flag. Ctrl-C twice raises KeyboardInterrupt.
 
-    If torchrun or a `job_runner` started this process, the parent's death is a stop request, too. A
-    nested block keeps earlier requests.
+    If torchrun or `job_runner` has started this process, the death of the parent process also
+    counts as a stop request. A nested block keeps earlier requests.
     """
     global _request, _launcher
     if signal.getsignal(SIGNALS[0]) is not _set_flag:  # else the block is nested
@@ -44,7 +47,8 @@ def watch() -> Iterator[None]:
 
 
 def _parent() -> Optional[int]:
-    if PARENT in os.environ:  # needed if the parent died before this process called getppid
+    # Prefer PARENT: if the parent has already died, getppid returns another process.
+    if PARENT in os.environ:
         return int(os.environ[PARENT])
     return os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
 
@@ -58,7 +62,7 @@ def _set_flag(number: int, frame) -> None:
 
 
 def stop_requested() -> Optional[str]:
-    """Return what asked to stop since `watch` began, such as "SIGTERM"; None if nothing did."""
+    """Return what has asked to stop since `watch` began, such as "SIGTERM"; None if nothing has."""
     if _launcher is not None and os.getppid() != _launcher:
         return _request or "the launcher's death"
     return _request
@@ -66,9 +70,10 @@ def stop_requested() -> Optional[str]:
 
 @contextlib.contextmanager
 def ended_with_launcher() -> Iterator[None]:
-    """Within the block, the launcher's death kills this process. For code that checks no flag.
+    """Within the block, the death of the launcher kills this process (only on Linux).
 
-    Raises Stopped if the launcher is already dead. Works without `watch`.
+    For code that waits without checking `stop_requested`. Raises Stopped if the launcher is already
+    dead. Works without `watch`.
     """
     launcher = _parent() if _launcher is None else _launcher
     if launcher is None or sys.platform != "linux":
@@ -88,16 +93,16 @@ def _signal_at_parents_death(number: int) -> None:
 
 
 def leave_to_parent() -> None:
-    """In a worker process: ignore the signals, and die with the parent."""
+    """Called in a worker process: ignore the signals, and on Linux die with the parent."""
     ignore()
     if sys.platform == "linux":
         _signal_at_parents_death(signal.SIGKILL)
 
 
 def ignore(worker: int = 0) -> None:
-    """In a worker of a data loader: ignore the signals, which the parent handles.
+    """Called in a worker of a DataLoader: ignore the signals, which the parent handles.
 
-    worker: the worker's number, which DataLoader passes.
+    worker: not used; DataLoader passes the worker's number.
     """
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
@@ -105,7 +110,10 @@ def ignore(worker: int = 0) -> None:
 
 @atexit.register
 def end_workers() -> None:
-    """Kill remaining workers. multiprocessing would send SIGTERM, which they ignore, and wait."""
+    """Kill remaining worker processes when this process exits.
+
+    multiprocessing would send SIGTERM, which the workers ignore, and then wait for them.
+    """
     for child in multiprocessing.active_children():
         if child.daemon:
             child.kill()

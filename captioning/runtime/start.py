@@ -1,4 +1,4 @@
-"""Process settings that a program makes at its start, before torch is imported."""
+"""Tunes the process of a program at its start, before torch is imported."""
 
 import ctypes
 import gc
@@ -7,17 +7,17 @@ import sys
 
 
 def tune_process() -> None:
-    """Set the garbage collector, the threads and the allocator for speed.
+    """Configure the garbage collector, the threads and the memory allocator for speed.
 
-    The user's environment variables take precedence. `exit_code` turns the collector on again.
+    The user's environment variables take precedence. `exit_code` enables the collector again.
     """
-    # Imports create no garbage. Collecting would take a fifth of the import time.
+    # Imports create no garbage, but collections would take a fifth of the import time.
     gc.disable()
 
-    # libgomp reads this variable when torch is loaded. By default its threads spin for milliseconds
-    # before they sleep. Next to other busy programs, captioning then takes many times as long. With
-    # a tenth of this value, threads sleep within a step, and waking them can take a quarter of the
-    # step.
+    # libgomp (OpenMP) reads this variable when torch is loaded. It sets how long idle threads spin
+    # before they sleep. By default they spin for milliseconds, so that captioning takes many times
+    # as long while other programs use the CPU. With a tenth of the value here, threads would sleep
+    # within a step, and waking them could take a quarter of the step.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
@@ -27,8 +27,9 @@ def tune_process() -> None:
 def keep_memory() -> None:
     """Let glibc keep freed memory for reuse, up to the thresholds below.
 
-    Otherwise each step returns the pages of activations to the system, and the next step faults
-    them in again. This takes a tenth of a training step on a CPU, and more when encoding an image.
+    Otherwise each step returns the memory pages of its activations to the system, and the next step
+    causes page faults to get pages again. This takes a tenth of a training step on a CPU, and a
+    larger part of encoding an image.
     """
     if sys.platform == "linux" and not any(name.startswith("MALLOC_") for name in os.environ):
         libc = ctypes.CDLL(None)

@@ -1,1 +1,1 @@
-"""Fine-tuning: the training loop, its step, checkpoints, resumption, validation and the log."""
+"""Fine-tunes captioners: training loop, step, checkpoints, resumption, validation and log."""

@@ -1,4 +1,4 @@
-"""Fine-tuning: set up a run, then for each epoch train, save a checkpoint, validate and select."""
+"""Fine-tunes a captioner: each epoch trains, saves a checkpoint, validates and selects the best."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -52,9 +52,9 @@ from captioning.training.validation_history import (
 
 
 class FineTuning:
-    """One run of a configuration, on one or several devices.
+    """One training run, on one or several devices. The constructor sets up; `run` trains.
 
-    Set-up checks all requirements before it loads a model. It writes no file before
+    The constructor checks all requirements before it loads a model, and writes no file before
     `resume_content` has decided whether the run resumes.
     """
 
@@ -74,10 +74,14 @@ class FineTuning:
         self.log = RunLog(self.folder, self.progress.epoch, self._steps_done())
 
     def run(self) -> None:
-        """Train until the run is over. Raises UserError, and Stopped after a signal."""
+        """Train until all epochs are done or the run stops early. Closes the run at the end.
+
+        Raises UserError, and Stopped after a signal.
+        """
         try:
             if self.progress.epoch and not self.progress.steps:
-                self._validate(self.progress.epoch - 1)  # the run may have stopped before this
+                # The run may have stopped between the last checkpoint and its validation.
+                self._validate(self.progress.epoch - 1)
             for epoch in range(self.progress.epoch, self.config.max_epoch):
                 if reason := self._reason_finished(epoch):
                     if not self.finished_reason:  # else `resume_content` has logged the reason
@@ -95,9 +99,9 @@ class FineTuning:
         self.output.upload()
 
     def close(self) -> None:
-        """Stop the loader's workers, close the log and release the distributed model.
+        """Stop the loader's and rewards' workers, close the log, and free DistributedDataParallel.
 
-        `distributed.stop` says why the model has to be released.
+        `distributed.stop` says why DistributedDataParallel has to be freed.
         """
         self.loader.close()
         self.log.close()
@@ -106,7 +110,7 @@ class FineTuning:
         self.step.model = self.learner
 
     def _reason_finished(self, epoch: int) -> Optional[str]:
-        """Return why the run ends before `epoch`, on all ranks. None if it continues."""
+        """Return why the run ends before `epoch`; None if it continues. Rank 0 decides."""
         return distributed.broadcast_from_main(reason_finished(self.config, self.folder, epoch))
 
     # Training
@@ -165,14 +169,18 @@ class FineTuning:
         return rate
 
     def _optimiser_step(self, batches: Iterator[Batch], step: int) -> StepResult:
-        """Take a step. If it is not finite, save the state before the step and end the run."""
+        """Take a step. If its loss or gradient is not finite, save the state and end the run.
+
+        The saved state is the one before the step. step: counted from 0 over all epochs.
+        """
         try:
             return self.step(batches, step)
         except NotFiniteError as error:
             resume_hint = " with resume=auto" if self.config.resume == "never" else ""
             repeat = f"the same command{resume_hint} repeats the step"
             try:
-                if self.progress.steps:  # else the last epoch's checkpoint has this state
+                # In the first step of an epoch, the previous epoch's checkpoint has this state.
+                if self.progress.steps:
                     self.state.save_step(self.folder, self.progress, step)
                 self._upload()
             except UserError as save_error:
@@ -181,7 +189,7 @@ class FineTuning:
             raise_nonfinite(str(error), step + 1, batches, self.config, repeat)
 
     def _is_save_due(self, steps_done: int) -> bool:
-        """Return whether to save a checkpoint within an epoch. steps_done: of the run."""
+        """Return whether to save a checkpoint within an epoch. steps_done: over all epochs."""
         every = self.config.checkpoint_every
         return every is not None and steps_done % every == 0 and steps_done % self.steps != 0
 
@@ -193,7 +201,11 @@ class FineTuning:
     # After an epoch
 
     def _validate(self, epoch: int) -> None:
-        """Score the validation split, unless it is scored already, and keep the best checkpoint."""
+        """Score the validation split if this epoch is due, and keep the best checkpoint.
+
+        Every `eval_every`-th epoch and the last epoch are due. An epoch that is already scored is
+        not scored again.
+        """
         name = evaluation_name(epoch)
         due = (epoch + 1) % self.config.eval_every == 0 or epoch + 1 == self.config.max_epoch
         if due and distributed.broadcast_from_main(read_scores(self.folder, name)) is None:
@@ -209,7 +221,7 @@ class FineTuning:
     def _select(self, epoch: int, due: bool) -> None:
         """Keep the best checkpoint, and log the epoch's scores. Only on rank 0.
 
-        due: whether the epoch is validated.
+        due: whether the epoch is validated (see `_validate`).
         """
         line = keep_selected(self.config.select, self.folder, epoch + 1)
         scores = read_scores(self.folder, evaluation_name(epoch))
@@ -248,7 +260,8 @@ class FineTuning:
     def _find_checkpoint(self) -> Optional[dict[str, Any]]:
         """Return the content of the checkpoint to resume from, or None for a new run.
 
-        Unless the run has finished, writes run.json and config.yaml. Also builds the rewards.
+        Unless the run has finished, this also builds the rewards, if any, and writes run.json and
+        config.yaml.
         """
         self.output.begin()
         checkpoint = resume_content(self.config, self.output)
@@ -267,7 +280,10 @@ class FineTuning:
         return checkpoint
 
     def _build_model(self, checkpoint: Optional[dict[str, Any]]) -> None:
-        """Build captioner, optimiser and step, and restore them from the checkpoint if any."""
+        """Build captioner, optimiser and step. With a checkpoint, restore their state from it.
+
+        checkpoint: the content of the checkpoint to resume from, or None.
+        """
         config = self.config
         self.captioner = build_captioner(config, checkpoint)
         tars = isinstance(self.samples, Shards)
@@ -275,7 +291,7 @@ class FineTuning:
         check_prompts(annotated, self.captioner, config, "max_tokens")
         check_prompts(self.evaluation.samples, self.captioner, config, "max_length")
         null = self.captioner.null_image
-        # The weights of `pretrained` may include a mean image.
+        # Skipped if the weights of `pretrained` include a mean image.
         if config.null_image == "mean" and not checkpoint and not null.image.any():
             null.image.copy_(mean_image(config, self.samples, self.preprocessing))
         self.learner = self.captioner
@@ -295,7 +311,7 @@ class FineTuning:
 
 
 def _token_means(sums: Mapping[str, float]) -> dict[str, float]:
-    """Divide sums over tokens by the number of tokens. Leave out COUNTS."""
+    """Return means per token: each sum divided by sums["tokens"], without "tokens" and COUNTS."""
     tokens = max(sums["tokens"], 1)
     return {n: total / tokens for n, total in sums.items() if n not in ("tokens", *COUNTS)}
 

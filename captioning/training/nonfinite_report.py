@@ -17,11 +17,17 @@ MAX_SHOWN = 8  # the most image ids and ranks in a message
 
 
 class NotFiniteError(Exception):
-    """The "reward", "loss" or "gradient" is not finite. The weights have not changed."""
+    """Raised by a step that is not finite, before the weights change.
+
+    Its text is "reward", "loss" or "gradient".
+    """
 
 
 class BatchReport(NamedTuple):
-    """What the error reports of a batch. parts: the loss and its parts by name."""
+    """What an error message needs to know about a batch of this rank.
+
+    parts: the loss as "loss", and the parts of the loss by name.
+    """
 
     image_ids: list
     parts: Mapping[str, torch.Tensor]
@@ -33,11 +39,11 @@ class BatchReport(NamedTuple):
 def nonfinite_part(
     batches: Sequence[Mapping[str, float]], norm: float, scaler: torch.amp.GradScaler
 ) -> Optional[str]:
-    """Return which of "reward", "loss" and "gradient" is not finite. None if the step may be taken.
+    """Return which of "reward", "loss" and "gradient" is not finite; None if there is no error.
 
-    batches: the sums of each batch over all ranks. norm: the gradient's norm. With float16, the
-    scaler skips a step whose gradient overflows, and lowers the loss scale. Only at the lowest
-    scale is the overflow an error.
+    batches: for each batch {name: sum over all ranks}. norm: the gradient's norm. With float16, a
+    gradient that overflows is no error as long as the loss scale is above MIN_SCALE: the scaler
+    skips the step and lowers the loss scale.
     """
     if not all(math.isfinite(value) for sums in batches for value in sums.values()):
         rewards = [sums.get("reward", 0.0) for sums in batches]
@@ -52,8 +58,8 @@ def raise_nonfinite(
 ) -> NoReturn:
     """Raise the UserError that ends the run. All ranks call this and raise the same error.
 
-    part: from `nonfinite_part`. step: counted from 1. batches: reports of this rank. repeat: how to
-    repeat the step.
+    part: from `nonfinite_part`. step: the step's number in the run, from 1. batches: reports of
+    this rank's batches. repeat: the end of the message, which says how to repeat the step.
     """
     rank = distributed.rank()
     reports = [(rank, batch.image_ids[:MAX_SHOWN], batch.is_finite()) for batch in batches]
@@ -61,7 +67,8 @@ def raise_nonfinite(
 
     def fail() -> None:
         reports = list(chain(*rank_reports))
-        # If the batches of all ranks are finite, all are listed.
+        # Name the images of the batches that are not finite. If every batch is finite, as when only
+        # the gradient is not, name the images of all batches.
         failed = [report for report in reports if not report[-1]] or reports
         images = "; ".join(f"rank {rank} had images {ids}" for rank, ids, _ in failed[:MAX_SHOWN])
         advice = (

@@ -1,4 +1,4 @@
-"""The optimiser of a run, gradient clipping, and the learning rate schedules."""
+"""Builds the optimiser of a run, clips gradients, and computes learning rate schedules."""
 
 import math
 from bisect import bisect_right
@@ -16,7 +16,10 @@ OPTIMISERS = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}
 def build_optimizer(
     captioner: nn.Module, config: Config
 ) -> tuple[torch.optim.Optimizer, list[float]]:
-    """Return the optimiser, and each parameter group's factor of the scheduled learning rate."""
+    """Return the optimiser, and for each parameter group a factor.
+
+    The factor multiplies the scheduled learning rate. It is 1 for a group without its own rate.
+    """
     groups, rate_factors = [], []
     for parameters, own_rate in captioner.parameter_groups():
         groups.append({"params": parameters})
@@ -29,9 +32,9 @@ def build_optimizer(
 def clip_gradients(
     optimizer: torch.optim.Optimizer, config: Config, correction: Optional[Tensor]
 ) -> Tensor:
-    """Clip the gradient, and return its norm before clipping.
+    """Clip the gradient in place, and return its norm before clipping.
 
-    correction: a factor for the gradient, applied first.
+    correction: a factor, a scalar tensor, by which the gradient is multiplied first; None for 1.
     """
     groups = optimizer.param_groups
     parameters = [p for group in groups for p in group["params"] if p.grad is not None]
@@ -50,17 +53,18 @@ def clip_gradients(
 def scheduled_rate(config: Config, epoch: int, step: int, steps: int, plateaus: int) -> float:
     """Return the learning rate of optimiser step `step` in epoch `epoch`, by `lr_schedule`.
 
-    Epochs are counted from 0, and steps from 0 over all epochs. steps: the number of steps per
-    epoch. plateaus: see `validation_history.count_plateaus`. In the first `warmup_steps`, the rate
-    grows linearly from warmup_lr to init_lr. Afterwards:
+    epoch: from 0. step: from 0 over all epochs. steps: the number of steps per epoch. plateaus: the
+    number of plateaus so far, see `validation_history.count_plateaus`. In the first `warmup_steps`,
+    the rate grows linearly from warmup_lr to init_lr. Afterwards it depends on the schedule:
 
-    - cosine: BLIP's schedule, constant within an epoch: a half cosine from init_lr in epoch 0 to
-      min_lr in epoch max_epoch, which is one after the last. Source: the BLIP repository.
-    - cosine_steps: a half cosine over all steps after the warm-up. The last step has min_lr.
-    - cosine_restarts: `lr_cycles` half cosines (SGDR, arXiv 1608.03983). Each is `lr_cycle_growth`
-      times as long as the previous one, and its last step has min_lr.
-    - exponential: multiplied by lr_decay after each epoch, but at least min_lr.
-    - plateau: multiplied by lr_decay after each plateau, but at least min_lr.
+    - cosine: the rate is constant within an epoch, and falls by a half cosine from init_lr in epoch
+      0 to min_lr in epoch max_epoch, which would be one after the last. Source: the BLIP repository
+    - cosine_steps: the rate falls by a half cosine over all steps after the warm-up. The last step
+      has min_lr
+    - cosine_restarts: there are `lr_cycles` half cosines (SGDR, arXiv 1608.03983). Each half cosine
+      is `lr_cycle_growth` times as long as the previous one, and its last step has min_lr
+    - exponential: the rate is multiplied by lr_decay after each epoch, but is at least min_lr
+    - plateau: the rate is multiplied by lr_decay after each plateau, but is at least min_lr
     """
     c = config
     if step < c.warmup_steps:
@@ -74,13 +78,17 @@ def scheduled_rate(config: Config, epoch: int, step: int, steps: int, plateaus: 
         first, last = 0, total - 1
         if c.lr_schedule == "cosine_restarts":
             first, last = cycle_at(position, total, c.lr_cycles, c.lr_cycle_growth)
-        # The last step of a cycle has min_lr, also if it is the only one.
+        # The last step of a cycle has min_lr, even if the cycle has only this step.
         position, last = (position - first, last - first) if last > first else (1, 1)
     return c.min_lr + (c.init_lr - c.min_lr) * 0.5 * (1 + math.cos(math.pi * position / last))
 
 
 def cycle_at(step: int, steps: int, cycles: int, growth: float) -> tuple[int, int]:
-    """Return the first and last step of the cycle that contains `step`, for 0 <= step < steps."""
+    """Return the first and last step of the cycle that contains `step`, for 0 <= step < steps.
+
+    `steps` steps are divided into `cycles` cycles. Each cycle is `growth` times as long as the
+    previous one.
+    """
     lengths = [growth**number for number in range(cycles)]
     starts = [round(steps * sum(lengths[:n]) / sum(lengths)) for n in range(cycles + 1)]
     number = bisect_right(starts, step) - 1

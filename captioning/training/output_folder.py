@@ -1,12 +1,12 @@
-"""A run's output folder: on this disk, or in an object store with a working copy on this disk.
+"""Manages a run's output folder: on this disk, or in an object store with a local working copy.
 
-Files are uploaded in an order that keeps the run resumable if it is killed at any time:
+`upload` changes the store in an order that keeps the run resumable if it is killed at any time:
 
-1. outdated scores are removed;
-2. logs, captions and scores are uploaded;
-3. checkpoints: the manifest, the data, then the file that marks the checkpoint as complete;
-4. the best checkpoint, then the record of its epoch;
-5. old checkpoints are removed.
+1. Remove outdated files other than checkpoints, such as scores of earlier weights.
+2. Upload logs and captions, then scores.
+3. Upload checkpoints: the manifest, the data, then the file that marks the checkpoint as complete.
+4. Upload the best checkpoint, then the record of its epoch.
+5. Remove old checkpoints.
 """
 
 import secrets
@@ -25,12 +25,13 @@ from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line
 
-WRITER = "writer.json"  # a token of the working copy that wrote to the store last
+# Has the random token of a working copy. In the store: the working copy that wrote last.
+WRITER = "writer.json"
 SELECTED = "selected.json"  # written by `captioning.training.selection`
 
 
 def working_folder(output_dir: str) -> Path:
-    """Return the run's folder on this disk. For a run in a store, its working copy in the cache."""
+    """Return the run's folder on this disk. A run in a store has its working copy in the cache."""
     if not stores.is_store(output_dir):
         return Path(output_dir)
     address = output_dir.rstrip("/")
@@ -46,10 +47,11 @@ def free_path(folder: Path) -> Path:
 
 
 class OutputFolder:
-    """The output folder of a run. For a run in a store, `upload` uploads new and changed files.
+    """The output folder of a run, on disk or in a store. On disk, `begin` and `upload` do nothing.
 
-    folder: the folder on this disk. NAME.stored.json beside the folder records the size, time and
-    inode of each uploaded file.
+    folder: the folder on this disk. address: the folder's address in the store; None on disk. For
+    a store, NAME.stored.json beside the folder records the size, time and inode of each uploaded
+    file.
     """
 
     def __init__(self, output_dir: str):
@@ -63,12 +65,13 @@ class OutputFolder:
     def begin(self) -> None:
         """Download the run from the store. All ranks call this. Raises UserError on all ranks.
 
-        If this working copy wrote to the store last, nothing is downloaded: the working copy may
-        have newer files than the store.
+        If this working copy wrote to the store last, nothing is downloaded, because the working
+        copy may have newer files than the store.
         """
         if self.address:
             distributed.run_on_main(self._begin)
-            token = self._token()  # not the machine's name: several machines may have the same
+            # Tokens are compared, not host names, because two machines may have the same name.
+            token = self._token()
             self._on_main_machine = distributed.broadcast_from_main(token) == token
 
     def upload(self) -> None:
@@ -77,18 +80,15 @@ class OutputFolder:
             distributed.run_on_main(self._upload_changes)
 
     def store_name(self, name: str) -> str:
-        """Return the address in the store of a file in the folder.
-
-        Other names are returned unchanged.
-        """
+        """Return the store address of a file in the folder. Other names are returned unchanged."""
         if not self.address or self.folder not in Path(name).parents:
             return name
         return f"{self.address}/{Path(name).relative_to(self.folder).as_posix()}"
 
     def local_path(self, name: str) -> str:
-        """Return the local path of a checkpoint's `store_name`.
+        """Return the local path of a checkpoint, given what `store_name` returned for it.
 
-        Machines without rank 0 download it.
+        Machines other than rank 0's download the checkpoint to the cache.
         """
         if not self.address or not name.startswith(f"{self.address}/"):
             return name
@@ -96,9 +96,9 @@ class OutputFolder:
         return str(path if self._on_main_machine and path.exists() else local_copy(name))
 
     def move_aside(self) -> Optional[str]:
-        """Move the run in the store to a free address, and return that address. Only on rank 0.
+        """Move the run in the store to the first free ADDRESS.NUMBER. Only called on rank 0.
 
-        Returns None if there is nothing to move.
+        Returns the new address, or None if there is nothing to move.
         """
         if not self.address:
             return None
@@ -131,14 +131,15 @@ class OutputFolder:
             self.folder.mkdir(exist_ok=True)
             self._uploaded = {n: s for n, s in self._read_record().items() if n in stored}
         log_line(f"{self.address} has its working copy in {self.folder}")
-        # Other machines may need files whose upload failed before.
+        # Upload files whose upload failed before, because other machines may need them.
         if distributed.env_world_size() > 1:
             self._upload_changes()
 
     def _download(self, stored: dict[str, Any], recorded: dict[str, list[int]]) -> None:
-        """Replace the folder by the store's. If it has files that the store lacks, move it aside.
+        """Replace the local folder by the store's files.
 
-        stored: the store's stamps by name. recorded: the stamps of uploaded files by name.
+        A local folder with files that were never uploaded is moved aside first. stored: the store's
+        stamps by name. recorded: {name: [size, time, inode]} of uploaded files.
         """
         local = self._files()
         new = {name for name, stamp in local.items() if recorded.get(name) != stamp}
@@ -190,7 +191,8 @@ class OutputFolder:
     def _upload(self, local: dict[str, list[int]]) -> None:
         changed = {name for name, stamp in local.items() if self._uploaded.get(name) != stamp}
         deleted = self._uploaded.keys() - local.keys()
-        # If a file has become a folder, or a folder a file, the old one is removed first.
+        # A checkpoint file may have become a folder of the same name, or the reverse. The old files
+        # then have to be removed before the new files are uploaded.
         changed_tops = {name.partition("/")[0] for name in changed}
         outdated = {
             name
@@ -208,7 +210,8 @@ class OutputFolder:
             self._remove(name)
 
     def _write(self, name: str, stamp: list[int]) -> None:
-        # A hard link, such as the best checkpoint, is copied within the store.
+        # Hard links have equal stamps. A hard link to an uploaded file, such as the best
+        # checkpoint, is copied within the store.
         duplicates = (n for n, s in self._uploaded.items() if s == stamp and n != name)
         source, target = next(duplicates, None), f"{self.address}/{name}"
         if source is None:
@@ -234,12 +237,12 @@ class OutputFolder:
         return files
 
     def _token(self) -> Optional[bytes]:
-        """Return the token of this working copy."""
+        """Return the content of WRITER in this working copy; None if there is none yet."""
         path = self.folder / WRITER
         return path.read_bytes() if path.exists() else None
 
     def _writer(self) -> Optional[bytes]:
-        """Return the token in the store."""
+        """Return the content of WRITER in the store; None if there is none."""
         try:
             return stores.read_bytes(f"{self.address}/{WRITER}")
         except stores.Missing:
@@ -266,14 +269,15 @@ def _is_marker(name: str) -> bool:
 
 
 def _markers_first(names: Iterable[str]) -> list[str]:
-    """Sort names for removal, so that no incomplete checkpoint keeps its marker."""
+    """Sort names for removal: markers first, so that no incomplete checkpoint keeps its marker."""
     return sorted(names, key=lambda name: (not _is_marker(name), name))
 
 
 def _upload_order(name: str) -> tuple:
-    """Return a sort key for the order of upload, see the module's docstring."""
+    """Return a sort key for the order of upload in the module's docstring."""
     top = name.partition("/")[0]
     checkpoint = is_checkpoint_file(top)
+    # Files are uploaded in the order of the first stage that is true for the file.
     stages = (
         name == WRITER,
         not checkpoint and name != SELECTED and not name.endswith("/metrics.json"),

@@ -19,21 +19,23 @@ from captioning.training.output_folder import OutputFolder, free_path
 from captioning.training.run_state import batch_sizes, progress_of
 from captioning.training.validation_history import reason_finished
 
-# Schedules in which the learning rate of every epoch depends on the total number of epochs.
+# Schedules in which the learning rate of each epoch depends on the total number of epochs, so that
+# the length of a run cannot change when the run resumes.
 LENGTH_DEPENDENT = ("cosine", "cosine_steps", "cosine_restarts")
 
 ADVICE = "set another output_dir, or resume=never, which moves that run aside"
 
-# Patterns of files that only an earlier run leaves in a folder.
+# Patterns of files by which an earlier run in a folder is recognised.
 RUN_FILES = ("checkpoint_*.pth", "weights_*.pth", "log.jsonl", "result")
 
 
 def resume_content(config: Config, output: OutputFolder) -> Optional[dict[str, Any]]:
     """Return the content of the checkpoint to resume from, or None for a new run.
 
-    The content is what `RunState` saves. output: the run's folder, whose `begin` has been called.
-    Rank 0 decides for all ranks. Moves an earlier run in the folder aside if it is not to be
-    resumed. Raises UserError if it is to be resumed, but has other settings.
+    The content is what `RunState` saves. All ranks call this, and rank 0 decides for all ranks.
+    output: the run's folder; the caller has called `output.begin`. With resume=never, or if an
+    earlier run has no checkpoint, moves the earlier run's files aside. Raises UserError if the run
+    to resume has other settings.
     """
     folder = output.folder
     content = path = None
@@ -59,9 +61,9 @@ def resume_content(config: Config, output: OutputFolder) -> Optional[dict[str, A
 def _check_settings(config: Config, content: dict[str, Any]) -> None:
     """Raise UserError if a setting has changed that must be the same in the whole run.
 
-    These are the keys of role "run" (see `captioning.config.keys.ROLES`), the options of rewards,
-    and keys of role "length" on which finished epochs depend. max_epoch must not be below the
-    number of epochs that have begun.
+    Such settings are the keys of role "run" (see `captioning.config.keys.ROLES`), the options of
+    rewards, and keys of role "length" if finished epochs depend on the length. max_epoch must not
+    be below the number of epochs that have begun. content: the content of the checkpoint.
     """
     try:
         # Keys that a newer version has added get their defaults.
@@ -75,14 +77,15 @@ def _check_settings(config: Config, content: dict[str, Any]) -> None:
 
     def describe_changes(role: str, more_keys: Sequence[str] = ()) -> str:
         keys = dict.fromkeys((*keys_of(role, type(config)), *more_keys))
-        # If the earlier run trained another kind of captioner, only the common keys are compared.
+        # If the earlier run trained another kind of captioner, compare only the common keys.
         changed = [key for key in keys if key in saved and saved[key] != current[key]]
         if current["skip_bad_images"] and "skip_bad_images" in changed:
-            # Turning it on is harmless: an unreadable image would have stopped the run before.
+            # Turning skip_bad_images on is allowed: an unreadable image would have stopped the run,
+            # so that the finished steps had none.
             changed.remove("skip_bad_images")
         return "; ".join(f"{key} was {saved[key]!r}, is {current[key]!r}" for key in changed)
 
-    # Options of rewards change training; those of metrics do not.
+    # Options of rewards change training. Options of metrics do not, and are not compared.
     rewards = [load(REWARDS[name]) for name in config.reward or ()]
     options = [key for reward in rewards for key in reward.Options.model_fields]
     changes = describe_changes("run", options)
@@ -115,16 +118,17 @@ def _check_settings(config: Config, content: dict[str, Any]) -> None:
 
 
 def _check_batches(config: Config, content: dict[str, Any]) -> None:
-    """Raise UserError if the batches of the remaining steps would differ from those of this run.
+    """Raise UserError if the interruption would change the batches of the remaining steps.
 
     batch_size, the number of processes and accumulation_steps may change if their product, the
-    number of images per step, is the same.
+    number of images per step, stays the same.
     """
     sizes_now = batch_sizes(config)
     sizes_before = content.get("batches", sizes_now)
     images_before, images_now = math.prod(sizes_before.values()), math.prod(sizes_now.values())
-    # bucket_batches puts captions of similar length into batches of batch_size * processes. While
-    # the product of all three is the same, this size changes only with accumulation_steps.
+    # bucket_batches puts captions of similar length into batches of batch_size * processes, a size
+    # that must not change either. It is images per step / accumulation_steps, so that comparing
+    # accumulation_steps suffices.
     same_accumulation = sizes_before["accumulation_steps"] == sizes_now["accumulation_steps"]
     if images_before == images_now and (same_accumulation or not config.bucket_batches):
         return

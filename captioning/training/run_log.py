@@ -1,8 +1,12 @@
-"""The log of a run: its configuration and command, JSON lines and TensorBoard curves.
+"""Logs a run: its configuration and command, values as JSON lines and TensorBoard curves.
 
-To log another value of a step, add it to the parts of the loss, which are averaged over the tokens
-of all processes and accumulated batches, or to `StepResult.values`, which are logged as they are.
-TensorBoard then shows a curve of it. The report shows a curve of it if CURVES has a line for it.
+There are two ways to log another value of a training step:
+
+- Add the value to the parts of the loss. Parts are averaged over the tokens of all processes and
+  accumulated batches.
+- Add the value to `StepResult.values`, which are logged unchanged.
+
+TensorBoard then shows a curve of the value. The report shows a curve only of values in CURVES.
 """
 
 import contextlib
@@ -24,15 +28,15 @@ from captioning.files.writing import user_errors, write_json, write_text
 from captioning.metrics.scoring import library_versions
 from captioning.runtime.distributed import is_main, world_size
 
-# Values of steps that the report draws besides the objectives, each with a title and an axis label.
+# {value of steps that the report draws besides the objectives: (title, axis label)}
 CURVES = {
     "reward": ("Reward in training", "reward per caption"),
     "length": ("Length in training", "words per sampled caption"),
     "kl": ("KL to the start", "nats per caption"),
 }
 
-# An address within an argument. It ends at its closing quote; without quotes, at the end of a list
-# item or at the next address.
+# Matches an address within an argument. An address in quotes ends at the closing quote. Any other
+# address ends at the end of a list item or where the next address begins.
 _ADDRESS = re.compile(
     r"""(["'])?\w[\w+.-]*://.*?"""
     r"""(?=(?(1)\1|(?:[\]}]*(?:,\s|$)|[\s,\[\]{}"']+\w[\w+.-]*://))|$)""",
@@ -41,14 +45,17 @@ _ADDRESS = re.compile(
 
 
 def command(arguments: Sequence[str]) -> str:
-    """Return the arguments as a line for a shell, without the secrets of addresses in them."""
+    """Return the arguments as a shell command, with secrets removed from addresses."""
     return shlex.join(
         _ADDRESS.sub(lambda match: without_secrets(match[0]), argument) for argument in arguments
     )
 
 
 def record_run(config: Config, folder: Path, **more: Any) -> None:
-    """Write config.yaml and run.json (command, versions, `more`). Raises UserError."""
+    """Write config.yaml and run.json to the folder, on rank 0. Raises UserError.
+
+    run.json has the command, the versions of libraries, and the entries `more`.
+    """
     if is_main():
         libraries = ("torch", "torchvision", "transformers", "timm", "pycocoevalcap")
         record = {
@@ -65,9 +72,9 @@ def record_run(config: Config, folder: Path, **more: Any) -> None:
 class RunLog:
     """Writes log.jsonl and tensorboard/ in a run's folder, on rank 0. Other ranks write nothing.
 
-    The first `write` creates the files. epoch, step: where the run resumes. Lines after this point,
-    which an interrupted process has written, are removed. Raises UserError if the folder cannot be
-    written.
+    epoch, step: where the run resumes, from 0. The first `write` creates the files and removes
+    lines after this point, which an interrupted process has written. `write` raises UserError if
+    the folder cannot be written.
     """
 
     def __init__(self, folder: Path, epoch: int, step: int):
@@ -80,7 +87,10 @@ class RunLog:
         self.written = {(line["event"], line["step"]) for line in self.kept_lines}
 
     def has(self, event: str, step: int) -> bool:
-        """Return whether the log has a line of this event and step. False on other ranks than 0."""
+        """Return whether the log has a line of this event and step; always False except on rank 0.
+
+        For events, see `write`.
+        """
         return (event, step) in self.written
 
     def _open(self) -> None:
@@ -89,16 +99,17 @@ class RunLog:
         if self.path.exists():
             write_text("".join(json.dumps(line) + "\n" for line in self.kept_lines), self.path)
         with user_errors(self.path):
-            # Unbuffered, so that a line is one write, which a kill cannot cut in two.
+            # Unbuffered, so that each line is one system call, which a kill does not interrupt.
             self.file = open(self.path, "ab", buffering=0)  # noqa: SIM115
             folder = str(self.folder / "tensorboard")
             self.tensorboard = SummaryWriter(folder, purge_step=self.step + 1)
 
     def write(self, event: str, step: int, values: dict[str, float], **more: Any) -> None:
-        """Write a line {"event", "step", ..., values}, and a point of the curve of each value.
+        """Write a line {"event", "step", entries of `more` and `values`}, and TensorBoard points.
 
-        Values that are not finite are left out, such as the norm of a gradient that overflowed.
-        Raises UserError if the disk is full.
+        event: "step", "epoch" or "val". step: the number of finished steps of the run for "step",
+        else the epoch, from 0. values: get a curve each. Values that are not finite are left out,
+        such as the norm of a gradient that overflowed. Raises UserError if the disk is full.
         """
         if not is_main():
             return
@@ -128,7 +139,7 @@ class RunLog:
 
 
 def read_log(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a log.jsonl, if it exists. Lines that a kill cut off are left out."""
+    """Yield the lines of a log.jsonl as dicts; nothing without the file. Skips broken lines."""
     if path.exists():
         for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
             with contextlib.suppress(json.JSONDecodeError):

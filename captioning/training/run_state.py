@@ -1,7 +1,7 @@
-"""Saves and restores a run: weights, optimiser, loss scale and the progress in an epoch.
+"""Saves and restores the state of a run: weights, optimiser, loss scale and progress in an epoch.
 
-A checkpoint holds no state of random generators: each generator is seeded from the run's seed, the
-rank, and the epoch, index or step; see `data/randomness.py`.
+A checkpoint does not have the state of random generators. Instead, each generator is seeded anew
+from the run's seed, the rank, and the epoch, index or step; see `data/randomness.py`.
 """
 
 from pathlib import Path
@@ -23,9 +23,10 @@ from smile import Objective
 
 
 class Progress(NamedTuple):
-    """The current epoch, and the number of its optimiser steps that are done.
+    """How far a run is.
 
-    sums: running sums of the values in the epoch's log line.
+    epoch: the current epoch, from 0. steps: the number of finished optimiser steps in this epoch.
+    sums: sums over these steps of the values that the epoch's log line averages.
     """
 
     epoch: int = 0
@@ -34,7 +35,7 @@ class Progress(NamedTuple):
 
 
 def progress_of(content: dict[str, Any]) -> Progress:
-    """Return the progress at which a run resumes from a checkpoint's content."""
+    """Return the progress at which a run resumes, given the content of a checkpoint."""
     within = content.get("within")
     if within is None:
         return Progress(content["epoch"] + 1)
@@ -42,7 +43,7 @@ def progress_of(content: dict[str, Any]) -> Progress:
 
 
 def batch_sizes(config: Config) -> dict[str, int]:
-    """Return the settings whose product is the number of images per step."""
+    """Return {setting: value} of the settings whose product is the number of images per step."""
     return {
         "batch_size": config.batch_size,
         "processes": distributed.world_size(),
@@ -51,7 +52,20 @@ def batch_sizes(config: Config) -> dict[str, int]:
 
 
 class RunState:
-    """Saves the state that training changes to checkpoints, and restores it."""
+    """Saves the state of training to checkpoints, and restores the state from a checkpoint.
+
+    The content of a checkpoint has these keys:
+
+    - model: the captioner's state dict
+    - optimizer: the optimiser's state dict
+    - config: the configuration, as a dict
+    - epoch: the epoch, from 0
+    - within: {"steps", "sums"} of `Progress`; missing at the end of an epoch
+    - scaler: the state dict of the loss scale
+    - batches: see `batch_sizes`
+    - objective: the state of the objectives
+    - the captioner's `saved_beside_weights`
+    """
 
     def __init__(
         self,
@@ -86,9 +100,9 @@ class RunState:
     def save_epoch(self, folder: Path, epoch: int) -> None:
         """Write the checkpoint of a complete epoch.
 
-        With `keep_checkpoints: all`, a file with only the weights is written first, so that every
-        epoch with a checkpoint has one, also after a kill. All ranks call this. Raises UserError on
-        all ranks.
+        With `keep_checkpoints: all`, a file with only the weights is written before the checkpoint,
+        so that even after a crash no epoch with a checkpoint lacks the file. All ranks call this.
+        Raises UserError on all ranks.
         """
         weights = checkpoints.weights_path(folder, epoch)
         keep_all = self.config.keep_checkpoints == "all"
@@ -97,7 +111,10 @@ class RunState:
         )
 
     def save_step(self, folder: Path, progress: Progress, step: int) -> None:
-        """Write a checkpoint within an epoch, after `step` steps of the run. See `save_epoch`."""
+        """Write a checkpoint within an epoch. All ranks call this. Raises UserError on all ranks.
+
+        step: the number of finished steps of the run, over all epochs.
+        """
         within = {"steps": progress.steps, "sums": progress.sums}
         path = checkpoints.step_path(folder, progress.epoch, step)
         self._save(path, None, epoch=progress.epoch, within=within)
@@ -116,7 +133,7 @@ class RunState:
             "batches": batch_sizes(self.config),
             "objective": {k: v for o in self._objectives() for k, v in o.state().items()},
         }
-        # Scores of this epoch, if any, are of the weights of an earlier attempt.
+        # Remove scores of this epoch that an earlier attempt has left: they are of other weights.
         distributed.run_on_main(lambda: remove_scores(path.parent, evaluation_name(epoch)))
         write = self._write_sharded if self.config.checkpoint_format == "sharded" else self._write
         write(content, training, path, weights)
@@ -124,7 +141,10 @@ class RunState:
         distributed.run_on_main(lambda: checkpoints.remove_oldest(path.parent, min_kept))
 
     def _write(self, content, training, path: Path, weights: Optional[Path]) -> None:
-        """Write whole files, on rank 0."""
+        """Gather the tensors, and write whole files on rank 0.
+
+        content: the entries for `path` and `weights`. training: further entries, only for `path`.
+        """
         model = sharding.full_state_dict(self.captioner, distributed.is_main())
         optimizer = sharding.gather_full(self.optimizer.state_dict(), distributed.is_main())
 
@@ -137,7 +157,10 @@ class RunState:
         distributed.run_on_main(save)
 
     def _write_sharded(self, content, training, path: Path, weights: Optional[Path]) -> None:
-        """Write folders. Each rank writes its shards."""
+        """Write sharded checkpoints, which are folders. Each rank writes its shards.
+
+        For the parameters, see `_write`.
+        """
         model, moments = sharding.named_tensors(self.captioner, self.optimizer)
         optimizer = {"param_groups": self.optimizer.state_dict()["param_groups"]}
         rest = {"model": {}, **content}
@@ -146,5 +169,5 @@ class RunState:
         save_sharded({**rest, "optimizer": optimizer, **training}, {**model, **moments}, path)
 
     def _objectives(self) -> list[Objective]:
-        """Return the captioner's objectives. They have state: `truncation` stores recent losses."""
+        """Return the captioner's objectives, which may have state, such as recent losses."""
         return [part for part in self.captioner.modules() if isinstance(part, Objective)]

@@ -1,8 +1,11 @@
 """Selects the best epoch by the key `select`, and keeps its weights as checkpoint_best.pth.
 
-The result is recorded in selected.json, in the run's folder:
-{"select": "last" or metrics, "epoch": the epoch of checkpoint_best.pth, counted from 0,
-"epochs": [{"epoch", "value" by `select`, "scores"}, ...], the validated epochs}.
+The result is recorded in selected.json, in the run's folder. This file has the keys:
+
+- select: "last", or the metrics by which the best epoch was selected
+- epoch: the epoch whose weights checkpoint_best.pth has, counted from 0
+- epochs: the validated epochs, a list of {"epoch", "value", "scores"}; value is the sum of the
+  metrics in `select`
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,7 +27,7 @@ from captioning.training.validation_history import read_validations, reason_unav
 
 RECORD_FILE = "selected.json"
 BLIP_METRICS = "CIDEr + Bleu_4"
-LENGTH_METRIC = "cap_len"  # shown with the metrics, because CIDEr depends on the length
+LENGTH_METRIC = "cap_len"  # caption length; shown with the metrics, because CIDEr depends on it
 
 
 def check_select(config: Config, evaluation: SplitEvaluation) -> None:
@@ -38,11 +41,12 @@ def check_select(config: Config, evaluation: SplitEvaluation) -> None:
 def resolve_select(
     config: Config, checkpoint: Optional[Mapping[str, Any]], evaluation: SplitEvaluation
 ) -> Config:
-    """Return the configuration with a value for `select`.
+    """Return the configuration with a value for `select`, which is chosen here if it is None.
 
-    checkpoint: of a resumed run, whose value is kept. A new run that trains only with MLE selects
-    by BLIP's rule. All others select the last epoch, because CIDEr and BLEU punish the longer
-    captions of SMILE.
+    A resumed run keeps the value in its checkpoint. A new run that trains only with MLE selects the
+    best epoch by BLIP_METRICS. Any other run selects the last epoch, because CIDEr and BLEU punish
+    the longer captions of SMILE. If the metrics cannot be computed, the last epoch is selected.
+    checkpoint: the content of the checkpoint to resume from, or None.
     """
     select = config.select
     if select is None:
@@ -56,11 +60,12 @@ def resolve_select(
 
 
 def keep_selected(select: str, folder: Path, epochs: int) -> Optional[str]:
-    """Make the selected epoch's weights checkpoint_best.pth, and record the epoch. Only on rank 0.
+    """Make the selected epoch's weights checkpoint_best.pth, and record the epoch.
 
-    select: "last" or metrics. Selects the best of the first `epochs` epochs; of equal epochs, or
-    without values, the latest. If the weights of that epoch have been removed, checkpoint_best.pth
-    does not change. Returns a line for the log, or None if nothing changed. Raises UserError.
+    Only called on rank 0. select: "last" or metrics. epochs: the number of finished epochs. Selects
+    the epoch with the highest value; the latest of several such epochs, or the last epoch if none
+    has a value. If the weights of the selected epoch have been removed, checkpoint_best.pth does
+    not change. Returns a line for the log, or None if nothing changed. Raises UserError.
     """
     validations = read_validations(folder, epochs, None if select == LAST else select)
     newest_epoch, previous, message = epochs - 1, best_epoch(folder), None
@@ -98,20 +103,23 @@ def read_record(folder: Path) -> Optional[dict[str, Any]]:
 
 
 def shown_metrics(record: Mapping[str, Any]) -> list[str]:
-    """Return the metrics to show: of `select` (for "last", BLIP_METRICS), and LENGTH_METRIC."""
+    """Return the metrics to show: those in `select` (for "last": BLIP_METRICS), and LENGTH_METRIC.
+
+    record: the content of selected.json. Metrics without a score are left out.
+    """
     metrics = BLIP_METRICS if record["select"] == LAST else record["select"]
     names = dict.fromkeys([*MetricSum.parse(metrics).signs, LENGTH_METRIC])
     return [n for n in names if any(n in epoch["scores"] for epoch in record["epochs"])]
 
 
 def describe_selection(record: Mapping[str, Any]) -> str:
-    """ "epoch 3, the last" or "epoch 3, by CIDEr + Bleu_4"."""
+    """Return a text such as "epoch 3, the last" or "epoch 3, by CIDEr + Bleu_4"."""
     reason = "the last" if record["select"] == LAST else f"by {record['select']}"
     return f"epoch {record['epoch'] + 1}, {reason}"
 
 
 def summary(folder: Path) -> Iterator[str]:
-    """Yield lines on the selected epoch, and the scores of every validated epoch."""
+    """Yield log lines: the selected epoch, then the scores of each validated epoch."""
     record = read_record(folder)
     if record is None:
         return

@@ -1,4 +1,4 @@
-"""Self-critical training: REINFORCE on sampled captions, with a reward and a baseline.
+"""Trains a captioner by REINFORCE on sampled captions, with a reward and a baseline.
 
 The baseline is the reward of the greedy caption (SCST, Rennie et al. 2017, arXiv 1612.00563) or the
 mean reward of the image's other samples (arXiv 2003.09971).
@@ -24,12 +24,13 @@ from smile import ObjectiveOutput
 
 
 class SelfCritical(nn.Module):
-    """Wraps a captioner. Its forward computes the loss of self-critical training.
+    """Wraps a captioner; `forward` computes the loss of self-critical training.
 
-    Captions are sampled and scored in evaluation mode, so that both use the same distribution. If
-    there is an objective besides the reward, it is computed in training mode.
+    Captions are sampled, and their log-probabilities computed, in evaluation mode (without
+    dropout), so that both use the same distribution. An objective besides the reward is computed in
+    training mode.
 
-    start: the captioner at the start of training, for the KL penalty. None without a penalty.
+    start: a copy of the captioner at the start of training, for the KL penalty; None without one.
     """
 
     def __init__(
@@ -55,12 +56,13 @@ class SelfCritical(nn.Module):
     def forward(
         self, image: Any, captions: list[list[str]], image_ids: Sequence[Any]
     ) -> ObjectiveOutput:
-        """Return the REINFORCE loss.
+        """Return the REINFORCE loss, plus the objective if the configuration has one.
 
-        Its expected gradient is the gradient of minus the expected reward. The reward includes
-        -reward_kl * log(p / p_start), whose expectation is the KL penalty. The loss is a sum over a
-        caption's tokens, since a mean would change the gradient, and a mean over captions. The
-        output's `tokens` is the number of sampled captions.
+        The expected gradient of the REINFORCE loss is the gradient of minus the expected reward.
+        The reward includes -reward_kl * log(p / p_start); the expectation of this term is the KL
+        penalty. The loss sums over a caption's tokens, because a mean over tokens would change the
+        gradient, and averages over captions. The output's `tokens` is the number of sampled
+        captions.
         """
         config, captioner = self.config, self.captioner
         with _evaluation_mode(captioner):
@@ -71,7 +73,8 @@ class SelfCritical(nn.Module):
             if config.reward_baseline == "greedy":
                 greedy = captioner.generate_from(encoded, self.greedy)
                 pending_greedy = self.rewards.submit(image_ids, self._captions(greedy))
-            # Autocast has cached casts of the weights that were made without gradients.
+            # Generation has filled autocast's cache with casts of the weights that have no
+            # gradient. Clear the cache, so that the gradient reaches the weights.
             torch.clear_autocast_cache()
             ids = sampled.token_ids.clone()
             temperature = config.reward_temperature
@@ -109,7 +112,10 @@ class SelfCritical(nn.Module):
         return [[Sampled(*pair) for pair in zip(*image_pairs)] for image_pairs in pairs]
 
     def _logprobs_of_start(self, image: Any, ids: Tensor, logprobs: Tensor) -> Tensor:
-        """Return log-probabilities (B, k) of captions under `start`; `logprobs` without `start`."""
+        """Return log-probabilities (B, k) of captions under `start`.
+
+        Without `start`, returns `logprobs`, so that the KL term is 0.
+        """
         (start,) = self._start
         if start is None:
             return logprobs.detach()
@@ -126,7 +132,11 @@ class SelfCritical(nn.Module):
 
 
 def build_rewards(config: Config, samples: Sequence[Sample], device: torch.device) -> Rewards:
-    """Build the rewards of a configuration, for images of the training split. Raises UserError."""
+    """Build the rewards of a configuration. Raises UserError.
+
+    samples: the training split, for whose images rewards are computed. device: the device for
+    rewards that run a model.
+    """
     images = TrainingImages.of(samples, config.image_root, str(device))
     classes = {name: load(REWARDS[name]) for name in config.reward}
     rewards = {
@@ -137,7 +147,11 @@ def build_rewards(config: Config, samples: Sequence[Sample], device: torch.devic
 
 
 def load_start(config: Config, device: torch.device) -> Optional[nn.Module]:
-    """Return the captioner at the start of training, for the KL penalty. None without reward_kl."""
+    """Return a frozen copy of the captioner at the start of training, for the KL penalty.
+
+    It has the weights of `pretrained`, or without `pretrained` the same random weights as the
+    captioner. Returns None without reward_kl.
+    """
     if not config.reward_kl:
         return None
     captioner, _ = captioner_from(config, config.pretrained, for_training=True)

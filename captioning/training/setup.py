@@ -1,4 +1,4 @@
-"""Builds the parts of a run: batches, the captioner, and its distribution over processes."""
+"""Builds the parts of a training run: the loader and the captioner, distributed over processes."""
 
 from collections.abc import Sequence
 from inspect import signature
@@ -33,7 +33,7 @@ SYNC_BUFFERS = next(
     n for n in _SYNC_ARGUMENTS if n in signature(DistributedDataParallel).parameters
 )
 
-MEAN_IMAGE_SAMPLES = 512  # images
+MEAN_IMAGE_SAMPLES = 512  # number of images that `mean_image` averages
 
 
 def training_batches(
@@ -75,17 +75,18 @@ def _dataset(
 def mean_image(
     config: Config, samples: Union[Sequence[Sample], Shards], preprocessing: Preprocessing
 ) -> Tensor:
-    """Return the mean (3, S, S) of training images after the preprocessing of evaluation.
+    """Return the mean (3, S, S) of training images with the preprocessing of evaluation.
 
-    Averages the first MEAN_IMAGE_SAMPLES images of a fixed permutation, the same on all ranks.
-    Raises UserError.
+    Averages the first MEAN_IMAGE_SAMPLES images of a permutation that is the same in all runs and
+    on all ranks. Raises UserError.
     """
     evaluation = preprocessing._replace(
         training=lambda image: preprocessing.evaluation(decode(image)),
         is_deterministic=False,
         takes_prompt=False,
     )
-    # If captions_per_image is above 1, dataset indices count images instead of captions.
+    # With captions_per_image above 1, an index of the dataset stands for an image. With 1 it stands
+    # for a caption, so that images with many captions would count several times.
     config = config.model_copy(update={"captions_per_image": 2})
     dataset = _dataset(config, samples, evaluation)
     chosen = permutation(len(dataset), derived_seed("mean image"))[:MEAN_IMAGE_SAMPLES]
@@ -98,7 +99,11 @@ def mean_image(
 
 
 def build_captioner(config: Config, resumed: Optional[dict[str, Any]]) -> nn.Module:
-    """Build the captioner. resumed: the content of the checkpoint that the run resumes from."""
+    """Build the captioner of a run, with the weights of `pretrained` for a new run.
+
+    resumed: the content of the checkpoint from which the run resumes, whose weights the caller
+    loads; None for a new run. Raises UserError.
+    """
     pretrained = None if resumed else config.pretrained
     with distributed.first_on_each_machine():
         captioner, loaded = captioner_from(config, pretrained, resumed, for_training=True)
@@ -120,10 +125,11 @@ def distribute(
     device: torch.device,
     dtype: torch.dtype,
 ) -> nn.Module:
-    """Move the learner to the device. Shard it or wrap it in DistributedDataParallel if needed.
+    """Move the learner to the device; return the model to call in training.
 
-    captioner: the captioner in the learner; without a reward, the learner itself. dtype: the
-    precision of a sharded learner.
+    The model is the sharded learner, the learner in a DistributedDataParallel, or, in a single
+    process, the learner itself. learner: the captioner, or the `SelfCritical` that wraps the
+    captioner. dtype: the precision of a sharded learner.
     """
     group = distributed.create_training_group(config.rank_timeout)
     if config.sharding == "fsdp":
@@ -140,6 +146,6 @@ def distribute(
         device_ids=[device] if device.type == "cuda" else None,
         process_group=group,
         find_unused_parameters=captioner.has_unused_parameters,
-        gradient_as_bucket_view=True,  # saves a copy of the gradient
+        gradient_as_bucket_view=True,  # saves memory for a copy of the gradient
         **{SYNC_BUFFERS: sync},
     )

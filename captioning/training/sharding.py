@@ -1,10 +1,10 @@
-"""Shards a captioner over processes with torch's FSDP2, and saves and loads its checkpoints.
+"""Shards a captioner over processes with torch's FSDP2, and gathers and loads its state.
 
 Each process has some rows of every weight, gradient and optimiser state. Any number of processes
 can read a checkpoint, whether it is whole or sharded.
 
-torch.distributed.checkpoint.state_dict is not used: it requires that the names in the state dict
-are those of the parameters, and an adapter's state dict has other names.
+torch.distributed.checkpoint.state_dict cannot be used: it requires that the state dict has the
+parameters' names, but an adapter's state dict has other names.
 """
 
 from collections.abc import Mapping
@@ -62,11 +62,11 @@ def check_sharding(config: Config) -> None:
 def shard(
     captioner: nn.Module, group: dist.ProcessGroup, device: torch.device, dtype: torch.dtype
 ) -> nn.Module:
-    """Shard the captioner over the group, and return it.
+    """Shard the captioner over the process group in place, and return the captioner.
 
     FSDP gathers the modules of `captioner.shards()` one at a time. dtype: the precision of weights
-    in forward and backward passes. Modules with a batch norm compute in float32, like their running
-    statistics. Stored weights and gradient sums are float32.
+    in forward and backward passes. Modules with a batch norm compute in float32 instead, because
+    their running statistics are float32. Stored weights and gradient sums are float32.
     """
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -75,7 +75,8 @@ def shard(
     for module in [*captioner.shards(), captioner]:
         batch_norm = any(isinstance(part, _BatchNorm) for part in module.modules())
         param_dtype = None if dtype == torch.float32 or batch_norm else dtype
-        # Inputs of inner modules are cast to the precision of their weights, the image is not.
+        # FSDP casts the inputs of inner modules to the precision of the module's weights. It does
+        # not cast the captioner's inputs, the images.
         policy = MixedPrecisionPolicy(param_dtype, torch.float32, None, module is not captioner)
         fully_shard(module, mesh=mesh, mp_policy=policy)
     return captioner
@@ -86,9 +87,10 @@ def is_sharded(captioner: nn.Module) -> bool:
 
 
 def gather_full(state: Any, keep: bool = True) -> Any:
-    """Gather the sharded tensors of a state dict on the CPU. All ranks call this.
+    """Return a state dict whose sharded tensors are gathered on the CPU. All ranks call this.
 
-    keep: if false, the result has None instead of gathered tensors.
+    keep: if false, the result has None instead of gathered tensors. Ranks that do not write the
+    state thereby save memory.
     """
     if isinstance(state, Mapping):
         return {key: gather_full(value, keep) for key, value in state.items()}
@@ -99,7 +101,10 @@ def gather_full(state: Any, keep: bool = True) -> Any:
 
 
 def full_state_dict(captioner: nn.Module, keep: bool = True) -> Mapping[str, Any]:
-    """Return the captioner's state dict, gathered. A weight with two names is gathered once."""
+    """Return the captioner's state dict with gathered tensors. All ranks call this.
+
+    A weight with two names is gathered once. keep: see `gather_full`.
+    """
     if not is_sharded(captioner):
         return captioner.state_dict()
     gathered: dict[int, Any] = {}
@@ -112,10 +117,10 @@ def full_state_dict(captioner: nn.Module, keep: bool = True) -> Mapping[str, Any
 
 
 def unsharded(captioner: nn.Module, config: Config, device: torch.device) -> nn.Module:
-    """Return the captioner. If it is sharded, an unsharded copy on the device. All ranks call this.
+    """Return an unsharded copy of a sharded captioner on the device; any other captioner itself.
 
-    A sharded captioner cannot generate captions, because processes generate different numbers of
-    tokens.
+    All ranks call this. A sharded captioner cannot generate captions: every rank has to take part
+    in each forward pass, but the ranks generate different numbers of tokens.
     """
     if not is_sharded(captioner):
         return captioner
@@ -130,9 +135,10 @@ def load(
     weights: Mapping[str, Tensor],
     state: dict[str, Any],
 ) -> None:
-    """Load whole state dicts into a captioner and an optimiser. Each rank loads its rows.
+    """Load whole state dicts into a captioner and an optimiser, which may be sharded.
 
-    Raises the errors of their `load_state_dict`.
+    Of a sharded tensor, each rank loads only its rows. weights, state: the state dicts of captioner
+    and optimiser. Raises the errors of `load_state_dict`.
     """
     if is_sharded(captioner):
         current = captioner.state_dict()
@@ -150,7 +156,10 @@ def load(
 def named_tensors(
     captioner: nn.Module, optimizer: torch.optim.Optimizer
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return a sharded checkpoint's tensors, by their names in it: weights, and optimiser state."""
+    """Return the tensors to write to a sharded checkpoint: weights, and optimiser state.
+
+    Both are {name in the checkpoint: tensor}. Names begin with MODEL or OPTIMIZER.
+    """
     model = {MODEL + name: tensor for name, tensor in captioner.state_dict().items()}
     state = optimizer.state_dict()["state"]
     moments = {
@@ -162,10 +171,11 @@ def named_tensors(
 def load_sharded(
     captioner: nn.Module, optimizer: torch.optim.Optimizer, folder: Path, groups: list[Any]
 ) -> None:
-    """Load a sharded checkpoint. Each rank reads its rows, and all ranks call this.
+    """Load a sharded checkpoint into a captioner and an optimiser. All ranks call this.
 
-    groups: the parameter groups of the saved optimiser. Raises ValueError on all ranks, and the
-    errors of `load_state_dict`.
+    Each rank reads only its rows. groups: the parameter groups of the saved optimiser. Raises
+    ValueError on all ranks for other weights or values that are not finite, and the errors of
+    `load_state_dict`.
     """
     tensors = {MODEL + name: tensor for name, tensor in captioner.state_dict().items()}
     parameters = dict(enumerate(p for group in optimizer.param_groups for p in group["params"]))
@@ -175,7 +185,7 @@ def load_sharded(
         first = different[0].removeprefix(MODEL)
         raise ValueError(f"checkpoint and model differ in {len(different)} keys, such as {first}")
     for name, (size, dtype) in saved.items():
-        if name.startswith(OPTIMIZER):  # moments and the number of steps
+        if name.startswith(OPTIMIZER):  # a moment of a parameter, or its number of steps, a scalar
             number, key = name[len(OPTIMIZER) :].split(".")
             like = parameters[int(number)] if size else torch.zeros((), dtype=dtype)
             state.setdefault(int(number), {})[key] = tensors[name] = torch.zeros_like(like)
@@ -192,7 +202,7 @@ def _shard_like(tensor: Tensor, sharded: Any) -> Tensor:
     """Shard a whole tensor like the tensor `sharded`, without communication."""
     from torch.distributed.tensor import distribute_tensor
 
-    if not is_distributed(sharded) or not tensor.ndim:  # such as the optimiser's step counts
+    if not is_distributed(sharded) or not tensor.ndim:  # scalars are the optimiser's step counts
         return tensor
     mesh, placements = sharded.device_mesh, sharded.placements
     return distribute_tensor(tensor.to(sharded.device), mesh, placements, src_data_rank=None)

@@ -27,9 +27,9 @@ from captioning.training.run_log import command
 class SplitEvaluation:
     """Captions one split of a configuration and computes the metrics.
 
-    Set-up checks annotations, references and the requirements of metrics before any caption is
-    generated. `run` writes two results to the run's folder: captions to result/NAME.json, in the
-    format of COCO results, and scores to result/NAME/. Raises UserError.
+    The constructor checks annotations, references and the requirements of metrics before any
+    caption is generated, and raises UserError. `run` writes to the run's folder: captions, in the
+    format of COCO results, to result/NAME.json, and scores to result/NAME/.
     """
 
     def __init__(self, config: Config, split: str, folder: Path, device: torch.device):
@@ -41,7 +41,8 @@ class SplitEvaluation:
             settings = metric_settings(config, self.samples, str(device))
             options = options_of(config.metrics, config)
             self.evaluators = build_evaluators(config.metrics, settings, **options)
-        # {metric: why it cannot be computed}. Rank 0 computes the metrics, so only it knows.
+        # {metric: why it cannot be computed}. Rank 0 computes the metrics, so that only rank 0
+        # knows the reasons.
         self.unavailable: dict[str, str] = {}
         if distributed.is_main():
             for evaluator in self.evaluators:
@@ -51,14 +52,15 @@ class SplitEvaluation:
             log_line(f"{metric} will be skipped: {reason}")
 
     def run(self, captioner: nn.Module, name: str) -> Optional[dict[str, float]]:
-        """Caption and score the split. Returns metrics by name on rank 0, None on other ranks.
+        """Caption and score the split. All ranks call this.
 
-        Raises Stopped on all ranks if a stop is requested.
+        Returns {metric: value} on rank 0, None on other ranks. Raises UserError, and Stopped on all
+        ranks if a stop is requested.
         """
         return self.score(self.caption(captioner), name)
 
     def caption(self, captioner: nn.Module) -> list[dict[str, Any]]:
-        """Return the captions of the split, on all ranks, see `caption_images`."""
+        """Return the captions of the split on all ranks, in the format of `caption_images`."""
         description = f"captions of {self.split}"
         results = caption_images(captioner, self.samples, self.config, self.device, description)
         results = distributed.broadcast_from_main(results)
@@ -67,7 +69,7 @@ class SplitEvaluation:
         return results
 
     def score(self, results: list[dict[str, Any]], name: str) -> Optional[dict[str, float]]:
-        """Write and score captions, COCO results. Returns metrics by name, like `run`."""
+        """Write and score the captions that `caption` returned. Returns what `run` returns."""
         is_main = distributed.is_main()
         if is_main:
             write_json(results, self.folder / "result" / f"{name}.json")
@@ -81,7 +83,7 @@ class SplitEvaluation:
         return {metric: estimate.value for metric, estimate in scores.metrics.items()}
 
     def _stoppable_evaluators(self) -> Iterator[Evaluator]:
-        """Yield the evaluators. Before and after each, all ranks check for a stop request."""
+        """Yield the evaluators. Before and after each evaluator, raise Stopped if requested."""
         for evaluator in self.evaluators:
             distributed.raise_if_stop_requested(wait_long=True)
             yield evaluator
@@ -89,7 +91,7 @@ class SplitEvaluation:
 
 
 def metric_settings(config: Config, samples: Iterable[Sample], device: str) -> Settings:
-    """Return the settings that all metrics of a configuration share, on these samples."""
+    """Return the settings that all metrics of a configuration share: images, folder and device."""
     root = Path(config.image_root)
     images = {sample.image_id: root / sample.image for sample in samples}
     return Settings(images, root, device=device)
@@ -100,7 +102,7 @@ def remove_scores(folder: Path, name: str) -> None:
 
 
 def read_scores(folder: Path, name: str) -> Optional[dict[str, float]]:
-    """Return the scores of an earlier `SplitEvaluation.run`, or None."""
+    """Return {metric: value} that an earlier `SplitEvaluation.run` wrote, or None."""
     path = folder / "result" / name / "metrics.json"
     if not path.exists():
         return None

@@ -1,4 +1,4 @@
-"""One optimiser step: forward and backward on accumulated batches, a check, the update."""
+"""Takes one optimiser step: forward and backward on accumulated batches, a check, the update."""
 
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -17,15 +17,16 @@ from captioning.training.nonfinite_report import BatchReport, NotFiniteError, no
 from captioning.training.optimiser import clip_gradients
 from smile import ObjectiveOutput
 
-# These values are summed over batches. All others are means over tokens.
+# These values are counts, which are summed over batches. All other values are means over tokens.
 COUNTS = ("skipped_images", "stop_requested")
 
 
 class StepResult(NamedTuple):
-    """The values of a step.
+    """The values of a step, for the log.
 
-    sums: over all batches and ranks: the tokens, the loss and its parts times the tokens, and
-    COUNTS. values: other values for the log.
+    sums: {name: sum over all batches and ranks}. "tokens" is the number of tokens. "loss" and each
+    part of the loss are multiplied by the number of tokens before summing. COUNTS are counts.
+    values: values that need no averaging, {"grad_norm": norm before clipping}.
     """
 
     sums: dict[str, float]
@@ -35,8 +36,9 @@ class StepResult(NamedTuple):
 class TrainingStep:
     """Trains a model on accumulated batches.
 
-    learner: the captioner, or the `SelfCritical` around it. model: the learner, or the
-    DistributedDataParallel around it. batches: reports of the last step's batches.
+    learner: the captioner, or the `SelfCritical` that wraps the captioner. model: the learner, or
+    the DistributedDataParallel that wraps the learner. batches: reports of the batches of the
+    latest step, for the error message of a step that is not finite.
     """
 
     def __init__(
@@ -53,24 +55,31 @@ class TrainingStep:
         self.batches: list[BatchReport] = []
 
     def __call__(self, batches: Iterator[Batch], step: int) -> StepResult:
-        """Train on the batches of one step. step: its number in the run, from 0.
+        """Train on the batches of one step. step: the step's number in the run, from 0.
 
-        The loss is a mean over the labelled tokens of all batches and processes. Their number is
-        known only after the last batch. Therefore a batch's loss is weighted by its tokens / tokens
-        of the first batch that has any (`reference`), and the gradient is multiplied by reference /
-        all tokens, then clipped. Raises NotFiniteError on all ranks and leaves weights and buffers
-        unchanged.
+        The loss of a step is a mean over the labelled tokens of all batches and ranks. The total
+        number of tokens is only known after the last batch. Therefore:
+
+        - On each rank, the loss of a batch is multiplied by (tokens of the batch) / reference, and
+          by the number of ranks, because DistributedDataParallel averages gradients over ranks.
+          `reference` is the number of tokens, on all ranks, of the first batch that has any
+        - After the last batch, the gradient is multiplied by reference / (tokens of all batches),
+          then clipped
+
+        If the loss or the gradient is not finite, raises NotFiniteError on all ranks, and leaves
+        weights and buffers unchanged.
         """
         self.batches = []
         buffers = list(self.learner.buffers())  # statistics of batch norms, state of objectives
         saved_buffers = [buffer.clone() for buffer in buffers]
         if self.model is self.learner:
-            distributed.broadcast_buffers(self.learner)  # DistributedDataParallel does it itself
-        totals: list[Tensor] = []  # (n,) of each batch: `_sums` over all ranks
+            # DistributedDataParallel would broadcast the buffers itself.
+            distributed.broadcast_buffers(self.learner)
+        totals: list[Tensor] = []  # for each batch, `_sums` (n,) summed over all ranks
         reference = torch.zeros((), dtype=torch.float64, device=self.precision.device)
         for index in range(self.batch_count):
             batch = next(batches)
-            # Ranks exchange gradients once a step, with the last batch.
+            # DistributedDataParallel exchanges gradients only with the last batch of a step.
             is_last = index == self.batch_count - 1 or self.model is self.learner
             with nullcontext() if is_last else self.model.no_sync():
                 output = self._forward(batch, step * self.batch_count + index)
@@ -81,8 +90,8 @@ class TrainingStep:
         self.scaler.unscale_(self.optimizer)
         correction = reference / sum(totals)[0].clamp(min=1) if self.batch_count > 1 else None
         norm = clip_gradients(self.optimizer, self.config, correction)
-        # One copy of all values from the GPU: the step's only synchronisation, unless the objective
-        # reads the labels.
+        # Copy all values from the GPU at once. This is the step's only synchronisation with the
+        # GPU, unless the objective reads the labels.
         *values, norm = torch.cat([*totals, norm.double()[None]]).tolist()
         names = ["tokens", *self.batches[-1].parts, *COUNTS]
         width = len(names)
@@ -99,7 +108,10 @@ class TrainingStep:
         return StepResult(summed, {"grad_norm": norm})
 
     def _forward(self, batch: Batch, number: int) -> ObjectiveOutput:
-        """Run the model. Dropout and sampling depend only on seed, batch number and rank."""
+        """Run the model on a batch. number: the batch's number in the run, from 0.
+
+        Dropout and sampling depend only on the run's seed, `number` and the rank.
+        """
         torch.manual_seed(derived_seed("step", self.config.seed, number, distributed.rank()))
         inputs: list[Any] = [batch["image"], batch["captions"]]
         if self.config.reward:
@@ -117,7 +129,11 @@ class TrainingStep:
         return output
 
     def _sums(self, output: ObjectiveOutput, batch: Batch) -> Tensor:
-        """Sums of the latest batch on this rank, float64 (n,): tokens, loss, parts, COUNTS."""
+        """Return the sums of the latest batch on this rank, float64 (n,).
+
+        The sums are, in this order: the number of tokens; the loss and the parts of the loss, each
+        multiplied by the number of tokens; and COUNTS.
+        """
         parts = self.batches[-1].parts
         means = torch.stack([torch.ones_like(parts["loss"]), *parts.values()]).double()
         counts = torch.tensor([batch["skipped"], bool(signals.stop_requested())]).double()

@@ -18,9 +18,10 @@ def evaluation_name(epoch: int) -> str:
 
 
 class Validation(NamedTuple):
-    """A validation. epoch: from 0. scores: metrics by name.
+    """The scores of one epoch on the validation split.
 
-    value: a sum of some of them; None if one is missing.
+    epoch: from 0. value: a sum of metrics, such as CIDEr + Bleu_4; None if one of the metrics is
+    missing. scores: {name of a metric: value}.
     """
 
     epoch: int
@@ -29,9 +30,9 @@ class Validation(NamedTuple):
 
 
 def read_validations(folder: Path, epochs: int, metrics: Optional[str]) -> list[Validation]:
-    """Read the validations of the first `epochs` epochs.
+    """Return the validations among the first `epochs` epochs, in order.
 
-    metrics: the sum in `Validation.value`, such as "CIDEr + Bleu_4"; None for no value.
+    metrics: the sum to compute for `Validation.value`, such as "CIDEr + Bleu_4"; None for no value.
     """
     compute_value = MetricSum.parse(metrics).of if metrics else lambda scores: None
     pairs = ((epoch, read_scores(folder, evaluation_name(epoch))) for epoch in range(epochs))
@@ -39,16 +40,16 @@ def read_validations(folder: Path, epochs: int, metrics: Optional[str]) -> list[
 
 
 def metric_values(folder: Path, epochs: int, metrics: str) -> list[float]:
-    """Return the sum of metrics in each of the first `epochs` epochs.
+    """Return the value of a sum of metrics for each of the first `epochs` epochs.
 
-    Epochs without it are left out.
+    Epochs without this value, such as epochs that were not validated, are left out.
     """
     values = (validation.value for validation in read_validations(folder, epochs, metrics))
     return [value for value in values if value is not None]
 
 
 def reason_finished(config: Config, folder: Path, epochs: int) -> Optional[str]:
-    """Return the reason why a run is over after `epochs` epochs. None if it goes on."""
+    """Return why a run is over after `epochs` epochs; None if the run continues."""
     if epochs >= config.max_epoch:
         return f"{config.output_dir} has finished all of its {epochs} epochs"
     values = metric_values(folder, epochs, config.monitor)
@@ -62,7 +63,7 @@ def reason_finished(config: Config, folder: Path, epochs: int) -> Optional[str]:
 
 
 def reason_unavailable(metrics: str, evaluation: SplitEvaluation) -> Optional[str]:
-    """Return the reason why a sum of metrics cannot be computed. None if it can."""
+    """Return why a sum of metrics cannot be computed; None if it can."""
     computed = {name for evaluator in evaluation.evaluators for name in evaluator.names}
     for name in MetricSum.parse(metrics).signs:
         if name not in computed:
@@ -85,8 +86,8 @@ def check_monitor(config: Config, evaluation: SplitEvaluation) -> None:
 def count_plateaus(values: Sequence[float], patience: int) -> int:
     """Return the number of plateaus, as torch's ReduceLROnPlateau counts them.
 
-    A plateau is more than `patience` consecutive values that do not exceed the best value so far.
-    After a plateau, the count of such values restarts.
+    A plateau is a sequence of `patience` + 1 consecutive values that do not exceed the best value
+    so far. After a plateau, counting starts again at the next value.
     """
     best, waited, count = -math.inf, 0, 0
     for value in values:
@@ -98,12 +99,12 @@ def count_plateaus(values: Sequence[float], patience: int) -> int:
 
 
 def is_trained(config: Config) -> bool:
-    """Return whether the run is over and started from the configuration's `pretrained`."""
+    """Return whether the run of a configuration is over and started from its `pretrained`."""
     folder = working_folder(config.output_dir)
     paths, record = checkpoints.epoch_checkpoints(folder), folder / "config.yaml"
     if not paths or not record.exists():
         return False
-    # Both sides are dumped: `model_dump` removes secrets from addresses, as the record did.
+    # Compare dumps, because config.yaml is a dump, too: `model_dump` removes secrets in addresses.
     if load_config(record).model_dump()["pretrained"] != config.model_dump()["pretrained"]:
         return False
     newest = int(paths[-1].stem.rpartition("_")[2])
@@ -113,7 +114,7 @@ def is_trained(config: Config) -> bool:
 def is_scored(config: Config, split: str = "test", results: Optional[Path] = None) -> bool:
     """Return whether the split has been captioned and scored with the current best weights.
 
-    results: the folder with the folder `result`; the run's by default.
+    results: the folder that contains the folder `result`; by default the run's folder.
     """
     folder = working_folder(config.output_dir)
     scores_file = (results or folder) / "result" / split / "metrics.json"

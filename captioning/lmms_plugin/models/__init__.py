@@ -1,3 +1,3 @@
-"""The models that lmms-eval finds here: {module: class}."""
+"""Names the models of this plugin for lmms-eval, {module: class}."""
 
 AVAILABLE_MODELS = {"captioner": "CheckpointLmm"}

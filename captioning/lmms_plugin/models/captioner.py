@@ -1,4 +1,4 @@
-"""A checkpoint of any captioner as a model of lmms-eval."""
+"""Makes a checkpoint of any captioner a model of lmms-eval."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -22,9 +22,10 @@ SHARED = ("num_beams", "temperature", "top_p", "top_k", "repetition_penalty")
 class CheckpointLmm(lmms):
     """A captioner that answers every question about an image with a caption.
 
-    checkpoint, config: as in captioning.caption. changes: configuration keys, which replace the
-    checkpoint's and take precedence over a task's generation_kwargs. The text of the question is
-    not used. A user's mistake ends the program with one line.
+    The question is not used. lmms-eval passes the values of --model_args to the constructor.
+    checkpoint, config: see captioning.caption. changes: {configuration key: value}, which replace
+    values of the checkpoint's configuration and take precedence over a task's generation_kwargs. A
+    mistake of the user ends the program with one line.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class CheckpointLmm(lmms):
             refuse(str(error))
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
-        """Return one caption for each request, cut off at the first of the task's stop strings."""
+        """Return one caption for each request, cut off at the task's first stop string."""
         try:
             return self._captions(requests)
         except (UserError, ValueError) as error:  # a photo or a setting that cannot be used
@@ -69,19 +70,23 @@ class CheckpointLmm(lmms):
         return batches.get_original(answers)
 
     def image(self, to_visual: Any, number: int, task: str, split: str) -> Any:
-        """Return the RGB image of a task's document. to_visual: lmms-eval's function for it."""
+        """Return the RGB image of a task's document.
+
+        to_visual: lmms-eval's function that returns the images of a document. number: the
+        document's index in the split.
+        """
         visuals = to_visual(self.task_dict[task][split][number])
         if len(visuals) != 1 or not hasattr(visuals[0], "convert"):
             refuse(f"{task}: document {number} has not one image; a captioner needs one")
         return decode(visuals[0])
 
     def settings(self, how: Mapping[str, Any]) -> DecodingSettings:
-        """Return the decoding settings for a task. how: its generation_kwargs."""
+        """Return the decoding settings for a task. how: the task's generation_kwargs."""
         given = {name: how[name] for name in SHARED if how.get(name)}
         if how.keys() & {"do_sample", "temperature"}:
             given["sample"] = bool(how.get("do_sample", True)) and how.get("temperature") != 0
         captioner, own = self.model.captioner, self.model.settings
-        if how.get("max_new_tokens"):  # without the prompt
+        if how.get("max_new_tokens"):  # max_new_tokens does not count the prompt, max_length does
             longest = len(captioner.prompt_ids) + how["max_new_tokens"]
             longest = min(longest, captioner.max_positions or longest)
             given.update(max_length=longest, min_length=min(own.min_length, longest))

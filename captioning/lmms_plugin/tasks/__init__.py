@@ -1,1 +1,1 @@
-"""lmms-eval looks for a plugin's tasks here; there are none: any task with one image will do."""
+"""Empty: lmms-eval looks for a plugin's tasks here, but this plugin only adds models."""
