@@ -56,7 +56,7 @@ def build(config: Any, context: Any) -> BlipCaptioner:
     `captioning.captioners.interface.CaptionerPackage` documents the public functions here. With
     `lora`, this loads the base weights before it adds the adapter.
     """
-    # Every other argument has the name of its configuration key.
+    # Every argument except `objective` has the name of its configuration key.
     names = signature(BlipCaptioner).parameters.keys() - {"objective"}
     arguments = {name: getattr(config, name) for name in names}
     captioner = BlipCaptioner(objective=config.build_objective(), **arguments)

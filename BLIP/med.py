@@ -29,7 +29,10 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 class MedConfig(Sizes):
-    """Sizes of the decoder under BERT's names. The defaults are those of bert-base."""
+    """Sizes of the text decoder, or of the text encoder of BLIP's filter, under BERT's names.
+
+    The defaults are those of bert-base.
+    """
 
     hidden_size: int = Field(768, gt=0)
     num_hidden_layers: int = Field(12, gt=0)
@@ -58,10 +61,10 @@ IGNORED_KEYS = {
 
 
 def read_med_config(source: Union[str, Path, Mapping]) -> MedConfig:
-    """Read sizes from a JSON file or a mapping. Missing keys have default values.
+    """Read sizes from a JSON file or a mapping. Missing keys get their default values.
 
-    A relative path is looked up in the working directory, then in the repository. Raises a one-line
-    ValueError for a file that cannot be read, an unknown key or an impossible value.
+    A relative path is searched first in the working directory, then in the repository. Raises a
+    one-line ValueError for a file that cannot be read, an unknown key or an impossible value.
     """
     values = source
     if not isinstance(source, Mapping):
@@ -202,8 +205,8 @@ class Layer(nn.Module):
         """Return the layer's output, given its keys and values. Decoding steps call this directly.
 
         self_kv: keys and values of the caption. image_kv: keys and values of the image; None skips
-        cross-attention. mask: bool, true where a token may attend; it is broadcast to
-        (R, heads, n, number of keys).
+        cross-attention. mask: bool, true where a token may attend in self-attention; it is
+        broadcast to the shape of the attention scores.
         """
         hidden = self.attention(hidden, self_kv, mask, is_causal, unpadding)
         if image_kv is not None:

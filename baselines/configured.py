@@ -62,7 +62,8 @@ class Keys(BaseModel):
             )
         if self.num_layers > 1 and self.model in ("rnn", "lstm", "attn"):
             raise ValueError(f"num_layers is {self.num_layers}; {self.model} has one layer")
-        has_deep_output = self.model == "sat" and self.deep_output  # head input: embed_dim
+        # With deep_output, the head's input has width embed_dim.
+        has_deep_output = self.model == "sat" and self.deep_output
         ties_embeddings = self.tie_embeddings and self.model in MODELS
         if ties_embeddings and not has_deep_output and self.hidden_dim != self.embed_dim:
             raise ValueError(
@@ -119,7 +120,7 @@ def build(config: Any, context: Any) -> ClassicCaptioner:
     if config.teacher_forcing_middle is not None:
         middle = config.teacher_forcing_middle * config.max_epoch
         arguments["teacher_forcing_k"] = inverse_sigmoid_k(middle)
-    # Every other argument has the name of its configuration key.
+    # Every argument that is not in `arguments` has the name of its configuration key.
     names = signature(ClassicCaptioner).parameters.keys() - arguments
     return ClassicCaptioner(**{name: getattr(config, name) for name in names}, **arguments)
 

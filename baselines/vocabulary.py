@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Union
 
-import regex  # its \w includes vowel signs and combining accents
+import regex  # unlike that of `re`, its \w includes vowel signs and combining accents
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence

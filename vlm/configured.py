@@ -19,7 +19,12 @@ UNSUPPORTED += ("reward", "compile")
 
 
 class Keys(BaseModel):
-    """The key that only this package reads; see docs/settings.md."""
+    """The key that only this package uses. docs/settings.md describes it.
+
+    The string "run" is the key's role, see `captioning.config.keys.ROLES`. The key is merged into a
+    subclass of `captioning.config.config.Config`, so that the validator below can also read the
+    general keys, such as `model` and `lora`.
+    """
 
     vlm: Annotated[Optional[str], Field(min_length=1), "run"] = None
 

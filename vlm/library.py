@@ -36,7 +36,7 @@ class Parts(NamedTuple):
 
 
 def check_library() -> None:
-    """Raise ValueError if transformers is too old."""
+    """Raise ValueError if transformers is older than OLDEST_VERSION."""
     installed = version("transformers")
     if int(installed.partition(".")[0]) < OLDEST_VERSION:
         raise ValueError(
@@ -115,7 +115,7 @@ def _disable_repacking(model: nn.Module) -> None:
 
 
 def checkpointed_layers(model: nn.Module) -> list[nn.Module]:
-    """Return the outermost layers that support gradient checkpointing."""
+    """Return the layers that support gradient checkpointing, without layers inside such layers."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     outermost: list[nn.Module] = []

@@ -27,7 +27,7 @@ NO_TEXT_FAMILY = "vision-encoder-decoder"  # has no text input
 # families are left out, because they keep the position offset of only one stream.
 GUIDED_FAMILIES = ("gemma3", "git", "idefics3", "internvl", "llava_onevision", "mllama")
 GUIDED_FAMILIES += ("paligemma", "smolvlm")
-NEGATIVE_PROMPT = "negative_prompt_ids"  # the argument of `generate` for the second stream
+NEGATIVE_PROMPT = "negative_prompt_ids"  # the argument of `generate` with the second stream's ids
 MAX_POSITIONS_KEYS = ("max_position_embeddings", "n_positions")  # in a model's configuration
 # A photo to find out what the processor returns, before there is a real photo.
 PROBE_IMAGE = Image.new("RGB", (64, 48), (120, 130, 140))
@@ -147,7 +147,10 @@ class PromptProcessor:
         }
 
     def _turn(self) -> Turn:
-        """Return the text around a caption. Raises ValueError for an unusable prompt or model."""
+        """Return the text around a caption for this family.
+
+        Raises ValueError if the model cannot be used, or not with this prompt.
+        """
         name, processor = self.parts.name, self.parts.processor
         if self.family == NO_TEXT_FAMILY:
             if self.prompt:

@@ -79,7 +79,7 @@ class CompiledStepFactory:
                 [tuple(x.new_zeros(images, heads, capacity, d) for x in pair) for pair in past],
                 [tuple(torch.zeros_like(x) for x in pair) for pair in image_kv],
             )
-            # The first four fields are tensors. The others have a pair of tensors for each layer.
+            # The first four fields are tensors. The last two have a pair of tensors for each layer.
             pair_tensors = [x for pair in (*self.cache.past, *self.cache.image_kv) for x in pair]
             for tensor in (*self.cache[:4], *pair_tensors):
                 # A static address lets the CUDA graph read the tensor without a copy. With

@@ -1,8 +1,8 @@
 """Downloads files from https servers and the Hugging Face hub, and checks them.
 
-huggingface_hub downloads and caches hf:// names. `torch.hub.download_url_to_file` is not used for
-other URLs: it accepts truncated files, follows redirects to http and into private networks, has no
-size limit and no timeout, and cannot log in.
+huggingface_hub downloads and caches hf:// names. This module downloads https:// URLs itself. It
+does not use `torch.hub.download_url_to_file`, which accepts truncated files, follows redirects to
+http and into private networks, has no size limit and no timeout, and cannot log in.
 """
 
 import base64

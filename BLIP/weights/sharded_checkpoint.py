@@ -101,7 +101,7 @@ def cause(error: BaseException) -> BaseException:
 
 
 def _reader(path: Path):
-    """Return torch's reader of a folder, with the restricted unpickler for the index."""
+    """Return torch's reader of a folder, which reads the index with the restricted unpickler."""
     from torch.distributed.checkpoint import FileSystemReader, metadata
 
     class Reader(FileSystemReader):
