@@ -60,9 +60,8 @@ class OnnxCaptioner:
 
     def pixels(self, image: Image.Image) -> np.ndarray:
         """Preprocess an image to float32 (1, 3, S, S)."""
-        if image.mode == "I" or image.mode.startswith(
-            "I;16"
-        ):  # 16 bits, which Pillow would clip to 255
+        # Pillow would clip the values of a 16-bit image to 255, so they are scaled to 8 bits here.
+        if image.mode == "I" or image.mode.startswith("I;16"):
             image = Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8))
         side = (self.settings["image_size"],) * 2
         square = np.asarray(image.convert("RGB").resize(side, Image.BICUBIC), dtype=np.float32)

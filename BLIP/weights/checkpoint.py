@@ -88,8 +88,8 @@ def read_checkpoint(source: str, trust_checkpoint: bool = False, mapped: bool = 
     sharded checkpoint, whose optimizer state is not read. A bare state dict becomes
     {"model": state_dict}.
 
-    No code in a file is run. A file with objects other than tensors, numbers and text is refused;
-    with `trust_checkpoint` it is read and these objects are left out. mapped: memory-map the
+    No code in a file is run. A file with objects other than tensors, numbers and text is refused.
+    With `trust_checkpoint`, a .pth file is read without these objects. mapped: memory-map the
     tensors of a .pth file, for a caller that reads few of them. Raises CheckpointError and
     DownloadError.
     """
