@@ -24,6 +24,7 @@ IMAGE_ENCODER_NAMES = ("vision_tower", "vision_model", "image_encoder")
 # Keys of the output of `get_image_features`. The decoder reads FEATURES and DEEPSTACK.
 FEATURES = "pooler_output"
 DEEPSTACK = "deepstack_features"  # features that Qwen3-VL adds in several layers of the decoder
+# Keys of the same output that are not needed. If there is any further key, features are not reused.
 UNUSED_OUTPUTS = {
     "last_hidden_state",
     "hidden_states",

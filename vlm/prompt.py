@@ -29,12 +29,12 @@ GUIDED_FAMILIES = ("gemma3", "git", "idefics3", "internvl", "llava_onevision", "
 GUIDED_FAMILIES += ("paligemma", "smolvlm")
 NEGATIVE_PROMPT = "negative_prompt_ids"  # the argument of `generate` with the second stream's ids
 MAX_POSITIONS_KEYS = ("max_position_embeddings", "n_positions")  # in a model's configuration
-# A photo to find out what the processor returns, before there is a real photo.
+# The processor is called with this photo to find out what it returns, such as the prompt's length.
 PROBE_IMAGE = Image.new("RGB", (64, 48), (120, 130, 140))
 
 
 class Turn(NamedTuple):
-    """The text that the chat template puts around a caption.
+    """The text around a caption, from the chat template if the family has one.
 
     prompt: all text up to the end of the generation prompt. caption_prefix: the text between the
     generation prompt and the caption. caption_suffix: the text after the caption that ends the
