@@ -1,6 +1,7 @@
-"""BLIP: image encoder, text decoder and released checkpoints.
+"""Provides the BLIP captioner and functions that load the released checkpoints.
 
-The names below are imported at first use, so that reading a checkpoint does not import the model.
+Each name in _MODULES is imported from its module at first use, so that reading a checkpoint does
+not import the model.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""BLIP as a captioner: image encoder, text decoder and tokeniser behind one interface."""
+"""Defines the BLIP captioner, which combines image encoder, text decoder and tokeniser."""
 
 import math
 from collections.abc import Mapping
@@ -22,16 +22,18 @@ from smile.objective import captions_per_image
 
 MED_CONFIG = "configs/med_config.json"
 PROMPT = "a picture of "
-LIKELIHOOD = Objective("mle")
-CHUNK_POSITIONS = 1024  # positions whose logits an inference copy computes at once
+LIKELIHOOD = Objective("mle")  # its loss without reduction is a negative log-likelihood
+# An inference copy computes the logits of this many positions at once, to bound its memory.
+CHUNK_POSITIONS = 1024
 
 
 class BlipCaptioner(AdaptedState, CaptionGenerator):
-    """BLIP (arXiv 2201.12086): a ViT, and a decoder with cross-attention to its output.
+    """BLIP (arXiv 2201.12086): a ViT, and a text decoder with cross-attention to the ViT's output.
 
-    Its methods are those of `captioning.captioners.interface.Captioner`, documented there. The
-    arguments are configuration keys, see docs/settings.md. The default objective is SMILE. Raises
-    ValueError for impossible sizes, and for a tokenizer that cannot be read.
+    Implements `captioning.captioners.interface.Captioner`, which documents the methods. Each
+    argument has the name of its configuration key, which docs/settings.md describes. The default
+    objective is SMILE. Raises ValueError for impossible sizes, and for a tokenizer that cannot be
+    read.
     """
 
     def __init__(
@@ -62,7 +64,7 @@ class BlipCaptioner(AdaptedState, CaptionGenerator):
         self.prompt_ids = self.tokenizer.encode_prompt(prompt)  # (n,)
         self.max_tokens = max_tokens
         self.shift = FirstTokenShift(self.tokenizer) if first_token_shift else None
-        self.step_factory = CachedStep  # an inference copy may have another step function
+        self.step_factory = CachedStep  # `inference_copy` may replace it by a compiled step
         self.max_positions = sizes.max_position_embeddings
 
     def forward(
@@ -72,11 +74,12 @@ class BlipCaptioner(AdaptedState, CaptionGenerator):
         dropped: Optional[Tensor] = None,
         prompts: Prompts = None,
     ) -> ObjectiveOutput:
-        """Compute the objective on k captions of each image. An image is encoded once.
+        """Compute the objective on k captions of each image. Each image is encoded once.
 
-        image: (B, 3, S, S), normalised; captions: B lists of k strings, without the prompt;
-        dropped: bool (B,), the images that the null image replaces. Raises ValueError if there are
-        not B lists of equal length.
+        image: (B, 3, S, S), normalised. captions: B lists of k strings, without the prompt.
+        dropped: bool (B,), true for images that the null image replaces. prompts: B prompts; None
+        stands for the captioner's own prompt. Raises ValueError if there are not B lists of equal
+        length.
         """
         tokens, attention_mask, labels, prompt_length = self._encode(image, captions, prompts)
         embeds = self.null_image.encode(self.visual_encoder, image, dropped)
@@ -88,7 +91,10 @@ class BlipCaptioner(AdaptedState, CaptionGenerator):
         captions: list[list[str]],
         prompts: Prompts = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return logits (R, N, V) and their labels (R, N), R = B * k; see `forward`."""
+        """Return logits (R, N, V) and the labels (R, N) that they predict, R = B * k.
+
+        `forward` documents the arguments. N is the number of positions after the shortest prompt.
+        """
         tokens, attention_mask, labels, prompt_length = self._encode(image, captions, prompts)
         embeds = self.visual_encoder(image)
         logits = self.text_decoder.logits(tokens, attention_mask, embeds, prompt_length - 1)
@@ -99,10 +105,10 @@ class BlipCaptioner(AdaptedState, CaptionGenerator):
     ) -> tuple[Tensor, Tensor, Tensor, int]:
         """Return tokens, attention mask and labels, int64 (R, n) each, on the device of the images.
 
-        The fourth result is the length of the shortest prompt. Tokens of longer prompts have no
-        labels, either.
+        The fourth result is the length of the shortest prompt. The label is `ignore_index` at all
+        tokens of a prompt, also if the prompt is longer, and at padding.
         """
-        captions_per_image(captions, len(image))  # checks their number
+        captions_per_image(captions, len(image))  # raises ValueError for unequal lists
         ignore_index = self.text_decoder.objective.ignore_index
         *tensors, prompt_length = training_tokens(self, captions, prompts, ignore_index)
         moved = (tensor.to(image.device, non_blocking=True) for tensor in tensors)
@@ -114,7 +120,7 @@ class BlipCaptioner(AdaptedState, CaptionGenerator):
         return self.step_factory(self.text_decoder, encoded, settings.max_length, other)
 
     def encode(self, image: Tensor) -> Tensor:
-        """Images (B, 3, S, S) -> (B, 1 + P, width), P patches after [CLS]."""
+        """Encode images (B, 3, S, S) -> (B, 1 + P, width): [CLS], then P patches."""
         with self.inference_context():
             return self.visual_encoder(image)
 
@@ -122,9 +128,9 @@ class BlipCaptioner(AdaptedState, CaptionGenerator):
     def score_tokens(self, encoded: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits (n - p, V) that predict the ids after the prompt, and the attention map.
 
-        encoded: of one image, (1, 1 + P, width). ids: (n,), p of them the prompt's. The attention
-        map (n - p, P) is the mean cross-attention over heads and layers, normalised over the
-        patches without [CLS].
+        encoded: one encoded image, (1, 1 + P, width). ids: the caption, (n,), which begins with the
+        p ids of the prompt. The attention map (n - p, P) is the mean of cross-attention over heads
+        and layers. It leaves [CLS] out, and each row sums to 1.
         """
         start, tokens, attention_maps = self.prompt_ids.size(-1) - 1, ids[None, :-1], []
 
@@ -147,10 +153,11 @@ class BlipCaptioner(AdaptedState, CaptionGenerator):
         return logits[0], patch_attention / patch_attention.sum(1, keepdim=True)
 
     def log_likelihoods(self, encoded: Tensor, ids: Tensor, temperature: float = 1.0) -> Tensor:
-        """Return log-likelihoods of captions (B, k, n): float32 (B, k, n - p), 0 after the end.
+        """Return the log-likelihood of each token of captions (B, k, n) after the prompt.
 
-        p is the length of the prompt. Log-likelihoods have a gradient, except those of an inference
-        copy. The fused linear loss computes them without a tensor of all logits.
+        The result is float32 (B, k, n - p), where p is the length of the prompt, and 0 after a
+        caption's end. It has a gradient, except in an inference copy. The fused linear loss
+        computes it without a tensor of all logits.
         """
         rows, start = ids.flatten(0, 1), self.prompt_ids.size(-1)
         inputs, labels = rows[:, :-1], rows[:, start:]
@@ -175,7 +182,11 @@ class BlipCaptioner(AdaptedState, CaptionGenerator):
     def _inference_log_likelihoods(
         self, inputs, labels, is_scored, encoded, temperature: float
     ) -> Tensor:
-        """Return an inference copy's log-likelihoods (R, n - p). is_scored: bool (R, n - p)."""
+        """Return the log-likelihoods (R, n - p) of an inference copy, without gradient.
+
+        The copy's head is not an nn.Linear, so that the fused linear loss cannot read its weight.
+        is_scored: bool (R, n - p), true up to a caption's end.
+        """
         with self.inference_context():
             hidden = self.text_decoder.hidden_states(inputs, torch.ones_like(inputs), encoded)
             hidden = hidden[:, self.prompt_ids.size(-1) - 1 :]
@@ -201,7 +212,10 @@ class BlipCaptioner(AdaptedState, CaptionGenerator):
             part.compile()
 
     def shards(self) -> list[nn.Module]:
-        """Return blocks and layers, without word embedding and head, which share a weight."""
+        """Return the encoder's blocks and the decoder's layers.
+
+        The word embedding and the head are left out, because they share a weight.
+        """
         return [*self.visual_encoder.blocks, *self.text_decoder.layers]
 
     def caption_text(self, ids: Tensor) -> str:
@@ -211,4 +225,4 @@ class BlipCaptioner(AdaptedState, CaptionGenerator):
         return self.tokenizer.decode(ids)[len(prompt) + bool(prompt) :]
 
 
-build_captioner = BlipCaptioner  # its name in users' scripts
+build_captioner = BlipCaptioner  # an alias that users' scripts import

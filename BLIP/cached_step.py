@@ -1,4 +1,4 @@
-"""The step function of BLIP's decoder for `decoding`, with a cache of keys and values."""
+"""Defines the step function of BLIP's decoder for `decoding`, with a cache of keys and values."""
 
 from typing import Optional, Union
 
@@ -12,9 +12,10 @@ from BLIP.med import Attention, KeysValues, TextDecoder
 class CachedStep:
     """A step function, see `decoding.Step`. Each call after the first appends one token per row.
 
-    Keys and values of an image are computed once, for all its rows. Keys and values of captions are
-    never moved: the k rows of an image append to one cache, one slot each per step, and `mask`
-    marks the slots that belong to the past of each row. Reordering beams changes only the mask.
+    The keys and values of an image are computed once and used by all k rows of the image. The keys
+    and values of captions are never moved. In each step, each of the k rows of an image fills one
+    slot of the image's cache, and `mask` marks the slots that belong to the past of each row.
+    Reordering beams changes only the mask. Shapes: b unfinished images of B, d = H / heads.
     """
 
     def __init__(
@@ -24,9 +25,11 @@ class CachedStep:
         max_length: int,
         other: Optional[Tensor] = None,
     ):
-        """image_embeds: (B, P, width); max_length: tokens of the longest row.
+        """Compute the keys and values of the images.
 
-        other: image_embeds of the second stream, (B or 1, P, width), see `decoding.guided`.
+        image_embeds: (B, P, width). max_length: the maximum number of tokens of a row, including
+        the prompt. other: the image embeddings of the second stream, (B or 1, P, width), see
+        `decoding.guided`; None without a second stream.
         """
         self.decoder = decoder
         self.max_length = max_length
@@ -34,9 +37,10 @@ class CachedStep:
             _image_keys_values(layer.crossattention, image_embeds, other)
             for layer in decoder.layers
         ]
-        self.past: list[KeysValues] = []  # self-attention, each (b, heads, capacity, d)
-        self.length = 0  # tokens of a row so far
-        self.used_slots = 0  # slots in use, per image
+        # Keys and values of self-attention for each layer, each (b, heads, capacity, d).
+        self.past: list[KeysValues] = []
+        self.length = 0  # the number of tokens of each row so far
+        self.used_slots = 0  # the number of filled slots of each image
         self.mask = torch.empty(0)  # bool (b, k, capacity)
 
     def __call__(self, tokens: Tensor, rows: Optional[Tensor]) -> Tensor:
@@ -48,7 +52,7 @@ class CachedStep:
         return self.decoder.cls["predictions"](hidden).unflatten(0, tokens.shape[:2])
 
     def _prompt(self, tokens: Tensor) -> Tensor:
-        """Process the prompts: tokens (B, n) -> hidden states (B, H) of each image's last token."""
+        """Process the prompts: tokens (B, n) -> hidden states (B, H) of the last tokens."""
         hidden = self.decoder.bert["embeddings"](tokens)
         for layer, image_kv in zip(self.decoder.layers, self.image_kv):
             self_kv = layer.attention.keys_values(hidden)
@@ -71,9 +75,9 @@ class CachedStep:
         return hidden
 
     def _reorder(self, rows: Tensor) -> None:
-        """Reorder the cache: new row i continues old row rows[i]. rows: (b, k).
+        """Reorder the cache, so that new row i continues old row rows[i]. rows: (b, k).
 
-        An image without rows is dropped.
+        An image without rows is finished, and its cache is dropped.
         """
         rows_before = self.mask.size(1)
         if rows.size(0) < self.mask.size(0):
@@ -81,7 +85,7 @@ class CachedStep:
             self.image_kv = [(key[images], value[images]) for key, value in self.image_kv]
             self.past = [(key[images], value[images]) for key, value in self.past]
         self.mask = self.mask.flatten(0, 1)[rows]
-        if self.mask.size(2) == self.used_slots:  # only the prompt is cached; now k is known
+        if self.mask.size(2) == self.used_slots:  # only the prompt is cached, so allocate the rest
             free = rows.size(1) * (self.max_length - self.used_slots)
             self.past = [
                 (F.pad(key, (0, 0, 0, free)), F.pad(value, (0, 0, 0, free)))
@@ -99,11 +103,13 @@ def append_tokens(
     past: list[KeysValues],
     image_kv: list[KeysValues],
 ) -> Tensor:
-    """Return hidden states (b * k, H) of one token per row, (b, k, 1).
+    """Append one token to each row. Return the tokens' hidden states, (b * k, H).
 
-    position: that of the tokens in their rows. past, image_kv: a pair (b, heads, capacity, d) for
-    each layer. The keys and values of the k rows are written to `slots` of `past`. mask: bool
-    (b, k, capacity), the slots that each row attends to.
+    tokens: int64 (b, k, 1). position: the position of the tokens in their rows. past, image_kv: for
+    each layer, the keys and values of self-attention (b, heads, capacity, d) and of cross-attention
+    (b, heads, P, d). slots: the k slots of `past` to which the keys and values of the tokens are
+    written. mask: bool (b, k, capacity), true for the slots that a row attends to. `CompiledStep`
+    compiles this function.
     """
     images, rows, _ = tokens.shape
     hidden = decoder.bert["embeddings"](tokens.flatten(0, 1), position)
@@ -118,7 +124,10 @@ def append_tokens(
 def _image_keys_values(
     attention: Attention, image_embeds: Tensor, other: Optional[Tensor]
 ) -> KeysValues:
-    """Return the image keys and values of all streams. Contiguous: every step reads them."""
+    """Return the keys and values of the images of both streams.
+
+    They are contiguous, because every step reads them.
+    """
     image_kv = attention.keys_values(image_embeds)
     if other is None:
         return tuple(x.contiguous() for x in image_kv)

@@ -1,4 +1,4 @@
-"""BLIP's configuration keys, and building its captioner from a configuration."""
+"""Defines BLIP's configuration keys, and builds its captioner from a configuration."""
 
 from inspect import signature
 from typing import Annotated, Any, Literal, Union
@@ -13,11 +13,16 @@ from BLIP.vit import VitSizes
 from BLIP.weights.checkpoint import TIED, base_weights, load_weights
 from BLIP.weights.download import without_secrets
 
-PROMPT_IS_QUESTION = False
+PROMPT_IS_QUESTION = False  # the prompt is the beginning of a caption, not an input of the model
 
 
 class Keys(BaseModel):
-    """The keys that only BLIP reads. docs/settings.md describes each key."""
+    """The keys that only BLIP uses. docs/settings.md describes each key.
+
+    The string in each annotation is the key's role, see `captioning.config.keys.ROLES`. These keys
+    are merged into a subclass of `captioning.config.config.Config`, so that the validator below can
+    also read the general keys, such as `model` and `lora`.
+    """
 
     vit: Annotated[Union[Literal["base", "large"], VitSizes], "run"] = "base"
     vit_ckpt_layer: Annotated[int, "speed"] = Field(0, ge=0)
@@ -46,8 +51,12 @@ class Keys(BaseModel):
 
 
 def build(config: Any, context: Any) -> BlipCaptioner:
-    """See `captioning.captioners.interface`, which also describes the functions below."""
-    # Every other argument has the name of its configuration key.
+    """Build the captioner that a configuration describes.
+
+    `captioning.captioners.interface.CaptionerPackage` documents the public functions here. With
+    `lora`, this loads the base weights before it adds the adapter.
+    """
+    # Every argument except `objective` has the name of its configuration key.
     names = signature(BlipCaptioner).parameters.keys() - {"objective"}
     arguments = {name: getattr(config, name) for name in names}
     captioner = BlipCaptioner(objective=config.build_objective(), **arguments)
@@ -76,7 +85,7 @@ def title(config: Any) -> str:
 
 
 def check_device(config: Any, device: torch.device) -> None:
-    """int8 needs a CPU with int8 kernels. All devices support the other precisions."""
+    """Raise ValueError for int8 on a device without int8 kernels, or together with `compile`."""
     if config.precision == "int8":
         check_int8(device, config.compile)
 

@@ -1,15 +1,14 @@
-"""Converts a captioner to a folder of transformers' BlipForConditionalGeneration, and back.
-
-A retrieval checkpoint, such as BLIP's filter (`BLIP.itm`), becomes a folder of
-BlipForImageTextRetrieval. A checkpoint with a text decoder is converted as a captioner, even if it
-also has the filter's heads.
+"""Converts a checkpoint of BLIP to a folder that transformers loads, and back.
 
     python -m BLIP.convert to-hf checkpoints/blip_mle_smile_base.pth output/hf
     python -m BLIP.convert from-hf output/hf output/again.pth
 
-The folder contains model.safetensors, config.json, the tokenizer and the image processor.
-`from_pretrained` loads it. A round trip changes no bit, but leaves out a null image
-(`decoding.null_image`). transformers is not imported, because version 4.15.0 has no BLIP.
+A captioner, which has a text decoder, becomes a BlipForConditionalGeneration. A checkpoint without
+a text decoder but with the heads of BLIP's filter (`BLIP.itm`) becomes a BlipForImageTextRetrieval.
+The folder contains model.safetensors, config.json, the tokenizer and the image processor, and
+`from_pretrained` loads it. Converting to a folder and back changes no bit, but removes a null image
+(`decoding.null_image`). This program does not import transformers, because version 4.15.0 has no
+BLIP.
 """
 
 import argparse
@@ -43,8 +42,8 @@ from BLIP.weights.writing import atomic_write, write_json
 from smile import Objective
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-# Parts of parameter names of the image encoder, ours and transformers'. The parameters of the text
-# encoder and decoder have the same names in both.
+# Maps parts of our parameter names in the image encoder to the parts that replace them in
+# transformers. The parameters of the text encoder and decoder have the same names in transformers.
 NAMES = {
     "visual_encoder.cls_token": "vision_model.embeddings.class_embedding",
     "visual_encoder.pos_embed": "vision_model.embeddings.position_embedding",
@@ -57,7 +56,7 @@ NAMES = {
     ".norm2.": ".layer_norm2.",
 }
 ITM_WORD_EMBEDDING = "text_encoder.embeddings.word_embeddings.weight"
-# Names of the image encoder's sizes, in `VitSizes` and in transformers' config.json.
+# Maps attributes of `VitSizes` to keys of vision_config in transformers' config.json.
 VIT_NAMES = {
     "embed_dim": "hidden_size",
     "depth": "num_hidden_layers",
@@ -68,16 +67,17 @@ VIT_NAMES = {
 
 
 def to_hf_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a state dict under transformers' names, without OPTIONAL_KEYS and position ids."""
+    """Rename the keys to transformers' names. Leave out OPTIONAL_KEYS and POSITION_IDS."""
     left_out = {*OPTIONAL_KEYS, POSITION_IDS}
     return {_rename(k, NAMES.items()): v for k, v in state.items() if k not in left_out}
 
 
 def from_hf_names(state: Mapping[str, Tensor], positions: int) -> dict[str, Tensor]:
-    """Return the inverse of `to_hf_names`. positions: the number of positions of the text decoder.
+    """Rename transformers' keys to ours, and add the keys that `to_hf_names` leaves out.
 
-    A captioner's tied head is always copied from the word embedding. Raises KeyError if the word
-    embedding or the head's bias is missing.
+    positions: the number of positions of the text model. The weight of a captioner's head is always
+    the word embedding, because the two are tied. Raises KeyError if the word embedding or the
+    head's bias is missing.
     """
     names = [(theirs, ours) for ours, theirs in NAMES.items()]
     renamed = {_rename(key, names): value for key, value in state.items()}
@@ -90,13 +90,17 @@ def from_hf_names(state: Mapping[str, Tensor], positions: int) -> dict[str, Tens
 
 
 def _rename(key: str, names: Iterable[tuple[str, str]]) -> str:
+    # names: pairs (old part of a key, new part).
     for old, new in names:
         key = key.replace(old, new)
     return key
 
 
 def hf_config(model: Union[BlipCaptioner, BlipItm], label_smoothing: float = 0.1) -> dict:
-    """Return the `config.json` of a model. label_smoothing: for training with transformers."""
+    """Return the content of a model's `config.json`.
+
+    label_smoothing: the value that transformers uses if it trains the model.
+    """
     tokenizer, vit = model.tokenizer, model.visual_encoder
     if isinstance(model, BlipItm):
         text, config = model.config, {"architectures": ["BlipForImageTextRetrieval"]}
@@ -127,7 +131,7 @@ def hf_config(model: Union[BlipCaptioner, BlipItm], label_smoothing: float = 0.1
 
 
 def special_ids(tokenizer: CaptionTokenizer) -> dict[str, int]:
-    """Return the ids of special tokens under transformers' names."""
+    """Return the ids of special tokens by transformers' names, such as bos_token_id."""
     ids = {"bos": tokenizer.start, "eos": tokenizer.end, "pad": tokenizer.pad}
     return {f"{name}_token_id": token_id for name, token_id in ids.items()}
 
@@ -135,13 +139,13 @@ def special_ids(tokenizer: CaptionTokenizer) -> dict[str, int]:
 def settings_of(config: Mapping) -> dict:
     """Return the arguments `vit`, `image_size` and `med_config` for `BlipCaptioner`.
 
-    config: the content of `config.json`. Raises CheckpointError for another model than BLIP and for
-    an activation function that is not supported.
+    config: the content of `config.json`. Raises CheckpointError for a model other than BLIP and for
+    an activation function other than GELU.
     """
     model_type = config.get("model_type")
     if model_type != "blip":
         raise CheckpointError(f"expected the model_type 'blip', found {model_type!r}")
-    # transformers' defaults for missing keys. Most of them are those of MedConfig (bert-base).
+    # Missing keys get the defaults of transformers. Most of these defaults equal MedConfig's.
     sizes = MedConfig().model_dump()
     no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     text = {**sizes, **no_dropout, "num_attention_heads": 8, **config["text_config"]}
@@ -153,17 +157,17 @@ def settings_of(config: Mapping) -> dict:
     vit["mlp_ratio"] = vision["intermediate_size"] / vision["hidden_size"]
     names = (k for k, v in VIT_SIZES.items() if vit == v.model_dump(include=vit.keys()))
     return {
-        "vit": next(names, vit),  # a named size also sets the drop path rate
+        "vit": next(names, vit),  # prefer a name, because "large" also sets the drop path rate
         "image_size": vision["image_size"],
         "med_config": {name: text[name] for name in MedConfig.model_fields},
     }
 
 
 def save_hf(model: Union[BlipCaptioner, BlipItm], folder: Union[str, Path]) -> None:
-    """Write a model as a folder that transformers loads (from 4.26 on).
+    """Write a model as a folder that transformers loads, from version 4.26 on.
 
-    Raises CheckpointError for a captioner with first_token_shift: its first token is a piece such
-    as ##a, and transformers would append it to the prompt's last word.
+    Raises CheckpointError for a captioner with first_token_shift. The first token of its captions
+    is a piece such as ##a, which transformers would append to the last word of the prompt.
     """
     if getattr(model, "shift", None):
         raise CheckpointError(
@@ -186,10 +190,11 @@ def save_hf(model: Union[BlipCaptioner, BlipItm], folder: Union[str, Path]) -> N
 
 
 def write_processing(tokenizer: CaptionTokenizer, size: int, names: dict, folder: Path) -> None:
-    """Write the configurations of the tokenizer and of the processor.
+    """Write tokenizer_config.json and preprocessor_config.json into `folder`.
 
-    size: the height and width of an image in pixels. names: the entries of the processor's
-    configuration that name its classes, such as {"image_processor_type": "ViTImageProcessor"}.
+    size: the height and width of an image in pixels. names: entries of preprocessor_config.json
+    that name the classes, such as {"image_processor_type": "ViTImageProcessor"}. `save_hf` and
+    `BLIP.transformers_js` call this.
     """
     flags = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
     tokenizer_config = {
@@ -221,9 +226,10 @@ def write_processing(tokenizer: CaptionTokenizer, size: int, names: dict, folder
 
 
 def read_hf(folder: Union[str, Path]) -> dict:
-    """Read a folder of transformers as a checkpoint. Raises CheckpointError.
+    """Read a folder of transformers and return a checkpoint. Raises CheckpointError.
 
-    The checkpoint's "config" has `vit`, `image_size` and `med_config` for `BlipCaptioner`.
+    The checkpoint has "model", the state dict under our names, and "config", which contains `vit`,
+    `image_size` and `med_config` for `BlipCaptioner`.
     """
     folder = Path(folder)
     try:
@@ -258,7 +264,11 @@ def read_hf(folder: Union[str, Path]) -> dict:
 
 
 def _convert_to_hf(folder: str, license: str, **arguments) -> str:
-    """Load BLIP's filter if the checkpoint has its head and no text decoder, else the captioner."""
+    """Write the folder and its model card. Return a line to print.
+
+    The checkpoint is loaded as BLIP's filter if it has the filter's head and no text decoder,
+    otherwise as a captioner. arguments: those of `captioner_of`.
+    """
     name = arguments["checkpoint"]
     content = read_checkpoint(name, arguments["trust_checkpoint"], mapped=True)
     is_filter = HEAD in content["model"] and WORD_EMBEDDING not in content["model"]
@@ -275,7 +285,7 @@ def _convert_from_hf(folder: str, checkpoint: str) -> str:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run the program and return its exit code. argv: None for the command line's arguments."""
+    """Run the program and return its exit code. argv: None reads the command line."""
     parser = argparse.ArgumentParser(prog="python -m BLIP.convert", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     to_hf = commands.add_parser("to-hf", help="convert a checkpoint to a folder of transformers")

@@ -3,18 +3,19 @@
     python -m BLIP.export checkpoints/blip_mle_smile_base.pth output/onnx
     python -m BLIP.export checkpoints/blip_mle_smile_base.pth output/onnx --int8
 
---int8 quantises the encoder's weights to 8 bits. --layout transformers.js writes a folder for Node
-and browsers, see `BLIP/transformers_js.py`. `BLIP/onnx_runner.py` generates captions from the
-folder, which otherwise contains:
+--int8 quantises the encoder's weights to 8 bits. With --layout transformers.js the folder is for
+Node and browsers, see `BLIP/transformers_js.py`. Otherwise it is for `BLIP/onnx_runner.py`, which
+generates captions from these files:
 
 - encoder.onnx: image (B, 3, S, S) -> image_past, the keys and values of cross-attention.
-- decoder_step.onnx: new tokens (B, n), past (the keys and values of earlier tokens), image_past ->
-  next-token logits (B, V), and the past with the new tokens. In the first step the new tokens are
-  the prompt and past has length 0.
-- captioner.json: the prompt, the special tokens and the normalisation of images.
+- decoder_step.onnx: tokens (B, n), past (the keys and values of earlier tokens), image_past ->
+  logits (B, V) of the next token, and new_past, which includes the n tokens. In the first step the
+  tokens are the prompt, and past has length 0.
+- captioner.json: the prompt's ids, the special tokens and the normalisation of images.
 - vocab.txt: BERT's vocabulary.
 
-Both pasts have the shape (layers, 2, B, heads, length, head width), where 2 is key and value.
+past and image_past have the shape (layers, 2, B, heads, length, head width). Index 0 of the second
+dimension has the keys, and index 1 the values.
 """
 
 import argparse
@@ -38,18 +39,19 @@ from BLIP.transformers_js import CONFIG, write_folder
 from BLIP.weights.writing import write_json
 
 SETTINGS = "captioner.json"
+# Maps each layout to the file without which no reader loads the folder.
 LAYOUTS = {"runner": SETTINGS, "transformers.js": CONFIG}
 
 
 class EncoderGraph(ImageGraph):
-    """image (B, 3, S, S) -> image_past (layers, 2, B, heads, P, H / heads)."""
+    """Computes image_past (layers, 2, B, heads, P, H / heads) from images (B, 3, S, S)."""
 
     def forward(self, image: Tensor) -> Tensor:
         return super().forward(image).unflatten(0, (-1, 2))
 
 
 class DecoderGraph(StepGraph):
-    """`StepGraph` with one tensor for each past."""
+    """A `StepGraph` whose past and image_past are one tensor each, not lists of pairs."""
 
     def forward(self, tokens: Tensor, past: Tensor, image_past: Tensor) -> tuple[Tensor, Tensor]:
         pasts = ([(x[0], x[1]) for x in each] for each in (past, image_past))
@@ -60,9 +62,10 @@ class DecoderGraph(StepGraph):
 def export_onnx(
     captioner: BlipCaptioner, folder: Union[str, Path], int8: bool = False, layout: str = "runner"
 ) -> None:
-    """Write the folder, see the module's docstring. A failed export writes none of the files.
+    """Write the folder that the module's docstring describes.
 
-    layout: a key of LAYOUTS. Needs onnxscript, and onnxruntime for `int8` and for transformers.js.
+    If the export fails, the files in the folder are unchanged. layout: a key of LAYOUTS. Needs
+    onnxscript; `int8` and transformers.js also need onnxruntime.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -73,8 +76,8 @@ def export_onnx(
             _write(captioner, staged, int8)
         else:
             write_folder(captioner, staged)
-        # The settings are removed first and written last, and no reader works without them. So it
-        # never reads a mixture of old and new files.
+        # The settings file is removed first and written last. No reader works without it, so that
+        # no reader loads a mixture of old and new files.
         settings = LAYOUTS[layout]
         (folder / settings).unlink(missing_ok=True)
         files = [path for path in staged.rglob("*") if path.is_file()]
@@ -85,7 +88,7 @@ def export_onnx(
 
 
 def _write(captioner: BlipCaptioner, folder: Path, int8: bool) -> None:
-    """Write the files of the layout "runner"."""
+    """Write the files of the layout "runner" into `folder`."""
     tokenizer = captioner.tokenizer
     encoder, decoder = EncoderGraph(captioner), DecoderGraph(captioner)
     size = captioner.visual_encoder.patch_embed.img_size[0]
@@ -122,7 +125,7 @@ def _write(captioner: BlipCaptioner, folder: Path, int8: bool) -> None:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run the program and return its exit code. argv: by default those of the command line."""
+    """Run the program and return its exit code. argv: None reads the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m BLIP.export",
         description=__doc__,

@@ -1,4 +1,4 @@
-"""Builds the captioner of a checkpoint without a configuration file, for programs that export."""
+"""Builds the captioner of a checkpoint without a configuration file, for the export programs."""
 
 import argparse
 import json
@@ -21,9 +21,10 @@ from BLIP.weights.download import without_secrets
 def captioner_of(
     checkpoint: str, trust_checkpoint: bool = False, **overrides: Any
 ) -> BlipCaptioner:
-    """Build the captioner of a checkpoint. LoRA is merged. A null image is left out with a warning.
+    """Build the captioner of a checkpoint, in evaluation mode.
 
-    overrides: see `settings_in`.
+    LoRA is merged. A null image is left out, and a warning is logged. overrides: arguments of
+    `BlipCaptioner`, see `settings_in`. Raises ValueError.
     """
     content = read_checkpoint(checkpoint, trust_checkpoint)
     name = without_secrets(checkpoint)
@@ -42,7 +43,7 @@ def captioner_of(
 
 
 def add_captioner_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command line arguments of `captioner_of`."""
+    """Add the arguments of `captioner_of` to the parser of a program."""
     parser.add_argument("checkpoint", help="path, URL or hf:// name")
     parser.add_argument("--tokenizer", help="hub name, folder with vocab.txt, or that file")
     parser.add_argument("--vit", type=_name_or_mapping, help="base, large, or sizes as JSON")

@@ -1,4 +1,4 @@
-"""Makes a copy of a captioner for inference. Weights are cast and packed once, not at each step."""
+"""Copies a captioner for inference. Weights are cast and packed once instead of at each step."""
 
 import copy
 from functools import partial
@@ -19,18 +19,20 @@ def inference_copy(
 ) -> nn.Module:
     """Return a faster copy of a `BlipCaptioner` or `BlipItm`, in evaluation mode.
 
-    Linear layers compute in `dtype`, except those of `keeps_float32`. Everything else is float32.
-    Autocast is off inside the copy, because it would cast every layer. For torch.int8 see
-    `int8_linear`. The copy has copies of the linear weights and shares the other parameters, so
-    make a new one after further training. compiled: compile the encoder and the decoding step; on a
-    GPU the step is a CUDA graph. A `BlipItm` supports neither int8 nor `compiled`.
+    Linear layers compute in `dtype`, except those for which `keeps_float32` is true. Everything
+    else is float32. With torch.int8, `int8_linear` chooses the layers. Autocast is off inside the
+    copy, because autocast would cast every layer. LoRA is merged.
+
+    The copy has its own linear weights and shares the other parameters, so that further training
+    needs a new copy. compiled: compile the encoder and the decoding step; on a GPU the step is a
+    CUDA graph. A `BlipItm` supports neither int8 nor `compiled`.
     """
     shared = (*captioner.parameters(), *captioner.buffers(), captioner.tokenizer)
     inference = copy.deepcopy(captioner, {id(part): part for part in shared})
     if is_adapted(inference):
         merge(inference)
     for prefix, module in list(inference.named_modules()):
-        # fairscale sets `forward` on a block. In the copy, it would call the original's block.
+        # fairscale sets the attribute `forward` of a block. Its copy would call the original block.
         module.__dict__.pop("forward", None)
         for name, child in module.named_children():
             if isinstance(child, nn.Linear):
@@ -53,12 +55,12 @@ def inference_copy(
 
 
 def keeps_float32(layer: str) -> bool:
-    """Return whether the linear layer with this name always computes in float32.
+    """Return whether the linear layer with this name computes in float32 for any float `dtype`.
 
-    In bfloat16 the logits of the best words round to equal values, and the choice of beams would be
-    arbitrary. Therefore the head, and the query and output projections of cross-attention, stay in
-    float32. They are a sixth of the weights. docs/benchmarks.md says how many captions still
-    differ.
+    In bfloat16, the logits of the best words would round to equal values, so that the choice of
+    beams would be arbitrary. Therefore the head and the query and output projections of
+    cross-attention stay in float32. These layers have a sixth of the weights. docs/benchmarks.md
+    says how many captions still differ.
     """
     head = "cls.predictions" in layer or layer.endswith(ITM_HEADS)
     return head or "crossattention.self.query" in layer or "crossattention.output" in layer

@@ -1,4 +1,7 @@
-"""BLIP's filter: a text encoder with two heads scores how well captions match an image."""
+"""Defines BLIP's filter, which scores how well captions match an image, and loads it.
+
+`captioning.metrics.itm_model` uses it as a metric, and bulk captioning uses it to filter captions.
+"""
 
 from contextlib import nullcontext
 from typing import Any, Optional
@@ -27,11 +30,11 @@ POSITION_IDS = "text_encoder.embeddings.position_ids"
 
 
 class BlipItm(nn.Module):
-    """BLIP's image-text matching (ITM) and contrastive similarity (ITC), arXiv 2201.12086.
+    """Computes BLIP's image-text matching (ITM) and contrastive similarity (ITC), arXiv 2201.12086.
 
-    Both share a ViT and a bidirectional text encoder, which attends to the image only for ITM.
-    Parameter names are those of the released retrieval checkpoints. width: of the vectors that ITC
-    compares.
+    ITM and ITC share a ViT and a bidirectional text encoder. The text encoder attends to the image
+    only for ITM. Parameter names are those of the released retrieval checkpoints. width: the length
+    of the vectors that ITC compares.
     """
 
     def __init__(
@@ -52,16 +55,16 @@ class BlipItm(nn.Module):
 
     @torch.inference_mode()
     def encode(self, image: Tensor) -> Tensor:
-        """Images (B, 3, S, S) -> (B, 1 + P, width), P patches after [CLS]."""
+        """Encode images (B, 3, S, S) -> (B, 1 + P, D): [CLS], then P patches of width D."""
         with self.inference_context():
             return self.visual_encoder(image)
 
     @torch.inference_mode()
     def match(self, encoded: Tensor, captions: list[list[str]]) -> Tensor:
-        """Return the probability (B, k) that a caption matches its image: softmax of the ITM head.
+        """Return the probability (B, k) that each caption matches its image, from the ITM head.
 
-        encoded: (B, 1 + P, width); captions: B lists of k strings. Raises ValueError if there are
-        not B lists of equal length.
+        encoded: the result of `encode`, (B, 1 + P, D). captions: B lists of k strings. Raises
+        ValueError if there are not B lists of equal length.
         """
         with self.inference_context():
             logits = self.itm_head(self._text_states("[ENC]", captions, encoded, True))  # (R, 2)
@@ -69,7 +72,10 @@ class BlipItm(nn.Module):
 
     @torch.inference_mode()
     def similarity(self, encoded: Tensor, captions: list[list[str]]) -> Tensor:
-        """Return the cosine similarity (B, k) of captions and their images; see `match`."""
+        """Return the cosine similarity (B, k) of each caption and its image, by ITC.
+
+        `match` documents the arguments.
+        """
         with self.inference_context():
             # (R, width)
             texts = self.text_proj(self._text_states("[CLS]", captions, encoded, False))
@@ -80,7 +86,10 @@ class BlipItm(nn.Module):
     def _text_states(
         self, first: str, captions: list[list[str]], encoded: Tensor, attend_image: bool
     ) -> Tensor:
-        """Return the last hidden state (R, H) at the first token, which is replaced by `first`."""
+        """Return the last layer's output (R, H) at the first token of R = B * k captions.
+
+        first: the token that replaces [DEC] at the start of each caption.
+        """
         captions_per_image(captions, len(encoded))
         texts = [caption for group in captions for caption in group]
         tokens, mask = self.tokenizer.encode(texts, MAX_TOKENS)
@@ -90,11 +99,14 @@ class BlipItm(nn.Module):
         return bert_states(self.text_encoder, tokens, mask, image_embeds, is_causal=False)[:, 0]
 
     def truncates(self, caption: str) -> bool:
-        """Return whether a caption has more than MAX_TOKENS, with its first token and [SEP]."""
+        """Return whether a caption, with its first token and [SEP], is longer than MAX_TOKENS."""
         return len(self.tokenizer.ids(caption)) > MAX_TOKENS - 2
 
     def for_inference(self, dtype: torch.dtype) -> "BlipItm":
-        """Return a faster copy, in `dtype` where precision allows; see `inference_copy`."""
+        """Return a faster copy for inference. Its linear layers, except a few, compute in `dtype`.
+
+        See `inference_copy`.
+        """
         return inference_copy(self, dtype)
 
 
@@ -106,9 +118,11 @@ def load_itm(
 ) -> tuple[BlipItm, LoadReport]:
     """Return the model of a released retrieval or pre-training checkpoint, in evaluation mode.
 
-    image_size: None for that of the file's position embedding, which is resized to any other size.
-    overrides: tokenizer, vit and med_config, see `settings_in`; but a vocab.txt beside the file is
-    preferred to the file's tokenizer. Raises CheckpointError, DownloadError and ValueError.
+    image_size: S; the position embedding is resized to it. None takes the size for which the
+    position embedding was trained. overrides: `tokenizer`, `vit` and `med_config`, see
+    `settings_in`. Without `tokenizer`, a vocab.txt in the folder of the checkpoint is used if there
+    is one. The second result lists keys that were not copied unchanged. Raises CheckpointError,
+    DownloadError and ValueError.
     """
     path, name = fetch(checkpoint), without_secrets(checkpoint)
     content = read_checkpoint(str(path), trust_checkpoint)
@@ -120,7 +134,7 @@ def load_itm(
         settings["tokenizer"] = str(vocabulary)
     config = read_med_config(settings["med_config"])
     tokenizer = CaptionTokenizer(settings["tokenizer"])
-    with torch.device("meta"):  # initialising would take longer than reading the file
+    with torch.device("meta"):  # random weights would take longer than reading the file
         encoder = ImageEncoder(settings["vit"], settings["image_size"])
         model = BlipItm(encoder, config, tokenizer, len(state["text_proj.weight"]))
     positions = torch.arange(config.max_position_embeddings).unsqueeze(0)
@@ -129,7 +143,10 @@ def load_itm(
 
 
 def check_itm(state: dict[str, Tensor], name: str) -> None:
-    """Raise CheckpointError for a state dict without the heads of retrieval. name: its file."""
+    """Raise CheckpointError for a state dict without the heads of BLIP's filter.
+
+    name: the file, for the message.
+    """
     if not {HEAD, "text_proj.weight"} <= state.keys():
         raise CheckpointError(
             f"{name} has no image-text matching head: give a checkpoint of BLIP's retrieval, "

@@ -1,9 +1,10 @@
-"""BERT layers that attend to the caption and to the image, and the text decoder made of them.
+"""Defines BERT layers that attend to the caption and to the image, and BLIP's text decoder.
 
-Parameters have the names of the released BLIP checkpoints. Shapes: R rows (captions or beams),
-grouped by image, so that R = B * k; n tokens per row; P image tokens; H width; V vocabulary size.
-Hidden states are (R, n, H). With `unpadding` they are (T, H), where T is the number of non-padding
-tokens of all rows, rounded up (see `Unpadding`).
+Parameters have the names of the released BLIP checkpoints. Shapes: B images with k rows each
+(captions or beams), grouped by image, so that R = B * k rows; n tokens per row; P image tokens; H
+the width of the hidden states; V the vocabulary size. Hidden states are (R, n, H). With `unpadding`
+they are (T, H), where T is the number of non-padding tokens of all rows, rounded up (see
+`Unpadding`).
 """
 
 import json
@@ -22,12 +23,16 @@ from BLIP.kernels.unpadding import Unpadding, build_unpadding
 from BLIP.sizes import Sizes
 from smile import Objective, ObjectiveOutput
 
-KeysValues = tuple[Tensor, Tensor]  # each (rows or images, heads, tokens, H / heads)
+# Keys and values, each (rows or images, heads, tokens, H / heads).
+KeysValues = tuple[Tensor, Tensor]
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 class MedConfig(Sizes):
-    """Sizes of the decoder under BERT's names. The defaults are those of bert-base."""
+    """Sizes of the text decoder, or of the text encoder of BLIP's filter, under BERT's names.
+
+    The defaults are those of bert-base.
+    """
 
     hidden_size: int = Field(768, gt=0)
     num_hidden_layers: int = Field(12, gt=0)
@@ -48,7 +53,7 @@ class MedConfig(Sizes):
 
 
 # Keys of BERT's configuration that are ignored. The tokenizer determines vocab_size, the image
-# encoder determines encoder_width, and the others are fixed in a captioning decoder.
+# encoder determines encoder_width, and the other keys do not vary between captioning decoders.
 IGNORED_KEYS = {
     *("architectures", "model_type", "type_vocab_size", "pad_token_id", "vocab_size"),
     *("encoder_width", "add_cross_attention"),
@@ -56,10 +61,10 @@ IGNORED_KEYS = {
 
 
 def read_med_config(source: Union[str, Path, Mapping]) -> MedConfig:
-    """Read sizes from a JSON file or a mapping. Missing keys have default values.
+    """Read sizes from a JSON file or a mapping. Missing keys get their default values.
 
-    A relative path is looked up in the working directory, then in the repository. Raises a one-line
-    ValueError for a file that cannot be read, an unknown key or an impossible value.
+    A relative path is searched first in the working directory, then in the repository. Raises a
+    one-line ValueError for a file that cannot be read, an unknown key or an impossible value.
     """
     values = source
     if not isinstance(source, Mapping):
@@ -75,7 +80,11 @@ def read_med_config(source: Union[str, Path, Mapping]) -> MedConfig:
 
 
 class Embeddings(nn.Module):
-    """Tokens (R, n) -> (R, n, H). start: the first token's position, an int or 0-d tensor."""
+    """Tokens (R, n) -> embeddings (R, n, H).
+
+    start: the position of each row's first token, an int or a 0-d tensor. It is above 0 if earlier
+    tokens are cached.
+    """
 
     def __init__(self, config: MedConfig, vocab_size: int):
         super().__init__()
@@ -94,7 +103,7 @@ class Embeddings(nn.Module):
 
 
 class AddAndNorm(nn.Module):
-    """LayerNorm(dropout(dense(activation(x))) + residual). width: that of x."""
+    """Computes LayerNorm(dropout(dense(activation(x))) + residual). width: x's last dimension."""
 
     def __init__(self, config: MedConfig, width: int):
         super().__init__()
@@ -109,8 +118,8 @@ class AddAndNorm(nn.Module):
 class Attention(nn.Module):
     """Attention to precomputed keys and values, then output projection, residual and LayerNorm.
 
-    source_width: the width of the caption's or the image's states, from which keys and values are
-    computed.
+    source_width: the width of the states from which keys and values are computed. These are the
+    caption's hidden states or the image embeddings.
     """
 
     def __init__(self, config: MedConfig, source_width: int):
@@ -124,10 +133,14 @@ class Attention(nn.Module):
         self.output = AddAndNorm(config, config.hidden_size)
 
     def _split_heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(2, (self.heads, -1)).transpose(1, 2)  # (., heads, n, H / heads)
+        # x: (rows or images, n, H) -> (rows or images, heads, n, H / heads).
+        return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
 
     def keys_values(self, source: Tensor, unpadding: Optional[Unpadding] = None) -> KeysValues:
-        """Project source (rows or images, tokens, width), or (T, width) with `unpadding`."""
+        """Return the keys and values of `source`, (rows or images, tokens, width).
+
+        With `unpadding`, source is (T, width); the result is padded.
+        """
         key, value = (recompute_linear(source, self.self[name]) for name in ("key", "value"))
         if unpadding:
             key, value = unpadding.pad(key), unpadding.pad(value)
@@ -143,7 +156,8 @@ class Attention(nn.Module):
     ) -> Tensor:
         query = recompute_linear(hidden, self.self["query"])
         query = unpadding.pad(query) if unpadding else query
-        # The k rows of an image form one long query, so that the image's keys are not copied.
+        # In cross-attention, the k rows of an image form one query of k * n tokens, so that the
+        # image's keys need not be copied k times.
         query = self._split_heads(query.reshape(keys_values[0].size(0), -1, hidden.size(-1)))
         dropout = self.dropout if self.training else 0.0
         context = attention(query, *keys_values, mask, is_causal, dropout)
@@ -171,7 +185,10 @@ class Layer(nn.Module):
         mask: Tensor,
         unpadding: Optional[Unpadding] = None,
     ) -> Tensor:
-        """Compute keys and values, then `attend`; FSDP gathers weights only in `forward`."""
+        """Compute the keys and values of caption and image, then call `attend`.
+
+        This is one method, because FSDP gathers the layer's weights only in `forward`.
+        """
         self_kv = self.attention.keys_values(hidden, unpadding)
         image_kv = None if image_embeds is None else self.crossattention.keys_values(image_embeds)
         return self.attend(hidden, self_kv, image_kv, mask, unpadding=unpadding)
@@ -185,9 +202,11 @@ class Layer(nn.Module):
         is_causal: bool = False,
         unpadding: Optional[Unpadding] = None,
     ) -> Tensor:
-        """Return the layer's output, given keys and values of self-attention and cross-attention.
+        """Return the layer's output, given its keys and values. Decoding steps call this directly.
 
-        image_kv: None leaves cross-attention out.
+        self_kv: keys and values of the caption. image_kv: keys and values of the image; None skips
+        cross-attention. mask: bool, true where a token may attend in self-attention; it is
+        broadcast to the shape of the attention scores.
         """
         hidden = self.attention(hidden, self_kv, mask, is_causal, unpadding)
         if image_kv is not None:
@@ -196,7 +215,7 @@ class Layer(nn.Module):
 
 
 def build_bert(config: MedConfig, vocab_size: int, encoder_width: int) -> nn.ModuleDict:
-    """Embeddings and layers, under BERT's names; `bert_states` is their forward."""
+    """Build embeddings and layers under BERT's names. `bert_states` computes their forward pass."""
     embeddings = Embeddings(config, vocab_size)
     layers = [Layer(config, encoder_width) for _ in range(config.num_hidden_layers)]
     encoder = nn.ModuleDict({"layer": nn.ModuleList(layers)})
@@ -212,8 +231,9 @@ def bert_states(
 ) -> Tensor:
     """Return the last layer's output, (R, n, H).
 
-    tokens, attention_mask (1 token, 0 padding): int64 (R, n). image_embeds: (B, P, width), or None
-    without cross-attention. is_causal: whether a token attends only to itself and earlier tokens.
+    tokens: int64 (R, n). attention_mask: int64 (R, n), 1 for a token and 0 for padding.
+    image_embeds: (B, P, width); None skips cross-attention. is_causal: whether a token attends only
+    to itself and to earlier tokens.
     """
     mask = attention_mask.bool()[:, None, None, :]  # (R, 1, 1, n)
     if is_causal:
@@ -241,10 +261,10 @@ class Predictions(nn.Module):
         )
         self.decoder = nn.Linear(config.hidden_size, word_embeddings.num_embeddings)
         self.decoder.weight = word_embeddings.weight
-        self.bias = self.decoder.bias
+        self.bias = self.decoder.bias  # the released checkpoints have both names
 
     def transform_hidden(self, hidden: Tensor) -> Tensor:
-        """Return the input of `self.decoder`: hidden (..., H) -> (..., H)."""
+        """Compute the input of `self.decoder` from hidden states: (..., H) -> (..., H)."""
         return self.transform["LayerNorm"](F.gelu(self.transform["dense"](hidden)))
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -252,7 +272,7 @@ class Predictions(nn.Module):
 
 
 class TextDecoder(nn.Module):
-    """The caption decoder; its forward applies the objective."""
+    """The caption decoder. Its forward returns the objective's loss, not logits."""
 
     def __init__(
         self, config: MedConfig, vocab_size: int, encoder_width: int, objective: Objective
@@ -280,7 +300,7 @@ class TextDecoder(nn.Module):
     def logits(
         self, tokens: Tensor, attention_mask: Tensor, image_embeds: Tensor, start: int = 0
     ) -> Tensor:
-        """Return next-token logits (R, n - start, V) at positions from `start` on."""
+        """Return next-token logits (R, n - start, V) at the positions from `start` on."""
         hidden = self.hidden_states(tokens, attention_mask, image_embeds)
         return self.cls["predictions"](hidden[:, start:])
 
@@ -292,7 +312,10 @@ class TextDecoder(nn.Module):
         labels: Tensor,
         prompt_length: int = 1,
     ) -> ObjectiveOutput:
-        """Compute the objective on labels (R, n) without each row's first `prompt_length`."""
+        """Compute the objective on the labels (R, n) after the first `prompt_length` positions.
+
+        The hidden state at a position predicts the label at the next position.
+        """
         hidden = self.hidden_states(tokens, attention_mask, image_embeds)
         head = self.cls["predictions"]
         hidden = head.transform_hidden(hidden[:, prompt_length - 1 : -1])

@@ -3,8 +3,8 @@
     python -m BLIP.merge output/lora_coco/checkpoint_best.pth output/merged.pth
     python -m BLIP.merge output/lora_coco/checkpoint_best.pth output/adapter --adapter
 
-The merged file has the parameter names of the released checkpoints. `PeftModel.from_pretrained`
-loads the adapter into a captioner that has the adapter's base weights.
+The first command writes a file with the parameter names of the released checkpoints. The second
+writes a folder, which `PeftModel.from_pretrained` loads into a captioner that has the base weights.
 """
 
 import argparse
@@ -28,8 +28,8 @@ from BLIP.weights.writing import atomic_write, write_json
 def merge_checkpoint(checkpoint: str, target: Path, adapter: bool, license: str = UNKNOWN) -> str:
     """Write a new file or folder, and return a line that describes it. Raises ValueError.
 
-    target: the file, or with `adapter` the folder, which gets only the LoRA adapter. license: for
-    the folder's card.
+    target: the file with the merged weights or, with `adapter`, the folder with only the LoRA
+    adapter. license: the license on the folder's model card.
     """
     if target.exists():
         raise ValueError(f"{target} exists already: choose another path")
@@ -53,7 +53,7 @@ def merge_checkpoint(checkpoint: str, target: Path, adapter: bool, license: str 
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run the program and return its exit code. argv: by default those of the command line."""
+    """Run the program and return its exit code. argv: None reads the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m BLIP.merge",
         description=__doc__,

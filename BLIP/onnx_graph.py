@@ -1,4 +1,4 @@
-"""A decoding step of BLIP as an ONNX graph, and how graphs are written and quantised."""
+"""Defines BLIP's encoder and decoding step as modules for ONNX; exports and quantises graphs."""
 
 import logging
 import warnings
@@ -13,7 +13,11 @@ from BLIP.med import KeysValues
 
 
 class ImageGraph(nn.Module):
-    """image (B, 3, S, S) -> keys and values of cross-attention, (2 * layers, B, heads, P, d)."""
+    """Computes the keys and values of cross-attention of images (B, 3, S, S).
+
+    The result is (2 * layers, B, heads, P, d): the keys of layer 0, the values of layer 0, the keys
+    of layer 1, and so on, with d = H / heads.
+    """
 
     def __init__(self, captioner: BlipCaptioner):
         super().__init__()
@@ -26,10 +30,12 @@ class ImageGraph(nn.Module):
 
 
 class StepGraph(nn.Module):
-    """tokens (B, n), past of length t, image_past -> logits (B, V), past of length t + n.
+    """Computes the next-token logits (B, V) after new tokens (B, n), and the new past.
 
-    A past is a pair of keys and values for each layer. With first_token_shift the graph converts
-    the first token of a caption to its piece and back, so that callers see words only.
+    The past, of length t, has the keys and values of earlier tokens, and the new past has length
+    t + n. image_past has the keys and values of the image. Each is a list with a pair (keys,
+    values) for each layer. If the captioner has first_token_shift, the graph converts the first
+    token of a caption to its piece and back, so that callers only see words.
     """
 
     def __init__(self, captioner: BlipCaptioner):
@@ -66,10 +72,11 @@ def export_graph(
     outputs: list[str],
     past: Optional[dict[str, tuple[Tensor, dict]]] = None,
 ) -> None:
-    """Export a graph. inputs: for each name, an example tensor and its dynamic dimensions.
+    """Export a module as an ONNX file.
 
-    past: like inputs. The graph gets these tensors together, as a list in its last argument.
-    outputs: the names of its outputs.
+    path: the file to write. inputs: maps the name of each input to an example tensor and its
+    dynamic dimensions. outputs: the names of the outputs. past: like `inputs`, but the module gets
+    these tensors as one list, its last argument.
     """
     examples, dynamic = (list(each) for each in zip(*inputs.values()))
     if past:
@@ -77,7 +84,7 @@ def export_graph(
         examples.append(tensors)
         dynamic.append(dimensions)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter warns about its own code
+        warnings.simplefilter("ignore")  # the exporter's own code causes warnings
         torch.onnx.export(
             graph,
             tuple(examples),
@@ -92,15 +99,16 @@ def export_graph(
 
 
 def to_int8(path: Path, target: Path) -> None:
-    """Quantise a graph's weight matrices to 8 bits per channel, and its activations dynamically.
+    """Quantise the weight matrices of a graph to 8 bits, and its activations dynamically.
 
-    Weights use 7 of the 8 bits: on a CPU without VNNI, onnxruntime's sums of two products would
-    saturate.
+    path: the ONNX file to read. target: the ONNX file to write. Each channel of a weight has a
+    separate scale. Weights use only 7 of the 8 bits, because onnxruntime adds two products in 16
+    bits on a CPU without VNNI, and the sum would saturate.
     """
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     disabled = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # onnxruntime advises on options that are not needed here
+    logging.disable(logging.WARNING)  # onnxruntime logs advice that is not needed here
     try:
         quantize_dynamic(
             path,

@@ -2,9 +2,9 @@
 
     python BLIP/onnx_runner.py output/onnx photo.jpg other.jpg --num_beams 3
 
-Prints one line per photo: name, tab, caption. This file needs numpy, Pillow and onnxruntime, and
-nothing from this project, so that you can copy it and the folder elsewhere. It captions one photo
-at a time, by the same beam search as `decoding/beam.py`.
+Prints one line per photo: its name, a tab and its caption. This file needs numpy, Pillow and
+onnxruntime, but nothing from this project, so that you can copy this file and the folder to another
+machine. It captions one photo at a time, by the same beam search as `decoding/beam.py`.
 """
 
 import argparse
@@ -18,20 +18,22 @@ import numpy as np
 import onnxruntime
 from PIL import Image
 
-# All beams start from the same prompt. This initial score excludes all but the first of them.
+# All beams start from the same prompt, so that they would all find the same words. This initial
+# score excludes all beams except the first.
 NOT_STARTED = -1e9
-# Without EPS, because Pillow runs Ghostscript to read it.
+# The image formats that are read. EPS is left out, because Pillow would run Ghostscript to read it.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[DEC]", "[ENC]")
-# BERT's tokenizer removes the spaces before these.
+# BERT's tokenizer removes the outer spaces of each of these texts when it decodes.
 NO_SPACE_BEFORE = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 
 
 class Caption(NamedTuple):
-    """tokens: with the prompt, and with the end token unless max_length ended the caption.
+    """A generated caption and its score.
 
-    score: the sum of log-probabilities divided by length ** length_penalty. The length includes the
-    prompt but not the end token.
+    tokens: the ids, which begin with the prompt. The last id is the end token, unless the caption
+    reached max_length. score: the sum of log-probabilities divided by length ** length_penalty. The
+    length includes the prompt but not the end token.
     """
 
     tokens: list[int]
@@ -39,9 +41,10 @@ class Caption(NamedTuple):
 
 
 class OnnxCaptioner:
-    """A captioner on onnxruntime. Raises OSError or ValueError if a file is missing or damaged.
+    """A captioner that runs on onnxruntime.
 
-    folder: written by `BLIP.export`. threads: 0 lets onnxruntime choose.
+    folder: a folder that `BLIP.export` has written. threads: the number of CPU threads; 0 lets
+    onnxruntime choose. Raises OSError or ValueError if a file is missing or damaged.
     """
 
     def __init__(self, folder: Union[str, Path], threads: int = 0):
@@ -57,7 +60,8 @@ class OnnxCaptioner:
 
     def pixels(self, image: Image.Image) -> np.ndarray:
         """Preprocess an image to float32 (1, 3, S, S)."""
-        if image.mode == "I" or image.mode.startswith("I;16"):  # Pillow would clip to 255
+        # Pillow would clip the values of a 16-bit image to 255, so they are scaled to 8 bits here.
+        if image.mode == "I" or image.mode.startswith("I;16"):
             image = Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8))
         side = (self.settings["image_size"],) * 2
         square = np.asarray(image.convert("RGB").resize(side, Image.BICUBIC), dtype=np.float32)
@@ -72,7 +76,11 @@ class OnnxCaptioner:
         min_length: int = 5,
         length_penalty: float = 1.0,
     ) -> Caption:
-        """Return the best caption of one image (1, 3, S, S); see `decoding.DecodingSettings`."""
+        """Return the best caption of one image. pixels: the result of `pixels`, (1, 3, S, S).
+
+        The other arguments are those of `decoding.DecodingSettings`. Raises ValueError for a
+        max_length that the prompt or the model does not allow.
+        """
         end, prompt = self.settings["end"], self.settings["prompt_ids"]
         if not len(prompt) < max_length <= self.settings["max_length"]:
             limits = f"{len(prompt) + 1} to {self.settings['max_length']}"
@@ -135,7 +143,7 @@ def _log_softmax(logits: np.ndarray) -> np.ndarray:
 def _session(path: Path, options: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:
     try:
         return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's errors have no other common base class
+    except Exception as error:  # the only common base class of onnxruntime's errors
         raise ValueError(f"{path} cannot be run: {error}".splitlines()[0]) from error
 
 

@@ -1,4 +1,4 @@
-"""Sizes of a model that a configuration may set, validated by pydantic."""
+"""Validates, with pydantic, the sizes of a model that a configuration may set."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,13 +7,16 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 
 class Sizes(BaseModel):
-    """The base of `MedConfig` and `VitSizes`. Refuses unknown keys, NaN and wrong types."""
+    """The base class of `MedConfig` and `VitSizes`. Refuses unknown keys, NaN and wrong types."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     @classmethod
     def read(cls, key: str, values: Mapping[str, Any]) -> "Sizes":
-        """Build sizes from the mapping of the configuration key `key`. Raises ValueError."""
+        """Build sizes from a mapping. Raises a one-line ValueError.
+
+        key: the configuration key that has the mapping, for the message.
+        """
         for name in values.keys() - cls.model_fields.keys():
             known = ", ".join(cls.model_fields)
             raise ValueError(f"{key}: unknown key {name!r}; known keys are {known}")

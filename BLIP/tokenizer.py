@@ -1,4 +1,4 @@
-"""BERT's tokenizer with BLIP's two additional tokens, and the first-token shift."""
+"""Tokenises captions with BERT's tokenizer and BLIP's two added tokens; shifts first tokens."""
 
 import re
 from collections import Counter
@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from BLIP.weights.download import hub_file
 
-ADDED_TOKENS = ("[DEC]", "[ENC]")  # BLIP's, after the vocabulary
+ADDED_TOKENS = ("[DEC]", "[ENC]")  # BLIP appends them to BERT's vocabulary
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
@@ -20,7 +20,8 @@ class CaptionTokenizer:
     """Converts captions to token ids and back.
 
     source: a hub name such as "bert-base-uncased", a folder with vocab.txt, or the file vocab.txt.
-    [DEC], which starts a caption, and [ENC] are appended to the vocabulary. Raises ValueError.
+    [DEC] starts a caption and [SEP] ends it. [ENC] starts a text for BLIP's filter. Raises
+    ValueError for a vocabulary that cannot be read or is not BERT's.
     """
 
     def __init__(self, source: str):
@@ -55,19 +56,22 @@ class CaptionTokenizer:
         return torch.tensor([self.start, *self.ids(prompt)])
 
     def write_vocabulary(self, folder: Path) -> None:
-        """Write BERT's `vocab.txt`. Programs that read it append BLIP's two added tokens."""
+        """Write `vocab.txt` with BERT's tokens. A reader of the file must append ADDED_TOKENS."""
         words = map(self.token, range(len(self) - len(ADDED_TOKENS)))
         (folder / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
 
     def decode(self, ids: Tensor) -> str:
-        """Return the text of ids (n,) without special tokens and spaces before punctuation."""
+        """Return the text of ids (n,), without special tokens or spaces before punctuation."""
         text = self.bert.decode(ids.tolist(), skip_special_tokens=True)
         text = re.sub(r" ([.?!,])", r"\1", text).replace(" ' ", "'")
         return re.sub(r" (n't|'(?:m|s|ve|re))", r"\1", text)
 
 
 def _unicode(text: str) -> str:
-    """Drop lone surrogates, which JSON may contain. transformers 4.15.0 drops them; 5.x fails."""
+    """Drop lone surrogates, which a JSON file may contain.
+
+    transformers 4.15.0 drops lone surrogates, too, but 5.x raises an error for them.
+    """
     return text.encode("utf-8", "ignore").decode("utf-8")
 
 
@@ -87,7 +91,7 @@ def _find_vocabulary(source: str) -> Path:
 
 
 def _load_bert(vocabulary: Path) -> BertWordPieceTokenizer:
-    """Build a tokenizer equal to transformers' BertTokenizer, whose import takes seconds."""
+    """Build a tokenizer equal to BertTokenizer of transformers, whose import would take seconds."""
     words = vocabulary.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     missing = [token for token in SPECIAL_TOKENS if token not in words]
     if missing:
@@ -98,16 +102,18 @@ def _load_bert(vocabulary: Path) -> BertWordPieceTokenizer:
             f"tokenizer: {vocabulary} is not a BERT vocabulary: it has {word!r} on {count} lines"
         )
     bert = BertWordPieceTokenizer({word: number for number, word in enumerate(words)})
-    bert.decoder = decoders.WordPiece(cleanup=False)  # clean-up differs between versions
+    # The clean-up of spaces differs between versions of the library, so `decode` does it.
+    bert.decoder = decoders.WordPiece(cleanup=False)
     return bert
 
 
 class FirstTokenShift:
     """Maps the first token of a caption, `word`, to the piece `##word`, and back.
 
-    SMILE's softmax is over the tokens of the caption. A first "a" may occur again in the caption,
-    but `##a` occurs only once. A word without such a piece is not changed. Raises ValueError for a
-    vocabulary without pieces. Source: SMILE (arXiv 2306.13460), an alternative to first-token MLE.
+    SMILE computes its softmax over the tokens of the caption. A first word such as "a" may occur
+    again later in the caption, but the piece `##a` occurs only once. A word without such a piece is
+    not changed. Raises ValueError for a vocabulary without pieces. Source: SMILE
+    (arXiv 2306.13460), where the shift is an alternative to first-token MLE.
     """
 
     def __init__(self, tokenizer: CaptionTokenizer):
@@ -122,21 +128,29 @@ class FirstTokenShift:
         self.word[self.piece[has_piece]] = has_piece.nonzero().squeeze(1)
 
     def apply(self, tokens: Tensor, start: Union[int, Tensor]) -> Tensor:
-        """Shift each row's first caption token. tokens: (R, N). start: its position, or (R,)."""
+        """Replace the first caption token of each row by its piece. Return a copy of `tokens`.
+
+        tokens: int64 (R, N). start: the position of the first caption token, one for all rows or
+        int64 (R,).
+        """
         tokens, rows = tokens.clone(), torch.arange(len(tokens))
         tokens[rows, start] = self.piece[tokens[rows, start]]
         return tokens
 
     def undo(self, ids: Tensor, start: int) -> Tensor:
-        """Turn the piece at `start` of ids (L,) back into a word. ids: on the CPU."""
+        """Replace the piece at position `start` by its word. Return a copy of `ids`.
+
+        ids: int64 (L,), on the CPU.
+        """
         ids = ids.clone()
         ids[start] = self.word[ids[start]]
         return ids
 
     def read(self, logits: Tensor) -> Tensor:
-        """Turn logits (B, V) of a first token into logits of words. logits: on the CPU.
+        """Convert logits (B, V) of the first caption token to logits of words.
 
-        A word gets the higher logit of `word` and `##word`. A piece gets -inf.
+        A word gets the higher one of the logits of `word` and `##word`. A piece gets -inf. logits:
+        on the CPU.
         """
         is_piece = self.word != torch.arange(len(self.word))  # (V,)
         return logits.maximum(logits[:, self.piece]).masked_fill(is_piece, float("-inf"))

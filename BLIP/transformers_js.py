@@ -2,17 +2,18 @@
 
     python -m BLIP.export CHECKPOINT OUT --layout transformers.js
 
-transformers.js has no BLIP. The folder is a `vision-encoder-decoder` whose decoder has the names of
-`musicgen_decoder`, and its graphs hide the difference:
+transformers.js does not support BLIP. Therefore config.json describes a `vision-encoder-decoder`
+with a `musicgen_decoder`, and the two graphs have the inputs and outputs of such a model:
 
-- encoder_model: pixel_values (B, 3, S, S) -> last_hidden_state (B, 2 * layers, heads, P, d), the
-  keys and values of cross-attention, d = H / heads. They are computed once for an image.
-- decoder_model_merged: input_ids (R, n), encoder_hidden_states of one image, and the past of each
-  layer, (R, heads, t, d) -> logits (R, 1, V) of the next token, and the past with n more tokens. R
-  beams share the image. The first call has t = 0, so that one graph does both kinds of steps.
+- encoder_model: pixel_values (B, 3, S, S) -> last_hidden_state (B, 2 * layers, heads, P, d), which
+  has the keys and values of cross-attention; d = H / heads. It runs once for each image.
+- decoder_model_merged: input_ids (R, n), encoder_hidden_states of one image, and the past keys and
+  values of each layer, (R, heads, t, d) -> logits (R, 1, V) of the next token, and the past with n
+  more tokens. All R beams share the image. In the first call t is 0, so that the same graph
+  processes the prompt and the later tokens.
 
-Each graph has three files: fp32, `_quantized` (weights in 8 bits) and `_fp16` (inputs and outputs
-stay fp32).
+Each graph is written three times: in fp32, as `_quantized` with 8-bit weights, and as `_fp16`,
+whose inputs and outputs stay fp32.
 """
 
 from pathlib import Path
@@ -26,18 +27,18 @@ from BLIP.convert import special_ids, write_processing
 from BLIP.onnx_graph import ImageGraph, StepGraph, export_graph, to_int8
 from BLIP.weights.writing import write_json
 
-CONFIG = "config.json"  # without it the library loads nothing
+CONFIG = "config.json"  # transformers.js loads no folder without this file
 
 
 class EncoderGraph(ImageGraph):
-    """pixel_values (B, 3, S, S) -> keys and values of every layer (B, 2 * layers, heads, P, d)."""
+    """An `ImageGraph` whose result begins with the batch, (B, 2 * layers, heads, P, d)."""
 
     def forward(self, pixel_values: Tensor) -> Tensor:
         return super().forward(pixel_values).transpose(0, 1)
 
 
 class MergedGraph(StepGraph):
-    """`StepGraph` with separate tensors for the keys and the values of each layer.
+    """A `StepGraph` with one list of tensors for the past: keys and values of each layer in turn.
 
     The module's docstring gives the shapes.
     """
@@ -50,7 +51,7 @@ class MergedGraph(StepGraph):
 
 
 def write_folder(captioner: BlipCaptioner, folder: Path) -> None:
-    """Write the folder. Needs onnx, onnxscript and onnxruntime."""
+    """Write all files into the existing folder. Needs onnx, onnxscript and onnxruntime."""
     import onnx
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
@@ -62,7 +63,7 @@ def write_folder(captioner: BlipCaptioner, folder: Path) -> None:
     encoder = EncoderGraph(captioner)
     with torch.no_grad():
         image = encoder(pixels)[:1]
-    batch = Dim("batch_size")  # the library looks for this name when it makes the empty past
+    batch = Dim("batch_size")  # transformers.js needs this name to build the empty past
     inputs = {"pixel_values": (pixels, {0: batch})}
     paths = [graphs / f"{name}.onnx" for name in ("encoder_model", "decoder_model_merged")]
     export_graph(encoder, paths[0], inputs, ["last_hidden_state"])
@@ -90,7 +91,7 @@ def write_folder(captioner: BlipCaptioner, folder: Path) -> None:
     tokenizer.bert.save(str(folder / "tokenizer.json"))
     write_processing(tokenizer, size, {"image_processor_type": "ViTImageProcessor"}, folder)
     prompt = captioner.prompt_ids.tolist()
-    # A list of ids for each image: the library takes them as decoder_input_ids.
+    # transformers.js takes the value as decoder_input_ids: one list of ids for each image.
     generation = {"decoder_start_token_id": [prompt], "max_length": 20, "min_length": 5}
     write_json({**special_ids(tokenizer), **generation}, folder / "generation_config.json")
     decoder_sizes = {

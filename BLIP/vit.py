@@ -1,4 +1,4 @@
-"""The image encoder: timm's vision transformer with BLIP's sizes and parameter names."""
+"""Defines the image encoder, timm's vision transformer with BLIP's sizes and parameter names."""
 
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -18,11 +18,11 @@ from BLIP.sizes import Sizes
 
 
 class VitSizes(Sizes):
-    """Hyperparameters of a vision transformer, with timm's names where timm has them.
+    """Hyperparameters of a vision transformer, with timm's names where timm has a name.
 
-    initializer_range: the standard deviation of initial weights in the blocks; 0.02 if None. Narrow
-    encoders learn faster with about embed_dim**-0.5. If it is set, the initial position embedding
-    has the standard deviation of the patch embeddings, 1.
+    initializer_range: the standard deviation of the initial weights in the blocks. None leaves
+    timm's 0.02. Narrow encoders learn faster with about embed_dim**-0.5. If a value is given, the
+    initial position embedding has a standard deviation of 1, as the patch embeddings have.
     """
 
     embed_dim: int = Field(gt=0, le=65_536)
@@ -46,13 +46,13 @@ VIT_SIZES = {
     "large": VitSizes(embed_dim=1024, depth=24, num_heads=16, drop_path_rate=0.1),
 }
 
-# The most elements of the widest activation when a CPU encodes images without gradients. Larger
-# activations do not fit in the CPU's cache, and encoding takes a tenth longer.
+# The maximum number of elements of the widest activation when a CPU encodes images without
+# gradients. Larger activations do not fit in the CPU's cache, and encoding takes a tenth longer.
 MAX_ACTIVATION = 2**22
 
 
 class ImageAttention(Attention):
-    """LayerNorm and timm's attention, (B, N, D) -> (B, N, D), with the project's kernels."""
+    """Computes LayerNorm and timm's attention, (B, N, D) -> (B, N, D), with `BLIP.kernels`."""
 
     def forward(self, x: Tensor, norm: nn.LayerNorm) -> Tensor:
         qkv = recompute_linear(x, self.qkv, norm)
@@ -62,20 +62,19 @@ class ImageAttention(Attention):
 
 
 class ImageMlp(Mlp):
-    """LayerNorm and timm's MLP, (B, N, D) -> (B, N, D), with the project's kernels."""
+    """Computes LayerNorm and timm's MLP, (B, N, D) -> (B, N, D), with `BLIP.kernels`."""
 
     def forward(self, x: Tensor, norm: nn.LayerNorm) -> Tensor:
         return recompute_linear(recompute_linear(x, self.fc1, norm), self.fc2, F.gelu)
 
 
 class RecomputableBlock(Block):
-    """A block that sets autocast itself.
+    """A block that turns autocast on itself if fairscale recomputes it in the backward pass.
 
-    fairscale recomputes the block in the backward pass and restores autocast without its dtype:
-    bfloat16 would become float16.
+    fairscale restores autocast without its dtype, so that bfloat16 would become float16.
     """
 
-    autocast = None  # the arguments of torch.autocast
+    autocast = None  # the arguments of torch.autocast, which `ImageEncoder.forward` sets
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.autocast(**self.autocast) if self.autocast else nullcontext():
@@ -84,10 +83,11 @@ class RecomputableBlock(Block):
 
 
 class ImageEncoder(VisionTransformer):
-    """Normalised images (B, 3, S, S) -> embeddings (B, 1 + (S / patch_size)**2, embed_dim).
+    """Encodes normalised images (B, 3, S, S) -> (B, 1 + (S / patch_size)**2, embed_dim).
 
-    vit: a key of VIT_SIZES, or sizes. grad_ckpt: recompute the last `ckpt_layer` blocks in the
-    backward pass. Raises ValueError for an unknown name and for impossible sizes.
+    The first embedding is that of [CLS], and one embedding per patch follows. vit: a key of
+    VIT_SIZES, or sizes. image_size: S. grad_ckpt: recompute the last `ckpt_layer` blocks in the
+    backward pass, to save memory. Raises ValueError for an unknown name and for impossible sizes.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class ImageEncoder(VisionTransformer):
 
 
 def _sizes(vit: Union[str, Mapping, VitSizes]) -> VitSizes:
-    """Return the sizes of a name or a mapping. Raises ValueError."""
+    """Return the sizes that a name or a mapping gives. Raises ValueError."""
     if isinstance(vit, VitSizes):
         return vit
     if isinstance(vit, Mapping):

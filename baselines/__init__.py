@@ -1,4 +1,4 @@
-"""The classic captioners: RNN, LSTM, LSTM with attention, and Show, Attend and Tell."""
+"""Provides the classic captioners: RNN, LSTM, LSTM with attention, and Show, Attend and Tell."""
 
 from baselines.captioner import MODELS, ClassicCaptioner
 from baselines.image_encoder import ImageEncoder

@@ -1,4 +1,4 @@
-"""The classic captioner: an image encoder, a recurrent decoder and a tokenizer."""
+"""Defines the classic captioner, which combines image encoder, recurrent decoder and tokenizer."""
 
 from typing import Any, Optional
 
@@ -21,23 +21,24 @@ MODELS = ("rnn", "lstm", "attn", "sat")
 class ClassicCaptioner(CaptionGenerator):
     """A captioner with a decoder of `baselines.cells`.
 
-    Implements `captioning.captioners.interface.Captioner`, which documents each method. Arguments
-    except encoder and tokenizer have the names of their configuration keys.
+    Implements `captioning.captioners.interface.Captioner`, which documents each method. encoder,
+    tokenizer and objective are objects. Every other argument has the name of its configuration key.
 
     - model: one of MODELS.
     - tokenizer: a `Vocabulary`, or a word-piece tokenizer with the same methods.
-    - objective: SMILE by default.
-    - prompt: the start of every caption. It is not scored, and generation removes it.
-    - max_tokens: training captions are truncated to this length, start and end tokens included.
+    - objective: None for SMILE.
+    - prompt: the start of every caption. It is not scored, and generated captions leave it out.
+    - max_tokens: training captions are truncated to this length, including the start and end token.
     - attention_dim, num_layers, deep_output: only for Show, Attend and Tell.
     - tie_embeddings: see `baselines.decoder.RecurrentDecoder.tie_embeddings`.
     - attention_penalty: the weight of `coverage_penalty`.
     - encoder_lr: the learning rate of the encoder's network; 0 for a frozen network.
     - embedding_lr: the learning rate of the word vectors; None for the run's learning rate.
-    - teacher_forcing, teacher_forcing_k: see `baselines.decoder.teacher_forcing`.
+    - teacher_forcing, teacher_forcing_k: see the function `baselines.decoder.teacher_forcing`.
+    - null_image: see `decoding.null_image.NullImage`.
 
-    Raises ValueError for a prompt with an unknown word, and for a file of word vectors that does
-    not fit.
+    Raises ValueError for a prompt with an unknown word, and for a file of word vectors that cannot
+    be read or does not fit.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class ClassicCaptioner(CaptionGenerator):
         self.forcing_schedule = teacher_forcing, teacher_forcing_k
         self.max_positions = None
         excluded = torch.tensor([tokenizer.pad, tokenizer.start, tokenizer.unknown])
-        self.register_buffer("excluded", excluded, persistent=False)  # tokens of probability 0
+        self.register_buffer("excluded", excluded, persistent=False)  # ids that get probability 0
 
     @property
     def min_batch_size(self) -> int:
@@ -107,11 +108,12 @@ class ClassicCaptioner(CaptionGenerator):
         dropped: Optional[Tensor] = None,
         prompts: Prompts = None,
     ) -> ObjectiveOutput:
-        """Compute the objective on k captions of each image. An image is encoded once.
+        """Compute the objective on k captions of each image. Each image is encoded once.
 
-        image: (B, 3, S, S), normalised; captions: B lists of k strings, without the prompt;
-        dropped: bool (B,), the images that the null image replaces. Raises ValueError if there are
-        not B lists of equal length.
+        image: (B, 3, S, S), normalised. captions: B lists of k strings, without the prompt.
+        dropped: bool (B,), true for images that the null image replaces. prompts: B prompts; None
+        stands for the captioner's own prompt. Raises ValueError if there are not B lists of equal
+        length.
         """
         logits, labels, attention = self._predict(image, captions, dropped, prompts)
         output = self.objective(logits, labels)
@@ -130,7 +132,10 @@ class ClassicCaptioner(CaptionGenerator):
         captions: list[list[str]],
         prompts: Prompts = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return logits (R, N, V) and the labels (R, N) they predict, R = B * k; see `forward`."""
+        """Return logits (R, N, V) and the labels (R, N) that they predict, R = B * k.
+
+        `forward` documents the arguments. N is the number of positions after the shortest prompt.
+        """
         return self._predict(image, captions, None, prompts)[:2]
 
     def _predict(
@@ -140,7 +145,10 @@ class ClassicCaptioner(CaptionGenerator):
         dropped: Optional[Tensor],
         prompts: Prompts,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return logits (R, N, V), labels (R, N) and the attention (R, N, P) or None."""
+        """Return logits (R, N, V), labels (R, N) and the attention (R, N, P).
+
+        The attention is None for a decoder without attention.
+        """
         batch_shape = (len(image), captions_per_image(captions, len(image)))
         *tensors, prompt_length = training_tokens(
             self, captions, prompts, self.objective.ignore_index
@@ -159,7 +167,7 @@ class ClassicCaptioner(CaptionGenerator):
         return RecurrentStep(self.decoder, streams, self.excluded)
 
     def encode(self, image: Tensor) -> Tensor:
-        """Images (B, 3, S, S) -> annotations (B, P, D)."""
+        """Encode images (B, 3, S, S) -> annotations (B, P, D)."""
         return self.encoder(image)
 
     def caption_text(self, ids: Tensor) -> str:
@@ -169,17 +177,19 @@ class ClassicCaptioner(CaptionGenerator):
     def score_tokens(self, encoded: Tensor, ids: Tensor) -> tuple[Tensor, Optional[Tensor]]:
         """Score a caption's ids (n,) with teacher forcing, given the annotations (1, P, D).
 
-        Returns the logits (n - p, V) that predict the ids after the prompt, and the attention map
-        (n - p, P), whose rows sum to 1, or None for a decoder without attention.
+        Returns the logits (n - p, V) that predict the ids after the p ids of the prompt, and the
+        attention map (n - p, P). Each row of the map sums to 1. The map is None for a decoder
+        without attention.
         """
         logits, attention = self.decoder(ids[None, None, :-1], encoded, self.prompt_ids.size(-1))
         logits = logits[0, 0].index_fill(-1, self.excluded, float("-inf"))
         return logits, None if attention is None else attention[0, 0]
 
     def log_likelihoods(self, encoded: Tensor, ids: Tensor, temperature: float = 1.0) -> Tensor:
-        """Return log-likelihoods of captions (B, k, n): float32 (B, k, n - p), 0 after the end.
+        """Return the log-likelihood of each token of captions (B, k, n) after the prompt.
 
-        p is the length of the prompt. Log-likelihoods have a gradient.
+        The result is float32 (B, k, n - p), where p is the length of the prompt, and 0 after a
+        caption's end. It has a gradient.
         """
         prompt_length = self.prompt_ids.size(-1)
         logits, _ = self.decoder(ids[:, :, :-1], encoded, prompt_length)
@@ -191,7 +201,10 @@ class ClassicCaptioner(CaptionGenerator):
         return logprobs.masked_fill(~is_scored, 0)
 
     def compile_parts(self) -> None:
-        """Compile encoder and objective. The decoder would be recompiled for every length."""
+        """Compile the encoder and the objective.
+
+        The decoder is not compiled, because it would be recompiled for every caption length.
+        """
         self.encoder.compile()
         self.objective.compile()
 
@@ -213,7 +226,7 @@ class ClassicCaptioner(CaptionGenerator):
         self.decoder.teacher_forcing = teacher_forcing(schedule, epoch, k)
 
     def saved_beside_weights(self) -> dict[str, Any]:
-        """Return the words of a `Vocabulary`; {} for a word-piece tokenizer."""
+        """Return {"vocabulary": words} for a `Vocabulary`, and {} for a word-piece tokenizer."""
         has_vocabulary = isinstance(self.tokenizer, Vocabulary)
         return {"vocabulary": self.tokenizer.words} if has_vocabulary else {}
 
@@ -221,10 +234,11 @@ class ClassicCaptioner(CaptionGenerator):
 def coverage_penalty(attention: Tensor, is_scored: Tensor) -> Tensor:
     """Return the doubly stochastic term of Show, Attend and Tell (arXiv 1502.03044, equation 14).
 
-    attention: (R, N, P); is_scored: bool (R, N), the positions with a label. The penalty of a
-    caption is the mean over image positions of (1 - attention summed over time) ** 2; the paper
-    sums over image positions. Captions are weighted by their number of tokens, as in the loss, so
-    that the result does not depend on how captions are distributed over batches and processes.
+    attention: (R, N, P). is_scored: bool (R, N), true where there is a label. The penalty of a
+    caption is the mean over image positions of (1 - attention summed over time) ** 2. The paper
+    takes the sum over image positions instead of the mean. As in the loss, each caption is weighted
+    by its number of tokens, so that the result does not depend on how captions are distributed over
+    batches and processes.
     """
     attention_sum = (attention * is_scored.unsqueeze(2)).sum(1)  # (R, P)
     tokens = is_scored.sum(1)  # (R,)

@@ -1,7 +1,8 @@
-"""The recurrent decoders: RNN, LSTM, LSTM with dot-product attention, and Show, Attend and Tell.
+"""Defines the recurrent decoders: RNN, LSTM, LSTM with attention, and Show, Attend and Tell.
 
-In formulas, x is the vector of the input word, h the hidden state and c the cell state. Shapes are
-named as in `baselines.decoder`: k captions per image, P annotation vectors per image.
+In formulas, x is the vector of the input word, h the hidden state and c the cell state; h' and c'
+are the next states. The letters of shapes are those of `baselines.decoder`: B images, k captions
+per image, P annotation vectors per image.
 """
 
 import math
@@ -36,8 +37,9 @@ class PooledDecoder(RecurrentDecoder):
 
     def train(self, mode: bool = True) -> "PooledDecoder":
         super().train(mode)
-        # Self-critical training needs gradients in evaluation mode, for which cuDNN's RNN has no
-        # backward pass. A single layer computes the same in both modes.
+        # Self-critical training needs gradients in evaluation mode, in which cuDNN's RNN has no
+        # backward pass. So the cell stays in training mode. Its output is the same in both modes,
+        # because one layer has no dropout.
         self.cell.train()
         return self
 
@@ -58,11 +60,11 @@ class PooledDecoder(RecurrentDecoder):
         return self.dropout(self._run_cell(self.embed(tokens), state)[0]), None
 
     def _run_cell(self, embedded: Tensor, state: Tensors) -> tuple[Tensor, Tensors]:
-        """Run torch's cell over n words. embedded: (B, k, n, E); state: tensors (B, k, H).
+        """Run torch's RNN or LSTM over n words. embedded: (B, k, n, E); state: tensors (B, k, H).
 
-        Returns outputs (B, k, n, H) and the next state. Autocast is off. On a CPU it would call
-        oneDNN's LSTM, which fails without bfloat16 or float16 instructions. On a GPU it would use
-        float16 even if its dtype is bfloat16.
+        Returns the outputs (B, k, n, H) and the next state. Autocast is turned off. On a CPU,
+        autocast would call oneDNN's LSTM, which fails on processors without bfloat16 or float16
+        instructions. On a GPU, autocast would use float16 even if its dtype is bfloat16.
         """
         batch_shape = embedded.shape[:2]
         flat_state = tuple(part.reshape(1, -1, part.size(2)) for part in state)
@@ -83,8 +85,8 @@ class AttentionLSTM(RecurrentDecoder):
     """An LSTM that attends to the image by scaled dot-product attention before each word.
 
     A (P, H) is an affine map of the annotations. The attention is a = softmax(A h / sqrt(H)), the
-    context z = a A, and the gates are Wx x + Wh h + Wz z + b. The rest is an LSTM. The initial
-    states h0 and c0 are the mean of A.
+    context is z = a A, and the gates are Wx x + Wh h + Wz z + b. Gates become h' and c' as in an
+    LSTM. The initial states h0 and c0 are both the mean of A over the P positions.
     """
 
     def __init__(
@@ -116,11 +118,15 @@ class AttentionLSTM(RecurrentDecoder):
 class ShowAttendTell(RecurrentDecoder):
     """Show, Attend and Tell with soft attention (Xu et al. 2015, arXiv 1502.03044).
 
-    V (P, D) are the annotations and h is the hidden state of the top layer. Before each word, the
-    attention is a = softmax(w tanh(Wv V + Wh h)), where A = attention_dim is the width of the tanh,
-    the context z = a V and the gate beta = sigmoid(wb h). The first LSTM layer reads [x, beta z],
-    each higher layer reads the one below it. The head's input is x + Lh h' + Lz z if deep_output is
-    true, otherwise h'. The initial states of all layers are affine maps of the mean annotation.
+    V (P, D) are the annotations and h is the hidden state of the top layer. For each word,
+
+    - the attention is a = softmax(w tanh(Wv V + Wh h)), and A = attention_dim values enter tanh;
+    - the context is z = a V, and the gate is beta = sigmoid(wb h);
+    - the first LSTM layer reads [x, beta z], and each higher layer reads the output of the layer
+      below, with dropout;
+    - the head's input is x + Lh h' + Lz z if deep_output is true, otherwise h'.
+
+    The initial states of all layers are affine maps of the mean annotation.
     """
 
     def __init__(
@@ -154,7 +160,7 @@ class ShowAttendTell(RecurrentDecoder):
 
     def step(self, embedded: Tensor, memory: Tensors, state: Tensors) -> StepOutput:
         annotations, keys = memory  # (B, P, D), (B, P, A)
-        hidden = state[-2]  # the top layer's h; the state is h, c of each layer
+        hidden = state[-2]  # h of the top layer; the state is (h, c, h, c, ...), layer by layer
         energies = torch.tanh(keys.unsqueeze(1) + self.query(hidden).unsqueeze(2))  # (B, k, P, A)
         attention = self.score(energies).squeeze(-1).softmax(-1)  # (B, k, P)
         context = attention @ annotations  # (B, k, D)

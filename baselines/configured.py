@@ -1,4 +1,4 @@
-"""The configuration keys of the classic captioners, and building one from a configuration."""
+"""Defines the configuration keys of the classic captioners, and builds one from a configuration."""
 
 from inspect import signature
 from typing import Annotated, Any, Literal, Optional
@@ -12,19 +12,20 @@ from baselines.image_encoder import ImageEncoder
 from baselines.vocabulary import Vocabulary
 
 ATTENTION_MODELS = ("attn", "sat")
-PROMPT_IS_QUESTION = False
+PROMPT_IS_QUESTION = False  # the prompt is the beginning of a caption, not an input of the model
 
 
 class Keys(BaseModel):
-    """The keys that only the classic captioners use; docs/settings.md documents each.
+    """The keys that only the classic captioners use. docs/settings.md describes each key.
 
-    `captioning.config.config.config_class` merges them into a subclass of `Config`. The validator
-    below can therefore use the general keys, such as `model` and `lora`.
+    The string in each annotation is the key's role, see `captioning.config.keys.ROLES`.
+    `captioning.config.config.config_class` merges these keys into a subclass of `Config`, so that
+    the validator below can also read the general keys, such as `model` and `lora`.
     """
 
     encoder: Annotated[str, Field(min_length=1), "run"] = "regnet_x_400mf"
-    # "data" (a role of `captioning.config.keys`): a resumed run may change this key, because it
-    # loads the weights from its checkpoint.
+    # The role is "data", so that a resumed run may change this key: it loads the weights from its
+    # checkpoint.
     encoder_weights: Annotated[str, Field(min_length=1), "data"] = "default"
     encoder_lr: Annotated[float, "run"] = Field(0.0, ge=0)
     encoder_dim: Annotated[Optional[int], "run"] = Field(None, gt=0, le=65_536)
@@ -47,7 +48,7 @@ class Keys(BaseModel):
     attention_penalty: Annotated[float, "run"] = Field(0.0, ge=0)
     teacher_forcing: Annotated[Literal[SCHEDULES], "run"] = "always"
     teacher_forcing_k: Annotated[float, "run"] = Field(10.0, gt=0)
-    # The time at which inverse_sigmoid is 0.5, as a fraction of max_epoch.
+    # The epoch at which the inverse_sigmoid schedule reaches 0.5, as a fraction of max_epoch.
     teacher_forcing_middle: Annotated[Optional[float], "run"] = Field(None, gt=0)
 
     @model_validator(mode="after")
@@ -61,7 +62,8 @@ class Keys(BaseModel):
             )
         if self.num_layers > 1 and self.model in ("rnn", "lstm", "attn"):
             raise ValueError(f"num_layers is {self.num_layers}; {self.model} has one layer")
-        has_deep_output = self.model == "sat" and self.deep_output  # head input: embed_dim
+        # With deep_output, the head's input has width embed_dim.
+        has_deep_output = self.model == "sat" and self.deep_output
         ties_embeddings = self.tie_embeddings and self.model in MODELS
         if ties_embeddings and not has_deep_output and self.hidden_dim != self.embed_dim:
             raise ValueError(
@@ -118,7 +120,7 @@ def build(config: Any, context: Any) -> ClassicCaptioner:
     if config.teacher_forcing_middle is not None:
         middle = config.teacher_forcing_middle * config.max_epoch
         arguments["teacher_forcing_k"] = inverse_sigmoid_k(middle)
-    # Every other argument has the name of its configuration key.
+    # Every argument that is not in `arguments` has the name of its configuration key.
     names = signature(ClassicCaptioner).parameters.keys() - arguments
     return ClassicCaptioner(**{name: getattr(config, name) for name in names}, **arguments)
 
@@ -126,8 +128,9 @@ def build(config: Any, context: Any) -> ClassicCaptioner:
 def _build_tokenizer(config: Any, context: Any):
     """Build BERT's tokenizer if `vocabulary` is wordpiece, otherwise a `Vocabulary`.
 
-    The `Vocabulary` comes from the checkpoint if it has one, otherwise from the training captions.
-    Raises ValueError if the checkpoint's vocabulary is not a list of words, even with wordpiece.
+    The words of the `Vocabulary` come from the checkpoint if it has a vocabulary, otherwise from
+    the training captions. Raises ValueError if the checkpoint's vocabulary is not a list of
+    strings, even if `vocabulary` is wordpiece.
     """
     words = context.content.get("vocabulary") if context.content else None
     if words is not None and not (

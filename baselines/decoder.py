@@ -1,8 +1,8 @@
-"""The base class of the recurrent decoders, their step function, and teacher forcing schedules.
+"""Defines the recurrent decoders' base class, step function and teacher forcing schedules.
 
-Shapes: B images with P annotation vectors of width D; k captions per image; n tokens per caption;
-E the width of word vectors; H the width of the hidden state; O the width of the head's input
-(`output_dim`); V the vocabulary size.
+The decoders themselves are in `baselines.cells`. Shapes: B images with P annotation vectors of
+width D; k captions per image; n tokens per caption; E the width of word vectors; H the width of the
+hidden state; O the width of the head's input (`output_dim`); V the vocabulary size.
 """
 
 import math
@@ -21,9 +21,9 @@ SCHEDULES = ("always", "never", "linear", "exponential", "inverse_sigmoid")
 class RecurrentDecoder(nn.Module, ABC):
     """A decoder that reads the words of a caption one by one.
 
-    Subclasses define `initial_state` and `step`. teacher_forcing: the probability that an input in
-    training is the caption's word. Otherwise it is the word that the decoder finds most likely
-    (scheduled sampling, arXiv 1506.03099).
+    Subclasses define `initial_state` and `step`. teacher_forcing: in training, the probability that
+    the decoder reads the caption's word. Otherwise it reads the word that it found most likely
+    (scheduled sampling, arXiv 1506.03099). `ClassicCaptioner.begin_epoch` sets it.
     """
 
     def __init__(self, vocabulary_size: int, embed_dim: int, output_dim: int, dropout: float):
@@ -36,9 +36,9 @@ class RecurrentDecoder(nn.Module, ABC):
     def tie_embeddings(self) -> None:
         """Share one parameter between word vectors and head (Inan et al. 2017, arXiv 1611.01462).
 
-        The shared parameter is initialised like the head: the initial values of an embedding are
-        much larger. The head's input must have width E. Loading a checkpoint in which the two
-        weights differ raises ValueError.
+        The shared parameter gets the head's initial values, because those of an embedding are much
+        larger. The head's input must have width E. Loading a checkpoint in which the two weights
+        differ raises ValueError.
         """
         self.embedding.weight = self.head.weight
         self.register_load_state_dict_pre_hook(_check_tied)
@@ -47,8 +47,8 @@ class RecurrentDecoder(nn.Module, ABC):
     def initial_state(self, annotations: Tensor) -> tuple[Tensors, Tensors]:
         """Return the memory and the initial state for annotations (B, P, D).
 
-        The memory is a tuple of tensors (B, ...) that are the same for all words of a caption. The
-        state is a tuple of tensors (B, H).
+        The memory is a tuple of tensors (B, ...) that do not change from word to word. The state is
+        a tuple of tensors (B, H) that each step replaces.
         """
 
     @abstractmethod
@@ -56,7 +56,7 @@ class RecurrentDecoder(nn.Module, ABC):
         """Read one word of each caption. embedded: (B, k, E); state: tensors (B, k, H).
 
         Returns the head's input before dropout (B, k, O), the next state, and the attention
-        (B, k, P) or None.
+        (B, k, P). The attention is None for a decoder without attention.
         """
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -65,9 +65,9 @@ class RecurrentDecoder(nn.Module, ABC):
     def forward(self, tokens: Tensor, annotations: Tensor, prompt_length: int = 1) -> DecoderOutput:
         """Return next-token logits (B, k, n - p + 1, V) and the attention (B, k, n - p + 1, P).
 
-        tokens: int64 (B, k, n). The first p = `prompt_length` are never replaced by scheduled
-        sampling. The first logits predict the token after them. The attention is None for a decoder
-        without attention.
+        tokens: int64 (B, k, n), which begin with the p = `prompt_length` tokens of the prompt.
+        Scheduled sampling never replaces a token of the prompt. The first logits predict the token
+        after the prompt. The attention is None for a decoder without attention.
         """
         outputs, attention = self.unroll(tokens, annotations, prompt_length)
         caption_attention = None if attention is None else attention[:, :, prompt_length - 1 :]
@@ -76,8 +76,8 @@ class RecurrentDecoder(nn.Module, ABC):
     def unroll(self, tokens: Tensor, annotations: Tensor, prompt_length: int) -> DecoderOutput:
         """Return the head's inputs (B, k, n, O) at all tokens, and the attention (B, k, n, P).
 
-        The attention is None for a decoder without attention. The head's inputs have dropout, also
-        for the words that scheduled sampling takes from the head.
+        The attention is None for a decoder without attention. Dropout is applied to the head's
+        inputs, also when scheduled sampling computes the most likely word from them.
         """
         memory, state = self.initial_state(annotations)
         state = tuple(part.unsqueeze(1).expand(-1, tokens.size(1), -1) for part in state)
@@ -100,7 +100,10 @@ class RecurrentDecoder(nn.Module, ABC):
 
 
 def _check_tied(_, state: dict[str, Tensor], prefix: str, *__) -> None:
-    """Raise ValueError, as a hook of load_state_dict, if the two tied weights differ."""
+    """Raise ValueError if a state dict has different values for the two tied weights.
+
+    This is a hook that load_state_dict calls.
+    """
     embedding, head = (state.get(f"{prefix}{part}.weight") for part in ("embedding", "head"))
     if embedding is not None and head is not None and not torch.equal(embedding, head):
         raise ValueError(
@@ -110,13 +113,13 @@ def _check_tied(_, state: dict[str, Tensor], prefix: str, *__) -> None:
 
 
 class RecurrentStep:
-    """Implements `decoding.Step`. All rows of an image share its memory.
+    """Implements `decoding.Step`. All rows of an image share the decoder's memory of the image.
 
-    excluded: int64 (u,), ids that are never generated, such as padding and <UNK>.
+    excluded: int64 (u,), ids that are never generated, such as those of padding and <UNK>.
     """
 
     def __init__(self, decoder: RecurrentDecoder, annotations: Tensor, excluded: Tensor):
-        """annotations: (B, P, D)."""
+        """Compute the initial state. annotations: the encoded images, (B, P, D)."""
         self.decoder = decoder
         self.memory, state = decoder.initial_state(annotations)
         self.state = tuple(part.unsqueeze(1) for part in state)  # (B, 1, H) each
@@ -136,10 +139,14 @@ class RecurrentStep:
 def teacher_forcing(schedule: str, epoch: int, k: float) -> float:
     """Return the probability of teacher forcing in `epoch`, counted from 0.
 
-    schedule: one of SCHEDULES. linear: 1 - epoch / k, but 0 from epoch k on. exponential:
-    k ** epoch, with k < 1. inverse_sigmoid: k / (k + exp(epoch / k)), with k >= 1; the value is 0.5
-    at epoch k ln k. Source: Bengio et al. 2015 (arXiv 1506.03099), section 2.4, where the schedules
-    count batches, not epochs.
+    schedule: one of SCHEDULES:
+    - always: 1. never: 0.
+    - linear: 1 - epoch / k, but 0 from epoch k on.
+    - exponential: k ** epoch, with k < 1.
+    - inverse_sigmoid: k / (k + exp(epoch / k)), with k >= 1. It is 0.5 at epoch k ln k.
+
+    Source: Bengio et al. 2015 (arXiv 1506.03099), section 2.4. The paper's schedules count batches
+    instead of epochs.
     """
     if schedule == "always":
         return 1.0
@@ -153,10 +160,10 @@ def teacher_forcing(schedule: str, epoch: int, k: float) -> float:
 
 
 def inverse_sigmoid_k(epoch: float) -> float:
-    """Return the k for which the inverse sigmoid schedule is 0.5 at `epoch`.
+    """Return the k with which the inverse sigmoid schedule is 0.5 at `epoch`.
 
-    Solves k ln k = epoch by Newton's method, which converges because the start is above the
-    solution and k ln k is convex.
+    Solves k ln k = epoch by Newton's method. Newton's method converges, because the start is above
+    the solution and k ln k is convex.
     """
     k = 1 + epoch
     for _ in range(20):

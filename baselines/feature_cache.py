@@ -19,10 +19,10 @@ logger = logging.getLogger(__name__)
 class FeatureCache:
     """Stores the feature map of each image in a separate file in `folder`.
 
-    The path consists of the network's name, a hash of its weights and a hash of the image. A
-    feature map is computed for one image at a time and in float32, so that it does not depend on
-    the batch. An unreadable file counts as missing. After the first failed write, the cache logs a
-    warning and writes no more files.
+    The file is FOLDER/NAME-HASH/HASH.safetensors, with the name of the network, a hash of its
+    weights and a hash of the image. Each feature map is computed for a single image and in float32,
+    so that it does not depend on the batch. A file that cannot be read is a cache miss. After the
+    first failed write, the cache logs a warning and writes no more files.
     """
 
     def __init__(self, folder: str, network: nn.Module, name: str):
@@ -32,14 +32,17 @@ class FeatureCache:
         network.register_load_state_dict_post_hook(self._forget_weights)
 
     def _forget_weights(self, *_: Any) -> None:
-        """Let the next image compute the hash of the weights: loading a checkpoint changes it."""
+        """Discard the hash of the weights, so that the next image computes it again.
+
+        This is a hook that runs after load_state_dict, which changes the weights.
+        """
         self._network_folder: Optional[Path] = None
 
     @torch.compiler.disable
     def __call__(self, images: Tensor, write: bool) -> Tensor:
         """Return the feature maps (B, C, h, w) of images (B, 3, S, S), from the cache if possible.
 
-        write: whether newly computed feature maps are written to the cache.
+        write: whether to write newly computed feature maps to the cache.
         """
         with torch.autocast(images.device.type, enabled=False):
             return torch.stack([self._load_or_compute(image, write) for image in images.float()])
@@ -54,7 +57,7 @@ class FeatureCache:
         return features
 
     def _folder(self) -> Path:
-        """Return the subfolder for the network with its present weights."""
+        """Return the subfolder for the network with its current weights."""
         if self._network_folder is None:
             weights_hash = _digest(self.network.state_dict().values())
             self._network_folder = self.folder / f"{self.name.replace('/', '_')}-{weights_hash}"

@@ -1,4 +1,4 @@
-"""The image encoder of the classic captioners: a network's feature map as annotation vectors."""
+"""Encodes images for the classic captioners: a network's feature map becomes annotation vectors."""
 
 from collections.abc import Sequence
 from typing import Optional
@@ -12,26 +12,26 @@ from baselines.feature_cache import FeatureCache
 from baselines.timm_network import TimmNetwork
 from baselines.torchvision_network import IMAGENET_MEAN, IMAGENET_STD, torchvision_network
 
-TIMM = "timm/"
+TIMM = "timm/"  # the prefix of the names of timm's networks
 
 
 class ImageEncoder(nn.Module):
-    """Images (B, 3, S, S) -> annotations (B, P, D), P positions in row-major order.
+    """Encodes images (B, 3, S, S) -> annotations (B, P, D), with P positions in row-major order.
 
     - name: one of `baselines.torchvision_network.encoder_names`, or "timm/NAME".
     - weights: "none" (random), "default" (the library's default weights, downloaded), "package"
       (see `baselines.weight_files`), or a file with a state dict of the network.
-    - dim: D, to which a 1x1 convolution projects. None: the network's number of channels, without
-      a projection.
-    - grid: P = grid * grid, by average pooling; a smaller map is interpolated bilinearly. None: all
-      positions of the feature map.
+    - dim: D. A 1x1 convolution projects the feature map to D channels. None: no projection, so that
+      D is the network's number of channels.
+    - grid: pool the feature map to grid x grid positions by averaging. A map that is smaller than
+      the grid is interpolated bilinearly instead. None: keep all positions of the feature map.
     - norm: whether a BatchNorm is applied to the annotations.
-    - finetune: if false, the network is frozen, including its batch statistics.
-    - mean, std: the normalisation of the input images. The encoder converts images to the
-      normalisation that its weights expect.
-    - image_size: S, to check that the network accepts it.
-    - feature_folder: the folder of a `FeatureCache`, for a frozen network. Training writes and
-      reads it, evaluation only reads it.
+    - finetune: if false, the network is frozen, including its BatchNorm statistics.
+    - mean, std: the normalisation of the input images. The encoder converts the images to the
+      normalisation with which its weights were trained.
+    - image_size: S. The constructor checks that the network accepts it.
+    - feature_folder: the folder of a `FeatureCache`, only for a frozen network. Training reads and
+      writes the cache, and evaluation only reads it. None: no cache.
 
     Raises ValueError for an unknown name, for weights that cannot be read or do not fit, and for an
     image size that the network does not accept.
@@ -92,7 +92,10 @@ class ImageEncoder(nn.Module):
 
     @property
     def min_batch_size(self) -> int:
-        """2 if a BatchNorm would get one value per channel from a single image, otherwise 1."""
+        """The smallest batch for training: 2 if a BatchNorm gets one value per channel and image.
+
+        A BatchNorm cannot train on a single value per channel. Otherwise the result is 1.
+        """
         has_batch_norm = any(isinstance(m, nn.BatchNorm2d) for m in self.network.modules())
         network_needs_two = self.finetune and has_batch_norm and self.has_one_position
         one_annotation = self.grid == 1 or (self.grid is None and self.has_one_position)
@@ -100,10 +103,11 @@ class ImageEncoder(nn.Module):
         return 2 if network_needs_two or norm_needs_two else 1
 
     def _probe_map_shape(self, image_size: int, name: str) -> Sequence[int]:
-        """Return channels, height and width of the network's feature map, from a zero image.
+        """Run the network on a zero image. Return channels, height and width of the feature map.
 
-        Also freezes parameters without influence on the map, such as the head's, because DDP would
-        wait for their gradients. Raises ValueError if the network does not accept the image size.
+        Also freezes parameters that do not influence the map, such as those of the head, because
+        DDP would wait for their gradients. Raises ValueError if the network does not accept the
+        image size.
         """
         self.network.eval()
         try:

@@ -1,4 +1,4 @@
-"""A network of timm without its head."""
+"""Builds a network of timm without its head, for `baselines.image_encoder`."""
 
 import math
 
@@ -16,13 +16,16 @@ from baselines.weight_files import (
 
 
 class TimmNetwork(nn.Module):
-    """Images (B, 3, S, S) with values from 0 to 1 -> feature map (B, C, h, w).
+    """Computes a feature map (B, C, h, w) of images (B, 3, S, S) with values from 0 to 1.
 
-    The map is the output of timm's `forward_features`. A vision transformer's map consists of its
-    patch tokens. weights: "none", "default", "package" or a file, see `baselines.image_encoder`.
-    The state dict includes the normalisation that the weights expect. Raises ValueError for an
-    unknown name, for weights that cannot be read or do not fit, and for a network that cannot be
-    built for `image_size`. `forward` raises ValueError for a network without a feature map.
+    The map is the output of timm's `forward_features`. For a vision transformer, it consists of the
+    patch tokens. name: timm's name, without "timm/". weights: "none", "default", "package" or a
+    file, see `baselines.image_encoder`. The state dict includes the mean and std with which the
+    weights were trained, and `forward` normalises the images with them.
+
+    The constructor raises ValueError for an unknown name, for weights that cannot be read or do not
+    fit, and for a network that cannot be built for `image_size`. `forward` raises ValueError for a
+    network that does not output a feature map.
     """
 
     def __init__(self, name: str, weights: str, image_size: int):
@@ -46,7 +49,7 @@ class TimmNetwork(nn.Module):
         if len(shape) == 4:
             channels_last = shape[3] == self.body.num_features != shape[1]
             return features.permute(0, 3, 1, 2) if channels_last else features
-        if len(shape) == 3:  # (B, n, C), prefix tokens before patch tokens
+        if len(shape) == 3:  # (B, n, C): prefix tokens such as [CLS], then patch tokens
             patches = features[:, getattr(self.body, "num_prefix_tokens", 0) :]
             side = math.isqrt(patches.size(1))
             if side * side == patches.size(1):
@@ -61,7 +64,7 @@ def _build_network(name: str, weights: str, image_size: int) -> nn.Module:
 
     if not timm.is_model(name):
         raise ValueError(f"encoder: timm has no network {name!r}; see timm.list_models()")
-    # Most networks accept images of any size. The others are built for one size.
+    # Most networks accept images of any size. A network with `fixed_input_size` is built for one.
     has_fixed_size = getattr(timm.models.get_pretrained_cfg(name), "fixed_input_size", False)
     size_option = {"img_size": image_size} if has_fixed_size else {}
     if weights == "default":
@@ -75,9 +78,10 @@ def _build_network(name: str, weights: str, image_size: int) -> nn.Module:
     path = weights_path(weights, name)
     with one_line_errors(f"encoder_weights: {path} cannot be read as weights of {name}"):
         state = read_weights(path)
-        if weights == "package":  # its keys have other names, in the same order
+        if weights == "package":  # the package's keys have other names, but the same order
             state = dict(zip(timm.create_model(name).state_dict(), state.values()))
-        # `pretrained` with an overlay: timm loads `state`, and resizes its position embeddings.
+        # With this overlay, pretrained=True makes timm load `state` and not a download. timm also
+        # resizes the position embeddings.
         overlay = {"state_dict": state, "custom_load": False}
         return timm.create_model(
             name, pretrained=True, pretrained_cfg_overlay=overlay, **size_option

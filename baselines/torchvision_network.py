@@ -1,4 +1,4 @@
-"""A convolutional network of torchvision without its classification head."""
+"""Builds a convolutional network of torchvision without its classification head."""
 
 import os
 from collections import OrderedDict
@@ -9,6 +9,7 @@ from torch import nn
 
 from baselines.weight_files import DOWNLOAD_ADVICE, one_line_errors, read_weights, weights_path
 
+# The beginnings of the names of networks that can be an encoder.
 FAMILIES = (
     *("resnet", "resnext", "wide_resnet", "squeezenet", "densenet", "shufflenet"),
     *("mobilenet", "mnasnet", "regnet"),
@@ -28,9 +29,9 @@ def encoder_names() -> list[str]:
 def torchvision_network(name: str, weights: str) -> nn.Module:
     """Return a network that maps images (B, 3, S, S) to a feature map (B, C, h, w).
 
-    Images are normalised by IMAGENET_MEAN and IMAGENET_STD. name: one of `encoder_names`. weights:
-    see `baselines.image_encoder`. Raises ValueError for an unknown name, and for weights that
-    cannot be read or do not fit.
+    The images must be normalised by IMAGENET_MEAN and IMAGENET_STD. name: one of `encoder_names`.
+    weights: "none", "default", "package" or a file, see `baselines.image_encoder`. Raises
+    ValueError for an unknown name, and for weights that cannot be read or do not fit.
     """
     if name not in encoder_names():
         raise ValueError(
@@ -44,7 +45,8 @@ def _build_network(name: str, weights: str) -> nn.Module:
     get_model = torchvision.models.get_model
     if weights == "default":
         download = f"encoder_weights: cannot download torchvision's weights of {name}"
-        # SAFE_LOADING sets weights_only=True, because unpickling a download could run code.
+        # SAFE_LOADING makes torch.load use weights_only=True. Without it, unpickling a downloaded
+        # file could run code.
         with (
             one_line_errors(download, DOWNLOAD_ADVICE),
             patch.dict(os.environ, {SAFE_LOADING: "1"}),
@@ -59,10 +61,10 @@ def _build_network(name: str, weights: str) -> nn.Module:
 
 
 def _remove_head(network: nn.Module) -> nn.Module:
-    """Return the layers up to the feature map (B, C, h, w). Parameters keep their names."""
+    """Return the layers that compute the feature map (B, C, h, w), without pooling and head."""
     if hasattr(network, "features"):  # squeezenet, densenet, mobilenet
         is_densenet = isinstance(network, torchvision.models.DenseNet)
-        # DenseNet applies its last activation in `forward`.
+        # DenseNet applies its last activation in `forward`, not in `features`.
         return nn.Sequential(network.features, nn.ReLU()) if is_densenet else network.features
     if hasattr(network, "layers"):  # mnasnet
         return network.layers

@@ -5,13 +5,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Union
 
-import regex  # its \w includes vowel signs and combining accents
+import regex  # unlike that of `re`, its \w includes vowel signs and combining accents
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 SPECIAL_TOKENS = ("<NULL>", "<START>", "<END>", "<UNK>")
-UNKNOWN_WORD = SPECIAL_TOKENS[3].lower()  # captioning.unpack writes this for unknown words
+UNKNOWN_WORD = SPECIAL_TOKENS[3].lower()  # `captioning.unpack` writes <unk> for unknown words
 _WORD = regex.compile(rf"{UNKNOWN_WORD}|\w+(?:['-]\w+)*")
 
 
@@ -23,8 +23,9 @@ def split_words(text: str) -> list[str]:
 class Vocabulary:
     """Converts captions to word ids and back.
 
-    words: all words except the special tokens. Their ids start at 4. Other words become <UNK>.
-    Raises ValueError for a word that occurs twice or is a special token.
+    words: the words, without SPECIAL_TOKENS. Ids 0 to 3 are the special tokens, and the id of the
+    first word is 4. A word that is not in `words` becomes <UNK>. Raises ValueError for a word that
+    occurs twice or is a special token.
     """
 
     pad, start, end, unknown = range(len(SPECIAL_TOKENS))
@@ -42,10 +43,10 @@ class Vocabulary:
     ) -> "Vocabulary":
         """Build a vocabulary of the most frequent words.
 
-        size: the maximum number of ids, special tokens included. A word must occur at least
-        `min_count` times. Ties are broken alphabetically. The words of the prompt are always
-        included. Raises ValueError if `size` leaves no id for caption words, or if no word is
-        frequent enough.
+        size: the maximum number of ids, including special tokens. min_count: a word is included
+        only if it occurs at least this often. Of words that occur equally often, the first in
+        alphabetical order is preferred. The words of the prompt are always included. Raises
+        ValueError if `size` leaves no id for caption words, or if no word is frequent enough.
         """
         counts = Counter(word for caption in captions for word in split_words(caption))
         del counts[UNKNOWN_WORD]
@@ -63,7 +64,7 @@ class Vocabulary:
 
     @property
     def words(self) -> list[str]:
-        """The words without special tokens; Vocabulary(words) is an equal vocabulary."""
+        """The words without special tokens. Vocabulary(words) builds the same vocabulary."""
         return self.tokens[len(SPECIAL_TOKENS) :]
 
     def __len__(self) -> int:
@@ -75,7 +76,7 @@ class Vocabulary:
     def encode(self, texts: list[str], max_length: int) -> tuple[Tensor, Tensor]:
         """Return ids and mask (1 token, 0 padding) of R texts, int64 (R, n) with n <= max_length.
 
-        <START> comes first and <END> last, even if a text is truncated.
+        Each row begins with <START> and ends with <END>, even if the text is truncated.
         """
         rows = [
             torch.tensor([*self._ids_without_end(text)[: max_length - 1], self.end])
@@ -102,11 +103,12 @@ class Vocabulary:
 def load_word_vectors(
     embedding: nn.Embedding, tokens: Sequence[str], path: Union[str, Path]
 ) -> None:
-    """Copy pre-trained vectors of `tokens` into an embedding.
+    """Copy pre-trained vectors of `tokens` from a file into an embedding.
 
-    The file has GloVe's format (Pennington et al. 2014): each line is a word and its numbers,
-    separated by spaces. Raises ValueError for another format or width (with the line's number), and
-    for a file that cannot be read or has none of the tokens.
+    tokens: the text of each id of the embedding. A token that the file lacks keeps its vector. The
+    file has GloVe's format (Pennington et al. 2014): each line is a word and its numbers, separated
+    by spaces. Raises ValueError for a line with another format or width, for a file that cannot be
+    read, and for a file with none of the tokens.
     """
     token_ids = {token: token_id for token_id, token in enumerate(tokens)}
     width, found = embedding.embedding_dim, False
@@ -115,7 +117,7 @@ def load_word_vectors(
             for line_number, line in enumerate(lines, 1):
                 if line_number == 1:
                     _parse_vector(line.split()[1:], width, "line 1")
-                # Split from the right: some words in GloVe's largest file contain spaces.
+                # Split from the right, because some words in GloVe's largest file contain spaces.
                 word, *values = line.rstrip().rsplit(" ", width)
                 if word in token_ids:
                     vector = _parse_vector(values, width, f"line {line_number}")

@@ -1,4 +1,4 @@
-"""Attention maps of an encoder-decoder: its cross-attention to image positions."""
+"""Computes attention maps of an encoder-decoder from its cross-attention to image positions."""
 
 import math
 from collections.abc import Iterator
@@ -14,11 +14,11 @@ def run_with_cross_attention(
 ) -> tuple[Any, Optional[Tensor]]:
     """Run the model on one photo and caption; return its output and the attention (N, G * G).
 
-    N is the number of the decoder's input tokens, G * G that of image positions. The attention is a
-    mean over layers and heads, and its rows sum to 1. One position before a square grid, such as a
-    class token, is left out. The attention is None if the model has no cross-attention, or if its
-    image positions form no square grid. image_token: the id that marks image positions in
-    `input_ids`.
+    N is the number of input tokens of the decoder, and G * G is the number of image positions. The
+    attention is the mean over layers and heads, and each row sums to 1. A single position before
+    the square grid, such as a class token, is left out. The attention is None if the model has no
+    cross-attention, or if its image positions do not form a square grid. image_token: the id that
+    marks image positions in `input_ids`.
     """
     with _eager_attention(model):
         output = model(**batch, output_attentions=True)
@@ -37,7 +37,7 @@ def run_with_cross_attention(
 
 @contextmanager
 def _eager_attention(model: nn.Module) -> Iterator[None]:
-    """Use eager attention: the other implementations do not return attention weights."""
+    """Switch to eager attention, because other implementations do not return attention weights."""
     configs = [getattr(module, "config", None) for module in model.modules()]
     previous = [(c, c._attn_implementation) for c in configs if hasattr(c, "_attn_implementation")]
     try:

@@ -1,4 +1,4 @@
-"""A captioner that wraps an image-text-to-text model of transformers."""
+"""Makes a captioner from an image-text-to-text model of transformers."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,10 +37,12 @@ from vlm.tokenization import CaptionTokenizer
 class VlmCaptioner(AdaptedState, CaptionGenerator):
     """Implements `captioning.captioners.interface.Captioner`, which documents each method.
 
-    Training uses the fused linear loss, which never holds a tensor of all logits. transformers
-    generates captions.
+    Training uses the fused linear loss, which never holds a tensor of all logits. `generate` of
+    transformers generates the captions. model: the model, with or without LoRA. max_tokens: the
+    length to which training captions are truncated, including the end token.
     """
 
+    # The prompt is an input of the model, not the beginning of a caption.
     prompt, has_unused_parameters = "", True
 
     def __init__(
@@ -52,8 +54,8 @@ class VlmCaptioner(AdaptedState, CaptionGenerator):
     ):
         super().__init__()
         self.prompt_processor, self.max_tokens = prompt_processor, max_tokens
-        # Guidance uses the prompt without an image. This placeholder without weights tells programs
-        # that guidance is supported.
+        # Guidance uses the prompt without an image, not a null image. This placeholder without
+        # weights tells programs that the captioner supports guidance.
         self.null_image = (
             NullImage("zeros", 0, 0) if prompt_processor.family in GUIDED_FAMILIES else None
         )
@@ -64,7 +66,7 @@ class VlmCaptioner(AdaptedState, CaptionGenerator):
             self.decoder_prefix = find_decoder_prefix(model, prompt_processor)
         self.prompt_ids = torch.zeros(0, dtype=torch.int64)
         self.max_positions = self._max_positions(model.config.get_text_config(decoder=True))
-        # PaliGemma marks a caption as a suffix by token type 1, and attends causally in it.
+        # PaliGemma attends causally within a caption if its tokens have type 1.
         self.caption_token_type = int(prompt_processor.family == "paligemma")
         self.input_names = {*signature(type(model).forward).parameters} - {"labels"}
         tokenizer = self.tokenizer
@@ -92,9 +94,10 @@ class VlmCaptioner(AdaptedState, CaptionGenerator):
     def _rows_with_shared_features(
         self, image: ImageBatch, captions: list[list[str]]
     ) -> Iterator[tuple]:
-        """Yield inputs with one row per caption, and labels: -100 except for a caption and its end.
+        """Yield the model's inputs and its labels (R, N), with one row per caption.
 
-        A call of the model in the block encodes each image once.
+        Only the tokens of a caption and its end token have a label; all others have -100. The model
+        must be called within the `with` block, where it encodes each image only once.
         """
         count = captions_per_image(captions, len(image))
         with self.feature_reuse(self._inputs(image), count) as (images, features):
@@ -114,12 +117,12 @@ class VlmCaptioner(AdaptedState, CaptionGenerator):
         )
 
     def _inputs(self, image: ImageBatch) -> ImageBatch:
-        """Keep only the processor's outputs that the model's forward accepts."""
+        """Return the images with only those inputs that the model's forward accepts."""
         kept = [{k: v for k, v in i.items() if k in self.input_names} for i in image.items]
         return ImageBatch(kept)
 
     def encode(self, image: ImageBatch) -> ImageBatch:
-        """Return the images unchanged: transformers' `generate` encodes them."""
+        """Return the images unchanged, because `generate` of transformers encodes them."""
         return image
 
     def generate_from(
@@ -165,16 +168,16 @@ class VlmCaptioner(AdaptedState, CaptionGenerator):
         return logits[0, is_scored], None if attention_map is None else attention_map[is_scored]
 
     def log_likelihoods(self, encoded: ImageBatch, ids: Tensor, temperature: float = 1.0) -> Tensor:
-        """Never called: a configuration of model vlm cannot have a `reward`."""
+        """Not implemented: it is never called, because model vlm does not support `reward`."""
         raise NotImplementedError
 
     def compile_parts(self) -> None:
-        """Never called: a configuration of model vlm cannot have `compile`."""
+        """Do nothing: it is never called, because model vlm does not support `compile`."""
 
     def shards(self) -> list[nn.Module]:
-        """Return the layers of encoders and decoder.
+        """Return the layers of the encoders and of the decoder.
 
-        The head is not among them: the fused loss needs its whole weight.
+        The head is left out, because the fused linear loss needs the whole weight of the head.
         """
         return checkpointed_layers(self.model)
 
@@ -183,9 +186,10 @@ class VlmCaptioner(AdaptedState, CaptionGenerator):
         return self.model
 
     def _max_positions(self, config: Any) -> Optional[int]:
-        """Return the number of positions left for a caption after prompt and image, or None.
+        """Return the number of positions that prompt and image leave for a caption.
 
-        None: no limit, because position embeddings are not learnt. config: the decoder's.
+        None means no limit, because the position embeddings are not learnt. config: the
+        configuration of the text decoder.
         """
         limit = learnt_positions(config)
         if limit is None:
@@ -196,7 +200,10 @@ class VlmCaptioner(AdaptedState, CaptionGenerator):
 
 
 def build_tokenizer(model: nn.Module, prompt_processor: PromptProcessor) -> CaptionTokenizer:
-    """Build the tokenizer of captions. Raises ValueError if its ids exceed the model's head."""
+    """Build the tokenizer of captions.
+
+    Raises ValueError if the tokenizer has more ids than the model's head has rows.
+    """
     tokenizer, name = prompt_processor.parts.tokenizer, prompt_processor.parts.name
     ends = model.generation_config.eos_token_id
     ends = [] if ends is None else list(ends) if isinstance(ends, (list, tuple)) else [ends]
@@ -212,10 +219,10 @@ def build_tokenizer(model: nn.Module, prompt_processor: PromptProcessor) -> Capt
 
 
 def find_decoder_prefix(model: nn.Module, processor: PromptProcessor) -> list[int]:
-    """Return the decoder's tokens before a caption: [start], or [start, special].
+    """Return the ids that an encoder-decoder's decoder reads before a caption.
 
-    special: another special token that the tokenizer puts before each text, such as a language
-    code. Raises ValueError if there is no start token.
+    The result is [start], or [start, special] if the tokenizer puts another special token, such as
+    a language code, before each text. Raises ValueError if there is no start token.
     """
     tokenizer = processor.parts.tokenizer
     configs = (model.generation_config, model.config, model.config.get_text_config(decoder=True))

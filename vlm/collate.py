@@ -1,9 +1,11 @@
 """Collates photos, prompts and captions into a batch of model inputs.
 
-Tensors whose first two dimensions equal those of `input_ids` are text; the others are pixels. Text
-is padded on the left for generation and on the right for training. A caption is appended to each
-text tensor of its prompt. If that has more than two dimensions, such as cross_attention_mask, its
-last position is repeated for the caption.
+An item is the dict of tensors that the processor returns for one photo and its prompt. A tensor of
+an item is text if its first two dimensions equal those of `input_ids`; all other tensors belong to
+the image. Text is padded on the left for generation and on the right for training.
+
+For training, the caption is appended to each text tensor. A text tensor with more than two
+dimensions, such as cross_attention_mask, is extended by copies of its last position.
 """
 
 from collections.abc import Sequence
@@ -20,11 +22,11 @@ from vlm.image_batch import ImageBatch, Item
 def collate_decoder_only(
     images: ImageBatch, caption_ids: Sequence[Sequence[int]], pad: int, caption_token_type: int
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Collate R prompts with their captions. Return the model's inputs and labels (R, N).
+    """Collate R prompts with their captions. Return the model's inputs and the labels (R, N).
 
-    Labels are IGNORED at the prompt. images: R items; caption_ids: R captions with the end token.
-    pad: the padding token's id. caption_token_type: the `token_type_ids` of captions, for models
-    that read them.
+    Labels are IGNORED at the prompt and at padding. images: R items. caption_ids: the ids of R
+    captions, each with the end token. pad: the id of the padding token. caption_token_type: the
+    value of `token_type_ids` at caption tokens, for models that read it.
     """
     items = []
     for item, token_ids in zip(images.items, caption_ids):
@@ -50,9 +52,10 @@ def collate_encoder_decoder(
     decoder_prefix: Sequence[int],
     pad: int,
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Collate R inputs of an encoder-decoder. Return the inputs and the decoder's labels (R, N).
+    """Collate R rows for an encoder-decoder. Return the model's inputs and the labels (R, N).
 
-    The decoder reads `decoder_prefix` before each caption.
+    images, caption_ids, pad: see `collate_decoder_only`. decoder_prefix: the ids that the decoder
+    reads before each caption. They have no labels.
     """
     batch = collate(images.items, pad)
     device = next(iter(batch.values())).device
@@ -70,9 +73,9 @@ def _is_text(item: Item, key: str) -> bool:
 
 
 def collate(items: Sequence[Item], pad: int, left: bool = False) -> dict[str, Tensor]:
-    """Collate items into the batch that the processor would return for all of them at once.
+    """Collate items into one batch, as the processor would return it for all photos at once.
 
-    left: whether text is padded on the left.
+    pad: the id of the padding token. left: pad text on the left instead of the right.
     """
     batch = {}
     for key in items[0]:
@@ -85,7 +88,10 @@ def collate(items: Sequence[Item], pad: int, left: bool = False) -> dict[str, Te
 
 
 def _pad(row: Tensor, target_shape: list[int], value: int, left: bool) -> Tensor:
-    """Pad all dimensions but the first to `target_shape`, on the left or on the right."""
+    """Pad all dimensions except the first to `target_shape`.
+
+    value: the padding value. left: pad on the left instead of the right.
+    """
     if list(row.shape[1:]) == target_shape:
         return row
     padding: list[int] = []

@@ -1,4 +1,4 @@
-"""The configuration key of model vlm, and building its captioner from a configuration."""
+"""Defines the configuration key of model vlm, and builds its captioner from a configuration."""
 
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Callable, Optional
@@ -11,15 +11,20 @@ from vlm.image_batch import ImageBatch
 from vlm.library import check_library, load_parts
 from vlm.prompt import check_guidance, load_prompt_processor
 
-PROMPT_IS_QUESTION = True
-# Keys that must have their defaults. transformers generates the captions, and 5.x has no groups of
-# beams; a reward needs samples of `decoding`.
+PROMPT_IS_QUESTION = True  # the prompt is an input of the model, not the beginning of a caption
+# Keys that must keep their defaults. transformers generates the captions, and version 5 has no
+# groups of beams. A reward needs captions sampled by `decoding`.
 UNSUPPORTED = ("contrastive_alpha", "drop_image", "null_image", "rerank", "num_beam_groups")
 UNSUPPORTED += ("reward", "compile")
 
 
 class Keys(BaseModel):
-    """The key that only this package reads; see docs/settings.md."""
+    """The key that only this package uses. docs/settings.md describes it.
+
+    The string "run" is the key's role, see `captioning.config.keys.ROLES`. The key is merged into a
+    subclass of `captioning.config.config.Config`, so that the validator below can also read the
+    general keys, such as `model` and `lora`.
+    """
 
     vlm: Annotated[Optional[str], Field(min_length=1), "run"] = None
 
@@ -51,7 +56,10 @@ class Keys(BaseModel):
 
 
 def build(config: Any, context: Any):
-    """Implements `captioning.captioners.interface.CaptionerPackage`, like the functions below."""
+    """Build the captioner that a configuration describes.
+
+    `captioning.captioners.interface.CaptionerPackage` documents the public functions here.
+    """
     from vlm.captioner import VlmCaptioner
     from vlm.library import load_model
 
@@ -68,7 +76,7 @@ def build(config: Any, context: Any):
     if lora is not None:
         add_lora(model, lora)
     if config.vit_grad_ckpt:
-        # transformers 5.20 has renamed it.
+        # transformers 5.20 renamed gradient_checkpointing_enable to this name.
         name = "activation_checkpointing_enable"
         enable = getattr(model, name, None) or model.gradient_checkpointing_enable
         enable({"use_reentrant": False})
@@ -92,7 +100,10 @@ def check_device(config: Any, device: torch.device) -> None:
 
 
 def preprocessing(config: Any) -> tuple[Callable, ...]:
-    """The model's processor prepares photo and prompt for both training and evaluation."""
+    """Return the functions that prepare a photo with its prompt for training and for evaluation.
+
+    Both are the model's processor. `ImageBatch` joins their results.
+    """
     caption_length = max(config.max_length, config.max_tokens)
     prompt_processor = load_prompt_processor(config.vlm, config.prompt, caption_length)
     return prompt_processor, prompt_processor, None, ImageBatch

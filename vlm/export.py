@@ -3,8 +3,8 @@
     python -m vlm.export output/vlm_coco/checkpoint_best.pth output/merged
     python -m vlm.export output/vlm_coco/checkpoint_best.pth output/adapter --adapter
 
-LoRA is merged into the weights, and the processor is saved with the model. With --adapter, only
-the LoRA adapter is saved, for `PeftModel.from_pretrained`.
+The first command merges LoRA into the weights and saves the processor with the model. With
+--adapter, only the LoRA adapter is saved, for `PeftModel.from_pretrained`.
 """
 
 import argparse
@@ -24,7 +24,11 @@ from vlm.library import Parts, load_model, load_parts
 
 
 def trained_model(checkpoint: str) -> tuple[nn.Module, Parts, dict[str, Any]]:
-    """Load a checkpoint's model, its `Parts`, and its configuration. Raises ValueError."""
+    """Return the model of a checkpoint, the model's `Parts`, and the run's configuration.
+
+    The model is in evaluation mode. If the run used LoRA, the adapter is not merged. Raises
+    ValueError.
+    """
     try:
         content = torch.load(checkpoint, map_location="cpu", weights_only=True)
         config, state = content["config"], content["model"]
@@ -58,7 +62,8 @@ def trained_model(checkpoint: str) -> tuple[nn.Module, Parts, dict[str, Any]]:
 def export(checkpoint: str, folder: Path, adapter: bool, license: Optional[str] = None) -> str:
     """Write the folder and return a line that describes it. Raises ValueError.
 
-    adapter: write only the LoRA adapter. license: for the card; None: the base model's.
+    folder: a new or an empty folder. adapter: write only the LoRA adapter. license: the license on
+    the model card; None for the license of the base model.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} exists and is not an empty folder: give a new folder")

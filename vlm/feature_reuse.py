@@ -1,7 +1,8 @@
 """Encodes each photo once and repeats its features for its k captions.
 
-A decoder-only model gets the features as an argument (`mm_encoder_outputs`, transformers 5.20 and
-later). In other models, hooks give the encoder only one of the k equal rows of each photo.
+A decoder-only model gets the features as the argument `mm_encoder_outputs`, which transformers has
+since 5.20. In other models, forward hooks pass only the first of the k equal rows of each photo to
+the encoder, and repeat its output k times.
 """
 
 from collections.abc import Iterator
@@ -18,11 +19,12 @@ from vlm.collate import collate
 from vlm.image_batch import ImageBatch
 
 PIXEL_VALUES, ENCODER_OUTPUTS = "pixel_values", "mm_encoder_outputs"
-# Names under which models have their image encoder.
+# Attribute names of the image encoder in models of transformers.
 IMAGE_ENCODER_NAMES = ("vision_tower", "vision_model", "image_encoder")
-# Keys of the output of `get_image_features`: those that the decoder reads, and the others.
+# Keys of the output of `get_image_features`. The decoder reads FEATURES and DEEPSTACK.
 FEATURES = "pooler_output"
-DEEPSTACK = "deepstack_features"  # Qwen3-VL adds these in several layers
+DEEPSTACK = "deepstack_features"  # features that Qwen3-VL adds in several layers of the decoder
+# Keys of the same output that are not needed. If there is any further key, features are not reused.
 UNUSED_OUTPUTS = {
     "last_hidden_state",
     "hidden_states",
@@ -33,9 +35,10 @@ UNUSED_OUTPUTS = {
 
 
 class FeatureReuse:
-    """A context manager that is called with B photos and k, and yields the inputs of B * k rows.
+    """A callable that takes B photos and k, and returns a context manager with B * k rows.
 
-    A model that supports neither of the two ways above encodes each photo k times.
+    The model must be called within the context. A model that supports neither of the two ways above
+    encodes each photo k times.
     """
 
     def __init__(self, model: nn.Module):
@@ -54,9 +57,10 @@ class FeatureReuse:
 
     @contextmanager
     def __call__(self, images: ImageBatch, count: int) -> Iterator[tuple[ImageBatch, dict]]:
-        """Yield the photos of all rows, and a dict of further inputs, for a call of the model.
+        """Yield each photo `count` times in a row, and a dict of further inputs of the model.
 
-        count: k, the number of captions of each photo.
+        If the dict has features, the photos have no pixel values. count: k, the number of captions
+        of each photo.
         """
         with ExitStack() as hooks:
             inputs = {}
@@ -74,9 +78,9 @@ class FeatureReuse:
             yield images.repeat(count), inputs
 
     def _features(self, images: ImageBatch, count: int) -> Optional[Any]:
-        """Return the output of `get_image_features`, with each photo's features k times in a row.
+        """Return the output of `get_image_features`, with each photo's features repeated k times.
 
-        None if it is unknown which features belong to which photo.
+        Return None if the output does not show which features belong to which photo.
         """
         accepted = signature(self.model.get_image_features).parameters
         sizes = [len(item[PIXEL_VALUES]) for item in images.items]
@@ -95,7 +99,7 @@ class FeatureReuse:
 
 
 def _repeat(features: Any, sizes: list[int], count: int) -> Any:
-    """Repeat each photo's features `count` times. sizes: the number of features of each photo."""
+    """Repeat the features of each photo `count` times. sizes: the number of features per photo."""
     parts = [features[end - size : end] for end, size in zip(accumulate(sizes), sizes)]
     repeated = [part for part in parts for _ in range(count)]
     return torch.cat(repeated) if isinstance(features, Tensor) else [*chain.from_iterable(repeated)]
@@ -103,7 +107,10 @@ def _repeat(features: Any, sizes: list[int], count: int) -> Any:
 
 @contextmanager
 def _encode_first_rows(encoder: nn.Module, images: int, count: int) -> Iterator[None]:
-    """Make the encoder process only the first of each `count` equal rows, and repeat its output."""
+    """Make an encoder process only the first of each `count` equal rows, and repeat its output.
+
+    images: B. Inputs that do not have B * count rows are left unchanged.
+    """
     was_shortened = []
 
     def first_rows(value: Any) -> Any:

@@ -17,9 +17,10 @@ SAMPLING_ONLY = ("top_p", "top_k", "temperature", "min_p", "typical_p")
 
 
 def generation_config(model: nn.Module, settings: DecodingSettings, tokenizer: CaptionTokenizer):
-    """Return the model's generation config, overridden by the settings. Lengths exclude the prompt.
+    """Return a copy of the model's generation config with the values of `settings`.
 
-    Values without a setting, such as early_stopping, keep the model's default.
+    Options without a setting, such as early_stopping, keep the model's values. Lengths do not
+    include the prompt.
     """
     config, sample = copy.deepcopy(model.generation_config), settings.sample
     config.max_length = config.min_length = None
@@ -41,12 +42,12 @@ def generate(
     settings: DecodingSettings,
     tokenizer: CaptionTokenizer,
 ) -> tuple[Tensor, Tensor, Optional[Tensor]]:
-    """Return generated captions as (ids, scores, scores without guidance).
+    """Generate captions. Return their ids, their scores, and their scores without guidance.
 
-    ids: int64 (B * num_return, L), padded with -1 after the end. Scores are float64
-    (B * num_return,). Beam search returns the scores of transformers. Otherwise a score is the sum
-    of log-probabilities / length ** length_penalty; sum and length include the end token. The last
-    result is None without guidance.
+    inputs: the model's inputs for B photos, by name. ids: int64 (B * num_return, L), padded with -1
+    after the end token. Scores are float64 (B * num_return,). For beam search, transformers
+    computes them. Otherwise a score is the sum of log-probabilities / length ** length_penalty,
+    where sum and length include the end token. The last result is None if guidance is off.
     """
     config = generation_config(model, settings, tokenizer)
     uses_beams, is_guided = config.num_beams > 1, settings.guidance_scale != 1
@@ -68,14 +69,15 @@ def generate(
 
     if not is_guided:
         return padded, score(torch.stack(output.logits, 1)), None
-    # `generate` calls the model with and without the image in turn. Logits: (rows, L, V).
+    # `generate` alternates between a call with the image and a call without it. `calls` has the
+    # logits of both; each stack is (rows, L, V).
     image_logits, null_logits = (torch.stack(calls[parity::2], 1) for parity in (0, 1))
     return padded, score(combine_streams(image_logits, null_logits, settings)), score(image_logits)
 
 
 @contextmanager
 def _record_logits(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Record the logits (rows, V) of the last position at each call of the model."""
+    """Yield a list that receives the logits (rows, V) of the last position at each forward call."""
     logits: list[Tensor] = []
 
     def record(module, arguments, output):

@@ -1,18 +1,18 @@
-"""A batch of preprocessed photos of different sizes."""
+"""Defines a batch of preprocessed photos, which may differ in size."""
 
 from typing import Union
 
 import torch
 from torch import Tensor
 
-Item = dict[str, Tensor]
+Item = dict[str, Tensor]  # the output of `vlm.prompt.PromptProcessor` for one photo
 
 
 class ImageBatch:
-    """B photos with their prompts. items: the processor's output for each, as a batch of one.
+    """B photos with their prompts. items: the output of the processor for each photo.
 
-    Implements `captioning.captioners.interface.Images`. `vlm.collate` pads the photos and their
-    captions to one batch of tensors.
+    Implements `captioning.captioners.interface.Images`. `vlm.collate` later pads the items and
+    their captions to one batch of tensors.
     """
 
     def __init__(self, items: list[Item]):
@@ -39,7 +39,7 @@ class ImageBatch:
         self._map_tensors(lambda tensor: tensor.record_stream(stream))
 
     def is_floating_point(self) -> bool:
-        """True: the processor has normalised the images already."""
+        """Return True, because the processor has already normalised the images."""
         return True
 
     def _map_tensors(self, function) -> "ImageBatch":

@@ -16,15 +16,16 @@ from adapters.program import one_line
 
 OLDEST_VERSION = 5  # major version of transformers
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-# The attribute of bitsandbytes' 4-bit layers that makes them repack their weights.
+# If this attribute of a 4-bit layer of bitsandbytes is true, the layer repacks its weights.
 REPACKING_FLAG = "support_avx512bf16_for_cpu"
 TRUST_REMOTE_CODE = "trust_remote_code"
 
 
 class Parts(NamedTuple):
-    """The content of a model's folder except its weights.
+    """The content of a model's folder without its weights.
 
-    processor: None if the folder has a separate image processor and tokenizer.
+    name: the value of the key `vlm`. processor: the joint processor of images and text; None if the
+    folder has only a separate image processor and tokenizer.
     """
 
     name: str
@@ -35,7 +36,7 @@ class Parts(NamedTuple):
 
 
 def check_library() -> None:
-    """Raise ValueError if transformers is too old."""
+    """Raise ValueError if transformers is older than OLDEST_VERSION."""
     installed = version("transformers")
     if int(installed.partition(".")[0]) < OLDEST_VERSION:
         raise ValueError(
@@ -48,7 +49,8 @@ def check_library() -> None:
 def load_parts(name: str) -> Parts:
     """Load configuration, processor and tokenizer from a folder or the hub. Raises ValueError."""
     check_library()
-    # Without this, tokenizers warns in data loader workers, which are forked after its first use.
+    # The library tokenizers warns if a process is forked after its first use. The workers of data
+    # loaders are such forks, and this setting avoids the warning.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     import transformers
 
@@ -71,8 +73,8 @@ def load_parts(name: str) -> Parts:
 def load_model(name: str, pretrained: bool, four_bit: Optional[str] = None) -> nn.Module:
     """Load the model in float32 and evaluation mode. Raises ValueError.
 
-    pretrained: if false, the weights are random. four_bit: if given, load the linear layers in 4
-    bits and compute in this precision, a key of DTYPES.
+    pretrained: whether to load the weights; otherwise they are random. four_bit: a key of DTYPES;
+    if given, quantise the linear layers to 4 bits and compute in this precision.
     """
     import transformers
 
@@ -100,20 +102,20 @@ def load_model(name: str, pretrained: bool, four_bit: Optional[str] = None) -> n
             _disable_repacking(model)
             return model
         model = auto_class.from_config(config, dtype=torch.float32).eval()
-    with suppress(OSError):  # no such file: keep the generation config made from `config`
+    with suppress(OSError):  # without a file, keep the generation config derived from `config`
         model.generation_config = transformers.GenerationConfig.from_pretrained(source)
     return model
 
 
 def _disable_repacking(model: nn.Module) -> None:
-    """Prevent bitsandbytes from repacking 4-bit weights on CPUs: repacked layers do not train."""
+    """Prevent bitsandbytes from repacking 4-bit weights on CPUs, so that the layers can train."""
     for module in model.modules():
         if hasattr(module, REPACKING_FLAG):
             setattr(module, REPACKING_FLAG, False)
 
 
 def checkpointed_layers(model: nn.Module) -> list[nn.Module]:
-    """Return the outermost layers that support gradient checkpointing."""
+    """Return the layers that support gradient checkpointing, without layers inside such layers."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     outermost: list[nn.Module] = []
@@ -126,7 +128,7 @@ def checkpointed_layers(model: nn.Module) -> list[nn.Module]:
 
 
 def _resolve_source(name: str) -> str:
-    """Convert a value of the key `vlm` to a folder or hub name for `from_pretrained`.
+    """Convert a value of the key `vlm` to the folder or hub name that `from_pretrained` takes.
 
     Raises ValueError for a missing folder.
     """

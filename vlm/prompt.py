@@ -11,32 +11,34 @@ from adapters.program import one_line
 from decoding import SettingsError
 from vlm.library import Parts, load_parts
 
-# Marks the caption's position in the chat template's output.
+# A text that stands for the caption when the chat template is rendered. Its position in the output
+# is the caption's position.
 PLACEHOLDER = "zq caption qz"
-# The format of the text before the caption, for families without a chat template.
+# The text before the caption in families without a chat template; {} is the prompt.
 PROMPT_FORMATS = {
     "paligemma": "<image>{}",
     "florence2": "{}",
     "blip-2": "{}",
     "git": "{}",
 }
-NO_TEXT_FAMILY = "vision-encoder-decoder"
-# Families for which guidance by transformers is exact: `generate` reads the prompt without the
-# image in a second stream, with causal attention, also in PaliGemma. Qwen's are not among them,
-# because they keep the position offset of only one stream.
+NO_TEXT_FAMILY = "vision-encoder-decoder"  # has no text input
+# Families for which the classifier-free guidance of transformers is exact. `generate` reads the
+# prompt without the image in a second stream, with causal attention (also in PaliGemma). The Qwen
+# families are left out, because they keep the position offset of only one stream.
 GUIDED_FAMILIES = ("gemma3", "git", "idefics3", "internvl", "llava_onevision", "mllama")
 GUIDED_FAMILIES += ("paligemma", "smolvlm")
-NEGATIVE_PROMPT = "negative_prompt_ids"  # the argument of `generate` for the second stream
-MAX_POSITIONS_KEYS = ("max_position_embeddings", "n_positions")  # in models' configurations
+NEGATIVE_PROMPT = "negative_prompt_ids"  # the argument of `generate` with the second stream's ids
+MAX_POSITIONS_KEYS = ("max_position_embeddings", "n_positions")  # in a model's configuration
+# The processor is called with this photo to find out what it returns, such as the prompt's length.
 PROBE_IMAGE = Image.new("RGB", (64, 48), (120, 130, 140))
 
 
 class Turn(NamedTuple):
-    """The text around a caption.
+    """The text around a caption, from the chat template if the family has one.
 
-    prompt: everything up to the end of the generation prompt. caption_prefix: text of the
-    assistant's turn before the caption. caption_suffix: the text that ends the turn, "" if the eos
-    token ends it.
+    prompt: all text up to the end of the generation prompt. caption_prefix: the text between the
+    generation prompt and the caption. caption_suffix: the text after the caption that ends the
+    turn; "" if only the eos token ends it.
     """
 
     prompt: str
@@ -45,11 +47,12 @@ class Turn(NamedTuple):
 
 
 class PromptProcessor:
-    """Called with an RGB photo, returns the model's inputs by name, as a batch of one.
+    """A callable that converts an RGB photo to the model's inputs, a dict for a batch of one.
 
-    The prompt is inserted into the chat template if the family has one. GUIDED_FAMILIES also get
-    the NEGATIVE_PROMPT, (1, n): the prompt without the image, unless their processor needs an
-    image. caption_length: the most positions that a caption takes. Raises ValueError.
+    The prompt is inserted into the chat template if the family has one. For GUIDED_FAMILIES the
+    dict also has NEGATIVE_PROMPT, int64 (1, n), the prompt without the image; it is left out if the
+    chat template requires an image. caption_length: the maximum number of tokens of a caption.
+    Raises ValueError for a prompt or model that cannot be used.
     """
 
     def __init__(self, parts: Parts, prompt: str, caption_length: int = 0):
@@ -61,7 +64,10 @@ class PromptProcessor:
         self.turn = self._turn()
 
     def __call__(self, photo: Image.Image, prompt: Optional[str] = None) -> dict[str, Tensor]:
-        """Return the inputs. prompt: of this photo; None: the prompt of the constructor."""
+        """Return the model's inputs. Raises ValueError if photo and prompt cannot be processed.
+
+        prompt: the prompt for this photo; None for the prompt of the constructor.
+        """
         processor = self if prompt is None else self._with_prompt(prompt)
         try:
             inputs = {**processor._process(photo), **processor._negative_prompt}
@@ -80,9 +86,12 @@ class PromptProcessor:
         return inputs
 
     def _with_prompt(self, prompt: str) -> "PromptProcessor":
-        """Return a processor with another prompt. Raises ValueError if captions would differ."""
+        """Return a processor with another prompt.
+
+        Raises ValueError if the other prompt changes the text directly around a caption.
+        """
         other = PromptProcessor(self.parts, prompt)
-        # The captioner tokenises captions with this processor's text around them.
+        # The captioner tokenises every caption with the prefix and suffix of `self.turn`.
         if other.turn[1:] != self.turn[1:]:
             raise ValueError(
                 f"the photo's prompt is {prompt!r}, but the key prompt is {self.prompt!r}: this "
@@ -91,7 +100,7 @@ class PromptProcessor:
         return other
 
     def check(self) -> None:
-        """Raise ValueError if the processor rejects the prompt or writes no image token."""
+        """Raise ValueError if the processor rejects the prompt or inserts no image token."""
         inputs = self(PROBE_IMAGE)
         token = None if self.family in (NO_TEXT_FAMILY, "git") else self.image_token
         if token is not None and not (inputs["input_ids"] == token).any():
@@ -124,7 +133,7 @@ class PromptProcessor:
 
     @cached_property
     def _negative_prompt(self) -> dict[str, Tensor]:
-        """{NEGATIVE_PROMPT: ids (1, n)}, or {} if guidance is not possible."""
+        """The entry {NEGATIVE_PROMPT: ids (1, n)}, or {} if guidance is not possible."""
         if self.family not in GUIDED_FAMILIES:
             return {}
         if self.family not in PROMPT_FORMATS:
@@ -138,7 +147,10 @@ class PromptProcessor:
         }
 
     def _turn(self) -> Turn:
-        """Return the text around a caption. Raises ValueError for an unusable prompt or model."""
+        """Return the text around a caption for this family.
+
+        Raises ValueError if the model cannot be used, or not with this prompt.
+        """
         name, processor = self.parts.name, self.parts.processor
         if self.family == NO_TEXT_FAMILY:
             if self.prompt:
@@ -162,7 +174,7 @@ class PromptProcessor:
         return self._chat_turn()
 
     def _chat_turn(self) -> Turn:
-        """Determine the text that the chat template puts around a caption."""
+        """Render the chat template to find the text around a caption. Raises ValueError."""
         name, template = self.parts.name, self.parts.processor.apply_chat_template
         user_message = self._user_message({"type": "image"})
         answer = {
@@ -179,23 +191,24 @@ class PromptProcessor:
         before, placeholder, caption_suffix = conversation.rpartition(PLACEHOLDER)
         if not placeholder:
             raise ValueError(f"the chat template of {name} leaves out the assistant's message")
-        # In some templates, the text before a caption does not start with the generation prompt.
+        # In some templates the conversation does not start with `prompt`. Then there is no prefix.
         caption_prefix = before[len(prompt) :] if before.startswith(prompt) else ""
         return Turn(prompt, caption_prefix, caption_suffix.strip())
 
 
 def positions_of(config: Any) -> Optional[int]:
-    """Return how many positions photo, prompt and caption have together; None for no limit.
+    """Return the maximum number of tokens of photo, prompt and caption together; None for no limit.
 
-    config: the model's. In an encoder-decoder, captions have separate positions. A model with
-    rotary positions computes further ones, but was not trained on them.
+    config: the model's configuration. For an encoder-decoder the result is None, because its
+    captions have separate positions. The limit also holds for rotary positions: the model can
+    compute more positions, but was not trained on them.
     """
     text = config.get_text_config(decoder=True)
     return None if text.is_encoder_decoder else _positions(text)
 
 
 def learnt_positions(text: Any) -> Optional[int]:
-    """Return the number of position embeddings of a text decoder; None if they are not learnt.
+    """Return the number of learnt position embeddings of a text decoder; None for rotary positions.
 
     text: the decoder's configuration.
     """
@@ -208,16 +221,20 @@ def _positions(text: Any) -> Optional[int]:
 
 @lru_cache(maxsize=4)
 def load_prompt_processor(name: str, prompt: str, caption_length: int = 0) -> PromptProcessor:
-    """Load and check a model's processor, see `PromptProcessor`. Raises ValueError."""
+    """Load a model's processor, check it, and cache it. Raises ValueError.
+
+    name: a value of the key `vlm`. The other arguments are those of `PromptProcessor`.
+    """
     prompt_processor = PromptProcessor(load_parts(name), prompt, caption_length)
     prompt_processor.check()
     return prompt_processor
 
 
 def check_guidance(settings: Any, family: Optional[str] = None) -> None:
-    """Raise SettingsError for guidance with beams or for a family outside of GUIDED_FAMILIES.
+    """Raise SettingsError for guidance with beam search or for a family not in GUIDED_FAMILIES.
 
-    settings: a configuration or `DecodingSettings`. family: the model_type, None if not known yet.
+    settings: a configuration or `DecodingSettings`. family: the model_type; None if it is not known
+    yet.
     """
     scale = f"guidance_scale is {settings.guidance_scale}"
     if settings.guidance_scale == 1:

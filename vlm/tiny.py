@@ -2,8 +2,8 @@
 
     python -m vlm.tiny output/tiny_vlm --words data/scenes/vocab.txt
 
-The vocabulary is a file with one word per line. The model reads a photo of 48 x 48 pixels as nine
-patches.
+--words names a file with one word of the vocabulary per line. The model reads a photo of 48 x 48
+pixels as nine patches.
 """
 
 import argparse
@@ -25,16 +25,16 @@ CHAT_TEMPLATE = (
 )
 IMAGE_SIZE, PATCH_SIZE = 48, 16
 HIDDEN_SIZE, NUM_HEADS = 96, 4
-# The standard deviation of initial weights. With the 0.02 of large models, this model learns
-# nothing in 1,000 steps.
+# The standard deviation of the initial weights. Large models use 0.02, with which this small model
+# learns nothing in 1,000 steps.
 INITIALIZER_RANGE = 0.08
 
 
 def write(folder: str, words: Sequence[str], seed: int = 0) -> None:
     """Write model, tokenizer and processor. Raises ValueError if transformers is too old.
 
-    words: the vocabulary; those with other characters than letters are left out. seed: that of the
-    weights.
+    words: the vocabulary. Words with characters other than letters are left out. seed: the random
+    seed of the weights.
     """
     check_library()
     import torch

@@ -1,4 +1,4 @@
-"""Converts captions to token ids and back."""
+"""Converts captions to token ids and back, with the tokenizer of a model of transformers."""
 
 from collections.abc import Sequence
 from typing import Any, Optional
@@ -13,10 +13,10 @@ from vlm.prompt import Turn
 class CaptionTokenizer:
     """Implements `captioning.captioners.interface.Tokenizer` for a model of transformers.
 
-    A caption is tokenised together with the prompt before it, and followed by `end`, the token that
-    ends the turn. Special tokens in a caption's text are dropped: an image token would require an
-    image. `pad` is -1, which no token has. transformers pads with `library_pad`, a token that a
-    model may also generate.
+    A caption is tokenised together with the prompt before it. The last id is `end`, the token that
+    ends the turn. Special tokens in a caption's text are dropped, because an image token would
+    require an image. Ids are padded with `pad`, -1, which is no token's id. transformers pads with
+    `library_pad`, which may also be a token that the model generates.
     """
 
     pad = -1
@@ -28,9 +28,10 @@ class CaptionTokenizer:
         end_tokens: Sequence[int],
         image_token: Optional[int] = None,
     ):
-        """end_tokens: ids that end generation. image_token: an id to treat as a special token.
+        """Read the special tokens. Raises ValueError if there is no end token.
 
-        Raises ValueError if there is no end token.
+        end_tokens: the ids at which the model's generation config ends a caption. image_token: the
+        id of the image token, which is treated as a special token.
         """
         self.tokenizer, self.turn = tokenizer, turn
         added = tokenizer.added_tokens_decoder.items()
@@ -43,17 +44,18 @@ class CaptionTokenizer:
         # Some ids have no token, and some heads have no row for the image token.
         self._size = max({*tokenizer.get_vocab().values()} - {image_token}) + 1
         self._prompt_ids = self._ids(turn.prompt)
-        # Most tokenizers mark a preceding space; BERT's marks its absence.
+        # Most tokenizers mark a token that follows a space. BERT's tokenizer instead marks a token
+        # that follows no space, by ##.
         self._marks_spaces = " " not in tokenizer.convert_tokens_to_string(["a", "a"])
 
     def __len__(self) -> int:
         return self._size
 
     def token(self, token_id: int) -> str:
-        """Return a token as text, with "##" before one that continues a word, as BERT writes it."""
+        """Return a token as text. As in BERT, "##" precedes a token that continues a word."""
         token = self.tokenizer.convert_ids_to_tokens(int(token_id))
         if token is None or (token_id in self.special and token_id != self.end):
-            return "##"  # `decode` drops special tokens and ids without a token, too
+            return "##"  # an empty piece, because `decode` drops this id
         if token_id == self.end or token.startswith("##"):
             return token
         text = self.tokenizer.convert_tokens_to_string([token]).strip()
@@ -65,7 +67,8 @@ class CaptionTokenizer:
         """Return the caption's ids and the end token, at most `max_length` ids in all."""
         text = self.turn.caption_prefix + text
         all_ids, prompt_length = self._ids(self.turn.prompt + text), len(self._prompt_ids)
-        # If the prompt's last token would merge with the caption, tokenise the caption separately.
+        # If the tokenizer merges the end of the prompt with the caption, the ids do not begin with
+        # the prompt's ids. Then the caption is tokenised separately.
         caption_ids = (
             all_ids[prompt_length:]
             if all_ids[:prompt_length] == self._prompt_ids
@@ -80,7 +83,7 @@ class CaptionTokenizer:
         return ids, (ids != self.pad).long()
 
     def encode_prompt(self, prompt: str) -> Tensor:
-        """Empty: the prompt belongs to the model's inputs, not to the caption."""
+        """Return no ids, because the prompt belongs to the model's inputs, not to the caption."""
         return torch.zeros(0, dtype=torch.int64)
 
     def decode(self, ids: Tensor) -> str:
@@ -91,7 +94,11 @@ class CaptionTokenizer:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def _find_end(self, end_tokens: Sequence[int]) -> int:
-        """Return the first special token after a caption in the chat template, otherwise eos."""
+        """Return the id of the token that ends a caption.
+
+        It is the first special token after the caption in the chat template; without one, it is the
+        eos token, or the first of `end_tokens` if these do not include eos.
+        """
         suffix_tokens = [i for i in self._ids(self.turn.caption_suffix) if i in self.special]
         eos = self.tokenizer.eos_token_id
         if suffix_tokens:

@@ -1,1 +1,1 @@
-"""Faster implementations: attention, matmul, linear layers, int8, unpadding, static steps."""
+"""Provides faster kernels: attention, matmul, linear layers, int8, unpadding, static steps."""

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention with the fastest kernel for the device and precision."""
+"""Computes scaled dot-product attention with the fastest kernel for the device and precision."""
 
 import math
 from collections.abc import Iterator
@@ -11,9 +11,13 @@ from torch.autograd.function import once_differentiable
 
 from BLIP.kernels import matmul
 
-FEW_QUERIES = 32  # the most queries per image in a decoding step
-MAX_SCORES = 2**20  # the most scores of a block, so that they fit in the CPU's cache
-# From this number of queries on, oneDNN with one head per call takes half the time of torch's
+# A decoding step has at most this many queries per image. Two matrix products are then faster than
+# torch's fused kernel.
+FEW_QUERIES = 32
+# The maximum number of scores (heads * queries * keys) of one block, so that the scores stay in the
+# CPU's cache.
+MAX_SCORES = 2**20
+# With at least this many queries, oneDNN with one head per call takes half the time of torch's
 # matmul.
 MANY_QUERIES = 128
 
@@ -26,15 +30,17 @@ def attention(
     is_causal: bool = False,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Return the attention (b, heads, q, d) of query (b, heads, q, d) to n keys and values.
+    """Attend from q queries to n keys. Return the weighted sums of the values, (b, heads, q, d).
 
-    key, value: (b, heads, n, d). The query is cast to the precision of the keys. mask: bool, True
-    where a query may attend, of a shape that broadcasts to (b, heads, q, n).
+    query: (b, heads, q, d); it is cast to the dtype of the keys. key, value: (b, heads, n, d).
+    mask: bool, true where a query may attend to a key; it is broadcast to (b, heads, q, n).
+    is_causal: let each query attend only to its own and earlier positions. dropout: the probability
+    of setting an attention weight to 0.
     """
     query = query.to(key.dtype)
     if query.device.type == "cpu" and not is_causal and not torch.compiler.is_compiling():
-        # torch's fused CPU kernel has no dropout and is slow for few queries. In 16 bits it also
-        # copies keys and values in every call, and its backward pass is slow.
+        # torch's fused CPU kernel does not support dropout and is slow for few queries. In 16 bits
+        # it also copies keys and values in every call, and its backward pass is slow.
         is_16_bit = query.dtype in (torch.bfloat16, torch.float16)
         has_grad = torch.is_grad_enabled()
         has_few_queries = not has_grad and query.size(2) <= FEW_QUERIES
@@ -55,9 +61,10 @@ def attention(
 
 
 class _BlockAttention(torch.autograd.Function):
-    """Computes a few heads at a time, so that their scores stay in the CPU's cache.
+    """Attention on a CPU that computes a few heads at a time, so that scores stay in the cache.
 
-    Besides the inputs, only the dropout mask is saved. The backward pass recomputes probabilities.
+    For the backward pass, it saves only the inputs and the dropout mask. The backward pass
+    recomputes the attention probabilities.
     """
 
     @staticmethod
@@ -102,9 +109,9 @@ class _BlockAttention(torch.autograd.Function):
 
 
 def _fused_is_fast(query: Tensor) -> bool:
-    """Return whether torch's fused kernel is the fastest in 16 bits.
+    """Return whether torch's fused kernel is the fastest kernel for a 16-bit query.
 
-    It is for bfloat16 with AMX, except for few queries.
+    This is true for bfloat16 on a CPU with AMX, unless there are only few queries.
     """
     return matmul.HAS_AMX and query.dtype == torch.bfloat16 and query.size(2) > FEW_QUERIES
 
@@ -112,9 +119,9 @@ def _fused_is_fast(query: Tensor) -> bool:
 def _keep_mask(shape: tuple[int, ...], dropout: float) -> Tensor:
     """Return a bool mask on the CPU, False with the probability `dropout`.
 
-    The probability is rounded to a multiple of 2**-16. Each 64-bit random number gives four values:
-    torch generates random numbers sequentially on a CPU, so one number per value would take 6 times
-    longer.
+    The probability is rounded to a multiple of 2**-16. Each 64-bit random number gives four values.
+    On a CPU, torch generates random numbers sequentially, so that one number per value would take 6
+    times longer.
     """
     count = math.prod(shape)
     random = torch.empty(-(-count // 4), dtype=torch.int64)
@@ -123,12 +130,19 @@ def _keep_mask(shape: tuple[int, ...], dropout: float) -> Tensor:
 
 
 def _one_head_per_block(query: Tensor) -> bool:
-    """Return whether to process one head per block, as oneDNN requires. query: (b, heads, q, d)."""
+    """Return whether to process one head per block, so that oneDNN's 2-D matmul can be used.
+
+    query: (b, heads, q, d).
+    """
     return matmul.uses_onednn_fp32(query.device, query.dtype) and query.size(2) >= MANY_QUERIES
 
 
 def _blocks(*inputs: Tensor) -> Iterator[tuple]:
-    """Split inputs (b, heads, n, d). Yield each block's index and its parts ([heads,] n, d)."""
+    """Split the inputs, each (b, heads, n, d), into blocks of heads of one image.
+
+    inputs: the query, the key, and any further tensors. Yields the index of each block, (image,
+    heads), followed by the part ([heads,] n, d) of each input.
+    """
     query, key = inputs[:2]
     by_head = _one_head_per_block(query)
     heads = 1 if by_head else max(MAX_SCORES // (query.size(2) * key.size(2)), 1)
@@ -142,7 +156,8 @@ def _blocks(*inputs: Tensor) -> Iterator[tuple]:
 def _empty_head_minor(rows: Tensor, width: int) -> Tensor:
     """Return an empty tensor (b, heads, n, width), stored as (b, n, heads, width).
 
-    In this layout the heads can be merged without a copy. rows: has the shape (b, heads, n, any).
+    In this memory layout, the heads can be merged without a copy. rows: a tensor (b, heads, n, *)
+    that gives shape, dtype and device.
     """
     b, heads, n, _ = rows.shape
     return rows.new_empty(b, n, heads, width).transpose(1, 2)

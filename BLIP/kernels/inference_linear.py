@@ -1,4 +1,4 @@
-"""A linear layer for inference. Its weight is cast and packed once."""
+"""Defines a linear layer for inference, whose weight is cast and packed only once."""
 
 import torch
 import torch.nn.functional as F
@@ -8,9 +8,10 @@ from BLIP.kernels import matmul
 
 
 class InferenceLinear(nn.Module):
-    """A linear layer without gradients: x of any floating type -> `dtype`.
+    """A linear layer without gradients: x of any floating type (..., in) -> `dtype` (..., out).
 
-    pack: store the weight in oneDNN's layout if possible. torch.compile does not support that.
+    pack: store the weight in oneDNN's memory layout if possible. Must be false for torch.compile,
+    which does not support this layout.
     """
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype, pack: bool = True):
@@ -21,7 +22,7 @@ class InferenceLinear(nn.Module):
         if self.packed:
             self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype))
         else:
-            self.weight = weight.to(dtype, copy=True)  # no buffer, so that it is not saved
+            self.weight = weight.to(dtype, copy=True)  # not a buffer, so not in the state dict
         self.bias = None if linear.bias is None else linear.bias.detach().to(dtype, copy=True)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -32,11 +33,11 @@ class InferenceLinear(nn.Module):
 
 
 def _can_pack(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether a weight can be stored in oneDNN's layout.
+    """Return whether a weight can be stored in oneDNN's memory layout.
 
-    oneDNN would reorder a weight in another layout in every decoding step, which takes long
-    compared with the product of a few rows. torch has the operators for torch.compile, under
-    private names.
+    If a weight has another layout, oneDNN reorders it in every decoding step, which takes long
+    compared with the product of a few rows. torch has the ops for this layout only under private
+    names.
     """
     if device.type != "cpu" or not matmul.HAS_ONEDNN:
         return False

@@ -1,4 +1,4 @@
-"""Linear layers with int8 or 16-bit weights, for captioning on a CPU."""
+"""Defines linear layers with int8 or 16-bit weights, for captioning on a CPU in int8."""
 
 import torch
 import torch.nn.functional as F
@@ -7,12 +7,12 @@ from torch import Tensor, nn
 from BLIP.kernels.inference_linear import InferenceLinear
 from BLIP.kernels.matmul import HAS_AMX
 
-# torch's engines for quantised layers. For the hundreds of rows of an image, oneDNN is the fastest
-# in 8 bits. Only FBGEMM has float16 weights.
+# torch's engines for quantised layers. An image has hundreds of rows, for which oneDNN is the
+# fastest int8 engine. Only FBGEMM supports float16 weights.
 INT8_ENGINE, FLOAT16_ENGINE = "onednn", "fbgemm"
 MAX_WEIGHT = 127  # -128 is unused, so that the range is symmetric
 GELU_MIN = -0.17  # the minimum of the GELU function
-GRAIN_SIZE = 2**15  # elements for which torch's operators use one thread
+GRAIN_SIZE = 2**15  # torch's operators use one thread for up to this many elements
 
 
 def has_int8(device: torch.device) -> bool:
@@ -36,10 +36,11 @@ def check_int8(device: torch.device, compiled: bool) -> None:
 
 
 def int8_linear(linear: nn.Linear, name: str) -> nn.Module:
-    """Return the layer that replaces the layer `name`: int8 in the encoder, 16 bits in the decoder.
+    """Return the layer that replaces `linear`: int8 in the encoder, 16 bits in the decoder.
 
-    With a decoder in 8 bits, one caption in fourteen changed. With only the image's keys and values
-    in 8 bits, one in twenty changed; see docs/benchmarks.md.
+    name: the full name of the layer in the captioner. The decoder is not int8, because then one
+    caption in fourteen changed. If only its keys and values of the image were int8, one caption in
+    twenty changed; see docs/benchmarks.md.
     """
     if name.startswith("visual_encoder"):
         bf16_out = HAS_AMX and name.endswith("attn.qkv")  # attention in bf16 takes half the time
@@ -47,16 +48,18 @@ def int8_linear(linear: nn.Linear, name: str) -> nn.Module:
         return Int8Linear(linear, after_gelu=name.endswith("mlp.fc2"), dtype=dtype)
     bf16 = torch.cpu._is_avx512_bf16_supported()
     if bf16 and name.endswith(("crossattention.self.key", "crossattention.self.value")):
-        return InferenceLinear(linear, torch.bfloat16)  # half the time, and half the cached bytes
+        # bfloat16 takes half the time, and half the memory for the cached keys and values.
+        return InferenceLinear(linear, torch.bfloat16)
     return HalfLinear(linear, before_mkl=name.endswith("crossattention.self.query") and not bf16)
 
 
 class Int8Linear(nn.Module):
     """An int8 linear layer without gradients: x of any floating type (..., in) -> (..., out).
 
-    Each row of the weight has a scale. Each vector of x gets its own scale in every call, so that a
-    caption does not depend on the other images of its batch. after_gelu: x is the output of a GELU.
-    Its minimum is -0.17, so an asymmetric range is more accurate. dtype: that of the output.
+    Each row of the weight has a fixed scale. Each vector of x gets its own scale in every call, so
+    that a caption does not depend on the other images of its batch. after_gelu: whether x is the
+    output of a GELU, which is never below -0.17, so that an asymmetric range of codes is more
+    accurate. dtype: the dtype of the output.
     """
 
     def __init__(
@@ -69,17 +72,19 @@ class Int8Linear(nn.Module):
         self.packed = torch.ops.onednn.qlinear_prepack(weight, None)
         self.zeros = torch.zeros_like(self.scales, dtype=torch.int64)
         self.bias = _bias(linear)
-        # Without VNNI, sums of two products have 16 bits. They saturate if x uses more than 7 bits.
+        # On a CPU without VNNI, the sum of two products has only 16 bits and would saturate if the
+        # codes of x had 8 bits. There, codes have 7 bits.
         max_code = 255 if torch.cpu._is_vnni_supported() else 127
         self.after_gelu, self.dtype = after_gelu, dtype
         self.zero_point = max_code // 8 if after_gelu else max_code // 2 + 1
         self.max_positive = max_code - self.zero_point
         self.min_scale = -GELU_MIN / self.zero_point if after_gelu else 1e-12
-        # A vector of equal values, with which addcmul takes half the time that a scalar takes.
+        # A vector of equal values, because addcmul takes twice as long with a scalar. Adding 0.5
+        # rounds to the nearest code.
         self.offset = weight.new_full(weight.shape[1:], self.zero_point + 0.5, dtype=torch.float32)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x.detach().float()  # `out=` does not accept tensors that require a gradient
+        x = x.detach().float()  # `out=` below accepts no tensors that require a gradient
         scales = x.amax(-1, keepdim=True)
         if not self.after_gelu:
             scales = torch.maximum(scales, -x.amin(-1, keepdim=True))
@@ -96,8 +101,9 @@ class Int8Linear(nn.Module):
 class HalfLinear(nn.Module):
     """A linear layer with float16 weights: x float32 (..., in) -> float32 (..., out).
 
-    Sums are float32. before_mkl: whether MKL computes a large matmul next. Directly after FBGEMM it
-    takes twice as long, unless an operator of torch runs on all threads in between.
+    Sums are computed in float32. before_mkl: whether MKL computes a large matmul next. This matmul
+    takes twice as long directly after FBGEMM, unless an operator of torch runs on all threads in
+    between.
     """
 
     def __init__(self, linear: nn.Linear, before_mkl: bool = False):
@@ -113,7 +119,7 @@ class HalfLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         product = torch.ops.quantized.linear_dynamic_fp16(x.float(), self.packed)
-        if self.before_mkl:  # an operator that runs on all threads
+        if self.before_mkl:  # run an operator on all threads; its result is not used
             torch.zeros(GRAIN_SIZE * torch.get_num_threads(), dtype=torch.uint8)
         return product
 
@@ -123,7 +129,7 @@ class HalfEmbedding(nn.Module):
 
     def __init__(self, embedding: nn.Embedding):
         super().__init__()
-        self.weight = embedding.weight.detach().half()  # no buffer, so that it is not saved
+        self.weight = embedding.weight.detach().half()  # not a buffer, so not in the state dict
 
     def forward(self, tokens: Tensor) -> Tensor:
         return F.embedding(tokens, self.weight).float()

@@ -1,4 +1,4 @@
-"""A linear layer that saves less for the backward pass and uses the device's fastest matmul."""
+"""Computes a linear layer with the fastest matmul, and keeps less for the backward pass."""
 
 from typing import Callable, Optional
 
@@ -8,23 +8,26 @@ from torch.autograd.function import once_differentiable
 
 from BLIP.kernels import matmul
 
-# Recompute only if x and the weight together have this many elements. Smaller layers save too
-# little memory.
+# Recompute only if x and the weight together have at least this many elements. In smaller layers,
+# recomputing saves too little memory.
 MIN_ELEMENTS = 2**19
-# Call oneDNN only for this many multiplications: a call costs more than it gains for fewer.
+# Call oneDNN only for at least this many multiplications. With fewer, the call costs more time than
+# it saves.
 MIN_PRODUCTS = 2**21
 
 
 def recompute_linear(
     x: Tensor, linear: nn.Linear, input_fn: Optional[Callable[[Tensor], Tensor]] = None
 ) -> Tensor:
-    """Return linear(input_fn(x)): x (..., in) -> (..., out). Under autocast, in its precision.
+    """Return linear(input_fn(x)): x (..., in) -> (..., out). Under autocast, use its dtype.
 
-    input_fn: a function such as GELU, or a LayerNorm. Autograd would save its input and output and,
-    under autocast, a 16-bit copy of the weight. This function saves only x, and the backward pass
-    recomputes the rest, except in small layers. `BLIP.kernels.matmul` computes the products of
-    recomputed layers, and large products in float32 where oneDNN is faster. Subclasses of
-    nn.Linear, such as adapters, are called unchanged.
+    input_fn: a function such as GELU, or a LayerNorm; None for the identity. Autograd would save
+    the input and the output of `input_fn` and, under autocast, a 16-bit copy of the weight. This
+    function saves only x, and the backward pass recomputes the rest. Small layers are not
+    recomputed.
+
+    `BLIP.kernels.matmul` computes the products of recomputed layers, and large float32 products
+    where oneDNN is faster. A subclass of nn.Linear, such as an adapter, is called unchanged.
     """
     device = x.device.type
     if type(linear) is not nn.Linear or linear.bias is None or torch.compiler.is_compiling():

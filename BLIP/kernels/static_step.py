@@ -1,4 +1,4 @@
-"""Decoding steps on tensors of fixed shape and address, for torch.compile and CUDA graphs."""
+"""Runs decoding steps on tensors of fixed shape and address, for torch.compile and CUDA graphs."""
 
 from typing import Any, NamedTuple, Optional
 
@@ -12,13 +12,14 @@ from BLIP.med import KeysValues, TextDecoder
 class StaticCache(NamedTuple):
     """The tensors that a compiled step reads and writes, for S images with k rows each.
 
-    A row is a beam or sample. As in `CachedStep`, keys and values are never moved: the k rows of an
-    image append to one cache, one slot each per step, and reordering beams changes only `mask`.
+    A row is a beam or a sample. As in `CachedStep`, keys and values are never moved. In each step,
+    each of the k rows of an image fills one slot of the image's cache. Reordering beams changes
+    only `mask`.
 
-    tokens: int64 (S, k), the input.
-    position: int64 (), the position of the tokens.
-    slots: int64 (k,), the slots of `past` that get the keys and values of the tokens.
-    mask: bool (S, k, capacity), the slots that each row attends to.
+    tokens: int64 (S, k), the input tokens of this step.
+    position: int64 (), the position of these tokens in their rows.
+    slots: int64 (k,), the slots of `past` to which this step writes keys and values.
+    mask: bool (S, k, capacity), true for the slots that a row attends to.
     past: keys and values of self-attention, (S, heads, capacity, d), a pair for each layer.
     image_kv: keys and values of cross-attention, (S, heads, P, d), a pair for each layer.
     """
@@ -32,11 +33,12 @@ class StaticCache(NamedTuple):
 
 
 class CompiledStepFactory:
-    """Makes step functions. It is called like `CachedStep`, and all batches share one cache.
+    """Makes a `CompiledStep` for each batch. All batches share one cache.
 
-    On a GPU, kernel launches take most of the time of a step with few rows. A CUDA graph replays
-    all kernels in one launch, but needs fixed shapes and addresses. Therefore finished images keep
-    their rows, and attention covers the whole capacity. A smaller batch uses a part of the cache.
+    `inference_copy` puts it in place of the class `CachedStep`. On a GPU, kernel launches take most
+    of the time of a step with few rows. A CUDA graph replays all kernels in one launch, but needs
+    fixed shapes and addresses. Therefore finished images keep their rows, attention covers the
+    whole capacity, and a smaller batch uses a part of the cache.
     """
 
     def __init__(self, **options: Any):
@@ -46,14 +48,14 @@ class CompiledStepFactory:
         self._layout: tuple = ()
 
     def __call__(self, *arguments: Any) -> "CompiledStep":
-        """arguments: those of `CachedStep`."""
+        """Return the step function of a batch. arguments: those of `CachedStep`."""
         return CompiledStep(self, *arguments)
 
     def cache_for(self, past: list[KeysValues], image_kv: list[KeysValues], rows: int, steps: int):
-        """Return the cache, reallocated if it is too small or has another layout.
+        """Return the cache. Reallocate it if it is too small or has another layout.
 
-        past, image_kv: keys and values of the prompts and the images. rows: k. steps: the number of
-        tokens to append to each row.
+        past, image_kv: keys and values of the prompts and of the images. rows: k, the number of
+        rows per image. steps: the maximum number of tokens to append to each row.
         """
         images, heads, prompt, d = past[0][0].shape
         image_key, capacity = image_kv[0][0], prompt + steps * rows
@@ -68,7 +70,7 @@ class CompiledStepFactory:
         )
         if self.cache is None or layout != self._layout or len(self.cache.tokens) < images:
             new_zeros = image_key.new_zeros
-            self.cache, self._layout = None, layout  # free the old cache before allocating
+            self.cache, self._layout = None, layout  # free the old cache before the new one is made
             self.cache = StaticCache(
                 new_zeros(images, rows, dtype=torch.int64),
                 new_zeros((), dtype=torch.int64),
@@ -77,19 +79,20 @@ class CompiledStepFactory:
                 [tuple(x.new_zeros(images, heads, capacity, d) for x in pair) for pair in past],
                 [tuple(torch.zeros_like(x) for x in pair) for pair in image_kv],
             )
-            # The first four fields are tensors. The others have a pair of tensors for each layer.
+            # The first four fields are tensors. The last two have a pair of tensors for each layer.
             pair_tensors = [x for pair in (*self.cache.past, *self.cache.image_kv) for x in pair]
             for tensor in (*self.cache[:4], *pair_tensors):
-                # The CUDA graph uses the tensor at its own address, without a copy. With
-                # guard=False a cache at another address is recorded again, but not recompiled.
+                # A static address lets the CUDA graph read the tensor without a copy. With
+                # guard=False, a new cache at another address makes torch record the graph again,
+                # but not compile it again.
                 torch._dynamo.mark_static_address(tensor, guard=False)
         return self.cache
 
 
 class CompiledStep(CachedStep):
-    """A step function, see `decoding.Step`.
+    """A step function, see `decoding.Step`, that appends tokens by a compiled function.
 
-    active: int64 (b,), the indices of unfinished images in the cache.
+    active: int64 (b,), the indices in the cache of the images that are not finished.
     """
 
     def __init__(self, factory: CompiledStepFactory, *arguments: Any):
@@ -98,20 +101,20 @@ class CompiledStep(CachedStep):
         self.active = torch.empty(0, dtype=torch.int64)
 
     def _reorder(self, rows: Tensor) -> None:
-        """Reorder the mask: new row i continues old row rows[i]. rows: (b, k), see `CachedStep`.
+        """Reorder the mask, so that new row i continues old row rows[i]. rows: (b, k).
 
-        An image without rows is finished: it leaves `active`, but keeps its part of the cache.
+        An image without rows is finished. It leaves `active`, but keeps its part of the cache.
         """
         is_first = not len(self.active)
         rows_before = 1 if is_first else rows.size(1)
-        if is_first:  # now k is known
+        if is_first:  # the first call with k rows per image, so that the cache's size is known
             self._fill_cache(rows.size(1))
         self.active = self.active[rows[:, 0] // rows_before]
         mask = self.factory.cache.mask
         mask[self.active] = mask[self.active.unsqueeze(1), rows % rows_before]
 
     def _fill_cache(self, rows: int) -> None:
-        """Copy keys and values of prompts and images into the cache."""
+        """Copy keys and values of prompts and images into the cache. rows: k."""
         cache = self.factory.cache_for(
             self.past, self.image_kv, rows, self.max_length - self.used_slots
         )
@@ -141,11 +144,14 @@ class CompiledStep(CachedStep):
 
 
 def append_to_static(decoder: TextDecoder, cache: StaticCache) -> Tensor:
-    """Return hidden states (S * k, H) of the tokens. Writes their keys, values and mask."""
+    """Return hidden states (S * k, H) of `cache.tokens`.
+
+    Also writes the keys and values of the tokens into the cache, and marks their slots in the mask.
+    """
     images, rows = cache.tokens.shape
     own_slots = torch.eye(rows, dtype=torch.bool, device=cache.tokens.device)
     cache.mask.index_copy_(2, cache.slots, own_slots.expand(images, -1, -1))
     tokens = cache.tokens.unsqueeze(2)
-    # torch 2.8's compiler cannot slice a NamedTuple.
+    # The compiler of torch 2.8 cannot slice a NamedTuple, so that the fields are listed.
     cache_fields = (cache.slots, cache.mask, cache.past, cache.image_kv)
     return append_tokens(decoder, tokens, cache.position, *cache_fields)

@@ -1,4 +1,4 @@
-"""Unpadding: layers that process each token separately skip the padding of a batch."""
+"""Removes the padding of a batch, so that layers that process tokens one by one skip it."""
 
 from typing import Optional
 
@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# oneDNN compiles a kernel for each number of rows, which takes longer than a small product. With
-# multiples of 16 there are few such numbers.
+# oneDNN compiles a kernel for each number of rows, which takes longer than a small product. If the
+# number of rows is a multiple of 16, few kernels are compiled.
 MULTIPLE = 16
 
 
@@ -23,24 +23,29 @@ class Unpadding:
         self.shape = attention_mask.shape
         indices = is_token.nonzero().squeeze(1)
         self.indices = F.pad(indices, (0, -len(indices) % MULTIPLE))  # (T,)
-        # (R * n,): at padding, the index of the last token before it.
+        # (R * n,): the index into the T tokens for each position. Padding has the index of the last
+        # token before it.
         self.inverse = is_token.cumsum(0) - 1
 
     def unpad(self, x: Tensor) -> Tensor:
-        """x (R, n, H), or of another shape with R * n rows (..., H) -> (T, H)."""
+        """Remove padding: x (R, n, H) -> (T, H). x may have any shape (..., H) with R * n rows."""
         return x.reshape(-1, x.size(-1)).index_select(0, self.indices)
 
     def pad(self, x: Tensor) -> Tensor:
-        """x (T, H) -> (R, n, H). Padding gets copies of tokens, which the mask excludes."""
+        """Restore padding: x (T, H) -> (R, n, H).
+
+        Positions of padding get copies of tokens, which the attention mask excludes.
+        """
         return x.index_select(0, self.inverse).unflatten(0, self.shape)
 
 
 def build_unpadding(attention_mask: Tensor) -> Optional[Unpadding]:
-    """Return the unpadding of a batch, or None if the batch keeps its padding or has none.
+    """Return the unpadding of a batch, or None if the batch has no padding or keeps it.
 
-    A batch on a GPU keeps its padding, because the host would have to wait for T. A batch without
-    gradients keeps it, so that hooks see whole rows. A batch of a compiled model keeps it, because
-    T depends on the data.
+    A batch keeps its padding
+    - on a GPU, because the host would have to wait for T;
+    - without gradients, so that forward hooks see whole rows;
+    - in a compiled model, because T depends on the data.
     """
     device, is_compiling = attention_mask.device.type, torch.compiler.is_compiling()
     if device != "cpu" or is_compiling or not torch.is_grad_enabled() or attention_mask.all():

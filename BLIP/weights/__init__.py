@@ -1,1 +1,1 @@
-"""Downloads and reads checkpoints without running code from them, and loads every key."""
+"""Downloads, reads, loads and writes checkpoints, without running code from them."""

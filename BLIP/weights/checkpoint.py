@@ -1,4 +1,8 @@
-"""Reads BLIP's and our checkpoints without running code from them, and loads every key."""
+"""Reads checkpoints of BLIP and of this project, and loads their weights into a model.
+
+No code in a checkpoint is run. Keys of the file and of the model must be equal, apart from
+OPTIONAL_KEYS, FURTHER_TOWERS and the null image.
+"""
 
 import math
 from collections.abc import Mapping
@@ -18,16 +22,19 @@ from BLIP.weights.sharded_checkpoint import is_sharded, read_rest, read_weights
 POSITION_EMBEDDING = "visual_encoder.pos_embed"
 PATCH_WEIGHT = "visual_encoder.patch_embed.proj.weight"
 
-NULL_IMAGE = "null_image"  # the first part of its keys; a file may have those of another kind
-# The first parts of keys that are ignored if the model lacks them: BLIP's files also have text
-# encoders, heads, momentum copies and queues.
+# The first part of the null image's key, null_image.image or null_image.vector. If the file has a
+# kind of null image that the model lacks, its key is ignored.
+NULL_IMAGE = "null_image"
+# The first parts of keys that are ignored if the model lacks them. The files that BLIP released
+# also have text encoders, heads, momentum copies and queues.
 FURTHER_TOWERS = {
     *("text_encoder", "text_decoder", "vision_proj", "text_proj", "itm_head", "temp"),
     *("visual_encoder_m", "text_encoder_m", "text_decoder_m", "vision_proj_m", "text_proj_m"),
     *("image_queue", "text_queue", "queue_ptr", "ptr_queue", "idx_queue"),
 }
 
-# Keys that a file may lack, each with the key that has the same value (None: it is a constant).
+# Keys that a file may lack. Each maps to the key whose value is used instead; None keeps the
+# model's value, which is a constant.
 WORD_EMBEDDING = "text_decoder.bert.embeddings.word_embeddings.weight"
 OPTIONAL_KEYS = {
     "text_decoder.cls.predictions.decoder.weight": WORD_EMBEDDING,
@@ -36,23 +43,28 @@ OPTIONAL_KEYS = {
 }
 
 
-# The two layers that share a weight. LoRA leaves them out: the loss reads the weight directly, and
-# an adapter would have no effect there.
+# The two layers that share a weight. LoRA does not adapt them: the loss reads the shared weight
+# directly, so that an adapter of these layers would have no effect.
 TIED = ("text_decoder.cls.predictions.decoder", "text_decoder.bert.embeddings.word_embeddings")
 
 
-OTHER_SETTINGS = ("prompt", "first_token_shift")  # of a captioner, which a file may have
+# Further arguments of `BlipCaptioner` that `settings_in` takes from a checkpoint's configuration.
+OTHER_SETTINGS = ("prompt", "first_token_shift")
 
 
 class CheckpointError(ValueError):
-    """A checkpoint is missing, damaged, not trusted or of another model, in a one-line message."""
+    """A checkpoint is missing, damaged, not trusted or of another model.
+
+    The message is one line.
+    """
 
 
 class LoadReport(NamedTuple):
-    """The keys whose values were not copied unchanged.
+    """The keys whose values `load_weights` did not copy unchanged.
 
-    missing: keys of the model that the file lacks; they got the value of another key or kept their
-    value. unexpected: keys of the file that were not used. reshaped: keys with a resized value.
+    missing: keys of the model that the file lacks; each got the value of another key or kept the
+    model's value. unexpected: keys of the file that were ignored. reshaped: keys whose value was
+    resized.
     """
 
     missing: list[str]
@@ -69,12 +81,16 @@ class LoadReport(NamedTuple):
 
 
 def read_checkpoint(source: str, trust_checkpoint: bool = False, mapped: bool = False) -> dict:
-    """Read a checkpoint from a path, URL or hf:// name. The key "model" has its state dict.
+    """Read a checkpoint from a path, URL or hf:// name. Return a dict.
 
-    A checkpoint is a .pth file, a .safetensors file or a sharded checkpoint, which is read without
-    its optimizer. A bare state dict becomes {"model": state_dict}. No code in a file is run: a file
-    with other objects than tensors is refused or, with `trust_checkpoint`, read without these.
-    mapped: memory-map the tensors, for a caller that reads few of them. Raises CheckpointError and
+    The dict has the state dict under "model". A checkpoint of a run also has "config", and CONFIG
+    if its weights are an adapter. The file is a .pth file, a .safetensors file or the folder of a
+    sharded checkpoint, whose optimizer state is not read. A bare state dict becomes
+    {"model": state_dict}.
+
+    No code in a file is run. A file with objects other than tensors, numbers and text is refused.
+    With `trust_checkpoint`, a .pth file is read without these objects. mapped: memory-map the
+    tensors of a .pth file, for a caller that reads few of them. Raises CheckpointError and
     DownloadError.
     """
     path = fetch(source)
@@ -109,7 +125,7 @@ def read_checkpoint(source: str, trust_checkpoint: bool = False, mapped: bool = 
 
 
 def run_config(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration in a checkpoint; {} if it has none."""
+    """Return the configuration of the run that wrote a checkpoint; {} if the file has none."""
     config = content.get("config")
     return config if isinstance(config, dict) else {}
 
@@ -117,13 +133,14 @@ def run_config(content: Mapping[str, Any]) -> dict[str, Any]:
 def settings_in(
     content: Mapping[str, Any], state: Mapping[str, Tensor], name: str, **overrides: Any
 ) -> dict:
-    """Return `tokenizer`, `vit`, `image_size` and `med_config` for `BlipCaptioner`.
+    """Return the arguments `tokenizer`, `vit`, `image_size` and `med_config` of `BlipCaptioner`.
 
-    They come from the configuration in the checkpoint, as do `prompt` and `first_token_shift` if it
-    has them. Without a configuration they are BLIP's: bert-base-uncased and its sizes, ViT-B or
-    ViT-L by the width of the weights, and the image size of the position embedding. state: the
-    weights of the checkpoint or of its base. name: the file, for the message. overrides: replace
-    these values, unless they are None. Raises CheckpointError.
+    The values come from the configuration in the checkpoint. A configuration may also give `prompt`
+    and `first_token_shift`. Values that it does not give are those of BLIP: bert-base-uncased and
+    its sizes, ViT-B or ViT-L by the width of the weights, and the image size that fits the position
+    embedding. content: the result of `read_checkpoint`. state: the weights of the checkpoint or, if
+    it has an adapter, of its base. name: the file, for the message. overrides: arguments that
+    replace the others; None is ignored. Raises CheckpointError.
     """
     config = run_config(content)
     if not {PATCH_WEIGHT, POSITION_EMBEDDING} <= set(state):
@@ -143,9 +160,10 @@ def settings_in(
 
 
 def base_of(content: Mapping[str, Any], name: str) -> Optional[str]:
-    """Return the file of an adapter's base weights. None if the checkpoint has no adapter.
+    """Return the path or address of an adapter's base weights; None without an adapter.
 
-    name: the checkpoint, for the message. Raises CheckpointError.
+    content: the result of `read_checkpoint`. name: the checkpoint, for the message. Raises
+    CheckpointError.
     """
     if CONFIG not in content:
         return None
@@ -158,10 +176,10 @@ def base_of(content: Mapping[str, Any], name: str) -> Optional[str]:
 def base_weights(
     content: Mapping[str, Any], name: str, trust_checkpoint: bool
 ) -> tuple[dict[str, Tensor], str]:
-    """Return the frozen weights of an adapter's checkpoint, and the file that contains them.
+    """Return the base weights of an adapter, and the name of the file that contains them.
 
-    A checkpoint without an adapter is its own base. content, name: the checkpoint's. Raises
-    CheckpointError.
+    For a checkpoint without an adapter, return the checkpoint's own weights and name. content: the
+    result of `read_checkpoint`. name: the checkpoint, for messages. Raises CheckpointError.
     """
     base = base_of(content, name)
     if base is None:
@@ -175,11 +193,13 @@ def base_weights(
 def load_weights(
     model: nn.Module, state: dict[str, Tensor], name: str, new_null: bool = False
 ) -> LoadReport:
-    """Copy a state dict into a model. The position embedding is resized to the model's image size.
+    """Copy a state dict into a model.
 
-    name: the file, for messages. new_null: the file may lack the null image. Raises CheckpointError
-    and changes nothing if a value is not finite, a shape differs, or a key is missing or
-    unexpected. As in BLIP's files, OPTIONAL_KEYS may be missing and FURTHER_TOWERS are ignored.
+    Values in RESIZED, such as the position embedding, are resized to the model's image size.
+    OPTIONAL_KEYS may be missing and FURTHER_TOWERS are ignored, because the files that BLIP
+    released need it. name: the file, for messages. new_null: accept a file without the model's null
+    image, which then keeps its value. Raises CheckpointError, and leaves the model unchanged, if a
+    value is not finite, a shape differs, or a key is missing or unexpected.
     """
     model_state, state = model.state_dict(), dict(state)
     missing, reshaped = [], []
@@ -213,14 +233,15 @@ def load_weights(
     return LoadReport(missing, unexpected, reshaped)
 
 
-def _tower(key: str) -> str:
+def _tower(key: str) -> str:  # the first part of a key, such as "visual_encoder"
     return key.partition(".")[0]
 
 
 def check_fits(target: Mapping[str, Tensor], state: Mapping[str, Tensor], name: str) -> None:
-    """Raise CheckpointError if keys or shapes of a file's `state` differ from the model's.
+    """Raise CheckpointError if two state dicts differ in their keys or shapes.
 
-    target: the model's state dict. name: the file, for the message.
+    target: the model's state dict. state: the state dict of a file. name: the file, for the
+    message.
     """
     missing, unexpected = sorted(target.keys() - state.keys()), sorted(state.keys() - target.keys())
     if missing or unexpected:
@@ -241,15 +262,16 @@ def check_fits(target: Mapping[str, Tensor], state: Mapping[str, Tensor], name: 
 def resize_position_embedding(pos_embed: Tensor, tokens: int) -> Tensor:
     """Resize a position embedding (1, 1 + p*p, D) bicubically to (1, 1 + q*q, D).
 
-    tokens: 1 + q*q. The class token's embedding is unchanged. Raises RuntimeError if the old grid
-    is not a square.
+    tokens: 1 + q*q, the new number of tokens. The embedding of the class token is unchanged. Raises
+    RuntimeError if the old grid is not a square.
     """
     from timm.layers import resample_abs_pos_embed
 
     return resample_abs_pos_embed(pos_embed, [math.isqrt(tokens - 1)] * 2, antialias=False)
 
 
-# Values that are resized to the model's image size: functions (value, model's shape) -> value.
+# Keys whose value is resized if its shape differs from the model's. Each maps to a function that
+# takes the value and the model's shape and returns the resized value.
 RESIZED = {
     POSITION_EMBEDDING: lambda value, size: resize_position_embedding(value, size[1]),
     f"{NULL_IMAGE}.image": lambda value, size: F.interpolate(
@@ -261,7 +283,7 @@ RESIZED = {
 def check_finite(state: Mapping[str, Tensor], name: str) -> None:
     """Raise CheckpointError if a value is NaN or infinite. name: the file, for the message."""
     for key, value in state.items():
-        # If the sum is finite, all values are. The sum is much faster to compute.
+        # If the sum is finite, all values are finite. The sum is much faster to compute.
         if value.is_floating_point() and not (value.sum().isfinite() or value.isfinite().all()):
             raise CheckpointError(
                 f"{name} has values that are not finite, in {key}: its run diverged; use an "
@@ -270,7 +292,7 @@ def check_finite(state: Mapping[str, Tensor], name: str) -> None:
 
 
 def holds_tensors(state: dict) -> bool:
-    """Return whether a mapping has only strings as keys and only dense tensors as values."""
+    """Return whether a dict has only strings as keys and only dense tensors with data as values."""
     return all(
         isinstance(k, str) and isinstance(v, Tensor) and v.layout is torch.strided and not v.is_meta
         for k, v in state.items()

@@ -1,8 +1,8 @@
 """Downloads files from https servers and the Hugging Face hub, and checks them.
 
-huggingface_hub downloads and caches hf:// names. `torch.hub.download_url_to_file` is not used for
-other URLs: it accepts truncated files, follows redirects to http and into private networks, has no
-size limit and no timeout, and cannot log in.
+huggingface_hub downloads and caches hf:// names. This module downloads https:// URLs itself. It
+does not use `torch.hub.download_url_to_file`, which accepts truncated files, follows redirects to
+http and into private networks, has no size limit and no timeout, and cannot log in.
 """
 
 import base64
@@ -34,12 +34,15 @@ CHUNK = 1 << 20
 TIMEOUT_S = 60
 HUB_TIMEOUT_S = 10
 STORES = ("s3", "gs", "az")
-LARGEST = 16 << 30  # bytes of a download; a checkpoint of BLIP ViT-L with its optimizer has 5 GB
+# The size limit of a download in bytes. A checkpoint of BLIP ViT-L with its optimizer has 5 GB.
+LARGEST = 16 << 30
 
-# For each URL scheme such as s3, a function that maps an address to a local path. This package
-# cannot read object stores. Programs that can read them add functions here.
+# Maps a URL scheme such as s3 to a function that downloads an address and returns the local path.
+# This package cannot read object stores. `captioning.models` can, and adds its function here.
 FETCHERS: dict[str, Callable[[str], Path]] = {}
 
+# hf://[KINDs/]OWNER/NAME[@REVISION]/FILE. The lookahead refuses hf://spaces/OWNER/NAME without a
+# file, which would otherwise match as the file NAME of the repository spaces/OWNER.
 _HUB_FILE = re.compile(
     r"hf://(?!(?:space|dataset|model)s/[^/]+/[^/]+$)(?:(space|dataset|model)s/)?([^/@]+/[^/@]+)(?:@([^/]+))?/(.+)"
 )
@@ -51,22 +54,27 @@ class DownloadError(ValueError):
 
 
 def without_secrets(address: str) -> str:
-    """Return an address without user, query and fragment. A path is returned unchanged."""
+    """Return an address without user, password, query and fragment. Return a path unchanged."""
     match = re.match(r"([^/?#]*://)([^/?#]*@)?([^/?#@]*)([^?#]*)", address)
     if not match:
         return address
     scheme, _, host, path = match.groups()
-    # With an invalid password that contains a slash, `host` would be a part of the password.
+    # If the password contains a slash, which is invalid, `host` is a part of the password. Then
+    # the whole address is hidden.
     return f"{scheme}{host}{path}" if _HOST.fullmatch(host) else f"{scheme}..."
 
 
 def fetch(source: str) -> Path:
-    """Return the local path of `source`, which is downloaded if necessary.
+    """Return the local path of `source`, after downloading it if necessary.
 
-    A path is returned unchanged. https://host/file is stored in the folder of torch.hub; the file's
-    name contains a hash of the whole URL. huggingface_hub downloads hf://owner/name/file and
-    hf://spaces/owner/name@revision/file. FETCHERS handle other schemes. Raises DownloadError and
-    the errors of fetchers.
+    source is one of:
+    - a path, which is returned unchanged;
+    - https://host/file, which is cached in the folder of torch.hub under a name that contains a
+      hash of the whole URL;
+    - hf://owner/name/file or hf://spaces/owner/name@revision/file, which huggingface_hub downloads;
+    - an address whose scheme is in FETCHERS.
+
+    Raises DownloadError and the errors of fetchers.
     """
     scheme, separator, _ = source.partition("://")
     if not separator:
@@ -97,9 +105,10 @@ def download(
 ) -> None:
     """Download `url` to the file `destination`, which appears only when it is complete.
 
-    If several processes call this, one downloads the file and the others wait. url: may contain
-    `user:password@`. sha256: the expected hash, in hexadecimal digits. largest: the size limit in
-    bytes. Shows a progress bar. Raises DownloadError.
+    If several processes call this function, one process downloads the file and the other processes
+    wait. url: an https address, which may contain `user:password@`. sha256: the expected hash, in
+    hexadecimal digits. largest: the size limit in bytes. Shows a progress bar. Raises
+    DownloadError.
     """
     destination, safe_url = Path(destination), without_secrets(url)
     part = destination.with_name(destination.name + ".part")
@@ -126,7 +135,10 @@ def download(
 
 
 def _receive(url: str, part: Path, largest: int) -> None:
-    """Write the body of the response to `part`."""
+    """Write the body of the response to the file `part`.
+
+    Raises DownloadError if the body exceeds `largest` bytes, ends early or has an unknown length.
+    """
     safe_url, received = without_secrets(url), 0
     opener = urllib.request.build_opener(_TlsRedirects)
     with opener.open(_request(url), timeout=TIMEOUT_S) as response:
@@ -151,7 +163,7 @@ def _receive(url: str, part: Path, largest: int) -> None:
 
 
 def _request(url: str) -> urllib.request.Request:
-    """Return a request that sends user and password only to the URL's host, not after redirects."""
+    """Return a request that sends user and password to the URL's host, but not after a redirect."""
     parts = urlsplit(url)
     user, separator, host = parts.netloc.rpartition("@")
     request = urllib.request.Request(parts._replace(netloc=host).geturl())
@@ -170,10 +182,11 @@ def _check_tls(url: str) -> None:
 
 
 def are_private(url: str, proxies: bool = True) -> list[bool]:
-    """For each IP address of the URL's host, return whether it is in a private network.
+    """Return a bool for each IP address of the URL's host: whether it is in a private network.
 
-    A host that cannot be resolved counts as public. So does a host behind a proxy, because the
-    proxy resolves the name. proxies: whether the environment's proxies are used.
+    Return [False] for a host that cannot be resolved, and for a host that is reached through a
+    proxy, because the proxy resolves the name. proxies: whether the caller uses the proxies that
+    the environment sets.
     """
     parts = urlsplit(url)
     uses_proxy = proxies and parts.scheme in urllib.request.getproxies()
@@ -211,7 +224,7 @@ def _sha256(path: Path) -> str:
 
 
 def _fetch_from_hub(source: str) -> Path:
-    """Return the local path of an hf:// name. Raises DownloadError."""
+    """Return the local path of an hf:// name, after downloading it. Raises DownloadError."""
     match = _HUB_FILE.fullmatch(source)
     if not match or {"", ".", ".."} & set(re.split("[/@]", source[len("hf://") :])):
         raise DownloadError(
@@ -227,12 +240,14 @@ def _fetch_from_hub(source: str) -> Path:
 def hub_file(
     repository: str, filename: str, repo_type: str = "model", revision: Optional[str] = None
 ) -> Path:
-    """Return the local path of a file of the hub. A new or changed file is downloaded.
+    """Return the local path of a file of the hub, after downloading a new or changed file.
 
-    If the hub does not answer, a cached file is returned. repo_type: "model", "space" or "dataset".
-    The file's metadata is requested first, because `hf_hub_download` alone retries for half a
-    minute if there is no network, and checks no hash. Raises huggingface_hub's errors, and
-    ValueError for a file that is larger than LARGEST or has another hash than the hub states.
+    If the hub does not answer, the cached file is used. repo_type: "model", "space" or "dataset".
+    revision: a branch, tag or commit; None for the default branch.
+
+    `hf_hub_download` alone retries for half a minute if there is no network, and checks no hash.
+    Therefore this function first requests the file's metadata. Raises huggingface_hub's errors, and
+    ValueError for a file that is larger than LARGEST or whose hash differs from the hub's.
     """
     location = {"repo_type": repo_type, "revision": revision}
     cached = try_to_load_from_cache(repository, filename, **location)
@@ -243,10 +258,10 @@ def hub_file(
         metadata = get_hf_file_metadata(url, timeout=HUB_TIMEOUT_S)
     except Exception as error:
         is_missing = isinstance(error, EntryNotFoundError)  # the repository no longer has the file
-        # The subclass LocalEntryNotFoundError means that there is no network.
+        # LocalEntryNotFoundError, a subclass of EntryNotFoundError, means that there is no network.
         if is_missing and not isinstance(error, LocalEntryNotFoundError):
             raise
-        if isinstance(cached, str):  # otherwise None, or a mark of a missing file
+        if isinstance(cached, str):  # otherwise None, or an object that marks a missing file
             return Path(cached)
         raise
     if (metadata.size or 0) > LARGEST:
@@ -254,7 +269,8 @@ def hub_file(
             f"{filename} has {metadata.size} bytes, which exceeds the limit of {LARGEST} bytes"
         )
     path = Path(hf_hub_download(repository, filename, **location))
-    has_sha256 = len(metadata.etag or "") == 64  # small files have the SHA-1 of a git blob instead
+    # The etag of a large file is its sha256. A small file has the SHA-1 of its git blob instead.
+    has_sha256 = len(metadata.etag or "") == 64
     if has_sha256 and str(path) != cached and _sha256(path) != metadata.etag:
         path.resolve().unlink()
         path.unlink(missing_ok=True)

@@ -10,15 +10,22 @@ from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 
 class PickledError(ValueError):
-    """A file cannot be read. The message continues a sentence that begins with the file's name."""
+    """A file cannot be read.
+
+    The message is a predicate such as "is damaged: ...". Callers put the name of the file before
+    it.
+    """
 
 
 class HoldsObjectsError(PickledError):
-    """An undamaged file contains objects that are no tensors, numbers, text, lists or dicts."""
+    """A file is not damaged, but has objects other than tensors, numbers, text, lists and dicts."""
 
 
 class OmittedObject:
-    """A placeholder for an object of a file. Its methods, which the file may call, do nothing."""
+    """A placeholder for an object that is left out.
+
+    The file may make the unpickler call methods of the object. These methods do nothing.
+    """
 
     def __new__(cls, *_, **__):
         return super().__new__(cls)
@@ -32,15 +39,19 @@ class OmittedObject:
 def read_pickled(path: Path, leave_out_objects: bool = False, mapped: bool = False) -> Any:
     """Return the tensors, numbers, text, lists and dicts of a file, on the CPU.
 
-    torch's restricted unpickler reads the file. Objects of other types raise HoldsObjectsError.
-    With `leave_out_objects` each of them becomes an OmittedObject. mapped: memory-map the tensors;
-    their checksums are not verified. Raises PickledError for a file that is damaged or whose
-    content is larger than the file.
+    torch's restricted unpickler reads the file. An object of another type raises HoldsObjectsError
+    or, with `leave_out_objects`, becomes an OmittedObject. mapped: memory-map the tensors, without
+    verifying their checksums. Raises PickledError for a file that is damaged, and for a file that
+    states more content than it has bytes.
     """
     object_types, unclaimed = [], path.stat().st_size
 
     def keep_on_cpu(storage: torch.UntypedStorage, _: str) -> torch.UntypedStorage:
-        """Called for each storage. torch 2.8 would read one past the end of the file."""
+        """Subtract the size of a storage from the bytes of the file. torch.load calls this.
+
+        Raises PickledError if the file states more bytes than it has, because torch 2.8 would read
+        past the end of the file.
+        """
         nonlocal unclaimed
         unclaimed -= storage.nbytes()
         if unclaimed < 0:
@@ -48,7 +59,7 @@ def read_pickled(path: Path, leave_out_objects: bool = False, mapped: bool = Fal
         return storage
 
     try:
-        is_archive = zipfile.is_zipfile(path)  # torch before 1.6 wrote another format
+        is_archive = zipfile.is_zipfile(path)  # false for files of torch before 1.6
         if is_archive:
             _check_members(path)
             object_types = sorted(get_unsafe_globals_in_checkpoint(str(path)))
@@ -60,7 +71,7 @@ def read_pickled(path: Path, leave_out_objects: bool = False, mapped: bool = Fal
             safe_globals([(OmittedObject, name) for name in object_types]),
             warnings.catch_warnings(),
         ):
-            warnings.simplefilter("ignore")  # torch warns of pickles by other programs
+            warnings.simplefilter("ignore")  # torch warns about pickles of other programs
             return torch.load(path, keep_on_cpu, weights_only=True, mmap=mapped and is_archive)
     except (PickledError, FileNotFoundError):
         raise
@@ -72,9 +83,9 @@ def read_pickled(path: Path, leave_out_objects: bool = False, mapped: bool = Fal
 
 
 def _check_members(path: Path) -> None:
-    """Raise PickledError for a compressed archive, and for one that is larger when unpacked.
+    """Raise PickledError for an archive that is compressed, or larger when unpacked.
 
-    torch.save writes neither.
+    torch.save does not write such archives. A small file could otherwise fill the memory.
     """
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()

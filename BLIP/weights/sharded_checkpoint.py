@@ -1,8 +1,9 @@
 """Reads sharded checkpoints, folders of torch.distributed.checkpoint, without running their code.
 
-A folder has the tensors model.KEY and optimizer.NUMBER.KEY, sharded as they were in the processes.
-Everything else is in REST, a file of torch.save. torch reads the shards. The index of the shards is
-a pickle, which torch would read without restrictions. Here only ALLOWED_CLASSES are read.
+A folder has the tensors model.KEY and optimizer.NUMBER.KEY, sharded as the processes of the run had
+them. Everything else is in REST, a file of torch.save. torch reads the shards. torch would also
+unpickle the index of the shards without restrictions, so that the index could run code. Therefore
+this module reads the index with an unpickler that allows only ALLOWED_CLASSES.
 """
 
 import math
@@ -19,7 +20,8 @@ from BLIP.weights.safe_load import PickledError, first_line, read_pickled
 
 REST, INDEX = "rest.pth", ".metadata"
 MODEL, OPTIMIZER = "model.", "optimizer."  # prefixes of tensor names
-# The classes in torch's index, besides dtypes, by module. They only store values.
+# The classes and functions that torch's index refers to, by module. They run no code of the file.
+# Dtypes are allowed, too.
 ALLOWED_CLASSES = {
     "torch": {"Size"},
     "torch.serialization": {"_get_layout"},
@@ -34,12 +36,12 @@ ALLOWED_CLASSES = {
 
 
 def is_sharded(path: Path) -> bool:
-    """Return whether the path is a sharded checkpoint, not a file or a run's folder."""
+    """Return whether the path is the folder of a sharded checkpoint."""
     return (path / REST).is_file()
 
 
 def read_rest(path: Path) -> dict[str, Any]:
-    """Return all content except the tensors. Raises PickledError."""
+    """Return the content of REST, which is everything except the tensors. Raises PickledError."""
     return read_pickled(path / REST)
 
 
@@ -74,8 +76,9 @@ def sizes(path: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
 def fill(path: Path, tensors: Mapping[str, Tensor], alone: bool) -> None:
     """Copy the folder's values into tensors of the same sizes, which may be sharded in any way.
 
-    tensors: by their names in the folder. alone: only this process reads. Otherwise all processes
-    call this function, and an error of one process is raised in all. Raises PickledError.
+    tensors: the tensors to fill, by their names in the folder. alone: whether only this process
+    reads. Otherwise all processes must call this function, and an error of one process is raised in
+    all of them. Raises PickledError.
     """
     import torch.distributed.checkpoint as dcp
 
@@ -88,20 +91,25 @@ def fill(path: Path, tensors: Mapping[str, Tensor], alone: bool) -> None:
 
 
 def cause(error: BaseException) -> BaseException:
-    """Return the first failed process's error, if torch has collected errors of processes."""
+    """Return the error of the first process that failed.
+
+    torch collects the errors of all processes in one exception. Any other error is returned as it
+    is.
+    """
     failures = getattr(error, "failures", None)
     return next(iter(failures.values()))[0] if failures else error
 
 
 def _reader(path: Path):
-    """Return torch's reader of a folder, with the restricted unpickler for the index."""
+    """Return torch's reader of a folder, which reads the index with the restricted unpickler."""
     from torch.distributed.checkpoint import FileSystemReader, metadata
 
     class Reader(FileSystemReader):
         def read_metadata(self, *args, **kwargs) -> metadata.Metadata:
             with open(path / INDEX, "rb") as file:
                 index = _Unpickler(file).load()
-            # torch would unpickle entries of other types, and read files outside the folder.
+            # Refuse entries other than tensors, which torch would unpickle, and file names with a
+            # folder, so that no file outside the checkpoint is read.
             entries, shards = index.state_dict_metadata.values(), index.storage_data.values()
             only_tensors = all(isinstance(e, metadata.TensorStorageMetadata) for e in entries)
             if not only_tensors or any(
@@ -115,7 +123,7 @@ def _reader(path: Path):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Raises PickledError for classes other than ALLOWED_CLASSES and dtypes."""
+    """An unpickler that raises PickledError for classes other than ALLOWED_CLASSES and dtypes."""
 
     def find_class(self, module: str, name: str) -> Any:
         is_allowed = name in ALLOWED_CLASSES.get(module, ())

@@ -1,4 +1,4 @@
-"""Writes exported files."""
+"""Writes the files of exports and conversions, atomically or as JSON."""
 
 import json
 import os
@@ -12,15 +12,15 @@ from BLIP.weights.safe_load import first_line
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Yield a temporary path. The file replaces `path` if the block succeeds.
+    """Yield a temporary path to write to. Its file replaces `path` if the `with` block succeeds.
 
-    Any error of the block becomes a CheckpointError.
+    Any error of the block becomes a CheckpointError, and `path` is unchanged.
     """
     temporary = path.parent / f".{path.name}.{os.getpid()}"
     try:
         yield temporary
         os.replace(temporary, path)
-    except Exception as error:  # torch and safetensors raise other types than OSError
+    except Exception as error:  # torch and safetensors also raise other errors than OSError
         raise CheckpointError(f"cannot write {path}: {first_line(error)}") from error
     finally:
         temporary.unlink(missing_ok=True)
