@@ -66,7 +66,7 @@ class TrainingDataset(Dataset):
     tensor.
 
     drop_image: if above 0, items have the key `dropped`, a bool that is true with this probability.
-    The training step replaces a dropped image by the null image.
+    The captioner replaces a dropped image by the null image.
 
     takes_prompt: `transform` takes the sample's prompt, if it has one, after the image.
     """
