@@ -1,4 +1,6 @@
-"""CHAIR: objects that a caption names but its image lacks (Rohrbach et al. 2018, section 2.1).
+"""Computes CHAIR, the rates of hallucinated objects (Rohrbach et al. 2018, section 2.1).
+
+An object is hallucinated if a caption names it, but the image does not contain it.
 
 CHAIRs         captions with at least one hallucinated object, per cent
 CHAIRi         hallucinated mentions among all mentions of objects, per cent
@@ -55,7 +57,7 @@ class Chair(Evaluator):
     """Computes CHAIR for the images in `objects_file`; captions of other images get None.
 
     An object is in the image if `objects_file` lists it or a reference names it. The detail
-    `hallucinated` lists each caption's mentions of other objects as [word, object].
+    `hallucinated` lists the hallucinated mentions of each caption as [word, object].
     """
 
     name = "chair"
@@ -78,9 +80,9 @@ class Chair(Evaluator):
         SINGULARS[self.options.singular]()
 
     def _objects_of(self, ids: Iterable[ImageId]) -> dict[ImageId, set[str]]:
-        """Return {image id: objects} for those of the images that are in `objects_file`.
+        """Return {image id: objects} for the images that are in `objects_file`.
 
-        Raises UserError if `objects_file` has none of them.
+        Raises UserError if `objects_file` has none of the images.
         """
         # `of_images` returns () for an image that is not in the files. An image that is listed
         # without objects has an empty set, and is kept.
@@ -148,7 +150,7 @@ def read_objects(paths: Iterable[Path], names: Mapping[str, str]) -> dict[ImageI
 
 def _read(path: Path) -> dict[ImageId, list[str]]:
     """Return {image id: objects as the file names them}. Raises UserError."""
-    # Not needed, and segmentations are most of the size of COCO's files.
+    # These fields are not needed, and segmentations make up most of COCO's files.
     document = read_json(path, without={"segmentation", "bbox"})
     try:
         if "annotations" not in document:
