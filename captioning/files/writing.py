@@ -142,7 +142,7 @@ def write_json(content: Any, path: Path) -> None:
 
 
 def json_line(entry: Any) -> bytes:
-    """Return one line of JSON. File names that are not UTF-8 are escaped; json.loads undoes this."""
+    """Return one line of JSON. Names that are not UTF-8 are escaped; json.loads restores them."""
     try:
         return json.dumps(entry, ensure_ascii=False).encode() + b"\n"
     except UnicodeEncodeError:
