@@ -25,8 +25,9 @@ class Difference:
     """The means of a metric in two sets of captions of n images, and their difference.
 
     difference: second - first. low, high: the 95 % interval of the difference. p: two-sided p-value
-    for the hypothesis that the mean difference is 0. low, high and p are None for a single image,
-    and for a metric without values per caption, whose scores of the sets are compared.
+    for the hypothesis that the mean difference is 0. n: the number of images that have both values.
+    low, high and p are None for a single image, and for a metric without values per caption: then
+    the scores of the two sets are compared.
     """
 
     first: float
