@@ -40,8 +40,8 @@ def divided(
 ) -> dict[str, list[Sample]]:
     """Return {split: samples} for train and each split in `split`, in the order of `samples`.
 
-    With shares, the split of a photo depends on the hash of its file name, not on the order of
-    samples. Folders decide only between photos with equal file names. With lists, train has all
+    With shares, photos are sorted by a hash of file name and seed, so that the order of samples has
+    no effect. Folders decide only between photos with equal file names. With lists, train has all
     photos that are in no list, unless there is a list for train. path_of: maps the name of a list
     to its path. Raises UserError.
     """

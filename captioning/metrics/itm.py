@@ -1,4 +1,4 @@
-"""ITM: how well captions match their images, by BLIP's image-text matching (Li et al. 2022)."""
+"""Computes ITM: how well captions match their images, by BLIP's matching head (Li et al. 2022)."""
 
 import numpy as np
 import torch
