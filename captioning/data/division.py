@@ -14,9 +14,10 @@ SPLITS = ("train", "val", "test")
 
 
 def checked_division(split: dict[str, Any], seed: int) -> dict[str, Any]:
-    """Check and return the value of the key `split`: {split: share or file}, see the error below.
+    """Check and return the value of the configuration key `split`. Raises ValueError.
 
-    If the value has shares but no seed, `seed` is added. Raises ValueError.
+    The value is {split: share of the photos} or {split: file with a list of names}. Shares may come
+    with a key seed; without it, `seed` is added.
     """
     if all(isinstance(value, str) for value in split.values()):
         parts = split

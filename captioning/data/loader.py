@@ -83,7 +83,7 @@ class Loader(DataLoader):
                     logger.warning("skipped %s", message)
                     self._logged.add(message)
             self.skipped += batch["skipped"]
-            if batch["index"]:
+            if batch["index"]:  # otherwise no image of the batch could be read
                 yield batch
 
     def close(self) -> None:

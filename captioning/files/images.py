@@ -1,4 +1,4 @@
-"""Recognises image files by name, finds them in folders and lists, and checks JPEGs for scans."""
+"""Recognises image files by name, finds them in folders and lists, and detects harmful JPEGs."""
 
 import csv
 import io

@@ -28,7 +28,8 @@ from captioning.metrics.objects_in_text import (
 from captioning.metrics.options import FILE, Options
 from captioning.runtime.errors import UserError
 
-# A file by CHAIR's authors. It is downloaded, because its licence differs from this project's.
+# The synonyms by CHAIR's authors. The file is downloaded and not distributed with this project,
+# because the licences differ.
 SYNONYMS_URL = (
     "https://raw.githubusercontent.com/LisaAnne/Hallucination/"
     "6e4d33c4bedf6dfcd24c61bf527f40714717be47/data/synonyms.txt"

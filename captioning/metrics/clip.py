@@ -50,7 +50,7 @@ class ClipOptions(Options):
 
 
 class Clip:
-    """transformers' CLIPModel in float32 on a device, with its tokeniser and preprocessing.
+    """Wraps transformers' CLIPModel, in float32 on a device, with its tokeniser and preprocessing.
 
     source: a hub id, a folder in transformers' format, or a file of weights in OpenAI's layout.
     Raises UserError for missing or wrong files.
@@ -162,7 +162,7 @@ class Clip:
 
 
 class Siglip(Clip):
-    """transformers' SiglipModel, for SigLIP 2 (Tschannen et al. 2025).
+    """Wraps transformers' SiglipModel, for SigLIP 2 (Tschannen et al. 2025).
 
     Texts are lower-cased and padded to `max_tokens`, as in training. Images are resized to a square
     without cropping.

@@ -34,7 +34,7 @@ class ClipScore(ClipEvaluator):
         sentences = [SENTENCE_END.split(text.strip()) for text in texts]
         every_text = chain(texts, *groups, *sentences)
         vectors, long = features.of_texts(every_text, "CLIP, captions", PREFIX)
-        if images is None:
+        if images is None:  # on ranks other than 0
             return Scores({})
         rows = []
         for text, group, parts, image in zip(texts, groups, sentences, images):

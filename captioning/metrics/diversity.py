@@ -35,7 +35,7 @@ class DiversityOptions(Options):
 
 
 class Diversity(Evaluator):
-    """Distinct words and captions of a set. Words are the tokens of the evaluator `coco`.
+    """Counts distinct words and captions in a set. Words are the tokens of the evaluator `coco`.
 
     - lex_div: the number of distinct words, in thousands
     - ttr: distinct words / words

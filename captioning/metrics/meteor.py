@@ -13,7 +13,8 @@ from captioning.metrics.evaluator import Scores
 from captioning.metrics.java import JavaError, java_process
 from captioning.runtime.rpc import CallFailed, call, serve
 
-# Generous limits: the program loads its paraphrases in seconds and takes milliseconds per caption.
+# Time limits. They are generous: the Java program loads its table of paraphrases in seconds, and
+# takes milliseconds per caption.
 _SECONDS_TO_START = 120.0
 _SECONDS_PER_CAPTION = 0.1
 

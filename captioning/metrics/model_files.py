@@ -69,7 +69,7 @@ def find_file(key: str, source: str, *names: str) -> Path:
     """
     folder = Path(source).expanduser()
     for name in names:
-        # All exceptions are suppressed: the hub client raises its own and its HTTP library's.
+        # All exceptions are suppressed, because the hub client also raises those of its libraries.
         with contextlib.suppress(Exception):
             path = folder / name if folder.is_dir() else hub_file(source, name)
             if path.is_file():

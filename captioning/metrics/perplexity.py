@@ -52,7 +52,7 @@ class Perplexity(Evaluator):
             values = map_over_ranks(
                 batches, ids.__getitem__, model.perplexities, "GPT-2", "caption"
             )
-        if values is None:
+        if values is None:  # on ranks other than 0
             return Scores({})
         found = dict(zip(kept, values.tolist()))
         counts = {"ppl_truncated": sum(truncated), "ppl_empty": len(texts) - len(kept)}

@@ -71,7 +71,7 @@ class Retrieval(ClipEvaluator):
             pool_features = features.of_images(self.pool.files, "CLIP, pool")
         texts = list(captions.predictions.values())
         vectors, long = features.of_texts(texts, "CLIP, captions")
-        if images is None:
+        if images is None:  # on ranks other than 0
             return Scores({})
         if self.pool:
             if images.shape[1] != pool_features.shape[1]:

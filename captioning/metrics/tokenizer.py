@@ -27,7 +27,7 @@ _ABBREVIATIONS = (
     "tues wed thu thurs fri ala ariz calif colo conn ct dak fla ga ind kans? ky mich minn mo mont "
     "neb nev okla penn tenn va vt wisc? wyo alex wm jos al mfg"
 ).replace(" ", "|")
-# Abbreviations that are also words. Only a capitalised abbreviation of these keeps its full stop.
+# Abbreviations that are also words. They keep the full stop only if they are capitalised.
 _CAPITAL_ABBREVIATIONS = "Miss|Ark|Del|Ill|La|Mass|Ore|Pa|Tex|Wash|Az"
 _CLITIC = r"'(?i:s|m|d|re|ve|ll)(?!\w)"
 _LETTERS = r"[^\W\d_]+"
