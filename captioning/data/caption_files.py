@@ -12,8 +12,8 @@ from captioning.files.reading import StrPath, parse_json_lines, read_json, read_
 from captioning.files.tables import is_row
 from captioning.runtime.errors import UserError
 
-Captions = dict[ImageId, str]
-References = dict[ImageId, list[str]]
+Captions = dict[ImageId, str]  # one predicted caption per image
+References = dict[ImageId, list[str]]  # the human captions of each image
 NO_IDS: Mapping[str, ImageId] = {}
 Known = TypeVar("Known")
 

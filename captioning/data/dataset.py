@@ -81,6 +81,7 @@ class TrainingDataset(Dataset):
     is_deterministic: bool = False
     drop_image: float = 0.0
     takes_prompt: bool = False
+    # {image of a sample: transformed image}, see is_deterministic
     _images: dict[str, torch.Tensor] = field(default_factory=dict, init=False)
 
     def __post_init__(self):

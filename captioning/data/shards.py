@@ -94,8 +94,10 @@ class ShardDataset(TrainingDataset):
             raise UserError(f"{first}{more}: correct it, or set skip_bad_images=true")
         unit = "captions" if self.captions_per_image == 1 else "samples"
         self._sizes = [summary[unit] + summary["errors"] for summary in known]  # items of each tar
-        self._up_to = list(accumulate(self._sizes))
+        self._up_to = list(accumulate(self._sizes))  # number of items up to the end of each tar
+        # {tar: (rows of its index, number of items up to the end of each row)}, least recent first
         self._rows: OrderedDict[int, tuple[list[Row], list[int]]] = OrderedDict()
+        # {span of an image: bytes of the image, or the error of reading them}
         self._prefetched: dict[tuple[str, int, int], Any] = {}
 
     def __len__(self) -> int:

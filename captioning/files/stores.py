@@ -297,6 +297,7 @@ def stamps(folder: str) -> dict[str, list[Any]]:
 
 
 def _stamp_of(info: Mapping[str, Any]) -> list[Any]:
+    # Names under which the libraries report a version or a modification time.
     names = ("ETag", "etag", "blob_id", "LastModified", "last_modified", "Last-Modified", "updated")
     return [info["size"], str(next((info[n] for n in names if info.get(n)), "")).strip('"')]
 

@@ -40,6 +40,7 @@ class _LimitedResponse(aiohttp.ClientResponse):
     async def read(self) -> bytes:
         if self._body is None:
             most, body = self._most(), bytearray()
+            # The body of an error is not read.
             while self.status < 400 and (piece := await self.content.readany()):
                 body += piece
                 if len(body) > most:
@@ -49,7 +50,7 @@ class _LimitedResponse(aiohttp.ClientResponse):
         return self._body
 
     def _most(self) -> int:
-        part = self.request_info.headers.get("Range")
+        part = self.request_info.headers.get("Range")  # such as "bytes=0-99"
         if part:
             first, last = part.partition("=")[2].split("-")
             return int(last) - int(first) + 1
@@ -106,7 +107,7 @@ class Patience:
 
 
 _SILENT = (asyncio.TimeoutError, aiohttp.ClientConnectorError)
-_patience: defaultdict[str, Patience] = defaultdict(Patience)
+_patience: defaultdict[str, Patience] = defaultdict(Patience)  # {server: Patience}
 
 
 def patience_with(address: str) -> Patience:

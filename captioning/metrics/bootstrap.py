@@ -12,7 +12,7 @@ INTERVALS = f"95 % percentile bootstrap over images, {RESAMPLES} resamples, seed
 
 _COUNTS_AT_ONCE = 2**20  # the maximum of images * resamples in memory, 8 bytes each
 
-Bounds = tuple[Optional[float], Optional[float]]
+Bounds = tuple[Optional[float], Optional[float]]  # (low, high) of an interval
 
 
 @dataclass(frozen=True)

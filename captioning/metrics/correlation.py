@@ -89,8 +89,10 @@ def columns_of(rated: Sequence[Rated], arguments: argparse.Namespace) -> tuple[C
     A system's value is the metric's score over all of the system's captions. Systems are in sorted
     order. Raises UserError.
     """
+    # An image may have several captions. `of_images` matches these keys with the image.
     rows = {f"{row.image}#{number}": row for number, row in enumerate(rated)}
     evaluators = _evaluators(rows, arguments)
+    # of_system: (n,), the index in `systems` of each caption's system
     systems, of_system = np.unique([row.system for row in rated], return_inverse=True)
     captions: dict[str, np.ndarray] = {}
     sets: dict[str, np.ndarray] = {}

@@ -1,6 +1,6 @@
 """Scores captions with BLIP's image-text matching (ITM) model, the filter in CapFilt.
 
-Used by metrics, rewards, filtering and reranking.
+Metrics, rewards, filtering and reranking use this module.
 """
 
 from collections.abc import Sequence

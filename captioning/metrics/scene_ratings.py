@@ -44,7 +44,7 @@ def read_runs(folder: Path, facts: Path, references: Path) -> list[Rated]:
             said = {fact.what for fact in statement.facts()}
             answers = [YES_NO[0] if what in said else NOT_SAID for what in ASKED]
             checked = scores_of([answers], [checklist_of(known[image_id])]).per_image
-            metrics = {name: value for name, [value] in checked.items()}
+            metrics = {name: value for name, [value] in checked.items()}  # of this one caption
             if stated:
                 ratings = {"true": true, "right": true / stated, "true - wrong": 2 * true - stated}
                 system = path.parts[-3]

@@ -39,7 +39,7 @@ def reward_function(
                     f"reward {name}: image_id of a row is {each!r}, which is no image: give each "
                     "row of the data set the id of its image"
                 )
-        captions = []
+        captions = []  # one list with one caption per row
         for text, ids in zip(completions, completion_ids):
             if not isinstance(text, str):  # a chat: take the model's message
                 text = text[-1]["content"]
