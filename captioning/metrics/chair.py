@@ -133,7 +133,7 @@ def read_objects(paths: Iterable[Path], names: Mapping[str, str]) -> dict[ImageI
     """Return {image id: names of its objects}; an image listed without objects has an empty set.
 
     names: {synonym: name of the object}, from `read_synonyms`. An image in several files has the
-    objects of all of them. Raises UserError for a missing or wrong file, and for an object that is
+    objects from all files. Raises UserError for a missing or wrong file, and for an object that is
     not in `names`.
     """
     found: dict[ImageId, set[str]] = {}

@@ -110,7 +110,7 @@ def prompt(caption: str, questions: Sequence[Question]) -> str:
 
 
 def read_reply(reply: str, questions: Sequence[Question]) -> Optional[list[str]]:
-    """Return the answer to each question; None if the reply lacks a valid answer to any of them."""
+    """Return the answer to each question; None if a question has no valid answer in the reply."""
 
     def answers(found: Any) -> list[str]:
         given = []

@@ -79,7 +79,8 @@ class Coco(Evaluator):
                 continue
             try:
                 scores.update(scorer(texts, groups))
-            # Captioning may have taken hours: an error in one metric must not lose the others.
+            # Captioning may have taken hours, so that an error in one metric must not lose the
+            # scores of other metrics.
             except Exception as error:
                 reason = str(error) if isinstance(error, JavaError) else repr(error)
                 scores.skipped.update(dict.fromkeys(names, reason))
@@ -152,9 +153,12 @@ def bleu_scores(captions: Sequence[str], references: Sequence[Sequence[str]]) ->
 def bleu_of_sums(sums: np.ndarray) -> np.ndarray:
     """Return BLEU 1-4 (R, 4) of R rows of summed counts.
 
-    sums: (R, 10), in this order: number of clipped n-gram matches for n = 1 to 4, number of n-grams
-    in the captions for n = 1 to 4, number of words in the captions, number of words in the
-    references that are closest to the captions in length.
+    sums: (R, 10), in this order:
+
+    - clipped n-gram matches for n = 1 to 4 (4 columns)
+    - n-grams in the captions for n = 1 to 4 (4)
+    - words in the captions (1)
+    - words in the references that are closest to the captions in length (1)
     """
     matches, ngrams = sums[:, :ORDERS], sums[:, ORDERS : 2 * ORDERS]
     brevity = (sums[:, -2:-1] + _TINY) / (sums[:, -1:] + _SMALL)  # (R, 1)

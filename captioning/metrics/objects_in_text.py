@@ -31,7 +31,7 @@ _NON_OBJECTS = ("home plate", "train track")  # pairs that name no object, altho
 _SENTENCE_END = re.compile(r"(?<=[.?!])\s+")
 
 # CHAIR uses the library pattern, version 3.6. TextBlob has the same rules, except that it makes
-# "bus", "collie" and "doggie" of these words. The singulars here are those of pattern.
+# "bus", "collie" and "doggie" of these words. This table has the singulars by pattern.
 _AS_PUBLISHED = {"airbuses": "airbus", "collies": "collies", "doggies": "doggies"}
 # nltk would return the lemmas "men" (a work force) and "vas" (a duct), which captions do not mean.
 _WORDNET_EXCEPTIONS = {"men": "man", "vases": "vase"}

@@ -182,8 +182,8 @@ def new_images(pool: Pool, own: Iterable[Path]) -> list[int]:
     """Return the indices of the pool's images that are not among `own`, each image once.
 
     own: the files of the captions' own images. Two files with the same name are the same image if
-    their bytes are equal. A pool of features has no files to compare: an image with the name of an
-    own image counts as that own image, and two other images with the same name are the same image
+    their bytes are equal. A pool of features has no files to compare. There, an image with the name
+    of an own image counts as that own image. Two other images with the same name are the same image
     if their features are equal.
     """
     # {file name: the different images with this name}. An image is represented by its path or, in a

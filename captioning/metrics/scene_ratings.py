@@ -2,7 +2,7 @@
 
 For each property and relation, the checklist asks whether anything in the image has it. The judge
 is simulated: it sees only the caption, and makes no mistakes. The questions do not ask which thing
-has a property, so that a caption that swaps the colours of a red circle and a blue square still
+has a property. A caption that swaps the colours of a red circle and a blue square therefore still
 answers all questions right.
 """
 

@@ -29,8 +29,8 @@ class CiderD(Reward):
     is the number of training images with a caption that contains the n-gram.
 
     END is appended to references and to captions with an end token; without END, training leads to
-    captions that end in "with a". Apart from END, the value equals that of pycocoevalcap's Cider
-    with the same document frequencies.
+    captions that end in "with a". Apart from END, the value equals the score of pycocoevalcap's
+    Cider with the same document frequencies.
 
     Training captions are tokenised as for the metrics, in Java if possible. Sampled captions are
     tokenised by the imitation in Python, because Java would have to be started at each step.
