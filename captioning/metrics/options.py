@@ -1,6 +1,7 @@
 """Defines the options of evaluators and rewards.
 
-An option is a configuration key and a flag of programs that score captions, see `arguments`.
+An option is a configuration key. An evaluator's option is also a flag of the programs that score
+captions, see `arguments`.
 """
 
 from collections.abc import Iterable, Mapping
