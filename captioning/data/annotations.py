@@ -18,7 +18,7 @@ class Sample(NamedTuple):
     image: str  # path as in the annotation file, relative to image_root
     captions: tuple[str, ...]  # at least one, unchanged
     image_id: ImageId  # identifies the image in results and references
-    prompt: Optional[str] = None  # in place of the captioner's own
+    prompt: Optional[str] = None  # replaces the captioner's default prompt
 
 
 def read_annotations(path: StrPath, split: Optional[str] = None) -> list[Sample]:
@@ -26,16 +26,16 @@ def read_annotations(path: StrPath, split: Optional[str] = None) -> list[Sample]
 
     The format is detected from the extension and the content:
       - JSON list, `.jsonl` or `.csv` of rows {image, caption or captions, image_id (optional)}; a
-        caption is a string or (not in CSV) a list of strings. BLIP's own files are of this kind.
-        Rows of the same image become one sample; blank captions are left out.
+        caption is a string or (not in CSV) a list of strings. BLIP's files have this format. Rows
+        of the same image become one sample; blank captions are left out.
       - Karpathy's `dataset_*.json`. Only `split` is read (train, val or test; None for all).
       - COCO's `captions_*.json`.
       - Flickr8k's and Flickr30k's `.token` files, `captions.txt` and `results.csv`.
       - A folder of photos with `metadata.jsonl` or `metadata.csv`, or with a `.txt` file for each
         photo.
-      - A data set with images inside, see `captioning.files.tables`.
+      - A Parquet or Arrow data set that contains the images, see `captioning.files.tables`.
 
-    A row may have a `prompt`, the same in all rows of an image.
+    A row may have a `prompt`, which has to be the same in all rows of an image.
 
     If an image has no `image_id`, its id is the number at the end of its file name
     (COCO_val2014_000000000042.jpg is 42), or its path if there is no number. If two such numbers
@@ -88,7 +88,10 @@ def read_annotations(path: StrPath, split: Optional[str] = None) -> list[Sample]
 
 
 def checked_row(fields: Any, where: str) -> tuple[str, list[str], Optional[ImageId]]:
-    """Return a row's image, its captions that are not blank, and its id or None."""
+    """Return the image of a row, the captions that are not blank, and the image id or None.
+
+    where: the file and row, for errors. Raises UserError for a malformed row.
+    """
     if not isinstance(fields, dict):
         raise UserError(f"{where} is not an object: expected {{image, caption}}")
     image, texts = (
@@ -110,6 +113,6 @@ def checked_row(fields: Any, where: str) -> tuple[str, list[str], Optional[Image
 
 def derived_id(image: str) -> ImageId:
     """Return the id of an image without `image_id`; see `read_annotations`."""
-    # At most 100 digits: Python refuses to parse thousands.
+    # At most 100 digits, because Python refuses to parse numbers of thousands of digits.
     digits = re.search(r"(?<![0-9])[0-9]{1,100}\Z", PurePosixPath(image).stem)
     return int(digits.group()) if digits else image

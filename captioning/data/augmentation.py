@@ -1,4 +1,4 @@
-"""Augmentation of training images: BLIP's, a weak one, or none."""
+"""Augments training images as BLIP does, weakly, or not at all."""
 
 from functools import partial
 from typing import Callable
@@ -17,8 +17,8 @@ from captioning.data.randaugment import EXACT_OPERATIONS, OPERATIONS, rand_augme
 AREA = (0.5, 1.0)  # the area of a training crop, relative to the image
 ASPECT = (3 / 4, 4 / 3)  # width / height of a training crop
 REDUCTIONS = (8, 4, 2)  # a JPEG decoder can decode an image at 1/8, 1/4 or 1/2 of its size
-# Standard deviation of the noise at strength 1, for values up to 255. The values of a photo have
-# about the same standard deviation.
+# Standard deviation of the noise at strength 1, for pixel values from 0 to 255. The pixel values of
+# a photo have about the same standard deviation.
 NOISE = 64.0
 
 
@@ -28,8 +28,9 @@ def training_transform(
     """Return a function from an opened or decoded image to pixels, uint8 (S, S, 3).
 
     S is `image_size`. augmentation: "blip" (`augmented`, or `augmented_as_published` if `exact`),
-    "weak" (`weakly_augmented` with `strength`) or "none" (the pixels of evaluation). Pixels stay
-    uint8, a quarter of the bytes of float32, until `normalise` makes the model's input of a batch.
+    "weak" (`weakly_augmented` with `strength`) or "none" (the same pixels as in evaluation). Pixels
+    stay uint8, which takes a quarter of the memory of float32, until `normalise` converts a batch
+    to the model's input.
     """
     if augmentation == "blip":
         return partial(augmented_as_published if exact else augmented, image_size=image_size)
@@ -44,11 +45,11 @@ def augmented(image: Image.Image, image_size: int) -> Tensor:
 
     Maps an opened or decoded image to uint8 (S, S, 3). Uses torch's random generator.
 
-    This is faster than BLIP's code but not pixel-identical. Torch resizes uint8 images with another
-    rounding than Pillow: a few values in a thousand differ by 1. If the crop of a JPEG photo is at
-    least 2, 4 or 8 times as large as the square, the photo is decoded at 1/2, 1/4 or 1/8 of its
-    size. Values then differ by 2 of 255 on average, and the crop begins at a multiple of 2, 4 or 8
-    pixels.
+    This is faster than BLIP's code but not pixel-identical, for two reasons. Torch rounds
+    differently from Pillow when it resizes uint8 images, so that a few values in a thousand differ
+    by 1. And if the crop of a JPEG photo is at least 2, 4 or 8 times as large as the square, the
+    photo is decoded at 1/2, 1/4 or 1/8 of its size. Values then differ by 2 of 255 on average, and
+    the crop begins at a multiple of 2, 4 or 8 pixels.
     """
     top, left, height, width = RandomResizedCrop.get_params(image, AREA, ASPECT)
     flipped = torch.rand(1) < 0.5
@@ -65,9 +66,9 @@ def augmented(image: Image.Image, image_size: int) -> Tensor:
 def augmented_as_published(image: Image.Image, image_size: int) -> Tensor:
     """Apply BLIP's augmentation, pixel-identical to BLIP's code.
 
-    The image is decoded at full size, Pillow resizes the crop, and RandAugment is the original
-    variant, which needs OpenCV; see `check_opencv`. With the same random numbers, crop, flip and
-    operations are the same as in `augmented`.
+    The image is decoded at full size, Pillow resizes the crop, and RandAugment uses
+    EXACT_OPERATIONS, which need OpenCV; see `check_opencv`. With the same random numbers, crop,
+    flip and operations are the same as in `augmented`.
     """
     crop = RandomResizedCrop(image_size, AREA, ASPECT, InterpolationMode.BICUBIC)
     square = transforms.RandomHorizontalFlip()(crop(decode(image)))
@@ -91,7 +92,10 @@ def weakly_augmented(image: Image.Image, strength: float) -> Tensor:
 
 
 def _reduce(image: Image.Image, most: int) -> int:
-    """Let a JPEG file be decoded at 1/n of its size, for the largest n <= `most`. Return n or 1."""
+    """Set a JPEG file to be decoded at 1/n of its size, and return n; 1 for another format.
+
+    n is the largest of REDUCTIONS that is at most `most`, or 1.
+    """
     size = image.size
     for reduction in REDUCTIONS:
         if reduction <= most:

@@ -12,8 +12,8 @@ from captioning.files.reading import StrPath, parse_json_lines, read_json, read_
 from captioning.files.tables import is_row
 from captioning.runtime.errors import UserError
 
-Captions = dict[ImageId, str]
-References = dict[ImageId, list[str]]
+Captions = dict[ImageId, str]  # one predicted caption per image
+References = dict[ImageId, list[str]]  # the human captions of each image
 NO_IDS: Mapping[str, ImageId] = {}
 Known = TypeVar("Known")
 
@@ -21,10 +21,12 @@ Known = TypeVar("Known")
 def read_predictions(path: StrPath, ids: Mapping[str, ImageId] = NO_IDS) -> Captions:
     """Read a file of predictions as {image id: caption}.
 
-    The file is in COCO's results format, a list of {image_id, caption}, or has the lines {image,
-    caption} that bulk captioning writes, or {id, caption} of capevalkit (.jsonl). If an entry has
-    no image_id, but a path that ends in a name in `ids`, it gets the id of that name. Otherwise its
-    id is `id`, or is determined by `derived_id`.
+    The file is in COCO's results format, a list of {image_id, caption}, or is a .jsonl file with
+    the lines {image, caption} of bulk captioning or {id, caption} of capevalkit.
+
+    ids: {image file name: image id}, see `ids_by_name`. The image id of an entry is the first of
+    these that exists: `image_id`; the id in `ids` of the name that the path `image` ends in; `id`;
+    `derived_id` of `image`.
 
     Raises UserError for a file that is missing, empty or of another format, and for an image with
     two different captions. Two equal captions are accepted, because the shards of several processes
@@ -41,7 +43,10 @@ def read_predictions(path: StrPath, ids: Mapping[str, ImageId] = NO_IDS) -> Capt
 def predictions_by_id(
     entries: Any, where: str = "predictions", ids: Mapping[str, ImageId] = NO_IDS
 ) -> Captions:
-    """Return {image id: caption} of a list of {image_id, caption}. where: the file, for errors."""
+    """Return {image id: caption} of a list of {image_id, caption}. ids: see `read_predictions`.
+
+    where: the name of the file, for errors. Raises UserError.
+    """
     if not isinstance(entries, list):
         raise UserError(f"{where}: expected a list of {{image_id, caption}}, as COCO results are")
     if not entries:
@@ -85,9 +90,10 @@ def read_references(path: StrPath) -> References:
 
 
 def ids_by_name(references: Path) -> dict[str, ImageId]:
-    """Return the id of each image file name in a file of references.
+    """Return {image file name: image id} of a file of references.
 
-    A row of a data set with images inside is FILE/ROW, wherever the file is.
+    An image in a Parquet or Arrow file is named FILE/ROW without the folders of FILE, unless two
+    images would then have the same name.
     """
     document = _other_than_annotations(references)
     if document is None:
@@ -104,9 +110,10 @@ def ids_by_name(references: Path) -> dict[str, ImageId]:
 
 
 def _other_than_annotations(path: Path) -> Optional[dict]:
-    """Return the JSON object of a file of references; {id: references} for lines of both.
+    """Return the JSON object in a file of references, such as {image id: [captions]} or COCO's.
 
-    Returns None for a file in a format of `read_annotations`.
+    For capevalkit's lines, the object is {id: references}. Returns None for lists, for Karpathy's
+    format and for files that are not JSON: `read_annotations` reads these.
     """
     if path.suffix == ".jsonl" and '"references"' in (text := read_text(path)).partition("\n")[0]:
         rows = [row for _, row in parse_json_lines(text.split("\n"), path)]
@@ -131,9 +138,9 @@ def named_in(path: str, names: Collection[str]) -> Optional[str]:
 def with_references(
     captions: Captions, references: Mapping[ImageId, Sequence[str]]
 ) -> tuple[Captions, list[ImageId]]:
-    """Return the captions of images that have references, and the ids of the others.
+    """Return the captions that have references, and the ids of the captions without references.
 
-    Raises UserError if no image has any.
+    Raises UserError if no caption has references.
     """
     matched = of_images(captions, references)
     kept = {image_id: caption for image_id, caption in captions.items() if matched[image_id]}
@@ -143,7 +150,7 @@ def with_references(
 
 
 def match_ids(captions: Captions, references: Mapping[ImageId, Sequence[str]]) -> References:
-    """Return the references of each caption, with the ids of `captions`; see `of_images`.
+    """Return {id in `captions`: references}. Ids are matched as in `of_images`.
 
     Raises UserError for the first caption without references.
     """
@@ -173,9 +180,9 @@ def match_ids(captions: Captions, references: Mapping[ImageId, Sequence[str]]) -
 def by_id(
     ids: Iterable[ImageId], known: Mapping[ImageId, Known]
 ) -> dict[ImageId, Union[Known, tuple[()]]]:
-    """Return what is known of each id, such as its references, or () for an unknown id.
+    """Return {id: its entry in `known`}, such as its references; () for an unknown id.
 
-    "139" and 139 are the same image, unless both ids are known.
+    The ids "139" and 139 name the same image, unless both are in `known`.
     """
     as_text = {str(image_id): entry for image_id, entry in known.items()}
     return {
@@ -187,7 +194,10 @@ def by_id(
 def of_images(
     ids: Iterable[ImageId], known: Mapping[ImageId, Known]
 ) -> dict[ImageId, Union[Known, tuple[()]]]:
-    """As `by_id`, where an unknown "a.jpg#0" is a caption of "a.jpg", as in Flickr8k's files."""
+    """Like `by_id`, but an unknown caption id such as "a.jpg#0" gets the entry of image "a.jpg".
+
+    Flickr8k's files number the captions of an image in this way.
+    """
     found = by_id(ids, known)
     numbered = [image_id for image_id, entry in found.items() if entry == ()]
     images = by_id(map(image_of, numbered), known)
@@ -195,12 +205,15 @@ def of_images(
 
 
 def image_of(caption_id: ImageId) -> ImageId:
-    """Return "a.jpg" for "a.jpg#0", and another id as it is."""
+    """Return the image id of a caption id: "a.jpg" for "a.jpg#0". Other ids stay unchanged."""
     return re.sub(r"#\d+\Z", "", caption_id) if isinstance(caption_id, str) else caption_id
 
 
 def _pairs(entries: Iterable[Any], where: str, ids: Mapping[str, ImageId] = NO_IDS):
-    """Yield (image_id, caption) of each entry. Raises UserError if one of them is missing."""
+    """Yield (image id, caption) of each entry. ids: see `read_predictions`.
+
+    Raises UserError for an entry without an id or a caption.
+    """
     for number, entry in enumerate(entries, start=1):
         fields = entry if isinstance(entry, dict) else {}
         image_id, caption = fields.get("image_id"), fields.get("caption")
@@ -210,7 +223,7 @@ def _pairs(entries: Iterable[Any], where: str, ids: Mapping[str, ImageId] = NO_I
             image_id = other if name is None else ids[name]
         elif image_id is None:
             image_id = fields.get("id")
-        if type(image_id) not in (int, str):  # isinstance would accept true
+        if type(image_id) not in (int, str):  # isinstance would accept a bool
             raise UserError(f"{where}: entry {number} has no image_id (an integer or a string)")
         if not isinstance(caption, str):
             raise UserError(f"{where}: entry {number} (image_id {image_id!r}) has no caption text")

@@ -1,4 +1,4 @@
-"""Datasets of training and evaluation, and BLIP's cleaning of captions."""
+"""Defines the datasets for training and evaluation, and cleans captions as BLIP does."""
 
 import os
 import re
@@ -20,10 +20,10 @@ from captioning.runtime.errors import UserError
 
 Transform = Callable[[Image.Image], Any]
 
-# After this many unreadable images in a row, the folder is probably wrong.
+# After this many unreadable images in a row, an error is raised: the folder is probably wrong.
 MAX_REPLACEMENTS = 100
 
-# The maximum size of the transformed images that a process keeps in memory.
+# The maximum size in bytes of the transformed images that a process keeps in memory.
 MAX_KEPT_BYTES = 2**28
 
 _PUNCTUATION = re.compile(r"[.!\"()*#:;~]")
@@ -54,17 +54,19 @@ class TrainingDataset(Dataset):
 
     - image: the output of `transform`;
     - captions: k strings, see `preprocess_caption`;
-    - image_id, index, prompt;
-    - unreadable: error messages of unreadable images that this item replaces.
+    - image_id, index, prompt: of the sample that was read, which may be a replacement;
+    - unreadable: error messages of the unreadable images that this item replaces.
 
     An unreadable image raises UserError. With `skip_bad_images`, items of other indices, chosen by
-    (seed, index), are tried instead. After MAX_REPLACEMENTS of them, UserError is raised.
+    (seed, index), are tried instead. UserError is raised if MAX_REPLACEMENTS of them fail, or if a
+    store does not answer.
 
-    is_deterministic: `transform` is deterministic and returns tensors. If the tensors of all images
-    take at most MAX_KEPT_BYTES, each process transforms an image once and keeps the tensor.
+    is_deterministic: whether `transform` is deterministic and returns tensors. If the tensors of
+    all images then take at most MAX_KEPT_BYTES, each process transforms an image once and keeps the
+    tensor.
 
     drop_image: if above 0, items have the key `dropped`, a bool that is true with this probability.
-    A dropped image has to be replaced by the null image.
+    The captioner replaces a dropped image by the null image.
 
     takes_prompt: `transform` takes the sample's prompt, if it has one, after the image.
     """
@@ -79,10 +81,11 @@ class TrainingDataset(Dataset):
     is_deterministic: bool = False
     drop_image: float = 0.0
     takes_prompt: bool = False
+    # {image of a sample: transformed image}, see is_deterministic
     _images: dict[str, torch.Tensor] = field(default_factory=dict, init=False)
 
     def __post_init__(self):
-        # Cumulative numbers of (image, caption) pairs.
+        # For each sample, the number of (image, caption) pairs up to the end of this sample.
         self._pairs_up_to = list(accumulate(len(sample.captions) for sample in self.samples))
 
     def __len__(self) -> int:
@@ -123,7 +126,7 @@ class TrainingDataset(Dataset):
         yield from order[:MAX_REPLACEMENTS]
 
     def _item(self, epoch: int, index: int, candidate: int) -> dict[str, Any]:
-        """Return the item `candidate`, with the random numbers of `index`."""
+        """Return the item `candidate`, made with the random numbers of the item `index`."""
         sample, chosen = self._sample(candidate)
         with seeded(derived_seed("item", self.seed, epoch, index)):
             if self.captions_per_image > 1:
@@ -132,7 +135,7 @@ class TrainingDataset(Dataset):
         captions = [preprocess_caption(sample.captions[i], self.max_words) for i in chosen]
         item = {"image": image, "captions": captions}
         if self.drop_image:
-            # A separate generator, so that other random numbers do not depend on drop_image.
+            # A separate generator keeps all other random numbers independent of drop_image.
             generator = torch.Generator().manual_seed(derived_seed("drop", self.seed, epoch, index))
             item["dropped"] = torch.rand((), generator=generator).item() < self.drop_image
         return {**item, "image_id": sample.image_id, "index": candidate, "prompt": sample.prompt}
@@ -151,7 +154,10 @@ class TrainingDataset(Dataset):
         return open_image(os.path.join(self.image_root, sample.image))
 
     def _sample(self, index: int) -> tuple[Sample, list[int]]:
-        """Return the sample of an item, and the position of its caption if it has only one."""
+        """Return the sample of an item, and the position of the item's caption in a list.
+
+        The list is empty if captions_per_image is above 1: `_item` then chooses the captions.
+        """
         if self.captions_per_image > 1:
             return self.samples[index], []
         position, caption = locate(self._pairs_up_to, index)
@@ -191,15 +197,16 @@ class EvaluationDataset(Dataset):
 
 
 def locate(up_to: Sequence[int], index: int) -> tuple[int, int]:
-    """Return the group of an item, and its position in that group.
+    """Return the group of an item, and the position of the item in this group.
 
-    index: the item's position in all groups. up_to: the groups' cumulative sizes.
+    index: the item's position in the concatenation of all groups. up_to: for each group, the number
+    of items up to its end.
     """
     group = bisect_right(up_to, index)
     return group, index - (up_to[group - 1] if group else 0)
 
 
 def _random_positions(size: int, count: int) -> list[int]:
-    """Return `count` random integers below `size`. The first `size` of them are distinct."""
+    """Return `count` random integers below `size`. The first `size` integers are distinct."""
     distinct = torch.randperm(size)[:count]
     return torch.cat([distinct, torch.randint(size, (count - len(distinct),))]).tolist()

@@ -14,9 +14,10 @@ SPLITS = ("train", "val", "test")
 
 
 def checked_division(split: dict[str, Any], seed: int) -> dict[str, Any]:
-    """Check and return the value of the key `split`, with `seed` if it has shares and no seed.
+    """Check and return the value of the configuration key `split`. Raises ValueError.
 
-    Raises ValueError.
+    The value is {split: share of the photos} or {split: file with a list of names}. Shares may come
+    with a key seed; without it, `seed` is added.
     """
     if all(isinstance(value, str) for value in split.values()):
         parts = split
@@ -38,12 +39,12 @@ def checked_division(split: dict[str, Any], seed: int) -> dict[str, Any]:
 def divided(
     samples: Sequence[Sample], split: dict[str, Any], path_of: Callable[[str], Path]
 ) -> dict[str, list[Sample]]:
-    """Return {split: samples} of train and each split in `split`, in the order of `samples`.
+    """Return {split: samples} for train and each split in `split`, in the order of `samples`.
 
-    Shares depend on the file names of photos, not on the order of samples. Folders decide only
-    between equal names. If
-    there is no list for train, train has all photos that are in no list. path_of: maps the name of
-    a list to its path. Raises UserError.
+    With shares, photos are sorted by a hash of file name and seed, so that the order of samples has
+    no effect. Folders decide only between photos with equal file names. With lists, train has all
+    photos that are in no list, unless there is a list for train. path_of: maps the name of a list
+    to its path. Raises UserError.
     """
     lists = isinstance(split["val"], str)
     split_of = _of_lists(samples, split, path_of) if lists else _of_shares(samples, split)
@@ -62,7 +63,7 @@ def divided(
 
 
 def _of_shares(samples: Sequence[Sample], split: dict[str, Any]) -> dict[str, str]:
-    """Return the split of each image that is not for training."""
+    """Return {image: split} of the images that are not for training."""
 
     def rank(image: str) -> tuple[int, str]:
         return derived_seed(f"split {PurePosixPath(image).name}", split["seed"]), image
@@ -75,7 +76,7 @@ def _of_shares(samples: Sequence[Sample], split: dict[str, Any]) -> dict[str, st
 def _of_lists(
     samples: Sequence[Sample], split: dict[str, str], path_of: Callable[[str], Path]
 ) -> dict[str, str]:
-    """Return {image: split}. Lists may omit the suffix of an image's file."""
+    """Return {image: split} of the listed images. Lists may omit the suffix of a file name."""
     known = {os.path.splitext(sample.image)[0]: sample.image for sample in samples}
     known.update((sample.image, sample.image) for sample in samples)
     split_of: dict[str, str] = {}

@@ -14,15 +14,16 @@ from captioning.files.images import images_in
 from captioning.files.reading import parse_json, parse_json_lines, read_text
 from captioning.runtime.errors import UserError
 
-# The position of a row, such as "row 3" (counted from 1), and its fields, not yet checked.
-# The fields are an image and a caption or captions, with names as below, and optionally image_id.
+# (position, fields) of a row. The position is for errors, such as "row 3" (counted from 1). The
+# fields are not yet checked: an image and a caption or captions, under one of the names below, and
+# optionally image_id and prompt.
 Row = tuple[str, Any]
 
 IMAGE_NAMES = ("image", "file_name", "image_name")
 CAPTION_NAMES = ("captions", "caption", "text", "comment")
 
-TABLES = (".csv", ".tsv", ".txt", ".token")  # suffixes of files with an image per line
-METADATA = ("metadata.jsonl", "metadata.csv")  # possible caption files in a folder of photos
+TABLES = (".csv", ".tsv", ".txt", ".token")  # suffixes of files with one image name per line
+METADATA = ("metadata.jsonl", "metadata.csv")  # names of a caption file in a folder of photos
 
 FORMATS = (
     "a list of {image, caption} rows (JSON, JSONL or CSV), COCO's {images: [{id, file_name}], "
@@ -30,8 +31,8 @@ FORMATS = (
     "({images: [{filename, sentences, split}]})"
 )
 
-# Formats of Flickr8k and Flickr30k: a pattern of the first line's beginning, a pattern of a line,
-# and its description. One line of results.csv lacks its second bar.
+# Formats of Flickr8k and Flickr30k: a pattern of how the first line begins, a pattern of each line,
+# and a description of a line. The second bar is optional, because a line of results.csv lacks it.
 _FLICKR = (
     (r"[^\t]+#\d+\t", r"([^\t]+)#\d+\t(.*)", "NAME#NUMBER, a tab and a caption"),
     (r"image_name\s*\|", r"([^|]+?)\s*\|\s*\d+(?:\s*\||\s)\s*(.*)", "NAME| NUMBER| caption"),
@@ -51,10 +52,11 @@ def captions_file(path: Path) -> Path:
 def read_rows(path: Path, split: Optional[str]) -> Iterator[Row]:
     """Return the rows of a file or folder. Raises UserError.
 
-    split: for a file of Karpathy, the split to read; None for all.
+    split: the split to read from a file in Karpathy's format; None for all splits.
     """
-    if tables.is_table(path):  # absolute, because other images are in image_root
+    if tables.is_table(path):
         rows = tables.rows(path)
+        # Image names become absolute paths, because relative paths are looked for in image_root.
         return ((name, {**row, "image": os.path.abspath(name)}) for name, row in rows)
     if path.is_dir():
         return _folder_rows(path)
@@ -127,7 +129,9 @@ def _table_rows(text: str, path: Path) -> Iterator[Row]:
                 image_id = int(image_id)
             yield where, {**fields, "image_id": image_id}
     except csv.Error as error:
-        line = reader.reader.line_num  # DictReader has not counted the bad row, but its reader has
+        line = (
+            reader.reader.line_num
+        )  # DictReader has not counted the bad row, but its csv.reader has
         raise UserError(f"{path}: not valid CSV at line {line}: {error}") from None
 
 

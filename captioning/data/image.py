@@ -24,8 +24,9 @@ from captioning.runtime.errors import UserError, one_line
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
 
-# Pillow's default limit. It is checked here, because other libraries may change Pillow's setting.
-# Pillow warns from half of it on.
+# By default, Pillow refuses larger images. `open_image` checks this limit itself, because other
+# libraries may change the limit in Pillow. Pillow warns of images above half of the limit, which
+# are allowed here, so that the warning is ignored.
 MAX_PIXELS = 178_956_970
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
@@ -34,9 +35,9 @@ def open_image(path: StrPath, data: Optional[BinaryIO] = None) -> Image.Image:
     """Open an image file and read only its header. `decode` reads the rest.
 
     data: the file's content; `path` is then used only in errors. The format is detected from the
-    content, not from the name. Raises UserError, which names the file, if the format is not in
-    FORMATS, if there are more than MAX_PIXELS or, in a JPEG file, more than MAX_SCANS or
-    MAX_SEGMENTS.
+    content, not from the name. Raises UserError, which names the file, for a format that is not in
+    FORMATS, for an image of more than MAX_PIXELS pixels, and for a JPEG of more than MAX_SCANS
+    scans or MAX_SEGMENTS segments.
     """
     with _errors_naming(path):
         if data is None and is_row(path):
@@ -63,7 +64,7 @@ def open_image(path: StrPath, data: Optional[BinaryIO] = None) -> Image.Image:
 
 @cache
 def _formats() -> list[str]:
-    """Return the FORMATS that this build of Pillow supports."""
+    """Return the names in FORMATS that the installed Pillow supports."""
     Image.init()
     return [name for name in FORMATS if name in Image.OPEN]
 
@@ -75,8 +76,8 @@ def decode(image: Image.Image, name: StrPath = "") -> Image.Image:
     image is incomplete.
     """
     with _errors_naming(name or getattr(image, "filename", "")):
-        # Pillow clips 16-bit grey images at 255, so that they are white. PGM files and, in older
-        # versions of Pillow, PNG files with 16 bits have the mode "I".
+        # `convert` would clip 16-bit grey images at 255, so that they become white. Their mode is
+        # "I;16..."; for PGM files and, in older versions of Pillow, PNG files it is "I".
         if image.mode == "I" or image.mode.startswith("I;16"):
             image = Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8))
         return image.convert("RGB")
@@ -89,9 +90,10 @@ def load_image(path: StrPath, data: Optional[BinaryIO] = None) -> Image.Image:
 
 
 def transformed(transform: Callable, image: Image.Image, name: StrPath, *prompt: Any) -> Any:
-    """Return `transform(image, *prompt)`.
+    """Return `transform(image, *prompt)`. prompt: given only if the transform takes a prompt.
 
-    Raises UserError, which names the image, if the captioner cannot process it.
+    A ValueError means that the captioner cannot process the image. It becomes a UserError that
+    names the image.
     """
     try:
         return transform(image, *prompt)
@@ -137,7 +139,8 @@ def evaluation_transform(image_size: int) -> transforms.Compose:
 def normalise(pixels: Tensor) -> Tensor:
     """Normalise pixels, uint8 (B, H, W, 3) -> float32 (B, 3, H, W), the model's input."""
     image = torch.empty((len(pixels), 3, *pixels.shape[1:3]), device=pixels.device)
-    # The same operations as ToTensor and Normalize of torchvision, for bit-identical values.
+    # The operations equal those of torchvision's ToTensor and Normalize, so that the values are
+    # bit-identical.
     image.copy_(pixels.permute(0, 3, 1, 2)).div_(255)
     for channel, mean, std in zip(image.unbind(1), MEAN, STD):
         channel.sub_(mean).div_(std)
@@ -148,11 +151,12 @@ class Preprocessing(NamedTuple):
     """The functions that make a captioner's input from images.
 
     evaluation: maps an RGB image to a float tensor (3, S, S), the captioner's input.
-    training: maps an opened or decoded image to a tensor of the same shape for all images. Uses
-        torch's random generator.
+    training: maps an opened or decoded image to a tensor, which has the same shape for all images.
+        Uses torch's random generator.
     normalise: maps a batch of outputs of `training`, on the captioner's device, to the captioner's
         input (B, 3, S, S). Not called if `training` returns floats.
-    join: makes a batch of a list of items. Items need not be tensors, unless it is torch.stack.
+    join: maps a list of outputs of `evaluation` or `training` to a batch. With another function
+        than torch.stack, these outputs need not be tensors.
     is_deterministic: whether `training` is deterministic.
     takes_prompt: whether `evaluation` and `training` take a prompt, or None, after the image.
     """

@@ -1,4 +1,8 @@
-"""Batches of a data set on the device. They do not depend on the number of workers or GPUs."""
+"""Makes the batches of a data set, and copies them to the device.
+
+A global batch consists of the items that all processes train on in one step. Its items depend
+neither on the number of workers nor on how many processes share the global batch.
+"""
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,8 +28,8 @@ Item = Union[dict[str, Any], UserError]
 Normalise = Callable[[Tensor], Tensor]
 Collate = Callable[[list], Any]
 
-# The number of batches whose captions are sorted together. With more, captions in a batch have more
-# similar lengths; with fewer, an epoch is more random.
+# The number of global batches whose captions are sorted together by length. A larger number makes
+# the lengths within a batch more similar; a smaller number makes an epoch more random.
 POOL = 50
 
 
@@ -33,17 +37,19 @@ class Loader(DataLoader):
     """A DataLoader whose batches are dicts.
 
     - image: the batch that `join` makes of the items' images.
-    - skipped: the number of images of this batch that could not be read.
+    - skipped: the number of items whose image could not be read. The dataset has replaced these
+      items, or they are left out of the batch.
     - every other key of the items: a list of B values.
 
-    The attribute `skipped` counts unreadable images since the iteration began. Each unreadable
-    image is logged once. A UserError in a worker is raised without the worker's traceback.
+    The attribute `skipped` is the sum of the batches' `skipped` since the iteration began. Each
+    unreadable image is logged once. A UserError in a worker is raised without the worker's
+    traceback.
     """
 
     def __init__(
         self, dataset: Dataset, batch_sampler, num_workers: int, join: Collate = torch.stack
     ):
-        """join: makes a batch of transformed images, see `Preprocessing`."""
+        """join: maps a list of transformed images to a batch, see `Preprocessing`."""
         super().__init__(
             _ErrorsAsValues(dataset),
             batch_sampler=batch_sampler,
@@ -52,7 +58,8 @@ class Loader(DataLoader):
             persistent_workers=num_workers > 0,
             worker_init_fn=signals.ignore,
             pin_memory=torch.cuda.is_available(),
-            # Otherwise DataLoader would draw the workers' seed from torch's default generator.
+            # Without its own generator, DataLoader draws the workers' seed from torch's default
+            # generator, which would change all later random numbers.
             generator=torch.Generator(),
         )
         self.skipped = 0
@@ -76,7 +83,7 @@ class Loader(DataLoader):
                     logger.warning("skipped %s", message)
                     self._logged.add(message)
             self.skipped += batch["skipped"]
-            if batch["index"]:
+            if batch["index"]:  # otherwise no image of the batch could be read
                 yield batch
 
     def close(self) -> None:
@@ -93,7 +100,7 @@ class Loader(DataLoader):
 class TrainingLoader(Loader):
     """The batches of one epoch on one process. Call `set_epoch` before each epoch.
 
-    Images are the output of the dataset's transform; see `Prefetcher`.
+    The images are outputs of the dataset's transform, usually uint8. `Prefetcher` normalises them.
     """
 
     def set_epoch(self, epoch: int, first_batch: int = 0) -> None:
@@ -114,9 +121,9 @@ def training_loader(
     """Return the loader of the batches that process `rank` of `world_size` trains on.
 
     The items of an epoch are shuffled by (seed, epoch) and cut into global batches of batch_size *
-    world_size items. Each process takes its part of every global batch. An incomplete last batch is
-    dropped. With `bucket_batches` the captions of a global batch have similar lengths. Raises
-    UserError if the items do not fill one global batch.
+    world_size items. Each process gets `batch_size` items of every global batch. An incomplete last
+    batch is dropped. With `bucket_batches` the captions of a global batch have similar lengths.
+    Raises UserError if there are too few items for one global batch.
     """
     global_size = batch_size * world_size
     if len(dataset) < global_size:
@@ -163,7 +170,10 @@ def bucketed(order: Sequence[int], lengths: Sequence[int], size: int, seed: int)
 
 @dataclass(eq=False, repr=False)
 class _ShuffledBatches:
-    """A batch sampler. A batch is a list of keys (epoch, index), so that workers know the epoch."""
+    """Samples the batches of one process. lengths: see `bucketed`; None to disable bucketing.
+
+    A batch is a list of keys (epoch, index), so that workers know the epoch.
+    """
 
     dataset: TrainingDataset
     batch_size: int
@@ -192,13 +202,13 @@ class _ShuffledBatches:
 
 
 class _ErrorsAsValues(Dataset):
-    """Returns a UserError instead of raising it: DataLoader adds a traceback to raised errors."""
+    """Returns a UserError instead of raising it, because DataLoader would add a traceback."""
 
     def __init__(self, dataset: Dataset):
         self.dataset = dataset
 
     def __getitems__(self, keys: Sequence) -> list[Item]:
-        """Return the items of a batch."""
+        """Return the items of a batch, or a list that contains only the UserError."""
         try:
             if hasattr(self.dataset, "prefetch"):
                 self.dataset.prefetch(keys)
@@ -244,7 +254,7 @@ class Prefetcher:
             yield self._finish(*previous)
 
     def _start(self, batch: Batch) -> tuple[Batch, Optional[torch.cuda.Event]]:
-        with torch.cuda.stream(self.stream):  # no effect if it is None
+        with torch.cuda.stream(self.stream):  # no effect if the stream is None, as on a CPU
             image = batch["image"].to(self.device, non_blocking=True)
             if not image.is_floating_point():
                 image = self.normalise(image)

@@ -1,7 +1,8 @@
-"""BLIP's variant of RandAugment (Cubuk et al. 2020), on PIL images.
+"""Applies BLIP's variant of RandAugment (Cubuk et al. 2020) to PIL images.
 
 OPERATIONS are fast. EXACT_OPERATIONS are pixel-identical to BLIP's code: they warp with OpenCV and
-have BLIP's autocontrast. With the same random numbers, both apply the same operations and signs.
+use BLIP's autocontrast. With the same random numbers, both variants apply the same operations with
+the same signs.
 """
 
 import math
@@ -19,11 +20,12 @@ from captioning.runtime.errors import UserError
 T = TypeVar("T")
 
 MAGNITUDE = 5 / 10
-SHEAR = 0.3 * MAGNITUDE  # pixels per pixel
+SHEAR = 0.3 * MAGNITUDE  # columns per row, or rows per column
 TRANSLATION = round(10 * MAGNITUDE)  # pixels
 ROTATION = 30 * MAGNITUDE  # degrees
 FILL = (128, 128, 128)
-# BLIP shears about the centre of the first pixel. torchvision's coordinates begin at its corner.
+# BLIP shears about the centre of the top left pixel. torchvision's coordinates begin at the corner
+# of this pixel, so that the centre is at (0.5, 0.5).
 ORIGIN = [0.5, 0.5]
 
 
@@ -46,7 +48,7 @@ def identity(image: Image.Image) -> Image.Image:
     return image
 
 
-# In BLIP the factor of both is 1.8 * MAGNITUDE + 0.1, which is 1, so that they do nothing.
+# In BLIP the factor of both operations is 1.8 * MAGNITUDE + 0.1 = 1, so that they do nothing.
 brightness = sharpness = identity
 
 
@@ -90,11 +92,11 @@ def _affine(image, shear, angle=0.0, center=None) -> Image.Image:
 
 
 def exact_autocontrast(image: Image.Image) -> Image.Image:
-    """BLIP's autocontrast, including its bug.
+    """Apply BLIP's autocontrast, including a bug of BLIP's code.
 
     A channel whose lowest value is 0 is stretched to the range 0 to 255. For another lowest value,
-    such as 5, BLIP's code should add -5, but as a byte that is 251: all values of the channel
-    become 255.
+    such as 5, BLIP's code should add -5 before stretching. It adds -5 as an unsigned byte, which is
+    251, so that all values of the channel become 255.
     """
     table: list[int] = []
     for counts in np.reshape(image.histogram(), (3, 256)):
@@ -114,7 +116,7 @@ def exact_shear_y(image: Image.Image) -> Image.Image:
 
 
 def exact_rotate(image: Image.Image) -> Image.Image:
-    """Rotate about (W / 2, H / 2), half a pixel off the centre in OpenCV's coordinates."""
+    """Rotate about (W / 2, H / 2), as BLIP does. In OpenCV this is half a pixel off the centre."""
     import cv2
 
     # OpenCV rotates anticlockwise, torchvision clockwise.

@@ -1,4 +1,4 @@
-"""Random numbers that depend only on a purpose and integers, not on earlier random numbers."""
+"""Derives random numbers from a purpose and integers only, not from earlier random numbers."""
 
 import hashlib
 from contextlib import contextmanager
@@ -21,6 +21,6 @@ def permutation(size: int, seed: int) -> list[int]:
 def seeded(seed: int):
     """Seed torch's CPU generator, and restore its state at the end of the block."""
     with torch.random.fork_rng(devices=[]):
-        # torch.manual_seed would also seed accelerators, whose state is not restored.
+        # torch.manual_seed would also seed accelerators, but fork_rng does not restore their state.
         torch.default_generator.manual_seed(seed)
         yield

@@ -1,8 +1,9 @@
-"""Training on tar shards: their samples, and an order that reads only a few tars at a time.
+"""Reads training samples from tar shards, in an order that needs only a few tars at a time.
 
-The order of an epoch depends only on the seed, the epoch and the sizes of the tars. It is the same
-for any number of processes and workers, and it can start at any item without reading earlier ones.
-webdataset's order depends on both numbers, and webdataset resumes by reading from the start.
+The order of an epoch depends only on the seed, the epoch and the sizes of the tars. The order is
+the same for any number of processes and workers, and it can start at any item without reading the
+earlier items. webdataset is not used for this: its order depends on the numbers of processes and
+workers, and it resumes by reading from the start.
 """
 
 import io
@@ -40,7 +41,7 @@ def _sample_of(tar: str, row: Row) -> TarSample:
 
 
 class Shards:
-    """The samples of tars in order. An iteration leaves out samples that cannot be used.
+    """The samples of several tars, in order. An iteration leaves out samples with an error.
 
     The constructor indexes the tars. It raises UserError, and Stopped if a stop is requested.
     """
@@ -73,11 +74,13 @@ class Shards:
 
 @dataclass(eq=False, repr=False)
 class ShardDataset(TrainingDataset):
-    """A TrainingDataset of tars. samples: a Shards.
+    """A TrainingDataset whose `samples` are `Shards`.
 
     A sample with an error in the tar's index is one unreadable item. Such samples are allowed only
-    with `skip_bad_images`. shuffle_buffer: the items of whole tars are shuffled together, at least
-    so many. The index of about twice as many items is kept in memory.
+    with `skip_bad_images`.
+
+    shuffle_buffer: tars are grouped until a group has at least this many items, and the items of a
+    group are shuffled together. The index rows of about twice as many items are kept in memory.
     """
 
     shuffle_buffer: int = 50_000
@@ -91,8 +94,10 @@ class ShardDataset(TrainingDataset):
             raise UserError(f"{first}{more}: correct it, or set skip_bad_images=true")
         unit = "captions" if self.captions_per_image == 1 else "samples"
         self._sizes = [summary[unit] + summary["errors"] for summary in known]  # items of each tar
-        self._up_to = list(accumulate(self._sizes))
+        self._up_to = list(accumulate(self._sizes))  # number of items up to the end of each tar
+        # {tar: (rows of its index, number of items up to the end of each row)}, least recent first
         self._rows: OrderedDict[int, tuple[list[Row], list[int]]] = OrderedDict()
+        # {span of an image: bytes of the image, or the error of reading them}
         self._prefetched: dict[tuple[str, int, int], Any] = {}
 
     def __len__(self) -> int:
@@ -101,8 +106,8 @@ class ShardDataset(TrainingDataset):
     def order(self, seed: int, epoch: int, first: int = 0) -> Iterator[int]:
         """Return the shuffled items of an epoch from position `first` on.
 
-        Tars are shuffled and grouped until a group fills `shuffle_buffer`. Then the items of each
-        group are shuffled.
+        The tars are shuffled and divided into groups that fill `shuffle_buffer`. Then the items of
+        each group are shuffled.
         """
         done = 0
         for number, tars in enumerate(self._groups(seed, epoch)):
@@ -129,7 +134,10 @@ class ShardDataset(TrainingDataset):
             yield group
 
     def prefetch(self, keys: Sequence[tuple[int, int]]) -> None:
-        """Read the images of a batch that are in a store, concurrently."""
+        """Read the images of a batch from a store, concurrently, for `_open`.
+
+        keys: (epoch, index) of the items. Images on disk are not prefetched.
+        """
         spans = []
         for _, index in keys:
             tar, row, _ = self._find(index)
@@ -149,7 +157,10 @@ class ShardDataset(TrainingDataset):
         return _sample_of(self.samples.tars[tar], row), caption
 
     def _find(self, index: int) -> tuple[int, Row, list[int]]:
-        """Return an item's tar and row, and the position of its caption if it has only one."""
+        """Return the tar of an item, its row in the tar's index, and its caption's position.
+
+        The position is in a list, which is empty if captions_per_image is above 1.
+        """
         tar, item = locate(self._up_to, index)
         rows, items_up_to = self._rows_of(tar)
         if self.captions_per_image > 1:
@@ -166,7 +177,8 @@ class ShardDataset(TrainingDataset):
             if items != self._sizes[tar]:
                 raise UserError(f"{self.samples.tars[tar]}: it has changed since training began")
             self._rows[tar] = rows, items_up_to
-            # Keep two groups: a worker may begin to read the next group before it ends this one.
+            # Keep the rows of two groups in memory: a batch may be at the end of one group and at
+            # the beginning of the next group.
             most = 2 * self.shuffle_buffer + self._sizes[tar]
             while len(self._rows) > 1 and sum(self._sizes[tar] for tar in self._rows) > most:
                 self._rows.popitem(last=False)

@@ -1,4 +1,7 @@
-"""Finds or downloads the files of a configuration's splits, and reads their samples."""
+"""Finds or downloads the annotation files of each split, and reads the samples in these files.
+
+The parameter `config` of the functions is a `captioning.config.Config`.
+"""
 
 import os
 from collections.abc import Iterable
@@ -18,7 +21,8 @@ from captioning.runtime.errors import UserError
 
 BUCKET = "https://storage.googleapis.com/sfr-vision-language-research/datasets/"
 
-# Hashes of files that BLIP's authors distribute. The hashes of training files are unknown.
+# Hashes of files that BLIP's authors distribute. The hashes of training files are unknown, so that
+# these files are not verified.
 SHA256 = {
     "coco_karpathy_val.json": "51f6dcf544cc0d3bd7086b1cd5aa3dcc9a26fcc718e623099027a902da06a848",
     "coco_karpathy_test.json": "5b202a235ee2a4e13f82b984ef9293b8e2d34f9b1f92147bf8340580f20faf15",
@@ -32,7 +36,8 @@ SHA256 = {
 MAX_ANNOTATION_BYTES = 1 << 30  # COCO's training file has 80 MB
 
 
-# File names of known data sets. A configuration has to name the files of other data sets.
+# File names of known data sets; {} stands for the split. For another data set, the configuration
+# has to name the files.
 ANNOTATIONS = {"coco": "coco_karpathy_{}.json", "flickr30k": "flickr30k_{}.json"}
 REFERENCES = {("coco", split): f"coco_karpathy_{split}_gt.json" for split in ("val", "test")}
 
@@ -46,8 +51,9 @@ def known_annotation(dataset: str, split: str) -> Optional[str]:
 def annotation_paths(config, split: str) -> list[Path]:
     """Return the annotation files of a split ("train", "val" or "test").
 
-    Files of a known data set are downloaded if they are missing. The keys train_file, val_file and
-    test_file override them. Raises UserError if there is no name or a file is not available.
+    Missing files of a known data set are downloaded. The keys train_file, val_file and test_file
+    name other files to use. Raises UserError if no file is known or named, or if a file is not
+    available.
     """
     known_name = known_annotation(config.dataset, split)
     name = getattr(config, f"{split}_file") or known_name
@@ -67,9 +73,9 @@ def annotation_paths(config, split: str) -> list[Path]:
 
 
 def training_tars(config) -> list[str]:
-    """Return the tars of `train_file`, in `ann_root` or a store. [] if it names other files.
+    """Return the tars of `train_file`, in `ann_root` or a store. Raises UserError.
 
-    Raises UserError.
+    Returns [] if `train_file` does not name tars only.
     """
     names = config.train_file or []
     names = names if isinstance(names, list) else [names]
@@ -90,9 +96,10 @@ def training_tars(config) -> list[str]:
 
 
 def read_split(config, split: str) -> Union[list[Sample], Shards]:
-    """Return the samples of `split`, file by file.
+    """Return the samples of `split`, in the order of the annotation files.
 
-    Raises UserError, also for an image id that is in two files.
+    For training tars, the samples are read lazily by `Shards`. Raises UserError, for example if two
+    files contain the same image id.
     """
     if split == "train" and (tars := training_tars(config)):
         return Shards(tars)
@@ -132,9 +139,10 @@ def _divided(config) -> tuple[dict[str, list[Sample]], int]:
 
 
 def _read(config, files: str, split: Optional[str]) -> list[Sample]:
-    """Return samples of annotation files.
+    """Return the samples of a split's annotation files, with images relative to image_root.
 
-    files: the split whose files are read. split: the split to select in Karpathy's files.
+    files: the split whose annotation files are read. split: the split to select within a file in
+    Karpathy's format, which contains all splits; None for all.
     """
     samples: list[Sample] = []
     owner: dict[ImageId, Path] = {}
@@ -155,8 +163,9 @@ def _read(config, files: str, split: Optional[str]) -> list[Sample]:
 def _folder_within(image_root: str, path: Path, first: str) -> str:
     """Return the folder of an annotation file's images, relative to image_root.
 
-    first: the first image. If `path` is a folder of photos, the images are in it. The images of
-    COCO's captions_val2017.json may be in val2017.
+    path: the annotation file. first: its first image, as named in the file. If `path` is a folder
+    of photos, the images are in this folder. The images of COCO's captions_val2017.json may be in
+    the folder val2017.
     """
     if path.is_dir() and not is_store(image_root):
         folder = os.path.relpath(path, image_root)
@@ -167,11 +176,11 @@ def _folder_within(image_root: str, path: Path, first: str) -> str:
 
 
 def references(config, split: str, samples: Iterable[Sample]) -> dict[ImageId, list[str]]:
-    """Return the references of each image in `samples`, by image id. samples: those of `split`.
+    """Return {image id: references} for the samples of `split`.
 
     References are read from val_gt_file or test_gt_file (relative to coco_gt_root), or from the
-    file of a known data set. Without a file they are the captions of the samples. Raises UserError
-    if the file lacks an image.
+    reference file of a known data set. Without such a file, the references are the captions of the
+    samples. Raises UserError if the file has no references for an image.
     """
     captions = {sample.image_id: list(sample.captions) for sample in samples}
     path = _reference_path(config, split)
@@ -192,7 +201,7 @@ def _reference_path(config, split: str) -> Optional[Path]:
     known_name = REFERENCES.get((config.dataset, split))
     name = getattr(config, f"{split}_gt_file", None)  # there is no train_gt_file
     is_known = getattr(config, f"{split}_file") in (None, known_annotation(config.dataset, split))
-    # Another annotation file has other references than the known data set.
+    # The known references belong to the known annotation file, not to a file that the user names.
     if name is None and is_known and not config.split:
         name = known_name
     if name is None:
@@ -205,8 +214,8 @@ def _reference_path(config, split: str) -> Optional[Path]:
 def _find_or_download(folder: str, name: str, known_name: Optional[str]) -> Path:
     """Return the local path of a file.
 
-    A missing file is downloaded if its name is `known_name`. A file in a store must exist; the path
-    of its local copy is returned.
+    A missing file is downloaded from BLIP's bucket if its name is `known_name`. A file in a store
+    must exist; the path of the local copy is returned.
     """
     place = join(folder, name)
     if name != known_name or is_store(place):

@@ -1,4 +1,4 @@
-"""The index of a tar: positions and captions of its samples. It is built once and cached."""
+"""Builds and caches the index of a tar: the positions and captions of the samples in the tar."""
 
 import os
 import tarfile
@@ -18,7 +18,7 @@ from captioning.runtime import signals
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import progress
 
-VERSION = 2  # of the cached files
+VERSION = 2  # format of the cached files; a file of another version is rebuilt
 AT_ONCE = 16  # tars to read concurrently; reading from a store waits for the network
 
 # {"image": name in the tar, "at": first byte, "size": bytes, "captions": list, "prompt": text if it
@@ -33,10 +33,11 @@ def index_path(tar: str) -> Path:
 
 
 def summaries(tars: list[str]) -> list[dict[str, Any]]:
-    """Return a summary of each tar: numbers of samples, captions, errors, prompts; the first error.
+    """Return the summary of each tar, from its cached index if possible.
 
-    Tars that have no index, or have changed since, are read. Raises UserError, and Stopped if a
-    stop is requested.
+    The keys samples, captions, errors and prompts are numbers; first is the first error or None.
+    version and stamp tell whether the index is valid. A tar that has no index, or has changed since
+    it was indexed, is read. Raises UserError, and Stopped if a stop is requested.
     """
     with ThreadPoolExecutor(AT_ONCE) as pool:
         found = list(pool.map(_cached_summary, tars))
@@ -53,7 +54,7 @@ def summaries(tars: list[str]) -> list[dict[str, Any]]:
 
 
 def _cached_summary(tar: str) -> Optional[dict[str, Any]]:
-    """Return the cached summary of a tar. None if there is none or the tar has changed."""
+    """Return the cached summary of a tar; None if the tar is not indexed or has changed since."""
     summary = next(read_lines(index_path(tar)), None)
     if summary and summary["version"] == VERSION and summary["stamp"] == stores.stamp(tar):
         return summary
@@ -61,7 +62,7 @@ def _cached_summary(tar: str) -> Optional[dict[str, Any]]:
 
 
 def _build_index(tar: str) -> Optional[dict[str, Any]]:
-    """Read a tar, write its index and return its summary. None after a stop request."""
+    """Read a tar, write its index and return its summary. Returns None after a stop request."""
     if signals.stop_requested():
         return None
     path, stamp = index_path(tar), stores.stamp(tar)
@@ -80,8 +81,8 @@ def _build_index(tar: str) -> Optional[dict[str, Any]]:
 def read_rows(tar: str, summary: dict[str, Any]) -> list[Row]:
     """Return the samples of a tar. Raises UserError if the tar has changed since `summary`.
 
-    The tar itself is read if its index is damaged, or if the index belongs to a tar with this name
-    on another machine.
+    The tar itself is read if its index is damaged, or if another machine that shares the cache
+    folder has indexed another tar under the same path.
     """
     rows = list(read_lines(index_path(tar)))
     if rows and None not in rows and rows[0]["stamp"] == summary["stamp"]:
@@ -101,14 +102,15 @@ def _read(tar: str) -> list[Row]:
 
 
 def _rows(file: BinaryIO, tar: str) -> Iterator[Row]:
-    """Yield the samples of a tar. A sample is adjacent members whose names have the same key.
+    """Yield the samples of a tar. A sample consists of adjacent members with the same key.
 
-    A sample without an image is skipped. If a sample has several images, the first is used. The
-    captions are the lines of a `.txt` member, or `caption` or `captions` of a `.json` member, which
-    may also have a `prompt`.
+    The key is the member's name without its suffix, which begins at the first dot. A sample without
+    an image is skipped. If a sample has several images, the first is used. The captions are the
+    lines of a `.txt` member, or `caption` or `captions` of a `.json` member, which may also have a
+    `prompt`.
     """
     keys: set[str] = set()
-    key, members = "", {}  # {suffix: (member, text of captions or None) of each member with it}
+    key, members = "", {}  # {suffix: [(member, content of a .txt or .json member, else None)]}
     try:
         with Tar.open(fileobj=file, mode="r:") as opened:
             for member_key, suffix, member in opened.each():
@@ -124,12 +126,15 @@ def _rows(file: BinaryIO, tar: str) -> Iterator[Row]:
             if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
                 raise tarfile.ReadError("it has no end marker: it was cut off or is damaged")
         yield from _row(tar, key, members, keys)
-    except (tarfile.TarError, EOFError) as error:  # the previous sample may be incomplete
+    except (tarfile.TarError, EOFError) as error:  # drops the last sample: it may be incomplete
         yield {"error": f"{tar}: the rest cannot be read: {error}"}
 
 
 def _row(tar: str, key: str, members: dict, keys: set[str]) -> Iterator[Row]:
-    """Yield the row of a sample, if it has an image, and add its key to `keys`."""
+    """Yield the row of a sample, if it has an image, and add its key to `keys`.
+
+    members: see `_rows`. keys: the keys of the earlier samples, to detect repeated keys.
+    """
     images = [alike[0] for suffix, alike in members.items() if is_image(f"{key}.{suffix}")]
     if not images:
         return
@@ -151,7 +156,10 @@ def _row(tar: str, key: str, members: dict, keys: set[str]) -> Iterator[Row]:
 
 
 def _texts(texts: dict[str, Optional[bytes]], where: str) -> dict[str, Any]:
-    """The captions of a sample, and its prompt if it has one."""
+    """Return {"captions": list} of a sample, and "prompt" if it has one. Raises UserError.
+
+    texts: {suffix: content}.
+    """
     fields: Any = {}
     try:
         if texts.get("json") is not None:

@@ -11,24 +11,28 @@ from BLIP.weights.safe_load import PickledError, read_pickled
 from captioning.runtime.errors import UserError
 
 PARTS = ("train", "val")
+# train_images, train_captions, val_images, val_captions, vocab
 KEYS = (*(f"{part}_{kind}" for part in PARTS for kind in ("images", "captions")), "vocab")
 INTEGERS = (torch.uint8, torch.int16, torch.int32, torch.int64)
 START, END, PADDING, UNKNOWN = "<START>", "<END>", "<NULL>", "<UNK>"
 
 
 class Part(NamedTuple):
-    """A part of the data set. images: uint8 (N, 3, H, W). captions: N; unknown words are <unk>."""
+    """A part of the data set, train or val.
+
+    images: uint8 (N, 3, H, W). captions: N texts, in which <unk> stands for an unknown word.
+    """
 
     images: Tensor
     captions: list[str]
 
 
 def read_tensor_file(path: Path) -> dict[str, Part]:
-    """Read the PARTS of a file, without running code from it.
+    """Return {part: images and captions} of a file, without running code from the file.
 
     The file is a dict with KEYS. The images are uint8 (N, 3, H, W) and the captions integers
-    (N, L). `vocab` has `idx_to_token`, a list, and `token_to_idx`, a dict. Raises UserError, which
-    names the wrong key.
+    (N, L). `vocab` has `idx_to_token`, a list, and `token_to_idx`, a dict. For a wrong file, raises
+    a UserError that names the wrong key.
     """
     if not path.is_file():
         raise UserError(f"{path}: no such file")
@@ -44,7 +48,7 @@ def read_tensor_file(path: Path) -> dict[str, Part]:
 
 
 def _words(vocab: Any, path: Path) -> list[str]:
-    """Return the word of each id. Raises UserError if a table is missing or the tables differ."""
+    """Return the list of words, indexed by id. Raises UserError if the two tables do not agree."""
     tables = vocab if isinstance(vocab, Mapping) else {}
     words, ids = tables.get("idx_to_token"), tables.get("token_to_idx")
     is_list = isinstance(words, list) and all(isinstance(word, str) for word in words)

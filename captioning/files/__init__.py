@@ -1,1 +1,1 @@
-"""Files on disk and in stores: atomic writes, hashes, and readers with one-line errors."""
+"""Reads and writes files on disk and in object stores: atomically, and with one-line errors."""

@@ -1,8 +1,8 @@
-"""The cache folder, and local copies of files in object stores.
+"""Finds the cache folder, and keeps local copies of files in object stores there.
 
-A copy appears when it is complete, and is renewed when the stored file changes. fsspec's
-`filecache` is not used for three reasons. It does not notice a file that is replaced during its
-download, two processes may write the same copy, and earlier versions stay on the disk.
+A copy appears when it is complete, and is downloaded again when the stored file has changed.
+fsspec's `filecache` is not used for three reasons: it does not notice that a file is replaced
+during the download, two processes may write the same copy, and old versions stay on the disk.
 """
 
 import hashlib
@@ -26,17 +26,18 @@ def cache_folder(given: Optional[Path] = None) -> Path:
 
 
 def cache_key(of: str, length: int = 64) -> str:
-    """Return a cache file's name for the text `of`: its SHA-256, cut to `length` hex digits.
+    """Return a name for a cache file: the first `length` hex digits of the SHA-256 of a text.
 
-    The text may be a path with bytes that are not UTF-8.
+    of: the text, which may be a path with bytes that are not UTF-8.
     """
     return hashlib.sha256(of.encode(errors="surrogateescape")).hexdigest()[:length]
 
 
 def local(name: StrPath) -> Path:
-    """Return a path unchanged; for a file in a store, the path of its copy. Raises UserError.
+    """Return a path unchanged; for a file in a store, the path of a copy. Raises UserError.
 
-    For a pattern with "*" the files are copied, and a pattern of the copies is returned.
+    For a pattern with "*", all matching files are copied, and a pattern that matches the copies is
+    returned.
     """
     name = str(name)
     if not stores.is_store(name):
@@ -73,9 +74,9 @@ def _copied(address: str, files: dict[str, list[Any]]) -> Path:
     with user_errors(copy):
         kept.mkdir(parents=True, exist_ok=True)
         with locked(Path(f"{kept}.lock")):
-            if copy.exists():  # another process has made the copy meanwhile
+            if copy.exists():  # another process has made the copy while this one waited
                 return copy
-            for earlier in kept.iterdir():  # other versions, or an interrupted download
+            for earlier in kept.iterdir():  # copies of other versions, or an interrupted download
                 shutil.rmtree(earlier)
             unfinished = copy.parent.with_name(".begun")
             unfinished.mkdir()

@@ -1,7 +1,7 @@
-"""A client for servers with OpenAI's chat interface. It retries temporary failures.
+"""Sends requests to servers with OpenAI's chat interface, and retries temporary failures.
 
-OpenAI's own client is not used: its pauses cannot be interrupted, and it limits neither the size
-nor the total time of an answer.
+OpenAI's own client is not used, because its pauses between retries cannot be interrupted, and
+because it limits neither the size nor the total time of an answer.
 """
 
 import http.client
@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 
 from captioning.runtime.errors import UserError, one_line
 
-TIMEOUT_S = 60  # until the next byte
-ANSWER_S = 300  # until the last byte of an answer
-WAITS_S = (1, 2, 4, 8)  # pauses between the attempts of a request
-MAX_WAIT_S = 60  # the longest pause that a server may ask for
+TIMEOUT_S = 60  # the longest wait for the next byte
+ANSWER_S = 300  # the longest wait for the last byte of an answer
+WAITS_S = (1, 2, 4, 8)  # pauses between the tries of a request
+MAX_WAIT_S = 60  # a longer pause that a server asks for is shortened to this
 MAX_ANSWER_BYTES = 4 << 20
 TEMPORARY = {408, 409, 425, 429, 500, 502, 503, 504, 529}  # status codes that are retried
 
@@ -27,7 +27,10 @@ _LOCAL = {"localhost", "127.0.0.1", "::1"}
 
 
 class NoAnswer(UserError):
-    """A request failed. code: the status of a refusal; None if the last try failed temporarily."""
+    """A request failed. code: the HTTP status if the server refused the request.
+
+    code is None if the last try failed temporarily.
+    """
 
     def __init__(self, reason: str, code: Optional[int] = None):
         super().__init__(reason)
@@ -35,7 +38,7 @@ class NoAnswer(UserError):
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect, so that the key reaches no other server."""
+    """Follows no redirect, so that the key is sent to no other server."""
 
     def redirect_request(self, *request):
         return None
@@ -44,8 +47,8 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 class _TemporaryError(Exception):
     """A failure that is retried.
 
-    wait: the pause in seconds that the server asks for, 0 for none; None without an answer, or if
-    the answer was too long or too slow.
+    wait: the pause in seconds that the server asks for; 0 if it asks for no pause; None if the
+    server did not answer, or the answer was too long or too slow.
     """
 
     def __init__(self, reason: str, wait: Optional[float] = None):
@@ -57,8 +60,8 @@ class ChatServer:
     """The server at `url`, such as https://api.openai.com/v1.
 
     key: the environment variable with the server's key, if it needs one; the key is never logged.
-    setting: the option that gave the url, for error lines. timeout: in seconds, until the next
-    byte. The constructor raises UserError for an address that cannot be used.
+    setting: the name of the option that contains `url`, for errors. timeout: the longest wait for
+    the next byte, in seconds. The constructor raises UserError for an address that cannot be used.
     """
 
     def __init__(self, url: str, setting: str, key: str, timeout: float = TIMEOUT_S):
@@ -85,7 +88,7 @@ class ChatServer:
         self.opener = urllib.request.build_opener(_NoRedirects)
 
     def check(self) -> list[str]:
-        """Return the names of the server's models, if it lists them.
+        """Return the names of the server's models; [] if the server does not list them.
 
         Raises UserError if the server does not answer, or refuses the key.
         """
@@ -102,9 +105,10 @@ class ChatServer:
         return []
 
     def ask(self, body: dict[str, Any], given_up: Event) -> list[Optional[str]]:
-        """Return the contents of an answer's choices, after retries if necessary.
+        """Return the content of each choice in the server's answer, after retries if necessary.
 
-        given_up: an event that the caller sets when it no longer needs the answer. Raises NoAnswer.
+        body: the request, see OpenAI's chat completions. given_up: an event that the caller sets
+        when it no longer needs the answer. Raises NoAnswer.
         """
         for pause in (*WAITS_S, None):
             try:

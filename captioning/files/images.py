@@ -1,4 +1,4 @@
-"""Image files: recognises them by name, finds them in folders and lists, limits a JPEG's scans."""
+"""Recognises image files by name, finds them in folders and lists, and detects harmful JPEGs."""
 
 import csv
 import io
@@ -12,8 +12,8 @@ from captioning.files import stores, tables
 from captioning.files.reading import StrPath, parse_json_lines, read_json
 from captioning.runtime.errors import UserError
 
-# The supported formats by Pillow's names, and their file suffixes. EPS is left out: for EPS, Pillow
-# lets Ghostscript run the program in the file.
+# {Pillow's name of a supported format: its file suffixes}. EPS is not supported, because Pillow
+# would let Ghostscript run the program that an EPS file contains.
 FORMATS = {
     "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
     "PNG": (".png",),
@@ -27,13 +27,13 @@ FORMATS = {
 }
 SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
 
-# A JPEG can have a scan in every ten bytes, and a decoder processes all pixels for each scan.
-# Encoders write about ten; libtiff also allows 100. Metadata is split into segments of up to 64 kB,
-# so that 60 MB of it are about 1000 segments.
+# A JPEG can have one scan per ten bytes, and a decoder processes all pixels for each scan, so that
+# a small file could take very long. Encoders write about ten scans; libtiff also allows 100.
+# Metadata is split into segments of up to 64 kB, so that 60 MB of metadata are about 1000 segments.
 MAX_SCANS, MAX_SEGMENTS = 100, 10_000
 _PIECE = 1 << 14
-_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # without stuffed zeros and restart markers
-# Marker codes: of sequential frames (SOF0, SOF1), SOS, EOI, and TEM, which has no length.
+_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # excludes stuffed zeros and restart markers
+# Marker codes: SOF0 and SOF1 (sequential frames), SOS, EOI, and TEM, which has no length field.
 _SEQUENTIAL, _SCAN, _END, _ALONE = (0xC0, 0xC1), 0xDA, 0xD9, 0x01
 
 LISTS = (".txt", ".csv", ".json", ".jsonl")
@@ -43,9 +43,10 @@ _COLUMN = re.compile(r"(?<!\{)\{(\w+)\}(?!\})")  # {column} in a prompt
 
 
 class ListedImage(NamedTuple):
-    """An image file in a list. in_row: whether the list has rows of fields, not only names.
+    """An image file in a list.
 
-    prompt: the prompt in its row, if any.
+    image: the name as the list has it. in_row: whether the name comes from a row with named fields
+    (CSV, JSON objects) and not from a plain list of names. prompt: the prompt in the row, if any.
     """
 
     image: str
@@ -62,7 +63,7 @@ def is_image(name: str) -> bool:
 def has_many_scans(file: BinaryIO) -> bool:
     """Return whether the first JPEG in a file exceeds MAX_SCANS or MAX_SEGMENTS.
 
-    Only reads the markers, as a decoder would.
+    Looks only at markers and headers, and decodes no pixels.
     """
     at, scans, segments, components = 2, 0, 0, None
     while scans <= MAX_SCANS and segments <= MAX_SEGMENTS:
@@ -86,7 +87,8 @@ def has_many_scans(file: BinaryIO) -> bool:
             components = header[7:8]
         elif marker == _SCAN:
             scans += 1
-            if scans == 1 and header[2:3] == components:  # of all components: it is the only scan
+            # In a sequential JPEG, a scan of all components is the only scan.
+            if scans == 1 and header[2:3] == components:
                 return False
         at += max(int.from_bytes(header[:2], "big"), 2)
     return True
@@ -95,10 +97,9 @@ def has_many_scans(file: BinaryIO) -> bool:
 def images_in(folder: str, recursive: bool = True, glob: Optional[str] = None) -> Iterator[str]:
     """Yield the paths of a folder's images, sorted by name, without hidden files.
 
-    glob: a pattern for the files, which then may have any suffix. It matches the file name, or the
-    relative path if it has a slash. Links are followed, except to a folder that contains them.
-
-    Raises UserError.
+    glob: a pattern that selects the files; they may then have any suffix. A pattern with a slash is
+    compared with the path relative to `folder`, another pattern with the file name. A symbolic link
+    is followed, unless it leads to a folder that contains the link. Raises UserError.
     """
     if stores.is_store(folder):
         return _in_store(folder.rstrip("/"), recursive, glob)
@@ -119,7 +120,10 @@ def _is_wanted(relative: str, glob: Optional[str]) -> bool:
 
 
 def _in_folder(folder, within, recursive, glob, above) -> Iterator[str]:
-    """within: the folder's path relative to the outermost folder. above: all its parents."""
+    """Yield the wanted files in a folder. within: its path relative to the outermost folder.
+
+    above: (device, inode) of the folders that contain this folder, to detect cycles of links.
+    """
     state = os.stat(folder)
     if (state.st_dev, state.st_ino) in above:
         return
@@ -142,15 +146,16 @@ def _in_folder(folder, within, recursive, glob, above) -> Iterator[str]:
 def read_list(
     path: StrPath, column: Optional[str] = None, template: Optional[str] = None
 ) -> Iterator[ListedImage]:
-    """Return an iterator over a list's images, with the names used there, repetitions included.
+    """Return an iterator over the images in a list, by the names in the list, with repetitions.
 
     - `.txt`: one image file per line
     - `.csv`, `.jsonl`, a JSON list of objects, or COCO's {images: [...]}: the file name is in
       `column`, or in the first of PATH_COLUMNS that exists. The id is in one of ID_COLUMNS
     - a JSON list of files, or {id: file}
-    - a data set with images inside, see `captioning.files.tables`
+    - a Parquet or Arrow data set that contains the images, see `captioning.files.tables`
 
-    template: see `prompt_of`. Large lists other than `.json` are read line by line. Raises
+    column: the name of the column with file names, if it is not in PATH_COLUMNS. template: see
+    `prompt_of`. Only `.json` files are read at once; other lists are read row by row. Raises
     UserError.
     """
     suffix = os.path.splitext(path)[1]
@@ -209,10 +214,12 @@ def _image_in_row(
 
 
 def prompt_of(fields: Mapping[str, Any], where: str, template: Optional[str]) -> Optional[str]:
-    """Return the prompt of a row: its own, or the template with the row's columns.
+    """Return the prompt of a row, or None.
 
-    None if there is none, and if the template names no column: then it is the prompt of all images.
-    Raises UserError.
+    template: the value of --prompt. Without a template, the prompt is the row's field `prompt`. In
+    a template such as "a {colour} bird", {colour} is replaced by the row's field `colour`. For a
+    template without columns the result is None: the caller uses the template for all images. Raises
+    UserError.
     """
     if template is None:
         return prompt_in(fields, where)
@@ -237,7 +244,7 @@ def prompt_in(fields: Mapping[str, Any], where: str) -> Optional[str]:
 
 
 def has_columns(template: Optional[str]) -> bool:
-    """Whether a prompt names columns, as {column}. Other braces are text."""
+    """Return whether a prompt contains a {column}. Double braces are text."""
     return bool(_COLUMN.search(template or ""))
 
 

@@ -1,6 +1,7 @@
-"""Manifests: JSON files with the size and SHA-256 of a large file, or of each file of a folder.
+"""Writes and verifies manifests, which detect damaged files.
 
-A manifest is next to its file or folder.
+A manifest is a JSON file with the size and SHA-256 of a large file, or of each file of a folder. It
+is in the same folder as that file or folder, and has the same name with the suffix .json.
 """
 
 import hashlib
@@ -18,9 +19,10 @@ PIECE = 1 << 22  # bytes read at once
 
 
 class HashedFile:
-    """A file that is written sequentially; computes the size and hash of the content.
+    """Wraps a file that is written sequentially, and computes the size and hash of the content.
 
-    problem: the OSError of a failed write, which libraries replace by a less informative error.
+    problem: the OSError of a failed write. The library that writes may replace this error by a less
+    informative one.
     """
 
     def __init__(self, file: BinaryIO):
@@ -55,7 +57,7 @@ def write_manifest(hashed: HashedFile, path: Path) -> None:
 
 
 def write_manifest_of_folder(files: Mapping[str, dict[str, object]], path: Path) -> None:
-    """Write the manifest of the folder `path`. files: {name: manifest}. Raises UserError."""
+    """Write the manifest of the folder `path`. files: {file name: manifest}. Raises UserError."""
     write_json({"file": path.name, "files": dict(sorted(files.items()))}, manifest_path(path))
 
 
@@ -66,7 +68,7 @@ def manifest_of(path: Path) -> dict[str, object]:
 
 
 def manifest_of_content(file: BinaryIO) -> dict[str, object]:
-    """Return the manifest of the rest of an open file. Raises the errors of reading it."""
+    """Return the manifest of the rest of an open file. Raises the errors of `file.read`."""
     with open(os.devnull, "wb") as null:
         hashed = HashedFile(null)
         shutil.copyfileobj(file, hashed, PIECE)

@@ -1,4 +1,4 @@
-"""Readers of text, JSON and YAML files. Each error is one line with the file's name."""
+"""Reads text, JSON and YAML files. Each error is one line that names the file."""
 
 import io
 import json
@@ -13,11 +13,13 @@ from captioning.runtime.errors import UserError, one_line
 
 StrPath = Union[str, PathLike]
 
-MAX_VALUES = 10_000  # a configuration has hundreds; nested YAML aliases can expand to billions
+# The maximum number of values in a YAML text. A configuration has hundreds of values, but nested
+# aliases can expand to billions.
+MAX_VALUES = 10_000
 
 
 def read_text(path: StrPath) -> str:
-    """Return the text of a UTF-8 file (a byte order mark is dropped).
+    """Return the text of a UTF-8 file, on disk or in a store, without a byte order mark.
 
     Raises UserError if the file is missing, unreadable, empty or not UTF-8.
     """
@@ -37,13 +39,16 @@ def read_text(path: StrPath) -> str:
 def read_json(path: StrPath, without: Collection[str] = ()) -> Any:
     """Return the value of a JSON file. Raises UserError as `read_text` and `parse_json` do.
 
-    without: names that are dropped from every object, to save memory.
+    without: keys that are dropped from every object, to save memory.
     """
     return parse_json(read_text(path), path, without=without)
 
 
 def parse_json(text: str, path: StrPath, first_line: int = 1, without: Collection[str] = ()) -> Any:
-    """Return the value of a JSON text that begins at `first_line` of the file `path`."""
+    """Return the value of a JSON text that begins at `first_line` of the file `path`.
+
+    Raises UserError, also if an object contains a key twice.
+    """
 
     def kept(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
@@ -70,7 +75,8 @@ def parse_json(text: str, path: StrPath, first_line: int = 1, without: Collectio
 def parse_json_lines(lines: Iterable[str], path: StrPath) -> Iterator[tuple[int, Any]]:
     """Yield the number and the value of each line that is not blank; see `parse_json`.
 
-    str.splitlines is not used to split lines: it splits at U+2028, which JSON allows in strings.
+    Callers must not get the lines from str.splitlines, because it also splits at U+2028, which JSON
+    allows in strings.
     """
     for number, line in enumerate(lines, start=1):
         if line.strip():
@@ -78,7 +84,7 @@ def parse_json_lines(lines: Iterable[str], path: StrPath) -> Iterator[tuple[int,
 
 
 def read_lines(path: Path) -> Iterator[Optional[dict[str, Any]]]:
-    """Yield `parse_line` of each line of a file. Yields nothing if there is no file."""
+    """Yield the JSON object of each line of a file, see `parse_line`; nothing without a file."""
     if path.exists():
         with open(path, "rb") as file:
             yield from map(parse_line, file)
@@ -96,8 +102,8 @@ def parse_line(text: bytes) -> Optional[dict[str, Any]]:
 def parse_yaml(text: str, where: str) -> Any:
     """Return the value of a YAML 1.2 text: mappings, lists, text, numbers, dates.
 
-    Only the tags of YAML itself are allowed, so no tag can name a Python type or function. Raises
-    UserError with a text that begins with `where`.
+    Only the tags of YAML itself are allowed, so that no tag can name a Python type or function.
+    Raises UserError, whose text begins with `where`.
     """
     from ruamel.yaml import YAML, YAMLError  # imported only for YAML
 

@@ -1,6 +1,7 @@
-"""Reads files in object stores through fsspec. The same functions read files on disk.
+"""Reads and lists files in object stores through fsspec.
 
-The store's library finds the credentials. Addresses, and therefore logs and errors, contain none.
+Functions that read a single file also accept a path on disk. The store's library finds the
+credentials. Addresses must not contain credentials, because logs and errors show addresses.
 """
 
 import io
@@ -16,18 +17,18 @@ from captioning.runtime.errors import UserError
 
 T = TypeVar("T")
 
-# The supported schemes, and the library that fsspec needs for each of them. datasets brings
-# huggingface_hub, which has the file system, and aiohttp.
+# {supported scheme: the library that fsspec needs for it}. For hf it is datasets, which installs
+# both huggingface_hub, which implements the file system, and aiohttp.
 LIBRARIES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "https": "aiohttp", "hf": "datasets"}
-PAGE = 1000  # names per answer of S3
-PIECE = 1 << 22  # bytes per request of a file that is read from end to end
+PAGE = 1000  # names per page of an S3 listing
+PIECE = 1 << 22  # bytes per request when a file is read sequentially
 
-TRIES = 6
+TRIES = 6  # requests in total, before a StoreError
 PAUSE_S = 0.5  # after the first failure; doubled after each further failure
 
 
 class StoreError(UserError):
-    """A store does not answer or refuses access. The requested file is not the cause."""
+    """A store does not answer or refuses access. Skipping the requested file would not help."""
 
 
 class Missing(UserError):
@@ -48,7 +49,7 @@ def is_bucket_address(address: str) -> bool:
 
 
 def check_address(address: str) -> None:
-    """Raise UserError for an address that may contain a secret: logs and errors show addresses."""
+    """Raise UserError if an address may contain a secret, because logs and errors show it."""
     parts = urlsplit(address)
     if "@" in parts.netloc or parts.query:
         raise UserError(
@@ -59,14 +60,14 @@ def check_address(address: str) -> None:
 
 
 def check_can_hold(what: str, place: str) -> None:
-    """Raise UserError if `place`, a path or an address, is an address that cannot be written to.
+    """Raise UserError if `place`, a path or an address, is in a store that cannot be written to.
 
-    what: the setting that names it, for the error.
+    what: the name of the setting that contains `place`, for the error.
     """
     scheme, colon, _ = place.partition(":/")
     if is_bucket_address(place):
         check_address(place)
-    elif colon and scheme in LIBRARIES:  # also if a Path has turned the two slashes into one
+    elif colon and scheme in LIBRARIES:  # matches one slash, too, because Path collapses "//"
         raise UserError(
             f"{what} is on {scheme}; use a path on a disk or in a bucket, such as s3://BUCKET/NAME"
         )
@@ -89,7 +90,7 @@ def without_secrets(address: str) -> str:
 
 
 def join(folder: str, name: str) -> str:
-    """Join a folder, on disk or in a store, and a name: a path or an address."""
+    """Return the path or address of a name in a folder. An address as name is returned as it is."""
     if is_store(name):
         check_address(name)
         return name
@@ -100,10 +101,10 @@ def join(folder: str, name: str) -> str:
 def read_ranges(ranges: Sequence[tuple[str, int, int]]) -> list[Union[bytes, UserError]]:
     """Read ranges (address, first byte, number of bytes) of one store's files concurrently.
 
-    The result for a range is its bytes, or a UserError if it cannot be read. A missing file does
-    not affect the others. If the store stops answering, all ranges that it has not sent fail.
+    The result for a range is its bytes, or a UserError if the range cannot be read. A missing file
+    does not affect other files. If the store stops answering, the result for every range that has
+    not arrived is a StoreError.
     """
-
     if not ranges:
         return []
     address = ranges[0][0]
@@ -124,7 +125,7 @@ def read_ranges(ranges: Sequence[tuple[str, int, int]]) -> list[Union[bytes, Use
         patience.end(None)
     answer: Union[bytes, UserError] = b""
     for number in failed:
-        # In an outage only the first failed range is tried again, so that it counts as one file.
+        # After a StoreError no more ranges are retried: `Patience` counts the outage as one file.
         if not isinstance(answer, StoreError):
             try:
                 answer = read_range(*ranges[number])
@@ -181,7 +182,7 @@ def open_file(address: str) -> BinaryIO:
 
 
 class _StoredFile(io.RawIOBase):
-    """A file in a store. Each read is retried."""
+    """A seekable file in a store. A failed read is retried."""
 
     def __init__(self, address: str):
         self.address, self.position = address, 0
@@ -229,7 +230,9 @@ def _s3_names(folder: str, place: str, recursive: bool) -> Iterator[str]:
     while True:
         page = retry(folder, lambda: system_of(folder)[0].call_s3("list_objects_v2", **query))
         for found in page.get("Contents", ()):
-            if not found["Key"].endswith("/"):  # some programs create such a key for a folder
+            if not found["Key"].endswith(
+                "/"
+            ):  # some programs create such a key to stand for a folder
                 yield f"{bucket}/{found['Key']}"
         if not page.get("IsTruncated"):
             return
@@ -273,8 +276,8 @@ def size_of(address: str, stamp: Sequence[Any]) -> int:
 def stamps(folder: str) -> dict[str, list[Any]]:
     """Return {relative name: stamp} of the files in a store's folder and its subfolders.
 
-    Empty if there is no such folder. Raises UserError, also for a name that leads out of the
-    folder.
+    Empty if there is no such folder. Raises UserError, for example for a name with "..", which
+    would lead out of the folder.
     """
     folder = folder.rstrip("/")
     try:
@@ -284,7 +287,7 @@ def stamps(folder: str) -> dict[str, list[Any]]:
     path = system_of(folder)[1]
     stamps = {}
     for name, info in found.items():
-        # Some programs create a name that ends in a slash for a folder.
+        # Some programs create a name that ends in a slash to stand for a folder.
         if info["type"] == "file" and name != path and not name.endswith("/"):
             within = name[len(path) + 1 :]
             if not {"", ".", ".."}.isdisjoint(within.split("/")):
@@ -294,12 +297,13 @@ def stamps(folder: str) -> dict[str, list[Any]]:
 
 
 def _stamp_of(info: Mapping[str, Any]) -> list[Any]:
+    # Names under which the libraries report a version or a modification time.
     names = ("ETag", "etag", "blob_id", "LastModified", "last_modified", "Last-Modified", "updated")
     return [info["size"], str(next((info[n] for n in names if info.get(n)), "")).strip('"')]
 
 
 def system_of(address: str) -> tuple[Any, str]:
-    """Return fsspec's file system (one per process) and the path within it."""
+    """Return fsspec's file system for an address, and the path of the address within it."""
     import fsspec
 
     settings = {"get_client": _web(address).client} if _library(address) == "aiohttp" else {}
@@ -310,7 +314,7 @@ def system_of(address: str) -> tuple[Any, str]:
 
 
 def _web(address: str) -> ModuleType:
-    """Import `web`, which needs aiohttp; every store's library installs it. Raises UserError."""
+    """Return the module `web`. Raises UserError without aiohttp, which all LIBRARIES install."""
     try:
         from captioning.files import web
     except ImportError:
@@ -338,10 +342,10 @@ def call(address: str, method: str, *arguments: Any, **settings: Any) -> Any:
 
 
 def retry(address: str, request: Callable[[], T]) -> T:
-    """Return `request()`. Call it again after pauses while the store is busy or broken.
+    """Return `request()`. Retry it after pauses, unless the file is missing or access is refused.
 
-    Raises UserError. A library's error may contain credentials, so it is neither chained nor
-    quoted.
+    Raises UserError. The library's error may contain credentials, so that it is neither chained
+    nor quoted.
     """
     web = _web(address)
     patience = web.patience_with(address)
@@ -383,7 +387,7 @@ def retry(address: str, request: Callable[[], T]) -> T:
 
 def _is_denied(error: Exception) -> bool:
     no_credentials = type(error).__name__ == "NoCredentialsError"
-    answer = getattr(error, "response", None)  # of the hub's errors
+    answer = getattr(error, "response", None)  # set in huggingface_hub's errors
     status = getattr(error, "status", None) or getattr(answer, "status_code", None)
     return isinstance(error, PermissionError) or status in (401, 403) or no_credentials
 

@@ -1,7 +1,7 @@
-"""Rows of data sets with images inside: Parquet files, and Arrow files that `datasets` saved.
+"""Reads rows of data sets that contain images: Parquet files, and Arrow files saved by `datasets`.
 
-Row 12 of birds.parquet is the image `birds.parquet/12`. The datasets library reads a Parquet file
-once into a memory-mapped copy in the cache folder, so that any row is read alone.
+Row 12 of birds.parquet is the image `birds.parquet/12`. The datasets library converts a Parquet
+file once to a memory-mapped file in the cache folder, so that a row is read without other rows.
 """
 
 import glob
@@ -17,13 +17,13 @@ from captioning.files.reading import StrPath
 from captioning.files.stores import is_store, matching
 from captioning.runtime.errors import UserError, one_line
 
-IMAGE = "image"  # the column of images
+IMAGE = "image"  # the name of the column with images
 _TABLE = r"\.(?:parquet|arrow)"
 _ROW = re.compile(rf"(.+{_TABLE})/(\d+)", re.DOTALL)
 
 
 def is_table(name: StrPath) -> bool:
-    """Return whether a name ends in .parquet or .arrow, or is of a folder of `save_to_disk`."""
+    """Return whether a name ends in .parquet or .arrow, or is a folder made by `save_to_disk`."""
     return bool(re.search(rf"{_TABLE}\Z", str(name))) or os.path.isfile(Path(name, "state.json"))
 
 
@@ -47,7 +47,7 @@ def rows(name: StrPath) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def image_bytes(name: StrPath) -> bytes:
-    """Return the image file of a row. Raises UserError, OSError."""
+    """Return the content of the image file in a row. Raises UserError, OSError."""
     file, number = _ROW.fullmatch(str(name)).groups()
     data = _opened(file)
     if int(number) >= len(data):
@@ -85,7 +85,7 @@ def _opened(file: str) -> Any:
     except ImportError:
         raise UserError(f"{file} needs the datasets library: pip install datasets") from None
     datasets.disable_progress_bars()
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # errors are raised, too
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # the logged errors are also raised
     copy = str(local(file))
     try:
         if file.endswith(".arrow"):

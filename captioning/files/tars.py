@@ -1,4 +1,4 @@
-"""Tar shards in webdataset's format: patterns of names, and reading within size limits."""
+"""Expands name patterns of tar shards in webdataset's format, and reads tars within size limits."""
 
 import os
 import re
@@ -10,13 +10,13 @@ from captioning.files import stores
 from captioning.runtime.errors import UserError
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz")
-# Limits of a member, since a small compressed archive can be huge when unpacked, and of its
-# headers, such as long names, PAX records and maps of sparse files.
+# Limits for a member of a tar, because a small compressed tar can be huge when unpacked. The second
+# limit is for the member's headers, such as long names, PAX records and maps of sparse files.
 MAX_MEMBER_BYTES = 1 << 30
 MAX_HEADER_BYTES = 1 << 20
-MAX_TEXT_BYTES = 1 << 24  # of a member with captions or other fields
+MAX_TEXT_BYTES = 1 << 24  # limit for a member with captions or other fields
 
-_META = re.compile(r"__[^/]*__(/|$)")  # webdataset's members with metadata of the tar
+_META = re.compile(r"__[^/]*__(/|$)")  # names of members with webdataset's metadata of the tar
 
 
 def is_tars(source: str) -> bool:
@@ -25,15 +25,15 @@ def is_tars(source: str) -> bool:
 
 
 class Tar(tarfile.TarFile):
-    """A tar that is read sequentially, with limited headers."""
+    """A tar that is read sequentially. The size of headers is limited."""
 
     def __init__(self, name=None, mode="r", fileobj=None, **settings: Any):
         super().__init__(name, mode, _LimitedFile(fileobj), **settings)
 
     def each(self) -> Iterator[tuple[str, str, tarfile.TarInfo]]:
-        """Yield (key of its sample, suffix, member) of each file that belongs to a sample.
+        """Yield (key of the sample, suffix, member) for each file that belongs to a sample.
 
-        Members are not stored. Raises TarError, EOFError, zlib.error.
+        Members are not kept in memory. Raises TarError, EOFError, zlib.error.
         """
         from webdataset.tariterators import base_plus_ext
 
@@ -51,7 +51,10 @@ class Tar(tarfile.TarFile):
 
 
 class _LimitedFile:
-    """A file of which `left` more bytes may be read. tarfile reads headers of any size at once."""
+    """A file of which `left` more bytes may be read.
+
+    Without a limit, tarfile would read a header of any size into memory.
+    """
 
     def __init__(self, file: Any):
         self.file, self.left = file, MAX_HEADER_BYTES
@@ -69,8 +72,8 @@ class _LimitedFile:
 def expand(source: str) -> list[str]:
     """Return the tars of a brace pattern such as shards/{00000..00099}.tar.
 
-    Raises UserError for a malformed pattern, and if a tar on disk is missing. A missing tar in a
-    store is noticed later, when it is read.
+    Raises UserError for a malformed pattern, and if a tar on disk is missing. For a missing tar in
+    a store, the error is raised later, when the tar is read.
     """
     from webdataset.shardlists import expand_urls
 

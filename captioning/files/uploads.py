@@ -1,4 +1,4 @@
-"""Writes files to object stores. A file appears under its name when it is complete."""
+"""Writes files to object stores. A file appears under its name only when it is complete."""
 
 import contextlib
 import os
@@ -22,9 +22,9 @@ def copy(source: str, address: str, size: int) -> list[Any]:
 
 
 def _verified(address: str, size: int, write: Callable[[Any, str], Any]) -> list[Any]:
-    """Repeat `write` until the store has a file of `size` bytes; return its stamp.
+    """Call `write`, and return the file's stamp when the store has `size` bytes; see `retry`.
 
-    write: writes the file, given fsspec's file system and the path within it.
+    write: writes the file; its arguments are fsspec's file system and the path within it.
     """
 
     def request() -> list[Any]:
@@ -44,10 +44,10 @@ def put(content: bytes, address: str) -> None:
 
 @contextlib.contextmanager
 def written(name: str) -> Iterator[BinaryIO]:
-    """Open a file to write, on disk or in a store. It appears if the block ends without error.
+    """Open a file to write, on disk or in a store. It appears when the block ends without error.
 
-    A file for a store is first written to a temporary file on disk. Raises OSError for the disk,
-    UserError for a store.
+    A file for a store is first written to a temporary file on disk, then uploaded. Raises OSError
+    for the disk, UserError for a store.
     """
     if not is_store(name):
         with atomic_write(Path(name)) as file:
@@ -61,7 +61,10 @@ def written(name: str) -> Iterator[BinaryIO]:
 
 
 def require_writable(folder: str) -> None:
-    """Raise UserError if a folder, on disk or in a store, is not writable. Tries it with a file."""
+    """Raise UserError if a folder, on disk or in a store, is not writable.
+
+    To test this, an empty file is written and removed.
+    """
     if not is_store(folder):
         require_folder(Path(folder))
         return

@@ -1,4 +1,4 @@
-"""Limits for https servers: timeouts, sizes of answers, and which redirects are followed."""
+"""Limits requests to https servers: timeouts, sizes of answers, redirects and retries."""
 
 import asyncio
 import time
@@ -15,15 +15,18 @@ CONNECT_S, SILENCE_S, WHOLE_S = 10, 30, 300  # to connect, between bytes, for th
 MAX_BODY_BYTES = 1 << 30
 MAX_UNPACKED_BYTES = 1 << 28  # of a compressed body
 REST_S = 60  # pause before the next request to a server that does not answer
-OUTAGE = 10  # files in a row without an answer; after that, files fail at once
+OUTAGE = 10  # after this many files in a row without an answer, files fail at once
 
 
 class Refused(Exception):
-    """We do not accept an answer. The text follows the address in error lines."""
+    """An answer is not accepted, for example because it is too long.
+
+    The text says why, and follows the address in error lines.
+    """
 
 
 async def client(**settings: Any) -> aiohttp.ClientSession:
-    """Return the HTTP session for fsspec. settings: the user's settings, which override ours."""
+    """Return the HTTP session for fsspec. settings: from fsspec; they override the limits here."""
     traces = aiohttp.TraceConfig()
     traces.on_request_redirect.append(_check_redirect)
     timeout = aiohttp.ClientTimeout(WHOLE_S, sock_connect=CONNECT_S, sock_read=SILENCE_S)
@@ -37,6 +40,7 @@ class _LimitedResponse(aiohttp.ClientResponse):
     async def read(self) -> bytes:
         if self._body is None:
             most, body = self._most(), bytearray()
+            # The body of an error is not read.
             while self.status < 400 and (piece := await self.content.readany()):
                 body += piece
                 if len(body) > most:
@@ -46,7 +50,7 @@ class _LimitedResponse(aiohttp.ClientResponse):
         return self._body
 
     def _most(self) -> int:
-        part = self.request_info.headers.get("Range")
+        part = self.request_info.headers.get("Range")  # such as "bytes=0-99"
         if part:
             first, last = part.partition("=")[2].split("-")
             return int(last) - int(first) + 1
@@ -70,10 +74,12 @@ async def _check_redirect(session: Any, context: Any, about: Any) -> None:
 class Patience:
     """Limits requests to a server that does not answer, so that long lists of files still end.
 
-    After two files in a row without an answer, the server gets one request per REST_S. In between,
-    a file waits if the server has answered before, since this may be an outage. A file fails at
-    once if the server has never answered, or has not answered for OUTAGE files. A file that times
-    out is requested twice.
+    A server does not answer a file if the request times out or the connection fails. After two such
+    files in a row, the server gets at most one request per REST_S seconds. During the pause, the
+    next file waits if the server has answered before, because the outage may be short. It fails
+    without a request if the server has never answered, or has not answered for OUTAGE files.
+
+    A request that times out is retried once.
     """
 
     def __init__(self) -> None:
@@ -101,7 +107,7 @@ class Patience:
 
 
 _SILENT = (asyncio.TimeoutError, aiohttp.ClientConnectorError)
-_patience: defaultdict[str, Patience] = defaultdict(Patience)
+_patience: defaultdict[str, Patience] = defaultdict(Patience)  # {server: Patience}
 
 
 def patience_with(address: str) -> Patience:
@@ -113,5 +119,8 @@ def patience_with(address: str) -> Patience:
 
 
 def cause(error: Exception) -> Exception:
-    """Return the refusal, timeout or failed connection behind fsspec's error, else the error."""
+    """Return the refusal, timeout or failed connection that caused fsspec's error, if any.
+
+    For another cause, return the error itself.
+    """
     return error.__cause__ if isinstance(error.__cause__, (Refused, *_SILENT)) else error

@@ -1,4 +1,4 @@
-"""Atomic writes: a file appears when it is complete and synced, even if the program is killed."""
+"""Writes files atomically: a file appears under its name only when it is complete and synced."""
 
 import contextlib
 import fcntl
@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, Optional
 
 from captioning.runtime.errors import UserError
 
-SUFFIX = ".staged"
+SUFFIX = ".staged"  # of temporary files and folders
 
 
 @contextlib.contextmanager
@@ -39,9 +39,10 @@ def atomic_write(path: Path, within: Optional[Path] = None) -> Iterator[BinaryIO
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Lock `path` against other processes. Inside the block, it may be replaced or removed.
+    """Lock the file `path` against other processes that call this function.
 
-    Creates an empty file if there is none. Raises OSError.
+    The block may replace or remove the file. Creates an empty file if there is none. Raises
+    OSError.
     """
     while True:
         with open(path, "ab") as file:
@@ -50,7 +51,8 @@ def locked(path: Path) -> Iterator[None]:
                 current = os.path.samestat(os.fstat(file.fileno()), os.stat(path))
             except FileNotFoundError:
                 current = False
-            if current:  # else another process has replaced or removed the file
+            # Otherwise another process has replaced or removed the file: lock the new one.
+            if current:
                 yield
                 return
 
@@ -58,7 +60,7 @@ def locked(path: Path) -> Iterator[None]:
 def replace(temporary: Path, path: Path) -> None:
     """Rename a file or folder to `path`, replacing an existing file or folder. Raises OSError.
 
-    With a folder this is not atomic: for a moment `path` does not exist.
+    For folders the replacement is not atomic: for a moment `path` does not exist.
     """
     if path.is_dir() or (temporary.is_dir() and path.exists()):
         remove(path)
@@ -68,7 +70,7 @@ def replace(temporary: Path, path: Path) -> None:
 def remove(path: Path) -> None:
     """Remove a file or folder, if it exists. Raises OSError.
 
-    A folder is renamed first, so that a kill leaves no part of it under its name.
+    A folder is first renamed, so that a killed program leaves no incomplete folder at `path`.
     """
     if not path.is_dir():
         path.unlink(missing_ok=True)
@@ -91,9 +93,9 @@ def sync_folder(folder: Path) -> None:
 
 
 def unfinished_writes(folder: Path) -> Iterator[Path]:
-    """Return an iterator over the incomplete files that killed programs left in a folder.
+    """Return an iterator over the temporary files that killed programs left in a folder.
 
-    Its subfolders are included.
+    The iterator also looks into subfolders.
     """
     return folder.rglob(f".*{SUFFIX}")
 
@@ -140,7 +142,7 @@ def write_json(content: Any, path: Path) -> None:
 
 
 def json_line(entry: Any) -> bytes:
-    """Return one line of JSON. Escapes file names that are not UTF-8; reading restores them."""
+    """Return one line of JSON. Names that are not UTF-8 are escaped; json.loads restores them."""
     try:
         return json.dumps(entry, ensure_ascii=False).encode() + b"\n"
     except UnicodeEncodeError:

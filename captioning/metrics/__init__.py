@@ -1,1 +1,1 @@
-"""Scores of captions, one evaluator per file. Evaluators do not depend on captioners."""
+"""Scores captions, with one evaluator per file. Evaluators do not depend on captioners."""

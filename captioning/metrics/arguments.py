@@ -1,4 +1,4 @@
-"""Command-line flags of programs that score captions: metrics, their options, and the device."""
+"""Adds the command-line flags of programs that score captions: metrics, options and device."""
 
 import argparse
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from captioning.metrics.registry import DEFAULT_METRICS, EVALUATORS
 
 
 def add_metrics(parser: argparse.ArgumentParser, images: str) -> None:
-    """Add the flags. images: the help of --images."""
+    """Add the flags to a parser. images: the help text of --images."""
     add = parser.add_argument
     names = f"of {', '.join(EVALUATORS)} (default: {' '.join(DEFAULT_METRICS)})"
     shape: dict[str, Any] = {"nargs": "+", "choices": EVALUATORS, "metavar": "NAME"}
@@ -29,7 +29,7 @@ def add_metrics(parser: argparse.ArgumentParser, images: str) -> None:
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
-    """Return the parsed arguments. Their `options` are {option: value} of all evaluators."""
+    """Return the parsed arguments. The attribute `options` is {option: value} of all evaluators."""
     arguments = parser.parse_args(argv)
     if arguments.batch_size < 1:
         parser.error("--batch_size has to be 1 or more")

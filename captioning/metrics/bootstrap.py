@@ -1,4 +1,4 @@
-"""Scores of sets of images, with percentile bootstrap intervals over the images."""
+"""Computes scores of sets of images, with percentile bootstrap intervals over the images."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ RESAMPLES = 1000
 SEED = 0
 INTERVALS = f"95 % percentile bootstrap over images, {RESAMPLES} resamples, seed {SEED}"
 
-_COUNTS_AT_ONCE = 2**20  # the most images * resamples in memory, 8 bytes each
+_COUNTS_AT_ONCE = 2**20  # the maximum of images * resamples in memory, 8 bytes each
 
-Bounds = tuple[Optional[float], Optional[float]]
+Bounds = tuple[Optional[float], Optional[float]]  # (low, high) of an interval
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A score over n images. low, high: its 95 % interval; None without an interval."""
+    """A score over n images. low, high: the 95 % interval of the score; None without interval."""
 
     value: float
     low: Optional[float] = None
@@ -35,7 +35,8 @@ def ratio(
 ) -> Estimate:
     """Return sum(numerators) / sum(denominators) * scale; both (n,).
 
-    The value is nan if the denominators' sum is 0. The interval leaves out such resamples.
+    The value is nan if the sum of the denominators is 0. The interval leaves out resamples for
+    which this sum is 0.
     """
     columns = np.column_stack([numerators, denominators]).astype(float)  # (n, 2)
 
@@ -63,11 +64,12 @@ def median(values: Sequence[float]) -> Estimate:
 
 
 def intervals(columns: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]) -> list[Bounds]:
-    """Return the intervals of m scores that are functions of sums over images.
+    """Return the bootstrap intervals of m scores that are functions of sums over images.
 
-    columns: (n, k), what each image adds to k sums. statistic: maps the sums of R resamples (R, k)
-    to scores (R, m); nan if undefined. Images are sampled with replacement (Efron & Tibshirani
-    1993, chapter 13). The resamples depend only on n.
+    columns: (n, k), the contribution of each image to k sums. statistic: maps the sums of R
+    resamples, (R, k), to scores, (R, m); nan if undefined. Images are sampled with replacement
+    (Efron & Tibshirani 1993, chapter 13). The resamples depend only on n, so that two metrics or
+    captioners on n images get the same resamples.
     """
     scores = statistic(resampled_sums(np.asarray(columns, dtype=float)))  # (R, m)
     return bounds(scores, len(columns))
@@ -87,7 +89,7 @@ def resampled_sums(columns: np.ndarray) -> np.ndarray:
 
 
 def resampled_counts(n: int) -> Iterator[np.ndarray]:
-    """Yield counts (R, n) of the images in each resample. In total RESAMPLES rows."""
+    """Yield how often each image occurs in each resample, in blocks (R, n) of RESAMPLES rows."""
     for indices in _resamples(n):
         size = len(indices)
         cells = indices + n * np.arange(size)[:, None]
@@ -95,7 +97,7 @@ def resampled_counts(n: int) -> Iterator[np.ndarray]:
 
 
 def _resamples(n):
-    """Yield the indices (R, n) of the images in each resample. In total RESAMPLES rows."""
+    """Yield the indices of the images in each resample, in blocks (R, n) of RESAMPLES rows."""
     random = np.random.default_rng(SEED)
     at_once = max(1, _COUNTS_AT_ONCE // n)
     for start in range(0, RESAMPLES, at_once):
@@ -103,7 +105,7 @@ def _resamples(n):
 
 
 def _bounds(scores, n):
-    """Return the interval of one score. scores: of the resamples, without nan."""
+    """Return the interval of one score. scores: the scores of the resamples, without nan."""
     if not len(scores) or n < 2:  # a single image has no variance
         return None, None
     low, high = np.percentile(scores, (2.5, 97.5))

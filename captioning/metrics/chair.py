@@ -1,4 +1,6 @@
-"""CHAIR: objects that a caption names but its image lacks (Rohrbach et al. 2018, section 2.1).
+"""Computes CHAIR, the rates of hallucinated objects (Rohrbach et al. 2018, section 2.1).
+
+An object is hallucinated if a caption names it, but the image does not contain it.
 
 CHAIRs         captions with at least one hallucinated object, per cent
 CHAIRi         hallucinated mentions among all mentions of objects, per cent
@@ -26,7 +28,8 @@ from captioning.metrics.objects_in_text import (
 from captioning.metrics.options import FILE, Options
 from captioning.runtime.errors import UserError
 
-# A file by CHAIR's authors. It is downloaded, because its licence differs from this project's.
+# The synonyms by CHAIR's authors. The file is downloaded and not distributed with this project,
+# because the licences differ.
 SYNONYMS_URL = (
     "https://raw.githubusercontent.com/LisaAnne/Hallucination/"
     "6e4d33c4bedf6dfcd24c61bf527f40714717be47/data/synonyms.txt"
@@ -55,7 +58,7 @@ class Chair(Evaluator):
     """Computes CHAIR for the images in `objects_file`; captions of other images get None.
 
     An object is in the image if `objects_file` lists it or a reference names it. The detail
-    `hallucinated` lists each caption's mentions of other objects as [word, object].
+    `hallucinated` lists the hallucinated mentions of each caption as [word, object].
     """
 
     name = "chair"
@@ -78,9 +81,9 @@ class Chair(Evaluator):
         SINGULARS[self.options.singular]()
 
     def _objects_of(self, ids: Iterable[ImageId]) -> dict[ImageId, set[str]]:
-        """Return {image id: objects} for those of the images that are in `objects_file`.
+        """Return {image id: objects} for the images that are in `objects_file`.
 
-        Raises UserError if `objects_file` has none of them.
+        Raises UserError if `objects_file` has none of the images.
         """
         # `of_images` returns () for an image that is not in the files. An image that is listed
         # without objects has an empty set, and is kept.
@@ -130,7 +133,7 @@ def read_objects(paths: Iterable[Path], names: Mapping[str, str]) -> dict[ImageI
     """Return {image id: names of its objects}; an image listed without objects has an empty set.
 
     names: {synonym: name of the object}, from `read_synonyms`. An image in several files has the
-    objects of all of them. Raises UserError for a missing or wrong file, and for an object that is
+    objects from all files. Raises UserError for a missing or wrong file, and for an object that is
     not in `names`.
     """
     found: dict[ImageId, set[str]] = {}
@@ -148,7 +151,7 @@ def read_objects(paths: Iterable[Path], names: Mapping[str, str]) -> dict[ImageI
 
 def _read(path: Path) -> dict[ImageId, list[str]]:
     """Return {image id: objects as the file names them}. Raises UserError."""
-    # Not needed, and segmentations are most of the size of COCO's files.
+    # These fields are not needed, and segmentations make up most of COCO's files.
     document = read_json(path, without={"segmentation", "bbox"})
     try:
         if "annotations" not in document:

@@ -1,11 +1,11 @@
-"""Coverage and precision by a checklist: questions that a caption alone has to answer.
+"""Scores captions by a checklist: a judge answers questions about the image from a caption alone.
 
-checklist_coverage   questions that the caption answers among all questions, per cent
-checklist_precision  right answers among the answers, per cent
+checklist_coverage   questions that the caption answers, among all questions, per cent
+checklist_precision  right answers, among the questions that the caption answers, per cent
 
-As in CAPEval (arXiv 2608.02589), these are (yes + no) / all and yes / (yes + no), where yes, no and
-all are numbers of answers to all questions about the set. Multiple-choice questions as in CaptionQA
-(arXiv 2511.21025) get the same two scores.
+In CAPEval (arXiv 2608.02589), coverage is (yes + no) / all and precision is yes / (yes + no). There
+yes and no are numbers of answers, and all is the number of questions, about all captions of a set.
+Multiple-choice questions as in CaptionQA (arXiv 2511.21025) get the same two scores.
 """
 
 import json
@@ -37,7 +37,7 @@ values are the chosen answers, word for word."""
 
 
 class Question(NamedTuple):
-    """A question about an image. answer: the right one of `choices`."""
+    """A question about an image. answer: the right answer, one of `choices`."""
 
     text: str
     answer: str = YES_NO[0]
@@ -51,10 +51,11 @@ class ChecklistOptions(JudgeOptions):
 
 
 class Checklist(JudgeEvaluator):
-    """The scores over the captions for which the judge's reply is valid.
+    """Computes the scores over the captions for which the judge's reply is valid.
 
-    The setting `checklist_unread` counts the others. The detail `checklist_answers` has, for each
-    question about a caption, an answer or "not said".
+    The setting `checklist_unread` is the number of captions without a valid reply. The detail
+    `checklist_answers` lists for each caption the answers to its questions, where "not said" means
+    no answer; it is None for a caption without a valid reply.
     """
 
     name = "checklist"
@@ -80,8 +81,8 @@ def scores_of(
 ) -> Scores:
     """Return the scores of N captions.
 
-    answers: for each caption, one answer per question, or None without a valid reply. lists: for
-    each caption, its questions.
+    answers: for each caption, one answer per question, or None if the judge gave no valid reply.
+    lists: for each caption, its questions.
     """
     counts = [
         (
@@ -109,7 +110,7 @@ def prompt(caption: str, questions: Sequence[Question]) -> str:
 
 
 def read_reply(reply: str, questions: Sequence[Question]) -> Optional[list[str]]:
-    """Return the answer to each question; None unless the reply has a valid answer to each."""
+    """Return the answer to each question; None if a question has no valid answer in the reply."""
 
     def answers(found: Any) -> list[str]:
         given = []
@@ -122,13 +123,14 @@ def read_reply(reply: str, questions: Sequence[Question]) -> Optional[list[str]]
 
 
 def read_checklist(path: Path) -> dict[ImageId, list[Question]]:
-    """Return {image id: questions} of a file. Raises UserError.
+    """Return {image id: questions} of a file. Raises UserError. The file has one of the formats:
 
     - {image id: [question or {question, answer, choices}]}
-    - CAPEval's lines {id, img_path, ..._checklist: [{Question}]}; the answer is always "yes"
+    - CAPEval's lines {id, img_path, ..._checklist: [{Question}]}; the right answer is always "yes"
     - CaptionQA's rows {id, image_paths, questions: [{question, answer, choices}]}, a list or lines
 
-    An image of the last two is known by its id, its file's path and its file's name.
+    In the last two formats, the result contains the questions of an image three times: under its
+    id, its path and its file name.
     """
     if path.suffix == ".jsonl":
         rows = [row for _, row in parse_json_lines(read_text(path).split("\n"), path)]

@@ -1,8 +1,8 @@
-"""CLAIR: a language model judges captions (Chan et al. 2023, arXiv 2310.12971).
+"""Computes CLAIR: a language model judges captions (Chan et al. 2023, arXiv 2310.12971).
 
-The question is our own wording, so that scores differ from the paper's. If the reply lacks the
-requested JSON object, the caption has no score. (The paper's code then takes the reply's first
-number, or 0.)
+The question is not worded as in the paper, so that scores differ from the paper's scores. If the
+reply lacks the requested JSON object, the caption has no score; the paper's code would take the
+first number in the reply, or 0.
 """
 
 import math
@@ -33,9 +33,9 @@ def question(candidate: str, references: Sequence[str]) -> str:
 
 
 def read_reply(reply: str) -> Optional[tuple[float, Any]]:
-    """Return score (0 to 100) and reason of the first JSON object with a valid score, or None.
+    """Return (score, reason) from the first JSON object with a valid score (0 to 100), or None.
 
-    The reason may have any JSON type; None if there is none.
+    The reason may have any JSON type. It is None if the object has no reason.
     """
 
     def verdict(found: Any) -> tuple[float, Any]:
@@ -48,10 +48,10 @@ def read_reply(reply: str) -> Optional[tuple[float, Any]]:
 
 
 class Clair(JudgeEvaluator):
-    """CLAIR: the mean over the captions with a score.
+    """CLAIR: the mean score over the captions that have a score.
 
-    The recorded setting `clair_unread` is the number of captions without a score. The detail
-    `clair_reason` is the language model's reason.
+    The setting `clair_unread` is the number of captions without a score. The detail `clair_reason`
+    is the reason that the language model gives for each score.
     """
 
     name = "clair"

@@ -1,6 +1,6 @@
-"""CLIP (Radford et al. 2021) and SigLIP 2: captions and images as vectors in one space.
+"""Embeds captions and images in one vector space, by CLIP (Radford et al. 2021) or SigLIP 2.
 
-Long-CLIP in transformers' format is a CLIP with more positions.
+A Long-CLIP in transformers' format is loaded like any CLIP; it only has more positions.
 """
 
 import hashlib
@@ -34,11 +34,11 @@ from captioning.metrics.openai_clip import read_openai_clip
 from captioning.metrics.options import Options
 from captioning.runtime.errors import UserError
 
-# Part of the cache key of image features. Change it if the preprocessing changes.
+# Part of the cache key of image features. Change this text if the preprocessing changes.
 PREPROCESSING = "short side to the model's size, bicubic; centre crop; OpenAI's mean and std"
 
-SIGLIP_1_VOCABULARY = 32000  # the number of tokens, by which SigLIP 1 is recognised
-MAX_ASPECT_RATIO = 64  # longer images are cropped before resizing
+SIGLIP_1_VOCABULARY = 32000  # the vocabulary size that identifies a SigLIP 1
+MAX_ASPECT_RATIO = 64  # images with a larger ratio are cropped before resizing
 
 
 class ClipOptions(Options):
@@ -50,17 +50,17 @@ class ClipOptions(Options):
 
 
 class Clip:
-    """transformers' CLIPModel in float32 on a device, with its tokeniser and preprocessing.
+    """Wraps transformers' CLIPModel, in float32 on a device, with its tokeniser and preprocessing.
 
     source: a hub id, a folder in transformers' format, or a file of weights in OpenAI's layout.
     Raises UserError for missing or wrong files.
 
-    Attributes: `weights` is a hash of the image encoder's weights. `name` is source@HASH, with the
-    start of this hash. `width` is D, the size of the vectors.
+    Attributes: `weights` is a hash of the image encoder's weights. `name` is source@HASH, where
+    HASH is the first 8 digits of `weights`. `width` is D, the size of the vectors.
     """
 
-    image_modules = ("vision_model", "visual_projection")
-    statistics = (MEAN, STD)
+    image_modules = ("vision_model", "visual_projection")  # the last one determines `width`
+    statistics = (MEAN, STD)  # of pixel values, to normalise images
 
     def __init__(self, source: str, device: Union[str, torch.device] = "cpu"):
         files, sizes, state = read_clip(source)
@@ -88,9 +88,9 @@ class Clip:
     def prepare(
         self, source: str, files: ModelFiles, sizes: dict[str, Any]
     ) -> Callable[[], torch.nn.Module]:
-        """Set the tokeniser, and return a function that builds the model.
+        """Set the tokeniser `tokens`, and return a function that builds the model.
 
-        sizes: the content of config.json.
+        source: for errors. sizes: the content of config.json.
         """
         from transformers import CLIPConfig, CLIPModel
 
@@ -115,7 +115,7 @@ class Clip:
         return build
 
     def crop(self) -> list[Callable]:
-        """Return the transforms that give an image the model's size."""
+        """Return the transforms that resize and crop an image to the model's input size."""
         size = self.image_size
         return [
             transforms.Resize(size, InterpolationMode.BICUBIC),
@@ -125,7 +125,8 @@ class Clip:
     def encode(self, texts: list[str]) -> tuple[list[list[int]], list[bool]]:
         """Return each text's ids with special tokens, and whether the text was truncated.
 
-        A truncated text has its end token, too, because the text embedding is computed from it.
+        A truncated text keeps the end token, because the text embedding is computed from this
+        token.
         """
         most = self.max_tokens - 2
         ids = self.tokens.encode(texts)
@@ -136,13 +137,14 @@ class Clip:
     def text_features(self, ids: list[list[int]]) -> Tensor:
         """Return unit vectors (B, D) of B encoded texts.
 
-        A vector is a projection of the hidden state at the end token. Attention is causal, so the
-        padding after it has no effect.
+        A vector is a projection of the hidden state at the end token. Attention is causal, so that
+        the padding after the end token has no effect.
         """
         texts = [torch.tensor(text) for text in ids]
         padded = pad_sequence(texts, batch_first=True, padding_value=self.end)  # (B, N)
         states = self.model.text_model(input_ids=padded.to(self.device))[0]  # (B, N, W)
-        # get_text_features of transformers 4.15.0 assumes that the highest id is the end token.
+        # get_text_features of transformers 4.15.0 is not used: it would take the token with the
+        # highest id for the end token.
         ends = torch.tensor([len(text) - 1 for text in ids], device=states.device)
         pooled = states[torch.arange(len(ids), device=states.device), ends]
         return F.normalize(self.model.text_projection(pooled), dim=-1)
@@ -160,7 +162,7 @@ class Clip:
 
 
 class Siglip(Clip):
-    """transformers' SiglipModel, for SigLIP 2 (Tschannen et al. 2025).
+    """Wraps transformers' SiglipModel, for SigLIP 2 (Tschannen et al. 2025).
 
     Texts are lower-cased and padded to `max_tokens`, as in training. Images are resized to a square
     without cropping.
@@ -176,7 +178,7 @@ class Siglip(Clip):
             raise UserError(f"{source}: clip_model: a SigLIP needs its tokenizer.json")
         self.tokens = Bpe(files, clip=None)
         self.padding = self.tokens.tokenizer.token_to_id("<pad>") or 0
-        # SigLIP 1 pads with another token.
+        # SigLIP 1 is refused, because it pads with another token.
         if sizes.get("text_config", {}).get("vocab_size", 0) == SIGLIP_1_VOCABULARY:
             raise UserError(f"{source}: clip_model: SigLIP 1 is not supported: choose a SigLIP 2")
         preprocessor = read_json(find_file("clip_model", source, "preprocessor_config.json"))
@@ -222,9 +224,10 @@ def _unit(features: Any) -> Tensor:
 
 
 def _middle(image: Image.Image) -> Image.Image:
-    """Return the centre of a very long image, since resizing all of it would take much memory.
+    """Crop an image to MAX_ASPECT_RATIO, because resizing a longer one would take much memory.
 
-    CLIP's centre crop removes more than this anyway.
+    CLIP's centre crop would remove the ends of such an image anyway. SigLIP has no centre crop: it
+    does not see the ends.
     """
     width, height = image.size
     most = MAX_ASPECT_RATIO * min(image.size)
@@ -233,10 +236,10 @@ def _middle(image: Image.Image) -> Image.Image:
 
 
 def read_clip(source: str) -> tuple[ModelFiles, dict[str, Any], Optional[dict[str, Tensor]]]:
-    """Return a CLIP's files, its config.json, and its weights. Raises UserError.
+    """Return a CLIP's files, the content of config.json, and the weights or None. Raises UserError.
 
-    For a file in OpenAI's layout, both are converted from it. For a source with a config.json, the
-    weights are None: they are not read here.
+    A file in OpenAI's layout has no config.json, so that its content and the weights are converted
+    from the file. For a source with a config.json, the weights are None: the caller reads them.
     """
     files = find_model("clip_model", source)
     if files.config is None:

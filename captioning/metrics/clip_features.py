@@ -1,4 +1,4 @@
-"""CLIP features of captions and images, computed by all processes. Image features are cached."""
+"""Computes CLIP features of captions and images on all processes, and caches image features."""
 
 import json
 import os
@@ -26,15 +26,15 @@ from captioning.runtime.distributed import broadcast_from_main, is_main
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line
 
-# What `read_arrays` raises for a file without valid arrays of these names.
+# The errors that `read_arrays` raises if a file is missing, is damaged or lacks an array.
 READ_ERRORS = (OSError, ValueError, EOFError, KeyError, MemoryError, zipfile.BadZipFile)
 
 
 def read_arrays(path: Path, *names: str) -> list[np.ndarray]:
     """Return the arrays of these names in an .npz file.
 
-    Raises one of READ_ERRORS, for example FileNotFoundError, and ValueError for arrays of Python
-    objects, which are pickles.
+    Raises one of READ_ERRORS, for example FileNotFoundError. Arrays of Python objects are pickles,
+    so that they are not read: they raise ValueError.
     """
     with zipfile.ZipFile(path), np.load(path, allow_pickle=False) as content:
         return [np.asarray(content[name]) for name in names]
@@ -83,7 +83,7 @@ class CachedFeatures:
 
 
 def _file_state(path: Path) -> list:
-    """Return an image's path, size and modification time. A row of a table has its table's."""
+    """Return an image's path, size and modification time; for a row, the last two of its table."""
     try:
         found = os.stat(path.parent if is_row(path) else path)
     except OSError as error:
@@ -92,7 +92,7 @@ def _file_state(path: Path) -> list:
 
 
 class ClipEvaluator(Evaluator):
-    """An evaluator whose model is CLIP."""
+    """The base class of evaluators that use CLIP features."""
 
     Options = ClipOptions
     needs_images = True
@@ -121,7 +121,8 @@ class ClipFeatures:
     ) -> tuple[Optional[dict[str, np.ndarray]], set[str]]:
         """Return {text: unit vector (D,)}, and the texts that were truncated.
 
-        prefix: precedes each text. The vectors are None on other ranks than 0.
+        prefix: put before each text. On ranks other than 0, None is returned instead of the
+        vectors.
         """
         texts = list(dict.fromkeys(texts))
         ids, long = self.clip.encode([prefix + text for text in texts])
@@ -136,7 +137,7 @@ class ClipFeatures:
     def of_images(self, paths: Sequence[Path], description: str) -> Optional[np.ndarray]:
         """Return unit vectors (P, D) of image files, from the cache if possible.
 
-        Returns None on other ranks than 0. Raises UserError for a file that cannot be read.
+        Returns None on ranks other than 0. Raises UserError for a file that cannot be read.
         """
 
         def look_up():

@@ -1,4 +1,4 @@
-"""CLIPScore: how well captions fit their images and references (Hessel et al. 2021)."""
+"""Computes CLIPScore: how well captions fit their images and references (Hessel et al. 2021)."""
 
 import re
 from itertools import chain
@@ -19,7 +19,7 @@ class ClipScore(ClipEvaluator):
     closest reference; equation 2. All texts begin with "A photo depicts ".
 
     CLIPScore_sentences: the mean CLIPScore of a caption's sentences. A long caption is truncated to
-    CLIP's 77 tokens; its sentences seldom are.
+    CLIP's 77 tokens, but its sentences seldom have to be truncated.
     """
 
     name = "clipscore"
@@ -34,7 +34,7 @@ class ClipScore(ClipEvaluator):
         sentences = [SENTENCE_END.split(text.strip()) for text in texts]
         every_text = chain(texts, *groups, *sentences)
         vectors, long = features.of_texts(every_text, "CLIP, captions", PREFIX)
-        if images is None:
+        if images is None:  # on ranks other than 0
             return Scores({})
         rows = []
         for text, group, parts, image in zip(texts, groups, sentences, images):
@@ -57,7 +57,7 @@ class ClipScore(ClipEvaluator):
 def image_score(captions: np.ndarray, images: np.ndarray, factor: float) -> np.ndarray:
     """Return factor * max(cos(caption, image), 0) (N,).
 
-    captions, images: unit vectors (N, D), or images (D,): the one image of all captions.
+    captions, images: unit vectors (N, D). images may also be one vector (D,) for all captions.
     """
     return factor * np.clip((captions.astype(float) * images).sum(1), 0, None)
 
@@ -65,7 +65,7 @@ def image_score(captions: np.ndarray, images: np.ndarray, factor: float) -> np.n
 class PacScore(ClipScore):
     """PAC-S and RefPAC-S (Sarto et al. 2023): CLIPScore with factor 2 and the paper's CLIP weights.
 
-    `clip_model` has to name these weights. With other weights it is not PAC-S.
+    The option `clip_model` has to name these weights. With other weights the score is not PAC-S.
     """
 
     name = "pacs"

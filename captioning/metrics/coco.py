@@ -1,7 +1,8 @@
-"""The metrics of the COCO caption evaluation: BLEU 1-4, METEOR, ROUGE-L, CIDEr and SPICE.
+"""Computes the metrics of the COCO caption evaluation: BLEU 1-4, METEOR, ROUGE-L, CIDEr and SPICE.
 
-All values equal pycocoevalcap's. BLEU's intervals are computed from pycocoevalcap's counts. SPICE
-(Anderson et al. 2016) runs the Java program in pycocoevalcap.
+All values equal the values of pycocoevalcap. The intervals of BLEU are computed from the n-gram
+counts that pycocoevalcap computes. METEOR and SPICE (Anderson et al. 2016) run Java programs that
+pycocoevalcap contains.
 """
 
 import importlib.util
@@ -26,7 +27,7 @@ BLEU = tuple(f"Bleu_{order}" for order in range(1, ORDERS + 1))
 # pycocoevalcap's BLEU adds _TINY to numerators and _SMALL to denominators.
 _TINY, _SMALL = 1e-15, 1e-9
 
-# SPICE needs Java's JavaScript engine, which this version is the last to have.
+# The last version of Java that has a JavaScript engine, which SPICE needs.
 _LAST_JAVA = 14
 
 
@@ -45,11 +46,11 @@ class CocoOptions(Options):
 
 
 class Coco(Evaluator):
-    """pycocoevalcap's scores of the captions after PTB tokenisation.
+    """Scores captions with pycocoevalcap, after PTB tokenisation.
 
-    A metric that cannot be computed is listed in the scores' `skipped`; other metrics are kept. The
-    intervals of ROUGE-L, CIDEr and SPICE are intervals of a mean over captions. For CIDEr,
-    resamples keep the n-gram weights of the whole set.
+    A metric that cannot be computed is listed in `Scores.skipped`; other metrics are kept. The
+    intervals of ROUGE-L, CIDEr and SPICE are bootstrap intervals of a mean over captions. For
+    CIDEr, all resamples use the n-gram weights (idf) of the whole set.
     """
 
     name = "coco"
@@ -78,16 +79,17 @@ class Coco(Evaluator):
                 continue
             try:
                 scores.update(scorer(texts, groups))
-            # Captioning may have taken hours: an error in one metric must not lose the others.
+            # Captioning may have taken hours, so that an error in one metric must not lose the
+            # scores of other metrics.
             except Exception as error:
                 reason = str(error) if isinstance(error, JavaError) else repr(error)
                 scores.skipped.update(dict.fromkeys(names, reason))
         return scores
 
     def _scorers(self) -> dict[tuple[str, ...], Callable]:
-        """Return {metrics: function that scores them}.
+        """Return {names of metrics: function that computes these metrics}.
 
-        For the functions' parameters, see `bleu_scores`.
+        All functions have the parameters of `bleu_scores`.
         """
         limits = self.options.spice_timeout, self.options.spice_heap
         scorers = {
@@ -105,7 +107,8 @@ def rouge_scores(captions: Sequence[str], references: Sequence[Sequence[str]]) -
     from pycocoevalcap.rouge.rouge import Rouge
 
     _, each = Rouge().compute_score(*_by_index(captions, references))
-    # pycocoevalcap splits "" into one empty word, which would match an empty reference.
+    # pycocoevalcap splits "" into one empty word, which would match an empty reference. Therefore
+    # an empty caption gets 0 here.
     each = [float(score) if caption else 0.0 for score, caption in zip(each, captions)]
     return Scores.of_means({"ROUGE_L": each})
 
@@ -129,7 +132,7 @@ def bleu_scores(captions: Sequence[str], references: Sequence[Sequence[str]]) ->
     """Return BLEU 1-4 of the whole set and of each caption (Papineni et al. 2002).
 
     captions: N tokenised captions; references: N lists of tokenised captions. The brevity penalty
-    uses the reference length that is closest to the caption's; in a tie, the shorter length.
+    uses the reference length that is closest to the caption's length; in a tie, the shorter one.
     """
     from pycocoevalcap.bleu.bleu_scorer import BleuScorer
 
@@ -137,7 +140,7 @@ def bleu_scores(captions: Sequence[str], references: Sequence[Sequence[str]]) ->
     for caption, group in zip(captions, references):
         scorer += (caption, group)
     totals, each = scorer.compute_score(option="closest", verbose=0)
-    columns = []  # input of `bleu_of_sums`
+    columns = []  # one row per caption; `bleu_of_sums` takes sums of such rows
     for counts in scorer.ctest:
         words = counts["testlen"]
         closest = min((abs(length - words), length) for length in counts["reflen"])[1]
@@ -150,8 +153,12 @@ def bleu_scores(captions: Sequence[str], references: Sequence[Sequence[str]]) ->
 def bleu_of_sums(sums: np.ndarray) -> np.ndarray:
     """Return BLEU 1-4 (R, 4) of R rows of summed counts.
 
-    sums: (R, 10), in this order: clipped n-gram matches for n = 1 to 4, the captions' n-grams for
-    n = 1 to 4, the captions' words, the words of the references that are closest in length.
+    sums: (R, 10), in this order:
+
+    - clipped n-gram matches for n = 1 to 4 (4 columns)
+    - n-grams in the captions for n = 1 to 4 (4)
+    - words in the captions (1)
+    - words in the references that are closest to the captions in length (1)
     """
     matches, ngrams = sums[:, :ORDERS], sums[:, ORDERS : 2 * ORDERS]
     brevity = (sums[:, -2:-1] + _TINY) / (sums[:, -1:] + _SMALL)  # (R, 1)
@@ -181,8 +188,8 @@ def spice_scores(
     """Return SPICE's F score. Raises JavaError.
 
     captions: N tokenised captions; references: N lists of tokenised captions; time_limit: seconds;
-    heap: the memory limit, such as "8G". SPICE's cache of parses is not used: it is in the folder
-    of the installed package and fails on new systems.
+    heap: the memory limit, such as "8G". SPICE can cache its parses, but this is not used: the
+    cache is in the folder of the installed package, and it fails on new systems.
     """
     items = [
         {"image_id": index, "test": caption, "refs": list(group)}

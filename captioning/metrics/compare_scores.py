@@ -1,8 +1,8 @@
 """Compares two sets of captions of the same images, metric by metric.
 
-A difference of two scores needs an interval, too. On the same images, most of the noise is common
-to both scores and cancels in the difference. Therefore the bootstrap resamples the differences of
-the images (Koehn 2004, "Statistical significance tests for machine translation evaluation"; Efron &
+The difference of two scores has an interval, too. On the same images, most of the noise is common
+to both scores and cancels in the difference. Therefore the bootstrap resamples the difference per
+image (Koehn 2004, "Statistical significance tests for machine translation evaluation"; Efron &
 Tibshirani 1993, chapter 16).
 """
 
@@ -22,11 +22,12 @@ from captioning.runtime.errors import UserError
 
 @dataclass(frozen=True)
 class Difference:
-    """The means of a metric over the n images with both values, and their difference.
+    """The means of a metric in two sets of captions of n images, and their difference.
 
-    difference: second - first. low, high: its 95 % interval. p: two-sided p-value for the
-    hypothesis that the mean difference is 0. low, high and p are None for a single image, and for a
-    metric that has no values of single captions.
+    difference: second - first. low, high: the 95 % interval of the difference. p: two-sided p-value
+    for the hypothesis that the mean difference is 0. n: the number of images that have both values.
+    low, high and p are None for a single image, and for a metric without values per caption: then
+    the scores of the two sets are compared.
     """
 
     first: float
@@ -59,8 +60,9 @@ def same_images(first: Captions, second: Captions) -> Captions:
 def compare(first: Scores, second: Scores) -> dict[str, Difference]:
     """Return {metric: difference} for the metrics that both scores have.
 
-    Both have to be scores of the same images in the same order. If a metric has values of single
-    captions, their means are compared, even if its score of a set is not this mean, as for BLEU.
+    Both scores have to be of the same images in the same order. If a metric has values per caption,
+    the means of these values are compared, even if the metric's score of a set is no mean, as for
+    BLEU.
     """
     found = {}
     for name in first.per_image.keys() & second.per_image.keys():
@@ -77,7 +79,7 @@ def compare(first: Scores, second: Scores) -> dict[str, Difference]:
 
 
 def _difference(first, second):
-    """Return the `Difference` of two columns of values per image. nan is a missing value."""
+    """Return the `Difference` of two columns, one value per image; nan for a missing value."""
     both = ~np.isnan(first) & ~np.isnan(second)
     first, second = first[both], second[both]
     if not len(first):
@@ -92,9 +94,9 @@ def _difference(first, second):
 def p_value(differences: np.ndarray) -> float:
     """Return the two-sided bootstrap p-value of the mean difference. differences: (n,).
 
-    It is the share of resamples of the centred differences whose mean is at least as far from 0 as
-    the observed mean. The sample itself counts as a resample, so p is never 0 (Davison & Hinkley
-    1997, section 4.2.3).
+    The p-value is the share of resamples of the centred differences whose mean is at least as far
+    from 0 as the observed mean. The sample itself counts as a resample, so that p is never 0
+    (Davison & Hinkley 1997, section 4.2.3).
     """
     found = abs(differences.mean())
     centred = differences - differences.mean()

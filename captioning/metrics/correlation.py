@@ -5,9 +5,10 @@
     python -m captioning.metrics.correlation output/sweep_demo_finetune --metrics coco facts \\
         --facts_file data/scenes/scenes.json --references data/scenes/scenes_test.json
 
-RATINGS is a file of Flickr8k-Expert, Flickr8k-CF or Composite as published, capevalkit's lines, or
-a folder of runs on the demo's scenes. There, ratings are counts and shares of the true facts in a
-caption, and each run is a system; the means of three or more systems are correlated, too. Published
+RATINGS is a published file of Flickr8k-Expert, Flickr8k-CF or Composite, a file of capevalkit's
+lines, or a folder of runs on the demo's scenes. Captions of scenes are not rated by humans: their
+ratings are computed from the true and wrong facts that a caption states. Each run is then a system,
+and with three or more systems their mean scores and mean ratings are correlated, too. Published
 results are tau-c for Flickr8k-Expert and Composite, and tau-b for Flickr8k-CF.
 """
 
@@ -38,7 +39,7 @@ from captioning.runtime.errors import UserError
 from captioning.runtime.program import exit_code
 from captioning.runtime.progress import log_line
 
-FEWEST_SYSTEMS = 3
+FEWEST_SYSTEMS = 3  # with fewer, means of systems are not correlated
 MAX_CELLS = 1 << 24  # of the contingency table, 128 MB in float64
 Columns = Mapping[str, np.ndarray]  # {metric or rating: (n,)}; nan for a missing value
 
@@ -46,13 +47,13 @@ Columns = Mapping[str, np.ndarray]  # {metric or rating: (n,)}; nan for a missin
 def kendall(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
     """Return tau-b and tau-c of n pairs; nan if undefined.
 
-    x, y: (n,). The memory is O(different values of x * different values of y). weights: (n,), how
-    often each pair counts. Source: Kendall 1945; Stuart 1953.
+    x, y: (n,). weights: (n,), how often each pair counts. The contingency table needs memory for
+    (distinct values of x) * (distinct values of y) cells. Source: Kendall 1945; Stuart 1953.
     """
     (xs, x), (ys, y) = (np.unique(values, return_inverse=True) for values in (x, y))
     cells = np.bincount(x * len(ys) + y, weights, len(xs) * len(ys))
     table = cells.reshape(len(xs), len(ys))
-    below = table.cumsum(0) - table  # weight of each y with a smaller x
+    below = table.cumsum(0) - table  # for each cell: weight of the pairs with this y, smaller x
     smaller = below.cumsum(1) - below
     larger = below.sum(1, keepdims=True) - below - smaller
     surplus = (table * (smaller - larger)).sum()  # concordant minus discordant pairs
@@ -67,7 +68,8 @@ def kendall(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> tuple[float, f
 def correlate(x: np.ndarray, y: np.ndarray, images: np.ndarray) -> list[Estimate]:
     """Return tau-b and tau-c with bootstrap intervals. Pairs with nan are left out.
 
-    images: (n,), the image of each pair. Images are resampled, each with all of its pairs.
+    images: (n,), the image of each pair. A bootstrap resample draws images, and takes all pairs of
+    a drawn image.
     """
     both = ~np.isnan(x) & ~np.isnan(y)
     x, y, images = x[both], y[both], np.unique(images[both], return_inverse=True)[1]
@@ -82,12 +84,15 @@ def correlate(x: np.ndarray, y: np.ndarray, images: np.ndarray) -> list[Estimate
 
 
 def columns_of(rated: Sequence[Rated], arguments: argparse.Namespace) -> tuple[Columns, Columns]:
-    """Return two tables: one value per caption, and one value per system over all its captions.
+    """Return the metrics as two tables: one value per caption, and one value per system.
 
-    Systems are in sorted order. Raises UserError.
+    A system's value is the metric's score over all of the system's captions. Systems are in sorted
+    order. Raises UserError.
     """
+    # An image may have several captions. `of_images` matches these keys with the image.
     rows = {f"{row.image}#{number}": row for number, row in enumerate(rated)}
     evaluators = _evaluators(rows, arguments)
+    # of_system: (n,), the index in `systems` of each caption's system
     systems, of_system = np.unique([row.system for row in rated], return_inverse=True)
     captions: dict[str, np.ndarray] = {}
     sets: dict[str, np.ndarray] = {}
@@ -125,7 +130,10 @@ def _evaluators(rows: Mapping[str, Rated], arguments: argparse.Namespace) -> lis
 
 
 def table_of(title: str, columns: Columns, ratings: Columns, images: np.ndarray) -> str:
-    """Return two tables of each metric's tau with each rating. images: see `correlate`."""
+    """Return a table of tau-b and a table of tau-c: a row per metric, a column per rating.
+
+    images: see `correlate`.
+    """
     names = sorted(columns, key=lambda name: (*METRICS, name).index(name))
     taus = [[correlate(columns[name], y, images) for y in ratings.values()] for name in names]
     tables = []

@@ -1,8 +1,9 @@
-"""How detailed captions are: nouns, adjectives, numbers and relations per caption.
+"""Measures how detailed captions are: nouns, adjectives, numbers and relations per caption.
 
-The part-of-speech tagger is TextBlob's, taken from pattern (De Smedt & Daelemans 2012). It contains
-its lexicon and needs no network. It gives a word its most common part of speech, which a few rules
-change according to the neighbouring words. Thus it mistakes the verb of "a dog jumps" for a noun.
+The part-of-speech tagger is from TextBlob, which took it from pattern (De Smedt & Daelemans 2012).
+TextBlob includes the tagger's lexicon, so that no download is needed. The tagger gives a word its
+most common part of speech, which a few rules change according to the neighbouring words. Therefore
+it mistakes the verb of "a dog jumps" for a noun.
 """
 
 import re
@@ -11,7 +12,7 @@ from collections import Counter
 from captioning.metrics.evaluator import CaptionSet, Evaluator, Scores
 from captioning.runtime.errors import UserError
 
-# Phrases that act as one preposition, and a single preposition to count in their place.
+# {phrase that acts as one preposition: single preposition that is counted instead}
 _COMPOUNDS = {
     "next to": "beside",
     "close to": "near",
@@ -23,7 +24,8 @@ _COMPOUNDS = {
     "outside of": "outside",
 }
 _COMPOUND = re.compile(rf"\b({'|'.join(_COMPOUNDS)})\b".replace(" ", r"\s+"))
-# The tagger's class IN includes conjunctions, which are no relations. "of" seldom relates objects.
+# Words that the tagger may label IN, but that are not counted as relations: conjunctions, and "of",
+# which seldom relates objects.
 _NO_RELATIONS = {"of", "while", "as", "that", "because", "if", "whether", "than", "although"}
 _NO_RELATIONS |= {"though", "since", "so"}
 _KINDS = {"NN": "nouns", "JJ": "adjectives", "CD": "numbers", "IN": "relations"}
@@ -47,7 +49,7 @@ def count(caption: str) -> Counter[str]:
 
 
 def _relates(word: str, next_word: str, following: str) -> bool:
-    """Whether a preposition relates to an object after it. In "up for a ball" only "for" does.
+    """Return whether an object follows a preposition. In "up for a ball" this is so only for "for".
 
     following: the part of speech of the next word.
     """

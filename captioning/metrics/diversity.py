@@ -1,4 +1,4 @@
-"""The length of captions, and the number of distinct words, word pairs and captions in a set."""
+"""Measures the length of captions, and the diversity of words and captions in a set."""
 
 from collections.abc import Iterable
 from functools import cached_property
@@ -19,7 +19,7 @@ def words(caption: str) -> int:
 
 
 class Length(Evaluator):
-    """cap_len: words per caption."""
+    """cap_len: the mean number of words per caption."""
 
     name = "length"
 
@@ -35,7 +35,7 @@ class DiversityOptions(Options):
 
 
 class Diversity(Evaluator):
-    """Distinct words and captions of a set. Words are the tokens of the evaluator `coco`.
+    """Counts distinct words and captions in a set. Words are the tokens of the evaluator `coco`.
 
     - lex_div: the number of distinct words, in thousands
     - ttr: distinct words / words
@@ -46,8 +46,8 @@ class Diversity(Evaluator):
     - seen_captions: share of the captions that are in `train_captions`, if given
     - train_vocab_use: share of the distinct words of `train_captions` that the captions use
 
-    Compare only sets with equal numbers of captions. There are no bootstrap intervals: a resample
-    repeats images, so it has fewer distinct words than a set of its size.
+    Compare only sets with equal numbers of captions. There are no bootstrap intervals, because a
+    resample repeats images and thus has fewer distinct words than a real set of the same size.
     """
 
     name = "diversity"
@@ -62,7 +62,7 @@ class Diversity(Evaluator):
 
     @cached_property
     def _seen(self) -> tuple[set[str], set[str]]:
-        """The tokenised training captions, and their distinct words."""
+        """Tokenised training captions, and the distinct words in them."""
         texts = {text for group in tokenize(self.training)[0].values() for text in group}
         return texts, _words(texts)
 

@@ -1,4 +1,4 @@
-"""The interface of an evaluator: what it declares, receives and returns."""
+"""Defines the interface of evaluators: what an evaluator declares, receives and returns."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,10 +18,11 @@ from captioning.runtime.registry import load
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings that all evaluators share. Those of a single evaluator are its `Options`.
+    """The settings that all evaluators share. Settings of one evaluator only are its `Options`.
 
-    images: {image id: file}. image_root: the folder to which paths in annotation files are
-    relative. cache_dir: None for the user's cache folder. device: a torch device, such as "cuda:0".
+    images: {image id: file}. image_root: paths in annotation files are relative to this folder.
+    cache_dir: the folder for cached features; None for the user's cache folder. device: a torch
+    device, such as "cuda:0".
     """
 
     images: Optional[Mapping[ImageId, Path]] = None
@@ -33,9 +34,10 @@ class Settings:
 
 @dataclass(frozen=True)
 class CaptionSet:
-    """One caption and one or more references per image, with the same ids in the same order.
+    """One caption and one or more references per image. Both dicts have equal ids in equal order.
 
-    shared: {key: value} of what one evaluator loads or computes for others to reuse, such as CLIP.
+    shared: {key: object} of objects that one evaluator creates and other evaluators reuse, such as
+    the CLIP model.
     """
 
     predictions: Mapping[ImageId, str]
@@ -48,7 +50,7 @@ class CaptionSet:
 
     @cached_property
     def tokenized(self) -> tuple[list[str], list[list[str]], str]:
-        """N captions, N lists of references, and the tokeniser's name.
+        """Tokenised texts: N captions, N lists of references, and the name of the tokeniser.
 
         Each text consists of PTB tokens joined by spaces.
         """
@@ -60,13 +62,14 @@ class CaptionSet:
 
 @dataclass(frozen=True)
 class Scores:
-    """The scores of N captions by one evaluator, or by several.
+    """The scores of N captions, by one or several evaluators.
 
     - metrics: {metric: estimate for the whole set}
     - per_image: {metric: N values in the order of the captions}; None for a caption without a value
     - settings: {name: value}, recorded with the scores
     - skipped: {metric: why it was not computed}
-    - details: {name: N JSON values or None}, what an evaluator reports besides scores
+    - details: {name: N values for JSON}, what an evaluator reports besides scores; None for a
+      caption without a value
     """
 
     metrics: dict[str, Estimate]
@@ -77,9 +80,10 @@ class Scores:
 
     @classmethod
     def of_shares(cls, counts: dict[str, tuple[Sequence, Sequence]], **others: Any) -> "Scores":
-        """Return scores of {metric: N parts, N wholes}, all parts / all wholes in per cent.
+        """Return scores that are shares in per cent: sum of the parts / sum of the wholes.
 
-        others: the other fields.
+        counts: {metric: (N parts, N wholes)}, one part and one whole per caption. others: the other
+        fields of Scores.
         """
         return cls(
             {name: ratio(*pair, 100) for name, pair in counts.items()},
@@ -89,7 +93,7 @@ class Scores:
 
     @classmethod
     def of_means(cls, per_image: dict[str, Sequence[Optional[float]]], **others: Any) -> "Scores":
-        """Return scores whose metrics are the means of `per_image`. others: the other fields."""
+        """Return scores that are means over captions. others: the other fields of Scores."""
         return cls({name: mean(values) for name, values in per_image.items()}, per_image, **others)
 
     def update(self, others: "Scores") -> None:
@@ -99,7 +103,7 @@ class Scores:
 
 
 class Evaluator(ABC):
-    """Metrics that are computed together and chosen by one name of `captioning.metrics.registry`.
+    """Computes one or more metrics. A user chooses it by its name in `metrics.registry`.
 
     If `evaluate` raises, only the metrics of this evaluator are skipped.
 
@@ -108,9 +112,9 @@ class Evaluator(ABC):
     - Options: its configuration keys
     - required: the options that must be set
     - needs_images: whether `Settings.images` is needed
-    - on_every_rank: whether all processes have to call `evaluate`; other ranks than 0 return no
+    - on_every_rank: whether all processes have to call `evaluate`; ranks other than 0 return no
       scores
-    - costly: whether it may cost money; such an evaluator runs only if a user names it
+    - costly: whether a call may cost money; such an evaluator runs only if a user names it
     """
 
     name: str
@@ -132,13 +136,16 @@ class Evaluator(ABC):
         self.prepare()
 
     def prepare(self) -> None:  # noqa: B027
-        """Read files, and remove from `names` what the options exclude. Raises UserError.
+        """Read files, and remove from `names` the metrics that the options exclude.
 
-        The constructor calls it last.
+        The constructor calls this method last. Raises UserError.
         """
 
     def unavailable(self) -> dict[str, str]:
-        """Return {metric: why this machine cannot compute it}. Called before captioning starts."""
+        """Return {metric: why this machine cannot compute it}.
+
+        Programs call this before captioning starts, which may take hours.
+        """
         try:
             self.check()
         except UserError as error:
@@ -156,9 +163,10 @@ class Evaluator(ABC):
 def entries_of(
     ids: Iterable[ImageId], known: Mapping[ImageId, Any], file: str
 ) -> dict[ImageId, Any]:
-    """Return what a file says of each image; see `of_images`.
+    """Return {image id: its entry in `known`}. Ids are matched as in `of_images`.
 
-    Raises UserError for an image that the file lacks. known: the file's content.
+    known: the content of a file, {image id: entry}. file: its name, for errors. Raises UserError
+    for an image without an entry.
     """
     found = of_images(ids, known)
     for image_id, entry in found.items():
@@ -171,7 +179,7 @@ def entries_of(
 
 
 def options_of(names: Iterable[str], config: Any) -> dict[str, Any]:
-    """Return {option: value} of these evaluators, see `Options.from_config`."""
+    """Return {option: value} of the named evaluators, see `Options.from_config`."""
     classes = [load(EVALUATORS[name]).Options for name in names]
     return {name: value for each in classes for name, value in each.from_config(config).items()}
 
@@ -181,9 +189,9 @@ def build_evaluators(
     settings: Optional[Settings] = None,
     **options: Any,
 ) -> list[Evaluator]:
-    """Return the evaluators of these names, each once.
+    """Return the named evaluators, without duplicates.
 
-    options: {option: value} of all of them; each evaluator takes the options that it declares.
+    options: the options of all these evaluators; each evaluator gets the options that it declares.
     Raises UserError for an impossible value, a missing option or file, and missing images.
     """
     kinds = [load(EVALUATORS[name]) for name in dict.fromkeys(names)]

@@ -1,9 +1,10 @@
-"""Facts that captions state about generated scenes, and whether the facts are true.
+"""Counts the facts that captions state about generated scenes, and checks whether they are true.
 
 true_facts   true facts per caption
 wrong_facts  wrong facts among all stated facts, per cent
-scene_R@k    captions whose own scene ranks among the first k, per cent. Scenes are ranked by how
-             many of the caption's facts are true for them; ties count against the own scene
+scene_R@k    captions whose own scene ranks among the first k, per cent. For each caption, scenes
+             are ranked by how many of the caption's facts are true for the scene; ties count
+             against the own scene
 """
 
 from pathlib import Path
@@ -49,12 +50,15 @@ class Facts(Evaluator):
 
 
 def stated_and_true(statement: Statement, scene: Scene) -> tuple[int, int]:
-    """Return the number of stated facts, and the number of them that are true."""
+    """Return the number of stated facts, and the number of stated facts that are true."""
     return len(statement.facts()), len(true_facts(statement, scene))
 
 
 def _rank(statement: Statement, own: Scene, true: int, scenes: list[Scene]) -> int:
-    """The rank of the own scene among all scenes; 1 is best. true: its number of true facts."""
+    """Return the rank of a caption's own scene among all scenes; 1 is best.
+
+    true: the number of the caption's facts that are true for the own scene.
+    """
     facts = statement.facts()
     others = (scene for scene in scenes if scene is not own)
     return 1 + sum(

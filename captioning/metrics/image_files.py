@@ -12,19 +12,19 @@ from captioning.runtime.errors import UserError
 
 
 def find_images(source: Path, references: Path, ids: Collection[ImageId]) -> dict[ImageId, Path]:
-    """Return the image file of each id.
+    """Return {image id: image file} for all of `ids`.
 
     source: a folder, a JSON file {image id: image file}, a Parquet or Arrow data set that contains
     the images, or another list with ids (see `captioning.files.images.read_list`). Paths in a JSON
     file or list are relative to its folder.
 
-    For a folder, `references` give the file names, if they are an annotation file or COCO's format
-    with file_name. Other ids are looked for in the folder and its subfolders: a file belongs to an
-    id if its name is the id or ends in the id's digits, as in COCO (COCO_val2014_000000000042.jpg
-    is 42).
+    For a folder, the file names are read from `references`, if this is an annotation file or has
+    COCO's format with file_name. For other ids, the folder and its subfolders are searched: a file
+    belongs to an id if its name is the id or ends in the digits of the id, as in COCO
+    (COCO_val2014_000000000042.jpg belongs to 42).
 
-    "42" and 42 are the same image, "42#1" is a caption of it. Raises UserError for the
-    first id without a file, or with several files.
+    The ids "42" and 42 name the same image, and "42#1" names a caption of this image. Raises
+    UserError for the first id without a file, or with several files.
     """
     if is_table(source):
         named = {sample.image_id: Path(sample.image) for sample in read_annotations(source)}
@@ -52,7 +52,7 @@ def find_images(source: Path, references: Path, ids: Collection[ImageId]) -> dic
 
 
 def _by_name(folder):
-    """Return {id as text: image files} for all ids that the name of a file can stand for."""
+    """Return {id as text: image files that may belong to it}, by the file names in a folder."""
     files: dict[str, list[Path]] = {}
     for path in map(Path, images_in(str(folder))):
         keys = {path.stem, path.name, path.relative_to(folder).as_posix()}

@@ -1,4 +1,4 @@
-"""ITM: how well captions match their images, by BLIP's image-text matching (Li et al. 2022)."""
+"""Computes ITM: how well captions match their images, by BLIP's matching head (Li et al. 2022)."""
 
 import numpy as np
 import torch
@@ -41,7 +41,7 @@ class Itm(Evaluator):
 
         batches = batches_by_length([1] * len(paths), self.settings.batch_size)
         found = map_over_ranks(batches, prepare, compute, "BLIP's filter")
-        if found is None:
+        if found is None:  # on ranks other than 0
             return Scores({})
         columns = (100 * found.astype(np.float64)).T.tolist()
         truncated = sum(map(scorer.model.truncates, texts))

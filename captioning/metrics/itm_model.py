@@ -1,6 +1,6 @@
 """Scores captions with BLIP's image-text matching (ITM) model, the filter in CapFilt.
 
-Used by metrics, rewards, filtering and reranking.
+Metrics, rewards, filtering and reranking use this module.
 """
 
 from collections.abc import Sequence
@@ -32,8 +32,9 @@ class ItmOptions(Options):
 class ItmScorer:
     """Scores image-caption pairs with BLIP's matching head or contrastive (ITC) head.
 
-    file: a path, URL or hf:// name of a checkpoint, see `BLIP.itm.load_itm`. dtype: of the linear
-    layers, except those that `BLIP.inference.keeps_float32` keeps in float32. Raises UserError.
+    file: a path, URL or hf:// name of a checkpoint, see `BLIP.itm.load_itm`. dtype: the type of the
+    linear layers, except for layers that `BLIP.inference.keeps_float32` keeps in float32. Raises
+    UserError.
 
     Attributes: `model` is a `BLIP.itm.BlipItm`. `report` says what was loaded. `preprocess` maps an
     RGB image to the model's input (3, S, S): resized to a square (bicubic), normalised with `MEAN`
@@ -59,14 +60,15 @@ class ItmScorer:
         self.preprocess = evaluation_transform(self.image_size)
 
     def read(self, path: StrPath) -> Tensor:
-        """Return an image file as (3, S, S). Raises UserError."""
+        """Return an image file as the model's input (3, S, S). Raises UserError."""
         return self.preprocess(load_image(path))
 
     def encode(self, images: Union[Sequence[Image.Image], Tensor]) -> Tensor:
         """Return encoded images (B, 1 + P, width), the input of `BlipItm.match` and `similarity`.
 
         images: RGB images of any size, or a tensor: uint8 (B, H, W, 3), or float (B, 3, H, W)
-        normalised like the output of `preprocess`. A tensor of another size is resized (bicubic).
+        normalised like the output of `preprocess`. A tensor is resized (bicubic) if H or W is not
+        the model's image size.
         """
         if not isinstance(images, Tensor):
             images = torch.stack([self.preprocess(image) for image in images])
@@ -93,7 +95,7 @@ class ItmScorer:
 def check_itm_checkpoint(file: str) -> None:
     """Raise UserError unless `file` is a BLIP checkpoint with the matching and contrastive heads.
 
-    Downloads it if necessary.
+    Downloads the checkpoint if necessary.
     """
     from BLIP.itm import check_itm
     from BLIP.weights.checkpoint import read_checkpoint

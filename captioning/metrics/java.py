@@ -40,10 +40,10 @@ def java_process(
 ) -> Iterator[tuple[subprocess.Popen, TextIO]]:
     """Start `java ARGUMENTS`. Yield the process, with UTF-8 pipes, and its stderr as a file.
 
-    At the end of the block, wait until the program ends. It is killed after `time_limit` seconds,
-    or if this process is asked to stop. Raises JavaError if the program does not start, fails or is
-    killed. An OSError or ValueError in the block, such as a broken pipe or output that is not a
-    number, becomes a JavaError.
+    At the end of the block, wait until the program ends. The program is killed after `time_limit`
+    seconds, or if a stop of this process is requested. Raises JavaError if the program does not
+    start, fails or is killed. An OSError or ValueError in the block, such as a broken pipe or
+    output that is not a number, becomes a JavaError.
     """
     late, done = threading.Event(), threading.Event()
     problem = None
@@ -56,7 +56,7 @@ def java_process(
             process.communicate()
         except (OSError, ValueError) as error:
             problem = error
-            # A program that broke the pipe is about to end. Wait for its exit code.
+            # A broken pipe means that the program is about to end. Wait for its exit code.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(1)
         finally:
@@ -77,7 +77,10 @@ def java_process(
 
 
 def _watch(process, time_limit, late, done) -> None:
-    """Kill the process after `time_limit` seconds, or if this process is asked to stop."""
+    """Kill the process after `time_limit` seconds, or if a stop of this process is requested.
+
+    late: an event that is set at the time limit. done: an event that ends this function.
+    """
     until = time.monotonic() + time_limit
     while not done.wait(min(0.2, max(0.0, until - time.monotonic()))):
         if time.monotonic() >= until:
@@ -113,7 +116,7 @@ def _kill(process: subprocess.Popen) -> None:
 
 
 def _error_line(log: TextIO) -> str:
-    """Return the line of a log that names the error, as above a stack trace; else the last line."""
+    """Return the first line of a log that names an error; without such a line, the last line."""
     log.seek(0)
     lines = [line.strip() for line in log if line.strip()]
     named = [line for line in lines if _ERROR_LINE.match(line)]

@@ -1,4 +1,4 @@
-"""A language model on a server that judges captions. Its replies are cached."""
+"""Asks a language model on a server to judge captions, and caches the replies."""
 
 import json
 import re
@@ -27,10 +27,10 @@ LONGEST = 20_000  # characters of a reply that are parsed
 
 
 def first_object(reply: str, read: Callable[[Any], Any]) -> Any:
-    """Return `read(object)` of the first JSON object that `read` accepts; None if there is none.
+    """Return `read(object)` for the first JSON object in a reply that `read` accepts, or None.
 
-    read: raises ValueError, LookupError, TypeError or AttributeError for an object that it does not
-    accept. Text around the object is ignored.
+    read: raises ValueError, LookupError, TypeError or AttributeError to reject an object. Text
+    around the object is ignored.
     """
     decoder, reply = json.JSONDecoder(), reply[:LONGEST]
     for brace in re.finditer("{", reply):
@@ -50,10 +50,10 @@ class JudgeOptions(Options):
 
 
 class JudgeEvaluator(Evaluator):
-    """An evaluator that asks a language model.
+    """The base class of evaluators that ask a language model about each caption.
 
     The model is asked at temperature 0. Replies are cached by model and question. After an error no
-    more questions are asked; a later call asks only the missing ones.
+    more questions are asked; a later call asks only the questions whose replies are not cached.
     """
 
     Options = JudgeOptions
@@ -63,7 +63,8 @@ class JudgeEvaluator(Evaluator):
     def prepare(self) -> None:
         self.server = ChatServer(self.options.judge_url, "judge_url", KEY)
         self.cache = cache_folder(self.settings.cache_dir) / "judge"
-        # Acquired by the thread that logs a failed write to the cache, so that it is logged once.
+        # The thread that logs the first failed write to the cache acquires this lock for good, so
+        # that no later failure is logged.
         self.unwarned = Lock()
 
     def check(self) -> None:
@@ -71,14 +72,15 @@ class JudgeEvaluator(Evaluator):
 
     @property
     def judge(self) -> str:
-        """The model and its server, recorded with the scores."""
+        """The name of the model and the server, recorded with the scores."""
         return f"{self.options.judge_model} of {self.server.url}"
 
     def verdicts(self, readers: Mapping[str, Callable[[str], Any]]) -> dict[str, Any]:
-        """Return {question: what its reader returns for the reply}; None without a valid reply.
+        """Return {question: what its reader returns for the reply, or None}.
 
-        readers: {question: function that returns None for an invalid reply}. The question is then
-        asked again, TRIES times in all. Raises UserError.
+        readers: {question: function that reads the reply}. A reader returns None for an invalid
+        reply. The question is then asked again, up to TRIES times in all; the result is None if no
+        reply is valid. Raises UserError.
         """
         given_up = Event()
         found = {}

@@ -1,4 +1,4 @@
-"""METEOR 1.5, computed by the Java program in pycocoevalcap."""
+"""Computes METEOR 1.5 with the Java program in pycocoevalcap."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,19 +13,20 @@ from captioning.metrics.evaluator import Scores
 from captioning.metrics.java import JavaError, java_process
 from captioning.runtime.rpc import CallFailed, call, serve
 
-# Generous limits: the program loads its paraphrases in seconds and takes milliseconds per caption.
+# Time limits. They are generous: the Java program loads its table of paraphrases in seconds, and
+# takes milliseconds per caption.
 _SECONDS_TO_START = 120.0
 _SECONDS_PER_CAPTION = 0.1
 
-# METEOR's parameters for English. The weights are of exact, stem, synonym and paraphrase matches.
+# METEOR's parameters for English. _WEIGHTS: of exact, stem, synonym and paraphrase matches.
 _ALPHA, _BETA, _GAMMA, _DELTA = 0.85, 0.2, 0.6, 0.75
 _WEIGHTS = np.array([1.0, 0.6, 0.8, 0.6])
 
-_SHARED_SECONDS = 3600.0  # time limit of the process of `shared_process`
-# The environment variable with the address at which the shared process is called.
+_SHARED_SECONDS = 3600.0  # time limit of the Java process in `shared_process`
+# The environment variable with the address at which other processes call the shared process.
 ADDRESS = "CAPTIONING_METEOR"
 
-_LENGTHS, _CHUNKS, _WORDS = slice(0, 2), 20, slice(21, 23)  # indices into the statistics
+_LENGTHS, _CHUNKS, _WORDS = slice(0, 2), 20, slice(21, 23)  # columns, see `meteor_of_sums`
 
 
 def meteor_scores(captions: Sequence[str], references: Sequence[Sequence[str]]) -> Scores:
@@ -44,14 +45,14 @@ def meteor_scores(captions: Sequence[str], references: Sequence[Sequence[str]]) 
 def meteor_of_sums(sums: np.ndarray) -> np.ndarray:
     """Return METEOR (R,) of R rows of summed statistics.
 
-    sums: (R, 23), in the program's order. Counts of words come in pairs: the captions' words, then
-    the references' words.
+    sums: (R, 23), in the order of the Java program. Every number of words has two columns: for the
+    captions, then for the references.
 
-    - pairs: all words, function words
-    - pairs for each kind of match (exact, stem, synonym, paraphrase): matched content words,
-      matched function words
-    - number of chunks; a caption that equals its reference adds none
-    - pair: all matched words
+    - all words (2 columns), function words (2)
+    - for each kind of match (exact, stem, synonym, paraphrase): matched content words (2), matched
+      function words (2)
+    - chunks (1); a caption that equals its reference adds no chunk
+    - all matched words (2)
     """
     lengths, functions = sums[:, _LENGTHS], sums[:, 2:4]
     matched = np.einsum("rms,m->rs", sums[:, 4:20].reshape(-1, 4, 4), _WEIGHTS)  # (R, 4)
@@ -73,7 +74,7 @@ class _SharedJava:
         self.opened, self.process, self.lock = ExitStack(), None, RLock()
 
     def start(self):
-        """Return the running process. Start one if there is none, or if it has ended."""
+        """Return the running process. Start a process if there is none, or if it has ended."""
         with self.lock:
             if self.process is not None and self.process.poll() is not None:
                 self.close()
@@ -82,30 +83,31 @@ class _SharedJava:
             return self.process
 
     def score(self, captions, references):
-        """Call `_score` with the process, one call at a time, and return its result.
+        """Call `_score` with the process, and return the result. Threads take turns.
 
         An error ends the process. Raises JavaError.
         """
         with self.lock:
             process, self.process = self.start(), None
-            with self.opened:  # raises Java's error if the call fails
+            with self.opened:  # ends the process and raises JavaError if the call fails
                 answer = _score(process, captions, references)
                 self.opened, self.process = self.opened.pop_all(), process
             return answer
 
     def close(self):
-        with self.lock, suppress(JavaError):  # `score` has raised the error of a call
+        with self.lock, suppress(JavaError):  # `score` has already raised it
             self.opened.close()
         self.process = None
 
 
 @contextmanager
 def shared_process(start: bool = False) -> Iterator[Mapping[str, str]]:
-    """Compute METEOR in the block with one Java process, since its start takes seconds.
+    """Let all calls of `meteor_scores` in the block share one Java process.
 
-    Yields the environment variables with which child processes use it, too. start: whether to start
-    it at once. It needs about 600 MB, and is killed after an hour. If the shared process fails, the
-    failed call is repeated with its own process, and the next call starts a new shared process.
+    Starting Java takes seconds. Yields environment variables for child processes, so that they use
+    the shared process, too. start: whether to start Java at once, not at the first call. The
+    process needs about 600 MB, and is killed after an hour. If it fails during a call, the call is
+    repeated with a separate process, and the next call starts a new shared process.
     """
     java, outer = _SharedJava(), os.environ.get(ADDRESS)
     with serve(java.score) as os.environ[ADDRESS]:
@@ -132,9 +134,9 @@ def _java(time_limit: float):
 
 
 def _run_java(captions, references):
-    """Return the set's score, the captions' scores, and statistics (N, 23), see `meteor_of_sums`.
+    """Return the score of the set, the scores of the captions, and the captions' statistics.
 
-    Raises JavaError.
+    The statistics are (N, 23), see `meteor_of_sums`. Raises JavaError.
     """
     time_limit = _SECONDS_TO_START + _SECONDS_PER_CAPTION * len(captions)
     if ADDRESS in os.environ:
@@ -145,7 +147,7 @@ def _run_java(captions, references):
 
 
 def _score(process, captions, references):
-    """Return what `_run_java` returns, from a running process."""
+    """Return the same as `_run_java`, computed by a running process."""
 
     def send(*fields):
         process.stdin.write(" ||| ".join(fields) + "\n")

@@ -1,4 +1,7 @@
-"""A sum of metrics by which epochs are compared: the values of the keys `select` and `monitor`."""
+"""Parses and computes a sum of metrics, by which epochs are compared.
+
+The configuration keys `select` and `monitor` have such a sum as value.
+"""
 
 import difflib
 import math
@@ -10,7 +13,7 @@ from captioning.metrics.registry import METRICS, metric_of
 
 
 class MetricSum(NamedTuple):
-    """A sum of metrics. text: as the user wrote it. signs: {metric: +1, or -1 for a minus}."""
+    """A sum of metrics. text: the sum as the user wrote it. signs: {metric: its sign, +1 or -1}."""
 
     text: str
     signs: dict[str, int]
@@ -43,7 +46,7 @@ class MetricSum(NamedTuple):
 
 
 def _hint(name: str) -> str:
-    """Return a clause that suggests the metric with a similar name or title, else all metrics."""
+    """Return a clause that suggests a metric with a similar name or title, else all metrics."""
     known = {metric_of(each).title.lower(): each for each in METRICS}
     known |= {each.lower(): each for each in METRICS}
     near = difflib.get_close_matches(name.lower(), known, n=1)

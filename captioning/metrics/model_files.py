@@ -1,4 +1,4 @@
-"""Finds and loads the pre-trained models of metrics: files, weights and tokeniser."""
+"""Finds the files of the pre-trained models that metrics use, and loads weights and tokenisers."""
 
 import contextlib
 from pathlib import Path
@@ -20,9 +20,10 @@ _CLIP_PIECES = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 
 
 class ModelFiles(NamedTuple):
-    """The paths of a model's files. config: config.json; None if the model is a file of weights.
+    """The paths of a model's files.
 
-    vocabulary, merges: vocab.json and merges.txt, or tokenizer.json and None.
+    config: config.json; None if the model is a single file of weights. vocabulary, merges:
+    vocab.json and merges.txt; or tokenizer.json, which contains the merges, and None.
     """
 
     config: Optional[Path]
@@ -34,9 +35,10 @@ class ModelFiles(NamedTuple):
 def find_model(key: str, source: str) -> ModelFiles:
     """Return the files of a model, from a folder or the hub.
 
-    key: the name of the option, for errors. source: its value. A `clip_model` may be a file of
-    weights; its vocabulary is then vocab.json in the same folder, else that of CLIP_MODEL, which
-    all released CLIPs share. Raises UserError if a file is missing.
+    key: the name of the option, for errors. source: the value of the option. A `clip_model` may be
+    a single file of weights. Then the vocabulary is taken from vocab.json in the same folder or,
+    without this file, from CLIP_MODEL: all released CLIPs have the same vocabulary. Raises
+    UserError if a file is missing.
     """
     weights = Path(source).expanduser()
     if key == "clip_model" and weights.is_file():
@@ -67,7 +69,7 @@ def find_file(key: str, source: str, *names: str) -> Path:
     """
     folder = Path(source).expanduser()
     for name in names:
-        # The hub client raises its own exceptions and those of its HTTP library.
+        # All exceptions are suppressed, because the hub client also raises those of its libraries.
         with contextlib.suppress(Exception):
             path = folder / name if folder.is_dir() else hub_file(source, name)
             if path.is_file():
@@ -82,7 +84,8 @@ def find_file(key: str, source: str, *names: str) -> Path:
 def read_weights(path: Path, within: Optional[str] = None) -> dict[str, Tensor]:
     """Return {name: tensor} of a file of weights, without running code from the file.
 
-    within: return the state dict under this key if the file has the key. Raises UserError.
+    within: a key of the file; if it exists, the state dict under this key is returned. Raises
+    UserError.
     """
     from safetensors.torch import load_file
 
@@ -102,8 +105,8 @@ def load_model(
 ) -> nn.Module:
     """Return the model that `build` makes, with weights from `state`, in float32 for inference.
 
-    Only parameters are loaded: not all versions of transformers save the buffers. key, files: for
-    errors. Raises UserError if `build` fails, or the weights do not fit the model.
+    Only parameters are loaded, because not all versions of transformers save the buffers. key,
+    files: for errors. Raises UserError if `build` fails, or the weights do not fit the model.
     """
     path = files.weights
     try:
@@ -126,12 +129,15 @@ def load_model(
 
 
 class Bpe:
-    """A BPE tokeniser: text to token ids.
+    """A BPE tokeniser: maps texts to token ids.
 
     clip: True to normalise and split texts as CLIP does, False as GPT-2 does, None as the model's
-    tokenizer.json says. CLIP's and GPT-2's ids equal those of OpenAI's tokenisers and of
-    transformers' fast tokenisers, but wrongly decoded text is not repaired. transformers itself is
-    not used, because the slow CLIP tokeniser of 4.15.0 strips accents and splits words differently.
+    tokenizer.json says.
+
+    The ids for CLIP and GPT-2 equal the ids from OpenAI's tokenisers and transformers' fast
+    tokenisers, except that wrongly decoded text (mojibake) is not repaired. transformers itself is
+    not used, because its slow CLIP tokeniser in version 4.15.0 strips accents and splits words
+    differently.
     """
 
     def __init__(self, files: ModelFiles, clip: Optional[bool]):
@@ -167,8 +173,8 @@ class Bpe:
         return found
 
     def encode(self, texts: list[str], specials: bool = False) -> list[list[int]]:
-        """Return each text's token ids. specials: with the special tokens of tokenizer.json."""
-        # JSON may contain half of a surrogate pair, which cannot be encoded as UTF-8.
+        """Return each text's token ids. specials: whether to add the special tokens of the file."""
+        # A text from JSON may contain a lone surrogate, which cannot be encoded: it becomes "?".
         texts = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
         encodings = self.tokenizer.encode_batch(texts, add_special_tokens=specials)
         return [encoding.ids for encoding in encodings]

@@ -16,8 +16,9 @@ _ANIMALS = (
     *("bird", "cat", "dog", "horse", "sheep", "cow", "elephant", "bear", "zebra", "giraffe"),
     *("animal", "cub"),
 )
-# Word pairs with the object that they name. Counted alone, one of the words would name another
-# object ("baby" a person, "seat" a chair) or the same one again ("bow" a tie).
+# {pair of words: the object that the pair names}. Without this, a single word of the pair would
+# count as another object ("baby" as a person, "seat" as a chair), or as a second mention of the
+# same object ("bow" as a tie).
 _COMPOUNDS = {
     **{f"{age} {animal}": animal for animal in _ANIMALS for age in ("baby", "adult")},
     **{f"passenger {vehicle}": vehicle for vehicle in ("jet", "train")},
@@ -25,12 +26,12 @@ _COMPOUNDS = {
     "toilet seat": "toilet",
     "wine glas": "wine glass",  # `by_rules` turns "glass" into "glas"
 }
-_NON_OBJECTS = ("home plate", "train track")  # no objects, although a "train" is one
+_NON_OBJECTS = ("home plate", "train track")  # pairs that name no object, although "train" does
 
 _SENTENCE_END = re.compile(r"(?<=[.?!])\s+")
 
-# CHAIR uses the library pattern, version 3.6. TextBlob has the same rules, except for these words:
-# it has changed their singulars to "bus", "collie" and "doggie".
+# CHAIR uses the library pattern, version 3.6. TextBlob has the same rules, except that it makes
+# "bus", "collie" and "doggie" of these words. This table has the singulars by pattern.
 _AS_PUBLISHED = {"airbuses": "airbus", "collies": "collies", "doggies": "doggies"}
 # nltk would return the lemmas "men" (a work force) and "vas" (a duct), which captions do not mean.
 _WORDNET_EXCEPTIONS = {"men": "man", "vases": "vase"}
@@ -74,7 +75,8 @@ class ObjectReader:
 
         self.objects, self.singular = objects, singular
         self.tokenize = NLTKWordTokenizer().tokenize
-        # As published: " motor bike" in the file joins "motor bike", which is then no known object.
+        # As in the published code, " motor bike" in the file joins the words "motor bike". The pair
+        # is then no known object, because the name of the object has a leading blank.
         pairs = {word.strip() for word in objects if len(word.split()) == 2}
         self.pairs = {**{pair: pair for pair in (*pairs, *_NON_OBJECTS)}, **_COMPOUNDS}
 
@@ -92,7 +94,7 @@ class ObjectReader:
         return [Mention(word, self.objects[word]) for word in words if word in self.objects]
 
     def _joined(self, words: list[str]) -> list[str]:
-        """The words, with known pairs joined from left to right."""
+        """Return the words, with known pairs joined from left to right."""
         joined = []
         rest = iter(range(len(words)))
         for i in rest:
@@ -104,10 +106,10 @@ class ObjectReader:
 
 
 def by_rules() -> Callable[[str], str]:
-    """Return a function from a word to its singular by pattern's rules.
+    """Return a function from a word to its singular by the rules of pattern.
 
-    The rules also shorten words that are singular: "glass" becomes "glas", and "bus" becomes "bu",
-    which names no object.
+    The rules also shorten some words that are singular already: "glass" becomes "glas", and "bus"
+    becomes "bu", which names no object.
 
     Raises UserError without TextBlob.
     """
@@ -119,9 +121,10 @@ def by_rules() -> Callable[[str], str]:
 
 
 def by_wordnet() -> Callable[[str], str]:
-    """Like `by_rules`, but return WordNet's shortest noun lemma. Other words follow the rules.
+    """Return a function from a word to its shortest noun lemma in WordNet.
 
-    Raises UserError without TextBlob or without nltk's data.
+    A word that is no noun in WordNet is made singular as in `by_rules`. Raises UserError without
+    TextBlob or without nltk's data.
     """
     rules = by_rules()
     from nltk.corpus import wordnet  # a dependency of TextBlob

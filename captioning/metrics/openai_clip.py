@@ -1,7 +1,7 @@
 """Converts CLIP weights in OpenAI's layout, such as PAC-S's, to the names of transformers.
 
-Such a file has no configuration, so the sizes are derived from the tensors. The head width is 64,
-as in all of OpenAI's CLIPs with a vision transformer.
+Such a file has no configuration, so that the sizes are derived from the tensors. Attention heads
+have width 64, as in all of OpenAI's CLIPs with a vision transformer.
 """
 
 import math
@@ -15,7 +15,7 @@ from captioning.runtime.errors import UserError
 
 HEAD_WIDTH = 64
 
-# Parts of names: OpenAI's and transformers'. Replaced in this order.
+# {part of a name in OpenAI's layout: the same part in transformers}. Replaced in this order.
 _NAMES = {
     "visual.transformer.resblocks.": "vision_model.encoder.layers.",
     "transformer.resblocks.": "text_model.encoder.layers.",
@@ -38,8 +38,8 @@ _NAMES = {
 def read_openai_clip(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return sizes, as in transformers' config.json, and weights with transformers' names.
 
-    The file is a state dict, or has one under "state_dict". The activation is OpenAI's quick GELU,
-    or the exact GELU if the file's name contains "openclip" or "open_clip". Raises UserError.
+    The file is a state dict, or contains one under "state_dict". The activation is OpenAI's quick
+    GELU, or the exact GELU if the file's name contains "openclip" or "open_clip". Raises UserError.
     """
     state = read_weights(path, "state_dict")
     try:

@@ -1,4 +1,8 @@
-"""Options of evaluators and rewards: configuration keys, and flags of captioning.evaluate."""
+"""Defines the options of evaluators and rewards.
+
+An option is a configuration key. An evaluator's option is also a flag of the programs that score
+captions, see `arguments`.
+"""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Optional
@@ -9,7 +13,8 @@ from captioning.files.cache import local_path_in
 from captioning.runtime.errors import UserError
 from captioning.runtime.registry import load
 
-# Marks an option that names one or several files. In a configuration, it is relative to ann_root.
+# Marks an option that names one or several files. Names in a configuration are relative to
+# ann_root.
 FILE = "file"
 
 
@@ -17,8 +22,8 @@ class Options(BaseModel):
     """The options of an evaluator or a reward.
 
     A subclass declares each option as `name: Annotated[type, role] = Field(default,
-    description=...)`. role: "scoring", see `captioning/config/keys.py`.
-    description: one clause for --help and errors.
+    description=...)`. role: "scoring", see `captioning/config/keys.py`. description: one clause for
+    --help and errors. An option that names files has FILE after the role.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
@@ -36,9 +41,9 @@ class Options(BaseModel):
 
     @classmethod
     def from_config(cls, config: Any) -> dict[str, Any]:
-        """Return {option: value} of a configuration, with defaults for the keys that it lacks.
+        """Return {option: value} from a configuration, with defaults for missing keys.
 
-        A file's name becomes its local path. A file in an object store is copied to the cache.
+        The name of a file becomes a local path. A file in an object store is copied to the cache.
         """
         values = {}
         for name, field in cls.model_fields.items():
@@ -52,9 +57,10 @@ class Options(BaseModel):
 
 
 def option_classes(entries: Iterable[str]) -> list[type[Options]]:
-    """Return the distinct `Options` classes of these entries of a registry.
+    """Return the distinct `Options` classes of evaluators or rewards.
 
-    If one is the base class of another, it is left out: the subclass has all of its options.
+    entries: "module:class" of each. A class is left out if it is the base class of another one,
+    because the subclass has the same options and more.
     """
     every = dict.fromkeys(load(entry).Options for entry in entries)
     return [
@@ -65,10 +71,10 @@ def option_classes(entries: Iterable[str]) -> list[type[Options]]:
 
 
 def unmet(kind: Any, values: Any) -> Optional[str]:
-    """Return which required options are missing, as "needs NAME: DESCRIPTION"; None if none is.
+    """Return "needs NAME: DESCRIPTION" for missing required options; None if none is missing.
 
-    kind: the class of the evaluator or reward. values: an object with its options as attributes. A
-    required option with its default value is missing.
+    kind: the class of the evaluator or reward. values: an object with the options as attributes. A
+    required option is missing if it has the default value.
     """
     fields = kind.Options.model_fields
     missing = [name for name in kind.required if getattr(values, name) == fields[name].default]

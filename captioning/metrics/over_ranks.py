@@ -23,8 +23,9 @@ T = TypeVar("T")
 def on_all_ranks(do: Callable[[], T]) -> T:
     """Call `do` and return its result. All processes have to make this call.
 
-    If `do` fails on one process, all of them raise UserError. Without this, the other processes
-    would wait for it until the process group times out. A single process raises the error itself.
+    If `do` fails on one process, all processes raise UserError. Otherwise the other processes would
+    wait for the failed one until the process group times out. If there is only one process, it
+    raises the original error.
     """
     if world_size() == 1:
         return do()
@@ -47,10 +48,10 @@ def map_over_ranks(
     description: str,
     unit: str = "img",
 ) -> Optional[np.ndarray]:
-    """Compute one value or row per index. Return them in order of index on rank 0, else None.
+    """Compute one value or row per index. Rank 0 returns them sorted by index; others return None.
 
-    All processes have to make this call. An error in `prepare` or `compute` of one process is
-    raised by all of them, as in `on_all_ranks`.
+    All processes have to make this call. If `prepare` or `compute` fails on one process, all
+    processes raise UserError, as in `on_all_ranks`.
 
     batches: lists of indices that contain each of 0 to n - 1 once. A batch is never divided, so the
     result does not depend on the number of processes. prepare: maps an index to an input of
@@ -78,7 +79,7 @@ def map_over_ranks(
 
 
 def read_images(read: Callable[[Path], Tensor], paths: Iterable[Path]) -> Tensor:
-    """Return B images (B, 3, S, S). read: from a path to a tensor (3, S, S); called in threads."""
+    """Return B images (B, 3, S, S). read: maps a path to a tensor (3, S, S); called in threads."""
     with ThreadPoolExecutor(READERS) as pool:
         return torch.stack(list(pool.map(read, paths)))
 
@@ -101,9 +102,9 @@ def batches_by_length(
 ) -> list[list[int]]:
     """Return the indices of N texts in batches of similar length, which need little padding.
 
-    Texts of equal lengths keep their order. lengths: N numbers of tokens. size: the most texts of a
-    batch. tokens: the most tokens of a batch, including padding. A longer text is a batch by
-    itself.
+    Texts of equal lengths keep their order. lengths: the number of tokens of each text. size: the
+    maximum number of texts in a batch. tokens: the maximum number of tokens in a batch, including
+    padding; a text with more tokens becomes a batch of its own.
     """
     batches: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda index: lengths[index]):

@@ -1,4 +1,4 @@
-"""Perplexity of captions under GPT-2: low for fluent and ordinary captions."""
+"""Computes the perplexity of captions under GPT-2, which is low for fluent, ordinary captions."""
 
 from typing import Annotated
 
@@ -15,7 +15,8 @@ from captioning.metrics.model_files import END, Bpe, find_model, load_model, rea
 from captioning.metrics.options import Options
 from captioning.metrics.over_ranks import batches_by_length, map_over_ranks, on_all_ranks
 
-# The most tokens of a batch. Each has 50,257 logits, so that all logits take 400 MB.
+# The maximum number of tokens in a batch. A token has 50,257 float32 logits, so that the logits of
+# a batch take about 400 MB.
 TOKENS_AT_ONCE = 2048
 
 
@@ -29,7 +30,7 @@ class Perplexity(Evaluator):
     """PPL: the mean over captions of exp(mean negative log-likelihood of a caption's tokens).
 
     <|endoftext|> is put before each caption, so that its first word is scored. The end of a caption
-    is not scored. A caption of only white space has no value.
+    is not scored. A caption that consists of white space has no value.
     """
 
     name = "perplexity"
@@ -51,7 +52,7 @@ class Perplexity(Evaluator):
             values = map_over_ranks(
                 batches, ids.__getitem__, model.perplexities, "GPT-2", "caption"
             )
-        if values is None:
+        if values is None:  # on ranks other than 0
             return Scores({})
         found = dict(zip(kept, values.tolist()))
         counts = {"ppl_truncated": sum(truncated), "ppl_empty": len(texts) - len(kept)}
@@ -92,7 +93,8 @@ class LanguageModel:
     def perplexities(self, ids: list[list[int]]) -> np.ndarray:
         """Return the perplexities (B,) of B texts of two or more ids each.
 
-        Attention is causal and padding is not scored, so a text's value does not depend on others.
+        Attention is causal and padding is not scored, so that the value of a text does not depend
+        on the other texts of the batch.
         """
         texts = [torch.tensor(text) for text in ids]
         tokens, labels = (  # (B, N)

@@ -1,12 +1,12 @@
-"""Reads human ratings of captions, in the files in which they were published.
+"""Reads human ratings of captions from files in their published formats.
 
 - Flickr8k-Expert and Flickr8k-CF (Hodosh et al. 2013): ExpertAnnotations.txt and
-  CrowdFlowerAnnotations.txt. Their captions are in Flickr8k.token.txt beside them. As in published
-  results, captions that were written for the rated image are left out, and the ratings of a caption
-  by several experts are not averaged.
-- Composite (Aditya et al. 2015): its files with ";" between columns. Column 28 has an image's URL,
-  then follow three or four captions and as many ratings. As in published results, only the first
-  three captions are used.
+  CrowdFlowerAnnotations.txt. Flickr8k.token.txt in the same folder contains the captions. As in
+  published results, captions that were written for the rated image are left out, and the ratings of
+  a caption by several experts are not averaged.
+- Composite (Aditya et al. 2015): files with ";" between columns. Column 28 contains the URL of an
+  image. The next columns contain three or four captions, then one rating for each caption. As in
+  published results, only the first three captions are used.
 - capevalkit's lines {id, image, caption, references, score}
 """
 
@@ -20,16 +20,18 @@ from captioning.data.caption_files import ids_by_name, read_references
 from captioning.files.reading import parse_json_lines, read_text
 from captioning.runtime.errors import UserError
 
-RATING = "rating"  # the name of a file's only rating
-TOKENS = "Flickr8k.token.txt"
-_URL = 27  # the column of Composite's image; captions and ratings follow
-_CAPTIONS = 3
+RATING = "rating"  # the key in `Rated.ratings` for a file with one kind of rating
+TOKENS = "Flickr8k.token.txt"  # the file of captions
+_URL = 27  # index of Composite's column with the URL of the image; captions and ratings follow
+_CAPTIONS = 3  # the number of captions per image that are used from Composite
 
 
 class Rated(NamedTuple):
-    """A caption with its ratings. image: a file's name. system: who wrote the caption.
+    """A caption with its ratings.
 
-    metrics: {metric: value}, computed by another program.
+    image: the name of the image file, or an image id. ratings: {name of the rating: value}. system:
+    the captioner or run that made the caption; "" if unknown. metrics: {metric: value} that the
+    reader has computed already, see `scene_ratings`.
     """
 
     image: str
@@ -43,7 +45,8 @@ class Rated(NamedTuple):
 def read_ratings(path: Path, references: Optional[Path] = None) -> list[Rated]:
     """Return the rated captions of a file, in one of this module's formats.
 
-    references: human captions, for a file without them; see `read_references`. Raises UserError.
+    references: a file of human captions, needed if the rated file has no references; see
+    `read_references`. Raises UserError.
     """
     human = _by_name(references) if references else {}
     if path.suffix == ".txt":
@@ -52,7 +55,7 @@ def read_ratings(path: Path, references: Optional[Path] = None) -> list[Rated]:
         rows = (_of_lines if path.suffix == ".jsonl" else _of_composite)(path, human)
     try:
         rated = list(rows)
-    # A generator's StopIteration is a RuntimeError.
+    # RuntimeError: if `next` raises StopIteration in a generator, Python turns it into this error.
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise UserError(
             f"{path}: holds no ratings as they were published ({error!r}): expected a file of "
@@ -64,7 +67,7 @@ def read_ratings(path: Path, references: Optional[Path] = None) -> list[Rated]:
 
 
 def _by_name(path: Path) -> dict[str, list[str]]:
-    """Return {file name of an image: its references}. path: a file of references."""
+    """Return {name of an image file: references of the image}. path: a file of references."""
     references = read_references(path)
     named = {PurePosixPath(str(i)).name: i for i in references}
     named.update({PurePosixPath(name).name: i for name, i in ids_by_name(path).items()})
@@ -94,8 +97,8 @@ def _of_flickr8k(path: Path) -> Iterator[Rated]:
         if image != caption_id.rpartition("#")[0]:
             references = _human(human, image, where)
             share, yes, no = map(float, scores)
-            # A crowd's columns are the share of yes and the numbers of yes and no. The scores of
-            # three experts, from 1 to 4, never fulfil this.
+            # Flickr8k-CF's columns are the share of "yes" and the numbers of "yes" and "no".
+            # Flickr8k-Expert's are three scores from 1 to 4, which never satisfy this equation.
             crowd = abs(share * (yes + no) - yes) < 0.01 * (yes + no)
             for score in (share,) if crowd else (share, yes, no):
                 yield Rated(image, captions[caption_id], references, {RATING: score})
@@ -121,7 +124,7 @@ def _of_composite(path: Path, human: Mapping[str, Sequence[str]]) -> Iterator[Ra
             found = [cell for cell in cells[_URL + 1 :] if cell]
             half = next(i for i, cell in enumerate(found) if re.fullmatch(r"[\d.]+", cell))
             for caption, rating in list(zip(found, found[half:]))[:_CAPTIONS]:
-                # The first caption is one of the references.
+                # Composite's first caption is one of the references: leave this reference out.
                 others = [text for text in references if _same(text) != _same(caption)]
                 yield Rated(image, caption, others, {RATING: float(rating)})
 

@@ -1,20 +1,23 @@
-"""The registry of evaluators, and of the metrics that each of them computes.
+"""Registers the evaluators and the metrics that each evaluator computes.
 
-A new evaluator is a module and an entry of `_DECLARED`. An evaluator's module is imported only when
-it is used, so the names and titles of metrics are known without its libraries.
+To add an evaluator, write a module and add an entry to `_DECLARED`. The module of an evaluator is
+imported only when the evaluator is used, so that the names and titles of metrics are available
+without the libraries that the evaluator needs.
 """
 
 from typing import NamedTuple, Optional
 
 
 class Metric(NamedTuple):
-    """How a metric is named and shown.
+    """The name of a metric, and how tables and the report show the metric.
 
-    name: its name in score files. title, decimals: used in tables. needs_references: whether it can
-    be computed only with references. The other fields are for the report's table that compares
-    runs. meaning: the metric in one clause; a metric without it is not in this table, but among the
-    other scores. The report shows value * factor in `unit`. report_title, report_decimals: replace
-    title and decimals there.
+    name: the key in score files. title, decimals: used in tables. needs_references: whether the
+    metric can be computed only with references.
+
+    The other fields are for the report, which has a table that compares runs. meaning: explains the
+    metric in one clause. A metric without a meaning is not in this table; the report lists it among
+    the other scores. unit, factor: the report shows value * factor in `unit`. report_title,
+    report_decimals: replace title and decimals in the report.
     """
 
     name: str
@@ -37,7 +40,7 @@ class Metric(NamedTuple):
         return f"{self.title}, {self.unit}" if self.unit else self.title
 
 
-# Each evaluator's class, and the metrics that it computes, in the order of their columns in tables.
+# {evaluator: ("module:class", the metrics that it computes)}. METRICS keeps the order of this dict.
 _DECLARED: dict[str, tuple[str, tuple[Metric, ...]]] = {
     "coco": (
         "captioning.metrics.coco:Coco",
@@ -270,17 +273,18 @@ _DECLARED: dict[str, tuple[str, tuple[Metric, ...]]] = {
         ),
     ),
 }
+# {evaluator: "module:class"}
 EVALUATORS: dict[str, str] = {name: entry for name, (entry, _) in _DECLARED.items()}
 # {evaluator: the names of its metrics}
 COMPUTED = {name: tuple(m.name for m in metrics) for name, (_, metrics) in _DECLARED.items()}
-DEFAULT_METRICS = ("coco", "length", "diversity")
+DEFAULT_METRICS = ("coco", "length", "diversity")  # names of evaluators
 
 _PUBLISHED = ("cap_len", "lex_div", "R@1", "R@5", "CLIPScore", "PPL")  # columns of SMILE's paper
 _BY_NAME = {metric.name: metric for _, metrics in _DECLARED.values() for metric in metrics}
-# In the order of columns in tables: those of the paper's table first.
+# {metric: Metric}, in the order of columns in tables. The columns of the paper's table are first.
 METRICS: dict[str, Metric] = {name: _BY_NAME[name] for name in (*_PUBLISHED, *_BY_NAME)}
 
 
 def metric_of(name: str) -> Metric:
-    """Return the metric of this name. For an unknown name, return a metric with it as title."""
+    """Return the metric of this name. An unknown name becomes a metric with the name as title."""
     return METRICS.get(name) or Metric(name, name)

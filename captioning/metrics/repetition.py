@@ -1,4 +1,4 @@
-"""Repetition within captions, counted in the tokens of the evaluator `coco`.
+"""Measures repetition within captions, in the tokens of the evaluator `coco`.
 
 rep_2, rep_3, rep_4  1 - distinct n-grams / n-grams of a caption, per cent; the mean over captions
                      with an n-gram (seq-rep-n of Welleck et al. 2020, section 6)
@@ -21,7 +21,7 @@ def repeated(words: Sequence[str], n: int) -> Optional[float]:
 
 
 def loops(words: Sequence[str]) -> bool:
-    """Whether a phrase of two or more words occurs twice in a row, or a word three times."""
+    """Return whether a phrase of two or more words occurs twice in a row, or a word three times."""
     count = len(words)
     for n in range(1, count // 2 + 1):
         repeats = 0  # consecutive words that equal the word n positions before them
@@ -33,7 +33,7 @@ def loops(words: Sequence[str]) -> bool:
 
 
 class Repetition(Evaluator):
-    """rep_2, rep_3, rep_4 and loops, as defined above."""
+    """Computes rep_2, rep_3, rep_4 and loops, as defined at the top of this file."""
 
     name = "repetition"
 

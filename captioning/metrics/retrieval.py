@@ -1,4 +1,4 @@
-"""Self-retrieval by CLIP: whether a caption finds its own image in a pool of images."""
+"""Measures self-retrieval: whether CLIP finds the image of a caption in a pool of images."""
 
 import filecmp
 from collections import defaultdict
@@ -28,7 +28,7 @@ class RetrievalOptions(ClipOptions):
 
     @classmethod
     def from_config(cls, config: Any) -> dict[str, Any]:
-        """Like `Options.from_config`. `pool` may be a split: its annotation file is then used."""
+        """Like `Options.from_config`. A `pool` that names a split becomes its annotation file."""
         values = super().from_config(config)
         pool = given = values["pool"]
         if pool in ("train", "val", "test"):
@@ -44,11 +44,13 @@ class RetrievalOptions(ClipOptions):
 
 
 class Retrieval(ClipEvaluator):
-    """R@k: captions whose own image is among the k most similar images of the pool, per cent.
+    """Ranks the images of a pool by their similarity to each caption.
 
-    median_rank: the median rank of the own image. The captions have no prefix, unlike CLIPScore's.
-    The pool consists of the captions' own images and the images of the option `pool`, each once.
-    Ties count against the caption.
+    R@k: the share of captions whose own image is among the k most similar images, per cent.
+    median_rank: the median rank of a caption's own image. Ties count against the caption.
+
+    The pool consists of the captions' own images and the images of the option `pool`, without
+    duplicates. The captions are embedded without the prefix that CLIPScore uses.
     """
 
     name = "retrieval"
@@ -69,7 +71,7 @@ class Retrieval(ClipEvaluator):
             pool_features = features.of_images(self.pool.files, "CLIP, pool")
         texts = list(captions.predictions.values())
         vectors, long = features.of_texts(texts, "CLIP, captions")
-        if images is None:
+        if images is None:  # on ranks other than 0
             return Scores({})
         if self.pool:
             if images.shape[1] != pool_features.shape[1]:
@@ -101,10 +103,12 @@ def ranks(
 ) -> np.ndarray:
     """Return the rank (N,) of each caption's own image among all images; 1 is best.
 
-    captions: unit vectors (N, D); images: unit vectors (P, D); own: the indices of the N captions'
-    images; at_once: the most similarities in memory, if those of one caption are fewer. Ties count
-    against the own image. An image is tied if its similarity is lower by at most 1e-6, because
-    float32 features of one image in different batches differ by about 1e-7.
+    captions: unit vectors (N, D); images: unit vectors (P, D); own: (N,), the index in `images` of
+    each caption's own image; at_once: the maximum number of similarities in memory, but at least P.
+
+    Ties count against the own image. An image is tied with the own image if its similarity is lower
+    by at most 1e-6, because float32 features of one image in different batches differ by about
+    1e-7.
     """
     own = np.asarray(own)
     limits = (captions * images[own]).sum(1) - 1e-6  # (N,)
@@ -119,19 +123,22 @@ def ranks(
 
 
 class Pool(NamedTuple):
-    """Images in addition to the captions' own. features: CLIP features (P, D), if known."""
+    """Images to search in addition to the captions' own images.
+
+    features: CLIP features (P, D) of the P files; None if they have to be computed.
+    """
 
     files: list[Path]
     features: Optional[np.ndarray] = None
 
 
 def read_pool(path: Path, root: Optional[Path] = None) -> Pool:
-    """Return the images of a pool. Raises UserError. A pool is one of:
+    """Return the images of a pool. Raises UserError. `path` is one of:
 
-    - a folder and its subfolders
-    - a list, see `captioning.files.images.read_list`. File names on their own are
-      relative to the list's folder. File names in rows, as in .csv and annotation files, are
-      relative to `root` (default: the list's folder). An image with several rows counts once
+    - a folder; its subfolders are included
+    - a list, see `captioning.files.images.read_list`. In a list of names only, file names are
+      relative to the list's folder. In rows with fields, as in .csv and annotation files, they are
+      relative to `root` (default: the list's folder). Repeated rows count once
     - an `.npz` file with `features`, CLIP features (P, D), and `files`, P file names. The files
       need not exist. Files of the feature cache have this format
     """
@@ -174,12 +181,13 @@ def _read_features(path: Path) -> Pool:
 def new_images(pool: Pool, own: Iterable[Path]) -> list[int]:
     """Return the indices of the pool's images that are not among `own`, each image once.
 
-    Files with the same name are the same image if their bytes are equal. In a pool of features, an
-    image with the name of an own image is that image. Two images with the same name are the same
+    own: the files of the captions' own images. Two files with the same name are the same image if
+    their bytes are equal. A pool of features has no files to compare. There, an image with the name
+    of an own image counts as that own image. Two other images with the same name are the same image
     if their features are equal.
     """
-    # {file name: the different images of this name}, each as its path or, in a pool of features, as
-    # its features. None stands for an own image, whose features are not known here.
+    # {file name: the different images with this name}. An image is represented by its path or, in a
+    # pool of features, by its features. None represents an own image: its features are not known.
     named: defaultdict[str, list] = defaultdict(list)
     for path in own:
         named[path.name].append(path if pool.features is None else None)
@@ -193,7 +201,10 @@ def new_images(pool: Pool, own: Iterable[Path]) -> list[int]:
 
 
 def _same(content: Union[Path, np.ndarray], other: Union[Path, np.ndarray, None]) -> bool:
-    """Whether two images of one file name are the same, see `new_images`. Raises UserError."""
+    """Return whether two images with one file name are the same image, see `new_images`.
+
+    Raises UserError if a file cannot be read.
+    """
     if isinstance(content, np.ndarray):
         return other is None or np.allclose(content, other, atol=1e-5)
     try:

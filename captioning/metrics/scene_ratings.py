@@ -1,9 +1,9 @@
-"""Rates runs' captions of scenes by their facts, and by a checklist with an exact judge.
+"""Rates the captions of generated scenes by their facts and by a checklist, for `correlation`.
 
 For each property and relation, the checklist asks whether anything in the image has it. The judge
-is simulated: it sees only the caption, and makes no mistakes. Such questions do not ask which thing
-has a property: a caption that swaps the colours of a red circle and a blue square answers all
-right.
+is simulated: it sees only the caption, and makes no mistakes. The questions do not ask which thing
+has a property. A caption that swaps the colours of a red circle and a blue square therefore still
+answers all questions right.
 """
 
 from itertools import chain, permutations
@@ -19,7 +19,8 @@ from captioning.scenes.facts import ADJECTIVES, NOUNS, PLACES, SCENE_WORDS, read
 from captioning.scenes.make import read_scenes
 from captioning.scenes.world import RELATIONS, Scene
 
-CAPTIONS = "result/test.json"
+CAPTIONS = "result/test.json"  # the file in a run's folder with captions of the test split
+# The properties and relations that the checklist asks about, one per question.
 ASKED = sorted(
     {*NOUNS.values(), *chain(*ADJECTIVES.values()), *PLACES.values(), *SCENE_WORDS.values()}
     | RELATIONS.keys()
@@ -29,9 +30,9 @@ ASKED = sorted(
 def read_runs(folder: Path, facts: Path, references: Path) -> list[Rated]:
     """Return the captions of the test split of each run in a folder. Raises UserError.
 
-    The ratings are the number of true facts, their share of the stated facts, and true minus wrong
-    facts. Captions that state nothing are left out. facts: a scenes.json, see `read_scenes`.
-    references: see `read_references`.
+    The ratings are the number of true facts, the share of the stated facts that are true, and the
+    number of true minus wrong facts. Captions that state nothing are left out. facts: a
+    scenes.json, see `read_scenes`. references: a file, see `read_references`.
     """
     scenes, human, rated = read_scenes(facts), read_references(references), []
     for path in sorted(folder.glob(f"*/{CAPTIONS}")):
@@ -43,7 +44,7 @@ def read_runs(folder: Path, facts: Path, references: Path) -> list[Rated]:
             said = {fact.what for fact in statement.facts()}
             answers = [YES_NO[0] if what in said else NOT_SAID for what in ASKED]
             checked = scores_of([answers], [checklist_of(known[image_id])]).per_image
-            metrics = {name: value for name, [value] in checked.items()}
+            metrics = {name: value for name, [value] in checked.items()}  # of this one caption
             if stated:
                 ratings = {"true": true, "right": true / stated, "true - wrong": 2 * true - stated}
                 system = path.parts[-3]

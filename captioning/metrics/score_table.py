@@ -1,4 +1,4 @@
-"""Scores as a table for a terminal."""
+"""Formats scores as a table for a terminal."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -11,8 +11,8 @@ WIDTH = 80
 def format_table(scores: Scores, captions: int) -> str:
     """Return the scores in rows of at most 80 characters, then settings and skipped metrics.
 
-    captions: how many were scored. Below each score is half the width of its interval. A skipped
-    metric has "-" as its score.
+    captions: the number of scored captions. Half the width of a score's interval is shown below the
+    score. A skipped metric has "-" as its score.
     """
     names = [name for name in METRICS if name in scores.metrics or name in scores.skipped]
     rows = []
@@ -20,7 +20,8 @@ def format_table(scores: Scores, captions: int) -> str:
         rows += ["  ".join(line).rstrip() for line in zip(*block) if "".join(line).strip()]
     if any(estimate.low is not None for estimate in scores.metrics.values()):
         rows.append("±: half of the 95 % interval over images")
-    # Not shown: counts of 0, such as of truncated captions, and long texts. metrics.json has them.
+    # Counts of 0, such as 0 truncated captions, and texts of several lines are not shown. They are
+    # in metrics.json.
     settings = [
         f"{name}: {value}"
         for name, value in scores.settings.items()
@@ -31,7 +32,7 @@ def format_table(scores: Scores, captions: int) -> str:
 
 
 def skipped_lines(skipped: Mapping[str, str]) -> Iterator[str]:
-    """Yield a line for each reason. skipped: {metric: reason}."""
+    """Yield a line for each reason, with the metrics concerned. skipped: {metric: reason}."""
     names = [name for name in METRICS if name in skipped]
     for reason in dict.fromkeys(skipped[name] for name in names):
         titles = ", ".join(metric_of(name).title for name in names if skipped[name] == reason)
@@ -39,7 +40,7 @@ def skipped_lines(skipped: Mapping[str, str]) -> Iterator[str]:
 
 
 def _cells(name: str, scores: Scores) -> list[str]:
-    """Return title, score and half interval of a metric, padded to the same width."""
+    """Return a metric's title, score and half of its interval, padded to the same width."""
     metric = metric_of(name)
     score, spread = "-", ""
     if name in scores.metrics:

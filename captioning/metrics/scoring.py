@@ -28,8 +28,9 @@ def score(
     """Return the scores of captions, given as {image id: caption} or a list of COCO results.
 
     evaluators: from `build_evaluators`; by default coco, length and diversity. If an evaluator
-    fails, its metrics are listed in `skipped`; the results of others are kept. Only rank 0 returns
-    all scores. Other ranks call only evaluators that divide their work among processes.
+    fails, its metrics are listed in `skipped`, and the scores of other evaluators are kept. Only
+    rank 0 returns all scores. Other ranks call only evaluators that divide their work among
+    processes.
 
     As in the COCO tools, only images with a prediction are scored. Raises UserError for an image
     with two predictions or without references, and if there are no predictions.
@@ -58,7 +59,7 @@ def score(
 def write_scores(
     folder: Union[str, os.PathLike], scores: Scores, predictions: Captions, command: str
 ) -> None:
-    """Write to a folder `metrics.json`, and `per_caption.jsonl` with one caption per line.
+    """Write `metrics.json` and `per_caption.jsonl`, with one caption per line, to a folder.
 
     predictions: the scored captions, in the order of `scores`. command: the command line, recorded
     in metrics.json. Each file is written atomically. Raises UserError if the folder is not
@@ -81,7 +82,7 @@ def write_scores(
 
 
 def versions() -> dict[str, Optional[str]]:
-    """Return {name: version} of what affects scores: Python, Java, libraries. None if missing."""
+    """Return {name: version} of the software that affects scores; None if it is not installed."""
     java = None
     with contextlib.suppress(JavaError):
         java = str(java_version())

@@ -1,8 +1,8 @@
 """Splits captions into lower-case tokens for metrics, by PTBTokenizer or an imitation in Python.
 
-PTBTokenizer is a Java program. The imitation gives the tokens of `PTBTokenizer -preserveLines
--lowerCase` (CoreNLP 3.4.1), except for smileys, telephone numbers and markup with attributes, which
-are rare in captions.
+PTBTokenizer is a Java program. The imitation returns the same tokens as `PTBTokenizer
+-preserveLines -lowerCase` (CoreNLP 3.4.1), except for smileys, telephone numbers and markup with
+attributes, which are rare in captions.
 """
 
 import re
@@ -13,8 +13,9 @@ import regex  # its \w includes vowel signs and combining accents, as in Java
 
 from captioning.metrics.java import JavaError, java_process, java_version
 
-# The tokens that the COCO evaluation removes. Its list also has brackets such as -LRB-, but its
-# tokens are in lower case, so -lrb- stays. Published scores depend on this, so it is kept.
+# The tokens that the COCO evaluation removes. COCO's list also contains brackets such as -LRB-, but
+# the tokens are in lower case, so that COCO does not remove -lrb-. Published scores depend on this,
+# so that brackets are not removed here, either.
 _PUNCTUATION = frozenset(
     ["''", "'", "``", "`", '"', ".", "?", "!", ",", ":", "-", "--", "...", ";"]
 )
@@ -26,7 +27,7 @@ _ABBREVIATIONS = (
     "tues wed thu thurs fri ala ariz calif colo conn ct dak fla ga ind kans? ky mich minn mo mont "
     "neb nev okla penn tenn va vt wisc? wyo alex wm jos al mfg"
 ).replace(" ", "|")
-# Abbreviations that are also words. They keep their full stop only if capitalised.
+# Abbreviations that are also words. They keep the full stop only if they are capitalised.
 _CAPITAL_ABBREVIATIONS = "Miss|Ark|Del|Ill|La|Mass|Ore|Pa|Tex|Wash|Az"
 _CLITIC = r"'(?i:s|m|d|re|ve|ll)(?!\w)"
 _LETTERS = r"[^\W\d_]+"
@@ -80,7 +81,7 @@ def tokenize(captions: Mapping[Hashable, Sequence[str]]) -> tuple[dict[Hashable,
     caption may contain line breaks. It may be empty or have no tokens; then the result is "".
     Without Java, or if it fails, the imitation is used.
     """
-    # PTBTokenizer reads one caption per line. `split` removes all characters that end its lines.
+    # PTBTokenizer reads one caption per line. `split` removes all characters that end lines.
     lines = [" ".join(caption.split()) for group in captions.values() for caption in group]
     tokenizer = "regex (no Java)"
     try:

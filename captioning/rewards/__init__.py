@@ -1,1 +1,1 @@
-"""Rewards of sampled captions, one per file, and the processes that compute them."""
+"""Computes rewards of sampled captions: one reward per file, computed in worker processes."""

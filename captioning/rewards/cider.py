@@ -1,6 +1,7 @@
-"""CIDEr-D (Vedantam et al. 2015, arXiv 1411.5726) of single captions, for self-critical training.
+"""Computes CIDEr-D (Vedantam et al. 2015, arXiv 1411.5726) as a reward for sampled captions.
 
-The idf weights of n-grams come from the training captions. The end of a caption counts as a word.
+The idf weights of n-grams are computed from the training captions. The end of a caption counts as a
+word.
 """
 
 import math
@@ -24,11 +25,12 @@ Ngram = tuple[str, ...]
 class CiderD(Reward):
     """CIDEr-D: 10 * the clipped cosine of tf-idf vectors * a Gaussian penalty of unequal lengths.
 
-    It is averaged over n = 1 to 4 and over references. The document frequency of an n-gram is the
-    number of training images with a caption that contains it.
+    The value is averaged over n = 1 to 4 and over references. The document frequency of an n-gram
+    is the number of training images with a caption that contains the n-gram.
+
     END is appended to references and to captions with an end token; without END, training leads to
-    captions that end in "with a". Apart from END, the value equals that of pycocoevalcap's Cider
-    with these document frequencies.
+    captions that end in "with a". Apart from END, the value equals the score of pycocoevalcap's
+    Cider with the same document frequencies.
 
     Training captions are tokenised as for the metrics, in Java if possible. Sampled captions are
     tokenised by the imitation in Python, because Java would have to be started at each step.
@@ -62,9 +64,8 @@ def _with_end(tokens: str) -> list[str]:
 class Idf:
     """The idf of n-grams: log(number of images / number of images that have the n-gram).
 
-    groups: for each image, the words of each of its captions. Without groups, every idf is 1. An
-    unknown n-gram has the same idf as one that occurs with a single image. Those are the majority,
-    and need not be stored.
+    groups: for each image, the words of each of its captions. Without groups, every idf is 1. Most
+    n-grams occur with a single image. They are not stored: an unknown n-gram gets the same idf.
     """
 
     def __init__(self, groups: Iterable[Iterable[Sequence[str]]]):
@@ -107,8 +108,8 @@ def _ngrams(words: Sequence[str]) -> list[Ngram]:
 def _similarity(candidate, reference) -> float:
     """Return the similarity of a caption and a reference, from 0 to 1.
 
-    It is the mean over orders, with the length penalty. candidate, reference: results of
-    `Idf.vectors`.
+    The similarity is the mean over the orders n = 1 to 4, times the length penalty. candidate,
+    reference: results of `Idf.vectors`.
     """
     (vectors, norms, length), (ref_vectors, ref_norms, ref_length) = candidate, reference
     total = 0.0

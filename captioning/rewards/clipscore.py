@@ -1,4 +1,4 @@
-"""CLIPScore as a reward: how well a caption fits its image."""
+"""Computes CLIPScore as a reward: how well a caption fits its image."""
 
 import numpy as np
 import torch

@@ -1,4 +1,4 @@
-"""A reward for captions of `captioning.scenes`: true facts minus wrong facts."""
+"""Computes a reward for captions of generated scenes: true facts minus wrong facts."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The interface of rewards: what a reward declares, receives and returns."""
+"""Defines the interface of rewards: what a reward declares, receives and returns."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -27,18 +27,18 @@ class TrainingImages(NamedTuple):
 
     @classmethod
     def of(cls, samples: Sequence[Sample], image_root: str, device: str) -> "TrainingImages":
-        """Make it from the samples of the training split."""
+        """Make TrainingImages from the samples of the training split."""
         captions = {sample.image_id: sample.captions for sample in samples}
         files = {sample.image_id: Path(image_root, sample.image) for sample in samples}
         return cls(captions, files, device)
 
 
 class Reward(ABC):
-    """A number for each caption; higher is better.
+    """Computes a number for each caption; higher is better.
 
     title: for messages and reports. Options: the reward's configuration keys. required: the options
     that must be set. on_device: whether a model on the run's device computes the reward. Such a
-    reward is computed in the run's own process, others in worker processes.
+    reward is computed in the training process, other rewards in worker processes.
     """
 
     title: str

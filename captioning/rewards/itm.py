@@ -1,4 +1,4 @@
-"""ITM as a reward: how well a caption matches its image, by BLIP's filter."""
+"""Computes ITM as a reward: how well a caption matches its image, by BLIP's filter."""
 
 import numpy as np
 
@@ -21,7 +21,7 @@ class ItmReward(Reward):
 
     def __call__(self, image_ids, captions) -> np.ndarray:
         rows = {image_id: row for row, image_id in enumerate(dict.fromkeys(image_ids))}
-        # An image of several captions is encoded once.
+        # An image that occurs several times in the batch is encoded once.
         encoded = self.scorer.encode(read_images(self.scorer.read, map(self.files.get, rows)))
         texts = [[sampled.text for sampled in group] for group in captions]
         rows = [rows[image_id] for image_id in image_ids]

@@ -1,4 +1,4 @@
-"""The registry of rewards. A new reward is a module and a line here."""
+"""Registers the rewards. To add a reward, write a module and add a line to REWARDS."""
 
 import math
 from collections.abc import Mapping
@@ -7,6 +7,7 @@ from typing import Any
 from captioning.metrics.options import unmet
 from captioning.runtime.registry import load
 
+# {reward: "module:class"}
 REWARDS: dict[str, str] = {
     "cider": "captioning.rewards.cider:CiderD",
     "clipscore": "captioning.rewards.clipscore:ClipScoreReward",
@@ -16,9 +17,9 @@ REWARDS: dict[str, str] = {
 
 
 def check_rewards(weights: Mapping[str, float]) -> None:
-    """Raise a one-line ValueError for an unknown name, an impossible weight, or no reward.
+    """Raise a one-line ValueError for an unknown name, an impossible weight, or an empty dict.
 
-    weights: {name of a reward: its weight}.
+    weights: {name of a reward: weight of the reward}.
     """
     if not weights:
         raise ValueError(f"reward is empty; name one or more of {', '.join(REWARDS)}")
@@ -30,7 +31,7 @@ def check_rewards(weights: Mapping[str, float]) -> None:
 
 
 def check_options(weights: Mapping[str, float], config: Any) -> None:
-    """Raise a one-line ValueError for a reward whose required option is not in `config`."""
+    """Raise a one-line ValueError if `config` lacks an option that a reward requires."""
     for name in weights:
         if problem := unmet(load(REWARDS[name]), config):
             raise ValueError(f"reward: {name} {problem}")

@@ -1,4 +1,4 @@
-"""Rewards of `captioning.rewards` as reward functions for TRL's GRPOTrainer and RLOOTrainer.
+"""Makes reward functions for TRL's GRPOTrainer and RLOOTrainer from `captioning.rewards`.
 
 images = TrainingImages.of(read_annotations("train.json"), "photos", "cuda")
 rewards = [reward_function("cider", images, [tokenizer.eos_token_id])]
@@ -20,10 +20,12 @@ def reward_function(
 ) -> Callable[..., list[float]]:
     """Return a reward function, which TRL calls with completions and columns of the data set.
 
-    name: a key of REWARDS. TRL logs its values as rewards/NAME. images: the data set needs a column
-    image_id with their ids. end_ids: the tokens that end a completion. options: the reward's.
-    Raises UserError for missing or impossible options. The function raises UserError for a row
-    whose image_id is not among `images`.
+    name: a key of REWARDS; TRL logs the rewards as rewards/NAME. images: the training images; the
+    data set needs a column image_id with the ids of these images. end_ids: the ids of the tokens
+    that end a completion. options: the options of the reward.
+
+    Raises UserError for missing or impossible options. The returned function raises UserError for a
+    row whose image_id is not among `images`.
     """
     kind = load(REWARDS[name])
     if problem := unmet(kind, kind.Options.checked(options)):
@@ -37,7 +39,7 @@ def reward_function(
                     f"reward {name}: image_id of a row is {each!r}, which is no image: give each "
                     "row of the data set the id of its image"
                 )
-        captions = []
+        captions = []  # one list with one caption per row
         for text, ids in zip(completions, completion_ids):
             if not isinstance(text, str):  # a chat: take the model's message
                 text = text[-1]["content"]

@@ -1,4 +1,4 @@
-"""Computes rewards in worker processes while the device continues with the step."""
+"""Computes rewards in worker processes, while the device continues with the training step."""
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -19,11 +19,11 @@ _rewards: Mapping[str, Reward] = {}  # set only in worker processes
 
 
 class Rewards:
-    """Computes the rewards of a run. rewards: by name.
+    """Computes the rewards of a run. rewards: {name: reward}.
 
-    Rewards that are `on_device` are computed in the run's own process, other rewards in workers.
-    processes: the number of workers; with 0, all rewards are computed in the run's process. `close`
-    ends the workers.
+    Rewards that are `on_device` are computed in the training process, other rewards in workers.
+    processes: the number of workers; with 0, all rewards are computed in the training process.
+    `close` ends the workers.
     """
 
     def __init__(self, rewards: Mapping[str, Reward], processes: int = 0):
@@ -34,7 +34,8 @@ class Rewards:
         if self.in_workers:
             arguments = (without_model,)
             self.pool = ProcessPoolExecutor(processes, initializer=_init_worker, initargs=arguments)
-            # The first calls fork the workers. Do this now, before the captioner is built.
+            # The first calls start the workers. Start them before the captioner is built, because
+            # they are forks of this process.
             futures = [self._submit(self.in_workers[0], [], []) for _ in range(processes)]
             with _worker_death_as_user_error():
                 [future.result() for future in futures]
@@ -44,10 +45,11 @@ class Rewards:
     ) -> Callable[[], dict[str, np.ndarray]]:
         """Start computing the rewards of k captions for each of B images.
 
-        Returns a function that computes the other rewards, waits for the workers and returns {name:
-        float64 (B, k)}. Both raise UserError if a worker has died.
+        Returns a function that computes the rewards that are not computed in workers, waits for the
+        workers and returns {name: float64 (B, k)}. `submit` and the returned function raise
+        UserError if a worker has died.
         """
-        size = -(-len(image_ids) // (self.processes or 1))  # images of a worker
+        size = -(-len(image_ids) // (self.processes or 1))  # images per worker
         slices = [slice(first, first + size) for first in range(0, len(image_ids), size)]
         futures_by_name = {
             name: [self._submit(name, image_ids[rows], captions[rows]) for rows in slices]
