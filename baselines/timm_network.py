@@ -64,7 +64,8 @@ def _build_network(name: str, weights: str, image_size: int) -> nn.Module:
 
     if not timm.is_model(name):
         raise ValueError(f"encoder: timm has no network {name!r}; see timm.list_models()")
-    # Most networks accept images of any size. A network with `fixed_input_size` is built for one.
+    # Most networks accept images of any size. A network with `fixed_input_size` is built
+    # for one size.
     has_fixed_size = getattr(timm.models.get_pretrained_cfg(name), "fixed_input_size", False)
     size_option = {"img_size": image_size} if has_fixed_size else {}
     if weights == "default":
@@ -80,8 +81,8 @@ def _build_network(name: str, weights: str, image_size: int) -> nn.Module:
         state = read_weights(path)
         if weights == "package":  # the package's keys have other names, but the same order
             state = dict(zip(timm.create_model(name).state_dict(), state.values()))
-        # With this overlay, pretrained=True makes timm load `state` and not a download. timm also
-        # resizes the position embeddings.
+        # With this overlay, pretrained=True makes timm load `state` instead of downloading weights.
+        # timm also resizes the position embeddings.
         overlay = {"state_dict": state, "custom_load": False}
         return timm.create_model(
             name, pretrained=True, pretrained_cfg_overlay=overlay, **size_option

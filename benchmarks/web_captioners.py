@@ -95,16 +95,21 @@ class PageCaptions(ExitStack):
         chromium = find_programs()
         command = ["node", "web/serve.mjs", page, "0", *["plain"] * (not threads)]
         super().__init__()
-        server = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
-        self.enter_context(server)
-        self.callback(server.kill)
-        self._browser = self.enter_context(Browser(chromium, profile, SECONDS))
-        self._browser.open(server.stdout.readline().split()[-1])
-        self._browser.wait("document.body && 'ready' in document.body.dataset")
-        self._browser.ask(CAPTION)
-        self._browser.choose_files("#inputs", pixels, *photos)
+        with ExitStack() as stack:  # ends the programs if one of them does not start
+            server = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+            stack.enter_context(server)
+            stack.callback(server.kill)
+            self._browser = stack.enter_context(Browser(chromium, profile, SECONDS))
+            self._browser.open(server.stdout.readline().split()[-1])
+            self._browser.wait("document.body && 'ready' in document.body.dataset")
+            self._browser.ask(CAPTION)
+            self._browser.choose_files("#inputs", pixels, *photos)
+            self.enter_context(stack.pop_all())
         if self._browser.ask("crossOriginIsolated") != threads:
-            raise RuntimeError("the page's threads are not those of its headers")
+            self.close()
+            raise RuntimeError(
+                f"the page {'lacks' if threads else 'has'} threads, unlike its headers"
+            )
 
     def tokens(
         self,
@@ -115,8 +120,8 @@ class PageCaptions(ExitStack):
     ) -> list[int]:
         """Return the tokens of the caption of an image.
 
-        settings, dtype: see `NodeCaptions`. image: the slice of the bytes of the file `pixels` that
-        has the image; None to caption a photo instead. photo: the index of the photo in `photos`.
+        settings, dtype: see `NodeCaptions`. image: the byte range of the image in the file
+        `pixels`; None to caption a photo instead. photo: the index of the photo in `photos`.
         """
         settings = json.dumps(settings)
         what = f"file: inputs.files[{photo + 1}]"

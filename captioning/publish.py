@@ -50,7 +50,7 @@ def problems(folder: Path, kind: str) -> Iterator[str]:
     """Yield a line for each reason not to upload the folder. kind: from `kind_of`."""
     yield from _card_problems(folder / NAME, kind)
     for path in sorted({*unfinished_writes(folder), *folder.rglob("*.parts")}):
-        yield f"{path} is of an unfinished run: let it end, or remove it"
+        yield f"{path} is of an unfinished run: finish the run, or remove the file"
     if kind == "model":
         yield from _model_problems(folder)
     else:
@@ -73,7 +73,7 @@ def _card_problems(path: Path, kind: str) -> Iterator[str]:
     base = data.get("base_model")
     for name in [base] if isinstance(base, str) else base or []:
         if not is_repository(name):
-            yield f"{path}: base_model {name} is no name on the Hub: correct it"
+            yield f"{path}: base_model {name} is not OWNER/NAME on the Hub: correct it"
 
 
 def _model_problems(folder: Path) -> Iterator[str]:
@@ -106,7 +106,7 @@ def _data_problems(folder: Path) -> Iterator[str]:
 
         try:
             with parquet.ParquetFile(path) as file:
-                # Images inside the file are structs. They are not read, because they can be large.
+                # Read only a column of paths. Images inside the file are structs, and can be large.
                 schema = [f for f in file.schema_arrow if not types.is_nested(f.type)]
                 columns = [field.name for field in schema if field.name == IMAGE]
                 batches = file.iter_batches(columns=columns) if columns else ()
@@ -118,7 +118,7 @@ def _data_problems(folder: Path) -> Iterator[str]:
         if paths:
             yield (
                 f"{path}: {len(paths)} images are paths of this machine, the first is {paths[0]}: "
-                "caption in their folder, or with --write-shards, which has the images"
+                "caption in the images' folder, or with --write-shards, which stores the images"
             )
     rows = list(read_lines(folder / METADATA[0]))
     names = [str(row["file_name"]) for row in rows if row and "file_name" in row]
@@ -136,7 +136,7 @@ def publish(folder: Path) -> None:
     for line in found:
         print(line)
     if found:
-        raise UserError(f"{folder} is not ready: problems: {len(found)}")
+        raise UserError(f"{folder} is not ready: the {len(found)} lines above say why")
     print(f"{folder} is ready, and nothing was uploaded. To upload it (after `hf auth login`):")
     place = shlex.quote(str(folder))
     print(f"hf upload OWNER/{shlex.quote(folder.resolve().name)} {place} --repo-type {kind}")
@@ -149,9 +149,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "folder", type=Path, help="written by BLIP.convert or vlm.export, or of captions"
-    )
+    parser.add_argument("folder", type=Path, help="a folder of exported weights, or of captions")
     arguments = parser.parse_args(argv)
     return exit_code(lambda: publish(arguments.folder))
 

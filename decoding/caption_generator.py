@@ -13,7 +13,7 @@ from decoding.guided import encode_noisy, second_stream
 from decoding.interface import DecodingSettings, Generated, Step
 from decoding.null_image import NullImage
 
-# The prompts of B images. None for one image, or instead of the list, means the captioner's prompt.
+# The prompts of B images. None, for one image or for all, means the captioner's own prompt.
 Prompts = Optional[list[Optional[str]]]
 
 
@@ -22,10 +22,10 @@ def training_tokens(
 ) -> tuple[Tensor, Tensor, Tensor, int]:
     """Return (tokens, attention mask, labels, length of the shortest prompt) of captions.
 
-    captions: B lists of strings, R in all. A row of the results is a prompt followed by one of the
-    captions. The tensors are (R, n), on the CPU. Prompt and padding have the label `ignore_index`.
-    Lengths are in tokens. captioner: a `CaptionGenerator` with a `prompt`, its `prompt_ids`, a
-    `tokenizer` and `max_tokens`.
+    captions: B lists of captions; R is the total number. A row of the results is a prompt followed
+    by one of the captions. The tensors are (R, n), on the CPU. Prompt and padding have the label
+    `ignore_index`. Lengths are in tokens. captioner: a `CaptionGenerator` with a `prompt`, its
+    `prompt_ids`, a `tokenizer` and `max_tokens`.
     """
     own_prompt, lengths, texts = (captioner.prompt, captioner.prompt_ids.size(-1)), [], []
     for group, prompt in zip(captions, prompts or [None] * len(captions)):
@@ -108,7 +108,7 @@ class CaptionGenerator(nn.Module):
     def for_inference(
         self, dtype: torch.dtype = torch.float32, compiled: bool = False
     ) -> nn.Module:
-        """Return this captioner in evaluation mode. The caller sets autocast to `dtype`."""
+        """Return this captioner in evaluation mode. The caller's autocast sets the precision."""
         return self.eval()
 
     def parameter_groups(self) -> list[tuple[list[nn.Parameter], Optional[float]]]:

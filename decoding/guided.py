@@ -1,8 +1,9 @@
-"""Combines two streams of one captioner, so that captions of an image move away from another image.
+"""Combines two streams of one captioner, so that captions depend more on the image.
 
-The first stream sees the image. The second stream sees another image: the null image in
-classifier-free guidance (arXiv 2307.16686), or the image with noise in visual contrastive decoding
-(arXiv 2311.16922), called contrast here. In a step of 2B prompts, the first B prompts see the
+The first stream sees the image. The second stream sees another image, whose log-probabilities are
+subtracted: the null image in classifier-free guidance (arXiv 2307.16686), or the image with noise
+in visual contrastive decoding (arXiv 2311.16922). This project calls the methods guidance and
+contrast. In a step of 2B prompts, the first B prompts see the
 images, and the second B prompts see the other images.
 """
 
@@ -88,7 +89,8 @@ def add_noise(image: Tensor, settings: DecodingSettings) -> Tensor:
 
     The result is sqrt(a_t) x + sqrt(1 - a_t) e for an image x. a_t is the product of 1 - beta_s
     over the steps s = 0 to t, where beta_s rises from 1e-5 to 5e-3 along a sigmoid. e is normal
-    noise, the same for all images. Source: arXiv 2006.11239.
+    noise, the same for all images. Source: arXiv 2006.11239; the steps are those of arXiv
+    2311.16922.
     """
     betas = torch.linspace(-6, 6, DIFFUSION_STEPS, dtype=torch.float64).sigmoid()
     betas = betas * (5e-3 - 1e-5) + 1e-5
@@ -98,8 +100,8 @@ def add_noise(image: Tensor, settings: DecodingSettings) -> Tensor:
 
 
 def caption_lengths(ids: Tensor, prompt: int, end: int) -> Tensor:
-    """Return the lengths of captions (B, k, n) as in `Decoded.scores`, int64 (B, k).
+    """Return the number of tokens of each caption (B, k, n), with the prompt and without `end`.
 
-    prompt: the number of the prompt's tokens.
+    The result is int64 (B, k). prompt: the number of the prompt's tokens.
     """
     return prompt + ((ids[..., prompt:] == end).cumsum(-1) == 0).sum(-1)

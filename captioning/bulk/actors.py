@@ -27,7 +27,7 @@ class CaptioningActor:
     """
 
     def __init__(self, folder: str):
-        """Change to a working folder, the base of relative paths.
+        """Change to the driver's working folder, so that relative paths mean the same files.
 
         folder: the driver's working folder; ignored if this machine does not have this folder.
         """
@@ -43,8 +43,8 @@ class CaptioningActor:
         """Build the captioner with the function `load`. Returns (report, capacity, problem).
 
         report: a log line that says what was loaded. capacity: the number of shards that this actor
-        can caption at once, one per reader process. problem: None, or an error line that ends the
-        run.
+        can hold at once; each is read by its own process. problem: None, or an error line that ends
+        the run.
         """
         try:
             self._request, self._model = request, load()
@@ -60,7 +60,7 @@ class CaptioningActor:
         lines: list[Line],
         local_file: Optional[str],
     ) -> Iterator[ShardUpdate]:
-        """Caption the rest of a shard. Yield updates, of which the last has counts or a problem.
+        """Caption the rest of a shard. Yield updates; the last has the shard's counts or a problem.
 
         number: the number of the output tar, if tars are written. entries: all entries of the
         shard. lines: the output lines from earlier attempts. local_file: an input file on the
@@ -69,7 +69,7 @@ class CaptioningActor:
         try:
             if local_file is not None and not os.path.exists(local_file):
                 raise UserError(
-                    f"{local_file} is not on this machine; share its disk, or use a store"
+                    f"{local_file} is not on this machine; put it on a shared disk or in a store"
                 )
             with disk_errors(self._request):
                 new, sent = [], time.monotonic()

@@ -1,4 +1,4 @@
-"""Filters captions: moves captions with an ITM score at or below a threshold to another file.
+"""Scores captions by ITM, and splits lines into kept and dropped captions by a threshold.
 
 The ITM score is the probability, by BLIP's image-text matching model, that image and caption match.
 """
@@ -35,9 +35,9 @@ def split(line: Line, threshold: float) -> tuple[Optional[Line], Optional[Line]]
 
 
 def _only(line: Line, places: list[int]) -> Optional[Line]:
-    """Return the line with only the captions at the indices `places`; None without indices.
+    """Return the line with only the captions at the indices `places`; None if there are none.
 
-    The lists of scores (plural keys) are reduced in the same way.
+    Each list under a plural key, such as "itms", keeps the same indices.
     """
     if not places:
         return None
@@ -151,7 +151,7 @@ def _read(
 ) -> tuple[Any, torch.Tensor]:
     """Return the inputs for captioner and scorer of an image file. Raises UserError.
 
-    read: reads the captioner's input, see `ShardImages`. transform: the scorer's preprocessing.
+    read: the captioner's function of this name. transform: the scorer's preprocessing.
     path, data, prompt: the arguments of `read`.
     """
     image = read(path, data, prompt)

@@ -33,7 +33,7 @@ from captioning.sweep.runs import Sweep
 # The values of TUNED_KEYS are chosen by the first of these metrics that was computed on the
 # validation split.
 TUNING_METRICS = ("scene_R@1", "R@1", "CIDEr")
-# Decoder tokens per image, and the time as a multiple of TIME_REFERENCE's time in the same run.
+# Decoder tokens per image, and the time as a multiple of TIME_REFERENCE's in the same process.
 COSTS = (Metric("tokens", "decoder tokens", 0), Metric("time", "time", 1))
 _CHOSEN_MARK = " *"  # ends the label of a decoding that is `Line.chosen`
 VARIANT_STYLES = {"MLE": "mle", "SMILE": "smile"}  # {label of a variant: its key in STYLES}
@@ -43,8 +43,7 @@ class Line(NamedTuple):
     """A line of the table: the scores of a variant with one decoding, averaged over seeds.
 
     variant: the variant's label. decoding: a name in DECODINGS. row: the metrics, including COSTS.
-    chosen: whether the decoding is the best one on the validation split among those that differ in
-    the value of a key of TUNED_KEYS.
+    chosen: whether its value of a key of TUNED_KEYS was the best on the validation split.
     """
 
     variant: str
@@ -62,7 +61,8 @@ def write_decodings(
 ) -> str:
     """Write decodings.md and decodings.svg to the folder; return the table.
 
-    Runs whose variants have the same label are seeds of one variant, also across sweeps. names: the
+    Runs with the same label of the variant, from one or several sweeps, are seeds of one variant.
+    names: the
     names of the decodings. extra_metrics: {folder of a decoding: metrics of its test captions},
     which are added to the stored metrics. columns: the columns for the extra metrics, which are
     appended to the table.

@@ -25,7 +25,7 @@ from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line
 
-# Has the random token of a working copy. In the store: the working copy that wrote last.
+# Has the random token of a working copy; in the store, of the working copy that uploaded last.
 WRITER = "writer.json"
 SELECTED = "selected.json"  # written by `captioning.training.selection`
 
@@ -63,7 +63,9 @@ class OutputFolder:
         self._on_main_machine = True
 
     def begin(self) -> None:
-        """Download the run from the store. All ranks call this. Raises UserError on all ranks.
+        """Download the run from the store. All ranks call this.
+
+        If rank 0 fails, raises UserError on all ranks.
 
         If this working copy wrote to the store last, nothing is downloaded, because the working
         copy may have newer files than the store.
@@ -75,7 +77,10 @@ class OutputFolder:
             self._on_main_machine = distributed.broadcast_from_main(token) == token
 
     def upload(self) -> None:
-        """Upload new and changed files. All ranks call this. Raises UserError on all ranks."""
+        """Upload new and changed files. All ranks call this.
+
+        If rank 0 fails, raises UserError on all ranks.
+        """
         if self.address:
             distributed.run_on_main(self._upload_changes)
 
@@ -88,7 +93,8 @@ class OutputFolder:
     def local_path(self, name: str) -> str:
         """Return the local path of a checkpoint, given what `store_name` returned for it.
 
-        Machines other than rank 0's download the checkpoint to the cache.
+        The path is in the working copy on the machine of rank 0. Other machines download the
+        checkpoint to the cache.
         """
         if not self.address or not name.startswith(f"{self.address}/"):
             return name
@@ -138,7 +144,8 @@ class OutputFolder:
     def _download(self, stored: dict[str, Any], recorded: dict[str, list[int]]) -> None:
         """Replace the local folder by the store's files.
 
-        A local folder with files that were never uploaded is moved aside first. stored: the store's
+        A local folder with files that were never uploaded is moved aside first, and so is any local
+        folder if the store has no WRITER. stored: the store's
         stamps by name. recorded: {name: [size, time, inode]} of uploaded files.
         """
         local = self._files()
@@ -200,7 +207,7 @@ class OutputFolder:
             if name.partition("/")[0] in changed_tops
             or not is_checkpoint_file(name.partition("/")[0])
         }
-        # While a sharded checkpoint is rewritten, it must not have the file that marks it complete.
+        # Remove the marker of a sharded checkpoint before its shards are replaced.
         rewritten = {n for n in changed & self._uploaded.keys() if n.endswith(f".pth/{REST}")}
         for name in _markers_first(outdated | rewritten):
             self._remove(name)
@@ -277,7 +284,7 @@ def _upload_order(name: str) -> tuple:
     """Return a sort key for the order of upload in the module's docstring."""
     top = name.partition("/")[0]
     checkpoint = is_checkpoint_file(top)
-    # Files are uploaded in the order of the first stage that is true for the file.
+    # A file belongs to the first stage whose condition holds. Stages are uploaded in this order.
     stages = (
         name == WRITER,
         not checkpoint and name != SELECTED and not name.endswith("/metrics.json"),

@@ -85,8 +85,8 @@ def mean_image(
         is_deterministic=False,
         takes_prompt=False,
     )
-    # With captions_per_image above 1, an index of the dataset stands for an image. With 1 it stands
-    # for a caption, so that images with many captions would count several times.
+    # A value above 1 makes each item of the dataset an image. With 1 an item is a caption, so that
+    # images with many captions would count several times.
     config = config.model_copy(update={"captions_per_image": 2})
     dataset = _dataset(config, samples, evaluation)
     chosen = permutation(len(dataset), derived_seed("mean image"))[:MEAN_IMAGE_SAMPLES]
@@ -146,6 +146,6 @@ def distribute(
         device_ids=[device] if device.type == "cuda" else None,
         process_group=group,
         find_unused_parameters=captioner.has_unused_parameters,
-        gradient_as_bucket_view=True,  # saves memory for a copy of the gradient
+        gradient_as_bucket_view=True,  # avoids a second copy of the gradient
         **{SYNC_BUFFERS: sync},
     )
