@@ -135,4 +135,4 @@ def test_what_is_refused(scenes_config, tmp_path, capsys):
     assert program.main([*command, "--objectives", "mle,reward"]) == 2
     errors = capsys.readouterr().err.splitlines()
     assert errors[0] == "error: --seeds is 0; it must be 1 or more"
-    assert errors[1].startswith("error: 'reward' is no objective; give some of mle, smile")
+    assert errors[1].startswith("error: 'reward' is not an objective; give some of mle, smile")
