@@ -119,7 +119,7 @@ def test_a_file_that_cannot_be_read(page, photos, expected, name, sentence):
     choose(page, photos / name)
     for selector in ("#status", "#card-one .state", "#card-two .state"):
         assert inner(page, selector) == sentence
-    assert page.ask("document.querySelector('#photo').hidden")
+    page.wait("document.querySelector('#photo').hidden")
     choose(page, photos / "first.png")
     assert tokens(page) == expected(photos / "first.png")[1]
     assert not page.ask("document.querySelector('#photo').hidden")
