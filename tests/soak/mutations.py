@@ -34,7 +34,8 @@ def read_mutations() -> list[Mutation]:
     for block in re.findall(r"^[^-+\n].*(?:\n[-+].*)+", PROMISES.read_text(), re.MULTILINE):
         head, *lines = block.splitlines()
         title, path, tests = re.fullmatch("(.+): (.+?), (.+)", head).groups()
-        old, new = ("".join(f"{line[1:]}\n" for line in lines if line[0] == s) for s in "-+")
+        # Without the last line's end, so that its comment may change.
+        old, new = ("\n".join(line[1:] for line in lines if line[0] == s) for s in "-+")
         found.append(Mutation(title, path, tests, old, new))
     return found
 
