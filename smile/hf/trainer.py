@@ -254,7 +254,10 @@ class SmileLossMixin:
 
     def prediction_step(self, model, inputs, prediction_loss_only, *args, **kwargs):
         self._wants_logits = not prediction_loss_only
-        return super().prediction_step(model, inputs, prediction_loss_only, *args, **kwargs)
+        try:
+            return super().prediction_step(model, inputs, prediction_loss_only, *args, **kwargs)
+        finally:
+            self._wants_logits = True
 
     def evaluation_loop(self, *args, metric_key_prefix="eval", **kwargs):
         self._eval_means = RunningMeans()
