@@ -13,7 +13,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Optional
 
@@ -46,13 +46,26 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def _forward_signal(signal_number: int, frame) -> None:
-    pid = os.getpid()
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    children = list(_child_pids())
     if not children:
         sys.exit(0)  # no process has started yet, or torchrun is restarting the processes
     for child in children:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(int(child), signal_number)
+            os.kill(child, signal_number)
+
+
+def _child_pids() -> Iterator[int]:
+    """Yield the ids of this process's children, without /proc/PID/task/TID/children.
+
+    Not every kernel has that file.
+    """
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # the process has just ended
+            status = (folder / "stat").read_text(errors="replace")
+            # The name in brackets may contain ")".
+            parent_pid = status.rpartition(")")[2].split()[1]
+            if int(parent_pid) == os.getpid():
+                yield int(folder.name)
 
 
 if __name__ == "__main__":
