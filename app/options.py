@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from app.checkpoints import Checkpoint
 from captioning.config import explained
 from captioning.config.rerankers import build_reranking
-from captioning.runtime.errors import UserError
+from captioning.runtime.errors import UserError, value_errors_as_user_errors
 from decoding import DecodingSettings
 from decoding.rerank import Reranking
 
@@ -55,12 +55,10 @@ class Options(BaseModel):
 
     def decoding_settings(self) -> DecodingSettings:
         """Return the settings for decoding. Raises UserError if min_length is above max_length."""
-        try:
+        with value_errors_as_user_errors():
             return DecodingSettings(
                 **self.model_dump(include=set(DecodingSettings.__dataclass_fields__))
             )
-        except ValueError as error:
-            raise UserError(str(error)) from error
 
     def reranking(self) -> Optional[Reranking]:
         """Return the settings of reranking; None without reranking or with a weight of 0."""

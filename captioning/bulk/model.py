@@ -18,7 +18,7 @@ from captioning.models.build import captioner_from, preprocessing_of, trained_co
 from captioning.models.precision import Precision, check_precision
 from captioning.models.prompts import caption_lists, check_reranker, prompt_ids
 from captioning.models.reranking import check_reranking, with_reranking
-from captioning.runtime.errors import UserError
+from captioning.runtime.errors import UserError, value_errors_as_user_errors
 from captioning.runtime.progress import log_line
 from decoding import DecodingSettings
 
@@ -64,7 +64,7 @@ class CheckpointModel:
             if unused and not is_enabled:
                 raise UserError(f"--{unused[0]} needs {flag}")
         check_precision(run, device)
-        try:
+        with value_errors_as_user_errors():
             settings = used = run.decoding_settings()
             reranking = run.reranking()
             if reranking is None:
@@ -72,8 +72,6 @@ class CheckpointModel:
             else:
                 reranking = dataclasses.replace(reranking, num_return=num_return)
                 used = reranking.settings(settings)
-        except ValueError as error:
-            raise UserError(str(error)) from error
         check_reranking(run)
         captioner, self.report = captioner_from(run, checkpoint)
         self.precision = Precision(run.precision, device)

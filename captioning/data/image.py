@@ -19,7 +19,7 @@ from torchvision.transforms import InterpolationMode
 from captioning.files.images import FORMATS, MAX_SCANS, MAX_SEGMENTS, has_many_scans
 from captioning.files.reading import StrPath
 from captioning.files.tables import image_bytes, is_row
-from captioning.runtime.errors import UserError, one_line
+from captioning.runtime.errors import UserError, one_line, value_errors_as_user_errors
 
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
@@ -174,7 +174,5 @@ class Preprocessing(NamedTuple):
 
     def item(self, image: Image.Image) -> Any:
         """Return `evaluation` of an RGB image. Raises UserError."""
-        try:
+        with value_errors_as_user_errors():
             return self.evaluation(image)
-        except ValueError as error:
-            raise UserError(str(error)) from error
