@@ -17,6 +17,7 @@ from typing import Any, Callable, Optional
 
 import torch
 
+from captioning.runtime.job_runner import prepare
 from captioning.runtime.start import keep_memory
 
 Work = Callable[[], Any]
@@ -111,8 +112,8 @@ def peak_memory(build: Callable[..., Work], *arguments: Any) -> int:
     work are raised here.
     """
     # The new process is forked from a server that has imported the module, but computed nothing.
+    prepare([sys.modules[build.__module__].__spec__.name])
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([sys.modules[build.__module__].__spec__.name])
     with ProcessPoolExecutor(1, context) as executor:
         return executor.submit(_measure_growth, torch.get_num_threads(), build, arguments).result()
 

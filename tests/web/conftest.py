@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -67,7 +68,8 @@ def host(built):
 def photos(tmp_path_factory):
     """Return a folder of photos and of files that are none."""
     folder = tmp_path_factory.mktemp("photos")
-    Image.effect_noise((80, 50), 60).convert("RGB").save(folder / "first.png")
+    noise = np.random.default_rng(0).integers(0, 256, (50, 80, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(folder / "first.png")
     Image.effect_mandelbrot((70, 90), (-2, -1.5, 1, 1.5), 20).convert("RGB").save(
         folder / "second.png"
     )
