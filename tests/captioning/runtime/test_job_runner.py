@@ -18,7 +18,8 @@ from tests.captioning.runtime import jobs
 
 @pytest.fixture(scope="module", autouse=True)
 def imported_once():
-    """Start the fork server with the modules of the jobs."""
+    """Start the fork server with the modules of the jobs, even if another test has started one."""
+    forkserver._forkserver._stop()
     job_runner.prepare([jobs.__name__, "captioning.runtime.distributed"])
 
 
