@@ -119,6 +119,28 @@ def test_every_alternative_has_its_formula():
     assert {name for name, *_ in CASES} == set(ALTERNATIVES)
 
 
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"focal": {"gamma": -1}}, "'focal': gamma is -1.0; it must be 0 or more"),
+        ({"tailr": {"gamma": 1.5}}, "gamma is 1.5; it must be from 0 to 1"),
+        ({"tailr": {"min_weight": float("nan")}}, "min_weight is nan; it must be a number"),
+        ({"mixce": {"eta": "half"}}, "eta is 'half'; it must be a number"),
+        ({"mixce": {"eta": True}}, "eta is True; it must be a number"),
+        ({"scalegrad": {"gamma": 0}}, "gamma is 0.0; it must be above 0, at most 1"),
+        ({"gem": {"beta": 0}}, "beta is 0.0; it must be above 0"),
+        ({"gem": {"h": "relu"}}, "h is 'relu'; it must be one of linear, logsigmoid"),
+        ({"truncation": {"drop": 1}}, "drop is 1.0; it must be from 0, below 1"),
+        ({"truncation": {"window": 2.5}}, "window is 2.5; it must be a whole number"),
+        ({"truncation": {"window": 0}}, "window is 0; it must be from 1"),
+        ({"selective_eos": {"eos_token_id": -1}}, "eos_token_id is -1; it must be an id"),
+    ],
+)
+def test_a_wrong_parameter_is_refused(spec, message):
+    with pytest.raises(ValueError, match=message):
+        Objective(spec)
+
+
 @each_formula
 def test_the_formula_and_its_gradient(name, parameters, formula):
     logits, labels = example()
