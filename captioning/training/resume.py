@@ -15,8 +15,9 @@ from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line
 from captioning.runtime.registry import load
-from captioning.training.output_folder import OutputFolder, free_path
+from captioning.training.output_folder import OutputFolder
 from captioning.training.run_state import batch_sizes, progress_of
+from captioning.training.stored_run import free_path
 from captioning.training.validation_history import reason_finished
 
 # Schedules in which the learning rate of each epoch depends on the total number of epochs, so that
@@ -150,7 +151,7 @@ def _move_aside(output: OutputFolder) -> None:
     folder = output.folder
     if not any(path for pattern in RUN_FILES for path in folder.glob(pattern)):
         return
-    if aside := output.move_aside():
+    if output.stored_run and (aside := output.stored_run.move_aside()):
         log_line(f"moved the files of {output.address} to {aside}")
     target = free_path(folder)
     with user_errors(target):

@@ -13,8 +13,9 @@ from captioning.files.writing import write_json, write_text
 from captioning.models import checkpoints
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
-from captioning.training.output_folder import SELECTED, WRITER, OutputFolder
+from captioning.training.output_folder import OutputFolder
 from captioning.training.selection import RECORD_FILE
+from captioning.training.stored_run import SELECTED, WRITER, StoredRun
 
 ADDRESS = "s3://bucket/run"
 
@@ -238,7 +239,7 @@ def test_a_folder_fetched_up_to_its_name_is_not_the_other_machines(s3, on, monke
         def killed(self):
             raise Killed
 
-        patch.setattr(OutputFolder, "_write_record", killed)
+        patch.setattr(StoredRun, "_write_record", killed)
         with pytest.raises(Killed):
             on("second")
     second = on("second")
