@@ -157,6 +157,7 @@ def test_each_job_has_the_environment_of_its_slot(job, tmp_path):
 
 
 def test_a_request_is_kept_for_a_job_that_is_not_up_yet(job, tmp_path):
+    forkserver._forkserver._stop()  # run_jobs starts it again
     ask = ask_when((tmp_path / "coming").exists)
     calls_since = []
 
@@ -176,13 +177,12 @@ PROGRAM = """
 import sys
 from functools import partial
 from pathlib import Path
-from captioning.runtime.job_runner import Job, Observer, prepare, run_jobs
+from captioning.runtime.job_runner import Job, Observer, run_jobs
 from tests.captioning.conftest import is_running
 from tests.captioning.runtime import jobs
 
 do = partial(jobs.until_stop_requested, sys.argv[1])
 given = [Job(name, do, Path(sys.argv[1], name)) for name in "ab"]
-prepare([])
 run_jobs(given, [{}, {}], Observer())
 """
 
