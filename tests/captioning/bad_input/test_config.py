@@ -107,7 +107,7 @@ def error_of(path, overrides):
         load_config(path, overrides)
         pytest.fail(f"{overrides} is valid")
     assert "\n" not in str(error.value)
-    return str(error.value).removeprefix(f"{path}: ")
+    return str(error.value).removeprefix(f"{path}: ").removeprefix("command line: ")
 
 
 def schemas():
@@ -151,6 +151,12 @@ def test_every_number_is_limited(path):
 @pytest.mark.parametrize(("settings", "message"), LINES)
 def test_the_line_says_what_is_wrong(path, settings, message):
     assert error_of(path, _split(settings)).startswith(message)
+
+
+def test_the_line_names_the_command_line_if_the_value_is_from_it(path):
+    for override, source in {"batch_size=0": "command line", "min_lr=1": path}.items():
+        with pytest.raises(UserError, match=f"^{source}: "):
+            load_config(path, [override])
 
 
 def _split(settings):
