@@ -69,8 +69,9 @@ def keep_selected(select: str, folder: Path, epochs: int) -> Optional[str]:
     """
     validations = read_validations(folder, epochs, None if select == LAST else select)
     newest_epoch, previous, message = epochs - 1, best_epoch(folder), None
-    values = [(v.value, v.epoch) for v in validations if v.value is not None]
-    _, selected = max(values, default=(None, newest_epoch))
+    candidates = [v for v in validations if v.value is not None]
+    best = max(candidates, key=lambda v: (v.value, v.epoch), default=None)
+    selected = newest_epoch if best is None else best.epoch
     if selected not in (newest_epoch, previous) and not checkpoints.weights_of(folder, selected):
         kept = newest_epoch if previous is None else previous
         message = (
