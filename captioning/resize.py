@@ -90,7 +90,7 @@ def resize_folder(source: Path, target: Path, side: int, workers: int) -> Counte
     """
     if not source.is_dir():
         raise UserError(f"{source}: no such folder")
-    if source.resolve() in (target.resolve(), *target.resolve().parents):
+    if target.resolve().is_relative_to(source.resolve()):
         raise UserError(f"{target} is {source} or inside it: give a folder outside of it")
     names = [os.path.relpath(path, source) for path in images_in(str(source))]
     if not names:
@@ -127,10 +127,11 @@ def _check_side(side: int, target: Path) -> None:
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the program; see `captioning.runtime.program`."""
     parser = argparse.ArgumentParser(prog="python -m captioning.resize", description=__doc__)
-    parser.add_argument("source", type=Path, help="a folder of images")
-    parser.add_argument("target", type=Path, help="the folder for the resized images")
-    parser.add_argument("--side", type=int, default=SIDE, help=f"pixels (default: {SIDE})")
-    parser.add_argument("--workers", type=int, default=cores(), help="threads (default: the cores)")
+    add = parser.add_argument
+    add("source", type=Path, help="a folder of images")
+    add("target", type=Path, help="the folder for the resized images")
+    add("--side", type=int, default=SIDE, help=f"pixels (default: {SIDE})")
+    add("--workers", type=int, default=cores(), help="threads (default: the cores)")
     arguments = parser.parse_args(argv)
     for name in ("side", "workers"):
         if getattr(arguments, name) < 1:

@@ -34,13 +34,14 @@ from captioning.training.split_evaluation import SplitEvaluation, remove_scores
 
 def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m captioning.train", description=__doc__)
-    parser.add_argument("--config", required=True, help="a YAML file, see configs/")
-    parser.add_argument("--output_dir", help="the run's folder (default: output/NAME OF CONFIG)")
-    parser.add_argument("--evaluate", action="store_true", help="do not train: caption and score")
-    parser.add_argument("--eval_split", choices=("val", "test"), default="val")
-    parser.add_argument("--device", help="cpu, cuda, cuda:1; default: the GPU if there is one")
-    parser.add_argument("--seed", type=int)
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="for keys of the config")
+    add = parser.add_argument
+    add("--config", required=True, help="a YAML file, see configs/")
+    add("--output_dir", help="the run's folder (default: output/NAME OF CONFIG)")
+    add("--evaluate", action="store_true", help="do not train: caption and score")
+    add("--eval_split", choices=("val", "test"), default="val")
+    add("--device", help="cpu, cuda, cuda:1; default: the GPU if there is one")
+    add("--seed", type=int)
+    add("overrides", nargs="*", metavar="key=value", help="for keys of the config")
     return parser.parse_intermixed_args(argv)
 
 
