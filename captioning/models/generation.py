@@ -47,7 +47,7 @@ def caption_images(
     check_prompts(samples, captioner, config, "max_length")
     model = captioner.for_inference(precision.dtype, config.compile)
     generator = with_reranking(model, reranking, device)
-    results: list[tuple[int, dict[str, Any]]] = []
+    results = []  # pairs (index, result)
     rounds = -(-len(samples) // (batch_size * world_size()))  # rank 0 has the most batches
     with closing(loader), progress(len(samples), description) as bar:
         for batch in until_stop_requested(Prefetcher(loader, device), rounds):
@@ -63,7 +63,7 @@ def caption_images(
     gathered = gather_on_main((results, loader.skipped))
     if gathered is None:
         return None
-    by_index: dict[int, dict[str, Any]] = {}
+    by_index = {}
     skipped = 0
     for rank_results, rank_skipped in gathered:
         by_index.update(rank_results)

@@ -94,7 +94,7 @@ def caption_lists(
         if not any(prompts or ()):
             return scored_lists(generator.generate_details(images, settings))
         ids = [prompt_ids(captioner, text, "max_length", settings.max_length) for text in prompts]
-        lists: list[list[dict[str, Any]]] = [[] for _ in ids]
+        lists = [[] for _ in ids]
         for length in sorted({len(prompt) for prompt in ids}):
             rows = [row for row, prompt in enumerate(ids) if len(prompt) == length]
             captioner.prompt_ids = torch.stack([ids[row] for row in rows])
@@ -122,7 +122,7 @@ def scored_lists(generated: Generated) -> list[list[dict[str, Any]]]:
     columns = {name: scores.tolist() for name, scores in columns.items() if scores is not None}
     lists = []
     for row, captions in enumerate(generated.captions):
-        entries: list[dict[str, Any]] = [{"caption": caption} for caption in captions]
+        entries = [{"caption": caption} for caption in captions]
         for place, entry in enumerate(entries):
             for name, scores in columns.items():
                 entry[name] = round(scores[row][place], SCORE_DIGITS)
