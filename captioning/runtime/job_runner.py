@@ -150,76 +150,55 @@ def run_jobs(
     KeyboardInterrupt at once when Ctrl-C is pressed twice.
     """
     _start_fork_server()
-    run = _JobRun(jobs, slots, observer, keep_going)
+    waiting, free_slots, running = list(jobs), list(slots), []
+    failures = {}
+    cause = None  # why the first failed job failed
+    stopping = False  # whether the running jobs have been asked to stop
     with signals.watch():
-        run.finish()
+        try:
+            while running or (waiting and not stopping):
+                while waiting and free_slots and not stopping:
+                    running.append(_start(waiting.pop(0), free_slots.pop(0)))
+                    observer.began(running[-1].job)
+                for ended in _wait_for_ended(running, observer):
+                    running.remove(ended)
+                    free_slots.append(ended.slot)
+                    code, name, reason = ended.process.exitcode, ended.job.name, ended.reason()
+                    if code == STOPPED and (stopping or signals.stop_requested()):
+                        continue
+                    if reason:
+                        failures[name] = reason
+                        cause = cause or (reason if code == FAILED else f"{name} failed: {reason}")
+                    observer.ended(name, reason)
+                observer.poll()
+                if not stopping and (signals.stop_requested() or (cause and not keep_going)):
+                    stopping = True
+                    if signals.stop_requested():
+                        log_line(f"stopping by {signals.stop_requested()}: saving")
+                    elif running:
+                        log_line(f"{cause}; the others save and stop")
+                if stopping:
+                    # Send SIGTERM in every round, because a job that has just started ignores it.
+                    for entry in running:
+                        entry.process.terminate()
+        finally:
+            for entry in running:  # empty unless Ctrl-C was pressed twice or this code failed
+                entry.process.kill()
+                entry.process.join()
         if signals.stop_requested():
             raise signals.Stopped
-    if run.cause and not keep_going:
-        raise UserError(run.cause)
-    return run.failures
+    if cause and not keep_going:
+        raise UserError(cause)
+    return failures
 
 
-class _JobRun:
-    """The jobs of a call of `run_jobs`, whose arguments the constructor takes.
-
-    failures: {name: reason} of the failed jobs. cause: the error line of the first failed job.
-    stopping: whether the running jobs have been asked to stop.
-    """
-
-    def __init__(self, jobs, slots, observer: Observer, keep_going: bool):
-        self.waiting, self.free_slots = list(jobs), list(slots)
-        self.running: list[_RunningJob] = []
-        self.observer, self.keep_going = observer, keep_going
-        self.failures: dict[str, str] = {}
-        self.cause: Optional[str] = None
-        self.stopping = False
-
-    def finish(self) -> None:
-        """Run the jobs until all have ended, or those that have started have stopped."""
-        try:
-            while self.running or (self.waiting and not self.stopping):
-                while self.waiting and self.free_slots and not self.stopping:
-                    self.running.append(_start(self.waiting.pop(0), self.free_slots.pop(0)))
-                    self.observer.began(self.running[-1].job)
-                connection.wait([running.process.sentinel for running in self.running], 0.1)
-                self._remove_ended()
-                self.observer.poll()
-                self._stop_if_necessary()
-        finally:
-            for running in self.running:  # none, unless Ctrl-C was pressed twice or there is a bug
-                running.process.kill()
-                running.process.join()
-
-    def _remove_ended(self) -> None:
-        all_ended = [running for running in self.running if running.process.exitcode is not None]
-        for running in self.running:
-            running.pass_reports(self.observer)
-        for ended in all_ended:
-            self.running.remove(ended)
-            self.free_slots.append(ended.slot)
-            code, name, reason = ended.process.exitcode, ended.job.name, ended.reason()
-            if code == STOPPED and (self.stopping or signals.stop_requested()):
-                continue
-            if reason:
-                self.failures[name] = reason
-                line = reason if code == FAILED else f"{name} failed: {reason}"
-                self.cause = self.cause or line
-            self.observer.ended(name, reason)
-
-    def _stop_if_necessary(self) -> None:
-        """Ask the running jobs to stop after a stop request, or after a job has failed."""
-        request = signals.stop_requested()
-        if not self.stopping and (request or (self.cause and not self.keep_going)):
-            self.stopping = True
-            if request:
-                log_line(f"stopping by {request}: saving")
-            elif self.running:
-                log_line(f"{self.cause}; the others save and stop")
-        if self.stopping:
-            # Send SIGTERM in every round, because a job that has just started ignores it.
-            for running in self.running:
-                running.process.terminate()
+def _wait_for_ended(running: Sequence[_RunningJob], observer: Observer) -> list[_RunningJob]:
+    """Wait up to 0.1 s for a job to end. Pass on all reports; return the jobs that have ended."""
+    connection.wait([entry.process.sentinel for entry in running], 0.1)
+    ended = [entry for entry in running if entry.process.exitcode is not None]
+    for entry in running:
+        entry.pass_reports(observer)
+    return ended
 
 
 def _start(job: Job, slot: Mapping[str, str]) -> _RunningJob:
@@ -236,9 +215,20 @@ def _start(job: Job, slot: Mapping[str, str]) -> _RunningJob:
 
 def _run_job(job: Job, reports: connection.Connection) -> None:
     """Run a job and end the process with the job's exit code. Called in the job's process."""
-    _set_up_process(job)
+    os.setsid()  # so that Ctrl-C reaches only the main program, which sends SIGTERM to the jobs
+    os.environ.update(job.environment)
+    os.environ[signals.PARENT] = str(os.getppid())
+    keep_memory()
+    # The fork server ends when no process holds this descriptor. Jobs close their copy, so that
+    # the fork server ends with the main program.
+    os.close(forkserver._forkserver._forkserver_alive_fd)
+    # Let the job's data loaders use the default start method: otherwise they leak semaphores.
+    multiprocessing.set_start_method(None, force=True)
+    with open(job.log, "ab", buffering=0) as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
 
-    def send(description: str, share: float) -> None:
+    def send(description, share):
         try:
             reports.send((description, share))
         except OSError:  # the main program has died: stop now, not when the fork server ends
@@ -256,19 +246,3 @@ def _run_job(job: Job, reports: connection.Connection) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-def _set_up_process(job: Job) -> None:
-    """Give a job's process its session, environment, memory settings and log file."""
-    os.setsid()  # so that Ctrl-C reaches only the main program, which sends SIGTERM to the jobs
-    os.environ.update(job.environment)
-    os.environ[signals.PARENT] = str(os.getppid())
-    keep_memory()
-    # The fork server ends when no process holds this descriptor. Jobs close their copy, so that
-    # the fork server ends with the main program.
-    os.close(forkserver._forkserver._forkserver_alive_fd)
-    # Let the job's data loaders use the default start method: otherwise they leak semaphores.
-    multiprocessing.set_start_method(None, force=True)
-    with open(job.log, "ab", buffering=0) as log:
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)

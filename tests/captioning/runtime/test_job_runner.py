@@ -144,9 +144,8 @@ def test_jobs_that_fail_end_no_others_where_they_keep_going(job, tmp_path):
         "killed": f"it ended with signal 9; its last lines are in {tmp_path / 'killed.log'}",
         "good": None,
     }
-    again = run(
-        job("said", jobs.say_and_end, "", 4), keep_going=True
-    )  # the log still has the earlier error
+    # The log still has the earlier error.
+    again = run(job("said", jobs.say_and_end, "", 4), keep_going=True)
     assert again.outcomes["said"].startswith("it ended with exit code 4")
 
 
