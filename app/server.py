@@ -10,7 +10,7 @@ import tempfile
 import threading
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Optional
+from typing import IO, Optional
 
 from app.dynamic_batcher import Disconnected
 from app.guard import Guard
@@ -125,21 +125,27 @@ def add_api(server, service: CaptionService, uploads: Uploads) -> None:
     def error_response(message: str, status: int) -> JSONResponse:
         return JSONResponse({"error": message}, status)
 
+    async def write_body(request: Request, file: IO[bytes]) -> Optional[JSONResponse]:
+        """Write a request's body to the file; return an error response, or None."""
+        size = 0
+        try:
+            async for part in request.stream():
+                size += len(part)
+                if size > limits.upload_bytes:
+                    return error_response(f"{PHOTO}: above {limits.upload_mb:g} MB", 413)
+                if not uploads.has_room():
+                    return error_response(NO_ROOM, 503)
+                file.write(part)
+        except ClientDisconnect:
+            return error_response("disconnected", CLIENT_CLOSED_REQUEST)
+        file.flush()
+        return None
+
     @server.post(API)
     async def caption(request: Request) -> JSONResponse:
         with tempfile.NamedTemporaryFile() as file:
-            try:
-                size = 0
-                async for part in request.stream():
-                    size += len(part)
-                    if size > limits.upload_bytes:
-                        return error_response(f"{PHOTO}: above {limits.upload_mb:g} MB", 413)
-                    if not uploads.has_room():
-                        return error_response(NO_ROOM, 503)
-                    file.write(part)
-                file.flush()
-            except ClientDisconnect:
-                return error_response("disconnected", CLIENT_CLOSED_REQUEST)
+            if error := await write_body(request, file):
+                return error
             # Acquire a slot only after the body is read, so that slow uploads do not occupy slots.
             if not slots.acquire(blocking=False):
                 return error_response("too many callers are waiting: try again in a while", 503)
