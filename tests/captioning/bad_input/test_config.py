@@ -153,12 +153,6 @@ def test_the_line_says_what_is_wrong(path, settings, message):
     assert error_of(path, _split(settings)).startswith(message)
 
 
-def test_the_line_names_the_command_line_if_the_value_is_from_it(path):
-    for override, source in {"batch_size=0": "command line", "min_lr=1": path}.items():
-        with pytest.raises(UserError, match=f"^{source}: "):
-            load_config(path, [override])
-
-
 def _split(settings):
     """Split "a=1 b={c: 1}" at the spaces before a key."""
     parts = []
