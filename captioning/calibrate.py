@@ -13,8 +13,6 @@ if __name__ == "__main__":
 
 import argparse
 import sys
-from collections.abc import Sequence
-from typing import Optional
 
 from captioning.data import read_split
 from captioning.models.build import load_trained
@@ -23,7 +21,7 @@ from captioning.runtime import distributed
 from captioning.runtime.program import exit_code
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv=None) -> int:
     """Run the program; return its exit code, which is 2 after a one-line error for the user."""
     parser = argparse.ArgumentParser(prog="python -m captioning.calibrate", description=__doc__)
     add = parser.add_argument

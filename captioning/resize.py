@@ -18,11 +18,9 @@ import io
 import os
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
-from typing import Optional
 
 from PIL import Image
 
@@ -124,7 +122,7 @@ def _check_side(side: int, target: Path) -> None:
         raise UserError(f"{target} was made with another --side ({record}): give another folder")
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv=None) -> int:
     """Run the program; see `captioning.runtime.program`."""
     parser = argparse.ArgumentParser(prog="python -m captioning.resize", description=__doc__)
     add = parser.add_argument
@@ -137,7 +135,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         if getattr(arguments, name) < 1:
             parser.error(f"--{name} has to be 1 or more")
 
-    def program() -> None:
+    def program():
         counts = resize_folder(**vars(arguments))
         summary = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
         log_line(f"{sum(counts.values())} images: {summary}; they are in {arguments.target}")

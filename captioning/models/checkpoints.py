@@ -272,7 +272,7 @@ def read_newest(folder: Path) -> Optional[NewestCheckpoint]:
     Returns None if there are no checkpoints. If all checkpoints are damaged, raises UserError and
     renames none.
     """
-    problems: dict[Path, str] = {}
+    problems = {}  # {damaged checkpoint: reason}
     for path in reversed(saved(folder)):
         try:
             verify(path)

@@ -75,7 +75,7 @@ def raise_nonfinite(
         ]
     )
 
-    def fail() -> None:
+    def fail():
         reports = [report for of_rank in gathered for report in of_rank]
         # Name the images of the batches that are not finite. If every batch is finite, as when only
         # the gradient is not, name the images of all batches.

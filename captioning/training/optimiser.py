@@ -69,10 +69,9 @@ def scheduled_rate(config: Config, epoch: int, step: int, steps: int, plateaus: 
     schedule, warmup_steps = config.lr_schedule, config.warmup_steps
     if step < warmup_steps:
         return config.warmup_lr + (config.init_lr - config.warmup_lr) * step / warmup_steps
-    if schedule == "exponential":
-        return max(config.min_lr, config.init_lr * config.lr_decay**epoch)
-    if schedule == "plateau":
-        return max(config.min_lr, config.init_lr * config.lr_decay**plateaus)
+    if schedule in ("exponential", "plateau"):
+        decays = epoch if schedule == "exponential" else plateaus
+        return max(config.min_lr, config.init_lr * config.lr_decay**decays)
     if schedule == "cosine":
         return _half_cosine(config, epoch, config.max_epoch)
     position, total = step - warmup_steps, config.max_epoch * steps - warmup_steps

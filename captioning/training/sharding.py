@@ -109,7 +109,7 @@ def full_state_dict(captioner: nn.Module, keep: bool = True) -> Mapping[str, Any
     """
     if not is_sharded(captioner):
         return captioner.state_dict()
-    gathered: dict[int, Any] = {}
+    gathered = {}  # by the id of the tensor
     # With keep_vars, the two names of a tied weight have the same tensor object.
     state = captioner.state_dict(keep_vars=True)
     for tensor in state.values():
@@ -145,7 +145,7 @@ def load(
     if is_sharded(captioner):
         current = captioner.state_dict()
         weights = {name: _shard_like(tensor, current.get(name)) for name, tensor in weights.items()}
-        parameters = dict(enumerate(p for group in optimizer.param_groups for p in group["params"]))
+        parameters = _parameters(optimizer)
         moments = {
             n: {key: _shard_like(value, parameters[n]) for key, value in values.items()}
             for n, values in state["state"].items()
@@ -180,7 +180,7 @@ def load_sharded(
     `load_state_dict`.
     """
     tensors = {MODEL + name: tensor for name, tensor in captioner.state_dict().items()}
-    parameters = dict(enumerate(p for group in optimizer.param_groups for p in group["params"]))
+    parameters = _parameters(optimizer)
     saved, state = sizes(folder), {}
     different = sorted(tensors.keys() ^ {name for name in saved if name.startswith(MODEL)})
     if different:
@@ -198,6 +198,11 @@ def load_sharded(
     weights = {name[len(MODEL) :]: t for name, t in tensors.items() if name.startswith(MODEL)}
     captioner.load_state_dict(weights)
     optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """Return the parameters in the order of their numbers in the optimiser's state dict."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _shard_like(tensor: Tensor, sharded: Any) -> Tensor:

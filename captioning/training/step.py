@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -106,7 +106,7 @@ class TrainingStep:
         - After the last batch, the caller multiplies the gradient by
           reference / (tokens of all batches)
         """
-        totals: list[Tensor] = []
+        totals = []
         reference = torch.zeros((), dtype=torch.float64, device=self.precision.device)
         for index in range(self.batch_count):
             batch = next(batches)
@@ -126,7 +126,7 @@ class TrainingStep:
         Dropout and sampling depend only on the run's seed, `number` and the rank.
         """
         torch.manual_seed(derived_seed("step", self.config.seed, number, distributed.rank()))
-        inputs: list[Any] = [batch["image"], batch["captions"]]
+        inputs = [batch["image"], batch["captions"]]
         if self.config.reward:
             inputs.append(batch["image_id"])
         if self.config.drop_image:

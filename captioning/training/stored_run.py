@@ -58,7 +58,7 @@ class StoredRun:
         self.address, self.folder = address, folder
         self._record = folder.with_name(f"{folder.name}.stored.json")
         self._uploaded: dict[str, FileStamp] = {}
-        self._last_writer: Optional[bytes] = None
+        self._last_writer = None  # content of WRITER in the store
 
     def begin(self) -> None:
         """Download the run, unless the working copy wrote to the store last. Raises UserError.
@@ -250,7 +250,7 @@ def _markers_first(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: (not _is_marker(name), name))
 
 
-def _upload_order(name: str) -> tuple[int, str, bool, str]:
+def _upload_order(name: str) -> tuple:
     """Return a sort key for the order of upload in the module's docstring."""
     return _upload_stage(name), _top(name), _is_marker(name), name
 
