@@ -159,7 +159,7 @@ def _add_batch_tab(service: CaptionService) -> None:
 
     progress_bar = gr.Progress()
 
-    def caption_photos(files: Any, progress: Any = progress_bar, *values: Any) -> tuple[Any, str]:
+    def caption_photos(files: Any, progress: Any = progress_bar, *values: Any):
         try:
             if not files:
                 raise UserError("no photos: drop some, or choose them")

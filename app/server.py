@@ -122,7 +122,7 @@ def add_api(server, service: CaptionService, uploads: Uploads) -> None:
     # There is a thread for each caller, because only calls that overlap can share a batch.
     threads = CapacityLimiter(limits.queue + 1)
 
-    def error_response(message: str, status: int) -> JSONResponse:
+    def error_response(message: str, status: int):
         return JSONResponse({"error": message}, status)
 
     async def write_body(request: Request, file: IO[bytes]) -> Optional[JSONResponse]:
@@ -156,8 +156,15 @@ def add_api(server, service: CaptionService, uploads: Uploads) -> None:
                 values.pop("checkpoint", None)
                 labels = request.query_params.getlist("checkpoint") or all_labels
                 options = read_options(values)
-                call = (service.caption_file, Path(file.name), PHOTO, labels, options, disconnected)
-                _, captions = await run_sync(*call, limiter=threads)
+                _, captions = await run_sync(
+                    service.caption_file,
+                    Path(file.name),
+                    PHOTO,
+                    labels,
+                    options,
+                    disconnected,
+                    limiter=threads,
+                )
                 return JSONResponse([caption.record() for caption in captions])
             except UserError as error:
                 return error_response(str(error), 400)

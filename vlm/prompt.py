@@ -69,7 +69,7 @@ class PromptProcessor:
         self.image_token = getattr(parts.config, "image_token_id", None)
         if self.image_token is None:
             self.image_token = getattr(parts.config, "image_token_index", None)
-        self.turn = self._turn()
+        self.turn = self._find_turn()
 
     def __call__(self, photo: Image.Image, prompt: Optional[str] = None) -> dict[str, Tensor]:
         """Return the model's inputs. Raises ValueError if photo and prompt cannot be processed.
@@ -155,7 +155,7 @@ class PromptProcessor:
             NEGATIVE_PROMPT: ids if self.family == "git" else ids[ids != self.image_token][None]
         }
 
-    def _turn(self) -> Turn:
+    def _find_turn(self) -> Turn:
         """Return the text around a caption for this family.
 
         Raises ValueError if the model cannot be used, or not with this prompt.

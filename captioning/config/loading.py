@@ -78,15 +78,15 @@ def explained(error: ValidationError, values: dict) -> str:
     If a key accepts several types, its error names all of them, joined by "or". values: the
     configuration before validation.
     """
-    groups: dict[str, list[str]] = {}
+    groups = {}
     details = [d for d in error.errors() if not _is_other_alternative(d)] or error.errors()
     for detail in details:
-        prefix, should, kind = _explain(detail, values).partition("; input should be ")
+        prefix, should, kind = _describe_error(detail, values).partition("; input should be ")
         groups.setdefault(prefix + should, []).append(kind)
     return "; ".join(prefix + " or ".join(dict.fromkeys(kinds)) for prefix, kinds in groups.items())
 
 
-def _explain(detail: dict, values: dict) -> str:
+def _describe_error(detail: dict, values: dict) -> str:
     """Describe one of pydantic's errors in terms of the file's keys and values."""
     if not detail["loc"]:  # the error concerns several keys, which the message names
         return detail["msg"].removeprefix("Value error, ")
