@@ -67,7 +67,7 @@ class CheckpointLmm(lmms):
                 preprocessing.item(self.image(to_visual, number, task, split))
                 for _, _, to_visual, number, task, split in batch
             ]
-            _, generation_kwargs, *_ = batch[0]
+            generation_kwargs = batch[0][1]
             settings = self.settings(generation_kwargs)
             with torch.inference_mode(), self.model.precision.autocast():
                 image_batch = preprocessing.join(images).to(self.model.device)
