@@ -10,7 +10,7 @@ import tempfile
 import threading
 from collections.abc import Iterable
 from pathlib import Path
-from typing import IO, Optional
+from typing import Optional
 
 from app.dynamic_batcher import Disconnected
 from app.guard import Guard
@@ -125,7 +125,7 @@ def add_api(server, service: CaptionService, uploads: Uploads) -> None:
     def error_response(message: str, status: int):
         return JSONResponse({"error": message}, status)
 
-    async def write_body(request: Request, file: IO[bytes]) -> Optional[JSONResponse]:
+    async def write_body(request: Request, file) -> Optional[JSONResponse]:
         """Write a request's body to the file; return an error response, or None."""
         size = 0
         try:

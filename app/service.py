@@ -147,10 +147,9 @@ class CaptionService:
                 )
             with temporary_prompt(captioner, options.prompt, settings.max_length):
                 torch.manual_seed(options.seed)
-                reranking = options.reranking()
-                images = images.to(checkpoint.device)
-                reranker = reranking and Reranker(captioner, reranking, checkpoint.device)
-                scored = scored_captions(captioner, images, settings, reranker)
+                reranking, device = options.reranking(), checkpoint.device
+                reranker = Reranker(captioner, reranking, device) if reranking else None
+                scored = scored_captions(captioner, images.to(device), settings, reranker)
                 recorded_settings = {
                     **options.effective_settings(),
                     "prompt": captioner.prompt or config.prompt,

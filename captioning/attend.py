@@ -88,7 +88,7 @@ def attend(arguments: argparse.Namespace, output: Path) -> None:
     config, captioner = load_trained(arguments.checkpoint, arguments.config, device)
     check_reranking(config)
     reranking = config.reranking()
-    reranker = reranking and Reranker(captioner, reranking, device)
+    reranker = Reranker(captioner, reranking, device) if reranking else None
     image = preprocessing_of(config).one(photo).to(device)
     [scored] = scored_captions(captioner, image, config.decoding_settings(), reranker)
     if scored.attention_map is None:
