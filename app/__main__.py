@@ -16,8 +16,6 @@ if __name__ == "__main__":
 import argparse
 import importlib.util
 import sys
-from collections.abc import Sequence
-from typing import Optional
 
 from app.checkpoints import find_demo_checkpoints, load_checkpoints
 from app.guard import TOKEN_VARIABLE, read_token
@@ -29,13 +27,13 @@ from captioning.runtime.errors import UserError
 from captioning.runtime.program import exit_code
 
 MIN_PYTHON = (3, 10)  # Gradio 6 needs it
-# {flag: help} for the fields of `Limits`, in the order of the fields.
+# {flag: (field of `Limits`, help)}
 LIMITS = {
-    "max-mb": "MB per photo",
-    "max-pixels": "pixels per photo",
-    "max-photos": "photos in Batch",
-    "queue": "callers who may wait; further ones are refused",
-    "max-batch": "photos that a captioner captions at once",
+    "max-mb": ("upload_mb", "MB per photo"),
+    "max-pixels": ("pixels", "pixels per photo"),
+    "max-photos": ("photos", "photos in Batch"),
+    "queue": ("queue", "callers who may wait; further ones are refused"),
+    "max-batch": ("batch", "photos that a captioner captions at once"),
 }
 
 
@@ -46,37 +44,36 @@ def command_line() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "checkpoints", nargs="*", metavar="CHECKPOINT", help="a file, a run's folder, a URL, hf://"
-    )
-    parser.add_argument("--config", help="a YAML file, for checkpoints without a configuration")
-    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1; default: a GPU if any")
-    parser.add_argument(
-        "--precision", choices=("fp32", "int8"), default="fp32", help="int8: faster on a CPU"
-    )
-    parser.add_argument("--host", default="127.0.0.1", help="default: only this machine")
-    parser.add_argument(
-        "--host-name", action="append", help="a further host name in the page's address"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("checkpoints", nargs="*", metavar="CHECKPOINT", help="a file, a run's folder, a URL, hf://")
+    add("--config", help="a YAML file, for checkpoints without a configuration")
+    add("--device", default="auto", help="cpu, cuda, cuda:1; default: a GPU if any")
+    add("--precision", choices=("fp32", "int8"), default="fp32", help="int8: faster on a CPU")
+    add("--host", default="127.0.0.1", help="default: only this machine")
+    add("--host-name", action="append", help="a further host name in the page's address")
+    add(
         "--token",
         help=f"a token that visitors need; better: set {TOKEN_VARIABLE} in the environment",
     )
-    parser.add_argument("--port", type=int, default=7860, help="default: 7860; 0: any free port")
-    for (flag, help_text), default in zip(LIMITS.items(), Limits()):
-        parser.add_argument(f"--{flag}", type=type(default), default=default, help=help_text)
+    add("--port", type=int, default=7860, help="default: 7860; 0: any free port")
+    for flag, (field, help_text) in LIMITS.items():
+        default = getattr(Limits(), field)
+        add(f"--{flag}", type=type(default), default=default, help=help_text)
     return parser
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv=None) -> int:
     """Run the program; return 0, or 2 after a one-line error for the user."""
     parser = command_line()
     arguments = parser.parse_args(argv)
-    limits = Limits(*(getattr(arguments, flag.replace("-", "_")) for flag in LIMITS))
+    values = {
+        field: getattr(arguments, flag.replace("-", "_")) for flag, (field, _) in LIMITS.items()
+    }
+    limits = Limits(**values)
     if min(limits) <= 0:
         parser.error(f"--{', --'.join(LIMITS)} have to be above 0")
 
-    def program() -> None:
+    def program():
         require_libraries()
         token = read_token(arguments.token)
         sources = arguments.checkpoints or find_demo_checkpoints()

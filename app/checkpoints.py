@@ -76,12 +76,11 @@ def load_checkpoints(
     configs, captioners, labels, kinds = [], [], [], []
     page_settings = {"precision": precision, "compile": False}
     for path, name in zip(paths, display_names):
-        is_in_run_folder = Path(name).with_name("config.yaml").exists()
-        run_config, captioner = load_trained(path, None if is_in_run_folder else config, device)
+        has_own_config = config is None or Path(name).with_name("config.yaml").exists()
+        run_config, captioner = load_trained(path, None if has_own_config else config, device)
         configs.append(run_config)
         check_precision(run_config.model_copy(update=page_settings), device)
         captioners.append(captioner.for_inference(DTYPES[precision], compiled=False))
-        has_own_config = is_in_run_folder or config is None
         labels.append(training_title(run_config) if has_own_config else Path(name).stem)
         kinds.append(objective_kind(run_config) if has_own_config else "weights")
         log_line(f"loaded {name}: {labels[-1]}")
@@ -90,6 +89,8 @@ def load_checkpoints(
         labels, [Path(name).parent.name for name in display_names], display_names, numbers
     )
     colours = [style.colour for style in assign_styles(kinds)]
+    columns = zip(display_names, labels, colours, configs, captioners)
     return [
-        Checkpoint(*fields) for fields in zip(display_names, labels, colours, configs, captioners)
+        Checkpoint(source=name, label=label, colour=colour, config=run_config, captioner=captioner)
+        for name, label, colour, run_config, captioner in columns
     ]

@@ -35,7 +35,7 @@ class DynamicBatcher:
 
     def __init__(self, compute: Callable[[Sequence[Any]], Sequence[Any]], max_batch: int):
         self.compute, self.max_batch = compute, max_batch
-        self.on_batch: Callable[[int, float], None] = lambda items, seconds: None
+        self.on_batch = lambda items, seconds: None
         self._batch_lock = threading.Lock()
         self._condition = threading.Condition()  # protects `_waiting`; notified of new calls
         self._waiting: list[_Call] = []

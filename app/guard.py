@@ -32,10 +32,12 @@ def read_token(flag_value: Optional[str]) -> Optional[str]:
     flag_value: the value of --token; None if the flag is not given. Returns None if neither the
     flag nor the variable is set. Raises UserError for an invalid token.
     """
-    token = os.environ.get(TOKEN_VARIABLE) or None if flag_value is None else flag_value
-    if token is not None and (
-        not token or token != token.strip() or not (token.isascii() and token.isprintable())
-    ):
+    token = flag_value
+    if token is None:
+        token = os.environ.get(TOKEN_VARIABLE) or None
+    if token is None:
+        return None
+    if not token or token != token.strip() or not (token.isascii() and token.isprintable()):
         raise UserError(
             f"--token (or {TOKEN_VARIABLE}) has to be printable ASCII, without a space at an end"
         )
@@ -129,21 +131,24 @@ class Guard:
         from starlette.datastructures import Headers
         from starlette.responses import JSONResponse
 
-        headers = Headers(scope=scope)
         app = self.app
-        if not self.is_own_host(headers.get("host", "")):
-            error_line = "the request's Host is not a name of this page; --host-name adds a name"
-            app = JSONResponse({"error": error_line}, 400)
-        elif not is_from_this_page(scope, headers):
-            error_line = "the request comes from a page of another origin: open this page itself"
-            app = JSONResponse({"error": error_line}, 403)
-        elif not self.has_token(headers.get("authorization", "")):
-            error_line = "a token is required: send the header Authorization: Bearer TOKEN"
-            app = JSONResponse({"error": error_line}, 401, {"www-authenticate": CHALLENGE})
-        elif not is_allowed(scope["path"]):
-            error_line = "there is no such path; the API for programs is /api/caption"
-            app = JSONResponse({"error": error_line}, 404)
+        status, error_line = self._refusal(scope, Headers(scope=scope))
+        if status:
+            answer_headers = {"www-authenticate": CHALLENGE} if status == 401 else None
+            app = JSONResponse({"error": error_line}, status, answer_headers)
         await app(scope, receive, send)
+
+    def _refusal(self, scope, headers) -> tuple[int, str]:
+        """Return the status and the error line for a refused request; (0, "") for others."""
+        if not self.is_own_host(headers.get("host", "")):
+            return 400, "the request's Host is not a name of this page; --host-name adds a name"
+        if not is_from_this_page(scope, headers):
+            return 403, "the request comes from a page of another origin: open this page itself"
+        if not self.has_token(headers.get("authorization", "")):
+            return 401, "a token is required: send the header Authorization: Bearer TOKEN"
+        if not is_allowed(scope["path"]):
+            return 404, "there is no such path; the API for programs is /api/caption"
+        return 0, ""
 
     def is_own_host(self, host: str) -> bool:
         """Whether a Host header has a name or IP address of this page. The port is ignored."""

@@ -1,57 +1,62 @@
 // Behaviour of the results: shows a word's attention map, copies a caption.
 (() => {
-  const card = (node) => node.closest(".smile-card");
+  const cardOf = (node) => node.closest(".smile-card");
   const wordAt = (event) => event.target instanceof Element && event.target.closest(".smile-word");
 
-  function show(word) {
-    const of = card(word), map = of.querySelector(".smile-attention"), seen = of.querySelector(".smile-seen");
-    seen.dataset.before ??= seen.textContent;
-    of.querySelectorAll(".smile-word.lit").forEach((other) => other.classList.remove("lit"));
+  /** Shows a word's attention map over the photo, and its probability in the line below. */
+  function showWord(word) {
+    const card = cardOf(word), map = card.querySelector(".smile-attention"), line = card.querySelector(".smile-seen");
+    line.dataset.before ??= line.textContent;
+    card.querySelectorAll(".smile-word.lit").forEach((other) => other.classList.remove("lit"));
     word.classList.add("lit");
-    seen.textContent = `${word.firstElementChild.textContent}: ${word.dataset.percent} %`;
+    line.textContent = `${word.firstElementChild.textContent}: ${word.dataset.percent} %`;
     if (word.dataset.attention) {
       map.src = word.dataset.attention;
       map.hidden = false;
-      of.classList.add("looking");
+      card.classList.add("looking");
     }
   }
 
-  function clear(of) {
-    const focused = of.querySelector(".smile-word:focus");
-    if (focused) return show(focused);
-    const seen = of.querySelector(".smile-seen");
-    of.querySelectorAll(".smile-word.lit").forEach((word) => word.classList.remove("lit"));
-    of.classList.remove("looking");
-    of.querySelector(".smile-attention").hidden = true;
-    if (seen.dataset.before) seen.textContent = seen.dataset.before;
+  /** Shows the focused word of a card again, or the whole photo. */
+  function leaveWord(card) {
+    const focused = card.querySelector(".smile-word:focus");
+    if (focused) return showWord(focused);
+    const line = card.querySelector(".smile-seen");
+    card.querySelectorAll(".smile-word.lit").forEach((word) => word.classList.remove("lit"));
+    card.classList.remove("looking");
+    card.querySelector(".smile-attention").hidden = true;
+    if (line.dataset.before) line.textContent = line.dataset.before;
   }
 
   for (const kind of ["mouseover", "focusin"])
-    document.addEventListener(kind, (event) => wordAt(event) && show(wordAt(event)));
+    document.addEventListener(kind, (event) => wordAt(event) && showWord(wordAt(event)));
   for (const kind of ["mouseout", "focusout"])
-    document.addEventListener(kind, (event) => wordAt(event) && setTimeout(clear, 0, card(wordAt(event))));
+    document.addEventListener(kind, (event) => wordAt(event) && setTimeout(leaveWord, 0, cardOf(wordAt(event))));
 
   // Gradio's examples are pictures in buttons without names for screen readers.
   document.addEventListener("focusin", (event) => {
     const examples = [...document.querySelectorAll(".gallery-item")];
-    const at = examples.indexOf(event.target);
-    if (at >= 0) event.target.ariaLabel = `Example ${at + 1}`;
+    const index = examples.indexOf(event.target);
+    if (index >= 0) event.target.ariaLabel = `Example ${index + 1}`;
   });
 
   document.addEventListener("keydown", (event) => {
     const word = wordAt(event);
     if (!word) return;
     const words = [...word.parentElement.querySelectorAll(".smile-word")];
-    const at = words.indexOf(word);
-    const next = { ArrowRight: at + 1, ArrowDown: at + 1, ArrowLeft: at - 1, ArrowUp: at - 1, Home: 0, End: words.length - 1 }[event.key];
-    if (words[next] === undefined) return;
+    const index = words.indexOf(word);
+    const indexOfKey = {
+      ArrowRight: index + 1, ArrowDown: index + 1, ArrowLeft: index - 1, ArrowUp: index - 1, Home: 0, End: words.length - 1,
+    };
+    const next = words[indexOfKey[event.key]];
+    if (next === undefined) return;
     event.preventDefault();
     word.tabIndex = -1;
-    words[next].tabIndex = 0;
-    words[next].focus();
+    next.tabIndex = 0;
+    next.focus();
   });
 
-  async function copy(text) {
+  async function copyText(text) {
     try {
       await navigator.clipboard.writeText(text);
     } catch {
@@ -67,7 +72,7 @@
   document.addEventListener("click", async (event) => {
     const button = event.target instanceof Element && event.target.closest(".smile-copy");
     if (button) {
-      await copy(button.dataset.copy);
+      await copyText(button.dataset.copy);
       button.textContent = "Copied";
       setTimeout(() => (button.textContent = "Copy"), 1500);
     } else if (wordAt(event)) wordAt(event).focus();

@@ -3,7 +3,7 @@
 import functools
 import tempfile
 from abc import ABCMeta
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -118,22 +118,24 @@ def _add_compare_tab(service: CaptionService, examples: Sequence[Path]) -> None:
             )
             button = gr.Button("Caption", variant="primary", elem_id="caption")
             gr.Examples([[str(path)] for path in examples], [photo_field], label="Drawn examples")
-            inputs, read_inputs = _add_controls(service)
+            controls = _Controls(service)
         with gr.Column(scale=5, min_width=280):
             results = _html(EMPTY_RESULTS, elem_id="results")
 
-    def caption(file: Any, *values: Any) -> str:
+    def caption(file, *values):
         try:
             if file is None:
                 raise UserError("no photo: drop one, take one with the camera, or try an example")
-            labels, options = read_inputs(*values)
+            labels, options = controls.read(*values)
             path, name = file
             photo, captions = service.caption_file(Path(path), name, labels, options)
             return view.render_results(name, photo, captions)
         except UserError as error:
             return view.render_error(str(error))
 
-    button.click(caption, [photo_field, *inputs], results, scroll_to_output=True, **EVENT_OPTIONS)
+    button.click(
+        caption, [photo_field, *controls.inputs], results, scroll_to_output=True, **EVENT_OPTIONS
+    )
     photo_field.clear(lambda: EMPTY_RESULTS, None, results, **EVENT_OPTIONS)
 
 
@@ -148,7 +150,7 @@ def _add_batch_tab(service: CaptionService) -> None:
                 elem_id="photos",
             )
             button = gr.Button("Caption all", variant="primary", elem_id="caption-all")
-            inputs, read_inputs = _add_controls(service)
+            controls = _Controls(service)
         with gr.Column(scale=5, min_width=280):
             archive = gr.File(
                 label="ZIP of the captions", interactive=False, visible=False, elem_id="zip"
@@ -157,11 +159,11 @@ def _add_batch_tab(service: CaptionService) -> None:
 
     progress_bar = gr.Progress()
 
-    def caption_photos(files: Any, progress: Any = progress_bar, *values: Any) -> tuple[Any, str]:
+    def caption_photos(files: Any, progress: Any = progress_bar, *values: Any):
         try:
             if not files:
                 raise UserError("no photos: drop some, or choose them")
-            labels, options = read_inputs(*values)
+            labels, options = controls.read(*values)
             photos = [(Path(file), Path(file).name) for file in files]
             generator = caption_all(service, photos, labels, options)
             progress((0, len(photos)), desc="captioning", unit="photos")
@@ -176,81 +178,89 @@ def _add_batch_tab(service: CaptionService) -> None:
         return gr.update(value=str(path), visible=True), view.render_batch_table(photo_results)
 
     outputs = [archive, results]
-    button.click(caption_photos, [files, *inputs], outputs, scroll_to_output=True, **EVENT_OPTIONS)
+    button.click(
+        caption_photos, [files, *controls.inputs], outputs, scroll_to_output=True, **EVENT_OPTIONS
+    )
 
 
-def _add_controls(service: CaptionService) -> tuple[list[gr.components.Component], Callable]:
-    """Add the controls for checkpoints and decoding settings to the current block.
+class _Controls:
+    """The controls for checkpoints and decoding settings, which the constructor adds to the block.
 
-    Returns the controls and the function `read_inputs`. `read_inputs` takes the values of the
-    controls, in the order of the controls. It returns the labels of the chosen checkpoints and the
-    `Options`, or raises UserError.
+    inputs: the controls whose values `read` takes, in this order.
     """
-    defaults = {**Options().model_dump(), **page_defaults(service.checkpoints[0])}
-    labels = [checkpoint.label for checkpoint in service.checkpoints]
-    controls: dict[str, gr.components.Component] = {}  # {field of `Options`: control}
 
-    def slider(
-        name: str, label: str, minimum: float, maximum: float, step: float, **options
-    ) -> None:
+    def __init__(self, service: CaptionService):
+        labels = [checkpoint.label for checkpoint in service.checkpoints]
+        defaults = {**Options().model_dump(), **page_defaults(service.checkpoints[0])}
+        default_method = SAMPLING if defaults["sample"] else BEAM
+        # page.css hides the controls that have no effect with the chosen method. Gradio's events
+        # are not used for this: if two events follow each other quickly, Gradio may lose one.
+        with gr.Column(elem_classes="smile-controls"):
+            checkpoints = gr.CheckboxGroup(labels, value=labels, label="Checkpoints")
+            method = gr.Radio([BEAM, SAMPLING], value=default_method, label="Decoding method")
+            with gr.Accordion("Lengths, prompt and more", open=False):
+                prompt = service.checkpoints[0].config.prompt.strip()
+                self._settings = _add_settings(defaults, prompt)
+        self.inputs = [checkpoints, method, *self._settings.values()]
+
+    def read(self, labels: list[str], method: str, *settings: Any) -> tuple[list[str], Options]:
+        """Return the labels of the chosen checkpoints, and the options. Raises UserError."""
+        values = {"sample": method == SAMPLING}
+        for name, value in zip(self._settings, settings):
+            values[name] = None if value == "" else value
+        return labels, read_options(values)
+
+
+def _add_settings(defaults: dict[str, Any], own_prompt: str) -> dict[str, gr.components.Component]:
+    """Add the controls for decoding settings. Return {field of `Options`: control}.
+
+    defaults: {field: value}. own_prompt: the prompt of the first checkpoint.
+    """
+    controls = {}
+
+    def slider(name, label, minimum, maximum, step, **options):
         controls[name] = gr.Slider(
             minimum, maximum, defaults[name], step=step, label=label, min_width=200, **options
         )
 
-    def number(name: str, label: str) -> None:
+    def number(name, label):
         controls[name] = gr.Number(defaults[name], label=label, precision=0)
 
-    # page.css hides the controls that have no effect with the chosen method. Gradio's events are
-    # not used for this: if two events follow each other quickly, Gradio may lose the second.
-    with gr.Column(elem_classes="smile-controls"):
-        checkpoint_boxes = gr.CheckboxGroup(labels, value=labels, label="Checkpoints")
-        default_method = SAMPLING if defaults["sample"] else BEAM
-        method = gr.Radio([BEAM, SAMPLING], value=default_method, label="Decoding method")
-        with gr.Accordion("Lengths, prompt and more", open=False):
-            with gr.Row():
-                slider("min_length", "Shortest caption, tokens", 0, LIMITS["max_length"], 1)
-                slider("max_length", "Longest caption, tokens", 1, LIMITS["max_length"], 1)
-            controls["prompt"] = gr.Textbox(
-                label="Prompt",
-                info="What a caption starts with; empty: the checkpoint's own. Its tokens count "
-                "towards both lengths.",
-                placeholder=service.checkpoints[0].config.prompt.strip(),
-                max_lines=1,
-            )
-            with gr.Group(elem_classes="smile-beams"):
-                slider("num_beams", "Beams", 1, LIMITS["num_beams"], 1)
-            with gr.Group(elem_classes="smile-sampling"):
-                with gr.Row():
-                    slider("top_p", "Nucleus (top-p)", 0.05, 1, 0.05)
-                    slider("temperature", "Temperature", 0.05, 3, 0.05)
-                with gr.Row():
-                    slider("min_p", "Min-p (0: off)", 0, 1, 0.01)
-                    slider("typical_p", "Typical-p (1: off)", 0.05, 1, 0.05)
-                with gr.Row():
-                    number("top_k", "Top-k (0: all)")
-                    number("seed", "Seed")
-            with gr.Row():
-                controls["rerank"] = gr.Radio(
-                    [("none", ""), ("mutual information", "mmi"), ("minimum Bayes risk", "mbr")],
-                    value="",
-                    label="Rerank samples by",
-                    elem_classes="smile-rerank",
-                )
-                maximum, css_class = LIMITS["num_candidates"], "smile-candidate-count"
-                slider("num_candidates", "Number of samples", 2, maximum, 1, elem_classes=css_class)
-            with gr.Row():
-                slider("repetition_penalty", "Repetition penalty", 0.5, 2, 0.05)
-                repeat_label = "Never repeat this many tokens in a row (0: off)"
-                slider("no_repeat_ngram_size", repeat_label, 0, 10, 1)
-            maximum = LIMITS["guidance_scale"]
-            slider("guidance_scale", "Guidance by the image (1: none)", 0, maximum, 0.25)
-
-    def read_inputs(
-        labels: list[str], method: str, *control_values: Any
-    ) -> tuple[list[str], Options]:
-        values = {
-            name: None if value == "" else value for name, value in zip(controls, control_values)
-        }
-        return labels, read_options({**values, "sample": method == SAMPLING})
-
-    return [checkpoint_boxes, method, *controls.values()], read_inputs
+    with gr.Row():
+        slider("min_length", "Shortest caption, tokens", 0, LIMITS["max_length"], 1)
+        slider("max_length", "Longest caption, tokens", 1, LIMITS["max_length"], 1)
+    controls["prompt"] = gr.Textbox(
+        label="Prompt",
+        info="What a caption starts with; empty: the checkpoint's own. Its tokens count "
+        "towards both lengths.",
+        placeholder=own_prompt,
+        max_lines=1,
+    )
+    with gr.Group(elem_classes="smile-beams"):
+        slider("num_beams", "Beams", 1, LIMITS["num_beams"], 1)
+    with gr.Group(elem_classes="smile-sampling"):
+        with gr.Row():
+            slider("top_p", "Nucleus (top-p)", 0.05, 1, 0.05)
+            slider("temperature", "Temperature", 0.05, 3, 0.05)
+        with gr.Row():
+            slider("min_p", "Min-p (0: off)", 0, 1, 0.01)
+            slider("typical_p", "Typical-p (1: off)", 0.05, 1, 0.05)
+        with gr.Row():
+            number("top_k", "Top-k (0: all)")
+            number("seed", "Seed")
+    with gr.Row():
+        controls["rerank"] = gr.Radio(
+            [("none", ""), ("mutual information", "mmi"), ("minimum Bayes risk", "mbr")],
+            value="",
+            label="Rerank samples by",
+            elem_classes="smile-rerank",
+        )
+        maximum, css_class = LIMITS["num_candidates"], "smile-candidate-count"
+        slider("num_candidates", "Number of samples", 2, maximum, 1, elem_classes=css_class)
+    with gr.Row():
+        slider("repetition_penalty", "Repetition penalty", 0.5, 2, 0.05)
+        repeat_label = "Never repeat this many tokens in a row (0: off)"
+        slider("no_repeat_ngram_size", repeat_label, 0, 10, 1)
+    maximum = LIMITS["guidance_scale"]
+    slider("guidance_scale", "Guidance by the image (1: none)", 0, maximum, 0.25)
+    return controls

@@ -122,24 +122,30 @@ def add_api(server, service: CaptionService, uploads: Uploads) -> None:
     # There is a thread for each caller, because only calls that overlap can share a batch.
     threads = CapacityLimiter(limits.queue + 1)
 
-    def error_response(message: str, status: int) -> JSONResponse:
+    def error_response(message: str, status: int):
         return JSONResponse({"error": message}, status)
+
+    async def write_body(request: Request, file) -> Optional[JSONResponse]:
+        """Write a request's body to the file; return an error response, or None."""
+        size = 0
+        try:
+            async for part in request.stream():
+                size += len(part)
+                if size > limits.upload_bytes:
+                    return error_response(f"{PHOTO}: above {limits.upload_mb:g} MB", 413)
+                if not uploads.has_room():
+                    return error_response(NO_ROOM, 503)
+                file.write(part)
+        except ClientDisconnect:
+            return error_response("disconnected", CLIENT_CLOSED_REQUEST)
+        file.flush()
+        return None
 
     @server.post(API)
     async def caption(request: Request) -> JSONResponse:
         with tempfile.NamedTemporaryFile() as file:
-            try:
-                size = 0
-                async for part in request.stream():
-                    size += len(part)
-                    if size > limits.upload_bytes:
-                        return error_response(f"{PHOTO}: above {limits.upload_mb:g} MB", 413)
-                    if not uploads.has_room():
-                        return error_response(NO_ROOM, 503)
-                    file.write(part)
-                file.flush()
-            except ClientDisconnect:
-                return error_response("disconnected", CLIENT_CLOSED_REQUEST)
+            if error := await write_body(request, file):
+                return error
             # Acquire a slot only after the body is read, so that slow uploads do not occupy slots.
             if not slots.acquire(blocking=False):
                 return error_response("too many callers are waiting: try again in a while", 503)
@@ -150,8 +156,15 @@ def add_api(server, service: CaptionService, uploads: Uploads) -> None:
                 values.pop("checkpoint", None)
                 labels = request.query_params.getlist("checkpoint") or all_labels
                 options = read_options(values)
-                call = (service.caption_file, Path(file.name), PHOTO, labels, options, disconnected)
-                _, captions = await run_sync(*call, limiter=threads)
+                _, captions = await run_sync(
+                    service.caption_file,
+                    Path(file.name),
+                    PHOTO,
+                    labels,
+                    options,
+                    disconnected,
+                    limiter=threads,
+                )
                 return JSONResponse([caption.record() for caption in captions])
             except UserError as error:
                 return error_response(str(error), 400)

@@ -101,7 +101,7 @@ class CaptionService:
         disconnected = disconnected or threading.Event()
         checkpoints = self._find_checkpoints(labels)
 
-        def preprocess() -> tuple[Image.Image, list[_Item]]:
+        def preprocess() -> tuple[Image.Image, list[Any]]:
             if disconnected.is_set():
                 raise Disconnected
             photo = read_photo(path, name, self.limits)
@@ -109,11 +109,15 @@ class CaptionService:
                 preprocessing_of(_config_with_prompt(c, options)).item(photo) for c in checkpoints
             ]
             photo.thumbnail((SHOWN_SIDE, SHOWN_SIDE), Image.Resampling.LANCZOS)
-            return photo, [_Item(*pair, options) for pair in zip(images, checkpoints)]
+            return photo, images
 
-        photo, items = self._decoders.submit(preprocess).result()
-        keys = [None if options.sample else (c.label, options) for c in checkpoints]
-        return photo, [self.batcher.submit(*pair, disconnected) for pair in zip(keys, items)]
+        photo, images = self._decoders.submit(preprocess).result()
+        captions = []
+        for image, checkpoint in zip(images, checkpoints):
+            key = None if options.sample else (checkpoint.label, options)
+            item = _Item(image, checkpoint, options)
+            captions.append(self.batcher.submit(key, item, disconnected))
+        return photo, captions
 
     def _find_checkpoints(self, labels: Sequence[str]) -> list[Checkpoint]:
         """Return the checkpoints with these labels, in the page's order. Raises UserError."""
@@ -132,7 +136,7 @@ class CaptionService:
 
         Raises UserError for settings that the checkpoint does not support.
         """
-        _, checkpoint, options = items[0]
+        checkpoint, options = items[0].checkpoint, items[0].options
         captioner, config = checkpoint.captioner, _config_with_prompt(checkpoint, options)
         settings = options.decoding_settings()
         images = preprocessing_of(config).join([item.image for item in items])
@@ -143,10 +147,9 @@ class CaptionService:
                 )
             with temporary_prompt(captioner, options.prompt, settings.max_length):
                 torch.manual_seed(options.seed)
-                reranking = options.reranking()
-                images = images.to(checkpoint.device)
-                reranker = reranking and Reranker(captioner, reranking, checkpoint.device)
-                scored = scored_captions(captioner, images, settings, reranker)
+                reranking, device = options.reranking(), checkpoint.device
+                reranker = Reranker(captioner, reranking, device) if reranking else None
+                scored = scored_captions(captioner, images.to(device), settings, reranker)
                 recorded_settings = {
                     **options.effective_settings(),
                     "prompt": captioner.prompt or config.prompt,

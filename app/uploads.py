@@ -136,7 +136,7 @@ class BodyChecks:
         machine.
         """
         try:
-            pending: list[Any] = [json.loads(body)]
+            pending = [json.loads(body)]
         except (ValueError, RecursionError):
             return False
         while pending:

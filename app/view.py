@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-import torch.nn.functional as F
 from PIL import Image
-from torch import Tensor
 
 from app.options import Options
 from app.photos import SHOWN_SIDE
@@ -77,7 +75,7 @@ def write_zip(photo_results: Sequence[PhotoResult], path: Path) -> None:
         archive.writestr("captions.jsonl", b"".join(map(json_line, records)))
         if failed:
             archive.writestr("failed.jsonl", b"".join(map(json_line, failed)))
-        used_names: set[str] = set()
+        used_names = set()
         for result in photo_results:
             stem = name = Path(result.name).stem
             number = 1
@@ -101,18 +99,14 @@ def render_about(service: CaptionService, address: str) -> str:
     )
 
 
-def attention_pictures(attention_map: Tensor) -> list[str]:
+def attention_pictures(details: ScoredCaption) -> list[str]:
     """Return a picture of each word's attention map, as a data: URI.
 
-    attention_map: float (words, G, G). Each map is interpolated to MAP_SIDE x MAP_SIDE and divided
-    by its maximum. The maximum gets the brightest colour, and zero is transparent.
+    The maximum of a map gets the brightest colour, and zero is transparent.
     """
     import matplotlib
 
-    size = (MAP_SIDE, MAP_SIDE)
-    maps = F.interpolate(attention_map.unsqueeze(1), size=size, mode="bicubic", align_corners=False)
-    maps = maps[:, 0].clamp(min=0)  # (words, MAP_SIDE, MAP_SIDE)
-    maps = (maps / maps.amax((1, 2), keepdim=True).clamp(min=1e-9)).numpy()
+    maps = details.resized_maps(MAP_SIDE, MAP_SIDE).numpy()  # (words, MAP_SIDE, MAP_SIDE)
     colours = matplotlib.colormaps["inferno"](maps, bytes=True)  # (words, MAP_SIDE, MAP_SIDE, 4)
     colours[..., 3] = (MAX_ALPHA * maps).astype("uint8")
     return [data_uri(Image.fromarray(frame), "PNG", compress_level=6) for frame in colours]
@@ -124,8 +118,9 @@ def _word_records(details: ScoredCaption) -> list[dict[str, Any]]:
     text: the word. percent: the word's probability. attention: the picture of the word's attention
     map; None if the captioner has no attention maps.
     """
-    maps = details.attention_map
-    pictures = [None] * len(details.words) if maps is None else attention_pictures(maps)
+    pictures = [None] * len(details.words)
+    if details.attention_map is not None:
+        pictures = attention_pictures(details)
     return [
         {"text": word, "percent": round(100 * p, 1), "attention": picture}
         for word, p, picture in zip(details.words, details.probabilities.tolist(), pictures)

@@ -53,11 +53,11 @@ class PooledDecoder(RecurrentDecoder):
         return outputs.squeeze(2), state, None
 
     def unroll(self, tokens: Tensor, annotations: Tensor, prompt_length: int) -> DecoderOutput:
-        if self.training and self.teacher_forcing < 1:
+        if self.samples_words:
             return super().unroll(tokens, annotations, prompt_length)
-        _, state = self.initial_state(annotations)
-        state = tuple(part.unsqueeze(1).expand(-1, tokens.size(1), -1) for part in state)
-        return self.dropout(self._run_cell(self.embed(tokens), state)[0]), None
+        _, state = self.expanded_initial_state(annotations, tokens.size(1))
+        outputs, _ = self._run_cell(self.embed(tokens), state)
+        return self.dropout(outputs), None
 
     def _run_cell(self, embedded: Tensor, state: Tensors) -> tuple[Tensor, Tensors]:
         """Run torch's RNN or LSTM over n words. embedded: (B, k, n, E); state: tensors (B, k, H).
@@ -67,12 +67,9 @@ class PooledDecoder(RecurrentDecoder):
         instructions. On a GPU, autocast would use float16 even if its dtype is bfloat16.
         """
         batch_shape = embedded.shape[:2]
-        flat_state = tuple(part.reshape(1, -1, part.size(2)) for part in state)
         dtype = self.cell.weight_hh_l0.dtype
-        inputs, flat_state = (
-            embedded.flatten(0, 1).to(dtype),
-            tuple(part.to(dtype) for part in flat_state),
-        )
+        inputs = embedded.flatten(0, 1).to(dtype)
+        flat_state = tuple(part.reshape(1, -1, part.size(2)).to(dtype) for part in state)
         with torch.autocast(inputs.device.type, enabled=False):
             outputs, state = self.cell(inputs, flat_state if len(flat_state) > 1 else flat_state[0])
         state = state if isinstance(state, tuple) else (state,)

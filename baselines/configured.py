@@ -18,38 +18,38 @@ PROMPT_IS_QUESTION = False  # the prompt is the beginning of a caption, not an i
 class Keys(BaseModel):
     """The keys that only the classic captioners use. docs/settings.md describes each key.
 
-    The string in each annotation is the key's role, see `captioning.config.keys.ROLES`.
+    A string in an annotation is the key's role, see `captioning.config.keys.ROLES`.
     `captioning.config.config.config_class` merges these keys into a subclass of `Config`, so that
     the validator below can also read the general keys, such as `model` and `lora`.
     """
 
-    encoder: Annotated[str, Field(min_length=1), "run"] = "regnet_x_400mf"
+    encoder: Annotated[str, Field(min_length=1)] = "regnet_x_400mf"
     # The role is "data", so that a resumed run may change this key: it loads the weights from its
     # checkpoint.
     encoder_weights: Annotated[str, Field(min_length=1), "data"] = "default"
-    encoder_lr: Annotated[float, "run"] = Field(0.0, ge=0)
-    encoder_dim: Annotated[Optional[int], "run"] = Field(None, gt=0, le=65_536)
-    encoder_size: Annotated[Optional[int], "run"] = Field(None, gt=0, le=1000)
-    encoder_norm: Annotated[bool, "run"] = False
+    encoder_lr: float = Field(0.0, ge=0)
+    encoder_dim: Optional[int] = Field(None, gt=0, le=65_536)
+    encoder_size: Optional[int] = Field(None, gt=0, le=1000)
+    encoder_norm: bool = False
     encoder_features: Annotated[Optional[str], "speed"] = None
-    vocabulary: Annotated[Literal["words", "wordpiece"], "run"] = "words"
-    vocabulary_size: Annotated[int, "run"] = Field(6400, gt=4)
-    min_word_count: Annotated[int, "run"] = Field(1, gt=0)
-    embed_dim: Annotated[int, "run"] = Field(256, gt=0, le=65_536)
-    hidden_dim: Annotated[int, "run"] = Field(512, gt=0, le=65_536)
-    attention_dim: Annotated[int, "run"] = Field(512, gt=0, le=65_536)
-    num_layers: Annotated[int, "run"] = Field(1, gt=0, le=1000)
-    deep_output: Annotated[bool, "run"] = True
-    dropout: Annotated[float, "run"] = Field(0.5, ge=0, lt=1)
-    word_vectors: Annotated[Optional[str], "run"] = None
-    normalise_embeddings: Annotated[bool, "run"] = False
-    tie_embeddings: Annotated[bool, "run"] = False
-    embedding_lr: Annotated[Optional[float], "run"] = Field(None, ge=0)
-    attention_penalty: Annotated[float, "run"] = Field(0.0, ge=0)
-    teacher_forcing: Annotated[Literal[SCHEDULES], "run"] = "always"
-    teacher_forcing_k: Annotated[float, "run"] = Field(10.0, gt=0)
+    vocabulary: Literal["words", "wordpiece"] = "words"
+    vocabulary_size: int = Field(6400, gt=4)
+    min_word_count: int = Field(1, gt=0)
+    embed_dim: int = Field(256, gt=0, le=65_536)
+    hidden_dim: int = Field(512, gt=0, le=65_536)
+    attention_dim: int = Field(512, gt=0, le=65_536)
+    num_layers: int = Field(1, gt=0, le=1000)
+    deep_output: bool = True
+    dropout: float = Field(0.5, ge=0, lt=1)
+    word_vectors: Optional[str] = None
+    normalise_embeddings: bool = False
+    tie_embeddings: bool = False
+    embedding_lr: Optional[float] = Field(None, ge=0)
+    attention_penalty: float = Field(0.0, ge=0)
+    teacher_forcing: Literal[SCHEDULES] = "always"
+    teacher_forcing_k: float = Field(10.0, gt=0)
     # The epoch at which the inverse_sigmoid schedule reaches 0.5, as a fraction of max_epoch.
-    teacher_forcing_middle: Annotated[Optional[float], "run"] = Field(None, gt=0)
+    teacher_forcing_middle: Optional[float] = Field(None, gt=0)
 
     @model_validator(mode="after")
     def _check_baseline(self):
@@ -102,11 +102,11 @@ def build(config: Any, context: Any) -> ClassicCaptioner:
             "weights; set encoder_weights to default, package or a file, or encoder_lr above 0"
         )
     encoder = ImageEncoder(
-        config.encoder,
-        "none" if restored else config.encoder_weights,
-        config.encoder_dim,
-        config.encoder_size,
-        config.encoder_norm,
+        name=config.encoder,
+        weights="none" if restored else config.encoder_weights,
+        dim=config.encoder_dim,
+        grid=config.encoder_size,
+        norm=config.encoder_norm,
         finetune=config.encoder_lr > 0,
         mean=context.mean,
         std=context.std,

@@ -51,6 +51,16 @@ class RecurrentDecoder(nn.Module, ABC):
         a tuple of tensors (B, H) that each step replaces.
         """
 
+    def expanded_initial_state(self, annotations: Tensor, count: int) -> tuple[Tensors, Tensors]:
+        """Return memory and initial state of k = `count` captions per image: tensors (B, k, H)."""
+        memory, state = self.initial_state(annotations)
+        return memory, tuple(part.unsqueeze(1).expand(-1, count, -1) for part in state)
+
+    @property
+    def samples_words(self) -> bool:
+        """Whether scheduled sampling replaces words of the caption."""
+        return self.training and self.teacher_forcing < 1
+
     @abstractmethod
     def step(self, embedded: Tensor, memory: Tensors, state: Tensors) -> StepOutput:
         """Read one word of each caption. embedded: (B, k, E); state: tensors (B, k, H).
@@ -79,14 +89,12 @@ class RecurrentDecoder(nn.Module, ABC):
         The attention is None for a decoder without attention. Dropout is applied to the head's
         inputs, also when scheduled sampling computes the most likely word from them.
         """
-        memory, state = self.initial_state(annotations)
-        state = tuple(part.unsqueeze(1).expand(-1, tokens.size(1), -1) for part in state)
+        memory, state = self.expanded_initial_state(annotations, tokens.size(1))
         embedded = self.embed(tokens)  # (B, k, n, E)
-        uses_own_predictions = self.training and self.teacher_forcing < 1
         outputs, attention = [], []
         for position in range(tokens.size(2)):
             embedded_word = embedded[:, :, position]
-            if uses_own_predictions and position >= prompt_length:
+            if self.samples_words and position >= prompt_length:
                 with torch.no_grad():
                     predicted = self.head(outputs[-1]).argmax(-1)  # (B, k)
                 is_forced = torch.rand_like(embedded_word[..., :1]) < self.teacher_forcing
@@ -94,9 +102,8 @@ class RecurrentDecoder(nn.Module, ABC):
             output, state, attention_weights = self.step(embedded_word, memory, state)
             outputs.append(self.dropout(output))
             attention.append(attention_weights)
-        return torch.stack(outputs, 2), None if attention_weights is None else torch.stack(
-            attention, 2
-        )
+        has_attention = attention_weights is not None
+        return torch.stack(outputs, 2), torch.stack(attention, 2) if has_attention else None
 
 
 def _check_tied(_, state: dict[str, Tensor], prefix: str, *__) -> None:

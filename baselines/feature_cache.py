@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -36,7 +36,7 @@ class FeatureCache:
 
         This is a hook that runs after load_state_dict, which changes the weights.
         """
-        self._network_folder: Optional[Path] = None
+        self._network_folder = None
 
     @torch.compiler.disable
     def __call__(self, images: Tensor, write: bool) -> Tensor:

@@ -11,8 +11,15 @@ from baselines.weight_files import DOWNLOAD_ADVICE, one_line_errors, read_weight
 
 # The beginnings of the names of networks that can be an encoder.
 FAMILIES = (
-    *("resnet", "resnext", "wide_resnet", "squeezenet", "densenet", "shufflenet"),
-    *("mobilenet", "mnasnet", "regnet"),
+    "resnet",
+    "resnext",
+    "wide_resnet",
+    "squeezenet",
+    "densenet",
+    "shufflenet",
+    "mobilenet",
+    "mnasnet",
+    "regnet",
 )
 # The image normalisation with which torchvision's weights were trained.
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -15,11 +15,8 @@ if __name__ == "__main__":
 import argparse
 import math
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Optional
 
-import torch.nn.functional as F
 from PIL import Image
 
 from captioning.data import load_image
@@ -46,9 +43,6 @@ def draw(scored: ScoredCaption, photo: Image.Image, path: Path) -> None:
     grey = photo.convert("L")
     grey.thumbnail((MAX_PHOTO_WIDTH, photo.height))
     width, height = grey.size
-    maps = F.interpolate(
-        scored.attention_map.unsqueeze(1), size=(height, width), mode="bicubic", align_corners=False
-    )[:, 0].clamp(min=0)  # (words, height, width)
     columns = min(len(scored.words) + 1, FRAMES_PER_ROW)
     rows = math.ceil((len(scored.words) + 1) / columns)
     frame_height = FRAME_INCHES * height / width + 0.3  # room for the word above the photo
@@ -57,23 +51,24 @@ def draw(scored: ScoredCaption, photo: Image.Image, path: Path) -> None:
     for axis in axes:
         axis.axis("off")
     axes[0].imshow(photo)
-    for axis, word, weights in zip(axes[1:], scored.words, maps):
+    for axis, word, weights in zip(axes[1:], scored.words, scored.resized_maps(height, width)):
         axis.set_title(word, fontsize=11)
         axis.imshow(grey, cmap="gray", alpha=0.6)
-        axis.imshow((weights / weights.max()).numpy(), cmap="inferno", alpha=0.6, vmin=0, vmax=1)
+        axis.imshow(weights.numpy(), cmap="inferno", alpha=0.6, vmin=0, vmax=1)
     figure.subplots_adjust(0.005, 0.005, 0.995, 1 - 0.3 / (rows * frame_height), 0.03, 0.2)
     with user_errors(path), atomic_write(path) as file:
         figure.savefig(file, format="png")
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv=None) -> int:
     """Run the program; return its exit code, which is 2 after a one-line error for the user."""
     parser = argparse.ArgumentParser(prog="python -m captioning.attend", description=__doc__)
-    parser.add_argument("image", type=Path, metavar="IMAGE")
-    parser.add_argument("--checkpoint", required=True, help="a path, a URL or hf://")
-    parser.add_argument("--config", help="a YAML file, for a checkpoint without a configuration")
-    parser.add_argument("--output", type=Path, help="default: IMAGE's name and _gaze.png")
-    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1; default: a GPU if any")
+    add = parser.add_argument
+    add("image", type=Path, metavar="IMAGE")
+    add("--checkpoint", required=True, help="a path, a URL or hf://")
+    add("--config", help="a YAML file, for a checkpoint without a configuration")
+    add("--output", type=Path, help="default: IMAGE's name and _gaze.png")
+    add("--device", default="auto", help="cpu, cuda, cuda:1; default: a GPU if any")
     arguments = parser.parse_args(argv)
     output = arguments.output or Path(f"{arguments.image.stem}_gaze.png")
     if output.suffix != ".png" or output.is_dir():
@@ -93,7 +88,7 @@ def attend(arguments: argparse.Namespace, output: Path) -> None:
     config, captioner = load_trained(arguments.checkpoint, arguments.config, device)
     check_reranking(config)
     reranking = config.reranking()
-    reranker = reranking and Reranker(captioner, reranking, device)
+    reranker = Reranker(captioner, reranking, device) if reranking else None
     image = preprocessing_of(config).one(photo).to(device)
     [scored] = scored_captions(captioner, image, config.decoding_settings(), reranker)
     if scored.attention_map is None:

@@ -13,8 +13,6 @@ if __name__ == "__main__":
 
 import argparse
 import sys
-from collections.abc import Sequence
-from typing import Optional
 
 from captioning.data import read_split
 from captioning.models.build import load_trained
@@ -23,13 +21,14 @@ from captioning.runtime import distributed
 from captioning.runtime.program import exit_code
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv=None) -> int:
     """Run the program; return its exit code, which is 2 after a one-line error for the user."""
     parser = argparse.ArgumentParser(prog="python -m captioning.calibrate", description=__doc__)
-    parser.add_argument("--checkpoint", required=True, help="a path, a URL or hf://")
-    parser.add_argument("--config", help="a YAML file, for a checkpoint without a configuration")
-    parser.add_argument("--split", choices=("val", "test"), default="val")
-    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1; default: a GPU if any")
+    add = parser.add_argument
+    add("--checkpoint", required=True, help="a path, a URL or hf://")
+    add("--config", help="a YAML file, for a checkpoint without a configuration")
+    add("--split", choices=("val", "test"), default="val")
+    add("--device", default="auto", help="cpu, cuda, cuda:1; default: a GPU if any")
     arguments = parser.parse_args(argv)
     return exit_code(lambda: calibrate(arguments), "stopped")
 

@@ -17,7 +17,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Optional
 
 from captioning import evaluate
 from captioning.files.reading import read_json, read_lines
@@ -27,7 +26,7 @@ from captioning.runtime.errors import UserError
 from captioning.runtime.program import exit_code
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv=None) -> int:
     """Run the program and return its exit code, which is 2 after a one-line error for the user."""
     parser = argparse.ArgumentParser(prog="python -m captioning.capevalkit", description=__doc__)
     add = parser.add_argument

@@ -20,10 +20,9 @@ import contextlib
 import importlib.util
 import os
 import re
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
 import torch
 
@@ -36,7 +35,6 @@ from captioning.bulk.model import CheckpointModel
 from captioning.bulk.ray_engine import RayEngine
 from captioning.bulk.request import Request
 from captioning.bulk.run import BulkCaptioning
-from captioning.bulk.shards import Settings
 from captioning.config import Config, keys_of
 from captioning.config.rerankers import RERANKERS
 from captioning.files import stores
@@ -76,8 +74,21 @@ DECODING = {
 }
 # An unfinished run continues only if the input, the captioner's settings and the values of these
 # flags are the same.
-IDENTITY_FLAGS = ("config", "num_return", "existing", "captions", "prefix", "suffix", "sidecar")
-IDENTITY_FLAGS += ("language", "write_shards", "glob", "root", "column", "recursive")
+IDENTITY_FLAGS = (
+    "config",
+    "num_return",
+    "existing",
+    "captions",
+    "prefix",
+    "suffix",
+    "sidecar",
+    "language",
+    "write_shards",
+    "glob",
+    "root",
+    "column",
+    "recursive",
+)
 # Flags that set the configuration key of the same name.
 CONFIG_FLAGS = (*DECODING, "seed", "num_workers", "precision")
 
@@ -89,7 +100,16 @@ def build_parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add = parser.add_argument
+    _add_run_flags(parser.add_argument)
+    group = parser.add_argument_group
+    _add_decoding_flags(group("decoding (default: as in the checkpoint's run)").add_argument)
+    _add_served_model_flags(group("a served model (CHECKPOINT is its name)").add_argument)
+    _add_input_flags(group("which images").add_argument)
+    _add_output_flags(group("what is written").add_argument)
+    return parser
+
+
+def _add_run_flags(add: Callable) -> None:
     add(
         "checkpoint",
         metavar="CHECKPOINT",
@@ -104,11 +124,11 @@ def build_parser() -> argparse.ArgumentParser:
     add("--precision", choices=tuple(DTYPES), help="default: bf16 on a GPU, else fp32")
     add("--batch_size", type=int, help="images per batch; default: as configured")
     add("--num_workers", type=int, help="processes that read images; default: as configured")
-
     add("--engine", choices=("process", "ray"), help="default: one process; ray for several GPUs")
     add("--ray-address", "--ray_address", metavar="HOST:PORT", help="a cluster's address, or auto")
 
-    add = parser.add_argument_group("decoding (default: as in the checkpoint's run)").add_argument
+
+def _add_decoding_flags(add: Callable) -> None:
     for name, help_text in DECODING.items():
         value_type = Config.model_fields[name].annotation
         value_type = value_type if value_type in (int, float) else str
@@ -118,13 +138,15 @@ def build_parser() -> argparse.ArgumentParser:
     add("--seed", type=int, help="seed of sampling")
     add("--num_return", "--num_return_sequences", type=int, default=1, help="captions per image")
 
-    add = parser.add_argument_group("a served model (CHECKPOINT is its name)").add_argument
+
+def _add_served_model_flags(add: Callable) -> None:
     add("--backend", choices=("checkpoint", "openai"), default="checkpoint")
     add("--url", help="a server with OpenAI's chat interface: http://host:8000/v1")
     add("--prompt", help=f"with {{columns}} of a list; default: {served.PROMPT!r}")
     add("--concurrency", type=int, help=f"requests at once; default: {served.DEFAULT_CONCURRENCY}")
 
-    add = parser.add_argument_group("which images").add_argument
+
+def _add_input_flags(add: Callable) -> None:
     add("--recursive", action=argparse.BooleanOptionalAction, default=True, help="read subfolders")
     add("--glob", help="files of a folder, such as '*.jpg' or 'cats/*'")
     add("--root", type=_location, help="folder of a list's paths; default: the list's own folder")
@@ -140,7 +162,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--verify", action="store_true", help="find gaps, and repair them")
     add("--restart", action="store_true", help="abandon an unfinished run")
 
-    add = parser.add_argument_group("what is written").add_argument
+
+def _add_output_flags(add: Callable) -> None:
     add("--prefix", default="", help="put before each caption")
     add("--suffix", default="", help="put after each caption")
     add(
@@ -159,7 +182,6 @@ def build_parser() -> argparse.ArgumentParser:
     add("--kohya", type=_location, metavar="FILE", help="JSON of kohya's trainers; other keys stay")
     add("--license", default=UNKNOWN, help="of the cards of data sets")
     add("--shard_size", type=int, help="images per shard, for a folder or list")
-    return parser
 
 
 def _location(text: str) -> str:
@@ -167,11 +189,17 @@ def _location(text: str) -> str:
     return text.rstrip("/") if stores.is_store(text) else str(Path(text))
 
 
-def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
+def parse_arguments(argv=None) -> argparse.Namespace:
     parser = build_parser()
     arguments = parser.parse_args(argv)
-    minimums = {"batch_size": 1, "num_workers": 0, "num_return": 1, "shard_size": 1, "seed": 0}
-    minimums["concurrency"] = 1
+    minimums = {
+        "batch_size": 1,
+        "num_workers": 0,
+        "num_return": 1,
+        "shard_size": 1,
+        "seed": 0,
+        "concurrency": 1,
+    }
     for name, minimum in minimums.items():
         value = getattr(arguments, name)
         if value is not None and value < minimum:
@@ -232,42 +260,49 @@ def choose_cluster(arguments: argparse.Namespace) -> Optional[Cluster]:
     return Cluster(arguments.ray_address or os.environ.get("RAY_ADDRESS"), arguments.device)
 
 
-# A pair: the settings that identify a run, and a function that loads its captioner.
-SettingsAndLoad = tuple[Settings, Callable[[], Any]]
+class CaptionerLoader(NamedTuple):
+    """identity: the settings that identify a run. load: loads the run's captioner."""
+
+    identity: dict[str, Any]
+    load: Callable[[], Any]
 
 
-def checkpoint_loader(arguments: argparse.Namespace, device: torch.device) -> SettingsAndLoad:
-    """Return the identifying settings and the loader of a checkpoint. Raises UserError."""
+def checkpoint_loader(arguments: argparse.Namespace, device: torch.device) -> CaptionerLoader:
+    """Return the loader of a checkpoint. Raises UserError."""
     checkpoint = checkpoints.resolve(arguments.checkpoint)
     changes = config_changes(arguments, device)
     speed_keys = keys_of("speed")
-    settings = {
+    identity = {
         "checkpoint": stores.without_secrets(checkpoint),
         "checkpoint_time": checkpoints.version_of(checkpoint),
         **{name: value for name, value in changes.items() if name not in speed_keys},
     }
     for key in ("rerank_judge", "itm_model"):
         if key in changes:
-            settings[key] = stores.without_secrets(changes[key])
-            settings[f"{key}_time"] = checkpoints.version_of(changes[key])
-    return settings, partial(
+            identity[key] = stores.without_secrets(changes[key])
+            identity[f"{key}_time"] = checkpoints.version_of(changes[key])
+    load = partial(
         CheckpointModel, checkpoint, arguments.config, changes, arguments.num_return, device
     )
+    return CaptionerLoader(identity, load)
 
 
 def with_filter(
-    arguments: argparse.Namespace, settings_and_load: SettingsAndLoad, device: torch.device
-) -> SettingsAndLoad:
-    """Add the filter to the identifying settings and to the loader. Raises UserError."""
-    itm_model, (settings, load) = arguments.itm_model, settings_and_load
+    arguments: argparse.Namespace, loader: CaptionerLoader, device: torch.device
+) -> CaptionerLoader:
+    """Return a loader that also loads the filter. Raises UserError."""
+    itm_model = arguments.itm_model
     default = "bf16" if device.type == "cuda" else "fp32"
     dtype = DTYPES[arguments.precision or default]
     dtype = torch.float32 if dtype == torch.int8 else dtype
-    identity = {"filter": arguments.filter, "itm_model": stores.without_secrets(itm_model)}
-    identity["itm_model_time"] = checkpoints.version_of(itm_model)
-    return {**settings, **identity}, partial(
-        FilteredModel, arguments.filter, itm_model, device, dtype, load
-    )
+    identity = {
+        **loader.identity,
+        "filter": arguments.filter,
+        "itm_model": stores.without_secrets(itm_model),
+        "itm_model_time": checkpoints.version_of(itm_model),
+    }
+    load = partial(FilteredModel, arguments.filter, itm_model, device, dtype, loader.load)
+    return CaptionerLoader(identity, load)
 
 
 def caption(arguments: argparse.Namespace) -> None:
@@ -290,15 +325,19 @@ def caption(arguments: argparse.Namespace) -> None:
             device = distributed.start("auto" if arguments.filter else "cpu")
         else:
             device = distributed.start(arguments.device)
-        loader = served.loader(arguments) if is_served else checkpoint_loader(arguments, device)
-        settings, load = with_filter(arguments, loader, device) if arguments.filter else loader
-        settings.update({name: getattr(arguments, name) for name in IDENTITY_FLAGS})
-        settings["input"] = _location(arguments.input)
-        engine = RayEngine(cluster, load) if cluster else LocalEngine(load)
-        BulkCaptioning(request, settings, engine, arguments.restart).run()
+        if is_served:
+            loader = CaptionerLoader(*served.loader(arguments))
+        else:
+            loader = checkpoint_loader(arguments, device)
+        if arguments.filter:
+            loader = with_filter(arguments, loader, device)
+        flags = {name: getattr(arguments, name) for name in IDENTITY_FLAGS}
+        identity = {**loader.identity, **flags, "input": _location(arguments.input)}
+        engine = RayEngine(cluster, loader.load) if cluster else LocalEngine(loader.load)
+        BulkCaptioning(request, identity, engine, arguments.restart).run()
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv=None) -> int:
     """Run the program; see `captioning.runtime.program`."""
     arguments = parse_arguments(argv)
     show_warnings()

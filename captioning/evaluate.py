@@ -18,10 +18,8 @@ if __name__ == "__main__":
 import argparse
 import shlex
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Optional
 
 from captioning.data.caption_files import (
     ids_by_name,
@@ -66,14 +64,14 @@ def _parse_arguments(argv):
     return arguments
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv=None) -> int:
     """Run the program and return its exit code, which is 2 after a one-line error for the user."""
     argv = sys.argv[1:] if argv is None else argv
     arguments = _parse_arguments(argv)
-    return exit_code(lambda: _run(arguments, argv), "stopped: nothing was written")
+    return exit_code(lambda: _evaluate(arguments, argv), "stopped: nothing was written")
 
 
-def _run(arguments, argv):
+def _evaluate(arguments, argv):
     """Score the captions. Only rank 0 prints and writes. Raises UserError.
 
     argv: the command line, to be recorded with the scores.

@@ -13,9 +13,7 @@ if __name__ == "__main__":
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Optional
 
 from BLIP import read_checkpoint
 from captioning.files.manifest import manifest_path
@@ -37,7 +35,7 @@ def gather(source: str, path: Path) -> None:
     log_line(f"{path} holds the weights of {without_secrets(source)}")
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv=None) -> int:
     """Run the program; see `captioning.runtime.program`."""
     parser = argparse.ArgumentParser(
         prog="python -m captioning.gather",

@@ -13,9 +13,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Optional
 
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing import api
@@ -25,7 +24,7 @@ from captioning.runtime.program import FAILED
 from captioning.runtime.signals import PARENT, SIGNALS
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv=None) -> int:
     """Run the processes. Return 0 if all succeed, and FAILED if one of them raised a UserError.
 
     Raises ChildFailedError after any other exception in a process.

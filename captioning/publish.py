@@ -11,9 +11,8 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Optional
 
 from adapters.card import NAME, UNKNOWN, is_repository
 from captioning.data.formats import METADATA
@@ -142,7 +141,7 @@ def publish(folder: Path) -> None:
     print(f"hf upload OWNER/{shlex.quote(folder.resolve().name)} {place} --repo-type {kind}")
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv=None) -> int:
     """Run the program; see `captioning.runtime.program`."""
     parser = argparse.ArgumentParser(
         prog="python -m captioning.publish",

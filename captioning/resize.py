@@ -18,11 +18,9 @@ import io
 import os
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
-from typing import Optional
 
 from PIL import Image
 
@@ -90,7 +88,7 @@ def resize_folder(source: Path, target: Path, side: int, workers: int) -> Counte
     """
     if not source.is_dir():
         raise UserError(f"{source}: no such folder")
-    if source.resolve() in (target.resolve(), *target.resolve().parents):
+    if target.resolve().is_relative_to(source.resolve()):
         raise UserError(f"{target} is {source} or inside it: give a folder outside of it")
     names = [os.path.relpath(path, source) for path in images_in(str(source))]
     if not names:
@@ -124,19 +122,20 @@ def _check_side(side: int, target: Path) -> None:
         raise UserError(f"{target} was made with another --side ({record}): give another folder")
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv=None) -> int:
     """Run the program; see `captioning.runtime.program`."""
     parser = argparse.ArgumentParser(prog="python -m captioning.resize", description=__doc__)
-    parser.add_argument("source", type=Path, help="a folder of images")
-    parser.add_argument("target", type=Path, help="the folder for the resized images")
-    parser.add_argument("--side", type=int, default=SIDE, help=f"pixels (default: {SIDE})")
-    parser.add_argument("--workers", type=int, default=cores(), help="threads (default: the cores)")
+    add = parser.add_argument
+    add("source", type=Path, help="a folder of images")
+    add("target", type=Path, help="the folder for the resized images")
+    add("--side", type=int, default=SIDE, help=f"pixels (default: {SIDE})")
+    add("--workers", type=int, default=cores(), help="threads (default: the cores)")
     arguments = parser.parse_args(argv)
     for name in ("side", "workers"):
         if getattr(arguments, name) < 1:
             parser.error(f"--{name} has to be 1 or more")
 
-    def program() -> None:
+    def program():
         counts = resize_folder(**vars(arguments))
         summary = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
         log_line(f"{sum(counts.values())} images: {summary}; they are in {arguments.target}")

@@ -14,7 +14,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Optional
 
 from captioning.config import Config, load_config
 from captioning.files import stores
@@ -32,15 +31,16 @@ from captioning.training.selection import describe_selection, read_record
 from captioning.training.split_evaluation import SplitEvaluation, remove_scores
 
 
-def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
+def parse_arguments(argv=None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m captioning.train", description=__doc__)
-    parser.add_argument("--config", required=True, help="a YAML file, see configs/")
-    parser.add_argument("--output_dir", help="the run's folder (default: output/NAME OF CONFIG)")
-    parser.add_argument("--evaluate", action="store_true", help="do not train: caption and score")
-    parser.add_argument("--eval_split", choices=("val", "test"), default="val")
-    parser.add_argument("--device", help="cpu, cuda, cuda:1; default: the GPU if there is one")
-    parser.add_argument("--seed", type=int)
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="for keys of the config")
+    add = parser.add_argument
+    add("--config", required=True, help="a YAML file, see configs/")
+    add("--output_dir", help="the run's folder (default: output/NAME OF CONFIG)")
+    add("--evaluate", action="store_true", help="do not train: caption and score")
+    add("--eval_split", choices=("val", "test"), default="val")
+    add("--device", help="cpu, cuda, cuda:1; default: the GPU if there is one")
+    add("--seed", type=int)
+    add("overrides", nargs="*", metavar="key=value", help="for keys of the config")
     return parser.parse_intermixed_args(argv)
 
 
@@ -104,14 +104,14 @@ def checkpoint_to_evaluate(config: Config, overrides: Sequence[str]) -> str:
     return config.pretrained
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv=None) -> int:
     """Run the program; see `captioning.runtime.program`."""
     arguments = parse_arguments(argv)
     show_warnings()
-    return exit_code(lambda: _run(arguments))
+    return exit_code(lambda: _train_or_evaluate(arguments))
 
 
-def _run(arguments: argparse.Namespace) -> None:
+def _train_or_evaluate(arguments: argparse.Namespace) -> None:
     config = read_config(arguments)
     device = distributed.start(config.device)
     check_precision(config, device)

@@ -13,9 +13,7 @@ if __name__ == "__main__":
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Optional
 
 from PIL import Image
 
@@ -58,7 +56,7 @@ def unpack(path: Path, folder: Path) -> str:
     return f"{'; '.join(summary)}: {folder}"
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv=None) -> int:
     """Run the program; see `captioning.runtime.program`."""
     parser = argparse.ArgumentParser(prog="python -m captioning.unpack", description=__doc__)
     parser.add_argument("file", type=Path, help="the data set, such as coco.pt")

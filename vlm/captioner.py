@@ -61,7 +61,7 @@ class VlmCaptioner(AdaptedState, CaptionGenerator):
         )
         self.is_encoder_decoder = is_encoder_decoder(model)
         self.tokenizer = build_tokenizer(model, prompt_processor)
-        self.decoder_prefix: list[int] = []
+        self.decoder_prefix = []
         if self.is_encoder_decoder:
             self.decoder_prefix = find_decoder_prefix(model, prompt_processor)
         self.prompt_ids = torch.zeros(0, dtype=torch.int64)
@@ -100,7 +100,7 @@ class VlmCaptioner(AdaptedState, CaptionGenerator):
         must be called within the `with` block, where it encodes each image only once.
         """
         count = captions_per_image(captions, len(image))
-        with self.feature_reuse(self._inputs(image), count) as (images, features):
+        with self.feature_reuse(image.select(self.input_names), count) as (images, features):
             batch, labels = self._collate(images, self._caption_ids(captions))
             yield {**batch, **features}, labels
 
@@ -116,11 +116,6 @@ class VlmCaptioner(AdaptedState, CaptionGenerator):
             images, caption_ids, self.tokenizer.library_pad, self.caption_token_type
         )
 
-    def _inputs(self, image: ImageBatch) -> ImageBatch:
-        """Return the images with only those inputs that the model's forward accepts."""
-        kept = [{k: v for k, v in i.items() if k in self.input_names} for i in image.items]
-        return ImageBatch(kept)
-
     def encode(self, image: ImageBatch) -> ImageBatch:
         """Return the images unchanged, because `generate` of transformers encodes them."""
         return image
@@ -130,7 +125,7 @@ class VlmCaptioner(AdaptedState, CaptionGenerator):
     ) -> Generated:
         check_guidance(settings, self.prompt_processor.family)
         tokenizer, images = self.tokenizer, len(encoded)
-        inputs = collate(self._inputs(encoded).items, tokenizer.library_pad, left=True)
+        inputs = collate(encoded.select(self.input_names).items, tokenizer.library_pad, left=True)
         if self.is_encoder_decoder:
             device = next(iter(inputs.values())).device
             start = torch.tensor(self.decoder_prefix, device=device).expand(images, -1)
@@ -148,13 +143,14 @@ class VlmCaptioner(AdaptedState, CaptionGenerator):
                     "the batch size to 1"
                 )
             inputs[NEGATIVE_PROMPT] = prompt.expand(images * settings.num_return, -1)
-        outputs = generate(self.model, inputs, settings, tokenizer)
-        ids, *scores = (x if x is None else x.unflatten(0, (images, -1)) for x in outputs)
+        ids, scores, own_scores = generate(self.model, inputs, settings, tokenizer)
+        ids = ids.unflatten(0, (images, -1))
         captions = [[tokenizer.decode(row) for row in rows] for rows in ids]
-        return Generated(captions, ids, *scores)
+        own_scores = None if own_scores is None else own_scores.view(images, -1)
+        return Generated(captions, ids, scores.view(images, -1), own_scores)
 
     def score_tokens(self, encoded: ImageBatch, ids: Tensor) -> tuple[Tensor, Optional[Tensor]]:
-        batch, labels = self._collate(self._inputs(encoded), [ids.tolist()])
+        batch, labels = self._collate(encoded.select(self.input_names), [ids.tolist()])
         attention_map = None
         if self.is_encoder_decoder:
             output, attention_map = run_with_cross_attention(
@@ -206,9 +202,13 @@ def build_tokenizer(model: nn.Module, prompt_processor: PromptProcessor) -> Capt
     """
     tokenizer, name = prompt_processor.parts.tokenizer, prompt_processor.parts.name
     ends = model.generation_config.eos_token_id
-    ends = [] if ends is None else list(ends) if isinstance(ends, (list, tuple)) else [ends]
-    image_token = prompt_processor.image_token
-    caption_tokenizer = CaptionTokenizer(tokenizer, prompt_processor.turn, ends, image_token)
+    if ends is None:
+        ends = []
+    elif isinstance(ends, int):
+        ends = [ends]
+    caption_tokenizer = CaptionTokenizer(
+        tokenizer, prompt_processor.turn, end_tokens=ends, image_token=prompt_processor.image_token
+    )
     num_tokens, num_rows = len(caption_tokenizer), len(language_head(model).weight)
     if num_tokens > num_rows:
         raise ValueError(
@@ -231,6 +231,9 @@ def find_decoder_prefix(model: nn.Module, processor: PromptProcessor) -> list[in
     start = next((token for token in starts if token is not None), None)
     if start is None:
         raise ValueError(f"vlm is {processor.parts.name}, but its decoder has no start token")
-    first, *_ = [*tokenizer("a")["input_ids"], start]
-    special = first in tokenizer.all_special_ids and first not in (start, tokenizer.eos_token_id)
-    return [start, first] if special else [start]
+    before_text = [
+        token
+        for token in tokenizer("a")["input_ids"][:1]
+        if token in tokenizer.all_special_ids and token not in (start, tokenizer.eos_token_id)
+    ]
+    return [start, *before_text]

@@ -94,7 +94,7 @@ def _pad(row: Tensor, target_shape: list[int], value: int, left: bool) -> Tensor
     """
     if list(row.shape[1:]) == target_shape:
         return row
-    padding: list[int] = []
+    padding = []
     for size, target in zip(reversed(row.shape[1:]), reversed(target_shape)):
         padding += [target - size, 0] if left else [0, target - size]
     return F.pad(row, padding, value=value)

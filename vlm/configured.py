@@ -1,7 +1,7 @@
 """Defines the configuration key of model vlm, and builds its captioner from a configuration."""
 
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Callable, Optional
+from typing import Any, Callable, Optional
 
 import torch
 from pydantic import BaseModel, Field, model_validator
@@ -14,19 +14,25 @@ from vlm.prompt import check_guidance, load_prompt_processor
 PROMPT_IS_QUESTION = True  # the prompt is an input of the model, not the beginning of a caption
 # Keys that must keep their defaults. transformers generates the captions, and version 5 has no
 # groups of beams. A reward needs captions sampled by `decoding`.
-UNSUPPORTED = ("contrastive_alpha", "drop_image", "null_image", "rerank", "num_beam_groups")
-UNSUPPORTED += ("reward", "compile")
+UNSUPPORTED = (
+    "contrastive_alpha",
+    "drop_image",
+    "null_image",
+    "rerank",
+    "num_beam_groups",
+    "reward",
+    "compile",
+)
 
 
 class Keys(BaseModel):
     """The key that only this package uses. docs/settings.md describes it.
 
-    The string "run" is the key's role, see `captioning.config.keys.ROLES`. The key is merged into a
-    subclass of `captioning.config.config.Config`, so that the validator below can also read the
-    general keys, such as `model` and `lora`.
+    The key is merged into a subclass of `captioning.config.config.Config`, so that the validator
+    below can also read the general keys, such as `model` and `lora`.
     """
 
-    vlm: Annotated[Optional[str], Field(min_length=1), "run"] = None
+    vlm: Optional[str] = Field(None, min_length=1)
 
     @model_validator(mode="after")
     def _check_vlm(self):

@@ -10,7 +10,6 @@ The first command merges LoRA into the weights and saves the processor with the 
 import argparse
 import pickle
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional
 
@@ -85,7 +84,7 @@ def export(checkpoint: str, folder: Path, adapter: bool, license: Optional[str] 
     return f"{folder} holds the model and its processor"
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv=None) -> int:
     """Run the program. Return 0, or 2 after a one-line error."""
     parser = argparse.ArgumentParser(
         prog="python -m vlm.export",

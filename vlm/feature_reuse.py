@@ -45,7 +45,7 @@ class FeatureReuse:
         """model: the base model, without a peft wrapper."""
         self.model = model
         self.accepts_features = ENCODER_OUTPUTS in signature(type(model).forward).parameters
-        self.encoders: list[nn.Module] = []
+        self.encoders = []
         if is_encoder_decoder(model) or not hasattr(model, "get_image_features"):
             named_modules = model.named_modules()
             self.encoders = [
@@ -62,18 +62,19 @@ class FeatureReuse:
         If the dict has features, the photos have no pixel values. count: k, the number of captions
         of each photo.
         """
+        if count == 1:
+            yield images, {}
+            return
         with ExitStack() as hooks:
             inputs = {}
-            if count > 1 and self.accepts_features:
+            if self.accepts_features:
                 features = self._features(images, count)
                 if features is None:
                     self.accepts_features = False
                 else:
                     inputs = {PIXEL_VALUES: None, ENCODER_OUTPUTS: {"image": features}}
-                    images = ImageBatch(
-                        [{k: v for k, v in i.items() if k != PIXEL_VALUES} for i in images.items]
-                    )
-            for encoder in self.encoders if count > 1 else ():
+                    images = images.select(images.items[0].keys() - {PIXEL_VALUES})
+            for encoder in self.encoders:
                 hooks.enter_context(_encode_first_rows(encoder, len(images), count))
             yield images.repeat(count), inputs
 
@@ -84,7 +85,7 @@ class FeatureReuse:
         """
         accepted = signature(self.model.get_image_features).parameters
         sizes = [len(item[PIXEL_VALUES]) for item in images.items]
-        inputs = collate([{k: v for k, v in i.items() if k in accepted} for i in images.items], 0)
+        inputs = collate(images.select(accepted).items, 0)
         output = self.model.get_image_features(**inputs, return_dict=True)
         features, deepstack = output[FEATURES], output.get(DEEPSTACK) or ()
         if len(features) == len(sizes):

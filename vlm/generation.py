@@ -71,14 +71,14 @@ def generate(
         return padded, score(torch.stack(output.logits, 1)), None
     # `generate` alternates between a call with the image and a call without it. `calls` has the
     # logits of both; each stack is (rows, L, V).
-    image_logits, null_logits = (torch.stack(calls[parity::2], 1) for parity in (0, 1))
+    image_logits, null_logits = torch.stack(calls[::2], 1), torch.stack(calls[1::2], 1)
     return padded, score(combine_streams(image_logits, null_logits, settings)), score(image_logits)
 
 
 @contextmanager
 def _record_logits(model: nn.Module) -> Iterator[list[Tensor]]:
     """Yield a list that receives the logits (rows, V) of the last position at each forward call."""
-    logits: list[Tensor] = []
+    logits = []
 
     def record(module, arguments, output):
         logits.append(output.logits[:, -1].clone())

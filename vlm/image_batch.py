@@ -1,5 +1,6 @@
 """Defines a batch of preprocessed photos, which may differ in size."""
 
+from collections.abc import Container
 from typing import Union
 
 import torch
@@ -24,6 +25,10 @@ class ImageBatch:
     def __getitem__(self, index: Union[slice, list[int]]) -> "ImageBatch":
         selected = self.items[index] if isinstance(index, slice) else [self.items[i] for i in index]
         return ImageBatch(selected)
+
+    def select(self, names: Container[str]) -> "ImageBatch":
+        """Return the photos with only the inputs that `names` contains."""
+        return ImageBatch([{k: v for k, v in item.items() if k in names} for item in self.items])
 
     def repeat(self, count: int) -> "ImageBatch":
         """Return a batch with each photo `count` times in a row."""

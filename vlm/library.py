@@ -60,13 +60,12 @@ def load_parts(name: str) -> Parts:
     _check_image_to_text(name, config)
     with _one_line_errors(name):
         processor = transformers.AutoProcessor.from_pretrained(source, trust_remote_code=False)
-    if hasattr(processor, "image_processor") and hasattr(processor, "tokenizer"):
-        image_processor, tokenizer = processor.image_processor, processor.tokenizer
-    else:
-        with _one_line_errors(name):
+        if hasattr(processor, "image_processor") and hasattr(processor, "tokenizer"):
+            image_processor, tokenizer = processor.image_processor, processor.tokenizer
+        else:
             image_processor = transformers.AutoImageProcessor.from_pretrained(source)
             tokenizer = transformers.AutoTokenizer.from_pretrained(source)
-        processor = None
+            processor = None
     return Parts(name, config, processor, image_processor, tokenizer)
 
 
@@ -86,8 +85,11 @@ def load_model(name: str, pretrained: bool, four_bit: Optional[str] = None) -> n
     auto_class = transformers.AutoModelForImageTextToText
     with _one_line_errors(name):
         if pretrained:
-            options = {"dtype": torch.float32, "output_loading_info": True}
-            options["trust_remote_code"] = False
+            options = {
+                "dtype": torch.float32,
+                "output_loading_info": True,
+                "trust_remote_code": False,
+            }
             if four_bit is not None:
                 options["quantization_config"] = transformers.BitsAndBytesConfig(
                     load_in_4bit=True,
@@ -118,8 +120,7 @@ def checkpointed_layers(model: nn.Module) -> list[nn.Module]:
     """Return the layers that support gradient checkpointing, without layers inside such layers."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    outermost: list[nn.Module] = []
-    nested: set[nn.Module] = set()
+    outermost, nested = [], set()
     for module in model.modules():  # parents come before their children
         if isinstance(module, GradientCheckpointingLayer) and module not in nested:
             outermost.append(module)

@@ -25,8 +25,16 @@ NO_TEXT_FAMILY = "vision-encoder-decoder"  # has no text input
 # Families for which the classifier-free guidance of transformers is exact. `generate` reads the
 # prompt without the image in a second stream, with causal attention (also in PaliGemma). The Qwen
 # families are left out, because they keep the position offset of only one stream.
-GUIDED_FAMILIES = ("gemma3", "git", "idefics3", "internvl", "llava_onevision", "mllama")
-GUIDED_FAMILIES += ("paligemma", "smolvlm")
+GUIDED_FAMILIES = (
+    "gemma3",
+    "git",
+    "idefics3",
+    "internvl",
+    "llava_onevision",
+    "mllama",
+    "paligemma",
+    "smolvlm",
+)
 NEGATIVE_PROMPT = "negative_prompt_ids"  # the argument of `generate` with the second stream's ids
 MAX_POSITIONS_KEYS = ("max_position_embeddings", "n_positions")  # in a model's configuration
 # The processor is called with this photo to find out what it returns, such as the prompt's length.
@@ -58,10 +66,10 @@ class PromptProcessor:
     def __init__(self, parts: Parts, prompt: str, caption_length: int = 0):
         self.parts, self.prompt, self.caption_length = parts, prompt.strip(), caption_length
         self.family = parts.config.model_type
-        names = ("image_token_id", "image_token_index")
-        candidates = (getattr(parts.config, name, None) for name in names)
-        self.image_token = next((token for token in candidates if token is not None), None)
-        self.turn = self._turn()
+        self.image_token = getattr(parts.config, "image_token_id", None)
+        if self.image_token is None:
+            self.image_token = getattr(parts.config, "image_token_index", None)
+        self.turn = self._find_turn()
 
     def __call__(self, photo: Image.Image, prompt: Optional[str] = None) -> dict[str, Tensor]:
         """Return the model's inputs. Raises ValueError if photo and prompt cannot be processed.
@@ -76,13 +84,14 @@ class PromptProcessor:
                 f"{self.parts.name} cannot process a photo of {photo.width} x {photo.height} "
                 f"pixels with this prompt: {one_line(error)}"
             ) from error
-        limit = positions_of(self.parts.config) if prompt is not None else None
-        length = inputs["input_ids"].size(1) if limit else 0
-        if limit and length + self.caption_length > limit:
-            raise ValueError(
-                f"photo and prompt take {length} tokens and a caption up to {self.caption_length}, "
-                f"but {self.parts.name} has {limit}: shorten the prompt {prompt[:30]!r}"
-            )
+        if prompt is not None and (limit := positions_of(self.parts.config)):
+            length = inputs["input_ids"].size(1)
+            if length + self.caption_length > limit:
+                raise ValueError(
+                    f"photo and prompt take {length} tokens and a caption up to "
+                    f"{self.caption_length}, but {self.parts.name} has {limit}: shorten the prompt "
+                    f"{prompt[:30]!r}"
+                )
         return inputs
 
     def _with_prompt(self, prompt: str) -> "PromptProcessor":
@@ -146,7 +155,7 @@ class PromptProcessor:
             NEGATIVE_PROMPT: ids if self.family == "git" else ids[ids != self.image_token][None]
         }
 
-    def _turn(self) -> Turn:
+    def _find_turn(self) -> Turn:
         """Return the text around a caption for this family.
 
         Raises ValueError if the model cannot be used, or not with this prompt.

@@ -10,7 +10,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Optional
 
 from adapters.program import exit_code
 from vlm.library import check_library
@@ -102,7 +101,7 @@ def _processor(transformers, ids):
     )
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv=None) -> int:
     """Run the program. Return 0, or 2 after a one-line error."""
     parser = argparse.ArgumentParser(
         prog="python -m vlm.tiny",
@@ -114,7 +113,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="the seed of the weights")
     arguments = parser.parse_args(argv)
 
-    def program() -> str:
+    def program():
         words = arguments.words.read_text(encoding="utf-8").split("\n")
         write(arguments.folder, words, arguments.seed)
         return f"wrote {arguments.folder}"

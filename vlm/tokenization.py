@@ -36,13 +36,14 @@ class CaptionTokenizer:
         self.tokenizer, self.turn = tokenizer, turn
         added = tokenizer.added_tokens_decoder.items()
         self.special = {*tokenizer.all_special_ids, *(i for i, token in added if token.special)}
-        self.special |= {image_token} - {None}
+        if image_token is not None:
+            self.special.add(image_token)
         self.end = self._find_end(end_tokens)
         self.end_tokens = sorted({*end_tokens, self.end})
         self.library_pad = self.end if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         self.unknown = -1 if tokenizer.unk_token_id is None else tokenizer.unk_token_id
         # Some ids have no token, and some heads have no row for the image token.
-        self._size = max({*tokenizer.get_vocab().values()} - {image_token}) + 1
+        self._size = max(i for i in tokenizer.get_vocab().values() if i != image_token) + 1
         self._prompt_ids = self._ids(turn.prompt)
         # Most tokenizers mark a token that follows a space. BERT's tokenizer instead marks a token
         # that follows no space, by ##.

@@ -7,7 +7,7 @@ import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
 
 const HERE = dirname(fileURLToPath(import.meta.url));
-const MOST = 3;
+const MAX_MODELS = 3;
 const SUFFIXES = { fp32: "", q8: "_quantized", fp16: "_fp16" };
 const SETTINGS = ["config.json", "generation_config.json", "preprocessor_config.json", "tokenizer.json"];
 const VENDOR = [
@@ -21,7 +21,8 @@ function refuse(text) {
   process.exit(2);
 }
 
-function modelOf(argument) {
+/** Parses NAME=LABEL=FOLDER, and sums the bytes of the model's files for each dtype. */
+function parseModel(argument) {
   const [name, label, folder] = argument.split("=");
   if (!/^\w[\w.-]*$/.test(name) || !folder) refuse(`${argument} is not NAME=LABEL=FOLDER`);
   const graphs = (suffix) => ["encoder_model", "decoder_model_merged"].map((graph) => `onnx/${graph}${suffix}.onnx`);
@@ -35,8 +36,8 @@ function modelOf(argument) {
 }
 
 const [out, ...given] = process.argv.slice(2);
-if (!given.length || given.length > MOST) refuse(`give a folder and 1 to ${MOST} models, NAME=LABEL=FOLDER`);
-const models = given.map(modelOf);
+if (!given.length || given.length > MAX_MODELS) refuse(`give a folder and 1 to ${MAX_MODELS} models, NAME=LABEL=FOLDER`);
+const models = given.map(parseModel);
 if (new Set(models.map(({ name }) => name)).size < models.length) refuse("two models have the same name");
 const packages = join(HERE, "node_modules");
 if (!existsSync(join(packages, VENDOR[0]))) refuse("the packages are missing: run npm ci --prefix web");

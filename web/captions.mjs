@@ -13,15 +13,15 @@ import { Captioner } from "./page/decode.js";
 const [folder, pixels, settings = "{}", dtype = "fp32"] = process.argv.slice(2);
 env.allowRemoteModels = false;
 env.localModelPath = dirname(resolve(folder));
-const read = (name) => JSON.parse(readFileSync(join(folder, name), "utf8"));
+const readJson = (name) => JSON.parse(readFileSync(join(folder, name), "utf8"));
 const model = await AutoModelForVision2Seq.from_pretrained(resolve(folder).split("/").at(-1), { dtype });
-const captioner = new Captioner(model, read("tokenizer.json"), Tensor);
-const side = read("preprocessor_config.json").size.height;
+const captioner = new Captioner(model, readJson("tokenizer.json"), Tensor);
+const side = readJson("preprocessor_config.json").size.height;
 const file = openSync(pixels);
 const buffer = new Uint8Array(4 * 3 * side * side);
 
-/** Whether the file has one more image, which the buffer then has. */
-function next() {
+/** Reads the next image into the buffer. Returns whether there was one. */
+function readImage() {
   for (let at = 0; at < buffer.length;) {
     const count = readSync(file, buffer, at, buffer.length - at);
     if (!count) return false;
@@ -30,7 +30,7 @@ function next() {
   return true;
 }
 
-while (next()) {
+while (readImage()) {
   const start = performance.now();
   const image = await captioner.encode(new Float32Array(buffer.buffer.slice(0)), side);
   const { tokens, logprobs, score } = await captioner.search(image, JSON.parse(settings));

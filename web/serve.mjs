@@ -1,4 +1,5 @@
-// Serves a built page on this machine: node web/serve.mjs FOLDER [PORT]. Port 0: any free one.
+// Serves a built page on this machine: node web/serve.mjs FOLDER [PORT [plain]]. Port 0: any free
+// port. plain: without the headers that threads need.
 
 import { createReadStream, statSync } from "node:fs";
 import { createServer } from "node:http";
@@ -10,7 +11,7 @@ const TYPES = {
 };
 const [folder, port = "7861", plain] = process.argv.slice(2);
 const root = resolve(folder);
-const threads = { "Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp" };
+const THREAD_HEADERS = { "Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp" };
 
 const server = createServer((request, response) => {
   try {
@@ -20,7 +21,7 @@ const server = createServer((request, response) => {
     if (statSync(file).isDirectory()) file = join(file, "index.html");
     const type = TYPES[extname(file)] ?? "application/octet-stream";
     const length = statSync(file).size;
-    response.writeHead(200, { "Content-Type": type, "Content-Length": length, ...(plain ? {} : threads) });
+    response.writeHead(200, { "Content-Type": type, "Content-Length": length, ...(plain ? {} : THREAD_HEADERS) });
     createReadStream(file).pipe(response);
   } catch {
     response.writeHead(404).end();

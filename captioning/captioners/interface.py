@@ -20,6 +20,8 @@ from smile import ObjectiveOutput
 # a list, to, pin_memory, record_stream and is_floating_point. is_floating_point returns true if
 # the images are already normalised.
 Images = Any
+Captions = list[list[str]]  # k captions of each of B images, without the prompt
+Prompts = Optional[list[Optional[str]]]  # for each image a prompt, or None for the captioner's
 
 
 class Tokenizer(Protocol):
@@ -84,23 +86,22 @@ class Captioner(Protocol):
     def forward(
         self,
         image: Images,
-        captions: list[list[str]],
+        captions: Captions,
         dropped: Optional[Tensor] = None,
-        prompts: Optional[list[Optional[str]]] = None,
+        prompts: Prompts = None,
     ) -> ObjectiveOutput:
         """Return the objective on k captions of each image. Encodes each image once if possible.
 
-        captions: B lists of k strings, without the prompt. dropped: bool (B,); true replaces the
-        image by the null image. prompts: for each image a prompt, or None for the captioner's
-        prompt; never given if the package has PROMPT_IS_QUESTION. Raises ValueError if the lists
-        have different lengths.
+        dropped: bool (B,); true replaces the image by the null image. prompts: never given if the
+        package has PROMPT_IS_QUESTION. Raises ValueError if the lists of captions have different
+        lengths.
         """
 
     def predictions(
         self,
         image: Images,
-        captions: list[list[str]],
-        prompts: Optional[list[Optional[str]]] = None,
+        captions: Captions,
+        prompts: Prompts = None,
     ) -> tuple[Tensor, Tensor]:
         """Return teacher-forced logits (R, N, V) and labels (R, N) at N positions.
 

@@ -5,7 +5,7 @@ of a captioner's package and the options of metrics, rewards and rerankers. For 
 modules that declare the keys.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any, Optional
 
@@ -241,20 +241,28 @@ def parse_config(values: Any) -> Config:
     model = values.get("model", "blip") if isinstance(values, dict) else None
     if not isinstance(model, str) or model not in CAPTIONERS:
         return config_class().model_validate(values)  # raises ValidationError
-    named = [
-        (EVALUATORS, values.get("metrics", DEFAULT_METRICS)),
-        (REWARDS, values.get("reward")),
-        (RERANKERS, [values.get("rerank")]),
-    ]
-    # The values are not validated yet: ignore a value of the wrong type here.
-    named = [(names, v if isinstance(v, (list, tuple, dict)) else ()) for names, v in named]
-    config_type = config_class(model, *(tuple(n for n in names if n in v) for names, v in named))
+    config_type = config_class(
+        model,
+        metrics=_named_entries(EVALUATORS, values.get("metrics", DEFAULT_METRICS)),
+        rewards=_named_entries(REWARDS, values.get("reward")),
+        rerankers=_named_entries(RERANKERS, [values.get("rerank")]),
+    )
     if not values.keys() <= config_type.model_fields.keys():
         config_type = config_class(model)  # also imports metrics and rewards that are not used
     if not values.keys() <= config_type.model_fields.keys():
         config_class().model_validate(values)
         values = {key: value for key, value in values.items() if key in config_type.model_fields}
     return config_type.model_validate(values)
+
+
+def _named_entries(registry: Iterable[str], names: Any) -> tuple[str, ...]:
+    """Return the entries of a registry that `names` contains.
+
+    names: the value of a key, not validated yet. A value of the wrong type names no entry.
+    """
+    if not isinstance(names, (list, tuple, dict)):
+        return ()
+    return tuple(name for name in registry if name in names)
 
 
 def every_key(config: Config) -> dict[str, Any]:

@@ -5,7 +5,7 @@ package of a captioner declares the keys of that captioner, and the class of a m
 declares the keys of that metric or reward.
 """
 
-from typing import Annotated, Any, Literal, Optional, Union
+from typing import Annotated, Any, Literal, Optional, TypeVar, Union
 
 from pydantic import (
     BaseModel,
@@ -23,21 +23,23 @@ from captioning.config.rerankers import RERANKERS
 from captioning.metrics.registry import DEFAULT_METRICS, EVALUATORS
 from decoding.null_image import NULL_IMAGES
 
-ROLES = (
-    "run",  # changes the results: a resumed run must have the same value
-    # The product of these keys and the number of processes is the number of images per step. A
-    # resumed run must have the same product.
-    "batch",
-    "length",  # the length of a run: may change if finished epochs do not depend on it
-    "speed",  # changes speed and memory, but no result
-    "upkeep",  # how a run is logged, saved, validated and stopped: may change when it resumes
-    "data",  # the paths of data, which may have moved
-    "machine",  # where the run is written and on which device it runs
-    "generation",  # how captions are generated
-    "scoring",  # how captions are scored
-)
+# A key of role "run" changes the results: a resumed run must have the same value. The other roles:
+ROLES = ("run", "batch", "length", "speed", "upkeep", "data", "machine", "generation", "scoring")
+# Upkeep[bool] is the type of a key that is a bool and has the role "upkeep".
+T = TypeVar("T")
+# The product of these keys and the number of processes is the number of images per step. A resumed
+# run must have the same product.
+Batch = Annotated[T, "batch"]
+Length = Annotated[T, "length"]  # the run's: may change if finished epochs do not depend on it
+Speed = Annotated[T, "speed"]  # changes speed and memory, but no result
+Upkeep = Annotated[T, "upkeep"]  # how a run is logged, saved, validated, stopped: may change
+Data = Annotated[T, "data"]  # the paths of data, which may have moved
+Machine = Annotated[T, "machine"]  # where the run is written and on which device it runs
+Generation = Annotated[T, "generation"]  # how captions are generated
+Scoring = Annotated[T, "scoring"]  # how captions are scored
 
 Name = Annotated[str, Field(min_length=1)]
+Files = Union[str, list[str], None]
 
 
 def roles_of(keys: type[BaseModel]) -> dict[str, str]:
@@ -58,28 +60,28 @@ class Keys(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     model: Literal[tuple(CAPTIONERS)] = "blip"
-    image_root: Annotated[str, "data"]
-    ann_root: Annotated[str, "data"]
-    coco_gt_root: Annotated[Optional[str], "data"] = None
+    image_root: Data[str]
+    ann_root: Data[str]
+    coco_gt_root: Data[Optional[str]] = None
     pretrained: Optional[str] = None
-    batch_size: Annotated[PositiveInt, "batch"] = 32
+    batch_size: Batch[PositiveInt] = 32
     init_lr: PositiveFloat = 1e-5
-    vit_grad_ckpt: Annotated[bool, "speed"] = False
+    vit_grad_ckpt: Speed[bool] = False
     image_size: int = Field(384, gt=0, le=4096)
-    max_length: Annotated[int, "generation"] = Field(20, le=10_000)
-    min_length: Annotated[int, "generation"] = 5
-    num_beams: Annotated[int, "generation"] = Field(3, le=1000)
+    max_length: Generation[int] = Field(20, le=10_000)
+    min_length: Generation[int] = 5
+    num_beams: Generation[int] = Field(3, le=1000)
     prompt: str = "a picture of "
     weight_decay: NonNegativeFloat = 0.05
     min_lr: NonNegativeFloat = 0.0
-    max_epoch: Annotated[PositiveInt, "length"] = 5
+    max_epoch: Length[PositiveInt] = 5
 
     reward: Optional[dict[str, float]] = None
     reward_samples: int = Field(5, gt=0, le=1000)
     reward_temperature: PositiveFloat = 1.0
     reward_baseline: Literal["others", "greedy"] = "others"
     reward_kl: NonNegativeFloat = 0.0
-    objective: Annotated[Union[str, dict[str, Union[float, dict[str, Any]]], None], "run"] = "mle"
+    objective: Union[str, dict[str, Union[float, dict[str, Any]]], None] = "mle"
     label_smoothing: float = Field(0.1, ge=0, lt=1)
     first_token_mle: Optional[bool] = Field(None, validate_default=True)
     random_subset_size: int = Field(10, gt=0, le=100_000)
@@ -87,11 +89,11 @@ class Keys(BaseModel):
     null_image: Literal[NULL_IMAGES] = "zeros"
 
     dataset: Literal["coco", "flickr30k", "custom"] = "coco"
-    train_file: Union[str, list[str], None] = None
-    val_file: Annotated[Union[str, list[str], None], "data"] = None
-    test_file: Annotated[Union[str, list[str], None], "data"] = None
-    val_gt_file: Annotated[Optional[str], "data"] = None
-    test_gt_file: Annotated[Optional[str], "data"] = None
+    train_file: Files = None
+    val_file: Data[Files] = None
+    test_file: Data[Files] = None
+    val_gt_file: Data[Optional[str]] = None
+    test_gt_file: Data[Optional[str]] = None
     captions_per_image: int = Field(1, gt=0, le=1000)
     max_words: PositiveInt = 30
     max_tokens: int = Field(40, gt=2)
@@ -100,17 +102,17 @@ class Keys(BaseModel):
     input: Literal["fast", "exact"] = "fast"
     skip_bad_images: bool = False
     shuffle_buffer: PositiveInt = 50_000
-    num_workers: Annotated[int, "speed"] = Field(4, ge=0, le=1000)
+    num_workers: Speed[int] = Field(4, ge=0, le=1000)
 
     lora: Optional[Lora] = None
 
     tokenizer: Name = "bert-base-uncased"
-    trust_checkpoint: Annotated[bool, "upkeep"] = False
+    trust_checkpoint: Upkeep[bool] = False
 
     precision: Literal["fp32", "bf16", "fp16", "int8"] = "fp32"
-    compile: Annotated[bool, "speed"] = False
-    sharding: Annotated[Literal["none", "fsdp"], "speed"] = "none"
-    accumulation_steps: Annotated[PositiveInt, "batch"] = 1
+    compile: Speed[bool] = False
+    sharding: Speed[Literal["none", "fsdp"]] = "none"
+    accumulation_steps: Batch[PositiveInt] = 1
     optimizer: Literal["adamw", "adam"] = "adamw"
     clip_grad_norm: Optional[PositiveFloat] = None
     clip_grad_value: Optional[PositiveFloat] = None
@@ -123,46 +125,44 @@ class Keys(BaseModel):
     lr_cycle_growth: float = Field(1.0, ge=1, le=10)
     lr_decay: float = Field(0.8, gt=0, le=1)
     lr_patience: NonNegativeInt = 2
-    early_stopping: Annotated[Optional[PositiveInt], "upkeep"] = None
+    early_stopping: Upkeep[Optional[PositiveInt]] = None
     monitor: str = "Bleu_4"
-    select: Annotated[Optional[str], "upkeep"] = None
+    select: Upkeep[Optional[str]] = None
     bucket_batches: bool = False
-    resume: Annotated[Literal["auto", "never"], "upkeep"] = "auto"
-    checkpoint_every: Annotated[Optional[PositiveInt], "upkeep"] = 1000
-    keep_checkpoints: Annotated[Union[PositiveInt, Literal["all"]], "upkeep"] = 2
-    checkpoint_format: Annotated[Literal["whole", "sharded"], "upkeep"] = "whole"
-    rank_timeout: Annotated[PositiveFloat, "upkeep"] = 1800.0
-    eval_every: Annotated[PositiveInt, "upkeep"] = 1
-    log_every: Annotated[PositiveInt, "upkeep"] = 10
-    save_candidates: Annotated[bool, "upkeep"] = False
+    resume: Upkeep[Literal["auto", "never"]] = "auto"
+    checkpoint_every: Upkeep[Optional[PositiveInt]] = 1000
+    keep_checkpoints: Upkeep[Union[PositiveInt, Literal["all"]]] = 2
+    checkpoint_format: Upkeep[Literal["whole", "sharded"]] = "whole"
+    rank_timeout: Upkeep[PositiveFloat] = 1800.0
+    eval_every: Upkeep[PositiveInt] = 1
+    log_every: Upkeep[PositiveInt] = 10
+    save_candidates: Upkeep[bool] = False
 
-    eval_batch_size: Annotated[Optional[PositiveInt], "speed"] = None
-    sample: Annotated[bool, "generation"] = False
-    top_p: Annotated[float, "generation"] = 0.9
-    top_k: Annotated[int, "generation"] = 50
-    temperature: Annotated[float, "generation"] = 1.0
-    length_penalty: Annotated[float, "generation"] = 1.0
-    repetition_penalty: Annotated[float, "generation"] = 1.0
-    no_repeat_ngram_size: Annotated[int, "generation"] = 0
-    num_beam_groups: Annotated[int, "generation"] = 1
-    diversity_penalty: Annotated[float, "generation"] = 0.0
-    min_p: Annotated[float, "generation"] = 0.0
-    typical_p: Annotated[float, "generation"] = 1.0
-    rerank: Annotated[Optional[Literal[tuple(RERANKERS)]], "generation"] = None
-    num_candidates: Annotated[int, "generation"] = Field(20, ge=2, le=1000)
-    candidates: Annotated[Literal["samples", "beams"], "generation"] = "samples"
-    rerank_weight: Annotated[float, "generation"] = Field(0.5, ge=0, le=1)
-    rerank_judge: Annotated[Optional[str], "generation"] = None
-    guidance_scale: Annotated[float, "generation"] = 1.0
-    contrastive_alpha: Annotated[float, "generation"] = 0.0
-    contrastive_beta: Annotated[float, "generation"] = 0.1
-    contrastive_noise: Annotated[int, "generation"] = 500
-    metrics: Annotated[list[Literal[tuple(EVALUATORS)]], "scoring"] = Field(
-        list(DEFAULT_METRICS), min_length=1
-    )
+    eval_batch_size: Speed[Optional[PositiveInt]] = None
+    sample: Generation[bool] = False
+    top_p: Generation[float] = 0.9
+    top_k: Generation[int] = 50
+    temperature: Generation[float] = 1.0
+    length_penalty: Generation[float] = 1.0
+    repetition_penalty: Generation[float] = 1.0
+    no_repeat_ngram_size: Generation[int] = 0
+    num_beam_groups: Generation[int] = 1
+    diversity_penalty: Generation[float] = 0.0
+    min_p: Generation[float] = 0.0
+    typical_p: Generation[float] = 1.0
+    rerank: Generation[Optional[Literal[tuple(RERANKERS)]]] = None
+    num_candidates: Generation[int] = Field(20, ge=2, le=1000)
+    candidates: Generation[Literal["samples", "beams"]] = "samples"
+    rerank_weight: Generation[float] = Field(0.5, ge=0, le=1)
+    rerank_judge: Generation[Optional[str]] = None
+    guidance_scale: Generation[float] = 1.0
+    contrastive_alpha: Generation[float] = 0.0
+    contrastive_beta: Generation[float] = 0.1
+    contrastive_noise: Generation[int] = 500
+    metrics: Scoring[list[Literal[tuple(EVALUATORS)]]] = Field(list(DEFAULT_METRICS), min_length=1)
 
-    output_dir: Annotated[Name, "machine"]
-    device: Annotated[Name, "machine"] = "auto"
+    output_dir: Machine[Name]
+    device: Machine[Name] = "auto"
     seed: int = Field(42, ge=0, lt=2**63)
     # Declared after `seed`, because its validator uses `seed` as the default seed of the split.
     split: Optional[dict[str, Union[int, float, str]]] = None

@@ -27,22 +27,27 @@ def load_config(
     overrides: "key=value" with a value in YAML. "vit.depth=2" sets a value in a mapping, and
     "pretrained=" empties a key. flags: {key: parsed value}, which replace the file's values.
     output_dir defaults to output/NAME for NAME.yaml. Raises UserError with one line that names each
-    wrong key, the value that was found and the allowed values.
+    wrong key, the value that was found and the allowed values. The line begins with the file, or
+    with "command line" if overrides and flags have set all wrong keys.
     """
     values = parse_yaml(read_text(path), str(path))
     if not isinstance(values, dict):
         raise UserError(f"{path}: expected lines of 'key: value', found {_shorten(values)}")
+    changed = {*(flags or ())}
     for override in overrides:
         key, equals, value = override.partition("=")
         if not equals or not key:
             raise UserError(f"override {override!r} is not of the form key=value")
         _set_value(values, key, parse_yaml(value, f"override {override!r}"))
+        changed.add(key.partition(".")[0])
     values.update(flags or {})
     values.setdefault("output_dir", f"output/{Path(path).stem}")
     try:
         return parse_config(values)
     except ValidationError as error:
-        raise UserError(f"{path}: {explained(error, values)}") from error
+        wrong_keys = {detail["loc"][0] if detail["loc"] else None for detail in error.errors()}
+        source = "command line" if wrong_keys <= changed else path
+        raise UserError(f"{source}: {explained(error, values)}") from error
 
 
 def write_config(config: Config, path: Path) -> None:
@@ -73,15 +78,15 @@ def explained(error: ValidationError, values: dict) -> str:
     If a key accepts several types, its error names all of them, joined by "or". values: the
     configuration before validation.
     """
-    groups: dict[str, list[str]] = {}
+    groups = {}
     details = [d for d in error.errors() if not _is_other_alternative(d)] or error.errors()
     for detail in details:
-        prefix, should, kind = _explain(detail, values).partition("; input should be ")
+        prefix, should, kind = _describe_error(detail, values).partition("; input should be ")
         groups.setdefault(prefix + should, []).append(kind)
     return "; ".join(prefix + " or ".join(dict.fromkeys(kinds)) for prefix, kinds in groups.items())
 
 
-def _explain(detail: dict, values: dict) -> str:
+def _describe_error(detail: dict, values: dict) -> str:
     """Describe one of pydantic's errors in terms of the file's keys and values."""
     if not detail["loc"]:  # the error concerns several keys, which the message names
         return detail["msg"].removeprefix("Value error, ")

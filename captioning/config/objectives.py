@@ -45,13 +45,13 @@ def objective_name(spec) -> str:
     """
     weights = parse_objective(spec)
     ordered = [name for name in OBJECTIVES if name in weights]
-    names = "+".join(objective_title(name) + _parameters(spec, name) for name in ordered)
+    names = "+".join(objective_title(name) + _format_parameters(spec, name) for name in ordered)
     if len(ordered) == 1:
         return names
     return f"{names} {':'.join(f'{weights[name]:g}' for name in ordered)}"
 
 
-def _parameters(spec, name: str) -> str:
+def _format_parameters(spec, name: str) -> str:
     """Return an objective's parameters in the key `objective`, such as " (gamma 1)"; "" if none."""
     parameters = spec[name] if isinstance(spec, dict) else {}
     if not isinstance(parameters, dict):

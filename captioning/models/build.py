@@ -55,11 +55,17 @@ def captioner_from(
             raise UserError(
                 f"{name} has an adapter, but lora is not set: set lora, or merge the adapter"
             )
-        captions = partial(training_captions, config)
         _check_division(config, content, name)
-        context = BuildContext(content, name, captions, word_pieces, MEAN, STD)
-        is_filled = checkpoint is not None and config.lora is None
-        with SkipInit() if is_filled else nullcontext():
+        context = BuildContext(
+            content=content,
+            name=name,
+            captions=partial(training_captions, config),
+            word_pieces=word_pieces,
+            mean=MEAN,
+            std=STD,
+        )
+        checkpoint_fills_weights = checkpoint is not None and config.lora is None
+        with SkipInit() if checkpoint_fills_weights else nullcontext():
             captioner = package.build(config, context)
         check_interface(captioner)
         _check_null_support(config, captioner)
@@ -77,9 +83,12 @@ def captioner_from(
 
 def _check_null_support(config: Config, captioner: Captioner) -> None:
     """Raise UserError if a key needs a null image and the captioner has none."""
+    if captioner.null_image is not None:
+        return
     keys = ["drop_image", "null_image", "guidance_scale", "contrastive_alpha"]
-    keys += ["rerank"] if config.rerank == "mmi" else []
-    for key in keys if captioner.null_image is None else []:
+    if config.rerank == "mmi":
+        keys.append("rerank")
+    for key in keys:
         value, default = getattr(config, key), Config.model_fields[key].default
         if value != default:
             raise UserError(f"{key} is {value}, but this captioner has no null image; unset it")
@@ -90,8 +99,8 @@ def _check_same_null(config: Config, report: LoadReport, name: str) -> None:
 
     report: from `load_weights`. name: the checkpoint's name, for the error.
     """
-    reads = config.guidance_scale != 1 or config.rerank == "mmi"
-    if reads and any(key.startswith(NULL_IMAGE) for key in report.unexpected):
+    uses_null_image = config.guidance_scale != 1 or config.rerank == "mmi"
+    if uses_null_image and any(key.startswith(NULL_IMAGE) for key in report.unexpected):
         raise UserError(
             f"{name} was trained with another null image than null_image: {config.null_image}; set "
             "null_image to its value in training"
@@ -132,9 +141,9 @@ def preprocessing_of(config: Config) -> Preprocessing:
     if functions is None:
         strength, exact = config.augmentation_strength, config.input == "exact"
         return Preprocessing(
-            evaluation_transform(config.image_size),
-            training_transform(config.image_size, config.augmentation, strength, exact),
-            normalise,
+            evaluation=evaluation_transform(config.image_size),
+            training=training_transform(config.image_size, config.augmentation, strength, exact),
+            normalise=normalise,
             is_deterministic=config.augmentation == "none",
         )
     evaluation, training, *optional = functions

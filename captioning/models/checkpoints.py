@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, NamedTuple, Optional, Union
 
 import torch
 
@@ -258,13 +258,21 @@ def _check_keys(content: Any) -> None:
             raise ValueError(f"it is not a checkpoint of a run: it has no valid {name}")
 
 
-def read_newest(folder: Path) -> Optional[tuple[Path, dict[str, Any], list[str]]]:
-    """Return the newest undamaged checkpoint: its path, its content, and log lines.
+class NewestCheckpoint(NamedTuple):
+    """The newest undamaged checkpoint. log_lines: a line for each newer one, which is damaged."""
 
-    Each newer checkpoint that is damaged gets the suffix .bad and a log line. Returns None if
-    there are no checkpoints. If all checkpoints are damaged, raises UserError and renames none.
+    path: Path
+    content: dict[str, Any]
+    log_lines: list[str]
+
+
+def read_newest(folder: Path) -> Optional[NewestCheckpoint]:
+    """Read the newest undamaged checkpoint. Damaged newer checkpoints get the suffix .bad.
+
+    Returns None if there are no checkpoints. If all checkpoints are damaged, raises UserError and
+    renames none.
     """
-    problems: dict[Path, str] = {}
+    problems = {}  # {damaged checkpoint: reason}
     for path in reversed(saved(folder)):
         try:
             verify(path)
@@ -273,11 +281,12 @@ def read_newest(folder: Path) -> Optional[tuple[Path, dict[str, Any], list[str]]
             problems[path] = str(error)
             continue
         lines = [f"skipping a checkpoint: {reason}" for reason in problems.values()]
-        for damaged in [part for bad in problems for part in (bad, manifest_path(bad))]:
-            with user_errors(damaged):
-                if damaged.exists():
-                    replace(damaged, damaged.with_name(damaged.name + ".bad"))
-        return path, content, lines
+        for damaged in problems:
+            for file in (damaged, manifest_path(damaged)):
+                with user_errors(file):
+                    if file.exists():
+                        replace(file, file.with_name(f"{file.name}.bad"))
+        return NewestCheckpoint(path, content, lines)
     if problems:
         raise UserError(
             f"none of the checkpoints in {folder} can be read ({next(iter(problems.values()))}); "

@@ -47,7 +47,7 @@ def caption_images(
     check_prompts(samples, captioner, config, "max_length")
     model = captioner.for_inference(precision.dtype, config.compile)
     generator = with_reranking(model, reranking, device)
-    results: list[tuple[int, dict[str, Any]]] = []
+    results = []  # pairs (index, result)
     rounds = -(-len(samples) // (batch_size * world_size()))  # rank 0 has the most batches
     with closing(loader), progress(len(samples), description) as bar:
         for batch in until_stop_requested(Prefetcher(loader, device), rounds):
@@ -63,11 +63,14 @@ def caption_images(
     gathered = gather_on_main((results, loader.skipped))
     if gathered is None:
         return None
-    skipped = sum(count for _, count in gathered)
+    by_index = {}
+    skipped = 0
+    for rank_results, rank_skipped in gathered:
+        by_index.update(rank_results)
+        skipped += rank_skipped
     if skipped:
         log_line(f"{skipped} of {len(samples)} images could not be read and have no caption")
-    ordered = sorted((pair for part, _ in gathered for pair in part), key=lambda pair: pair[0])
-    return [result for _, result in ordered]
+    return [by_index[index] for index in sorted(by_index)]
 
 
 def build_image_loader(
@@ -79,14 +82,19 @@ def build_image_loader(
     """
     preprocessing = preprocessing_of(config)
     dataset = EvaluationDataset(
-        samples,
-        config.image_root,
-        preprocessing.evaluation,
-        config.skip_bad_images,
-        preprocessing.takes_prompt,
+        samples=samples,
+        image_root=config.image_root,
+        transform=preprocessing.evaluation,
+        skip_bad_images=config.skip_bad_images,
+        takes_prompt=preprocessing.takes_prompt,
     )
-    size = config.eval_batch_size or config.batch_size
+    batch_size = config.eval_batch_size or config.batch_size
     loader = evaluation_loader(
-        dataset, size, rank, world_size, config.num_workers, preprocessing.join
+        dataset,
+        batch_size=batch_size,
+        rank=rank,
+        world_size=world_size,
+        num_workers=config.num_workers,
+        join=preprocessing.join,
     )
-    return loader, size
+    return loader, batch_size

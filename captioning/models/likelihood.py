@@ -66,8 +66,9 @@ def _sum_losses(
     They are, in this order: the number of tokens, the SMILE loss, and the negative log-likelihood
     at each of the T TEMPERATURES. texts, prompts: see `Captioner.predictions`.
     """
-    kwargs = {} if prompts is None else {"prompts": prompts}
-    logits, labels = captioner.predictions(image, texts, **kwargs)
+    # A captioner whose prompt is a question has no argument `prompts`.
+    given = {} if prompts is None else {"prompts": prompts}
+    logits, labels = captioner.predictions(image, texts, **given)
     losses = [smile_loss(logits, labels, reduction="sum")]
     losses += [mle_loss(logits / t, labels, reduction="sum") for t in TEMPERATURES]
     return torch.stack([(labels != -100).sum(), *losses]).double().cpu()
@@ -109,9 +110,8 @@ def _count_tokens(captioner: nn.Module, samples: Iterable[Sample], config: Confi
     counts = torch.zeros(len(tokenizer), dtype=torch.float64)
     for sample in samples:
         texts = [captioner.prompt + text for text in preprocess_captions(sample, config)]
-        ids, mask = (
-            t[:, len(captioner.prompt_ids) :] for t in tokenizer.encode(texts, config.max_tokens)
-        )
+        ids, mask = tokenizer.encode(texts, config.max_tokens)
+        mask[:, : len(captioner.prompt_ids)] = 0
         counts += torch.bincount(ids[mask.bool()], minlength=len(tokenizer))
     return counts
 

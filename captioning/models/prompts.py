@@ -39,7 +39,8 @@ def prompt_ids(captioner: Captioner, prompt: Optional[str], key: str, room: int)
     ids = captioner.tokenizer.encode_prompt(prompt)
     if captioner.tokenizer.unknown in ids:
         raise UserError(f"prompt {prompt!r} has a word that the vocabulary lacks: leave it out")
-    if len(ids) >= room - (key == "max_tokens"):
+    reserved = 1 if key == "max_tokens" else 0  # for the end token
+    if len(ids) + reserved >= room:
         raise UserError(
             f"prompt of {len(ids)} tokens, which leaves no room for a caption: {key} is {room}: "
             f"shorten {prompt[:30]!r} or raise {key}"
@@ -47,18 +48,23 @@ def prompt_ids(captioner: Captioner, prompt: Optional[str], key: str, room: int)
     return ids
 
 
-def check_prompts(samples: Iterable[Sample], captioner: Captioner, config: Config, key: str):
+def check_prompts(
+    samples: Iterable[Sample], captioner: Captioner, config: Config, key: str
+) -> None:
     """Raise UserError if the prompts of `samples` cannot be used.
 
     Prompts cannot be used with a reward or with some rerankers, or if `prompt_ids` refuses a
     prompt. key: "max_tokens" in training, "max_length" in generation; see `prompt_ids`.
     """
-    prompts = {sample.prompt: sample.image for sample in samples if sample.prompt is not None}
-    if prompts and config.reward:
+    images = {sample.prompt: sample.image for sample in samples if sample.prompt is not None}
+    if not images:
+        return
+    if config.reward:
         raise UserError("the annotations have a column prompt, which reward does not support")
-    if prompts:
-        check_reranker(config)
-    for prompt, image in {} if prompt_is_question(config) else prompts.items():
+    check_reranker(config)
+    if prompt_is_question(config):
+        return
+    for prompt, image in images.items():
         try:
             prompt_ids(captioner, prompt, key, getattr(config, key))
         except UserError as error:
@@ -88,14 +94,14 @@ def caption_lists(
         if not any(prompts or ()):
             return scored_lists(generator.generate_details(images, settings))
         ids = [prompt_ids(captioner, text, "max_length", settings.max_length) for text in prompts]
-        found: list[list[dict[str, Any]]] = [[] for _ in ids]
-        for length in sorted({len(each) for each in ids}):
-            rows = [row for row, each in enumerate(ids) if len(each) == length]
+        lists = [[] for _ in ids]
+        for length in sorted({len(prompt) for prompt in ids}):
+            rows = [row for row, prompt in enumerate(ids) if len(prompt) == length]
             captioner.prompt_ids = torch.stack([ids[row] for row in rows])
-            generated = scored_lists(generator.generate_details(images[rows], settings))
-            for row, captions in zip(rows, generated):
-                found[row] = captions
-        return found
+            generated = generator.generate_details(images[rows], settings)
+            for row, captions in zip(rows, scored_lists(generated)):
+                lists[row] = captions
+        return lists
     except SettingsError as error:
         raise UserError(str(error)) from error
     finally:
@@ -108,16 +114,17 @@ def scored_lists(generated: Generated) -> list[list[dict[str, Any]]]:
     A caption is a dict with "caption", "score" and, if `generated` has them, "own_score" and
     "rerank_score"; for the scores, see `decoding.Generated`.
     """
-    scores = {"score": generated.scores, "own_score": generated.own_scores}
-    scores["rerank_score"] = generated.rerank_scores
-    lists = {name: values.tolist() for name, values in scores.items() if values is not None}
-    return [
-        [
-            {
-                "caption": caption,
-                **{name: round(t[row][place], SCORE_DIGITS) for name, t in lists.items()},
-            }
-            for place, caption in enumerate(captions)
-        ]
-        for row, captions in enumerate(generated.captions)
-    ]
+    columns = {
+        "score": generated.scores,
+        "own_score": generated.own_scores,
+        "rerank_score": generated.rerank_scores,
+    }
+    columns = {name: scores.tolist() for name, scores in columns.items() if scores is not None}
+    lists = []
+    for row, captions in enumerate(generated.captions):
+        entries = [{"caption": caption} for caption in captions]
+        for place, entry in enumerate(entries):
+            for name, scores in columns.items():
+                entry[name] = round(scores[row][place], SCORE_DIGITS)
+        lists.append(entries)
+    return lists

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from captioning.captioners.interface import Images
 from captioning.models.prompts import scored_lists
@@ -38,6 +39,12 @@ class ScoredCaption(NamedTuple):
     own_score: Optional[float] = None
     candidates: Sequence[dict[str, Any]] = ()
 
+    def resized_maps(self, height: int, width: int) -> Tensor:
+        """Return the maps (words, height, width), interpolated and divided by their maxima."""
+        maps = F.interpolate(self.attention_map.unsqueeze(1), (height, width), mode="bicubic")
+        maps = maps[:, 0].clamp(min=0)
+        return maps / maps.amax((1, 2), keepdim=True).clamp(min=1e-9)
+
 
 @torch.inference_mode()
 def scored_captions(
@@ -55,7 +62,7 @@ def scored_captions(
     if reranker is None:
         other = encode_noisy(captioner, images, settings)
         generated = captioner.generate_from(encoded, settings, other)
-        candidates: list[list[dict[str, Any]]] = [[] for _ in generated.captions]
+        candidates = [[] for _ in generated.captions]
     else:
         generated = reranker.generate_from(images, encoded, settings)
         candidates = scored_lists(generated)
@@ -86,12 +93,12 @@ def _score_best(
         )
     own_scores = generated.own_scores
     return ScoredCaption(
-        generated.captions[row][0],
-        generated.scores[row, 0].item(),
-        words,
-        probabilities.cpu(),
-        attention_map,
-        None if own_scores is None else own_scores[row, 0].item(),
+        caption=generated.captions[row][0],
+        score=generated.scores[row, 0].item(),
+        words=words,
+        probabilities=probabilities.cpu(),
+        attention_map=attention_map,
+        own_score=None if own_scores is None else own_scores[row, 0].item(),
     )
 
 
@@ -101,8 +108,7 @@ def join_pieces(tokenizer, ids: Tensor) -> tuple[list[str], list[list[int]]]:
     A token that continues a word (##s) is joined to the previous word. Such a token at the
     beginning, which first_token_shift can cause, is a separate word.
     """
-    words: list[str] = []
-    positions: list[list[int]] = []
+    words, positions = [], []
     for position, token_id in enumerate(ids.tolist()):
         token = tokenizer.token(token_id)
         if token.startswith("##") and words:

@@ -37,7 +37,7 @@ def save_sharded(rest: Mapping[str, Any], tensors: Mapping[str, Tensor], path: P
 
     temporary = path.with_name(f".{path.name}{SUFFIX}")  # the same name on all ranks
 
-    def begin() -> None:
+    def begin():
         with user_errors(path):
             remove(temporary)
             temporary.mkdir()
@@ -57,7 +57,7 @@ def save_sharded(rest: Mapping[str, Any], tensors: Mapping[str, Tensor], path: P
         problem = getattr(reason, "strerror", None) or one_line(reason)
     rank_results = distributed.gather_on_main((problem, files))
 
-    def end() -> None:
+    def end():
         for problem, rank_files in rank_results:
             if problem is not None:
                 with suppress(OSError):  # frees space if the disk is full

@@ -94,11 +94,16 @@ def cores() -> int:
 
 
 def prepare(modules: Sequence[str]) -> None:
-    """Start the fork server, which imports these modules in the background.
-
-    The fork server ignores signals, and ends when this process ends.
-    """
+    """Start the fork server early, so that it imports these modules in the background."""
     _CONTEXT.set_forkserver_preload(list(modules))
+    _start_fork_server()
+
+
+def _start_fork_server() -> None:
+    """Start the fork server, unless it runs. It ignores signals, and ends with this process.
+
+    A job ignores signals, too, until it has begun to handle them.
+    """
     handlers = {number: signal.signal(number, signal.SIG_IGN) for number in signals.SIGNALS}
     try:
         forkserver.ensure_running()
@@ -137,30 +142,27 @@ def run_jobs(
 ) -> dict[str, str]:
     """Run all jobs, one at a time in each slot; return {name: reason} of the failed jobs.
 
-    The caller must have called `prepare`. slots: the environment variables of each slot, such as
-    its GPU. keep_going: whether to start further jobs after a job has failed. If false, the other
-    jobs are asked to save and stop, and UserError is raised with the reason of the failure.
+    slots: the environment variables of each slot, such as its GPU. keep_going: whether to start
+    further jobs after a job has failed. If false, the other jobs are asked to save and stop, and
+    UserError is raised with the reason of the failure.
 
     If this process is asked to stop, waits until all jobs have saved, then raises Stopped. Raises
     KeyboardInterrupt at once when Ctrl-C is pressed twice.
     """
-    waiting, free, running = list(jobs), list(slots), []
-    failures: dict[str, str] = {}
+    _start_fork_server()
+    waiting, free_slots, running = list(jobs), list(slots), []
+    failures = {}
     cause = None  # why the first failed job failed
     stopping = False  # whether the running jobs have been asked to stop
     with signals.watch():
         try:
             while running or (waiting and not stopping):
-                while waiting and free and not stopping:
-                    running.append(_start(waiting.pop(0), free.pop(0)))
+                while waiting and free_slots and not stopping:
+                    running.append(_start(waiting.pop(0), free_slots.pop(0)))
                     observer.began(running[-1].job)
-                connection.wait([entry.process.sentinel for entry in running], 0.1)
-                all_ended = [entry for entry in running if entry.process.exitcode is not None]
-                for entry in running:
-                    entry.pass_reports(observer)
-                for ended in all_ended:
+                for ended in _wait_for_ended(running, observer):
                     running.remove(ended)
-                    free.append(ended.slot)
+                    free_slots.append(ended.slot)
                     code, name, reason = ended.process.exitcode, ended.job.name, ended.reason()
                     if code == STOPPED and (stopping or signals.stop_requested()):
                         continue
@@ -190,6 +192,15 @@ def run_jobs(
     return failures
 
 
+def _wait_for_ended(running: Sequence[_RunningJob], observer: Observer) -> list[_RunningJob]:
+    """Wait up to 0.1 s for a job to end. Pass on all reports; return the jobs that have ended."""
+    connection.wait([entry.process.sentinel for entry in running], 0.1)
+    ended = [entry for entry in running if entry.process.exitcode is not None]
+    for entry in running:
+        entry.pass_reports(observer)
+    return ended
+
+
 def _start(job: Job, slot: Mapping[str, str]) -> _RunningJob:
     job = job._replace(environment={**job.environment, **slot})
     job.log.parent.mkdir(parents=True, exist_ok=True)
@@ -217,7 +228,7 @@ def _run_job(job: Job, reports: connection.Connection) -> None:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
 
-    def send(description: str, share: float) -> None:
+    def send(description, share):
         try:
             reports.send((description, share))
         except OSError:  # the main program has died: stop now, not when the fork server ends

@@ -73,13 +73,14 @@ def progress(total: Optional[int], description: str, unit: str = "img", initial:
     calls of the program have reached.
     """
     reported = _listener is not None
+    drawing_interval_s = 0.1 if sys.stderr.isatty() else 30.0
     return (_ReportedBar if reported else tqdm)(
         total=total,
         initial=initial,
         desc=visible(" ".join([*_prefixes, description])),
         unit=unit,
         disable=not is_main(),
-        mininterval=0.3 if reported else 0.1 if sys.stderr.isatty() else 30.0,
+        mininterval=0.3 if reported else drawing_interval_s,
         dynamic_ncols=True,
         file=io.StringIO() if reported else sys.stderr,
     )

@@ -31,14 +31,14 @@ def serve(function: Callable[..., Any]) -> Iterator[str]:
     """
     closing = Event()
     with Listener(authkey=current_process().authkey) as listener, ThreadPoolExecutor() as threads:
-        threads.submit(_accept, listener, threads, function, closing)
+        threads.submit(_accept_calls, listener, threads, function, closing)
         try:
             yield listener.address
         finally:
             closing.set()
             with suppress(*_LOST):
-                # Connect, so that `_accept` wakes up and sees `closing`. Without a key, because the
-                # exchange of keys would block if `_accept` has already ended.
+                # Connect, so that `_accept_calls` wakes up and sees `closing`. Without a key,
+                # because the exchange of keys would block if `_accept_calls` has already ended.
                 Client(listener.address).close()
 
 
@@ -60,12 +60,12 @@ def call(address: str, timeout_s: float, *arguments) -> Any:
         raise CallFailed from error
 
 
-def _accept(listener, threads, function, closing) -> None:
+def _accept_calls(listener, threads, function, closing) -> None:
     while not closing.is_set():
         with suppress(*_LOST):  # raised if the caller has no key or has died
-            threads.submit(_reply, listener.accept(), function)
+            threads.submit(_answer, listener.accept(), function)
 
 
-def _reply(connection: Connection, function: Callable[..., Any]) -> None:
+def _answer(connection: Connection, function: Callable[..., Any]) -> None:
     with connection:  # if the function raises, the connection closes without a reply
         connection.send(function(*connection.recv()))

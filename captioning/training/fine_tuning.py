@@ -68,8 +68,8 @@ class FineTuning:
         self.output = OutputFolder(config.output_dir)
         self.folder = self.output.folder
         self.precision = Precision(config.precision, device)
-        self._find_data()
-        checkpoint = self._find_checkpoint()
+        self._read_data()
+        checkpoint = self._begin_or_resume()
         self._build_model(checkpoint)
         self.log = RunLog(self.folder, self.progress.epoch, self._steps_done())
 
@@ -235,7 +235,7 @@ class FineTuning:
 
     # Set-up
 
-    def _find_data(self) -> None:
+    def _read_data(self) -> None:
         """Read the validation split and build its metrics, then read the training split."""
         config = self.config
         self.evaluation = SplitEvaluation(config, "val", self.folder, self.device)
@@ -257,7 +257,7 @@ class FineTuning:
                 f"{len(self.loader)} batches; lower accumulation_steps or batch_size"
             )
 
-    def _find_checkpoint(self) -> Optional[dict[str, Any]]:
+    def _begin_or_resume(self) -> Optional[dict[str, Any]]:
         """Return the content of the checkpoint to resume from, or None for a new run.
 
         Unless the run has finished, this also builds the rewards, if any, and writes run.json and

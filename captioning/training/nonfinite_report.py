@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from typing import NamedTuple, NoReturn, Optional
 
 import torch
@@ -36,6 +35,14 @@ class BatchReport(NamedTuple):
         return all(math.isfinite(value.item()) for value in self.parts.values())
 
 
+class _RankReport(NamedTuple):
+    """What rank 0 needs to know about a batch of any rank. image_ids: the first MAX_SHOWN."""
+
+    rank: int
+    image_ids: list
+    is_finite: bool
+
+
 def nonfinite_part(
     batches: Sequence[Mapping[str, float]], norm: float, scaler: torch.amp.GradScaler
 ) -> Optional[str]:
@@ -46,8 +53,8 @@ def nonfinite_part(
     skips the step and lowers the loss scale.
     """
     if not all(math.isfinite(value) for sums in batches for value in sums.values()):
-        rewards = [sums.get("reward", 0.0) for sums in batches]
-        return "loss" if all(map(math.isfinite, rewards)) else "reward"
+        rewards_are_finite = all(math.isfinite(sums.get("reward", 0.0)) for sums in batches)
+        return "loss" if rewards_are_finite else "reward"
     if math.isfinite(norm) or (scaler.is_enabled() and scaler.get_scale() > MIN_SCALE):
         return None
     return "gradient"
@@ -61,16 +68,19 @@ def raise_nonfinite(
     part: from `nonfinite_part`. step: the step's number in the run, from 1. batches: reports of
     this rank's batches. repeat: the end of the message, which says how to repeat the step.
     """
-    rank = distributed.rank()
-    reports = [(rank, batch.image_ids[:MAX_SHOWN], batch.is_finite()) for batch in batches]
-    rank_reports = distributed.gather_on_main(reports)
+    gathered = distributed.gather_on_main(
+        [
+            _RankReport(distributed.rank(), batch.image_ids[:MAX_SHOWN], batch.is_finite())
+            for batch in batches
+        ]
+    )
 
-    def fail() -> None:
-        reports = list(chain(*rank_reports))
+    def fail():
+        reports = [report for of_rank in gathered for report in of_rank]
         # Name the images of the batches that are not finite. If every batch is finite, as when only
         # the gradient is not, name the images of all batches.
-        failed = [report for report in reports if not report[-1]] or reports
-        images = "; ".join(f"rank {rank} had images {ids}" for rank, ids, _ in failed[:MAX_SHOWN])
+        failed = [report for report in reports if not report.is_finite] or reports
+        images = "; ".join(f"rank {r.rank} had images {r.image_ids}" for r in failed[:MAX_SHOWN])
         advice = (
             f"lower init_lr, set clip_grad_norm, or use another precision than {config.precision}"
         )

@@ -66,21 +66,27 @@ def scheduled_rate(config: Config, epoch: int, step: int, steps: int, plateaus: 
     - exponential: the rate is multiplied by lr_decay after each epoch, but is at least min_lr
     - plateau: the rate is multiplied by lr_decay after each plateau, but is at least min_lr
     """
-    c = config
-    if step < c.warmup_steps:
-        return c.warmup_lr + (c.init_lr - c.warmup_lr) * step / c.warmup_steps
-    if c.lr_schedule in ("exponential", "plateau"):
-        decays = epoch if c.lr_schedule == "exponential" else plateaus
-        return max(c.min_lr, c.init_lr * c.lr_decay**decays)
-    position, last = epoch, c.max_epoch
-    if c.lr_schedule != "cosine":
-        position, total = step - c.warmup_steps, c.max_epoch * steps - c.warmup_steps
-        first, last = 0, total - 1
-        if c.lr_schedule == "cosine_restarts":
-            first, last = cycle_at(position, total, c.lr_cycles, c.lr_cycle_growth)
-        # The last step of a cycle has min_lr, even if the cycle has only this step.
-        position, last = (position - first, last - first) if last > first else (1, 1)
-    return c.min_lr + (c.init_lr - c.min_lr) * 0.5 * (1 + math.cos(math.pi * position / last))
+    schedule, warmup_steps = config.lr_schedule, config.warmup_steps
+    if step < warmup_steps:
+        return config.warmup_lr + (config.init_lr - config.warmup_lr) * step / warmup_steps
+    if schedule in ("exponential", "plateau"):
+        decays = epoch if schedule == "exponential" else plateaus
+        return max(config.min_lr, config.init_lr * config.lr_decay**decays)
+    if schedule == "cosine":
+        return _half_cosine(config, epoch, config.max_epoch)
+    position, total = step - warmup_steps, config.max_epoch * steps - warmup_steps
+    first, last = 0, total - 1
+    if schedule == "cosine_restarts":
+        first, last = cycle_at(position, total, config.lr_cycles, config.lr_cycle_growth)
+    if first == last:  # the cycle has only this step
+        return _half_cosine(config, 1, 1)
+    return _half_cosine(config, position - first, last - first)
+
+
+def _half_cosine(config: Config, position: int, last: int) -> float:
+    """Return the rate at `position`: init_lr at position 0, min_lr at position `last`."""
+    cosine = math.cos(math.pi * position / last)
+    return config.min_lr + (config.init_lr - config.min_lr) * 0.5 * (1 + cosine)
 
 
 def cycle_at(step: int, steps: int, cycles: int, growth: float) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """Decides whether a run starts anew or resumes from the newest checkpoint in its folder."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Optional
 
@@ -15,8 +15,9 @@ from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line
 from captioning.runtime.registry import load
-from captioning.training.output_folder import OutputFolder, free_path
+from captioning.training.output_folder import OutputFolder
 from captioning.training.run_state import batch_sizes, progress_of
+from captioning.training.stored_run import free_path
 from captioning.training.validation_history import reason_finished
 
 # Schedules in which the learning rate of each epoch depends on the total number of epochs, so that
@@ -38,19 +39,19 @@ def resume_content(config: Config, output: OutputFolder) -> Optional[dict[str, A
     to resume has other settings.
     """
     folder = output.folder
-    content = path = None
+    content = name = None
     if distributed.is_main():
         checkpoints.remove_leftovers(folder)
         newest = None if config.resume == "never" else checkpoints.read_newest(folder)
         if newest is None:
             _move_aside(output)
         else:
-            path, content, problems = newest
+            content, name = newest.content, output.store_name(str(newest.path))
             _check_settings(config, content)
             _check_batches(config, content)
-            for line in problems:
+            for line in newest.log_lines:
                 log_line(line)
-    name = distributed.broadcast_from_main(path and output.store_name(str(path)))
+    name = distributed.broadcast_from_main(name)
     if name is None:
         return None
     content = content or checkpoints.read(Path(output.local_path(name)))
@@ -65,53 +66,61 @@ def _check_settings(config: Config, content: dict[str, Any]) -> None:
     rewards, and keys of role "length" if finished epochs depend on the length. max_epoch must not
     be below the number of epochs that have begun. content: the content of the checkpoint.
     """
+    saved = _saved_settings(config, content)
+    # Options of rewards change training. Options of metrics do not, and are not compared.
+    rewards = [load(REWARDS[name]) for name in config.reward or ()]
+    options = [key for reward in rewards for key in reward.Options.model_fields]
+    changes = _changes(config, saved, [*keys_of("run", type(config)), *options])
+    if changes:
+        raise UserError(f"{_label(config)} had other settings ({changes}); {ADVICE}")
+    progress = progress_of(content)
+    started = progress.epoch + (1 if progress.steps else 0)
+    if started > config.max_epoch:
+        verb = "started" if progress.steps else "finished"
+        raise UserError(
+            f"max_epoch is {config.max_epoch}, but {_label(config)} has {verb} {started} epochs; "
+            + ADVICE
+        )
+    _check_length(config, _changes(config, saved, keys_of("length", type(config))))
+
+
+def _saved_settings(config: Config, content: dict[str, Any]) -> dict[str, Any]:
+    """Return the configuration in a checkpoint, with defaults for keys that are newer than it."""
     try:
-        # Keys that a newer version has added get their defaults.
-        saved = parse_config(content["config"]).model_dump()
+        return parse_config(content["config"]).model_dump()
     except ValidationError as error:
         key = ".".join(map(str, error.errors()[0]["loc"]))
         raise UserError(
             f"{_label(config)} has a setting that this version does not know, {key!r}; {ADVICE}"
         ) from error
+
+
+def _changes(config: Config, saved: dict[str, Any], keys: Iterable[str]) -> str:
+    """Return a text with the old and the new value of each of the keys that has changed."""
     current = config.model_dump()
+    # If the earlier run trained another kind of captioner, compare only the common keys.
+    changed = [key for key in dict.fromkeys(keys) if key in saved and saved[key] != current[key]]
+    if current["skip_bad_images"] and "skip_bad_images" in changed:
+        # Turning skip_bad_images on is allowed: an unreadable image would have stopped the run, so
+        # that the finished steps had none.
+        changed.remove("skip_bad_images")
+    return "; ".join(f"{key} was {saved[key]!r}, is {current[key]!r}" for key in changed)
 
-    def describe_changes(role: str, more_keys: Sequence[str] = ()) -> str:
-        keys = dict.fromkeys((*keys_of(role, type(config)), *more_keys))
-        # If the earlier run trained another kind of captioner, compare only the common keys.
-        changed = [key for key in keys if key in saved and saved[key] != current[key]]
-        if current["skip_bad_images"] and "skip_bad_images" in changed:
-            # Turning skip_bad_images on is allowed: an unreadable image would have stopped the run,
-            # so that the finished steps had none.
-            changed.remove("skip_bad_images")
-        return "; ".join(f"{key} was {saved[key]!r}, is {current[key]!r}" for key in changed)
 
-    # Options of rewards change training. Options of metrics do not, and are not compared.
-    rewards = [load(REWARDS[name]) for name in config.reward or ()]
-    options = [key for reward in rewards for key in reward.Options.model_fields]
-    changes = describe_changes("run", options)
-    if changes:
-        raise UserError(f"{_label(config)} had other settings ({changes}); {ADVICE}")
-    progress = progress_of(content)
-    started = progress.epoch + (progress.steps > 0)
-    if started > config.max_epoch:
-        verb = "finished" if started == progress.epoch else "started"
-        raise UserError(
-            f"max_epoch is {config.max_epoch}, but {_label(config)} has {verb} {started} epochs; "
-            + ADVICE
-        )
-    length = describe_changes("length")
-    if not length:
+def _check_length(config: Config, changes: str) -> None:
+    """Raise UserError if the length has changed and finished epochs depend on it."""
+    if not changes:
         return
     if config.lr_schedule in LENGTH_DEPENDENT:
         raise UserError(
-            f"{_label(config)} had another length ({length}), and with lr_schedule "
+            f"{_label(config)} had another length ({changes}), and with lr_schedule "
             f"{config.lr_schedule} the learning rates of its earlier epochs depend on the length; "
             "set the old value, or start again with resume=never, which moves that run aside; with "
             "lr_schedule=exponential or plateau, the length can be changed later"
         )
     if getattr(config, "teacher_forcing_middle", None) is not None:
         raise UserError(
-            f"{_label(config)} had another length ({length}), and with teacher_forcing_middle the "
+            f"{_label(config)} had another length ({changes}), and with teacher_forcing_middle the "
             "input words of its earlier epochs depend on the length; set the old value, or set "
             "resume=never, which moves that run aside"
         )
@@ -132,14 +141,16 @@ def _check_batches(config: Config, content: dict[str, Any]) -> None:
     same_accumulation = sizes_before["accumulation_steps"] == sizes_now["accumulation_steps"]
     if images_before == images_now and (same_accumulation or not config.bucket_batches):
         return
-    before, now = (
-        ", ".join(f"{n} {key}" for key, n in sizes.items()) for sizes in (sizes_before, sizes_now)
-    )
+    alternative = f", or others with the product {images_before}"
     raise UserError(
-        f"{_label(config)} stopped with {images_before} images per step ({before}); with "
-        f"{images_now} ({now}) its remaining steps would have other batches: set the old values"
-        + ("" if images_before == images_now else f", or others with the product {images_before}")
+        f"{_label(config)} stopped with {images_before} images per step ({_listed(sizes_before)}); "
+        f"with {images_now} ({_listed(sizes_now)}) its remaining steps would have other batches: "
+        f"set the old values{'' if images_before == images_now else alternative}"
     )
+
+
+def _listed(sizes: dict[str, int]) -> str:
+    return ", ".join(f"{number} {key}" for key, number in sizes.items())
 
 
 def _label(config: Config) -> str:
@@ -150,7 +161,7 @@ def _move_aside(output: OutputFolder) -> None:
     folder = output.folder
     if not any(path for pattern in RUN_FILES for path in folder.glob(pattern)):
         return
-    if aside := output.move_aside():
+    if output.stored_run and (aside := output.stored_run.move_aside()):
         log_line(f"moved the files of {output.address} to {aside}")
     target = free_path(folder)
     with user_errors(target):

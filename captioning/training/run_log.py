@@ -44,7 +44,7 @@ _ADDRESS = re.compile(
 )
 
 
-def command(arguments: Sequence[str]) -> str:
+def shell_command(arguments: Sequence[str]) -> str:
     """Return the arguments as a shell command, with secrets removed from addresses."""
     return shlex.join(
         _ADDRESS.sub(lambda match: without_secrets(match[0]), argument) for argument in arguments
@@ -59,7 +59,7 @@ def record_run(config: Config, folder: Path, **more: Any) -> None:
     if is_main():
         libraries = ("torch", "torchvision", "transformers", "timm", "pycocoevalcap")
         record = {
-            "command": command([sys.executable, *sys.argv]),
+            "command": shell_command([sys.executable, *sys.argv]),
             "python": platform.python_version(),
             "processes": world_size(),
             "versions": library_versions(*libraries),

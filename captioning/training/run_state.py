@@ -104,11 +104,10 @@ class RunState:
         so that even after a crash no epoch with a checkpoint lacks the file. All ranks call this.
         Raises UserError on all ranks.
         """
-        weights = checkpoints.weights_path(folder, epoch)
-        keep_all = self.config.keep_checkpoints == "all"
-        self._save(
-            checkpoints.epoch_path(folder, epoch), weights if keep_all else None, epoch=epoch
-        )
+        weights = None
+        if self.config.keep_checkpoints == "all":
+            weights = checkpoints.weights_path(folder, epoch)
+        self._save(checkpoints.epoch_path(folder, epoch), weights, epoch=epoch)
 
     def save_step(self, folder: Path, progress: Progress, step: int) -> None:
         """Write a checkpoint within an epoch. All ranks call this. Raises UserError on all ranks.
@@ -148,7 +147,7 @@ class RunState:
         model = sharding.full_state_dict(self.captioner, distributed.is_main())
         optimizer = sharding.gather_full(self.optimizer.state_dict(), distributed.is_main())
 
-        def save() -> None:
+        def save():
             whole = {"model": model, **content}
             if weights is not None:
                 checkpoints.save(whole, weights)

@@ -23,9 +23,9 @@ from captioning.models import checkpoints
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line
 from captioning.training.split_evaluation import SplitEvaluation
+from captioning.training.stored_run import SELECTED
 from captioning.training.validation_history import read_validations, reason_unavailable
 
-RECORD_FILE = "selected.json"
 BLIP_METRICS = "CIDEr + Bleu_4"
 LENGTH_METRIC = "cap_len"  # caption length; shown with the metrics, because CIDEr depends on it
 
@@ -69,8 +69,9 @@ def keep_selected(select: str, folder: Path, epochs: int) -> Optional[str]:
     """
     validations = read_validations(folder, epochs, None if select == LAST else select)
     newest_epoch, previous, message = epochs - 1, best_epoch(folder), None
-    values = [(v.value, v.epoch) for v in validations if v.value is not None]
-    _, selected = max(values, default=(None, newest_epoch))
+    candidates = [v for v in validations if v.value is not None]
+    best = max(candidates, key=lambda v: (v.value, v.epoch), default=None)
+    selected = newest_epoch if best is None else best.epoch
     if selected not in (newest_epoch, previous) and not checkpoints.weights_of(folder, selected):
         kept = newest_epoch if previous is None else previous
         message = (
@@ -86,7 +87,7 @@ def keep_selected(select: str, folder: Path, epochs: int) -> Optional[str]:
         checkpoints.keep_as_best(folder, selected)
     record = {"select": select, "epoch": selected, "epochs": [v._asdict() for v in validations]}
     if record != read_record(folder):
-        write_json(record, folder / RECORD_FILE)
+        write_json(record, folder / SELECTED)
     return message
 
 
@@ -98,7 +99,7 @@ def best_epoch(folder: Path) -> Optional[int]:
 
 def read_record(folder: Path) -> Optional[dict[str, Any]]:
     """Return the content of selected.json; None without this file. Raises UserError."""
-    path = folder / RECORD_FILE
+    path = folder / SELECTED
     return read_json(path) if path.exists() else None
 
 

@@ -93,13 +93,12 @@ class SelfCritical(nn.Module):
 
         parts = {"reward": rewards.mean()}
         if len(rewards_by_name) > 1:
-            parts.update(
-                {name: logprobs.new_tensor(rewards_by_name[name]).mean() for name in config.reward}
-            )
+            for name in config.reward:
+                parts[name] = logprobs.new_tensor(rewards_by_name[name]).mean()
         parts["baseline"] = baseline.mean()
         if config.reward_kl:
             parts["kl"] = log_ratio.mean()
-        lengths = [float(words(text)) for group in sampled.captions for text in group]
+        lengths = [float(words(text)) for captions in sampled.captions for text in captions]
         parts["length"] = logprobs.new_tensor(lengths).mean()
         if objective_output is not None:
             loss = loss + objective_output.loss
@@ -107,9 +106,11 @@ class SelfCritical(nn.Module):
         return ObjectiveOutput(loss, parts, torch.tensor(rewards.numel(), device=loss.device))
 
     def _captions(self, generated: Generated) -> list[list[Sampled]]:
-        ended = (generated.token_ids == self.captioner.tokenizer.end).any(-1).tolist()
-        pairs = zip(generated.captions, ended)
-        return [[Sampled(*pair) for pair in zip(*image_pairs)] for image_pairs in pairs]
+        has_end = (generated.token_ids == self.captioner.tokenizer.end).any(-1).tolist()
+        return [
+            [Sampled(text, ended) for text, ended in zip(captions, flags)]
+            for captions, flags in zip(generated.captions, has_end)
+        ]
 
     def _logprobs_of_start(self, image: Any, ids: Tensor, logprobs: Tensor) -> Tensor:
         """Return log-probabilities (B, k) of captions under `start`.

@@ -1,6 +1,7 @@
 """Builds the parts of a training run: the loader and the captioner, distributed over processes."""
 
 from collections.abc import Sequence
+from functools import partial
 from inspect import signature
 from typing import Any, Optional, Union
 
@@ -42,34 +43,34 @@ def training_batches(
     """Return the loader of this rank's batches of the training split."""
     return training_loader(
         _dataset(config, samples, preprocessing),
-        config.batch_size,
-        config.seed,
-        distributed.rank(),
-        distributed.world_size(),
-        config.num_workers,
-        config.bucket_batches,
-        preprocessing.join,
+        batch_size=config.batch_size,
+        seed=config.seed,
+        rank=distributed.rank(),
+        world_size=distributed.world_size(),
+        num_workers=config.num_workers,
+        bucket_batches=config.bucket_batches,
+        join=preprocessing.join,
     )
 
 
 def _dataset(
     config: Config, samples: Union[Sequence[Sample], Shards], preprocessing: Preprocessing
 ) -> TrainingDataset:
-    settings = (
-        samples,
-        config.image_root,
-        preprocessing.training,
-        config.seed,
-        config.captions_per_image,
-        config.max_words,
-        config.skip_bad_images,
-        preprocessing.is_deterministic and not isinstance(samples, Shards),
-        config.drop_image,
-        preprocessing.takes_prompt,
+    are_shards, dataset_class = isinstance(samples, Shards), TrainingDataset
+    if are_shards:
+        dataset_class = partial(ShardDataset, shuffle_buffer=config.shuffle_buffer)
+    return dataset_class(
+        samples=samples,
+        image_root=config.image_root,
+        transform=preprocessing.training,
+        seed=config.seed,
+        captions_per_image=config.captions_per_image,
+        max_words=config.max_words,
+        skip_bad_images=config.skip_bad_images,
+        is_deterministic=preprocessing.is_deterministic and not are_shards,
+        drop_image=config.drop_image,
+        takes_prompt=preprocessing.takes_prompt,
     )
-    if isinstance(samples, Shards):
-        return ShardDataset(*settings, shuffle_buffer=config.shuffle_buffer)
-    return TrainingDataset(*settings)
 
 
 def mean_image(

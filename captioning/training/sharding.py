@@ -30,22 +30,20 @@ MIN_TORCH = (2, 9)
 def check_sharding(config: Config) -> None:
     """Raise UserError for settings that cannot be combined with sharding."""
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    reasons = {
-        f"this is torch {torch.__version__}, which computes wrong losses with accumulated batches "
-        "and recomputed blocks; install torch 2.9 or later": version < MIN_TORCH,
-        "there is only one process; start several (NPROC_PER_NODE=2)": (
-            distributed.world_size() == 1
-        ),
-        "compile is true, which does not support sharded weights; set compile=false": (
-            config.compile
-        ),
-        "precision is fp16, and fsdp does not support loss scaling; set precision=bf16": (
-            config.precision == "fp16"
-        ),
-    }
-    for reason, applies in reasons.items():
-        if config.sharding == "fsdp" and applies:
-            raise UserError(f"sharding is fsdp, but {reason}, or sharding=none")
+    reason = None
+    if version < MIN_TORCH:
+        reason = (
+            f"this is torch {torch.__version__}, which computes wrong losses with accumulated "
+            "batches and recomputed blocks; install torch 2.9 or later"
+        )
+    elif distributed.world_size() == 1:
+        reason = "there is only one process; start several (NPROC_PER_NODE=2)"
+    elif config.compile:
+        reason = "compile is true, which does not support sharded weights; set compile=false"
+    elif config.precision == "fp16":
+        reason = "precision is fp16, and fsdp does not support loss scaling; set precision=bf16"
+    if config.sharding == "fsdp" and reason:
+        raise UserError(f"sharding is fsdp, but {reason}, or sharding=none")
     several_machines = distributed.on_several_machines()
     if config.checkpoint_format == "sharded" and is_store(config.output_dir) and several_machines:
         raise UserError(
@@ -77,7 +75,11 @@ def shard(
         param_dtype = None if dtype == torch.float32 or batch_norm else dtype
         # FSDP casts the inputs of inner modules to the precision of the module's weights. It does
         # not cast the captioner's inputs, the images.
-        policy = MixedPrecisionPolicy(param_dtype, torch.float32, None, module is not captioner)
+        policy = MixedPrecisionPolicy(
+            param_dtype=param_dtype,
+            reduce_dtype=torch.float32,
+            cast_forward_inputs=module is not captioner,
+        )
         fully_shard(module, mesh=mesh, mp_policy=policy)
     return captioner
 
@@ -107,7 +109,7 @@ def full_state_dict(captioner: nn.Module, keep: bool = True) -> Mapping[str, Any
     """
     if not is_sharded(captioner):
         return captioner.state_dict()
-    gathered: dict[int, Any] = {}
+    gathered = {}  # by the id of the tensor
     # With keep_vars, the two names of a tied weight have the same tensor object.
     state = captioner.state_dict(keep_vars=True)
     for tensor in state.values():
@@ -143,7 +145,7 @@ def load(
     if is_sharded(captioner):
         current = captioner.state_dict()
         weights = {name: _shard_like(tensor, current.get(name)) for name, tensor in weights.items()}
-        parameters = dict(enumerate(p for group in optimizer.param_groups for p in group["params"]))
+        parameters = _parameters(optimizer)
         moments = {
             n: {key: _shard_like(value, parameters[n]) for key, value in values.items()}
             for n, values in state["state"].items()
@@ -178,7 +180,7 @@ def load_sharded(
     `load_state_dict`.
     """
     tensors = {MODEL + name: tensor for name, tensor in captioner.state_dict().items()}
-    parameters = dict(enumerate(p for group in optimizer.param_groups for p in group["params"]))
+    parameters = _parameters(optimizer)
     saved, state = sizes(folder), {}
     different = sorted(tensors.keys() ^ {name for name in saved if name.startswith(MODEL)})
     if different:
@@ -196,6 +198,11 @@ def load_sharded(
     weights = {name[len(MODEL) :]: t for name, t in tensors.items() if name.startswith(MODEL)}
     captioner.load_state_dict(weights)
     optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """Return the parameters in the order of their numbers in the optimiser's state dict."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _shard_like(tensor: Tensor, sharded: Any) -> Tensor:

@@ -21,7 +21,7 @@ from captioning.models.reranking import check_reranking
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line
-from captioning.training.run_log import command
+from captioning.training.run_log import shell_command
 
 
 class SplitEvaluation:
@@ -43,7 +43,7 @@ class SplitEvaluation:
             self.evaluators = build_evaluators(config.metrics, settings, **options)
         # {metric: why it cannot be computed}. Rank 0 computes the metrics, so that only rank 0
         # knows the reasons.
-        self.unavailable: dict[str, str] = {}
+        self.unavailable = {}
         if distributed.is_main():
             for evaluator in self.evaluators:
                 self.unavailable.update(evaluator.unavailable())
@@ -77,7 +77,7 @@ class SplitEvaluation:
         if not is_main:
             return None
         captions = {result["image_id"]: result["caption"] for result in results}
-        write_scores(self.folder / "result" / name, scores, captions, command(sys.argv))
+        write_scores(self.folder / "result" / name, scores, captions, shell_command(sys.argv))
         log_line(f"image {results[0]['image_id']}: {results[0]['caption']}")
         log_line(format_table(scores, len(captions)))
         return {metric: estimate.value for metric, estimate in scores.metrics.items()}

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from smile import ObjectiveOutput
 
 # These values are counts, which are summed over batches. All other values are means over tokens.
 COUNTS = ("skipped_images", "stop_requested")
+TOKENS = 0  # the index of the number of tokens in `TrainingStep._sums`
 
 
 class StepResult(NamedTuple):
@@ -57,38 +58,20 @@ class TrainingStep:
     def __call__(self, batches: Iterator[Batch], step: int) -> StepResult:
         """Train on the batches of one step. step: the step's number in the run, from 0.
 
-        The loss of a step is a mean over the labelled tokens of all batches and ranks. The total
-        number of tokens is only known after the last batch. Therefore:
-
-        - On each rank, the loss of a batch is multiplied by (tokens of the batch) / reference, and
-          by the number of ranks, because DistributedDataParallel averages gradients over ranks.
-          `reference` is the number of tokens, on all ranks, of the first batch that has any
-        - After the last batch, the gradient is multiplied by reference / (tokens of all batches),
-          then clipped
-
         If the loss or the gradient is not finite, raises NotFiniteError on all ranks, and leaves
         weights and buffers unchanged.
         """
         self.batches = []
-        buffers = list(self.learner.buffers())  # statistics of batch norms, state of objectives
-        saved_buffers = [buffer.clone() for buffer in buffers]
+        # The buffers are statistics of batch norms and the state of objectives.
+        saved_buffers = [(buffer, buffer.clone()) for buffer in self.learner.buffers()]
         if self.model is self.learner:
             # DistributedDataParallel would broadcast the buffers itself.
             distributed.broadcast_buffers(self.learner)
-        totals: list[Tensor] = []  # for each batch, `_sums` (n,) summed over all ranks
-        reference = torch.zeros((), dtype=torch.float64, device=self.precision.device)
-        for index in range(self.batch_count):
-            batch = next(batches)
-            # DistributedDataParallel exchanges gradients only with the last batch of a step.
-            is_last = index == self.batch_count - 1 or self.model is self.learner
-            with nullcontext() if is_last else self.model.no_sync():
-                output = self._forward(batch, step * self.batch_count + index)
-                totals.append(distributed.sum_over_ranks(self._sums(output, batch)))
-                reference = reference.where(reference > 0, totals[-1][0])
-                weight = output.tokens * distributed.world_size() / reference.clamp(min=1)
-                self.scaler.scale(output.loss * weight.float()).backward()
+        totals, reference = self._accumulate_gradients(batches, step)
         self.scaler.unscale_(self.optimizer)
-        correction = reference / sum(totals)[0].clamp(min=1) if self.batch_count > 1 else None
+        correction = None
+        if self.batch_count > 1:
+            correction = reference / sum(totals)[TOKENS].clamp(min=1)
         norm = clip_gradients(self.optimizer, self.config, correction)
         # Copy all values from the GPU at once. This is the step's only synchronisation with the
         # GPU, unless the objective reads the labels.
@@ -98,7 +81,7 @@ class TrainingStep:
         sums = [dict(zip(names, values[i : i + width])) for i in range(0, len(values), width)]
         problem = nonfinite_part(sums, norm, self.scaler)
         if problem:
-            for buffer, value in zip(buffers, saved_buffers):
+            for buffer, value in saved_buffers:
                 buffer.copy_(value)
             raise NotFiniteError(problem)
         self.scaler.step(self.optimizer)
@@ -107,13 +90,43 @@ class TrainingStep:
         summed = {name: sum(batch_sums[name] for batch_sums in sums) for name in names}
         return StepResult(summed, {"grad_norm": norm})
 
+    def _accumulate_gradients(
+        self, batches: Iterator[Batch], step: int
+    ) -> tuple[list[Tensor], Tensor]:
+        """Run forward and backward on the batches of a step. Return the totals and the reference.
+
+        totals: for each batch, `_sums` summed over all ranks. reference: the number of tokens, on
+        all ranks, of the first batch that has any; a scalar.
+
+        The loss of a step is a mean over the labelled tokens of all batches and ranks. The total
+        number of tokens is only known after the last batch. Therefore:
+
+        - On each rank, the loss of a batch is multiplied by (tokens of the batch) / reference, and
+          by the number of ranks, because DistributedDataParallel averages gradients over ranks
+        - After the last batch, the caller multiplies the gradient by
+          reference / (tokens of all batches)
+        """
+        totals = []
+        reference = torch.zeros((), dtype=torch.float64, device=self.precision.device)
+        for index in range(self.batch_count):
+            batch = next(batches)
+            # DistributedDataParallel exchanges gradients only with the last batch of a step.
+            is_last = index == self.batch_count - 1 or self.model is self.learner
+            with nullcontext() if is_last else self.model.no_sync():
+                output = self._forward(batch, step * self.batch_count + index)
+                totals.append(distributed.sum_over_ranks(self._sums(output, batch)))
+                reference = reference.where(reference > 0, totals[-1][TOKENS])
+                weight = output.tokens * distributed.world_size() / reference.clamp(min=1)
+                self.scaler.scale(output.loss * weight.float()).backward()
+        return totals, reference
+
     def _forward(self, batch: Batch, number: int) -> ObjectiveOutput:
         """Run the model on a batch. number: the batch's number in the run, from 0.
 
         Dropout and sampling depend only on the run's seed, `number` and the rank.
         """
         torch.manual_seed(derived_seed("step", self.config.seed, number, distributed.rank()))
-        inputs: list[Any] = [batch["image"], batch["captions"]]
+        inputs = [batch["image"], batch["captions"]]
         if self.config.reward:
             inputs.append(batch["image_id"])
         if self.config.drop_image:

@@ -19,6 +19,7 @@ from app.photos import Limits
 from app.service import CaptionService, caption_all
 from baselines import ClassicCaptioner, ImageEncoder, Vocabulary
 from captioning.config import Config
+from captioning.models.score_tokens import ScoredCaption
 from tests.app.captions import caption_of
 
 PHOTO = Image.radial_gradient("L").convert("RGB")
@@ -32,7 +33,8 @@ def configured(model, image_size):
 def test_an_attention_map_is_bright_at_its_maximum_and_transparent_at_zero():
     side, weights = view.MAP_SIDE, torch.zeros(2, 4, 4)
     weights[0, 0, 3] = weights[1, 2, 1] = 1
-    for place, source in zip([(0, 3), (2, 1)], view.attention_pictures(weights)):
+    details = ScoredCaption("", 0, [], torch.zeros(2), weights)
+    for place, source in zip([(0, 3), (2, 1)], view.attention_pictures(details)):
         data = base64.b64decode(source.split("base64,")[1])
         picture = np.asarray(Image.open(io.BytesIO(data)))  # (side, side, RGBA)
         row, column = np.unravel_index(picture[..., 3].argmax(), (side, side))

@@ -6,7 +6,8 @@ import pytest
 
 from captioning.files import stores
 from captioning.models import checkpoints
-from captioning.training.output_folder import WRITER, working_folder
+from captioning.training.output_folder import working_folder
+from captioning.training.stored_run import WRITER
 from tests.captioning.object_store import FAULTS
 from tests.e2e.test_stopped_runs import stop_at
 from tests.soak.runs import Run, difference

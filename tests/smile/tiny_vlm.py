@@ -14,10 +14,7 @@ SPECIAL = [
 ]
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.,:\n "
 IMAGE = SPECIAL.index("<image>")
-SIZES = {
-    **{"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2},
-    **{"intermediate_size": 16},
-}
+SIZES = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16)
 
 
 def tokenizer():
@@ -51,6 +48,5 @@ def write(folder):
     images = transformers.Idefics3ImageProcessor(
         size={"longest_edge": 32}, max_image_size={"longest_edge": 16}
     )
-    transformers.Idefics3Processor(
-        images, tokenizer(), image_seq_len=4, chat_template=CHAT
-    ).save_pretrained(folder)
+    made = transformers.Idefics3Processor(images, tokenizer(), image_seq_len=4, chat_template=CHAT)
+    made.save_pretrained(folder)

@@ -20,7 +20,7 @@ CHATS = [name for name in CHATS if not name.startswith(("PaliGemma", "Blip2"))]
 
 def rows(captioner, image, captions):
     """Return the model's inputs and labels, with a row per caption, each with its own pixels."""
-    images = captioner._inputs(image).repeat(len(captions[0]))
+    images = image.select(captioner.input_names).repeat(len(captions[0]))
     return captioner._collate(images, captioner._caption_ids(captions))
 
 
@@ -61,7 +61,7 @@ def check_same(found, expected):
 def test_questions_of_mixed_sizes_are_the_processors_batch(name, make_vlm, vlm_folder, vlm_photos):
     captioner = make_vlm(name)
     images = ImageBatch([captioner.prompt_processor(photo) for photo in vlm_photos])
-    found = collate(captioner._inputs(images).items, folders.PAD, left=True)
+    found = collate(images.select(captioner.input_names).items, folders.PAD, left=True)
     expected = library_batch(name, vlm_folder, vlm_photos)
     assert {"input_ids", "pixel_values"} & found.keys()
     check_same(found, expected)

@@ -8,16 +8,16 @@ const NO_SPACE_BEFORE = [" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 
 
 /** Log-probabilities, in place, of one row of logits. */
 function logSoftmax(row) {
-  let most = -Infinity, sum = 0;
-  for (const x of row) if (x > most) most = x;
-  for (const x of row) sum += Math.exp(x - most);
-  const shift = most + Math.log(sum);
+  let max = -Infinity, sum = 0;
+  for (const x of row) if (x > max) max = x;
+  for (const x of row) sum += Math.exp(x - max);
+  const shift = max + Math.log(sum);
   for (let i = 0; i < row.length; i++) row[i] -= shift;
   return row;
 }
 
 /** The `count` best continuations of all beams, best first, equal ones by beam and word. */
-function best(rows, scores, count, banned) {
+function bestContinuations(rows, scores, count, banned) {
   const top = [];
   rows.forEach((row, beam) => {
     for (let word = 0; word < row.length; word++) {
@@ -33,7 +33,7 @@ function best(rows, scores, count, banned) {
 }
 
 /** Rows of a tensor (R, ...) in another order. */
-function take(tensor, beams, Tensor) {
+function reorderRows(tensor, beams, Tensor) {
   const size = tensor.data.length / tensor.dims[0];
   const data = new tensor.data.constructor(beams.length * size);
   beams.forEach((beam, i) => data.set(tensor.data.subarray(beam * size, (beam + 1) * size), i * size));
@@ -92,7 +92,7 @@ export class Captioner {
     }
     let { rows, past } = await this.step([prompt], null, image);
     rows = Array(num_beams).fill(logSoftmax(rows[0]));
-    let scores = Array(num_beams).fill(NOT_STARTED).fill(0, 0, 1);
+    let scores = [0, ...Array(num_beams - 1).fill(NOT_STARTED)];
     let beams = Array(num_beams).fill({ tokens: prompt, logprobs: [] });
     let order = Array(num_beams).fill(0); // the first step had one row
     let finished = [];
@@ -101,26 +101,25 @@ export class Captioner {
       logprobs: [...beams[beam].logprobs, rows[beam][word]],
     });
     for (let length = prompt.length; length < max_length; length++) {
-      const top = best(rows, scores, 2 * num_beams, length < min_length ? end : -1);
+      const top = bestContinuations(rows, scores, 2 * num_beams, length < min_length ? end : -1);
       const normalised = (total) => total / length ** length_penalty;
-      for (const each of top.slice(0, num_beams)) {
-        if (each.word !== end || !Number.isFinite(each.total)) continue;
-        finished.push({ ...extended(each), score: normalised(each.total) });
+      for (const continuation of top.slice(0, num_beams)) {
+        if (continuation.word !== end || !Number.isFinite(continuation.total)) continue;
+        finished.push({ ...extended(continuation), score: normalised(continuation.total) });
       }
       finished = finished.sort((a, b) => b.score - a.score).slice(0, num_beams);
       const full = finished.length === num_beams;
       if (full && finished.at(-1).score >= normalised(top[0].total)) return finished[0];
       const kept = top.filter(({ word }) => word !== end).slice(0, num_beams);
-      const next = kept.map(extended);
+      const extendedBeams = kept.map(extended); // needs the old `beams` and `rows`
       scores = kept.map(({ total }) => total);
       order = kept.map(({ beam }) => order[beam]);
-      beams = next;
+      beams = extendedBeams;
       onWord?.(beams[0], length + 1 - prompt.length, max_length - prompt.length);
       if (length + 1 === max_length) break;
-      past = Object.fromEntries(Object.entries(past).map(([name, x]) => {
-        const moved = take(x, order, Tensor);
-        return [name, moved];
-      }));
+      past = Object.fromEntries(
+        Object.entries(past).map(([name, x]) => [name, reorderRows(x, order, Tensor)]),
+      );
       ({ rows, past } = await this.step(kept.map(({ word }) => [word]), past, image));
       rows.forEach(logSoftmax);
       order = order.map((_, i) => i);
@@ -140,7 +139,7 @@ export class Captioner {
   }
 
   /** Words of a caption with their probabilities: the product of those of a word's pieces. */
-  scored({ tokens, logprobs }) {
+  scoredWords({ tokens, logprobs }) {
     const words = [];
     tokens.slice(this.prompt.length).forEach((id, i) => {
       const word = this.words[id], probability = Math.exp(logprobs[i]);

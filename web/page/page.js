@@ -3,14 +3,15 @@
 import { checkHeader } from "./pixels.js";
 
 const $ = (selector) => document.querySelector(selector);
-const say = (text) => ($("#status").textContent = text);
+const showStatus = (text) => ($("#status").textContent = text);
 const MEGABYTE = 2 ** 20;
 // A module whose function returns a vector: only a browser with wasm SIMD accepts it.
 const SIMD = [0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 8, 1, 6, 0, 65, 0, 253, 15, 11];
 const PRECISIONS = { fp32: "32 bits", fp16: "16 bits", q8: "8 bits" };
 
 const damaged = new Set(); // names of models whose kept files cannot be read
-let worker, question, models = [], photo = null, asked = 0;
+let worker, models = [], photo = null;
+let question, questionId = 0; // the latest message to the worker
 
 function element(tag, properties = {}, ...children) {
   const made = Object.assign(document.createElement(tag), properties);
@@ -18,31 +19,31 @@ function element(tag, properties = {}, ...children) {
   return made;
 }
 
-function start() {
+function startWorker() {
   worker?.terminate();
   worker = new Worker("worker.js", { type: "module" });
-  worker.addEventListener("message", ({ data }) => heard(data));
+  worker.addEventListener("message", ({ data }) => receive(data));
   worker.addEventListener("error", (event) => {
     event.preventDefault();
     worker = null;
     const reason = event.message || "it could not be loaded";
-    heard({ kind: "failed", id: asked, text: `The captioner stopped (${reason}). It starts again with the next caption.` });
-    heard({ kind: "done", id: asked });
+    receive({ kind: "failed", id: questionId, text: `The captioner stopped (${reason}). It starts again with the next caption.` });
+    receive({ kind: "done", id: questionId });
   });
 }
 
-function send(names) {
+function sendQuestion(names) {
   worker.postMessage({ ...question, models: names, damaged: [...damaged] });
 }
 
-function card(name) {
+function cardOf(name) {
   return document.getElementById(`card-${name}`);
 }
 
-function show(name, parts) {
-  const box = card(name);
+function updateCard(name, parts) {
+  const card = cardOf(name);
   for (const [part, value] of Object.entries(parts)) {
-    const target = box.querySelector(`.${part}`);
+    const target = card.querySelector(`.${part}`);
     if (part === "bar") {
       target.hidden = value === null;
       if (value !== null) target.value = value;
@@ -50,8 +51,8 @@ function show(name, parts) {
   }
 }
 
-function words(list) {
-  return list.map(({ word, probability }) => {
+function wordItems(words) {
+  return words.map(({ word, probability }) => {
     const percent = `${Math.round(probability * 100)} %`;
     const item = element("li", {}, word, element("small", {}, percent));
     item.style.setProperty("--share", percent.replace(" ", ""));
@@ -59,54 +60,73 @@ function words(list) {
   });
 }
 
-/** What the worker says. Answers to an earlier question are dropped. */
-function heard({ kind, id, name, ...more }) {
+/** Receive a message of the worker. Answers to an earlier question are dropped. */
+function receive({ kind, id, name, ...more }) {
   if (more.isDamaged) damaged.add(name);
   if (more.restart) {
     const names = models.map((model) => model.name);
-    start();
-    send(id === asked ? names.slice(names.indexOf(name) + 1) : names);
+    startWorker();
+    sendQuestion(id === questionId ? names.slice(names.indexOf(name) + 1) : names);
   }
-  if (id !== undefined && id !== asked) return;
-  if (kind === "loading") {
-    const all = models.find((model) => model.name === name).bytes[$("[name=dtype]").value];
-    const [have, of] = [more.bytes, all].map((bytes) => (bytes / MEGABYTE).toFixed(1));
-    show(name, { state: `Loading: ${have} of ${of} MB`, bar: Math.min(1, more.bytes / all) });
-  } else if (kind === "encoding") show(name, { state: "Looking at the photo", bar: 0 });
-  else if (kind === "words") {
-    show(name, { state: "Writing", bar: more.done / more.all, words: words(more.words) });
-  } else if (kind === "caption") {
-    show(name, { state: "", bar: null, text: more.text, words: words(more.words) });
-    card(name).dataset.tokens = more.tokens.join(" ");
-    damaged.delete(name);
-    say(`${models.find((model) => model.name === name).label}: ${more.text}`);
-  } else if (kind === "failed") {
-    // A photo that cannot be read fails for all models.
-    for (const model of models.filter((each) => !name || each.name === name)) {
-      show(model.name, { state: element("span", { className: "failed" }, more.text), bar: null });
-    }
-    say(more.text);
-  } else if (kind === "done") {
-    $("#caption").disabled = false;
-    document.body.dataset.done = id;
-  }
+  if (id === undefined || id === questionId) handlers[kind]({ id, name, ...more });
 }
 
-function caption() {
+/** What to do with each kind of message. name: a model's. */
+const handlers = {
+  loading({ name, bytes }) {
+    const total = modelOf(name).bytes[$("[name=dtype]").value];
+    const [have, of] = [bytes, total].map((count) => (count / MEGABYTE).toFixed(1));
+    updateCard(name, { state: `Loading: ${have} of ${of} MB`, bar: Math.min(1, bytes / total) });
+  },
+
+  encoding({ name }) {
+    updateCard(name, { state: "Looking at the photo", bar: 0 });
+  },
+
+  words({ name, words, done, all }) {
+    updateCard(name, { state: "Writing", bar: done / all, words: wordItems(words) });
+  },
+
+  caption({ name, text, words, tokens }) {
+    updateCard(name, { state: "", bar: null, text, words: wordItems(words) });
+    cardOf(name).dataset.tokens = tokens.join(" ");
+    damaged.delete(name);
+    showStatus(`${modelOf(name).label}: ${text}`);
+  },
+
+  /** Without a name, all models have failed, because the photo cannot be read. */
+  failed({ name, text }) {
+    for (const model of name ? [modelOf(name)] : models) {
+      updateCard(model.name, { state: element("span", { className: "failed" }, text), bar: null });
+    }
+    showStatus(text);
+  },
+
+  done({ id }) {
+    $("#caption").disabled = false;
+    document.body.dataset.done = id;
+  },
+};
+
+function modelOf(name) {
+  return models.find((model) => model.name === name);
+}
+
+function captionPhoto() {
   if (!photo || !$("#settings").reportValidity()) return;
   const { dtype, device, ...lengths } = Object.fromEntries(new FormData($("#settings")));
   const settings = Object.fromEntries(Object.entries(lengths).map(([key, text]) => [key, Number(text)]));
-  asked += 1;
+  questionId += 1;
   $("#caption").disabled = true;
-  question = { id: asked, file: photo, dtype, device, settings };
-  if (!worker) start();
-  for (const { name } of models) show(name, { state: "Waiting", bar: 0, text: "", words: [] });
-  say("");
-  send(models.map(({ name }) => name));
+  question = { id: questionId, file: photo, dtype, device, settings };
+  if (!worker) startWorker();
+  for (const { name } of models) updateCard(name, { state: "Waiting", bar: 0, text: "", words: [] });
+  showStatus("");
+  sendQuestion(models.map(({ name }) => name));
 }
 
-async function choose(file) {
-  if (!file) return say("There is no photo in what was dropped or pasted.");
+async function choosePhoto(file) {
+  if (!file) return showStatus("There is no photo in what was dropped or pasted.");
   photo = file;
   // A photo with too many pixels is not shown: decoding it could take all memory.
   const shown = await checkHeader(file).then(() => URL.createObjectURL(file), () => "data:,");
@@ -118,16 +138,16 @@ async function choose(file) {
   image.hidden = false;
   image.onerror = () => (image.hidden = true);
   $("#hint").hidden = true;
-  caption();
+  captionPhoto();
 }
 
-async function take() {
+async function takePhoto() {
   const camera = $("#camera");
   if (!camera.srcObject) {
     try {
       camera.srcObject = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment" } });
     } catch {
-      return say("There is no camera, or the browser may not use it. Cameras need https or this machine.");
+      return showStatus("There is no camera, or the browser may not use it. Cameras need https or this machine.");
     }
     camera.hidden = false;
     $("#photo").hidden = $("#hint").hidden = true;
@@ -141,22 +161,22 @@ async function take() {
   camera.hidden = true;
   $("#take").textContent = "Take a photo";
   const blob = await canvas.convertToBlob();
-  choose(new File([blob], "from the camera"));
+  choosePhoto(new File([blob], "from the camera"));
 }
 
-function listen() {
+function addListeners() {
   $("#file").addEventListener("change", ({ target }) => {
-    if (target.files.length) choose(target.files[0]);
+    if (target.files.length) choosePhoto(target.files[0]);
     target.value = ""; // so that the same photo can be chosen again
   });
-  $("#take").addEventListener("click", take);
+  $("#take").addEventListener("click", takePhoto);
   $("#settings").addEventListener("submit", (event) => {
     event.preventDefault();
-    caption();
+    captionPhoto();
   });
   addEventListener("paste", ({ clipboardData }) => {
     const file = [...clipboardData.files][0];
-    if (file || !clipboardData.getData("text")) choose(file);
+    if (file || !clipboardData.getData("text")) choosePhoto(file);
   });
   addEventListener("dragover", (event) => {
     event.preventDefault();
@@ -166,12 +186,12 @@ function listen() {
   addEventListener("drop", (event) => {
     event.preventDefault();
     $("#drop").classList.remove("over");
-    choose(event.dataTransfer.files[0]);
+    choosePhoto(event.dataTransfer.files[0]);
   });
 }
 
-/** Resolve once the service worker has the page: it keeps only what is asked for after that. */
-async function keep() {
+/** Resolve once the service worker has the page: it keeps only what is questionId for after that. */
+async function startServiceWorker() {
   await navigator.serviceWorker.register("sw.js");
   await navigator.serviceWorker.ready;
   if (navigator.serviceWorker.controller) return;
@@ -183,13 +203,13 @@ async function keep() {
 
 async function main() {
   if (!WebAssembly.validate(new Uint8Array(SIMD))) {
-    return say("This browser has no WebAssembly SIMD, which the captioner needs. Please update it.");
+    return showStatus("This browser has no WebAssembly SIMD, which the captioner needs. Please update it.");
   }
-  await keep().catch(() => say("The models cannot be kept for use offline: that needs https or this machine."));
+  await startServiceWorker().catch(() => showStatus("The models cannot be kept for use offline: that needs https or this machine."));
   try {
     models = (await (await fetch("models.json")).json()).models;
   } catch {
-    return say("models.json is missing or damaged: build the folder again.");
+    return showStatus("models.json is missing or damaged: build the folder again.");
   }
   $("#cards").replaceChildren(...models.map(({ name, label }) =>
     element("article", { className: "card", id: `card-${name}` },
@@ -205,7 +225,7 @@ async function main() {
   if (await navigator.gpu?.requestAdapter().catch(() => null)) {
     $("[name=device]").append(element("option", { value: "webgpu" }, "graphics card (untested)"));
   }
-  listen();
+  addListeners();
   $("#caption").disabled = true;
   document.body.dataset.ready = "";
 }

@@ -34,7 +34,7 @@ export function sizeInHeader(bytes) {
 /** An error whose message is a sentence for the page. */
 export class Sentence extends Error {}
 
-function check(width, height) {
+function checkPixels(width, height) {
   if (width * height <= MOST_PIXELS) return;
   const millions = Math.round((width * height) / 1e6);
   throw new Sentence(`The photo has ${millions} megapixels; at most ${MOST_PIXELS / 1e6} are read. Make it smaller.`);
@@ -43,7 +43,7 @@ function check(width, height) {
 /** Throws a Sentence if the header of a file says that there are too many pixels. */
 export async function checkHeader(file) {
   const size = sizeInHeader(new Uint8Array(await file.slice(0, 1 << 20).arrayBuffer()));
-  if (size) check(...size);
+  if (size) checkPixels(...size);
 }
 
 /** The RGBA pixels of an image file, as ImageData. Throws a Sentence if it has none or too many. */
@@ -56,7 +56,7 @@ export async function decode(file) {
     throw new Sentence(`${file.name || "The file"} is not an image that this browser can read.`);
   }
   const { width, height } = bitmap;
-  check(width, height);
+  checkPixels(width, height);
   const canvas = new OffscreenCanvas(width, height).getContext("2d", { willReadFrequently: true });
   canvas.drawImage(bitmap, 0, 0);
   bitmap.close();
@@ -71,7 +71,7 @@ function cubic(x) {
 }
 
 /** For each output pixel: the first input pixel, and the weights in fixed point. */
-function weights(from, to) {
+function filterWeights(from, to) {
   const scale = from / to;
   const stretch = Math.max(scale, 1); // antialiasing: a smaller image averages over more pixels
   return Array.from({ length: to }, (_, i) => {
@@ -85,19 +85,22 @@ function weights(from, to) {
   });
 }
 
-/** One pass: lines of `from` pixels, `step` apart, become lines of `to`. Returns a new array. */
-function pass(source, lines, from, to, at, put) {
+/**
+ * Resizes lines of `from` pixels to lines of `to` pixels, with three channels. Returns a new array.
+ * sourceIndex, targetIndex: from a line and a pixel to the index of the pixel's red channel.
+ */
+function resizeLines(source, lines, from, to, sourceIndex, targetIndex) {
   const target = new Uint8ClampedArray(lines * to * 3);
-  weights(from, to).forEach(({ first, weight }, i) => {
+  filterWeights(from, to).forEach(({ first, weight }, i) => {
     for (let line = 0; line < lines; line++) {
       let red = 0, green = 0, blue = 0;
       for (let j = 0; j < weight.length; j++) {
-        const index = at(line, first + j);
+        const index = sourceIndex(line, first + j);
         red += source[index] * weight[j];
         green += source[index + 1] * weight[j];
         blue += source[index + 2] * weight[j];
       }
-      const index = put(line, i);
+      const index = targetIndex(line, i);
       const half = 2 ** (BITS - 1);
       target[index] = Math.floor((red + half) / 2 ** BITS);
       target[index + 1] = Math.floor((green + half) / 2 ** BITS);
@@ -109,8 +112,8 @@ function pass(source, lines, from, to, at, put) {
 
 /** RGBA (height, width, 4) to RGB (side, side, 3): Pillow's resize((side, side), BICUBIC). */
 export function resize(rgba, width, height, side) {
-  const rows = pass(rgba, height, width, side, (y, x) => (y * width + x) * 4, (y, x) => (y * side + x) * 3);
-  return pass(rows, side, height, side, (x, y) => (y * side + x) * 3, (x, y) => (y * side + x) * 3);
+  const rows = resizeLines(rgba, height, width, side, (y, x) => (y * width + x) * 4, (y, x) => (y * side + x) * 3);
+  return resizeLines(rows, side, height, side, (x, y) => (y * side + x) * 3, (x, y) => (y * side + x) * 3);
 }
 
 /** RGB (side, side, 3) to normalised float32 (1, 3, side, side). */

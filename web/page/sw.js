@@ -11,17 +11,18 @@ const scope = new URL("./", location.href).href;
 
 addEventListener("install", (event) => {
   skipWaiting();
-  const first = ["./", "style.css", "icon.svg", "page.js", "worker.js", "decode.js", "pixels.js", "models.json"];
-  event.waitUntil(caches.open(scope + VERSION).then((cache) => cache.addAll(first.map((url) => new Request(url, { cache: "reload" })))));
+  const files = ["./", "style.css", "icon.svg", "page.js", "worker.js", "decode.js", "pixels.js", "models.json"];
+  event.waitUntil(caches.open(scope + VERSION).then((cache) => cache.addAll(files.map((url) => new Request(url, { cache: "reload" })))));
 });
 
 addEventListener("activate", (event) => {
-  const old = (names) => names.filter((name) => name.startsWith(scope) && name !== scope + VERSION);
-  const clear = caches.keys().then((names) => Promise.all(old(names).map((name) => caches.delete(name))));
+  const isOld = (name) => name.startsWith(scope) && name !== scope + VERSION;
+  const clear = caches.keys().then((names) => Promise.all(names.filter(isOld).map((name) => caches.delete(name))));
   event.waitUntil(clear.then(() => clients.claim()));
 });
 
-async function answer(request) {
+/** The answer from the cache, or else from the host, which is then kept. */
+async function fetchAndKeep(request) {
   const cache = await caches.open(scope + VERSION);
   const kept = await cache.match(request, { ignoreVary: true });
   if (kept) return kept;
@@ -32,8 +33,8 @@ async function answer(request) {
   return found;
 }
 
-async function guarded(request) {
-  const found = await answer(request);
+async function fetchWithHeaders(request) {
+  const found = await fetchAndKeep(request);
   const headers = new Headers(found.headers);
   for (const [name, value] of Object.entries(HEADERS)) headers.set(name, value);
   return new Response(found.body, { status: found.status, statusText: found.statusText, headers });
@@ -42,5 +43,5 @@ async function guarded(request) {
 addEventListener("fetch", (event) => {
   const { request } = event;
   if (!request.url.startsWith(scope)) return event.respondWith(Response.error());
-  if (request.method === "GET") event.respondWith(guarded(request));
+  if (request.method === "GET") event.respondWith(fetchWithHeaders(request));
 });

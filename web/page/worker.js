@@ -17,7 +17,8 @@ wasm.numThreads = self.crossOriginIsolated ? Math.min(navigator.hardwareConcurre
 const loaded = new Map();
 let loading = null; // the name of a model; when one of its files fails, others still go on
 
-function sentence(error, name) {
+/** The text for the page of an error of the model `name`. */
+function errorText(error, name) {
   const text = String(error?.message ?? error);
   if (error instanceof Sentence) return text;
   if (/memory|alloc|out of bounds|too large/i.test(text) || /^\d+$/.test(text)) {
@@ -29,14 +30,14 @@ function sentence(error, name) {
   return `${name}: ${text.slice(0, 300)}`;
 }
 
-async function json(path) {
+async function fetchJson(path) {
   const answer = await fetch(path);
   if (!answer.ok) throw new Sentence(`The model's file ${path} is missing (${answer.status}).`);
   return answer.json();
 }
 
 /** Removes a model's files from the browser's cache, so that they are fetched again. */
-async function forget(name) {
+async function removeFromCache(name) {
   const folder = new URL(`./models/${name}/`, location.href).href;
   for (const key of (await self.caches?.keys()) ?? []) {
     const cache = await caches.open(key);
@@ -45,10 +46,11 @@ async function forget(name) {
   }
 }
 
-async function load(name, dtype, device, again) {
+/** Loads a model, once. again: whether to fetch its files again. */
+async function loadModel(name, dtype, device, again) {
   const key = `${name} ${dtype} ${device}`;
   if (loaded.has(key)) return loaded.get(key);
-  if (again) await forget(name);
+  if (again) await removeFromCache(name);
   loading = name;
   const sizes = new Map();
   const progress_callback = ({ status, file, loaded: bytes }) => {
@@ -59,43 +61,43 @@ async function load(name, dtype, device, again) {
   const options = { dtype, device, progress_callback };
   const [model, vocabulary, processor] = await Promise.all([
     AutoModelForVision2Seq.from_pretrained(name, options),
-    json(`./models/${name}/tokenizer.json`),
+    fetchJson(`./models/${name}/tokenizer.json`),
     AutoImageProcessor.from_pretrained(name),
   ]);
   const { image_mean: mean, image_std: std, size } = processor;
-  const one = { captioner: new Captioner(model, vocabulary, Tensor), side: size.height, mean, std };
-  loaded.set(key, one);
-  return one;
+  const entry = { captioner: new Captioner(model, vocabulary, Tensor), side: size.height, mean, std };
+  loaded.set(key, entry);
+  return entry;
 }
 
-async function caption({ id, file, pixels, models, damaged = [], dtype, device, settings }) {
+async function captionPhoto({ id, file, pixels, models, damaged = [], dtype, device, settings }) {
   let image;
   try {
     image = pixels ? null : await decode(file);
   } catch (error) {
-    postMessage({ kind: "failed", id, text: sentence(error, "this photo") });
+    postMessage({ kind: "failed", id, text: errorText(error, "this photo") });
     models = [];
   }
   const resized = new Map(); // by side: models of one size share it
   for (const name of models) {
     let isLoaded = false;
     try {
-      const { captioner, side, mean, std } = await load(name, dtype, device, damaged.includes(name));
+      const { captioner, side, mean, std } = await loadModel(name, dtype, device, damaged.includes(name));
       isLoaded = true;
       postMessage({ kind: "encoding", id, name });
       if (image && !resized.has(side)) resized.set(side, resize(image.data, image.width, image.height, side));
       const input = pixels ?? normalise(resized.get(side), mean, std);
       const encoded = await captioner.encode(input, side);
       const found = await captioner.search(encoded, settings, (beam, done, all) =>
-        postMessage({ kind: "words", id, name, words: captioner.scored(beam), done, all }));
+        postMessage({ kind: "words", id, name, words: captioner.scoredWords(beam), done, all }));
       const { tokens, score } = found;
-      postMessage({ kind: "caption", id, name, text: captioner.text(tokens), words: captioner.scored(found), tokens, score });
+      postMessage({ kind: "caption", id, name, text: captioner.text(tokens), words: captioner.scoredWords(found), tokens, score });
     } catch (error) {
       loading = null;
-      const text = sentence(error, name);
-      const memory = text.startsWith("There is not enough memory");
+      const text = errorText(error, name);
+      const noMemory = text.startsWith("There is not enough memory");
       // After a session that could not be made, the library makes none.
-      const restart = memory || !(isLoaded || error instanceof Sentence || /not found|JSON/.test(text));
+      const restart = noMemory || !(isLoaded || error instanceof Sentence || /not found|JSON/.test(text));
       postMessage({ kind: "failed", id, name, text, restart, isDamaged: /JSON|protobuf/.test(text) });
       if (restart) return;
     }
@@ -105,5 +107,5 @@ async function caption({ id, file, pixels, models, damaged = [], dtype, device, 
 
 let queue = Promise.resolve();
 addEventListener("message", ({ data }) => {
-  queue = queue.then(() => caption(data));
+  queue = queue.then(() => captionPhoto(data));
 });

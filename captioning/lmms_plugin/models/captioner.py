@@ -41,8 +41,13 @@ class CheckpointLmm(lmms):
         try:
             if distributed.env_world_size() > 1:
                 raise UserError("several processes are not supported here: start one")
-            where, checkpoint = distributed.start(device or "auto"), checkpoints.resolve(checkpoint)
-            self.model = CheckpointModel(checkpoint, config, changes, 1, where)
+            self.model = CheckpointModel(
+                checkpoint=checkpoints.resolve(checkpoint),
+                config=config,
+                changes=changes,
+                num_return=1,
+                device=distributed.start(device or "auto"),
+            )
         except UserError as error:
             refuse(str(error))
 
@@ -54,15 +59,20 @@ class CheckpointLmm(lmms):
             refuse(str(error))
 
     def _captions(self, requests: Sequence[Any]) -> list[str]:
-        made, answers = self.model.preprocessing, []
+        preprocessing, answers = self.model.preprocessing, []
+        # Requests with the same generation_kwargs share a batch.
         batches = Collator([request.args for request in requests], lambda _: 0, grouping=True)
         for batch in batches.get_batched(n=self.batch_size):
-            images = made.join([made.item(self.image(*each[2:])) for each in batch])
-            how = batch[0][1]
+            images = [
+                preprocessing.item(self.image(to_visual, number, task, split))
+                for _, _, to_visual, number, task, split in batch
+            ]
+            generation_kwargs = batch[0][1]
+            settings = self.settings(generation_kwargs)
             with torch.inference_mode(), self.model.precision.autocast():
-                images = images.to(self.model.device)
-                generated = self.model.generator.generate_details(images, self.settings(how))
-            stops = how.get("until") or ()
+                image_batch = preprocessing.join(images).to(self.model.device)
+                generated = self.model.generator.generate_details(image_batch, settings)
+            stops = generation_kwargs.get("until") or ()
             for caption, *_ in generated.captions:
                 for stop in [stops] if isinstance(stops, str) else stops:
                     caption = caption.partition(stop)[0]
@@ -80,19 +90,22 @@ class CheckpointLmm(lmms):
             refuse(f"{task}: document {number} has not one image; a captioner needs one")
         return decode(visuals[0])
 
-    def settings(self, how: Mapping[str, Any]) -> DecodingSettings:
-        """Return the decoding settings for a task. how: the task's generation_kwargs."""
-        given = {name: how[name] for name in SHARED if how.get(name)}
-        if how.keys() & {"do_sample", "temperature"}:
-            given["sample"] = bool(how.get("do_sample", True)) and how.get("temperature") != 0
-        captioner, own = self.model.captioner, self.model.settings
-        if how.get("max_new_tokens"):  # max_new_tokens does not count the prompt, max_length does
-            longest = len(captioner.prompt_ids) + how["max_new_tokens"]
-            longest = min(longest, captioner.max_positions or longest)
-            given.update(max_length=longest, min_length=min(own.min_length, longest))
+    def settings(self, kwargs: Mapping[str, Any]) -> DecodingSettings:
+        """Return the decoding settings for a task. kwargs: the task's generation_kwargs."""
+        changes = {name: kwargs[name] for name in SHARED if kwargs.get(name)}
+        if kwargs.keys() & {"do_sample", "temperature"}:
+            sample = bool(kwargs.get("do_sample", True))
+            changes["sample"] = sample and kwargs.get("temperature") != 0
+        captioner, run_settings = self.model.captioner, self.model.settings
+        if kwargs.get("max_new_tokens"):  # does not count the prompt, unlike max_length
+            max_length = len(captioner.prompt_ids) + kwargs["max_new_tokens"]
+            if captioner.max_positions:
+                max_length = min(max_length, captioner.max_positions)
+            min_length = min(run_settings.min_length, max_length)
+            changes.update(max_length=max_length, min_length=min_length)
         try:
-            kept = {name: value for name, value in given.items() if name not in self.changes}
-            return dataclasses.replace(own, **kept)
+            kept = {name: value for name, value in changes.items() if name not in self.changes}
+            return dataclasses.replace(run_settings, **kept)
         except ValueError as error:
             refuse(str(error))
 

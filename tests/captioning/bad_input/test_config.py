@@ -107,7 +107,7 @@ def error_of(path, overrides):
         load_config(path, overrides)
         pytest.fail(f"{overrides} is valid")
     assert "\n" not in str(error.value)
-    return str(error.value).removeprefix(f"{path}: ")
+    return str(error.value).removeprefix(f"{path}: ").removeprefix("command line: ")
 
 
 def schemas():

@@ -51,3 +51,6 @@ def test_an_override_is_read_as_safely(tmp_path):
     path.write_bytes(START)
     with pytest.raises(UserError, match=r"override 'prompt=!!python/name:os.system': not valid"):
         load_config(path, ["prompt=!!python/name:os.system"])
+    for override, source in {"batch_size=0": "command line", "min_lr=1": path}.items():
+        with pytest.raises(UserError, match=f"^{source}: "):
+            load_config(path, [override])

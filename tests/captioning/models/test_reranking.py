@@ -156,9 +156,8 @@ def saved(scenes_config, tmp_path):
         keys = [*MODELS[model], "image_size=48", "seed=5", *overrides]
         config = load_config(scenes_config, keys, {"output_dir": str(tmp_path)})
         captioner = captioner_from(config, None)[0]
-        path = (
-            tmp_path / f"{len(list(tmp_path.iterdir()))}.pth"
-        )  # loaded judges are cached by their path
+        # Loaded judges are cached by their path.
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.pth"
         content = {"model": captioner.state_dict(), "config": config.model_dump()}
         torch.save({**content, **captioner.saved_beside_weights()}, path)
         return path, config, captioner.eval()

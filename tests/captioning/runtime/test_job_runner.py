@@ -144,9 +144,8 @@ def test_jobs_that_fail_end_no_others_where_they_keep_going(job, tmp_path):
         "killed": f"it ended with signal 9; its last lines are in {tmp_path / 'killed.log'}",
         "good": None,
     }
-    again = run(
-        job("said", jobs.say_and_end, "", 4), keep_going=True
-    )  # the log still has the earlier error
+    # The log still has the earlier error.
+    again = run(job("said", jobs.say_and_end, "", 4), keep_going=True)
     assert again.outcomes["said"].startswith("it ended with exit code 4")
 
 
@@ -157,6 +156,7 @@ def test_each_job_has_the_environment_of_its_slot(job, tmp_path):
 
 
 def test_a_request_is_kept_for_a_job_that_is_not_up_yet(job, tmp_path):
+    forkserver._forkserver._stop()  # run_jobs starts it again
     ask = ask_when((tmp_path / "coming").exists)
     calls_since = []
 
@@ -176,13 +176,12 @@ PROGRAM = """
 import sys
 from functools import partial
 from pathlib import Path
-from captioning.runtime.job_runner import Job, Observer, prepare, run_jobs
+from captioning.runtime.job_runner import Job, Observer, run_jobs
 from tests.captioning.conftest import is_running
 from tests.captioning.runtime import jobs
 
 do = partial(jobs.until_stop_requested, sys.argv[1])
 given = [Job(name, do, Path(sys.argv[1], name)) for name in "ab"]
-prepare([])
 run_jobs(given, [{}, {}], Observer())
 """
 

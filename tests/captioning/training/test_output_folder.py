@@ -13,8 +13,8 @@ from captioning.files.writing import write_json, write_text
 from captioning.models import checkpoints
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
-from captioning.training.output_folder import SELECTED, WRITER, OutputFolder
-from captioning.training.selection import RECORD_FILE
+from captioning.training.output_folder import OutputFolder
+from captioning.training.stored_run import SELECTED, WRITER, StoredRun
 
 ADDRESS = "s3://bucket/run"
 
@@ -75,12 +75,11 @@ def rounds(output):
         yield epoch, "checkpoint"
         write_json({"of": epoch}, output.folder / f"result/val_epoch{epoch:02d}/metrics.json")
         checkpoints.keep_as_best(output.folder, epoch)
-        write_json({"epoch": epoch}, output.folder / RECORD_FILE)
+        write_json({"epoch": epoch}, output.folder / SELECTED)
         yield epoch, "best"
 
 
 def test_a_kill_before_any_write_leaves_a_run_that_goes_on(s3, on, killed_at):
-    assert SELECTED == RECORD_FILE
     number, finished = -1, False
     while not finished:
         if s3.files.exists("bucket/run"):
@@ -120,8 +119,8 @@ def _check_what_is_there(folder, epoch, kept):
     best = checkpoints.best(folder)
     if content["epoch"] > 0:
         assert checkpoints.read(best)["epoch"] in (epoch, epoch - 1)
-    if (folder / RECORD_FILE).exists():  # it must not name an epoch that is not best yet
-        assert read_json(folder / RECORD_FILE)["epoch"] <= checkpoints.read(best)["epoch"]
+    if (folder / SELECTED).exists():  # it must not name an epoch that is not best yet
+        assert read_json(folder / SELECTED)["epoch"] <= checkpoints.read(best)["epoch"]
 
 
 def test_a_checkpoint_in_parts_is_known_by_its_last_file(s3, on, killed_at):
@@ -238,7 +237,7 @@ def test_a_folder_fetched_up_to_its_name_is_not_the_other_machines(s3, on, monke
         def killed(self):
             raise Killed
 
-        patch.setattr(OutputFolder, "_write_record", killed)
+        patch.setattr(StoredRun, "_write_record", killed)
         with pytest.raises(Killed):
             on("second")
     second = on("second")

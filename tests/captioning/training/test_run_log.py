@@ -10,7 +10,7 @@ from tensorboard.summary.writer import event_file_writer
 from captioning.config import load_config
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line, progress
-from captioning.training.run_log import RunLog, command, record_run
+from captioning.training.run_log import RunLog, record_run, shell_command
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +63,7 @@ def test_a_run_records_no_secret_of_an_address(scenes_config, tmp_path, monkeypa
     ],
 )
 def test_a_command_is_shown_without_the_secrets_in_its_words(word, shown):
-    assert shlex.split(command(["train.py", word, "seed=5"])) == ["train.py", shown, "seed=5"]
+    assert shlex.split(shell_command(["train.py", word, "seed=5"])) == ["train.py", shown, "seed=5"]
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -37,9 +37,8 @@ def test_a_cosine_over_steps_is_torchs_and_ends_at_its_lowest(scenes_config):
     assert scheduled_rate(chosen, 3, 39, 10, 0) == pytest.approx(0.1)
     assert scheduled_rate(chosen, 0, 4, 10, 0) == 0.5  # half way through the warm-up
     only = config(scenes_config, "lr_schedule=cosine_steps", "warmup_steps=39")
-    assert (
-        scheduled_rate(only, 3, 39, 10, 0) == 0.1
-    )  # the last step has min_lr, also if it is the only one
+    # The last step has min_lr, also if it is the only one.
+    assert scheduled_rate(only, 3, 39, 10, 0) == 0.1
 
 
 def test_exponential_and_plateau_fall_by_lr_decay(scenes_config):
