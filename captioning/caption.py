@@ -273,7 +273,7 @@ def with_filter(
 def caption(arguments: argparse.Namespace) -> None:
     """Caption the input. Raises UserError, Stopped."""
     itm_model = arguments.itm_model if arguments.filter or arguments.rerank != "itm" else None
-    arguments.filter = filtering.check(arguments.filter, itm_model)
+    arguments.filter = filtering.checked_filter(arguments.filter, itm_model)
     fields = set(Request.__dataclass_fields__) - {"source", "out", "address"}
     out, address = stored_output.locate(arguments.out)
     values = {name: getattr(arguments, name) for name in fields}

@@ -12,7 +12,7 @@ from typing import Any, Callable, Optional, Union
 from captioning.bulk.actors import CaptioningActor
 from captioning.bulk.cluster import SHARDS_PER_ACTOR, Cluster, Machine
 from captioning.bulk.request import Request
-from captioning.bulk.shards import Part, ShardUpdate
+from captioning.bulk.shards import ShardFiles, ShardUpdate
 from captioning.runtime.errors import UserError, one_line
 from captioning.runtime.progress import log_line
 
@@ -28,7 +28,7 @@ class Worker:
     """The driver's view of an actor and of the shards that the actor captions.
 
     actor: Ray's handle. loading: Ray's reference to the result of `CaptioningActor.load`; None once
-    the captioner is loaded. parts: {Ray's stream of the shard's updates: the shard's `Part`}.
+    the captioner is loaded. shards: {Ray's stream of a shard's updates: the shard's files}.
     """
 
     def __init__(self, actor: Any, machine: Machine, loading: Any):
@@ -37,7 +37,7 @@ class Worker:
         self.exclusive = False  # whether it runs a suspect shard alone, see `RayEngine.caption`
         self.lost = False  # whether the actor has died
         self.requested = time.monotonic()  # when the actor was requested
-        self.parts: dict[Any, Part] = {}
+        self.shards: dict[Any, ShardFiles] = {}
 
 
 class ActorPool:
@@ -95,14 +95,14 @@ class ActorPool:
     def poll(self) -> Iterator[tuple[Worker, Any, Union[ShardUpdate, Exception]]]:
         """Wait up to POLL_S for updates; yield (worker, stream, update) for each.
 
-        stream: a key of `worker.parts`. update: an exception if the actor died or the stream ended
+        stream: a key of `worker.shards`. update: an exception if the actor died or the stream ended
         early. Raises UserError if a captioner cannot be loaded.
         """
         import ray
 
         senders: dict[Any, Worker] = {}
         for worker in self.workers:
-            senders.update(dict.fromkeys(worker.parts, worker))
+            senders.update(dict.fromkeys(worker.shards, worker))
             if worker.loading is not None:
                 senders[worker.loading] = worker
         if not senders:
@@ -135,8 +135,8 @@ class ActorPool:
     def least_busy(self) -> Optional[Worker]:
         """Return the worker with the fewest shards; None if no worker can take another shard."""
         free = [w for w in self.workers if not (w.lost or w.exclusive)]
-        free = [worker for worker in free if len(worker.parts) < worker.capacity]
-        return min(free, key=lambda worker: len(worker.parts), default=None)
+        free = [worker for worker in free if len(worker.shards) < worker.capacity]
+        return min(free, key=lambda worker: len(worker.shards), default=None)
 
     def lose(self, worker: Worker, error: Exception) -> None:
         """Mark a worker as lost, so that the worker gets no more shards. error: why."""
@@ -152,6 +152,6 @@ class ActorPool:
         """Remove a lost worker and free its resources. Does nothing while it still has shards."""
         import ray
 
-        if worker.lost and not worker.parts and worker in self.workers:
+        if worker.lost and not worker.shards and worker in self.workers:
             self.workers.remove(worker)
             ray.kill(worker.actor)

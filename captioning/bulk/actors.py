@@ -11,7 +11,7 @@ from captioning.bulk import reading
 from captioning.bulk.local_engine import disk_errors, write_outputs
 from captioning.bulk.model import CheckpointModel
 from captioning.bulk.request import Request
-from captioning.bulk.shards import Entry, Line, ShardUpdate
+from captioning.bulk.shards import Entry, OutputLine, ShardUpdate
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import collect_lines
 from captioning.runtime.start import keep_memory
@@ -57,7 +57,7 @@ class CaptioningActor:
         shard: int,
         number: int,
         entries: list[Entry],
-        lines: list[Line],
+        lines: list[OutputLine],
         local_file: Optional[str],
     ) -> Iterator[ShardUpdate]:
         """Caption the rest of a shard. Yield updates; the last has the shard's counts or a problem.

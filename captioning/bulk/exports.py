@@ -9,7 +9,7 @@ from typing import Any, Callable
 
 from adapters import card
 from captioning.bulk.request import Request
-from captioning.bulk.shards import Line, captions_of
+from captioning.bulk.shards import OutputLine, captions_of
 from captioning.data.formats import METADATA
 from captioning.files import stores
 from captioning.files.reading import parse_json, parse_line, read_lines
@@ -124,7 +124,7 @@ def relative(image: str, metadata: str) -> str:
     return name
 
 
-def _lines(out: Path) -> Iterator[Line]:
+def _lines(out: Path) -> Iterator[OutputLine]:
     return filter(None, read_lines(out))
 
 
@@ -158,7 +158,7 @@ def write_parquet(request: Request) -> None:
             writer.write_table(pa.Table.from_pylist(rows, schema))
 
 
-def _row(line: Line) -> Line:
+def _row(line: OutputLine) -> OutputLine:
     image_id = line.get("image_id")
     return {
         **line,

@@ -9,7 +9,7 @@ import torch
 
 from captioning.bulk.reading import Batch
 from captioning.bulk.request import Request
-from captioning.bulk.shards import Entry, Line, Settings
+from captioning.bulk.shards import Entry, OutputLine, Settings
 from captioning.captioners.interface import Images
 from captioning.data.image import load_image, transformed
 from captioning.data.randomness import derived_seed
@@ -97,7 +97,7 @@ class CheckpointModel:
         """Return the batches unchanged. `ServedModel` submits its requests here."""
         return batches
 
-    def lines(self, batch: Batch, offset: int, request: Request) -> list[Line]:
+    def lines(self, batch: Batch, offset: int, request: Request) -> list[OutputLine]:
         """Return one output line for each entry of a batch, with captions or an error.
 
         offset: the number of images of the shard before this batch. request: the call of bulk
@@ -206,7 +206,7 @@ def line_of(
     captions: Captions,
     request: Request,
     origin: Settings,
-) -> Line:
+) -> OutputLine:
     """Return the output line of an entry: its "error", or its captions and scores.
 
     captions: not used for an entry with an "error". The line has the caption and the scores of the

@@ -13,7 +13,7 @@ from typing import Any
 from captioning.bulk import tars
 from captioning.bulk.exports import relative
 from captioning.bulk.request import Request, stamp_if_any
-from captioning.bulk.shards import BASE, HEADER, Entry, Line, Plan, Settings, remove_plan
+from captioning.bulk.shards import BASE, HEADER, Entry, OutputLine, Plan, Settings, remove_plan
 from captioning.bulk.sidecars import STORE_THREADS
 from captioning.data.annotations import read_annotations
 from captioning.data.caption_files import named_in
@@ -128,7 +128,7 @@ def make_plan(request: Request, settings: Settings, resumed: bool) -> tuple[Plan
     return Plan(request.parts, header), tally
 
 
-def _valid_lines(out: Path, tally: Tally) -> Iterator[Line]:
+def _valid_lines(out: Path, tally: Tally) -> Iterator[OutputLine]:
     """Yield the first valid line of each image. Count the other lines in `tally`."""
     seen: set[str] = set()
     for line in read_lines(out):

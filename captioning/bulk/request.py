@@ -11,8 +11,8 @@ from typing import Any, Optional, Union
 from filelock import FileLock, Timeout
 
 from captioning.bulk import xmp
-from captioning.bulk.filtering import parse, split
-from captioning.bulk.shards import LOCK, Header, Line, has_captions, remove_plan
+from captioning.bulk.filtering import split_by_score, threshold_of
+from captioning.bulk.shards import LOCK, OutputLine, PlanHeader, has_captions, remove_plan
 from captioning.bulk.sidecars import Sidecars
 from captioning.bulk.tar_folder import TarFolder
 from captioning.files import stores, tables, uploads
@@ -98,16 +98,18 @@ class Request:
         """Whether the input is tar files. False for a folder whose name ends in .tar."""
         return is_tars(self.source) and not os.path.isdir(self.source)
 
-    def split(self, line: Line) -> tuple[Optional[Line], Optional[Line]]:
+    def split(self, line: OutputLine) -> tuple[Optional[OutputLine], Optional[OutputLine]]:
         """Split a line of a shard into a line for `out` and a line for `filtered`.
 
         Each is None if no caption goes there. Both are None for a line with an error.
         """
         if "error" in line:
             return None, None
-        return split(line, parse(self.filter)) if self.filter else (line, None)
+        if self.filter is None:
+            return line, None
+        return split_by_score(line, threshold_of(self.filter))
 
-    def kept(self, lines: Iterable[Line]) -> Iterator[Line]:
+    def kept(self, lines: Iterable[OutputLine]) -> Iterator[OutputLine]:
         """Yield what `split` puts into `out` for each line of a shard."""
         return filter(None, (self.split(line)[0] for line in lines))
 
@@ -133,7 +135,7 @@ class Request:
         owner = self.address or os.path.realpath(self.out)
         return TarFolder(self.write_shards, owner) if self.write_shards else None
 
-    def remove_tars(self, header: Header) -> None:
+    def remove_tars(self, header: PlanHeader) -> None:
         """Remove the tars of an abandoned plan, unless `out` has changed since the plan was made.
 
         If `out` has changed, the plan's captions are already merged into `out`. header: the plan's

@@ -135,16 +135,16 @@ class BulkCaptioning:
         request, done, left = self.request, 0, []
         plan, folder = find_plan(request.parts), request.tars()
         numbers = folder.numbers() if folder else ()
-        for part in plan.parts():
-            if part.path.exists():
-                tar_is_missing = folder and plan.number(part.shard) not in numbers
-                if tar_is_missing or not part.marker.exists():
-                    publish(request, plan, part)
-                counts = part.counts()
+        for shard in plan.shards():
+            if shard.captions.exists():
+                tar_is_missing = folder and plan.tar_number(shard.number) not in numbers
+                if tar_is_missing or not shard.marker.exists():
+                    publish(request, plan, shard)
+                counts = shard.counts()
                 done += counts["images"] + counts["failed"] + counts.get("filtered", 0)
             else:
-                done += len(part.recover().lines)
-                left.append(part.shard)
+                done += len(shard.recover().lines)
+                left.append(shard.number)
         if left:
             self._caption(plan, left, done)
         self._merge(plan)
@@ -164,14 +164,14 @@ class BulkCaptioning:
         if has_to_merge:
             if stored:
                 stored_output.before_merging(request, plan)
-            captioned, failed, filtered = merge(request, plan)
+            merged = merge(request, plan)
             if stored:
                 stored_output.upload_captions(request, plan)
-            self.captioned += captioned
-            self.failed += failed
-            self.filtered += filtered
+            self.captioned += merged.captioned
+            self.failed += merged.failed
+            self.filtered += merged.filtered
             if folder := request.tars():
-                folder.record([part.counts()["written"] for part in plan.parts()])
+                folder.record([shard.counts()["written"] for shard in plan.shards()])
         exports.write_all(request, self._captioner)
         if stored:
             stored_output.remove(request)

@@ -19,7 +19,7 @@ from PIL import Image, ImageOps
 from captioning.bulk.model import Captions, line_of
 from captioning.bulk.reading import Batch
 from captioning.bulk.request import Request
-from captioning.bulk.shards import Line, Settings
+from captioning.bulk.shards import OutputLine, Settings
 from captioning.config import Config
 from captioning.data.image import decode, open_image
 from captioning.data.randomness import derived_seed
@@ -141,7 +141,7 @@ class ServedModel:
             self._cancel()
             raise
 
-    def lines(self, batch: Batch, offset: int, request: Request) -> list[Line]:
+    def lines(self, batch: Batch, offset: int, request: Request) -> list[OutputLine]:
         """Return one output line for each entry of a batch from `prefetch`.
 
         offset: not used. request: the user's call of bulk captioning, not a request to the server.

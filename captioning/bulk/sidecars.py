@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from captioning.bulk import xmp
-from captioning.bulk.shards import Line, captions_of
+from captioning.bulk.shards import OutputLine, captions_of
 from captioning.files import stores, uploads
 from captioning.files.writing import replace_text
 from captioning.runtime.errors import UserError
@@ -80,7 +80,7 @@ class Sidecars:
         before = stores.read_if_any(sidecar)
         return xmp.with_description(captions[0], self.language, before, sidecar)
 
-    def write(self, lines: Iterable[Line]) -> None:
+    def write(self, lines: Iterable[OutputLine]) -> None:
         """Write the sidecars for all output lines, each atomically. Raises OSError, UserError.
 
         fsync is not called for sidecars on disk: it would take longer than captioning on a GPU.

@@ -94,7 +94,7 @@ def test_with_lost_and_added_nodes_the_files_are_those_of_one_process(
         """Only the node that joined, until it has sent captions."""
         if joined and joined[0] not in sent_by:
             new = (w for w in self.workers if w.machine.id == joined[0] and w.capacity)
-            return next((worker for worker in new if not worker.parts), None)
+            return next((worker for worker in new if not worker.shards), None)
         return least_busy(self)
 
     monkeypatch.setattr(caption, "CheckpointModel", Slow)
