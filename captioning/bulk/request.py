@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Optional, Union
 
 from filelock import FileLock, Timeout
 
@@ -119,7 +119,7 @@ class Request:
             return str(path)
         return stores.join(self.address.rpartition("/")[0], path.name)
 
-    def out_stamp(self) -> Optional[list[Any]]:
+    def out_stamp(self) -> Optional[stores.Stamp]:
         """Return the stamp (see `stores.stamp`) of `out`; None if there is no file."""
         return stamp_if_any(self.location(self.out))
 
@@ -262,7 +262,7 @@ class Request:
                     folder.release()
 
 
-def stamp_if_any(name: str) -> Optional[list[Any]]:
+def stamp_if_any(name: str) -> Optional[stores.Stamp]:
     """Return the stamp (see `stores.stamp`) of a file on disk or in a store.
 
     Returns None if the file is missing or unreadable. Raises StoreError if the store does not

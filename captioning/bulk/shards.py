@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional, TypedDict, Union
 
 from captioning.files.reading import parse_line, read_lines
+from captioning.files.stores import Stamp
 from captioning.files.writing import json_line, write_lines
 
 HEADER, LOCK = "plan.json", "lock"
@@ -31,7 +32,7 @@ class PlanHeader(TypedDict):
     shard_size: int  # entries per shard
     images: Optional[int]  # number of images; for tars an estimate, or None
     first_shard: int  # number of the first output tar
-    before: Optional[list]  # stamp of the captions file when the plan was made
+    before: Optional[Stamp]  # stamp of the captions file when the plan was made
 
 
 class ImageEntry(TypedDict, total=False):
@@ -47,7 +48,7 @@ class TarEntry(TypedDict, total=False):
     """One tar whose images are to be captioned."""
 
     tar: str
-    stamp: Optional[list]  # when the plan was made
+    stamp: Optional[Stamp]  # when the plan was made
     prompt: Optional[str]  # the value of --prompt
     skip: list[str]  # images that are not captioned again; left out if there are none
 
@@ -84,7 +85,7 @@ class ShardCounts(TypedDict, total=False):
     filtered: int  # images without a caption that the filter keeps; only with a filter
     written: dict[str, Any]  # {name of the output tar: its manifest}; only if tars are written
     tar: str  # the input tar; only if the input is tars
-    stamp: Optional[list]  # of the input tar
+    stamp: Optional[Stamp]  # of the input tar
 
 
 class ShardUpdate(NamedTuple):

@@ -132,7 +132,7 @@ def remove(request: Request) -> None:
 
 
 def _exchange_shards(
-    request: Request, header: PlanHeader, local: Optional[Plan], remote: dict[str, Any]
+    request: Request, header: PlanHeader, local: Optional[Plan], remote: dict[str, stores.Stamp]
 ) -> None:
     """Download finished shards that are missing here; upload finished shards missing in the store.
 
@@ -213,7 +213,7 @@ def _refresh(request: Request, path: Path) -> None:
         _record_copy(request, path, stamp)
 
 
-def _record_copy(request: Request, path: Path, stamp: Optional[list[Any]]) -> None:
+def _record_copy(request: Request, path: Path, stamp: Optional[stores.Stamp]) -> None:
     records = _records(request)
     records[path.name] = [_local_stamp(path), stamp]
     write_lines(request.out.with_name(RECORD), [records])
@@ -223,7 +223,7 @@ def _records(request: Request) -> dict[str, Any]:
     return next(read_lines(request.out.with_name(RECORD)), None) or {}
 
 
-def _local_stamp(path: Path) -> Optional[list[Any]]:
+def _local_stamp(path: Path) -> Optional[stores.Stamp]:
     return stores.stamp(str(path)) if path.exists() else None
 
 

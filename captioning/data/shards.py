@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional, Union
 
 import torch
 from PIL import Image
@@ -30,14 +30,14 @@ class TarSample(NamedTuple):
     image: str  # the tar's path, a slash and the name in it
     captions: tuple[str, ...]
     image_id: str  # the same as image
-    span: tuple[str, int, int]  # the tar, the first byte and the number of bytes
+    span: stores.ByteRange  # of the image in the tar
     prompt: Optional[str] = None
 
 
 def _sample_of(tar: str, row: Row) -> TarSample:
     name = f"{tar}/{row['image']}"
-    place = (tar, row["at"], row["size"])
-    return TarSample(name, tuple(row["captions"]), name, place, row.get("prompt"))
+    span = stores.ByteRange(tar, row["at"], row["size"])
+    return TarSample(name, tuple(row["captions"]), name, span, row.get("prompt"))
 
 
 class Shards:
@@ -90,7 +90,7 @@ class ShardDataset(TrainingDataset):
         first = next((summary["first"] for summary in known if summary["errors"]), None)
         if first and not self.skip_bad_images:
             count = sum(summary["errors"] for summary in known)
-            more = f", and {count - 1} more" * (count > 1)
+            more = f", and {count - 1} more" if count > 1 else ""
             raise UserError(f"{first}{more}: correct it, or set skip_bad_images=true")
         unit = "captions" if self.captions_per_image == 1 else "samples"
         self._sizes = [summary[unit] + summary["errors"] for summary in known]  # items of each tar
@@ -98,7 +98,7 @@ class ShardDataset(TrainingDataset):
         # {tar: (rows of its index, number of items up to the end of each row)}, least recent first
         self._rows: OrderedDict[int, tuple[list[Row], list[int]]] = OrderedDict()
         # {span of an image: bytes of the image, or the error of reading them}
-        self._prefetched: dict[tuple[str, int, int], Any] = {}
+        self._prefetched: dict[stores.ByteRange, Union[bytes, UserError]] = {}
 
     def __len__(self) -> int:
         return self._up_to[-1]
