@@ -149,7 +149,7 @@ class OutputFolder:
         stamps by name. recorded: {name: [size, time, inode]} of uploaded files.
         """
         local = self._files()
-        new = {name for name, stamp in local.items() if recorded.get(name) != stamp}
+        new = {name for name, state in local.items() if recorded.get(name) != state}
         if local and (WRITER not in stored or new - {WRITER}):
             target = free_path(self.folder)
             self.folder.rename(target)
@@ -196,7 +196,7 @@ class OutputFolder:
             )
 
     def _upload(self, local: dict[str, list[int]]) -> None:
-        changed = {name for name, stamp in local.items() if self._uploaded.get(name) != stamp}
+        changed = {name for name, state in local.items() if self._uploaded.get(name) != state}
         deleted = self._uploaded.keys() - local.keys()
         # A checkpoint file may have become a folder of the same name, or the reverse. The old files
         # then have to be removed before the new files are uploaded.
@@ -216,16 +216,16 @@ class OutputFolder:
         for name in _markers_first(deleted - outdated):
             self._remove(name)
 
-    def _write(self, name: str, stamp: list[int]) -> None:
-        # Hard links have equal stamps. A hard link to an uploaded file, such as the best
+    def _write(self, name: str, state: list[int]) -> None:
+        # Hard links have equal states. A hard link to an uploaded file, such as the best
         # checkpoint, is copied within the store.
-        duplicates = (n for n, s in self._uploaded.items() if s == stamp and n != name)
+        duplicates = (n for n, s in self._uploaded.items() if s == state and n != name)
         source, target = next(duplicates, None), f"{self.address}/{name}"
         if source is None:
             uploads.upload(self.folder / name, target)
         else:
-            uploads.copy(f"{self.address}/{source}", target, stamp[0])
-        self._uploaded[name] = stamp
+            uploads.copy(f"{self.address}/{source}", target, state[0])
+        self._uploaded[name] = state
         self._write_record()
 
     def _remove(self, name: str) -> None:
