@@ -9,6 +9,7 @@ from captioning.data import evaluation_transform, load_image
 from captioning.models import checkpoints
 from captioning.models.build import captioner_from
 from captioning.runtime.errors import UserError
+from captioning.training.setup import mean_image
 
 
 @pytest.fixture
@@ -43,6 +44,15 @@ def test_the_mean_is_of_the_training_images_as_they_are_evaluated(run, scenes):
     images = [transform(load_image(scenes / s.image)).double() for s in tuning.samples]
     expected = torch.stack(images).mean(0)
     torch.testing.assert_close(tuning.captioner.null_image.image.double(), expected)
+    tuning.close()
+
+
+def test_the_mean_is_that_of_any_seed_when_an_image_is_replaced(run):
+    tuning = run("skip_bad_images=true")
+    samples = [tuning.samples[0]._replace(image="none.png"), *tuning.samples[1:]]
+    configs = [tuning.config.model_copy(update={"seed": seed}) for seed in (1, 2)]
+    first, second = (mean_image(config, samples, tuning.preprocessing) for config in configs)
+    assert torch.equal(first, second)
     tuning.close()
 
 
