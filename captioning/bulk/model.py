@@ -198,7 +198,7 @@ def _read(
 
     transform, takes_prompt: from `Preprocessing`. path, data, prompt: see `ShardImages.read`.
     """
-    return transformed(transform, load_image(path, data), path, *[prompt] * takes_prompt)
+    return transformed(transform, load_image(path, data), path, prompt, takes_prompt)
 
 
 def line_of(

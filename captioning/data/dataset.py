@@ -127,7 +127,7 @@ class TrainingDataset(Dataset):
 
     def _item(self, epoch: int, index: int, candidate: int) -> dict[str, Any]:
         """Return the item `candidate`, made with the random numbers of the item `index`."""
-        sample, chosen = self._sample(candidate)
+        sample, chosen = self._sample_and_captions(candidate)
         with seeded(derived_seed("item", self.seed, epoch, index)):
             if self.captions_per_image > 1:
                 chosen = _random_positions(len(sample.captions), self.captions_per_image)
@@ -144,8 +144,9 @@ class TrainingDataset(Dataset):
         if sample.image in self._images:
             return self._images[sample.image]
         with self._open(sample) as opened:
-            prompt = [sample.prompt] * self.takes_prompt
-            image = transformed(self.transform, opened, sample.image, *prompt)
+            image = transformed(
+                self.transform, opened, sample.image, sample.prompt, self.takes_prompt
+            )
         if self.is_deterministic and image.nbytes * len(self.samples) <= MAX_KEPT_BYTES:
             self._images[sample.image] = image
         return image
@@ -153,7 +154,7 @@ class TrainingDataset(Dataset):
     def _open(self, sample: Sample) -> Image.Image:
         return open_image(os.path.join(self.image_root, sample.image))
 
-    def _sample(self, index: int) -> tuple[Sample, list[int]]:
+    def _sample_and_captions(self, index: int) -> tuple[Sample, list[int]]:
         """Return the sample of an item, and the position of the item's caption in a list.
 
         The list is empty if captions_per_image is above 1: `_item` then chooses the captions.
@@ -188,8 +189,10 @@ class EvaluationDataset(Dataset):
         item["prompt"] = sample.prompt
         try:
             image = load_image(os.path.join(self.image_root, sample.image))
-            prompt = [sample.prompt] * self.takes_prompt
-            return {**item, "image": transformed(self.transform, image, sample.image, *prompt)}
+            image = transformed(
+                self.transform, image, sample.image, sample.prompt, self.takes_prompt
+            )
+            return {**item, "image": image}
         except UserError as error:
             if not self.skip_bad_images:
                 raise

@@ -100,7 +100,8 @@ def exact_autocontrast(image: Image.Image) -> Image.Image:
     """
     table: list[int] = []
     for counts in np.reshape(image.histogram(), (3, 256)):
-        low, high = np.flatnonzero(counts)[[0, -1]].tolist()
+        values = np.flatnonzero(counts).tolist()
+        low, high = values[0], values[-1]
         scale = 255 / max(high - low, 1)
         stretched = np.arange(256) * scale + -low % 256 * scale
         table += range(256) if low == high else stretched.clip(0, 255).astype(int).tolist()
@@ -132,12 +133,28 @@ def _warp(image: Image.Image, matrix: np.ndarray) -> Image.Image:
 
 
 OPERATIONS = (
-    *(identity, F.autocontrast, brightness, sharpness, F.equalize),
-    *(shear_x, shear_y, translate_x, translate_y, rotate),
+    identity,
+    F.autocontrast,
+    brightness,
+    sharpness,
+    F.equalize,
+    shear_x,
+    shear_y,
+    translate_x,
+    translate_y,
+    rotate,
 )
 EXACT_OPERATIONS = (
-    *(identity, exact_autocontrast, brightness, sharpness, F.equalize),
-    *(exact_shear_x, exact_shear_y, translate_x, translate_y, exact_rotate),
+    identity,
+    exact_autocontrast,
+    brightness,
+    sharpness,
+    F.equalize,
+    exact_shear_x,
+    exact_shear_y,
+    translate_x,
+    translate_y,
+    exact_rotate,
 )
 
 
