@@ -55,14 +55,14 @@ class CaptioningActor:
     def caption(
         self,
         shard: int,
-        number: int,
+        tar_number: int,
         entries: list[Entry],
         lines: list[OutputLine],
         local_file: Optional[str],
     ) -> Iterator[ShardUpdate]:
         """Caption the rest of a shard. Yield updates; the last has the shard's counts or a problem.
 
-        number: the number of the output tar, if tars are written. entries: all entries of the
+        tar_number: the number of the output tar, if tars are written. entries: all entries of the
         shard. lines: the output lines from earlier attempts. local_file: an input file on the
         driver's disk that must also exist on this machine; None if there is none to check.
         """
@@ -73,8 +73,8 @@ class CaptioningActor:
                 )
             with disk_errors(self._request):
                 new, sent = [], time.monotonic()
-                known, left = {shard: entries}.__getitem__, [(shard, len(lines))]
-                for batch in reading.batches(self._model, known, left):
+                entries_of, left = {shard: entries}.__getitem__, [(shard, len(lines))]
+                for batch in reading.batches(self._model, entries_of, left):
                     if not batch.entries:
                         break
                     with self._lock:
@@ -82,7 +82,7 @@ class CaptioningActor:
                     if time.monotonic() - sent > SEND_S:
                         yield ShardUpdate(new, self._new_messages())
                         lines, new, sent = lines + new, [], time.monotonic()
-                counts = write_outputs(self._request, number, entries, lines + new)
+                counts = write_outputs(self._request, tar_number, entries, lines + new)
                 yield ShardUpdate(new, self._new_messages(), counts)
         except UserError as error:
             yield ShardUpdate([], self._new_messages(), problem=str(error))

@@ -3,8 +3,7 @@
 import itertools
 import json
 import os
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, Callable
 
 from adapters import card
@@ -12,7 +11,7 @@ from captioning.bulk.request import Request
 from captioning.bulk.shards import OutputLine, captions_of
 from captioning.data.formats import METADATA
 from captioning.files import stores
-from captioning.files.reading import parse_json, parse_line, read_lines
+from captioning.files.reading import parse_json, parse_line, read_objects
 from captioning.files.uploads import written
 from captioning.files.writing import json_line
 from captioning.runtime.errors import UserError
@@ -50,7 +49,7 @@ def write_all(request: Request, model: Callable[[], Mapping[str, str]]) -> None:
         write_parquet(request)
     if request.metadata:
         with written(request.metadata) as file:
-            for line in _lines(request.out):
+            for line in read_objects(request.out):
                 try:
                     name = relative(line["image"], request.metadata)
                 except UserError:
@@ -59,7 +58,7 @@ def write_all(request: Request, model: Callable[[], Mapping[str, str]]) -> None:
                 file.write(json_line({**row, "checkpoint": line.get("checkpoint")}))
     if request.kohya:
         content = _kohya(request.kohya)
-        for line in _lines(request.out):
+        for line in read_objects(request.out):
             image = line["image"]
             image = image if stores.is_store(image) else os.path.abspath(image)
             content[image] = {**content.get(image, {}), "caption": line["caption"]}
@@ -70,7 +69,7 @@ def write_all(request: Request, model: Callable[[], Mapping[str, str]]) -> None:
     # Without the folder "", the working directory, which gets no card.
     folders = list(filter(None, dict.fromkeys(folders)))
     if folders:
-        count, rows = sum(1 for _ in _lines(request.out)), model()
+        count, rows = sum(1 for _ in read_objects(request.out)), model()
         for folder in folders:
             _write_card(request, folder, count, rows)
 
@@ -124,10 +123,6 @@ def relative(image: str, metadata: str) -> str:
     return name
 
 
-def _lines(out: Path) -> Iterator[OutputLine]:
-    return filter(None, read_lines(out))
-
-
 def _kohya(name: str) -> dict[str, dict[str, Any]]:
     """Return the content of kohya's metadata file, {image: {"caption", "tags", ...}}.
 
@@ -152,7 +147,7 @@ def write_parquet(request: Request) -> None:
     numbers = ("score", "itm") if request.filter else ("score",)
     fields = [*((name, pa.string()) for name in text), ("captions", pa.list_(pa.string()))]
     schema = pa.schema([*fields, *((name, pa.float64()) for name in numbers)])
-    lines = _lines(request.out)
+    lines = read_objects(request.out)
     with written(request.parquet) as file, parquet.ParquetWriter(file, schema) as writer:
         while rows := [_row(line) for line in itertools.islice(lines, ROWS)]:
             writer.write_table(pa.Table.from_pylist(rows, schema))

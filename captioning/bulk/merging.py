@@ -7,7 +7,7 @@ from typing import Callable, NamedTuple
 from captioning.bulk.request import Request
 from captioning.bulk.shards import BASE, OutputLine, Plan
 from captioning.files.manifest import HashedFile
-from captioning.files.reading import read_lines
+from captioning.files.reading import read_lines, read_objects
 from captioning.files.writing import atomic_write, json_line, locked, write_lines
 
 
@@ -30,8 +30,8 @@ def merge(request: Request, plan: Plan) -> Merged:
         return itertools.chain.from_iterable(shard.read() for shard in shards)
 
     replaced = set() if request.skips_existing else {line["image"] for line in new_lines()}
-    base = read_lines(request.parts / BASE)
-    base = (line for line in base if line and line["image"] not in replaced)
+    base = read_objects(request.parts / BASE)
+    base = (line for line in base if line["image"] not in replaced)
     images = 0
     with atomic_write(request.out, request.parts) as file:
         out = HashedFile(file)
@@ -71,7 +71,7 @@ def _write_filtered(request: Request, new_lines: Callable[[], Iterable[OutputLin
         ours = (line.get("settings") or {}).get("filter")
         return not (ours and line.get("image") in again)
 
-    old = (line for line in read_lines(request.filtered) if line and stays(line))
+    old = filter(stays, read_objects(request.filtered))
     dropped = filter(None, (request.split(line)[1] for line in new_lines()))
     write_lines(request.filtered, itertools.chain(old, dropped), request.parts)
     if not request.filtered.stat().st_size:
@@ -85,7 +85,7 @@ def _write_failed(request: Request, new: Iterable[OutputLine], tars: set[str]) -
     tars that the plan has read.
     """
     out = request.out.name
-    old = [line for line in read_lines(request.failed) if line]
+    old = list(read_objects(request.failed))
     others = [line for line in old if line.get("out") != out]
     own = {line["image"]: line for line in old if line.get("out") == out}
     for tar in tars:  # remove the earlier error of a tar that was read again

@@ -89,6 +89,11 @@ class Request:
         return self.out.with_name(self.out.name + ".parts")
 
     @property
+    def outputs(self) -> tuple[Path, ...]:
+        """The output files, the marker last."""
+        return self.failed, self.filtered, self.out, self.marker
+
+    @property
     def skips_existing(self) -> bool:
         """Whether images that already have a caption are skipped (--existing skip)."""
         return self.existing == "skip"
@@ -194,7 +199,7 @@ class Request:
         stores.check_can_hold("--write-shards", self.write_shards or "")
         if self.address and self.write_shards and not stores.is_store(self.write_shards):
             raise UserError("--out is in a store, so --write-shards has to be in a store, too")
-        for path in (self.out, self.failed, self.filtered, self.marker):
+        for path in self.outputs:
             if self.out.suffix != ".jsonl" or (path.exists() and not path.is_file()):
                 raise UserError(
                     f"--out is {self.location(self.out)}; it has to be a file that ends in .jsonl, "

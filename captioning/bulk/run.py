@@ -15,7 +15,7 @@ from captioning.bulk.planning import Tally, make_plan
 from captioning.bulk.ray_engine import RayEngine
 from captioning.bulk.request import Request
 from captioning.bulk.shards import Plan, Settings, find_plan, remove_plan
-from captioning.files.reading import read_lines
+from captioning.files.reading import read_objects
 from captioning.models.build import trained_config
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line, progress
@@ -203,7 +203,7 @@ class BulkCaptioning:
             if failed
             else ""
         )
-        examples = filter(None, read_lines(request.out)) if self.captioned else ()
+        examples = read_objects(request.out) if self.captioned else ()
         for line in itertools.islice(examples, EXAMPLES):
             log_line(printable(f"{line['image']}: {line['caption']}"))
         log_line(f"done {self.captioned}{rate}, skipped {tally.skipped}, failed {failed}{why}")

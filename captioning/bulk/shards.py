@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, TypedDict, Union
 
-from captioning.files.reading import parse_line, read_lines
+from captioning.files.reading import parse_line, read_lines, read_objects
 from captioning.files.stores import Stamp
 from captioning.files.writing import json_line, write_lines
 
@@ -181,7 +181,7 @@ class ShardFiles:
 
     def read(self) -> list[OutputLine]:
         """Return the output lines of a complete shard, after `seal`."""
-        return [line for line in read_lines(self.captions) if line is not None]
+        return list(read_objects(self.captions))
 
     def counts(self) -> ShardCounts:
         """Return the content of the marker."""

@@ -78,7 +78,7 @@ def begin(request: Request, restart: bool) -> None:
         _exchange_shards(request, header, local, remote)
     elif remote:
         remove(request)
-    for path in (request.failed, request.filtered, request.out, request.marker):
+    for path in request.outputs:
         _refresh(request, path)
 
 
@@ -118,7 +118,7 @@ def upload_captions(request: Request, plan: Plan) -> None:
     """
     _require_own_plan(request, plan)  # again, because merging may have taken long
     with _explain_upload_errors(request):
-        for path in (request.failed, request.filtered, request.out, request.marker):
+        for path in request.outputs:
             stamp = uploads.upload(path, request.location(path)) if path.exists() else None
             if stamp is None:
                 uploads.remove(request.location(path))
