@@ -84,7 +84,7 @@ def _build_index(tar: str) -> Optional[TarSummary]:
     if signals.stop_requested():
         return None
     path, stamp = index_path(tar), stores.stamp(tar)
-    rows = _read(tar)
+    rows = _read_samples(tar)
     captions = [len(row["captions"]) for row in rows if "error" not in row]
     errors = [row["error"] for row in rows if "error" in row]
     summary = TarSummary(
@@ -113,19 +113,16 @@ def read_rows(tar: str, summary: TarSummary) -> list[IndexRow]:
         return rows[1:]
     if stores.stamp(tar) != summary["stamp"]:
         raise UserError(f"{tar}: it has changed since training began: start again")
-    return _read(tar)
+    return _read_samples(tar)
 
 
-def _read(tar: str) -> list[IndexRow]:
+def _read_samples(tar: str) -> list[IndexRow]:
     """Read the samples of a tar. Raises UserError if the disk or the store fails."""
-    try:
-        with stores.open_file(tar) as file:
-            return list(_rows(file, tar))
-    except OSError as error:
-        raise UserError(f"{tar}: cannot be read: {error.strerror or error}") from error
+    with stores.read_errors(tar), stores.open_file(tar) as file:
+        return list(_rows_of_members(file, tar))
 
 
-def _rows(file: BinaryIO, tar: str) -> Iterator[IndexRow]:
+def _rows_of_members(file: BinaryIO, tar: str) -> Iterator[IndexRow]:
     """Yield the samples of a tar. A sample consists of adjacent members with the same key.
 
     The key is the member's name without its suffix, which begins at the first dot. A sample without
@@ -133,7 +130,7 @@ def _rows(file: BinaryIO, tar: str) -> Iterator[IndexRow]:
     lines of a `.txt` member, or `caption` or `captions` of a `.json` member, which may also have a
     `prompt`.
     """
-    keys: set[str] = set()
+    keys = set()
     key, members = "", {}  # {suffix: [(member, content of a .txt or .json member, else None)]}
     try:
         with Tar.open(fileobj=file, mode="r:") as opened:
@@ -141,7 +138,7 @@ def _rows(file: BinaryIO, tar: str) -> Iterator[IndexRow]:
                 if member.issparse():
                     continue
                 if member_key != key:
-                    yield from _row(tar, key, members, keys)
+                    yield from _row_of_sample(tar, key, members, keys)
                     key, members = member_key, {}
                 is_text = suffix in ("txt", "json") and member.size <= MAX_TEXT_BYTES
                 text = opened.content(member) if is_text else None
@@ -149,15 +146,15 @@ def _rows(file: BinaryIO, tar: str) -> Iterator[IndexRow]:
             file.seek(opened.offset)
             if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
                 raise tarfile.ReadError("it has no end marker: it was cut off or is damaged")
-        yield from _row(tar, key, members, keys)
+        yield from _row_of_sample(tar, key, members, keys)
     except (tarfile.TarError, EOFError) as error:  # drops the last sample: it may be incomplete
         yield {"error": f"{tar}: the rest cannot be read: {error}"}
 
 
-def _row(tar: str, key: str, members: dict, keys: set[str]) -> Iterator[IndexRow]:
+def _row_of_sample(tar: str, key: str, members: dict, keys: set[str]) -> Iterator[IndexRow]:
     """Yield the row of a sample, if it has an image, and add its key to `keys`.
 
-    members: see `_rows`. keys: the keys of the earlier samples, to detect repeated keys.
+    members: see `_rows_of_members`. keys: the keys of the earlier samples, to detect repeated keys.
     """
     images = [alike[0] for suffix, alike in members.items() if is_image(f"{key}.{suffix}")]
     if not images:
@@ -184,7 +181,7 @@ def _captions_and_prompt(texts: dict[str, Optional[bytes]], where: str) -> dict[
 
     texts: {suffix: content}.
     """
-    fields: Any = {}
+    fields = {}
     try:
         if texts.get("json") is not None:
             fields = parse_json(texts["json"].decode("utf-8-sig"), f"{where}.json")

@@ -2,7 +2,7 @@
 
 import time
 from types import ModuleType
-from typing import Any, Callable, Optional, TypeVar
+from typing import Any, Callable, TypeVar
 
 from captioning.runtime.errors import UserError
 
@@ -87,7 +87,7 @@ def retry(address: str, request: Callable[[], T]) -> T:
             patience.end(None)
             return result
         if isinstance(problem, FileNotFoundError):
-            refusal: Optional[UserError] = no_such_file(address)
+            refusal = no_such_file(address)
         elif isinstance(problem, web.Refused):
             refusal = UserError(f"{address}: {problem}")
         elif _is_denied(problem):

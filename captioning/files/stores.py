@@ -4,6 +4,7 @@ Functions that read a single file also accept a path on disk. The store's librar
 credentials. Addresses must not contain credentials, because logs and errors show addresses.
 """
 
+import contextlib
 import io
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -103,6 +104,15 @@ def join(folder: str, name: str) -> str:
     return f"{folder.rstrip('/')}/{name}" if in_store else str(Path(folder, name))
 
 
+@contextlib.contextmanager
+def read_errors(name: str) -> Iterator[None]:
+    """Within the block, turn an OSError into a UserError that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{name}: cannot be read: {error.strerror or error}") from error
+
+
 def read_ranges(ranges: Sequence[ByteRange]) -> list[Union[bytes, UserError]]:
     """Read ranges of one store's files concurrently.
 
@@ -128,7 +138,7 @@ def read_ranges(ranges: Sequence[ByteRange]) -> list[Union[bytes, UserError]]:
     ]
     if len(failed) < len(ranges):
         patience.end(None)
-    answer: Union[bytes, UserError] = b""
+    answer = b""
     for number in failed:
         # After a StoreError no more ranges are retried: `Patience` counts the outage as one file.
         if not isinstance(answer, StoreError):
@@ -152,12 +162,9 @@ def read_range(address: str, first: int, count: int) -> bytes:
             return data
 
         return retry(address, request)
-    try:
-        with open_file(address) as file:
-            file.seek(first)
-            data = file.read(count)
-    except OSError as error:
-        raise UserError(f"{address}: cannot be read: {error.strerror or error}") from error
+    with read_errors(address), open_file(address) as file:
+        file.seek(first)
+        data = file.read(count)
     if len(data) < count:
         raise UserError(f"{address}: the file ends before byte {first + count}: it has changed")
     return data
@@ -180,10 +187,8 @@ def open_file(address: str) -> BinaryIO:
     """Open a file, on disk or in a store, for reading with seek. Raises UserError."""
     if is_store(address):
         return io.BufferedReader(_StoredFile(address), PIECE)
-    try:
+    with read_errors(address):
         return open(address, "rb")
-    except OSError as error:
-        raise UserError(f"{address}: cannot be read: {error.strerror}") from None
 
 
 class _StoredFile(io.RawIOBase):
@@ -263,10 +268,8 @@ def stamp(address: str) -> Stamp:
         if info["type"] == "directory":
             raise no_such_file(address)
         return _stamp_of(info)
-    try:
+    with read_errors(address):
         found = os.stat(address)
-    except OSError as error:
-        raise UserError(f"{address}: cannot be read: {error.strerror}") from None
     return [found.st_size, found.st_mtime_ns]
 
 
