@@ -46,10 +46,7 @@ def read_annotations(path: StrPath, split: Optional[str] = None) -> list[Sample]
     with the same id.
     """
     path = captions_file(Path(path))
-    captions: dict[str, list[str]] = {}
-    first_row: dict[str, str] = {}
-    ids: dict[str, ImageId] = {}
-    prompts: dict[str, Optional[str]] = {}
+    captions, first_row, ids, prompts = {}, {}, {}, {}  # each {image: value}
     for where, fields in read_rows(path, split):
         image, texts, image_id = checked_row(fields, f"{path}: {where}")
         captions.setdefault(image, []).extend(texts)
@@ -72,7 +69,7 @@ def read_annotations(path: StrPath, split: Optional[str] = None) -> list[Sample]
     if len(set(derived.values())) < len(derived):
         derived = {image: image for image in derived}
     ids.update(derived)
-    owner: dict[ImageId, str] = {}
+    owner = {}  # {image id: image}
     for image, texts in captions.items():
         if not texts:
             raise UserError(f"{path}: {first_row[image]}: {image} has no caption: add one")

@@ -107,7 +107,7 @@ class TrainingDataset(Dataset):
 
     def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
         epoch, index = key
-        unreadable: list[str] = []
+        unreadable = []
         for candidate in self._candidates(index):
             try:
                 return {**self._item(epoch, index, candidate), "unreadable": unreadable}
@@ -161,7 +161,7 @@ class TrainingDataset(Dataset):
         """
         if self.captions_per_image > 1:
             return self.samples[index], []
-        position, caption = locate(self._pairs_up_to, index)
+        position, caption = group_and_position(self._pairs_up_to, index)
         return self.samples[position], [caption]
 
 
@@ -189,17 +189,17 @@ class EvaluationDataset(Dataset):
         item["prompt"] = sample.prompt
         try:
             image = load_image(os.path.join(self.image_root, sample.image))
-            image = transformed(
+            item["image"] = transformed(
                 self.transform, image, sample.image, sample.prompt, self.takes_prompt
             )
-            return {**item, "image": image}
         except UserError as error:
             if not self.skip_bad_images:
                 raise
-            return {**item, "unreadable": [str(error)]}
+            item["unreadable"].append(str(error))
+        return item
 
 
-def locate(up_to: Sequence[int], index: int) -> tuple[int, int]:
+def group_and_position(up_to: Sequence[int], index: int) -> tuple[int, int]:
     """Return the group of an item, and the position of the item in this group.
 
     index: the item's position in the concatenation of all groups. up_to: for each group, the number

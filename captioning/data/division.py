@@ -51,7 +51,7 @@ def divided(
         _split_by_lists(samples, split, path_of) if lists else _split_by_shares(samples, split)
     )
     rest = None if "train" in split else "train"
-    parts: dict[str, list[Sample]] = {name: [] for name in SPLITS if name in (*split, "train")}
+    parts = {name: [] for name in SPLITS if name in (*split, "train")}
     for sample in samples:
         name = split_of.get(sample.image, rest)
         if name:
@@ -81,7 +81,7 @@ def _split_by_lists(
     """Return {image: split} of the listed images. Lists may omit the suffix of a file name."""
     known = {os.path.splitext(sample.image)[0]: sample.image for sample in samples}
     known.update((sample.image, sample.image) for sample in samples)
-    split_of: dict[str, str] = {}
+    split_of = {}
     for name, file in split.items():
         path = path_of(file)
         listed = [item.image for item in read_list(path)]

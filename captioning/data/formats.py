@@ -134,7 +134,7 @@ def _table_rows(text: str, path: Path) -> Iterator[Row]:
 
 
 def _coco_rows(images: list, annotations: list, path: Path) -> Iterator[Row]:
-    captions: defaultdict[Any, list] = defaultdict(list)
+    captions = defaultdict(list)
     try:
         for number, entry in enumerate(annotations, start=1):
             where, lacks = f"row {number} of annotations", "image_id or caption"

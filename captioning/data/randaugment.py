@@ -98,10 +98,9 @@ def exact_autocontrast(image: Image.Image) -> Image.Image:
     such as 5, BLIP's code should add -5 before stretching. It adds -5 as an unsigned byte, which is
     251, so that all values of the channel become 255.
     """
-    table: list[int] = []
+    table = []
     for counts in np.reshape(image.histogram(), (3, 256)):
-        values = np.flatnonzero(counts).tolist()
-        low, high = values[0], values[-1]
+        low, high = np.flatnonzero(counts)[[0, -1]].tolist()
         scale = 255 / max(high - low, 1)
         stretched = np.arange(256) * scale + -low % 256 * scale
         table += range(256) if low == high else stretched.clip(0, 255).astype(int).tolist()

@@ -11,12 +11,12 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
-from typing import NamedTuple, Optional, Union
+from typing import NamedTuple, Optional
 
 import torch
 from PIL import Image
 
-from captioning.data.dataset import MAX_REPLACEMENTS, TrainingDataset, locate
+from captioning.data.dataset import MAX_REPLACEMENTS, TrainingDataset, group_and_position
 from captioning.data.image import open_image
 from captioning.data.randomness import derived_seed, permutation
 from captioning.data.tar_index import IndexRow, read_rows, summaries
@@ -110,9 +110,9 @@ class ShardDataset(TrainingDataset):
         unit = "captions" if self.captions_per_image == 1 else "samples"
         self._sizes = [summary[unit] + summary["errors"] for summary in known]  # items of each tar
         self._up_to = list(accumulate(self._sizes))  # number of items up to the end of each tar
-        self._rows: OrderedDict[int, _TarRows] = OrderedDict()  # least recently used first
+        self._rows = OrderedDict()  # {tar: its _TarRows}, least recently used first
         # {span of an image: bytes of the image, or the error of reading them}
-        self._prefetched: dict[stores.ByteRange, Union[bytes, UserError]] = {}
+        self._prefetched = {}
 
     def __len__(self) -> int:
         return self._up_to[-1]
@@ -136,7 +136,7 @@ class ShardDataset(TrainingDataset):
             done += size
 
     def _groups(self, seed: int, epoch: int) -> Iterator[list[int]]:
-        group: list[int] = []
+        group = []
         size = 0
         for tar in permutation(len(self._sizes), derived_seed("tars", seed, epoch)):
             group.append(tar)
@@ -171,11 +171,11 @@ class ShardDataset(TrainingDataset):
         return _sample_of(found.tar, found.row), found.captions
 
     def _find(self, index: int) -> _Item:
-        number, item = locate(self._up_to, index)
+        number, item = group_and_position(self._up_to, index)
         tar, (rows, items_up_to) = self.samples.tars[number], self._rows_of(number)
         if self.captions_per_image > 1:
             return _Item(tar, rows[item], [])
-        position, caption = locate(items_up_to, item)
+        position, caption = group_and_position(items_up_to, item)
         return _Item(tar, rows[position], [caption])
 
     def _rows_of(self, tar: int) -> _TarRows:

@@ -144,8 +144,8 @@ def _read_samples(config, files_of: str, split: Optional[str]) -> list[Sample]:
     files_of: the split whose annotation files are read. split: the split to select within a file in
     Karpathy's format, which contains all splits; None for all.
     """
-    samples: list[Sample] = []
-    owner: dict[ImageId, Path] = {}
+    samples = []
+    owner = {}
     for path in annotation_paths(config, files_of):
         file_samples = read_annotations(path, split)
         folder = _folder_within(config.image_root, path, file_samples[0].image)
