@@ -275,10 +275,10 @@ def caption(arguments: argparse.Namespace) -> None:
     itm_model = arguments.itm_model if arguments.filter or arguments.rerank != "itm" else None
     arguments.filter = filtering.checked_filter(arguments.filter, itm_model)
     fields = set(Request.__dataclass_fields__) - {"source", "out", "address"}
-    out, address = stored_output.locate(arguments.out)
+    out, address = stored_output.local_path_and_address(arguments.out)
     values = {name: getattr(arguments, name) for name in fields}
     request = Request(arguments.input, out, address=address, **values)
-    served.check(arguments, DECODING)
+    served.check_flags(arguments, DECODING)
     if distributed.env_world_size() > 1:
         raise UserError("torchrun is not supported here; use --engine ray for several processes")
     is_served = arguments.backend == "openai"
@@ -290,7 +290,9 @@ def caption(arguments: argparse.Namespace) -> None:
             device = distributed.start("auto" if arguments.filter else "cpu")
         else:
             device = distributed.start(arguments.device)
-        loader = served.loader(arguments) if is_served else checkpoint_loader(arguments, device)
+        loader = (
+            served.model_loader(arguments) if is_served else checkpoint_loader(arguments, device)
+        )
         settings, load = with_filter(arguments, loader, device) if arguments.filter else loader
         settings.update({name: getattr(arguments, name) for name in IDENTITY_FLAGS})
         settings["input"] = _location(arguments.input)

@@ -7,6 +7,7 @@ actor. Ray's own restarts are not used, because they would repeat a shard from i
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any, Callable, Optional, Union
 
 from captioning.bulk.actors import CaptioningActor
@@ -24,6 +25,7 @@ WAIT_NOTICE_S = 60  # seconds without a ready actor, after which the log says wh
 POLL_S = 0.2  # the longest wait for updates, in seconds
 
 
+@dataclass(eq=False)
 class Worker:
     """The driver's view of an actor and of the shards that the actor captions.
 
@@ -31,13 +33,14 @@ class Worker:
     the captioner is loaded. shards: {Ray's stream of a shard's updates: the shard's files}.
     """
 
-    def __init__(self, actor: Any, machine: Machine, loading: Any):
-        self.actor, self.machine, self.loading = actor, machine, loading
-        self.capacity = 0  # shards at once; 0 until the captioner is loaded
-        self.exclusive = False  # whether it runs a suspect shard alone, see `RayEngine.caption`
-        self.lost = False  # whether the actor has died
-        self.requested = time.monotonic()  # when the actor was requested
-        self.shards: dict[Any, ShardFiles] = {}
+    actor: Any
+    machine: Machine
+    loading: Any
+    capacity: int = 0  # shards at once; 0 until the captioner is loaded
+    exclusive: bool = False  # whether it runs a suspect shard alone, see `RayEngine.caption`
+    lost: bool = False  # whether the actor has died
+    requested: float = field(default_factory=time.monotonic)  # when the actor was requested
+    shards: dict[Any, ShardFiles] = field(default_factory=dict)
 
 
 class ActorPool:
@@ -46,7 +49,7 @@ class ActorPool:
     def __init__(self, cluster: Cluster, load: Callable[[], Any]):
         self.cluster, self.load = cluster, load
         self.workers: list[Worker] = []
-        self._failures: Counter[str] = Counter()  # {machine id: failed starts in a row}
+        self._failures = Counter()  # {machine id: failed starts in a row}
         self._last_failure = ""  # why the last start failed
         # When the machines were last listed, and when an actor was last ready.
         self._listed_at = self._ready_at = 0.0
@@ -82,11 +85,11 @@ class ActorPool:
                 f"no machine of the cluster can start a captioner: {self._last_failure}"
             )
         for machine in able:
-            here = sum(worker.machine.id == machine.id for worker in self.workers)
+            here = [worker for worker in self.workers if worker.machine.id == machine.id]
             # Do not count actors that have been pending for WAIT_NOTICE_S, so that other machines
             # are tried.
-            count = sum(w.capacity > 0 or now - w.requested < WAIT_NOTICE_S for w in alive)
-            for _ in range(min(machine.actors - here, limit - count)):
+            counted = [w for w in alive if w.capacity or now - w.requested < WAIT_NOTICE_S]
+            for _ in range(min(machine.actors - len(here), limit - len(counted))):
                 actor = self.cluster.actor(CaptioningActor, machine)
                 worker = Worker(actor, machine, actor.load.remote(self.load, request))
                 self.workers.append(worker)
@@ -100,7 +103,7 @@ class ActorPool:
         """
         import ray
 
-        senders: dict[Any, Worker] = {}
+        senders = {}
         for worker in self.workers:
             senders.update(dict.fromkeys(worker.shards, worker))
             if worker.loading is not None:

@@ -89,7 +89,7 @@ class CaptioningActor:
 
     def _new_messages(self) -> list[str]:
         """Return the log lines since the last call, and remove them from the list."""
-        messages: list[str] = []
+        messages = []
         with contextlib.suppress(IndexError):  # raised when the list is empty
             while True:
                 messages.append(self._messages.pop(0))

@@ -69,9 +69,9 @@ def checked_filter(expression: Optional[str], itm_model: Optional[str]) -> Optio
     expression, itm_model: the values of --filter and --itm_model. Raises UserError if the
     expression is invalid or only one of the two flags is set.
     """
-    if expression is None and itm_model is not None:
-        raise UserError("--itm_model needs --filter")
     if expression is None:
+        if itm_model is not None:
+            raise UserError("--itm_model needs --filter")
         return None
     if itm_model is None:
         raise UserError(f"--filter {expression} needs --itm_model, a retrieval checkpoint of BLIP")
@@ -104,7 +104,7 @@ class FilteredModel:
 
     def prefetch(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the captioner's batches. `image` is a pair: images for captioner and for scorer."""
-        waiting: deque[Any] = deque()
+        waiting = deque()
 
         def of_captioner() -> Iterator[Batch]:
             for batch in batches:

@@ -83,7 +83,7 @@ def write_outputs(
     if request.sidecar:
         request.sidecars().write(captioned)
     tar = entries[0].get("tar")
-    counts: ShardCounts = {"images": len(captioned), "failed": failed}
+    counts = {"images": len(captioned), "failed": failed}
     if request.filter:
         counts["filtered"] = len(lines) - len(captioned) - failed
     if folder := request.tars():

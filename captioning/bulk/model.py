@@ -24,8 +24,15 @@ from decoding import DecodingSettings
 
 SAMPLING = ("top_p", "top_k", "temperature", "min_p", "typical_p")  # have no effect on search
 # Settings whose default switches them off. Recorded only if they differ from the default.
-OPTIONAL = ("no_repeat_ngram_size", "num_beam_groups", "diversity_penalty", "min_p", "typical_p")
-OPTIONAL += ("guidance_scale", "contrastive_alpha")
+OPTIONAL = (
+    "no_repeat_ngram_size",
+    "num_beam_groups",
+    "diversity_penalty",
+    "min_p",
+    "typical_p",
+    "guidance_scale",
+    "contrastive_alpha",
+)
 CONTRASTIVE = ("contrastive_beta", "contrastive_noise")  # have no effect without contrastive_alpha
 RERANKING = ("num_candidates", "candidates", "rerank_weight", "rerank_judge")
 
@@ -56,9 +63,11 @@ class CheckpointModel:
     ):
         run = self.config = trained_config(checkpoint, config, changes)
         reranked = run.rerank is not None
-        needs = {"--do_sample": (SAMPLING, run.sample or reranked)}
-        needs["--rerank"] = (RERANKING, reranked)
-        needs["--contrastive_alpha"] = (CONTRASTIVE, run.contrastive_alpha)
+        needs = {
+            "--do_sample": (SAMPLING, run.sample or reranked),
+            "--rerank": (RERANKING, reranked),
+            "--contrastive_alpha": (CONTRASTIVE, run.contrastive_alpha),
+        }
         for flag, (names, is_enabled) in needs.items():
             unused = [name for name in names if name in changes]
             if unused and not is_enabled:
@@ -144,7 +153,7 @@ class CheckpointModel:
 
         prompts: the own prompt of each image, or None. shard, offset: see `lines`.
         """
-        found: list[Captions] = []
+        found = []
         while image is not None and len(found) < len(image):
             piece = image[len(found) : len(found) + self.generated_at_once]
             torch.manual_seed(derived_seed("caption", self.config.seed, shard, offset + len(found)))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple, Optional
 
 from captioning.bulk import tars
-from captioning.bulk.exports import relative
+from captioning.bulk.exports import path_beside
 from captioning.bulk.request import Request, stamp_if_any
 from captioning.bulk.shards import (
     BASE,
@@ -56,7 +56,7 @@ class Tally:
     - settings: names of settings that differ between a line of `out` and this run
     """
 
-    found: int = 0
+    found = 0
     skipped: int = 0
     failed: int = 0
     damaged: int = 0
@@ -74,10 +74,10 @@ class Earlier(NamedTuple):
     images are captioned again.
     """
 
-    captioned: dict[str, None]
-    failed: dict[str, None]
-    dropped: dict[str, None]
-    dropped_before: dict[str, None]
+    captioned: dict
+    failed: dict
+    dropped: dict
+    dropped_before: dict
 
 
 def make_plan(request: Request, settings: Settings, resumed: bool) -> tuple[Plan, Tally]:
@@ -162,7 +162,7 @@ def _header(request: Request, settings: Settings, file: str, entries: int) -> Pl
 
 def _valid_lines(out: Path, tally: Tally) -> Iterator[OutputLine]:
     """Yield the first valid line of each image. Count the other lines in `tally`."""
-    seen: set[str] = set()
+    seen = set()
     for line in read_lines(out):
         if not line or not all(isinstance(line.get(name), str) for name in ("image", "caption")):
             tally.damaged += 1
@@ -185,7 +185,7 @@ def _images(
     file, listed = request.captions, set()
     if file:
         listed = {sample.image for sample in read_annotations(local(file))}
-    found: dict[str, str] = {}  # {name in the file of --captions: image of this run}
+    found = {}  # {name in the file of --captions: image of this run}
     skips = request.skips_existing
     for item in request.images():
         tally.found += 1
@@ -195,7 +195,7 @@ def _images(
         if sidecars and in_out and skips and not has_sidecar:
             tally.no_sidecar.add(item.image)
         if request.metadata:
-            relative(item.image, request.metadata)  # raises UserError for another folder
+            path_beside(item.image, request.metadata)  # raises UserError for another folder
         # Look up every image, even one with a caption, to detect a name that fits two images.
         name = named_in(item.image, listed) if listed else None
         if name and found.setdefault(name, item.image) != item.image:
@@ -233,11 +233,11 @@ def _tars(request: Request, earlier: Earlier, tally: Tally) -> Iterator[TarEntry
     # stamp is stale, so that the next call reads the tar again.
     with ThreadPoolExecutor(STORE_THREADS) as pool:
         stamps = dict(zip(urls, pool.map(stamp_if_any, urls)))
-    captioned_in = _by_tar([*earlier.captioned, *earlier.dropped], urls)
-    failed_in = _by_tar(skipped_failures, urls)
-    again_in = _by_tar(earlier.dropped_before, urls)
+    captioned_in = _group_by_tar([*earlier.captioned, *earlier.dropped], urls)
+    failed_in = _group_by_tar(skipped_failures, urls)
+    again_in = _group_by_tar(earlier.dropped_before, urls)
     for url in urls:
-        entry: TarEntry = {"tar": url, "stamp": stamps[url], "prompt": request.prompt}
+        entry = {"tar": url, "stamp": stamps[url], "prompt": request.prompt}
         tally.found += 1
         if request.skips_existing:
             with_caption, without = captioned_in.get(url, []), failed_in.get(url, [])
@@ -251,13 +251,13 @@ def _tars(request: Request, earlier: Earlier, tally: Tally) -> Iterator[TarEntry
         yield entry
 
 
-def _by_tar(images: Iterable[str], urls: Collection[str]) -> dict[str, list[str]]:
+def _group_by_tar(images: Iterable[str], urls: Collection[str]) -> dict[str, list[str]]:
     """Group the names of images by tar: return {URL of a tar: names of images in the tar}.
 
     An image's name is URL/MEMBER. A folder in the URL may also be named like a tar, so that each
     part of the name up to ".tar/" is compared with `urls`.
     """
-    found: dict[str, list[str]] = {}
+    found = {}
     for image in images:
         ends = (match.end() for match in _TAR.finditer(image))
         tar = next((image[:end] for end in ends if image[:end] in urls), None)

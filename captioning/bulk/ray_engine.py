@@ -50,10 +50,10 @@ class RayEngine:
         self.waiting = deque(shards)
         # Shards that have lost two actors in a row without progress. Each of them runs alone on a
         # worker, because it may crash the worker again.
-        self.suspects: list[int] = []
+        self.suspects = []
         # {shard: (number of lines at the last loss, losses in a row without new lines)}
-        self.losses: dict[int, tuple[int, int]] = {}
-        self.given_up: list[str] = []  # error lines, one per shard
+        self.losses = {}
+        self.given_up = []  # error lines, one per shard
         while True:
             left = len(self.waiting) + len(self.suspects) + sum(len(w.shards) for w in pool.workers)
             if not left:
@@ -62,19 +62,19 @@ class RayEngine:
                 raise signals.Stopped
             pool.start_actors(request, left)
             while self.waiting and (worker := pool.least_busy()) is not None:
-                self._give(worker, self.waiting.popleft())
+                self._assign(worker, self.waiting.popleft())
             while self.suspects and (worker := pool.least_busy()) is not None and not worker.shards:
                 worker.exclusive = True
-                self._give(worker, self.suspects.pop())
+                self._assign(worker, self.suspects.pop())
             for worker, stream, update in pool.poll():
                 if isinstance(update, Exception):
-                    self._lost(worker, stream, update)
+                    self._handle_loss(worker, stream, update)
                 else:
-                    self._take(worker, stream, update)
+                    self._receive(worker, stream, update)
         if self.given_up:
             raise UserError(self.given_up[0])
 
-    def _give(self, worker: Worker, shard: int) -> None:
+    def _assign(self, worker: Worker, shard: int) -> None:
         files = ShardFiles(self.plan.folder, shard).recover()
         entries = self.plan.entries(shard)
         first = _first_name(entries)
@@ -87,7 +87,7 @@ class RayEngine:
         )
         worker.shards[stream] = files
 
-    def _take(self, worker: Worker, stream: Any, update: ShardUpdate) -> None:
+    def _receive(self, worker: Worker, stream: Any, update: ShardUpdate) -> None:
         shard = worker.shards[stream]
         for line in update.messages:
             log_line(f"[{worker.machine.name}] {line}")
@@ -104,7 +104,7 @@ class RayEngine:
             worker.exclusive = False
             self.pool.release(worker)
 
-    def _lost(self, worker: Worker, stream: Any, error: Exception) -> None:
+    def _handle_loss(self, worker: Worker, stream: Any, error: Exception) -> None:
         import ray
 
         shard = worker.shards.pop(stream)
@@ -113,7 +113,10 @@ class RayEngine:
         times = times + 1 if len(shard.lines) == before else 1
         self.losses[shard.number] = len(shard.lines), times
         if times < TRIES:
-            (self.waiting.appendleft if times == 1 else self.suspects.append)(shard.number)
+            if times == 1:
+                self.waiting.appendleft(shard.number)
+            else:
+                self.suspects.append(shard.number)
         elif isinstance(error, ray.exceptions.RayTaskError):  # a bug: show its traceback
             raise error
         else:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Optional, Union
+from typing import Optional
 
 from filelock import FileLock, Timeout
 
@@ -54,7 +54,7 @@ class Request:
     captions: Optional[str] = None
     recursive: bool = True
     glob: Optional[str] = None
-    root: Union[str, Path, None] = None
+    root: Optional[str] = None
     column: Optional[str] = None
     prompt: Optional[str] = None
     sidecar: Optional[str] = None
@@ -183,7 +183,7 @@ class Request:
             return read_list(self.source, None, self.prompt)
         if not is_list:
             return iter([ListedImage(self.source)])
-        items: dict[str, ListedImage] = {}  # annotations may list an image once per caption
+        items = {}  # annotations may list an image once per caption
         root = str(self.root or os.path.dirname(self.source))
         if stores.is_store(root):
             stores.check_address(root)

@@ -69,7 +69,7 @@ class BulkCaptioning:
     def _begin(self, locks: ExitStack) -> None:
         request = self.request
         request.check_outputs()
-        exports.check(request)
+        exports.check_replaceable(request)
         locks.enter_context(request.lock())
         if request.address:
             stored_output.begin(request, self.restart)

@@ -60,7 +60,7 @@ class OutputLine(TypedDict, total=False):
     """The captions of one image, or an error. Written by `model.line_of`.
 
     The values are those of the best caption. If there are several captions, the lists of all values
-    are under plural keys.
+    are under the plural keys captions, scores and itms.
     """
 
     image: str
@@ -68,11 +68,8 @@ class OutputLine(TypedDict, total=False):
     prompt: str
     error: str  # only with the keys above
     caption: str
-    captions: list[str]
     score: float
-    scores: list[float]
     itm: float  # only with a filter
-    itms: list[float]
     checkpoint: str
     settings: Settings
 
@@ -113,7 +110,7 @@ class Plan:
     def __init__(self, folder: Path, header: PlanHeader):
         self.folder, self.header = folder, header
         self._path = folder / header["file"]
-        self._offsets: list[int] = []  # the byte at which each shard begins in the file
+        self._offsets = []  # the byte at which each shard begins in the file
         with open(self._path, "rb") as file:
             position = 0
             for number, line in enumerate(file):
@@ -147,7 +144,7 @@ class ShardFiles:
         self.captions = folder / f"{number:06d}.jsonl"
         self.journal = self.captions.with_suffix(".journal")
         self.marker = self.captions.with_suffix(".done")
-        self.lines: list[OutputLine] = []
+        self.lines = []
         self._file = None
 
     def recover(self) -> "ShardFiles":

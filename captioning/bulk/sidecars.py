@@ -30,8 +30,8 @@ class Sidecars:
         self.is_xmp = extension.lower().endswith(xmp.EXTENSION)
         self.protected = {os.path.realpath(path) for path in protected}
         self._protected_names = set(map(os.path.basename, self.protected))
-        self.images: dict[str, str] = {}  # {sidecar: image}
-        self.stored: dict[str, set[str]] = {}  # {folder: its sidecars}; empty sets for disk folders
+        self.images = {}  # {sidecar: image}
+        self.stored = {}  # {folder: its sidecars}; empty sets for disk folders
 
     def path_of(self, image: str) -> str:
         return os.path.splitext(image)[0] + self.extension

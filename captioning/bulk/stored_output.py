@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, Optional
 
-from captioning.bulk.request import Request
+from captioning.bulk.request import Request, stamp_if_any
 from captioning.bulk.shards import (
     BASE,
     HEADER,
@@ -37,7 +37,7 @@ from captioning.runtime.errors import UserError
 RECORD = "stored.json"  # {name: [stamp of the local copy, stamp of the stored file]} of equal files
 
 
-def locate(out: str) -> tuple[Path, Optional[str]]:
+def local_path_and_address(out: str) -> tuple[Path, Optional[str]]:
     """Return the local path for the value of --out, and its store address (None for a disk path).
 
     Raises UserError for an address that does not name a file.
@@ -208,23 +208,19 @@ def _refresh(request: Request, path: Path) -> None:
     except stores.Missing:
         path.unlink(missing_ok=True)
         return
-    if _records(request).get(path.name) != [_local_stamp(path), stamp]:
+    if _records(request).get(path.name) != [stamp_if_any(str(path)), stamp]:
         fetch(request.location(path), path, stamp)
         _record_copy(request, path, stamp)
 
 
 def _record_copy(request: Request, path: Path, stamp: Optional[stores.Stamp]) -> None:
     records = _records(request)
-    records[path.name] = [_local_stamp(path), stamp]
+    records[path.name] = [stamp_if_any(str(path)), stamp]
     write_lines(request.out.with_name(RECORD), [records])
 
 
 def _records(request: Request) -> dict[str, Any]:
     return next(read_lines(request.out.with_name(RECORD)), None) or {}
-
-
-def _local_stamp(path: Path) -> Optional[stores.Stamp]:
-    return stores.stamp(str(path)) if path.exists() else None
 
 
 @contextlib.contextmanager

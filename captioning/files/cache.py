@@ -47,7 +47,7 @@ def local(name: StrPath) -> Path:
         within = [found[len(folder) + 1 :] for found in stores.matching(name)]
         return local_folder(folder, within) / name[len(folder) + 1 :]
     stores.check_address(name)
-    return _copied(name, {"": stores.stamp(name)})
+    return _local_copy(name, {"": stores.stamp(name)})
 
 
 def local_path_in(folder: str, name: str) -> Path:
@@ -58,10 +58,10 @@ def local_path_in(folder: str, name: str) -> Path:
 def local_folder(address: str, names: Iterable[str]) -> Path:
     """Return a folder with copies of the files `names` of a store's folder. Raises UserError."""
     address = address.rstrip("/")
-    return _copied(address, {name: stores.stamp(f"{address}/{name}") for name in names})
+    return _local_copy(address, {name: stores.stamp(f"{address}/{name}") for name in names})
 
 
-def _copied(address: str, files: dict[str, stores.Stamp]) -> Path:
+def _local_copy(address: str, files: dict[str, stores.Stamp]) -> Path:
     """Return the path of a local copy of a store's folder, or of a single file. Raises UserError.
 
     files: {name in the folder: stamp}; {"": stamp} for a single file.

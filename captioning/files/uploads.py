@@ -48,7 +48,7 @@ def put(content: bytes, address: str) -> None:
 
 
 @contextlib.contextmanager
-def written(name: str) -> Iterator[BinaryIO]:
+def open_to_write(name: str) -> Iterator[BinaryIO]:
     """Open a file to write, on disk or in a store. It appears when the block ends without error.
 
     A file for a store is first written to a temporary file on disk, then uploaded. Raises OSError
