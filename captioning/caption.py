@@ -308,12 +308,12 @@ def with_filter(
 def caption(arguments: argparse.Namespace) -> None:
     """Caption the input. Raises UserError, Stopped."""
     itm_model = arguments.itm_model if arguments.filter or arguments.rerank != "itm" else None
-    arguments.filter = filtering.check(arguments.filter, itm_model)
+    arguments.filter = filtering.checked_filter(arguments.filter, itm_model)
     fields = set(Request.__dataclass_fields__) - {"source", "out", "address"}
-    out, address = stored_output.locate(arguments.out)
+    out, address = stored_output.local_path_and_address(arguments.out)
     values = {name: getattr(arguments, name) for name in fields}
     request = Request(arguments.input, out, address=address, **values)
-    served.check(arguments, DECODING)
+    served.check_flags(arguments, DECODING)
     if distributed.env_world_size() > 1:
         raise UserError("torchrun is not supported here; use --engine ray for several processes")
     is_served = arguments.backend == "openai"
@@ -326,7 +326,7 @@ def caption(arguments: argparse.Namespace) -> None:
         else:
             device = distributed.start(arguments.device)
         if is_served:
-            loader = CaptionerLoader(*served.loader(arguments))
+            loader = CaptionerLoader(*served.model_loader(arguments))
         else:
             loader = checkpoint_loader(arguments, device)
         if arguments.filter:

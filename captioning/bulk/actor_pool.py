@@ -7,12 +7,13 @@ actor. Ray's own restarts are not used, because they would repeat a shard from i
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any, Callable, Optional, Union
 
 from captioning.bulk.actors import CaptioningActor
 from captioning.bulk.cluster import SHARDS_PER_ACTOR, Cluster, Machine
 from captioning.bulk.request import Request
-from captioning.bulk.shards import Part, ShardUpdate
+from captioning.bulk.shards import ShardFiles, ShardUpdate
 from captioning.runtime.errors import UserError, one_line
 from captioning.runtime.progress import log_line
 
@@ -24,20 +25,22 @@ WAIT_NOTICE_S = 60  # seconds without a ready actor, after which the log says wh
 POLL_S = 0.2  # the longest wait for updates, in seconds
 
 
+@dataclass(eq=False)
 class Worker:
     """The driver's view of an actor and of the shards that the actor captions.
 
     actor: Ray's handle. loading: Ray's reference to the result of `CaptioningActor.load`; None once
-    the captioner is loaded. parts: {Ray's stream of the shard's updates: the shard's `Part`}.
+    the captioner is loaded. shards: {Ray's stream of a shard's updates: the shard's files}.
     """
 
-    def __init__(self, actor: Any, machine: Machine, loading: Any):
-        self.actor, self.machine, self.loading = actor, machine, loading
-        self.capacity = 0  # shards at once; 0 until the captioner is loaded
-        self.exclusive = False  # whether it runs a suspect shard alone, see `RayEngine.caption`
-        self.lost = False  # whether the actor has died
-        self.requested = time.monotonic()  # when the actor was requested
-        self.parts: dict[Any, Part] = {}
+    actor: Any
+    machine: Machine
+    loading: Any
+    capacity: int = 0  # shards at once; 0 until the captioner is loaded
+    exclusive: bool = False  # whether it runs a suspect shard alone, see `RayEngine.caption`
+    lost: bool = False  # whether the actor has died
+    requested: float = field(default_factory=time.monotonic)  # when the actor was requested
+    shards: dict[Any, ShardFiles] = field(default_factory=dict)
 
 
 class ActorPool:
@@ -46,7 +49,7 @@ class ActorPool:
     def __init__(self, cluster: Cluster, load: Callable[[], Any]):
         self.cluster, self.load = cluster, load
         self.workers: list[Worker] = []
-        self._failures: Counter[str] = Counter()  # {machine id: failed starts in a row}
+        self._failures = Counter()  # {machine id: failed starts in a row}
         self._last_failure = ""  # why the last start failed
         # When the machines were last listed, and when an actor was last ready.
         self._listed_at = self._ready_at = 0.0
@@ -82,11 +85,11 @@ class ActorPool:
                 f"no machine of the cluster can start a captioner: {self._last_failure}"
             )
         for machine in able:
-            here = sum(worker.machine.id == machine.id for worker in self.workers)
+            here = [worker for worker in self.workers if worker.machine.id == machine.id]
             # Do not count actors that have been pending for WAIT_NOTICE_S, so that other machines
             # are tried.
-            count = sum(w.capacity > 0 or now - w.requested < WAIT_NOTICE_S for w in alive)
-            for _ in range(min(machine.actors - here, limit - count)):
+            counted = [w for w in alive if w.capacity or now - w.requested < WAIT_NOTICE_S]
+            for _ in range(min(machine.actors - len(here), limit - len(counted))):
                 actor = self.cluster.actor(CaptioningActor, machine)
                 worker = Worker(actor, machine, actor.load.remote(self.load, request))
                 self.workers.append(worker)
@@ -95,14 +98,14 @@ class ActorPool:
     def poll(self) -> Iterator[tuple[Worker, Any, Union[ShardUpdate, Exception]]]:
         """Wait up to POLL_S for updates; yield (worker, stream, update) for each.
 
-        stream: a key of `worker.parts`. update: an exception if the actor died or the stream ended
+        stream: a key of `worker.shards`. update: an exception if the actor died or the stream ended
         early. Raises UserError if a captioner cannot be loaded.
         """
         import ray
 
-        senders: dict[Any, Worker] = {}
+        senders = {}
         for worker in self.workers:
-            senders.update(dict.fromkeys(worker.parts, worker))
+            senders.update(dict.fromkeys(worker.shards, worker))
             if worker.loading is not None:
                 senders[worker.loading] = worker
         if not senders:
@@ -135,8 +138,8 @@ class ActorPool:
     def least_busy(self) -> Optional[Worker]:
         """Return the worker with the fewest shards; None if no worker can take another shard."""
         free = [w for w in self.workers if not (w.lost or w.exclusive)]
-        free = [worker for worker in free if len(worker.parts) < worker.capacity]
-        return min(free, key=lambda worker: len(worker.parts), default=None)
+        free = [worker for worker in free if len(worker.shards) < worker.capacity]
+        return min(free, key=lambda worker: len(worker.shards), default=None)
 
     def lose(self, worker: Worker, error: Exception) -> None:
         """Mark a worker as lost, so that the worker gets no more shards. error: why."""
@@ -152,6 +155,6 @@ class ActorPool:
         """Remove a lost worker and free its resources. Does nothing while it still has shards."""
         import ray
 
-        if worker.lost and not worker.parts and worker in self.workers:
+        if worker.lost and not worker.shards and worker in self.workers:
             self.workers.remove(worker)
             ray.kill(worker.actor)

@@ -11,7 +11,7 @@ from captioning.bulk import reading
 from captioning.bulk.local_engine import disk_errors, write_outputs
 from captioning.bulk.model import CheckpointModel
 from captioning.bulk.request import Request
-from captioning.bulk.shards import Entry, Line, ShardUpdate
+from captioning.bulk.shards import Entry, OutputLine, ShardUpdate
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import collect_lines
 from captioning.runtime.start import keep_memory
@@ -55,14 +55,14 @@ class CaptioningActor:
     def caption(
         self,
         shard: int,
-        number: int,
+        tar_number: int,
         entries: list[Entry],
-        lines: list[Line],
+        lines: list[OutputLine],
         local_file: Optional[str],
     ) -> Iterator[ShardUpdate]:
         """Caption the rest of a shard. Yield updates; the last has the shard's counts or a problem.
 
-        number: the number of the output tar, if tars are written. entries: all entries of the
+        tar_number: the number of the output tar, if tars are written. entries: all entries of the
         shard. lines: the output lines from earlier attempts. local_file: an input file on the
         driver's disk that must also exist on this machine; None if there is none to check.
         """
@@ -73,8 +73,8 @@ class CaptioningActor:
                 )
             with disk_errors(self._request):
                 new, sent = [], time.monotonic()
-                known, left = {shard: entries}.__getitem__, [(shard, len(lines))]
-                for batch in reading.batches(self._model, known, left):
+                entries_of, left = {shard: entries}.__getitem__, [(shard, len(lines))]
+                for batch in reading.batches(self._model, entries_of, left):
                     if not batch.entries:
                         break
                     with self._lock:
@@ -82,14 +82,14 @@ class CaptioningActor:
                     if time.monotonic() - sent > SEND_S:
                         yield ShardUpdate(new, self._new_messages())
                         lines, new, sent = lines + new, [], time.monotonic()
-                counts = write_outputs(self._request, number, entries, lines + new)
+                counts = write_outputs(self._request, tar_number, entries, lines + new)
                 yield ShardUpdate(new, self._new_messages(), counts)
         except UserError as error:
             yield ShardUpdate([], self._new_messages(), problem=str(error))
 
     def _new_messages(self) -> list[str]:
         """Return the log lines since the last call, and remove them from the list."""
-        messages: list[str] = []
+        messages = []
         with contextlib.suppress(IndexError):  # raised when the list is empty
             while True:
                 messages.append(self._messages.pop(0))

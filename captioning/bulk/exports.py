@@ -3,17 +3,16 @@
 import itertools
 import json
 import os
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, Callable
 
 from adapters import card
 from captioning.bulk.request import Request
-from captioning.bulk.shards import Line, captions_of
+from captioning.bulk.shards import OutputLine, captions_of
 from captioning.data.formats import METADATA
 from captioning.files import stores
-from captioning.files.reading import parse_json, parse_line, read_lines
-from captioning.files.uploads import written
+from captioning.files.reading import parse_json, parse_line, read_objects
+from captioning.files.uploads import open_to_write
 from captioning.files.writing import json_line
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line
@@ -23,7 +22,7 @@ SIZES = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M"
 ROWS = 10_000  # rows that are held in memory while the Parquet file is written
 
 
-def check(request: Request) -> None:
+def check_replaceable(request: Request) -> None:
     """Raise UserError if a file that `write_all` would replace was written by another program.
 
     Also raises UserError for a wrong name of metadata.jsonl. Called before the work starts.
@@ -37,7 +36,7 @@ def check(request: Request) -> None:
                 f"--metadata: {request.metadata} has captions of another program: move it away"
             )
     if request.kohya:
-        _kohya(request.kohya)
+        _read_kohya(request.kohya)
 
 
 def write_all(request: Request, model: Callable[[], Mapping[str, str]]) -> None:
@@ -49,28 +48,27 @@ def write_all(request: Request, model: Callable[[], Mapping[str, str]]) -> None:
     if request.parquet:
         write_parquet(request)
     if request.metadata:
-        with written(request.metadata) as file:
-            for line in _lines(request.out):
+        with open_to_write(request.metadata) as file:
+            for line in read_objects(request.out):
                 try:
-                    name = relative(line["image"], request.metadata)
+                    name = path_beside(line["image"], request.metadata)
                 except UserError:
                     continue  # an earlier call captioned this image, which is in another folder
                 row = {"file_name": name, "text": line["caption"]}
                 file.write(json_line({**row, "checkpoint": line.get("checkpoint")}))
     if request.kohya:
-        content = _kohya(request.kohya)
-        for line in _lines(request.out):
+        content = _read_kohya(request.kohya)
+        for line in read_objects(request.out):
             image = line["image"]
             image = image if stores.is_store(image) else os.path.abspath(image)
             content[image] = {**content.get(image, {}), "caption": line["caption"]}
-        with written(request.kohya) as file:
+        with open_to_write(request.kohya) as file:
             file.write(json.dumps(content, indent=2).encode() + b"\n")
-    folders = [os.path.dirname(name) for name in (request.parquet, request.metadata) if name]
-    folders += [request.write_shards] if request.write_shards else []
+    folders = [os.path.dirname(name or "") for name in (request.parquet, request.metadata)]
     # Without the folder "", the working directory, which gets no card.
-    folders = list(filter(None, dict.fromkeys(folders)))
+    folders = list(filter(None, dict.fromkeys([*folders, request.write_shards])))
     if folders:
-        count, rows = sum(1 for _ in _lines(request.out)), model()
+        count, rows = sum(1 for _ in read_objects(request.out)), model()
         for folder in folders:
             _write_card(request, folder, count, rows)
 
@@ -100,11 +98,11 @@ def _write_card(request: Request, folder: str, count: int, model: Mapping[str, s
     )
     source = os.path.basename(stores.without_secrets(request.source).rstrip("/"))
     rows = {"captions": f"{count} images", "data": source, "licence": request.license, **model}
-    with written(name) as file:
+    with open_to_write(name) as file:
         file.write(card.card(os.path.basename(folder) or "captions", data.to_yaml(), rows).encode())
 
 
-def relative(image: str, metadata: str) -> str:
+def path_beside(image: str, metadata: str) -> str:
     """Return the path of an image relative to the folder of metadata.jsonl.
 
     image, metadata: paths or addresses. Raises UserError if the image is not in that folder.
@@ -124,11 +122,7 @@ def relative(image: str, metadata: str) -> str:
     return name
 
 
-def _lines(out: Path) -> Iterator[Line]:
-    return filter(None, read_lines(out))
-
-
-def _kohya(name: str) -> dict[str, dict[str, Any]]:
+def _read_kohya(name: str) -> dict[str, dict[str, Any]]:
     """Return the content of kohya's metadata file, {image: {"caption", "tags", ...}}.
 
     Returns {} if there is no file. Raises UserError.
@@ -152,13 +146,13 @@ def write_parquet(request: Request) -> None:
     numbers = ("score", "itm") if request.filter else ("score",)
     fields = [*((name, pa.string()) for name in text), ("captions", pa.list_(pa.string()))]
     schema = pa.schema([*fields, *((name, pa.float64()) for name in numbers)])
-    lines = _lines(request.out)
-    with written(request.parquet) as file, parquet.ParquetWriter(file, schema) as writer:
-        while rows := [_row(line) for line in itertools.islice(lines, ROWS)]:
+    lines = read_objects(request.out)
+    with open_to_write(request.parquet) as file, parquet.ParquetWriter(file, schema) as writer:
+        while rows := [_parquet_row(line) for line in itertools.islice(lines, ROWS)]:
             writer.write_table(pa.Table.from_pylist(rows, schema))
 
 
-def _row(line: Line) -> Line:
+def _parquet_row(line: OutputLine) -> OutputLine:
     image_id = line.get("image_id")
     return {
         **line,

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, Callable, Optional
 import torch
 
 from captioning.bulk.reading import Batch
-from captioning.bulk.shards import Line, captions_of
+from captioning.bulk.shards import OutputLine, captions_of
 from captioning.data.image import load_image, transformed
 from captioning.files.stores import without_secrets
 from captioning.runtime.errors import UserError
@@ -23,18 +23,20 @@ DIGITS = 5  # scores are rounded to this many decimals
 AT_ONCE = 16  # images that are scored in one batch
 
 
-def split(line: Line, threshold: float) -> tuple[Optional[Line], Optional[Line]]:
+def split_by_score(
+    line: OutputLine, threshold: float
+) -> tuple[Optional[OutputLine], Optional[OutputLine]]:
     """Split an output line of `FilteredModel` into a kept and a dropped line.
 
     Captions with a score above the threshold are kept. A line without captions is None.
     """
-    values = line.get("itms", [line["itm"]])
-    kept = [place for place, value in enumerate(values) if value > threshold]
-    dropped = [place for place in range(len(values)) if place not in kept]
-    return _only(line, kept), _only(line, dropped)
+    scores = line.get("itms", [line["itm"]])
+    kept = [place for place, score in enumerate(scores) if score > threshold]
+    dropped = [place for place in range(len(scores)) if place not in kept]
+    return _with_captions_at(kept, line), _with_captions_at(dropped, line)
 
 
-def _only(line: Line, places: list[int]) -> Optional[Line]:
+def _with_captions_at(places: list[int], line: OutputLine) -> Optional[OutputLine]:
     """Return the line with only the captions at the indices `places`; None if there are none.
 
     Each list under a plural key, such as "itms", keeps the same indices.
@@ -51,58 +53,58 @@ def _only(line: Line, places: list[int]) -> Optional[Line]:
 
 
 @cache
-def parse(text: str) -> float:
+def threshold_of(expression: str) -> float:
     """Return the threshold of an expression such as "itm>0.5". Raises UserError."""
-    found = re.fullmatch(r"\s*itm\s*>\s*(\d*\.?\d+)\s*", text)
+    found = re.fullmatch(r"\s*itm\s*>\s*(\d*\.?\d+)\s*", expression)
     if not found:
-        raise UserError(f"--filter is {text!r}; write it as 'itm>0.5'")
+        raise UserError(f"--filter is {expression!r}; write it as 'itm>0.5'")
     if float(found[1]) >= 1:
-        raise UserError(f"--filter is {text!r}; its threshold has to be from 0 to below 1")
+        raise UserError(f"--filter is {expression!r}; its threshold has to be from 0 to below 1")
     return float(found[1])
 
 
-def check(text: Optional[str], file: Optional[str]) -> Optional[str]:
+def checked_filter(expression: Optional[str], itm_model: Optional[str]) -> Optional[str]:
     """Return the normal form of a filter expression, such as "itm>0.5"; None without a filter.
 
-    text: the value of --filter. file: the value of --itm_model. Raises UserError if the expression
-    is invalid or only one of the two flags is set.
+    expression, itm_model: the values of --filter and --itm_model. Raises UserError if the
+    expression is invalid or only one of the two flags is set.
     """
-    if text is None and file is not None:
-        raise UserError("--itm_model needs --filter")
-    if text is None:
+    if expression is None:
+        if itm_model is not None:
+            raise UserError("--itm_model needs --filter")
         return None
-    if file is None:
-        raise UserError(f"--filter {text} needs --itm_model, a retrieval checkpoint of BLIP")
-    return f"itm>{Decimal(repr(parse(text))):f}"
+    if itm_model is None:
+        raise UserError(f"--filter {expression} needs --itm_model, a retrieval checkpoint of BLIP")
+    return f"itm>{Decimal(repr(threshold_of(expression))):f}"
 
 
 class FilteredModel:
     """Wraps a captioner with the interface of `CheckpointModel`; adds ITM scores to its lines.
 
-    text: the filter's expression. file, device, dtype: the checkpoint, the device and the precision
-    of the ITM scorer. load: builds the captioner. The constructor loads the scorer before the
-    captioner, and raises UserError.
+    expression: of the filter. itm_model, device, dtype: the checkpoint, the device and the
+    precision of the ITM scorer. load: builds the captioner. The constructor loads the scorer before
+    the captioner, and raises UserError.
     """
 
     def __init__(
         self,
-        text: str,
-        file: str,
+        expression: str,
+        itm_model: str,
         device: torch.device,
         dtype: torch.dtype,
         load: Callable[[], Any],
     ):
-        self.scorer = load_entry("captioning.metrics.itm_model:ItmScorer")(file, device, dtype)
+        self.scorer = load_entry("captioning.metrics.itm_model:ItmScorer")(itm_model, device, dtype)
         self.model = load()
         self.batch_size, self.num_workers = self.model.batch_size, self.model.num_workers
         self.report = f"{self.model.report}; filter: {self.scorer.report}"
-        self.read = partial(_read, self.model.read, self.scorer.preprocess)
-        self.join = partial(_join, self.model.join)
-        self.settings = {"filter": text, "itm_model": without_secrets(file)}
+        self.read = partial(_read_twice, self.model.read, self.scorer.preprocess)
+        self.join = partial(_join_pairs, self.model.join)
+        self.settings = {"filter": expression, "itm_model": without_secrets(itm_model)}
 
     def prefetch(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the captioner's batches. `image` is a pair: images for captioner and for scorer."""
-        waiting: deque[Any] = deque()
+        waiting = deque()
 
         def of_captioner() -> Iterator[Batch]:
             for batch in batches:
@@ -113,7 +115,7 @@ class FilteredModel:
         for batch in self.model.prefetch(of_captioner()):
             yield batch._replace(image=(batch.image, waiting.popleft()))
 
-    def lines(self, batch: Batch, offset: int, request: Any) -> list[Line]:
+    def lines(self, batch: Batch, offset: int, request: Any) -> list[OutputLine]:
         """Return the captioner's lines, with the ITM score of each caption.
 
         --prefix and --suffix are removed before scoring. For the parameters, see
@@ -121,28 +123,33 @@ class FilteredModel:
         """
         image, for_scorer = batch.image or (None, None)
         lines = self.model.lines(batch._replace(image=image), offset, request)
-        read = [place for place, entry in enumerate(batch.entries) if "error" not in entry]
-        # (index in `for_scorer`, index in `lines`) of the images with captions
-        scored = [(row, place) for row, place in enumerate(read) if "error" not in lines[place]]
+        # `for_scorer` has a row for each image that was read; not each of them has captions.
+        of_read = [line for line, entry in zip(lines, batch.entries) if "error" not in entry]
+        scored = [(row, line) for row, line in enumerate(of_read) if "error" not in line]
         for start in range(0, len(scored), AT_ONCE):
-            rows, places = map(list, zip(*scored[start : start + AT_ONCE]))
-            captions = [
-                [
-                    text.removeprefix(request.prefix).removesuffix(request.suffix)
-                    for text in captions_of(lines[place])
-                ]
-                for place in places
-            ]
-            found = self.scorer.scores(for_scorer[rows], captions).tolist()
-            for place, values in zip(places, found):
-                values = [round(value, DIGITS) for value in values]
-                several = {"itms": values} if len(values) > 1 else {}
-                settings = {**lines[place]["settings"], **self.settings}
-                lines[place] = {**lines[place], "itm": values[0], "settings": settings, **several}
+            rows, scored_lines = map(list, zip(*scored[start : start + AT_ONCE]))
+            captions = [_bare_captions(line, request) for line in scored_lines]
+            scores = self.scorer.scores(for_scorer[rows], captions).tolist()
+            for line, of_line in zip(scored_lines, scores):
+                self._add_scores(line, of_line)
         return lines
 
+    def _add_scores(self, line: OutputLine, scores: list[float]) -> None:
+        rounded = [round(score, DIGITS) for score in scores]
+        line["itm"] = rounded[0]
+        line["settings"] = {**line["settings"], **self.settings}
+        if len(rounded) > 1:
+            line["itms"] = rounded
 
-def _read(
+
+def _bare_captions(line: OutputLine, request: Any) -> list[str]:
+    """Return the captions of a line without --prefix and --suffix."""
+    return [
+        text.removeprefix(request.prefix).removesuffix(request.suffix) for text in captions_of(line)
+    ]
+
+
+def _read_twice(
     read: Callable,
     transform: Callable,
     path: str,
@@ -154,12 +161,13 @@ def _read(
     read: the captioner's function of this name. transform: the scorer's preprocessing.
     path, data, prompt: the arguments of `read`.
     """
-    image = read(path, data, prompt)
+    for_captioner = read(path, data, prompt)
     if data is not None:
         data.seek(0)
-    return image, transformed(transform, load_image(path, data), path)
+    return for_captioner, transformed(transform, load_image(path, data), path)
 
 
-def _join(join: Callable, items: list) -> tuple[Any, torch.Tensor]:
-    images, for_scorer = zip(*items)
+def _join_pairs(join: Callable, pairs: list) -> tuple[Any, torch.Tensor]:
+    """Return the batches for captioner and scorer. join: makes the captioner's batch."""
+    images, for_scorer = zip(*pairs)
     return join(list(images)), torch.stack(for_scorer)

@@ -7,7 +7,7 @@ from typing import Callable, Optional
 from captioning.bulk import reading, stored_output, tars
 from captioning.bulk.model import CheckpointModel
 from captioning.bulk.request import Request
-from captioning.bulk.shards import Counts, Entry, Line, Part, Plan
+from captioning.bulk.shards import Entry, OutputLine, Plan, ShardCounts, ShardFiles
 from captioning.files.writing import write_lines
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError
@@ -36,42 +36,45 @@ class LocalEngine:
     def caption(self, request: Request, plan: Plan, shards: list[int], on_images: OnImages) -> None:
         """Finish the given shards. Raises Stopped, UserError, OSError."""
         model = self.model
-        parts = {shard: Part(plan.folder, shard).recover() for shard in shards}
-        left = [(shard, len(part.lines)) for shard, part in parts.items()]
+        unfinished = {number: ShardFiles(plan.folder, number).recover() for number in shards}
+        left = [(number, len(shard.lines)) for number, shard in unfinished.items()]
         for batch in model.prefetch(reading.batches(model, plan.entries, left)):
             if signals.stop_requested():
                 raise signals.Stopped
-            part = parts[batch.shard]
+            shard = unfinished[batch.shard]
             if not batch.entries:
-                part.seal()
-                publish(request, plan, part)
-                del parts[batch.shard]
+                shard.seal()
+                publish(request, plan, shard)
+                del unfinished[batch.shard]
                 continue
-            lines = model.lines(batch, len(part.lines), request)
-            part.add(lines)
+            lines = model.lines(batch, len(shard.lines), request)
+            shard.add(lines)
             on_images(len(lines))
 
 
-def publish(request: Request, plan: Plan, part: Part) -> None:
+def publish(request: Request, plan: Plan, shard: ShardFiles) -> None:
     """Write the sidecars and the tar of a complete shard, then its marker."""
-    number, entries = plan.number(part.shard), plan.entries(part.shard)
-    mark_done(request, plan, part, write_outputs(request, number, entries, part.read()))
+    tar_number, entries = plan.tar_number(shard.number), plan.entries(shard.number)
+    counts = write_outputs(request, tar_number, entries, shard.read())
+    mark_done(request, plan, shard, counts)
 
 
-def mark_done(request: Request, plan: Plan, part: Part, counts: Counts) -> None:
+def mark_done(request: Request, plan: Plan, shard: ShardFiles, counts: ShardCounts) -> None:
     """Write the marker of a complete shard. If `out` is in a store, upload captions and marker.
 
     counts: the content of the marker. Raises OSError, UserError.
     """
-    write_lines(part.marker, [counts])
+    write_lines(shard.marker, [counts])
     if request.address:
-        stored_output.upload_part(request, plan, part)
+        stored_output.upload_shard(request, plan, shard)
 
 
-def write_outputs(request: Request, number: int, entries: list[Entry], lines: list[Line]) -> Counts:
+def write_outputs(
+    request: Request, tar_number: int, entries: list[Entry], lines: list[OutputLine]
+) -> ShardCounts:
     """Write the sidecars and the tar of a shard; return the content of the shard's marker.
 
-    number: the number of the output tar, if tars are written. entries, lines: all entries and
+    tar_number: the number of the output tar, if tars are written. entries, lines: all entries and
     output lines of the shard. Each file is written atomically. A repeated call, such as after a
     crash, writes the same files again.
     """
@@ -80,12 +83,12 @@ def write_outputs(request: Request, number: int, entries: list[Entry], lines: li
     if request.sidecar:
         request.sidecars().write(captioned)
     tar = entries[0].get("tar")
-    counts: Counts = {"images": len(captioned), "failed": failed}
+    counts = {"images": len(captioned), "failed": failed}
     if request.filter:
         counts["filtered"] = len(lines) - len(captioned) - failed
     if folder := request.tars():
         counts["written"] = folder.write(
-            number, lambda file: tars.write(file, number, captioned, tar)
+            tar_number, lambda file: tars.write(file, tar_number, captioned, tar)
         )
     # The stamp of a missing input tar is None, so that the next call tries again to read the tar.
     return counts if tar is None else {"tar": tar, "stamp": entries[0].get("stamp"), **counts}

@@ -2,29 +2,36 @@
 
 import itertools
 from collections.abc import Iterable
-from typing import Callable
+from typing import Callable, NamedTuple
 
 from captioning.bulk.request import Request
-from captioning.bulk.shards import BASE, Line, Plan
+from captioning.bulk.shards import BASE, OutputLine, Plan
 from captioning.files.manifest import HashedFile
-from captioning.files.reading import read_lines
+from captioning.files.reading import read_lines, read_objects
 from captioning.files.writing import atomic_write, json_line, locked, write_lines
 
 
-def merge(request: Request, plan: Plan) -> tuple[int, int, int]:
+class Merged(NamedTuple):
+    """The numbers of images of a plan."""
+
+    captioned: int
+    failed: int
+    filtered: int
+
+
+def merge(request: Request, plan: Plan) -> Merged:
     """Write the request's files `out`, `filtered` and `failed`, then `marker`. Raises OSError.
 
-    Returns the numbers of captioned, failed and filtered images of the plan. All shards must be
-    complete. Idempotent: a repeated call, such as after a crash, writes the same files.
+    All shards must be complete. A repeated call, such as after a crash, writes the same files.
     """
-    parts = plan.parts()
+    shards = plan.shards()
 
-    def new_lines() -> Iterable[Line]:
-        return itertools.chain.from_iterable(part.read() for part in parts)
+    def new_lines() -> Iterable[OutputLine]:
+        return itertools.chain.from_iterable(shard.read() for shard in shards)
 
     replaced = set() if request.skips_existing else {line["image"] for line in new_lines()}
-    base = read_lines(request.parts / BASE)
-    base = (line for line in base if line and line["image"] not in replaced)
+    base = read_objects(request.parts / BASE)
+    base = (line for line in base if line["image"] not in replaced)
     images = 0
     with atomic_write(request.out, request.parts) as file:
         out = HashedFile(file)
@@ -33,18 +40,21 @@ def merge(request: Request, plan: Plan) -> tuple[int, int, int]:
                 out.write(json_line(line))
                 images += 1
     _write_filtered(request, new_lines)
-    counts = [part.counts() for part in parts]
-    tars = {part["tar"]: part for part in counts if "tar" in part}
+    counts = [shard.counts() for shard in shards]
+    tars = {of_shard["tar"]: of_shard for of_shard in counts if "tar" in of_shard}
     with locked(request.failed):  # all runs with captions files in this folder share this file
         failed = _write_failed(request, new_lines(), set(tars))
     tars = {**next(read_lines(request.marker), {}).get("tars", {}), **tars}
     content = {"images": images, "failed": failed, "tars": tars, **out.manifest()}
     write_lines(request.marker, [content], request.parts)
-    names = ("images", "failed", "filtered")
-    return tuple(sum(part.get(name, 0) for part in counts) for name in names)
+
+    def total(name: str) -> int:
+        return sum(of_shard.get(name, 0) for of_shard in counts)
+
+    return Merged(total("images"), total("failed"), total("filtered"))
 
 
-def _write_filtered(request: Request, new_lines: Callable[[], Iterable[Line]]) -> None:
+def _write_filtered(request: Request, new_lines: Callable[[], Iterable[OutputLine]]) -> None:
     """Write `filtered`: earlier lines of images that were not captioned again, then new lines.
 
     new_lines: returns the output lines of all shards.
@@ -53,7 +63,7 @@ def _write_filtered(request: Request, new_lines: Callable[[], Iterable[Line]]) -
         return
     again = {line["image"] for line in new_lines()}
 
-    def stays(line: Line) -> bool:
+    def stays(line: OutputLine) -> bool:
         """Return whether a line of `filtered` is kept.
 
         A line is dropped if this program wrote it and its image was captioned again.
@@ -61,21 +71,21 @@ def _write_filtered(request: Request, new_lines: Callable[[], Iterable[Line]]) -
         ours = (line.get("settings") or {}).get("filter")
         return not (ours and line.get("image") in again)
 
-    old = (line for line in read_lines(request.filtered) if line and stays(line))
+    old = filter(stays, read_objects(request.filtered))
     dropped = filter(None, (request.split(line)[1] for line in new_lines()))
     write_lines(request.filtered, itertools.chain(old, dropped), request.parts)
     if not request.filtered.stat().st_size:
         request.filtered.unlink()
 
 
-def _write_failed(request: Request, new: Iterable[Line], tars: set[str]) -> int:
+def _write_failed(request: Request, new: Iterable[OutputLine], tars: set[str]) -> int:
     """Write `failed`, and keep its lines of runs with other captions files.
 
     Returns the number of lines of this run. new: the output lines of all shards. tars: the input
     tars that the plan has read.
     """
     out = request.out.name
-    old = [line for line in read_lines(request.failed) if line]
+    old = list(read_objects(request.failed))
     others = [line for line in old if line.get("out") != out]
     own = {line["image"]: line for line in old if line.get("out") == out}
     for tar in tars:  # remove the earlier error of a tar that was read again

@@ -9,7 +9,7 @@ import torch
 
 from captioning.bulk.reading import Batch
 from captioning.bulk.request import Request
-from captioning.bulk.shards import Entry, Line, Settings
+from captioning.bulk.shards import Entry, OutputLine, Settings
 from captioning.captioners.interface import Images
 from captioning.data.image import load_image, transformed
 from captioning.data.randomness import derived_seed
@@ -24,8 +24,15 @@ from decoding import DecodingSettings
 
 SAMPLING = ("top_p", "top_k", "temperature", "min_p", "typical_p")  # have no effect on search
 # Settings whose default switches them off. Recorded only if they differ from the default.
-OPTIONAL = ("no_repeat_ngram_size", "num_beam_groups", "diversity_penalty", "min_p", "typical_p")
-OPTIONAL += ("guidance_scale", "contrastive_alpha")
+OPTIONAL = (
+    "no_repeat_ngram_size",
+    "num_beam_groups",
+    "diversity_penalty",
+    "min_p",
+    "typical_p",
+    "guidance_scale",
+    "contrastive_alpha",
+)
 CONTRASTIVE = ("contrastive_beta", "contrastive_noise")  # have no effect without contrastive_alpha
 RERANKING = ("num_candidates", "candidates", "rerank_weight", "rerank_judge")
 
@@ -56,9 +63,11 @@ class CheckpointModel:
     ):
         run = self.config = trained_config(checkpoint, config, changes)
         reranked = run.rerank is not None
-        needs = {"--do_sample": (SAMPLING, run.sample or reranked)}
-        needs["--rerank"] = (RERANKING, reranked)
-        needs["--contrastive_alpha"] = (CONTRASTIVE, run.contrastive_alpha)
+        needs = {
+            "--do_sample": (SAMPLING, run.sample or reranked),
+            "--rerank": (RERANKING, reranked),
+            "--contrastive_alpha": (CONTRASTIVE, run.contrastive_alpha),
+        }
         for flag, (names, is_enabled) in needs.items():
             unused = [name for name in names if name in changes]
             if unused and not is_enabled:
@@ -97,7 +106,7 @@ class CheckpointModel:
         """Return the batches unchanged. `ServedModel` submits its requests here."""
         return batches
 
-    def lines(self, batch: Batch, offset: int, request: Request) -> list[Line]:
+    def lines(self, batch: Batch, offset: int, request: Request) -> list[OutputLine]:
         """Return one output line for each entry of a batch, with captions or an error.
 
         offset: the number of images of the shard before this batch. request: the call of bulk
@@ -144,7 +153,7 @@ class CheckpointModel:
 
         prompts: the own prompt of each image, or None. shard, offset: see `lines`.
         """
-        found: list[Captions] = []
+        found = []
         while image is not None and len(found) < len(image):
             piece = image[len(found) : len(found) + self.generated_at_once]
             torch.manual_seed(derived_seed("caption", self.config.seed, shard, offset + len(found)))
@@ -198,7 +207,7 @@ def _read(
 
     transform, takes_prompt: from `Preprocessing`. path, data, prompt: see `ShardImages.read`.
     """
-    return transformed(transform, load_image(path, data), path, *[prompt] * takes_prompt)
+    return transformed(transform, load_image(path, data), path, prompt, takes_prompt)
 
 
 def line_of(
@@ -206,7 +215,7 @@ def line_of(
     captions: Captions,
     request: Request,
     origin: Settings,
-) -> Line:
+) -> OutputLine:
     """Return the output line of an entry: its "error", or its captions and scores.
 
     captions: not used for an entry with an "error". The line has the caption and the scores of the

@@ -13,7 +13,7 @@ from captioning.bulk.actor_pool import TRIES, ActorPool, Worker
 from captioning.bulk.cluster import Cluster
 from captioning.bulk.local_engine import OnImages, mark_done
 from captioning.bulk.request import Request
-from captioning.bulk.shards import Entry, Part, Plan, ShardUpdate
+from captioning.bulk.shards import Entry, Plan, ShardFiles, ShardUpdate
 from captioning.files import stores
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError, one_line
@@ -50,76 +50,80 @@ class RayEngine:
         self.waiting = deque(shards)
         # Shards that have lost two actors in a row without progress. Each of them runs alone on a
         # worker, because it may crash the worker again.
-        self.suspects: list[int] = []
+        self.suspects = []
         # {shard: (number of lines at the last loss, losses in a row without new lines)}
-        self.losses: dict[int, tuple[int, int]] = {}
-        self.given_up: list[str] = []  # error lines, one per shard
+        self.losses = {}
+        self.given_up = []  # error lines, one per shard
         while True:
-            left = len(self.waiting) + len(self.suspects) + sum(len(w.parts) for w in pool.workers)
+            left = len(self.waiting) + len(self.suspects) + sum(len(w.shards) for w in pool.workers)
             if not left:
                 break
             if signals.stop_requested():
                 raise signals.Stopped
             pool.start_actors(request, left)
             while self.waiting and (worker := pool.least_busy()) is not None:
-                self._give(worker, self.waiting.popleft())
-            while self.suspects and (worker := pool.least_busy()) is not None and not worker.parts:
+                self._assign(worker, self.waiting.popleft())
+            while self.suspects and (worker := pool.least_busy()) is not None and not worker.shards:
                 worker.exclusive = True
-                self._give(worker, self.suspects.pop())
+                self._assign(worker, self.suspects.pop())
             for worker, stream, update in pool.poll():
                 if isinstance(update, Exception):
-                    self._lost(worker, stream, update)
+                    self._handle_loss(worker, stream, update)
                 else:
-                    self._take(worker, stream, update)
+                    self._receive(worker, stream, update)
         if self.given_up:
             raise UserError(self.given_up[0])
 
-    def _give(self, worker: Worker, shard: int) -> None:
-        part, entries = Part(self.plan.folder, shard).recover(), self.plan.entries(shard)
+    def _assign(self, worker: Worker, shard: int) -> None:
+        files = ShardFiles(self.plan.folder, shard).recover()
+        entries = self.plan.entries(shard)
         first = _first_name(entries)
         local_file = first if not stores.is_store(first) and os.path.exists(first) else None
         # The actor may write sidecars and a tar before its first update. Create a journal, which
         # prevents a later call from replacing the plan even if it is empty.
-        part.journal.touch()
+        files.journal.touch()
         stream = worker.actor.caption.options(num_returns="streaming").remote(
-            shard, self.plan.number(shard), entries, list(part.lines), local_file
+            shard, self.plan.tar_number(shard), entries, list(files.lines), local_file
         )
-        worker.parts[stream] = part
+        worker.shards[stream] = files
 
-    def _take(self, worker: Worker, stream: Any, update: ShardUpdate) -> None:
-        part = worker.parts[stream]
+    def _receive(self, worker: Worker, stream: Any, update: ShardUpdate) -> None:
+        shard = worker.shards[stream]
         for line in update.messages:
             log_line(f"[{worker.machine.name}] {line}")
         if update.lines:
-            part.add(update.lines)
+            shard.add(update.lines)
             self.on_images(len(update.lines))
         if update.counts is not None:
-            part.seal()
-            mark_done(self.request, self.plan, part, update.counts)
+            shard.seal()
+            mark_done(self.request, self.plan, shard, update.counts)
         if update.problem is not None:
             raise UserError(f"[{worker.machine.name}] {update.problem}")
         if update.counts is not None:
-            del worker.parts[stream]
+            del worker.shards[stream]
             worker.exclusive = False
             self.pool.release(worker)
 
-    def _lost(self, worker: Worker, stream: Any, error: Exception) -> None:
+    def _handle_loss(self, worker: Worker, stream: Any, error: Exception) -> None:
         import ray
 
-        part = worker.parts.pop(stream)
+        shard = worker.shards.pop(stream)
         self.pool.lose(worker, error)
-        before, times = self.losses.get(part.shard, (0, 0))
-        times = times + 1 if len(part.lines) == before else 1
-        self.losses[part.shard] = len(part.lines), times
+        before, times = self.losses.get(shard.number, (0, 0))
+        times = times + 1 if len(shard.lines) == before else 1
+        self.losses[shard.number] = len(shard.lines), times
         if times < TRIES:
-            (self.waiting.appendleft if times == 1 else self.suspects.append)(part.shard)
+            if times == 1:
+                self.waiting.appendleft(shard.number)
+            else:
+                self.suspects.append(shard.number)
         elif isinstance(error, ray.exceptions.RayTaskError):  # a bug: show its traceback
             raise error
         else:
-            entries = self.plan.entries(part.shard)
-            name = _first_name(entries[min(len(part.lines), len(entries) - 1) :])
+            entries = self.plan.entries(shard.number)
+            name = _first_name(entries[min(len(shard.lines), len(entries) - 1) :])
             self.given_up.append(
-                f"shard {part.shard}: {times} captioners were lost at {name} or soon after it: "
+                f"shard {shard.number}: {times} captioners were lost at {name} or soon after it: "
                 f"{one_line(error, 300)}"
             )
 

@@ -6,13 +6,13 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Optional
 
 from filelock import FileLock, Timeout
 
 from captioning.bulk import xmp
-from captioning.bulk.filtering import parse, split
-from captioning.bulk.shards import LOCK, Header, Line, has_captions, remove_plan
+from captioning.bulk.filtering import split_by_score, threshold_of
+from captioning.bulk.shards import LOCK, OutputLine, PlanHeader, has_captions, remove_plan
 from captioning.bulk.sidecars import Sidecars
 from captioning.bulk.tar_folder import TarFolder
 from captioning.files import stores, tables, uploads
@@ -54,7 +54,7 @@ class Request:
     captions: Optional[str] = None
     recursive: bool = True
     glob: Optional[str] = None
-    root: Union[str, Path, None] = None
+    root: Optional[str] = None
     column: Optional[str] = None
     prompt: Optional[str] = None
     sidecar: Optional[str] = None
@@ -89,6 +89,11 @@ class Request:
         return self.out.with_name(self.out.name + ".parts")
 
     @property
+    def outputs(self) -> tuple[Path, ...]:
+        """The output files, the marker last."""
+        return self.failed, self.filtered, self.out, self.marker
+
+    @property
     def skips_existing(self) -> bool:
         """Whether images that already have a caption are skipped (--existing skip)."""
         return self.existing == "skip"
@@ -98,16 +103,18 @@ class Request:
         """Whether the input is tar files. False for a folder whose name ends in .tar."""
         return is_tars(self.source) and not os.path.isdir(self.source)
 
-    def split(self, line: Line) -> tuple[Optional[Line], Optional[Line]]:
+    def split(self, line: OutputLine) -> tuple[Optional[OutputLine], Optional[OutputLine]]:
         """Split a line of a shard into a line for `out` and a line for `filtered`.
 
         Each is None if no caption goes there. Both are None for a line with an error.
         """
         if "error" in line:
             return None, None
-        return split(line, parse(self.filter)) if self.filter else (line, None)
+        if self.filter is None:
+            return line, None
+        return split_by_score(line, threshold_of(self.filter))
 
-    def kept(self, lines: Iterable[Line]) -> Iterator[Line]:
+    def kept(self, lines: Iterable[OutputLine]) -> Iterator[OutputLine]:
         """Yield what `split` puts into `out` for each line of a shard."""
         return filter(None, (self.split(line)[0] for line in lines))
 
@@ -117,7 +124,7 @@ class Request:
             return str(path)
         return stores.join(self.address.rpartition("/")[0], path.name)
 
-    def out_stamp(self) -> Optional[list[Any]]:
+    def out_stamp(self) -> Optional[stores.Stamp]:
         """Return the stamp (see `stores.stamp`) of `out`; None if there is no file."""
         return stamp_if_any(self.location(self.out))
 
@@ -133,7 +140,7 @@ class Request:
         owner = self.address or os.path.realpath(self.out)
         return TarFolder(self.write_shards, owner) if self.write_shards else None
 
-    def remove_tars(self, header: Header) -> None:
+    def remove_tars(self, header: PlanHeader) -> None:
         """Remove the tars of an abandoned plan, unless `out` has changed since the plan was made.
 
         If `out` has changed, the plan's captions are already merged into `out`. header: the plan's
@@ -176,7 +183,7 @@ class Request:
             return read_list(self.source, None, self.prompt)
         if not is_list:
             return iter([ListedImage(self.source)])
-        items: dict[str, ListedImage] = {}  # annotations may list an image once per caption
+        items = {}  # annotations may list an image once per caption
         root = str(self.root or os.path.dirname(self.source))
         if stores.is_store(root):
             stores.check_address(root)
@@ -192,7 +199,7 @@ class Request:
         stores.check_can_hold("--write-shards", self.write_shards or "")
         if self.address and self.write_shards and not stores.is_store(self.write_shards):
             raise UserError("--out is in a store, so --write-shards has to be in a store, too")
-        for path in (self.out, self.failed, self.filtered, self.marker):
+        for path in self.outputs:
             if self.out.suffix != ".jsonl" or (path.exists() and not path.is_file()):
                 raise UserError(
                     f"--out is {self.location(self.out)}; it has to be a file that ends in .jsonl, "
@@ -260,7 +267,7 @@ class Request:
                     folder.release()
 
 
-def stamp_if_any(name: str) -> Optional[list[Any]]:
+def stamp_if_any(name: str) -> Optional[stores.Stamp]:
     """Return the stamp (see `stores.stamp`) of a file on disk or in a store.
 
     Returns None if the file is missing or unreadable. Raises StoreError if the store does not

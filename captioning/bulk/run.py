@@ -15,7 +15,7 @@ from captioning.bulk.planning import Tally, make_plan
 from captioning.bulk.ray_engine import RayEngine
 from captioning.bulk.request import Request
 from captioning.bulk.shards import Plan, Settings, find_plan, remove_plan
-from captioning.files.reading import read_lines
+from captioning.files.reading import read_objects
 from captioning.models.build import trained_config
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line, progress
@@ -69,7 +69,7 @@ class BulkCaptioning:
     def _begin(self, locks: ExitStack) -> None:
         request = self.request
         request.check_outputs()
-        exports.check(request)
+        exports.check_replaceable(request)
         locks.enter_context(request.lock())
         if request.address:
             stored_output.begin(request, self.restart)
@@ -135,16 +135,16 @@ class BulkCaptioning:
         request, done, left = self.request, 0, []
         plan, folder = find_plan(request.parts), request.tars()
         numbers = folder.numbers() if folder else ()
-        for part in plan.parts():
-            if part.path.exists():
-                tar_is_missing = folder and plan.number(part.shard) not in numbers
-                if tar_is_missing or not part.marker.exists():
-                    publish(request, plan, part)
-                counts = part.counts()
+        for shard in plan.shards():
+            if shard.captions.exists():
+                tar_is_missing = folder and plan.tar_number(shard.number) not in numbers
+                if tar_is_missing or not shard.marker.exists():
+                    publish(request, plan, shard)
+                counts = shard.counts()
                 done += counts["images"] + counts["failed"] + counts.get("filtered", 0)
             else:
-                done += len(part.recover().lines)
-                left.append(part.shard)
+                done += len(shard.recover().lines)
+                left.append(shard.number)
         if left:
             self._caption(plan, left, done)
         self._merge(plan)
@@ -164,14 +164,14 @@ class BulkCaptioning:
         if has_to_merge:
             if stored:
                 stored_output.before_merging(request, plan)
-            captioned, failed, filtered = merge(request, plan)
+            merged = merge(request, plan)
             if stored:
                 stored_output.upload_captions(request, plan)
-            self.captioned += captioned
-            self.failed += failed
-            self.filtered += filtered
+            self.captioned += merged.captioned
+            self.failed += merged.failed
+            self.filtered += merged.filtered
             if folder := request.tars():
-                folder.record([part.counts()["written"] for part in plan.parts()])
+                folder.record([shard.counts()["written"] for shard in plan.shards()])
         exports.write_all(request, self._captioner)
         if stored:
             stored_output.remove(request)
@@ -203,7 +203,7 @@ class BulkCaptioning:
             if failed
             else ""
         )
-        examples = filter(None, read_lines(request.out)) if self.captioned else ()
+        examples = read_objects(request.out) if self.captioned else ()
         for line in itertools.islice(examples, EXAMPLES):
             log_line(printable(f"{line['image']}: {line['caption']}"))
         log_line(f"done {self.captioned}{rate}, skipped {tally.skipped}, failed {failed}{why}")

@@ -19,7 +19,7 @@ from PIL import Image, ImageOps
 from captioning.bulk.model import Captions, line_of
 from captioning.bulk.reading import Batch
 from captioning.bulk.request import Request
-from captioning.bulk.shards import Line, Settings
+from captioning.bulk.shards import OutputLine, Settings
 from captioning.config import Config
 from captioning.data.image import decode, open_image
 from captioning.data.randomness import derived_seed
@@ -113,7 +113,7 @@ class ServedModel:
         self.report = f"captions of {prompt.name} at {self.server.url}, {concurrency} at once"
         self.concurrency, self.cancelled = concurrency, Event()
         self.pool = ThreadPoolExecutor(concurrency)
-        models = self.server.check()
+        models = self.server.list_models()
         try:
             contents = self._send(GREY)
         except NoAnswer as error:
@@ -141,7 +141,7 @@ class ServedModel:
             self._cancel()
             raise
 
-    def lines(self, batch: Batch, offset: int, request: Request) -> list[Line]:
+    def lines(self, batch: Batch, offset: int, request: Request) -> list[OutputLine]:
         """Return one output line for each entry of a batch from `prefetch`.
 
         offset: not used. request: the user's call of bulk captioning, not a request to the server.
@@ -275,7 +275,7 @@ def _data_url(kind: str, content: bytes) -> str:
 GREY = _as_jpeg(Image.new("RGB", (224, 224), (128, 128, 128)))
 
 
-def check(arguments: argparse.Namespace, decoding: Iterable[str]) -> None:
+def check_flags(arguments: argparse.Namespace, decoding: Iterable[str]) -> None:
     """Raise UserError if the flags do not fit the backend. Called for every backend.
 
     decoding: the names of all decoding flags.
@@ -303,7 +303,7 @@ def check(arguments: argparse.Namespace, decoding: Iterable[str]) -> None:
     server_at(arguments.url)
 
 
-def loader(arguments: argparse.Namespace) -> tuple[Settings, Callable[[], ServedModel]]:
+def model_loader(arguments: argparse.Namespace) -> tuple[Settings, Callable[[], ServedModel]]:
     """Return the settings that identify the run, and a function that builds the `ServedModel`.
 
     The settings leave out the server's address and key, since neither changes a caption, so that

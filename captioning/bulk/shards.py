@@ -11,18 +11,78 @@ After a crash, the next call continues with the same plan. Shard NUMBER has thes
 import json
 import os
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, TypedDict, Union
 
-from captioning.files.reading import parse_line, read_lines
+from captioning.files.reading import parse_line, read_lines, read_objects
+from captioning.files.stores import Stamp
 from captioning.files.writing import json_line, write_lines
 
 HEADER, LOCK = "plan.json", "lock"
 BASE = "base.jsonl"  # the captions file as it was when the plan was made
 
-# JSON objects. Settings: the settings that identify a run. Header: see `Plan`. Entry: see
-# `Plan.entries`. Line: the captions of one image, or an "error", see `model.line_of`. Counts: see
-# `Part.counts`.
-Settings = Header = Entry = Line = Counts = dict[str, Any]
+Settings = dict[str, Any]  # {name: value} of the settings that identify a run
+
+
+class PlanHeader(TypedDict):
+    """The header of a plan. `stores.stamp` explains stamps."""
+
+    file: str  # name of the file with the entries
+    settings: Settings
+    entries: int  # number of entries
+    shard_size: int  # entries per shard
+    images: Optional[int]  # number of images; for tars an estimate, or None
+    first_shard: int  # number of the first output tar
+    before: Optional[Stamp]  # stamp of the captions file when the plan was made
+
+
+class ImageEntry(TypedDict, total=False):
+    """One image to caption. Keys without a value are left out."""
+
+    image: str
+    image_id: Union[int, str]
+    prompt: str
+    error: str  # why the image has no caption, see `reading.Batch`
+
+
+class TarEntry(TypedDict, total=False):
+    """One tar whose images are to be captioned."""
+
+    tar: str
+    stamp: Optional[Stamp]  # when the plan was made
+    prompt: Optional[str]  # the value of --prompt
+    skip: list[str]  # images that are not captioned again; left out if there are none
+
+
+Entry = Union[ImageEntry, TarEntry]
+
+
+class OutputLine(TypedDict, total=False):
+    """The captions of one image, or an error. Written by `model.line_of`.
+
+    The values are those of the best caption. If there are several captions, the lists of all values
+    are under the plural keys captions, scores and itms.
+    """
+
+    image: str
+    image_id: Union[int, str]
+    prompt: str
+    error: str  # only with the keys above
+    caption: str
+    score: float
+    itm: float  # only with a filter
+    checkpoint: str
+    settings: Settings
+
+
+class ShardCounts(TypedDict, total=False):
+    """The content of a shard's marker."""
+
+    images: int  # number of captioned images
+    failed: int
+    filtered: int  # images without a caption that the filter keeps; only with a filter
+    written: dict[str, Any]  # {name of the output tar: its manifest}; only if tars are written
+    tar: str  # the input tar; only if the input is tars
+    stamp: Optional[Stamp]  # of the input tar
 
 
 class ShardUpdate(NamedTuple):
@@ -33,35 +93,24 @@ class ShardUpdate(NamedTuple):
     run, if any.
     """
 
-    lines: list[Line]
+    lines: list[OutputLine]
     messages: list[str]
-    counts: Optional[Counts] = None
+    counts: Optional[ShardCounts] = None
     problem: Optional[str] = None
 
 
-def captions_of(line: Line) -> list[str]:
+def captions_of(line: OutputLine) -> list[str]:
     """Return all captions of a line: "captions" if it has several, else its single "caption"."""
     return line.get("captions", [line["caption"]])
 
 
 class Plan:
-    """The entries to caption, divided into shards. An entry is one image or one tar.
+    """The entries to caption, divided into shards. An entry is one image or one tar."""
 
-    header: has these keys (`stores.stamp` explains stamps):
-
-    - file: the name of the file with the entries
-    - settings: the settings that identify the run
-    - entries: the number of entries
-    - shard_size: the number of entries per shard
-    - images: the number of images; for tars an estimate, or None
-    - first_shard: the number of the first output tar
-    - before: the stamp of the captions file when the plan was made
-    """
-
-    def __init__(self, folder: Path, header: Header):
+    def __init__(self, folder: Path, header: PlanHeader):
         self.folder, self.header = folder, header
         self._path = folder / header["file"]
-        self._offsets: list[int] = []  # the byte at which each shard begins in the file
+        self._offsets = []  # the byte at which each shard begins in the file
         with open(self._path, "rb") as file:
             position = 0
             for number, line in enumerate(file):
@@ -69,42 +118,36 @@ class Plan:
                     self._offsets.append(position)
                 position += len(line)
 
-    def number(self, shard: int) -> int:
+    def tar_number(self, shard: int) -> int:
         """Return the number of a shard's output tar."""
         return self.header["first_shard"] + shard
 
-    def parts(self) -> list["Part"]:
-        """Return a `Part` for each shard."""
-        return [Part(self.folder, shard) for shard in range(len(self._offsets))]
+    def shards(self) -> list["ShardFiles"]:
+        return [ShardFiles(self.folder, number) for number in range(len(self._offsets))]
 
     def entries(self, shard: int) -> list[Entry]:
-        """Return the entries of a shard.
-
-        An entry is {"image", "image_id", "prompt"} or {"tar", "stamp", "prompt", "skip"}. Values
-        of images that are None are left out. stamp: the tar's stamp when the plan was made. prompt
-        of a tar: the value of --prompt, or None. skip: names of the tar's images that are not
-        captioned again; left out if there are none.
-        """
+        """Return the entries of a shard. shard: its number."""
         with open(self._path, "rb") as file:
             file.seek(self._offsets[shard])
             lines = (file.readline() for _ in range(self.header["shard_size"]))
             return [json.loads(line) for line in lines if line]
 
 
-class Part:
-    """The files of one shard: journal, captions (`path`) and marker. Methods raise OSError.
+class ShardFiles:
+    """The files of one shard: journal, captions and marker. Methods raise OSError.
 
     lines: the output lines in the journal, after `recover` or `add`.
     """
 
-    def __init__(self, folder: Path, shard: int):
-        self.shard = shard
-        self.path = folder / f"{shard:06d}.jsonl"
-        self.journal, self.marker = (self.path.with_suffix(s) for s in (".journal", ".done"))
-        self.lines: list[Line] = []
+    def __init__(self, folder: Path, number: int):
+        self.number = number
+        self.captions = folder / f"{number:06d}.jsonl"
+        self.journal = self.captions.with_suffix(".journal")
+        self.marker = self.captions.with_suffix(".done")
+        self.lines = []
         self._file = None
 
-    def recover(self) -> "Part":
+    def recover(self) -> "ShardFiles":
         """Read the journal of an earlier call, truncate an incomplete last batch; return self."""
         if not self.journal.exists():
             return self
@@ -119,7 +162,7 @@ class Part:
         os.truncate(self.journal, complete_bytes)
         return self
 
-    def add(self, lines: list[Line]) -> None:
+    def add(self, lines: list[OutputLine]) -> None:
         """Append the output lines of a batch to the journal."""
         if self._file is None:
             self._file = open(self.journal, "ab", buffering=0)  # noqa: SIM115
@@ -128,23 +171,17 @@ class Part:
 
     def seal(self) -> None:
         """Write the captions of the complete shard, and remove the journal."""
-        write_lines(self.path, self.lines)
+        write_lines(self.captions, self.lines)
         if self._file is not None:
             self._file.close()
         self.journal.unlink(missing_ok=True)
 
-    def read(self) -> list[Line]:
+    def read(self) -> list[OutputLine]:
         """Return the output lines of a complete shard, after `seal`."""
-        return [line for line in read_lines(self.path) if line is not None]
+        return list(read_objects(self.captions))
 
-    def counts(self) -> Counts:
-        """Return the content of the marker.
-
-        images, failed: the numbers of captioned and failed images. filtered: the number of images
-        without a caption that the filter keeps; only with a filter. written: {name of the output
-        tar: its manifest}; only if tars are written. tar, stamp: the input tar and its stamp; only
-        if the input is tars.
-        """
+    def counts(self) -> ShardCounts:
+        """Return the content of the marker."""
         return next(read_lines(self.marker))
 
 

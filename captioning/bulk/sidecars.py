@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from captioning.bulk import xmp
-from captioning.bulk.shards import Line, captions_of
+from captioning.bulk.shards import OutputLine, captions_of
 from captioning.files import stores, uploads
 from captioning.files.writing import replace_text
 from captioning.runtime.errors import UserError
@@ -30,8 +30,8 @@ class Sidecars:
         self.is_xmp = extension.lower().endswith(xmp.EXTENSION)
         self.protected = {os.path.realpath(path) for path in protected}
         self._protected_names = set(map(os.path.basename, self.protected))
-        self.images: dict[str, str] = {}  # {sidecar: image}
-        self.stored: dict[str, set[str]] = {}  # {folder: its sidecars}; empty sets for disk folders
+        self.images = {}  # {sidecar: image}
+        self.stored = {}  # {folder: its sidecars}; empty sets for disk folders
 
     def path_of(self, image: str) -> str:
         return os.path.splitext(image)[0] + self.extension
@@ -80,7 +80,7 @@ class Sidecars:
         before = stores.read_if_any(sidecar)
         return xmp.with_description(captions[0], self.language, before, sidecar)
 
-    def write(self, lines: Iterable[Line]) -> None:
+    def write(self, lines: Iterable[OutputLine]) -> None:
         """Write the sidecars for all output lines, each atomically. Raises OSError, UserError.
 
         fsync is not called for sidecars on disk: it would take longer than captioning on a GPU.

@@ -18,8 +18,16 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, Optional
 
-from captioning.bulk.request import Request
-from captioning.bulk.shards import BASE, HEADER, Header, Part, Plan, find_plan, remove_plan
+from captioning.bulk.request import Request, stamp_if_any
+from captioning.bulk.shards import (
+    BASE,
+    HEADER,
+    Plan,
+    PlanHeader,
+    ShardFiles,
+    find_plan,
+    remove_plan,
+)
 from captioning.files import stores, uploads
 from captioning.files.cache import cache_folder, cache_key, fetch
 from captioning.files.reading import read_lines
@@ -29,7 +37,7 @@ from captioning.runtime.errors import UserError
 RECORD = "stored.json"  # {name: [stamp of the local copy, stamp of the stored file]} of equal files
 
 
-def locate(out: str) -> tuple[Path, Optional[str]]:
+def local_path_and_address(out: str) -> tuple[Path, Optional[str]]:
     """Return the local path for the value of --out, and its store address (None for a disk path).
 
     Raises UserError for an address that does not name a file.
@@ -48,7 +56,7 @@ def begin(request: Request, restart: bool) -> None:
     """
     remote = stores.stamps(f"{request.address}.parts")
     try:
-        header = _header(request) if HEADER in remote else None
+        header = _read_header(request) if HEADER in remote else None
     except UserError:  # the header is damaged
         if not restart:
             raise
@@ -56,7 +64,7 @@ def begin(request: Request, restart: bool) -> None:
     if header and restart:
         request.remove_tars(header)
         header = None
-    if header and _name(header, header["file"]) not in remote:
+    if header and _name_in_store(header, header["file"]) not in remote:
         header = None
     local = find_plan(request.parts)
     if not (local and header and local.header["file"] == header["file"]):
@@ -67,10 +75,10 @@ def begin(request: Request, restart: bool) -> None:
     # for outputs of another program.
     beside = request.sidecar or request.write_shards
     if local or (header and (beside or any(name.endswith(".done") for name in remote))):
-        _continue(request, header, local, remote)
+        _exchange_shards(request, header, local, remote)
     elif remote:
         remove(request)
-    for path in (request.failed, request.filtered, request.out, request.marker):
+    for path in request.outputs:
         _refresh(request, path)
 
 
@@ -79,19 +87,19 @@ def upload_plan(request: Request, plan: Plan) -> None:
     with _explain_upload_errors(request):
         for name in (plan.header["file"], BASE):
             if (request.parts / name).exists():
-                uploads.upload(request.parts / name, _address(request, plan.header, name))
+                uploads.upload(request.parts / name, _address_of(request, plan.header, name))
         uploads.upload(request.parts / HEADER, f"{request.address}.parts/{HEADER}")
 
 
-def upload_part(request: Request, plan: Plan, part: Part) -> None:
+def upload_shard(request: Request, plan: Plan, shard: ShardFiles) -> None:
     """Upload the captions and the marker of a finished shard.
 
     Raises UserError if the upload fails or the store now has another plan.
     """
     _require_own_plan(request, plan)
     with _explain_upload_errors(request):
-        for path in (part.path, part.marker):
-            uploads.upload(path, _address(request, plan.header, path.name))
+        for path in (shard.captions, shard.marker):
+            uploads.upload(path, _address_of(request, plan.header, path.name))
 
 
 def before_merging(request: Request, plan: Plan) -> None:
@@ -110,7 +118,7 @@ def upload_captions(request: Request, plan: Plan) -> None:
     """
     _require_own_plan(request, plan)  # again, because merging may have taken long
     with _explain_upload_errors(request):
-        for path in (request.failed, request.filtered, request.out, request.marker):
+        for path in request.outputs:
             stamp = uploads.upload(path, request.location(path)) if path.exists() else None
             if stamp is None:
                 uploads.remove(request.location(path))
@@ -123,8 +131,8 @@ def remove(request: Request) -> None:
     uploads.remove_folder(f"{request.address}.parts")
 
 
-def _continue(
-    request: Request, header: Header, local: Optional[Plan], remote: dict[str, Any]
+def _exchange_shards(
+    request: Request, header: PlanHeader, local: Optional[Plan], remote: dict[str, stores.Stamp]
 ) -> None:
     """Download finished shards that are missing here; upload finished shards missing in the store.
 
@@ -133,32 +141,31 @@ def _continue(
     """
 
     def download(name: str) -> None:
-        stamp = remote.get(_name(header, name))
+        stamp = remote.get(_name_in_store(header, name))
         if stamp is not None:
-            fetch(_address(request, header, name), request.parts / name, stamp)
+            fetch(_address_of(request, header, name), request.parts / name, stamp)
 
     if local is None:
         download(BASE)
         download(header["file"])
         local = Plan(request.parts, header)
-    for part in local.parts():
-        stored = _name(header, part.marker.name) in remote
-        if stored and not part.marker.exists():
-            download(part.path.name)
+    for shard in local.shards():
+        is_stored = _name_in_store(header, shard.marker.name) in remote
+        if is_stored and not shard.marker.exists():
+            download(shard.captions.name)
             if request.sidecar:
-                on_disk = (
-                    line for line in request.kept(part.read()) if not stores.is_store(line["image"])
-                )
+                lines = request.kept(shard.read())
+                on_disk = (line for line in lines if not stores.is_store(line["image"]))
                 request.sidecars().write(on_disk)
-            download(part.marker.name)
-            part.journal.unlink(missing_ok=True)
-        elif part.marker.exists() and not stored:
-            upload_part(request, local, part)
+            download(shard.marker.name)
+            shard.journal.unlink(missing_ok=True)
+        elif shard.marker.exists() and not is_stored:
+            upload_shard(request, local, shard)
     write_lines(request.parts / HEADER, [header])
 
 
 def _require_own_plan(request: Request, plan: Plan) -> None:
-    header = _header(request)
+    header = _read_header(request)
     if header is None or header["file"] != plan.header["file"]:
         again = "captions what is left" if request.skips_existing else "overwrites them again"
         raise UserError(
@@ -167,16 +174,16 @@ def _require_own_plan(request: Request, plan: Plan) -> None:
         )
 
 
-def _name(header: Header, name: str) -> str:
+def _name_in_store(header: PlanHeader, name: str) -> str:
     """Return the store name of a plan's file: its local name after the plan's name."""
     return f"{Path(header['file']).stem}.{name}"
 
 
-def _address(request: Request, header: Header, name: str) -> str:
-    return f"{request.address}.parts/{_name(header, name)}"
+def _address_of(request: Request, header: PlanHeader, name: str) -> str:
+    return f"{request.address}.parts/{_name_in_store(header, name)}"
 
 
-def _header(request: Request) -> Optional[Header]:
+def _read_header(request: Request) -> Optional[PlanHeader]:
     address = f"{request.address}.parts/{HEADER}"
     try:
         header = json.loads(stores.read_bytes(address))
@@ -201,23 +208,19 @@ def _refresh(request: Request, path: Path) -> None:
     except stores.Missing:
         path.unlink(missing_ok=True)
         return
-    if _records(request).get(path.name) != [_local_stamp(path), stamp]:
+    if _records(request).get(path.name) != [stamp_if_any(str(path)), stamp]:
         fetch(request.location(path), path, stamp)
         _record_copy(request, path, stamp)
 
 
-def _record_copy(request: Request, path: Path, stamp: Optional[list[Any]]) -> None:
+def _record_copy(request: Request, path: Path, stamp: Optional[stores.Stamp]) -> None:
     records = _records(request)
-    records[path.name] = [_local_stamp(path), stamp]
+    records[path.name] = [stamp_if_any(str(path)), stamp]
     write_lines(request.out.with_name(RECORD), [records])
 
 
 def _records(request: Request) -> dict[str, Any]:
     return next(read_lines(request.out.with_name(RECORD)), None) or {}
-
-
-def _local_stamp(path: Path) -> Optional[list[Any]]:
-    return stores.stamp(str(path)) if path.exists() else None
 
 
 @contextlib.contextmanager

@@ -73,7 +73,7 @@ class TarFolder:
         """Write a tar atomically; return {name: manifest}. write: called with the open file."""
         self.claim()  # again, because in a store another run may have claimed the folder meanwhile
         name = name_of(number)
-        with uploads.written(stores.join(self.place, name)) as file:
+        with uploads.open_to_write(stores.join(self.place, name)) as file:
             hashed = HashedFile(file)
             write(hashed)
         return {name: hashed.manifest()}
@@ -130,5 +130,5 @@ class TarFolder:
         return found
 
     def _write(self, tars: Mapping[str, Any]) -> None:
-        with uploads.written(self.owner) as file:
+        with uploads.open_to_write(self.owner) as file:
             file.write(json_line({"out": self.out, "tars": tars}))

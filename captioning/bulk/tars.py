@@ -9,7 +9,7 @@ import tarfile
 from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO, NamedTuple, Optional
 
-from captioning.bulk.shards import Line, captions_of
+from captioning.bulk.shards import OutputLine, captions_of
 from captioning.data.image import open_image
 from captioning.files import stores, tables
 from captioning.files.images import FORMATS, is_image
@@ -63,7 +63,8 @@ def members(url: str) -> Iterator[SampleImage]:
     sample in which the tar breaks off is not yielded. Raises ValueError for a file that is too
     large.
     """
-    key, text, held, seen = None, None, [], set()
+    key, text, seen = None, None, set()
+    held = []  # the sample's image, until the sample ends, because KEY.json may follow the image
     with stores.open_file(url) as file, Tar.open(fileobj=file, mode="r|*") as tar:
         for found, suffix, member in tar.each():
             if found != key:
@@ -85,7 +86,16 @@ def members(url: str) -> Iterator[SampleImage]:
         yield held.pop()._replace(text=text)
 
 
-def write(file: BinaryIO, number: int, lines: list[Line], tar: Optional[str]) -> None:
+class OutputSample(NamedTuple):
+    """A sample of an output tar. suffix, data: the image file's suffix without dot, its content."""
+
+    key: str
+    suffix: str
+    data: bytes
+    line: OutputLine
+
+
+def write(file: BinaryIO, number: int, lines: list[OutputLine], tar: Optional[str]) -> None:
     """Write an output tar with one sample for each output line of a shard.
 
     A sample consists of the image file, KEY.txt with one caption per line, and KEY.json with the
@@ -95,37 +105,38 @@ def write(file: BinaryIO, number: int, lines: list[Line], tar: Optional[str]) ->
     """
     from webdataset import TarWriter
 
-    samples = _samples_of_images(number, lines) if tar is None else _members(tar, lines)
+    samples = _samples_of_images(number, lines) if tar is None else _samples_of_tar(tar, lines)
     with TarWriter(file, encoder=False, mtime=0, format="PAX_FORMAT") as writer:
-        for key, name, data, line in samples:
-            text = "\n".join(captions_of(line)).encode()
+        for sample in samples:
             content = {
-                name.rpartition(".")[2]: data,
-                "txt": text,
-                "json": json.dumps(line).encode(),
+                "__key__": sample.key,
+                sample.suffix: sample.data,
+                "txt": "\n".join(captions_of(sample.line)).encode(),
+                "json": json.dumps(sample.line).encode(),
             }
-            writer.write({"__key__": key, **content})
+            writer.write(content)
 
 
-def _samples_of_images(number: int, lines: list[Line]) -> Iterator[tuple[str, str, bytes, Line]]:
+def _samples_of_images(number: int, lines: list[OutputLine]) -> Iterator[OutputSample]:
     for place, line in enumerate(lines):
-        key, suffix = f"{number:05d}{place:06d}", os.path.splitext(line["image"])[1].lower()
-        if tables.is_row(line["image"]):
-            data = tables.image_bytes(line["image"])
-            with open_image(line["image"], io.BytesIO(data)) as image:
+        key, name = f"{number:05d}{place:06d}", line["image"]
+        if tables.is_row(name):
+            data = tables.image_bytes(name)
+            with open_image(name, io.BytesIO(data)) as image:
                 suffix = FORMATS.get(image.format, FORMATS["JPEG"])[0]
-            yield key, suffix, data, line
+            yield OutputSample(key, suffix.removeprefix("."), data, line)
             continue
         # Leave out a photo that was removed since it was captioned. Only read regular files,
         # because reading a pipe would block.
         with contextlib.suppress(FileNotFoundError, stores.Missing):
-            if stores.is_store(line["image"]) or os.path.isfile(line["image"]):
-                yield key, suffix, stores.read_bytes(line["image"]), line
+            if stores.is_store(name) or os.path.isfile(name):
+                suffix = os.path.splitext(name)[1].lower().removeprefix(".")
+                yield OutputSample(key, suffix, stores.read_bytes(name), line)
 
 
-def _members(tar: str, lines: list[Line]) -> Iterator[tuple[str, str, bytes, Line]]:
+def _samples_of_tar(tar: str, lines: list[OutputLine]) -> Iterator[OutputSample]:
     by_name = {line["image"]: line for line in lines}
     for member in itertools.takewhile(lambda _: by_name, members(tar)):  # until all are found
         line = by_name.pop(member.name, None)
         if line is not None:
-            yield member.key, member.name, member.data, line
+            yield OutputSample(member.key, member.name.rpartition(".")[2], member.data, line)

@@ -19,9 +19,10 @@ NAMES = {
     "rdf": "http://www.w3.org/1999/02/22-rdf-syntax-ns#",
     "dc": "http://purl.org/dc/elements/1.1/",
 }
-ROOT, ABOUT = f"{{{NAMES['x']}}}xmpmeta", f"{{{NAMES['rdf']}}}about"
-RDF, PART = f"{{{NAMES['rdf']}}}RDF", f"{{{NAMES['rdf']}}}Description"
-ALT, ITEM = f"{{{NAMES['rdf']}}}Alt", f"{{{NAMES['rdf']}}}li"
+ROOT = f"{{{NAMES['x']}}}xmpmeta"
+_IN_RDF = f"{{{NAMES['rdf']}}}"
+RDF, PART, ABOUT = _IN_RDF + "RDF", _IN_RDF + "Description", _IN_RDF + "about"
+ALT, ITEM = _IN_RDF + "Alt", _IN_RDF + "li"
 DESCRIPTION = f"{{{NAMES['dc']}}}description"
 LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 _PACKET = '<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>\n{}\n<?xpacket end="w"?>\n'

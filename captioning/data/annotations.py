@@ -46,10 +46,7 @@ def read_annotations(path: StrPath, split: Optional[str] = None) -> list[Sample]
     with the same id.
     """
     path = captions_file(Path(path))
-    captions: dict[str, list[str]] = {}
-    first_row: dict[str, str] = {}
-    ids: dict[str, ImageId] = {}
-    prompts: dict[str, Optional[str]] = {}
+    captions, first_row, ids, prompts = {}, {}, {}, {}  # each {image: value}
     for where, fields in read_rows(path, split):
         image, texts, image_id = checked_row(fields, f"{path}: {where}")
         captions.setdefault(image, []).extend(texts)
@@ -72,7 +69,7 @@ def read_annotations(path: StrPath, split: Optional[str] = None) -> list[Sample]
     if len(set(derived.values())) < len(derived):
         derived = {image: image for image in derived}
     ids.update(derived)
-    owner: dict[ImageId, str] = {}
+    owner = {}  # {image id: image}
     for image, texts in captions.items():
         if not texts:
             raise UserError(f"{path}: {first_row[image]}: {image} has no caption: add one")
@@ -87,17 +84,23 @@ def read_annotations(path: StrPath, split: Optional[str] = None) -> list[Sample]
     ]
 
 
-def checked_row(fields: Any, where: str) -> tuple[str, list[str], Optional[ImageId]]:
-    """Return the image of a row, the captions that are not blank, and the image id or None.
+class CheckedRow(NamedTuple):
+    """The fields of a row of annotations, without blank captions."""
+
+    image: str
+    captions: list[str]
+    image_id: Optional[ImageId]
+
+
+def checked_row(fields: Any, where: str) -> CheckedRow:
+    """Return the fields of a row after checks of their types.
 
     where: the file and row, for errors. Raises UserError for a malformed row.
     """
     if not isinstance(fields, dict):
         raise UserError(f"{where} is not an object: expected {{image, caption}}")
-    image, texts = (
-        next((fields[name] for name in names if name in fields), None)
-        for names in (IMAGE_NAMES, CAPTION_NAMES)
-    )
+    image = next((fields[name] for name in IMAGE_NAMES if name in fields), None)
+    texts = next((fields[name] for name in CAPTION_NAMES if name in fields), None)
     image_id = fields.get("image_id")
     if not isinstance(image, str) or not image:
         raise UserError(f"{where} has no image: give the path of the image file")
@@ -108,7 +111,7 @@ def checked_row(fields: Any, where: str) -> tuple[str, list[str], Optional[Image
         raise UserError(f"{where} has a caption that is not text: expected a string or strings")
     if image_id is not None and type(image_id) not in (int, str):  # isinstance would accept true
         raise UserError(f"{where} has image_id {image_id!r}: expected an integer or a string")
-    return image, [text for text in texts if text.strip()], image_id
+    return CheckedRow(image, [text for text in texts if text.strip()], image_id)
 
 
 def derived_id(image: str) -> ImageId:

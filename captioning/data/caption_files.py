@@ -3,7 +3,7 @@
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Optional, TypeVar, Union
+from typing import Any, Optional
 
 from captioning.data.annotations import ImageId, derived_id, read_annotations
 from captioning.data.formats import is_json
@@ -14,8 +14,7 @@ from captioning.runtime.errors import UserError
 
 Captions = dict[ImageId, str]  # one predicted caption per image
 References = dict[ImageId, list[str]]  # the human captions of each image
-NO_IDS: Mapping[str, ImageId] = {}
-Known = TypeVar("Known")
+NO_IDS = {}
 
 
 def read_predictions(path: StrPath, ids: Mapping[str, ImageId] = NO_IDS) -> Captions:
@@ -51,7 +50,7 @@ def predictions_by_id(
         raise UserError(f"{where}: expected a list of {{image_id, caption}}, as COCO results are")
     if not entries:
         raise UserError(f"{where}: the list of predictions is empty: nothing to score")
-    captions: Captions = {}
+    captions = {}
     for image_id, caption in _pairs(entries, where, ids):
         if captions.setdefault(image_id, caption) != caption:
             raise UserError(
@@ -71,7 +70,7 @@ def read_references(path: StrPath) -> References:
     document = _other_than_annotations(path)
     if document is None:
         return {sample.image_id: list(sample.captions) for sample in read_annotations(path)}
-    references: References = {}
+    references = {}
     if isinstance(document.get("annotations"), list):
         for image_id, caption in _pairs(document["annotations"], f"{path}: annotations"):
             references.setdefault(image_id, []).append(caption)
@@ -154,7 +153,7 @@ def match_ids(captions: Captions, references: Mapping[ImageId, Sequence[str]]) -
 
     Raises UserError for the first caption without references.
     """
-    by_text: dict[str, ImageId] = {}
+    by_text = {}
     for image_id in captions:  # 139 and "139" would get the same references
         other = by_text.setdefault(str(image_id), image_id)
         if other != image_id and not {other, image_id} <= references.keys():
@@ -177,9 +176,7 @@ def match_ids(captions: Captions, references: Mapping[ImageId, Sequence[str]]) -
     return {image_id: list(group) for image_id, group in matched.items()}
 
 
-def by_id(
-    ids: Iterable[ImageId], known: Mapping[ImageId, Known]
-) -> dict[ImageId, Union[Known, tuple[()]]]:
+def by_id(ids: Iterable[ImageId], known: Mapping[ImageId, Any]) -> dict[ImageId, Any]:
     """Return {id: its entry in `known`}, such as its references; () for an unknown id.
 
     The ids "139" and 139 name the same image, unless both are in `known`.
@@ -191,9 +188,7 @@ def by_id(
     }
 
 
-def of_images(
-    ids: Iterable[ImageId], known: Mapping[ImageId, Known]
-) -> dict[ImageId, Union[Known, tuple[()]]]:
+def of_images(ids: Iterable[ImageId], known: Mapping[ImageId, Any]) -> dict[ImageId, Any]:
     """Like `by_id`, but an unknown caption id such as "a.jpg#0" gets the entry of image "a.jpg".
 
     Flickr8k's files number the captions of an image in this way.

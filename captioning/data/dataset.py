@@ -107,7 +107,7 @@ class TrainingDataset(Dataset):
 
     def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
         epoch, index = key
-        unreadable: list[str] = []
+        unreadable = []
         for candidate in self._candidates(index):
             try:
                 return {**self._item(epoch, index, candidate), "unreadable": unreadable}
@@ -127,7 +127,7 @@ class TrainingDataset(Dataset):
 
     def _item(self, epoch: int, index: int, candidate: int) -> dict[str, Any]:
         """Return the item `candidate`, made with the random numbers of the item `index`."""
-        sample, chosen = self._sample(candidate)
+        sample, chosen = self._sample_and_captions(candidate)
         with seeded(derived_seed("item", self.seed, epoch, index)):
             if self.captions_per_image > 1:
                 chosen = _random_positions(len(sample.captions), self.captions_per_image)
@@ -144,8 +144,9 @@ class TrainingDataset(Dataset):
         if sample.image in self._images:
             return self._images[sample.image]
         with self._open(sample) as opened:
-            prompt = [sample.prompt] * self.takes_prompt
-            image = transformed(self.transform, opened, sample.image, *prompt)
+            image = transformed(
+                self.transform, opened, sample.image, sample.prompt, self.takes_prompt
+            )
         if self.is_deterministic and image.nbytes * len(self.samples) <= MAX_KEPT_BYTES:
             self._images[sample.image] = image
         return image
@@ -153,14 +154,14 @@ class TrainingDataset(Dataset):
     def _open(self, sample: Sample) -> Image.Image:
         return open_image(os.path.join(self.image_root, sample.image))
 
-    def _sample(self, index: int) -> tuple[Sample, list[int]]:
+    def _sample_and_captions(self, index: int) -> tuple[Sample, list[int]]:
         """Return the sample of an item, and the position of the item's caption in a list.
 
         The list is empty if captions_per_image is above 1: `_item` then chooses the captions.
         """
         if self.captions_per_image > 1:
             return self.samples[index], []
-        position, caption = locate(self._pairs_up_to, index)
+        position, caption = group_and_position(self._pairs_up_to, index)
         return self.samples[position], [caption]
 
 
@@ -188,15 +189,17 @@ class EvaluationDataset(Dataset):
         item["prompt"] = sample.prompt
         try:
             image = load_image(os.path.join(self.image_root, sample.image))
-            prompt = [sample.prompt] * self.takes_prompt
-            return {**item, "image": transformed(self.transform, image, sample.image, *prompt)}
+            item["image"] = transformed(
+                self.transform, image, sample.image, sample.prompt, self.takes_prompt
+            )
         except UserError as error:
             if not self.skip_bad_images:
                 raise
-            return {**item, "unreadable": [str(error)]}
+            item["unreadable"].append(str(error))
+        return item
 
 
-def locate(up_to: Sequence[int], index: int) -> tuple[int, int]:
+def group_and_position(up_to: Sequence[int], index: int) -> tuple[int, int]:
     """Return the group of an item, and the position of the item in this group.
 
     index: the item's position in the concatenation of all groups. up_to: for each group, the number

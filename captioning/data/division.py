@@ -47,9 +47,11 @@ def divided(
     to its path. Raises UserError.
     """
     lists = isinstance(split["val"], str)
-    split_of = _of_lists(samples, split, path_of) if lists else _of_shares(samples, split)
+    split_of = (
+        _split_by_lists(samples, split, path_of) if lists else _split_by_shares(samples, split)
+    )
     rest = None if "train" in split else "train"
-    parts: dict[str, list[Sample]] = {name: [] for name in SPLITS if name in (*split, "train")}
+    parts = {name: [] for name in SPLITS if name in (*split, "train")}
     for sample in samples:
         name = split_of.get(sample.image, rest)
         if name:
@@ -62,7 +64,7 @@ def divided(
     return parts
 
 
-def _of_shares(samples: Sequence[Sample], split: dict[str, Any]) -> dict[str, str]:
+def _split_by_shares(samples: Sequence[Sample], split: dict[str, Any]) -> dict[str, str]:
     """Return {image: split} of the images that are not for training."""
 
     def rank(image: str) -> tuple[int, str]:
@@ -73,13 +75,13 @@ def _of_shares(samples: Sequence[Sample], split: dict[str, Any]) -> dict[str, st
     return dict(zip(order, ["val"] * val + ["test"] * test))
 
 
-def _of_lists(
+def _split_by_lists(
     samples: Sequence[Sample], split: dict[str, str], path_of: Callable[[str], Path]
 ) -> dict[str, str]:
     """Return {image: split} of the listed images. Lists may omit the suffix of a file name."""
     known = {os.path.splitext(sample.image)[0]: sample.image for sample in samples}
     known.update((sample.image, sample.image) for sample in samples)
-    split_of: dict[str, str] = {}
+    split_of = {}
     for name, file in split.items():
         path = path_of(file)
         listed = [item.image for item in read_list(path)]

@@ -129,14 +129,12 @@ def _table_rows(text: str, path: Path) -> Iterator[Row]:
                 image_id = int(image_id)
             yield where, {**fields, "image_id": image_id}
     except csv.Error as error:
-        line = (
-            reader.reader.line_num
-        )  # DictReader has not counted the bad row, but its csv.reader has
+        line = reader.reader.line_num  # counts the bad row, which DictReader does not
         raise UserError(f"{path}: not valid CSV at line {line}: {error}") from None
 
 
 def _coco_rows(images: list, annotations: list, path: Path) -> Iterator[Row]:
-    captions: defaultdict[Any, list] = defaultdict(list)
+    captions = defaultdict(list)
     try:
         for number, entry in enumerate(annotations, start=1):
             where, lacks = f"row {number} of annotations", "image_id or caption"

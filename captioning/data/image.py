@@ -89,14 +89,20 @@ def load_image(path: StrPath, data: Optional[BinaryIO] = None) -> Image.Image:
         return decode(image, path)
 
 
-def transformed(transform: Callable, image: Image.Image, name: StrPath, *prompt: Any) -> Any:
-    """Return `transform(image, *prompt)`. prompt: given only if the transform takes a prompt.
+def transformed(
+    transform: Callable,
+    image: Image.Image,
+    name: StrPath,
+    prompt: Optional[str] = None,
+    takes_prompt: bool = False,
+) -> Any:
+    """Return `transform(image)`, or `transform(image, prompt)` if it takes a prompt.
 
     A ValueError means that the captioner cannot process the image. It becomes a UserError that
     names the image.
     """
     try:
-        return transform(image, *prompt)
+        return transform(image, prompt) if takes_prompt else transform(image)
     except ValueError as error:
         raise UserError(f"{name}: {error}") from error
 

@@ -12,7 +12,6 @@ from itertools import islice
 from typing import Any, Callable, Optional, Union
 
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from captioning.data.dataset import EvaluationDataset, TrainingDataset
@@ -24,8 +23,6 @@ from captioning.runtime.errors import UserError
 logger = logging.getLogger(__name__)
 
 Batch = dict[str, Any]
-Item = Union[dict[str, Any], UserError]
-Normalise = Callable[[Tensor], Tensor]
 Collate = Callable[[list], Any]
 
 # The number of global batches whose captions are sorted together by length. A larger number makes
@@ -63,7 +60,7 @@ class Loader(DataLoader):
             generator=torch.Generator(),
         )
         self.skipped = 0
-        self._logged: set[str] = set()
+        self._logged = set()
 
     def check_worker_number_rationality(self) -> None:
         """Override torch's warning about many workers: the user has chosen their number."""
@@ -201,13 +198,13 @@ class _ShuffledBatches:
             yield [(self.epoch, index) for index in list(islice(order, size))[part]]
 
 
+@dataclass(eq=False)
 class _ErrorsAsValues(Dataset):
     """Returns a UserError instead of raising it, because DataLoader would add a traceback."""
 
-    def __init__(self, dataset: Dataset):
-        self.dataset = dataset
+    dataset: Dataset
 
-    def __getitems__(self, keys: Sequence) -> list[Item]:
+    def __getitems__(self, keys: Sequence) -> list:
         """Return the items of a batch, or a list that contains only the UserError."""
         try:
             if hasattr(self.dataset, "prefetch"):
@@ -217,7 +214,7 @@ class _ErrorsAsValues(Dataset):
             return [error]
 
 
-def _collate(join: Collate, items: Sequence[Item]) -> Union[Batch, UserError]:
+def _collate(join: Collate, items: Sequence) -> Union[Batch, UserError]:
     if isinstance(items[0], UserError):
         return items[0]
     messages = [message for item in items for message in item["unreadable"]]
@@ -237,7 +234,7 @@ class Prefetcher:
     """
 
     def __init__(
-        self, batches: Iterable[Batch], device: torch.device, normalise: Normalise = normalise
+        self, batches: Iterable[Batch], device: torch.device, normalise: Callable = normalise
     ):
         """normalise: converts pixels to floats, see `Preprocessing`."""
         self.batches, self.device, self.normalise = batches, device, normalise

@@ -98,7 +98,7 @@ def exact_autocontrast(image: Image.Image) -> Image.Image:
     such as 5, BLIP's code should add -5 before stretching. It adds -5 as an unsigned byte, which is
     251, so that all values of the channel become 255.
     """
-    table: list[int] = []
+    table = []
     for counts in np.reshape(image.histogram(), (3, 256)):
         low, high = np.flatnonzero(counts)[[0, -1]].tolist()
         scale = 255 / max(high - low, 1)
@@ -132,12 +132,28 @@ def _warp(image: Image.Image, matrix: np.ndarray) -> Image.Image:
 
 
 OPERATIONS = (
-    *(identity, F.autocontrast, brightness, sharpness, F.equalize),
-    *(shear_x, shear_y, translate_x, translate_y, rotate),
+    identity,
+    F.autocontrast,
+    brightness,
+    sharpness,
+    F.equalize,
+    shear_x,
+    shear_y,
+    translate_x,
+    translate_y,
+    rotate,
 )
 EXACT_OPERATIONS = (
-    *(identity, exact_autocontrast, brightness, sharpness, F.equalize),
-    *(exact_shear_x, exact_shear_y, translate_x, translate_y, exact_rotate),
+    identity,
+    exact_autocontrast,
+    brightness,
+    sharpness,
+    F.equalize,
+    exact_shear_x,
+    exact_shear_y,
+    translate_x,
+    translate_y,
+    exact_rotate,
 )
 
 

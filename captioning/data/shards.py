@@ -11,15 +11,15 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 import torch
 from PIL import Image
 
-from captioning.data.dataset import MAX_REPLACEMENTS, TrainingDataset, locate
+from captioning.data.dataset import MAX_REPLACEMENTS, TrainingDataset, group_and_position
 from captioning.data.image import open_image
 from captioning.data.randomness import derived_seed, permutation
-from captioning.data.tar_index import Row, read_rows, summaries
+from captioning.data.tar_index import IndexRow, read_rows, summaries
 from captioning.files import stores
 from captioning.runtime.errors import UserError
 
@@ -30,14 +30,14 @@ class TarSample(NamedTuple):
     image: str  # the tar's path, a slash and the name in it
     captions: tuple[str, ...]
     image_id: str  # the same as image
-    span: tuple[str, int, int]  # the tar, the first byte and the number of bytes
+    span: stores.ByteRange  # of the image in the tar
     prompt: Optional[str] = None
 
 
-def _sample_of(tar: str, row: Row) -> TarSample:
+def _sample_of(tar: str, row: IndexRow) -> TarSample:
     name = f"{tar}/{row['image']}"
-    place = (tar, row["at"], row["size"])
-    return TarSample(name, tuple(row["captions"]), name, place, row.get("prompt"))
+    span = stores.ByteRange(tar, row["at"], row["size"])
+    return TarSample(name, tuple(row["captions"]), name, span, row.get("prompt"))
 
 
 class Shards:
@@ -68,8 +68,23 @@ class Shards:
             rows = (row for row in self.rows(number) if "error" not in row)
             yield from (_sample_of(self.tars[number], row) for row in rows)
 
-    def rows(self, number: int) -> list[Row]:
+    def rows(self, number: int) -> list[IndexRow]:
         return read_rows(self.tars[number], self.summaries[number])
+
+
+class _TarRows(NamedTuple):
+    """The rows of a tar's index, and the number of items up to the end of each row."""
+
+    rows: list[IndexRow]
+    items_up_to: list[int]
+
+
+class _Item(NamedTuple):
+    """An item's tar and row, and its caption's position; [] if captions_per_image is above 1."""
+
+    tar: str
+    row: IndexRow
+    captions: list[int]
 
 
 @dataclass(eq=False, repr=False)
@@ -90,15 +105,14 @@ class ShardDataset(TrainingDataset):
         first = next((summary["first"] for summary in known if summary["errors"]), None)
         if first and not self.skip_bad_images:
             count = sum(summary["errors"] for summary in known)
-            more = f", and {count - 1} more" * (count > 1)
+            more = f", and {count - 1} more" if count > 1 else ""
             raise UserError(f"{first}{more}: correct it, or set skip_bad_images=true")
         unit = "captions" if self.captions_per_image == 1 else "samples"
         self._sizes = [summary[unit] + summary["errors"] for summary in known]  # items of each tar
         self._up_to = list(accumulate(self._sizes))  # number of items up to the end of each tar
-        # {tar: (rows of its index, number of items up to the end of each row)}, least recent first
-        self._rows: OrderedDict[int, tuple[list[Row], list[int]]] = OrderedDict()
+        self._rows = OrderedDict()  # {tar: its _TarRows}, least recently used first
         # {span of an image: bytes of the image, or the error of reading them}
-        self._prefetched: dict[tuple[str, int, int], Any] = {}
+        self._prefetched = {}
 
     def __len__(self) -> int:
         return self._up_to[-1]
@@ -122,7 +136,7 @@ class ShardDataset(TrainingDataset):
             done += size
 
     def _groups(self, seed: int, epoch: int) -> Iterator[list[int]]:
-        group: list[int] = []
+        group = []
         size = 0
         for tar in permutation(len(self._sizes), derived_seed("tars", seed, epoch)):
             group.append(tar)
@@ -141,8 +155,8 @@ class ShardDataset(TrainingDataset):
         spans = []
         for _, index in keys:
             tar, row, _ = self._find(index)
-            if "error" not in row and stores.is_store(self.samples.tars[tar]):
-                spans.append(_sample_of(self.samples.tars[tar], row).span)
+            if "error" not in row and stores.is_store(tar):
+                spans.append(_sample_of(tar, row).span)
         self._prefetched = dict(zip(spans, stores.read_ranges(spans)))
 
     def _candidates(self, index: int) -> Iterator[int]:
@@ -150,25 +164,21 @@ class ShardDataset(TrainingDataset):
         random = torch.Generator().manual_seed(derived_seed("replacement", self.seed, index))
         yield from torch.randint(len(self), (MAX_REPLACEMENTS,), generator=random).tolist()
 
-    def _sample(self, index: int) -> tuple[TarSample, list[int]]:
-        tar, row, caption = self._find(index)
-        if "error" in row:
-            raise UserError(row["error"])
-        return _sample_of(self.samples.tars[tar], row), caption
+    def _sample_and_captions(self, index: int) -> tuple[TarSample, list[int]]:
+        found = self._find(index)
+        if "error" in found.row:
+            raise UserError(found.row["error"])
+        return _sample_of(found.tar, found.row), found.captions
 
-    def _find(self, index: int) -> tuple[int, Row, list[int]]:
-        """Return the tar of an item, its row in the tar's index, and its caption's position.
-
-        The position is in a list, which is empty if captions_per_image is above 1.
-        """
-        tar, item = locate(self._up_to, index)
-        rows, items_up_to = self._rows_of(tar)
+    def _find(self, index: int) -> _Item:
+        number, item = group_and_position(self._up_to, index)
+        tar, (rows, items_up_to) = self.samples.tars[number], self._rows_of(number)
         if self.captions_per_image > 1:
-            return tar, rows[item], []
-        position, caption = locate(items_up_to, item)
-        return tar, rows[position], [caption]
+            return _Item(tar, rows[item], [])
+        position, caption = group_and_position(items_up_to, item)
+        return _Item(tar, rows[position], [caption])
 
-    def _rows_of(self, tar: int) -> tuple[list[Row], list[int]]:
+    def _rows_of(self, tar: int) -> _TarRows:
         if tar not in self._rows:
             rows = self.samples.rows(tar)
             # With captions_per_image 1, each caption is an item, and each error is one item.
@@ -176,7 +186,7 @@ class ShardDataset(TrainingDataset):
             items = items_up_to[-1] if self.captions_per_image == 1 else len(rows)
             if items != self._sizes[tar]:
                 raise UserError(f"{self.samples.tars[tar]}: it has changed since training began")
-            self._rows[tar] = rows, items_up_to
+            self._rows[tar] = _TarRows(rows, items_up_to)
             # Keep the rows of two groups in memory: a batch may be at the end of one group and at
             # the beginning of the next group.
             most = 2 * self.shuffle_buffer + self._sizes[tar]

@@ -104,7 +104,7 @@ def read_split(config, split: str) -> Union[list[Sample], Shards]:
     if split == "train" and (tars := training_tars(config)):
         return Shards(tars)
     if not config.split:
-        return _read(config, split, split)
+        return _read_samples(config, files_of=split, split=split)
     splits, _ = _divided(config)
     if split not in splits:
         raise UserError(f"split divides train_file, but has no {split}: add it")
@@ -133,20 +133,20 @@ def described_division(config) -> str:
 
 def _divided(config) -> tuple[dict[str, list[Sample]], int]:
     """Return the samples of each split of `train_file`, and the number of samples in the file."""
-    samples = _read(config, "train", None)
-    lists = partial(local_path_in, config.ann_root)
-    return divided(samples, config.split, lists), len(samples)
+    samples = _read_samples(config, files_of="train", split=None)
+    path_of = partial(local_path_in, config.ann_root)
+    return divided(samples, config.split, path_of), len(samples)
 
 
-def _read(config, files: str, split: Optional[str]) -> list[Sample]:
+def _read_samples(config, files_of: str, split: Optional[str]) -> list[Sample]:
     """Return the samples of a split's annotation files, with images relative to image_root.
 
-    files: the split whose annotation files are read. split: the split to select within a file in
+    files_of: the split whose annotation files are read. split: the split to select within a file in
     Karpathy's format, which contains all splits; None for all.
     """
-    samples: list[Sample] = []
-    owner: dict[ImageId, Path] = {}
-    for path in annotation_paths(config, files):
+    samples = []
+    owner = {}
+    for path in annotation_paths(config, files_of):
         file_samples = read_annotations(path, split)
         folder = _folder_within(config.image_root, path, file_samples[0].image)
         for sample in file_samples:

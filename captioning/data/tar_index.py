@@ -5,7 +5,7 @@ import tarfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, BinaryIO, Optional
+from typing import Any, BinaryIO, Optional, TypedDict
 
 from captioning.data.annotations import checked_row
 from captioning.files import stores
@@ -21,9 +21,28 @@ from captioning.runtime.progress import progress
 VERSION = 2  # format of the cached files; a file of another version is rebuilt
 AT_ONCE = 16  # tars to read concurrently; reading from a store waits for the network
 
-# {"image": name in the tar, "at": first byte, "size": bytes, "captions": list, "prompt": text if it
-# has one}, or {"error": line} for a sample that cannot be used.
-Row = dict[str, Any]
+
+class TarSummary(TypedDict):
+    """The first line of an index. version and stamp tell whether the index is valid."""
+
+    version: int
+    stamp: stores.Stamp  # of the tar
+    samples: int
+    captions: int
+    errors: int  # samples that cannot be used
+    first: Optional[str]  # the first error
+    prompts: int  # samples with a prompt
+
+
+class IndexRow(TypedDict, total=False):
+    """A sample of a tar, or the error of a sample that cannot be used."""
+
+    image: str  # name in the tar
+    at: int  # the image's first byte
+    size: int  # bytes of the image
+    captions: list[str]
+    prompt: str  # left out without a prompt
+    error: str  # an error line; the only key
 
 
 def index_path(tar: str) -> Path:
@@ -32,12 +51,11 @@ def index_path(tar: str) -> Path:
     return cache_folder() / "tars" / f"{cache_key(location, 32)}.jsonl"
 
 
-def summaries(tars: list[str]) -> list[dict[str, Any]]:
+def summaries(tars: list[str]) -> list[TarSummary]:
     """Return the summary of each tar, from its cached index if possible.
 
-    The keys samples, captions, errors and prompts are numbers; first is the first error or None.
-    version and stamp tell whether the index is valid. A tar that has no index, or has changed since
-    it was indexed, is read. Raises UserError, and Stopped if a stop is requested.
+    A tar that has no index, or has changed since it was indexed, is read. Raises UserError, and
+    Stopped if a stop is requested.
     """
     with ThreadPoolExecutor(AT_ONCE) as pool:
         found = list(pool.map(_cached_summary, tars))
@@ -53,7 +71,7 @@ def summaries(tars: list[str]) -> list[dict[str, Any]]:
     return found
 
 
-def _cached_summary(tar: str) -> Optional[dict[str, Any]]:
+def _cached_summary(tar: str) -> Optional[TarSummary]:
     """Return the cached summary of a tar; None if the tar is not indexed or has changed since."""
     summary = next(read_lines(index_path(tar)), None)
     if summary and summary["version"] == VERSION and summary["stamp"] == stores.stamp(tar):
@@ -61,24 +79,30 @@ def _cached_summary(tar: str) -> Optional[dict[str, Any]]:
     return None
 
 
-def _build_index(tar: str) -> Optional[dict[str, Any]]:
+def _build_index(tar: str) -> Optional[TarSummary]:
     """Read a tar, write its index and return its summary. Returns None after a stop request."""
     if signals.stop_requested():
         return None
     path, stamp = index_path(tar), stores.stamp(tar)
-    rows = _read(tar)
+    rows = _read_samples(tar)
     captions = [len(row["captions"]) for row in rows if "error" not in row]
     errors = [row["error"] for row in rows if "error" in row]
-    summary = {"version": VERSION, "stamp": stamp, "samples": len(captions)}
-    summary.update(captions=sum(captions), errors=len(errors), first=next(iter(errors), None))
-    summary["prompts"] = sum("prompt" in row for row in rows)
+    summary = TarSummary(
+        version=VERSION,
+        stamp=stamp,
+        samples=len(captions),
+        captions=sum(captions),
+        errors=len(errors),
+        first=errors[0] if errors else None,
+        prompts=sum("prompt" in row for row in rows),
+    )
     with user_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_lines(path, [summary, *rows])
     return summary
 
 
-def read_rows(tar: str, summary: dict[str, Any]) -> list[Row]:
+def read_rows(tar: str, summary: TarSummary) -> list[IndexRow]:
     """Return the samples of a tar. Raises UserError if the tar has changed since `summary`.
 
     The tar itself is read if its index is damaged, or if another machine that shares the cache
@@ -89,19 +113,16 @@ def read_rows(tar: str, summary: dict[str, Any]) -> list[Row]:
         return rows[1:]
     if stores.stamp(tar) != summary["stamp"]:
         raise UserError(f"{tar}: it has changed since training began: start again")
-    return _read(tar)
+    return _read_samples(tar)
 
 
-def _read(tar: str) -> list[Row]:
+def _read_samples(tar: str) -> list[IndexRow]:
     """Read the samples of a tar. Raises UserError if the disk or the store fails."""
-    try:
-        with stores.open_file(tar) as file:
-            return list(_rows(file, tar))
-    except OSError as error:
-        raise UserError(f"{tar}: cannot be read: {error.strerror or error}") from error
+    with stores.read_errors(tar), stores.open_file(tar) as file:
+        return list(_rows_of_members(file, tar))
 
 
-def _rows(file: BinaryIO, tar: str) -> Iterator[Row]:
+def _rows_of_members(file: BinaryIO, tar: str) -> Iterator[IndexRow]:
     """Yield the samples of a tar. A sample consists of adjacent members with the same key.
 
     The key is the member's name without its suffix, which begins at the first dot. A sample without
@@ -109,7 +130,7 @@ def _rows(file: BinaryIO, tar: str) -> Iterator[Row]:
     lines of a `.txt` member, or `caption` or `captions` of a `.json` member, which may also have a
     `prompt`.
     """
-    keys: set[str] = set()
+    keys = set()
     key, members = "", {}  # {suffix: [(member, content of a .txt or .json member, else None)]}
     try:
         with Tar.open(fileobj=file, mode="r:") as opened:
@@ -117,7 +138,7 @@ def _rows(file: BinaryIO, tar: str) -> Iterator[Row]:
                 if member.issparse():
                     continue
                 if member_key != key:
-                    yield from _row(tar, key, members, keys)
+                    yield from _row_of_sample(tar, key, members, keys)
                     key, members = member_key, {}
                 is_text = suffix in ("txt", "json") and member.size <= MAX_TEXT_BYTES
                 text = opened.content(member) if is_text else None
@@ -125,15 +146,15 @@ def _rows(file: BinaryIO, tar: str) -> Iterator[Row]:
             file.seek(opened.offset)
             if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
                 raise tarfile.ReadError("it has no end marker: it was cut off or is damaged")
-        yield from _row(tar, key, members, keys)
+        yield from _row_of_sample(tar, key, members, keys)
     except (tarfile.TarError, EOFError) as error:  # drops the last sample: it may be incomplete
         yield {"error": f"{tar}: the rest cannot be read: {error}"}
 
 
-def _row(tar: str, key: str, members: dict, keys: set[str]) -> Iterator[Row]:
+def _row_of_sample(tar: str, key: str, members: dict, keys: set[str]) -> Iterator[IndexRow]:
     """Yield the row of a sample, if it has an image, and add its key to `keys`.
 
-    members: see `_rows`. keys: the keys of the earlier samples, to detect repeated keys.
+    members: see `_rows_of_members`. keys: the keys of the earlier samples, to detect repeated keys.
     """
     images = [alike[0] for suffix, alike in members.items() if is_image(f"{key}.{suffix}")]
     if not images:
@@ -149,18 +170,18 @@ def _row(tar: str, key: str, members: dict, keys: set[str]) -> Iterator[Row]:
         texts = {suffix: text for suffix, [(_, text), *_] in members.items()}
         place = {"image": image.name, "at": image.offset_data, "size": image.size}
         try:
-            yield {**place, **_texts(texts, where)}
+            yield {**place, **_captions_and_prompt(texts, where)}
         except UserError as error:
             yield {"error": str(error)}
     keys.add(key)
 
 
-def _texts(texts: dict[str, Optional[bytes]], where: str) -> dict[str, Any]:
+def _captions_and_prompt(texts: dict[str, Optional[bytes]], where: str) -> dict[str, Any]:
     """Return {"captions": list} of a sample, and "prompt" if it has one. Raises UserError.
 
     texts: {suffix: content}.
     """
-    fields: Any = {}
+    fields = {}
     try:
         if texts.get("json") is not None:
             fields = parse_json(texts["json"].decode("utf-8-sig"), f"{where}.json")
@@ -171,7 +192,7 @@ def _texts(texts: dict[str, Optional[bytes]], where: str) -> dict[str, Any]:
         raise UserError(f"{where}: its captions are not UTF-8 text") from None
     if isinstance(fields, dict):
         fields = {**fields, "image": where, "image_id": None}
-    _, captions, _ = checked_row(fields, where)
+    captions = checked_row(fields, where).captions
     if not captions:
         raise UserError(f"{where} has no caption: add one")
     found = {"captions": [caption.strip() for caption in captions]}

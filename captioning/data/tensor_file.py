@@ -11,8 +11,7 @@ from BLIP.weights.safe_load import PickledError, read_pickled
 from captioning.runtime.errors import UserError
 
 PARTS = ("train", "val")
-# train_images, train_captions, val_images, val_captions, vocab
-KEYS = (*(f"{part}_{kind}" for part in PARTS for kind in ("images", "captions")), "vocab")
+KEYS = ("train_images", "train_captions", "val_images", "val_captions", "vocab")
 INTEGERS = (torch.uint8, torch.int16, torch.int32, torch.int64)
 START, END, PADDING, UNKNOWN = "<START>", "<END>", "<NULL>", "<UNK>"
 

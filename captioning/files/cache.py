@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
-from typing import Any, Optional
+from typing import Optional
 
 from captioning.files import stores
 from captioning.files.reading import StrPath
@@ -47,7 +47,7 @@ def local(name: StrPath) -> Path:
         within = [found[len(folder) + 1 :] for found in stores.matching(name)]
         return local_folder(folder, within) / name[len(folder) + 1 :]
     stores.check_address(name)
-    return _copied(name, {"": stores.stamp(name)})
+    return _local_copy(name, {"": stores.stamp(name)})
 
 
 def local_path_in(folder: str, name: str) -> Path:
@@ -58,10 +58,10 @@ def local_path_in(folder: str, name: str) -> Path:
 def local_folder(address: str, names: Iterable[str]) -> Path:
     """Return a folder with copies of the files `names` of a store's folder. Raises UserError."""
     address = address.rstrip("/")
-    return _copied(address, {name: stores.stamp(f"{address}/{name}") for name in names})
+    return _local_copy(address, {name: stores.stamp(f"{address}/{name}") for name in names})
 
 
-def _copied(address: str, files: dict[str, list[Any]]) -> Path:
+def _local_copy(address: str, files: dict[str, stores.Stamp]) -> Path:
     """Return the path of a local copy of a store's folder, or of a single file. Raises UserError.
 
     files: {name in the folder: stamp}; {"": stamp} for a single file.
@@ -86,7 +86,7 @@ def _copied(address: str, files: dict[str, list[Any]]) -> Path:
     return copy
 
 
-def fetch(address: str, path: Path, stamp: list[Any]) -> None:
+def fetch(address: str, path: Path, stamp: stores.Stamp) -> None:
     """Download a file with this `stores.stamp` to `path`, which appears when it is complete.
 
     Raises UserError, also if the file is replaced during the download.
@@ -96,10 +96,11 @@ def fetch(address: str, path: Path, stamp: list[Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as file:
             pieces = [
-                (address, at, min(stores.PIECE, size - at)) for at in range(0, size, stores.PIECE)
+                stores.ByteRange(address, first, min(stores.PIECE, size - first))
+                for first in range(0, size, stores.PIECE)
             ]
-            for first in range(0, len(pieces), AT_ONCE):
-                for piece in stores.read_ranges(pieces[first : first + AT_ONCE]):
+            for number in range(0, len(pieces), AT_ONCE):
+                for piece in stores.read_ranges(pieces[number : number + AT_ONCE]):
                     if isinstance(piece, UserError):
                         raise piece
                     file.write(piece)

@@ -87,7 +87,7 @@ class ChatServer:
         self.url, self.timeout = url.rstrip("/"), timeout
         self.opener = urllib.request.build_opener(_NoRedirects)
 
-    def check(self) -> list[str]:
+    def list_models(self) -> list[str]:
         """Return the names of the server's models; [] if the server does not list them.
 
         Raises UserError if the server does not answer, or refuses the key.

@@ -162,7 +162,7 @@ def read_list(
     if tables.is_table(path):
         rows, column = tables.rows(path), tables.IMAGE
     elif suffix == ".txt":
-        rows = ((path, line.strip()) for line in _lines(path) if line.strip())
+        rows = ((path, name) for name in map(str.strip, _lines(path)) if name)
     elif suffix == ".csv":
         rows = _csv_rows(path)
     elif suffix == ".jsonl":
@@ -249,10 +249,9 @@ def has_columns(template: Optional[str]) -> bool:
 
 
 def _lines(path: StrPath, newline: Optional[str] = None) -> Iterator[str]:
+    name = str(path)
     try:
-        with io.TextIOWrapper(stores.open_file(str(path)), "utf-8-sig", newline=newline) as file:
-            yield from file
+        with stores.read_errors(name), stores.open_file(name) as file:
+            yield from io.TextIOWrapper(file, "utf-8-sig", newline=newline)
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text: {error.reason}: convert it") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None

@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO, Optional
+from typing import BinaryIO
 
 from captioning.files.writing import write_json
 from captioning.runtime.errors import UserError
@@ -27,7 +27,7 @@ class HashedFile:
 
     def __init__(self, file: BinaryIO):
         self.file, self.size, self.digest = file, 0, hashlib.sha256()
-        self.problem: Optional[OSError] = None
+        self.problem = None
 
     def write(self, data) -> int:
         try:

@@ -4,35 +4,41 @@ Functions that read a single file also accept a path on disk. The store's librar
 credentials. Addresses must not contain credentials, because logs and errors show addresses.
 """
 
+import contextlib
 import io
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
-from typing import Any, BinaryIO, Callable, Optional, TypeVar, Union
+from typing import Any, BinaryIO, NamedTuple, Union
 from urllib.parse import urlsplit
 
+from captioning.files.store_requests import (
+    LIBRARIES,
+    Missing,
+    StoreError,
+    call,
+    library_of,
+    no_answer,
+    no_such_file,
+    retry,
+    system_of,
+    web_module,
+)
 from captioning.runtime.errors import UserError
 
-T = TypeVar("T")
+# [size in bytes or None, a value that changes when the file is written]. A list, as in JSON.
+Stamp = list[Any]
 
-# {supported scheme: the library that fsspec needs for it}. For hf it is datasets, which installs
-# both huggingface_hub, which implements the file system, and aiohttp.
-LIBRARIES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "https": "aiohttp", "hf": "datasets"}
 PAGE = 1000  # names per page of an S3 listing
 PIECE = 1 << 22  # bytes per request when a file is read sequentially
 
-TRIES = 6  # requests in total, before a StoreError
-PAUSE_S = 0.5  # after the first failure; doubled after each further failure
 
+class ByteRange(NamedTuple):
+    """`count` bytes of a file, from the byte `first` on."""
 
-class StoreError(UserError):
-    """A store does not answer or refuses access. Skipping the requested file would not help."""
-
-
-class Missing(UserError):
-    """A store has no file of this name."""
+    address: str
+    first: int
+    count: int
 
 
 def is_store(address: str) -> bool:
@@ -54,7 +60,7 @@ def check_address(address: str) -> None:
     if "@" in parts.netloc or parts.query:
         raise UserError(
             f"{without_secrets(address)}: an address with a user or a query may contain a secret; "
-            f"give credentials where {_library(address)} finds them, in the environment or its "
+            f"give credentials where {library_of(address)} finds them, in the environment or its "
             "own files"
         )
 
@@ -98,8 +104,17 @@ def join(folder: str, name: str) -> str:
     return f"{folder.rstrip('/')}/{name}" if in_store else str(Path(folder, name))
 
 
-def read_ranges(ranges: Sequence[tuple[str, int, int]]) -> list[Union[bytes, UserError]]:
-    """Read ranges (address, first byte, number of bytes) of one store's files concurrently.
+@contextlib.contextmanager
+def read_errors(name: str) -> Iterator[None]:
+    """Within the block, turn an OSError into a UserError that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{name}: cannot be read: {error.strerror or error}") from error
+
+
+def read_ranges(ranges: Sequence[ByteRange]) -> list[Union[bytes, UserError]]:
+    """Read ranges of one store's files concurrently.
 
     The result for a range is its bytes, or a UserError if the range cannot be read. A missing file
     does not affect other files. If the store stops answering, the result for every range that has
@@ -108,22 +123,22 @@ def read_ranges(ranges: Sequence[tuple[str, int, int]]) -> list[Union[bytes, Use
     if not ranges:
         return []
     address = ranges[0][0]
-    patience = _web(address).patience_with(address)
+    patience = web_module(address).patience_with(address)
     if not patience.allows():
-        return [_silent(address)] * len(ranges)
+        return [no_answer(address)] * len(ranges)
     system, _ = system_of(address)
-    names, starts, counts = zip(*ranges)
-    paths = list(map(system._strip_protocol, names))
-    ends = list(map(sum, zip(starts, counts)))
-    found = system.cat_ranges(paths, list(starts), ends, on_error="return")
+    paths = [system._strip_protocol(each.address) for each in ranges]
+    starts = [each.first for each in ranges]
+    ends = [each.first + each.count for each in ranges]
+    found = system.cat_ranges(paths, starts, ends, on_error="return")
     failed = [
         number
-        for number, (data, count) in enumerate(zip(found, counts))
-        if not isinstance(data, bytes) or len(data) != count
+        for number, (data, each) in enumerate(zip(found, ranges))
+        if not isinstance(data, bytes) or len(data) != each.count
     ]
     if len(failed) < len(ranges):
         patience.end(None)
-    answer: Union[bytes, UserError] = b""
+    answer = b""
     for number in failed:
         # After a StoreError no more ranges are retried: `Patience` counts the outage as one file.
         if not isinstance(answer, StoreError):
@@ -147,12 +162,9 @@ def read_range(address: str, first: int, count: int) -> bytes:
             return data
 
         return retry(address, request)
-    try:
-        with open_file(address) as file:
-            file.seek(first)
-            data = file.read(count)
-    except OSError as error:
-        raise UserError(f"{address}: cannot be read: {error.strerror or error}") from error
+    with read_errors(address), open_file(address) as file:
+        file.seek(first)
+        data = file.read(count)
     if len(data) < count:
         raise UserError(f"{address}: the file ends before byte {first + count}: it has changed")
     return data
@@ -175,10 +187,8 @@ def open_file(address: str) -> BinaryIO:
     """Open a file, on disk or in a store, for reading with seek. Raises UserError."""
     if is_store(address):
         return io.BufferedReader(_StoredFile(address), PIECE)
-    try:
+    with read_errors(address):
         return open(address, "rb")
-    except OSError as error:
-        raise UserError(f"{address}: cannot be read: {error.strerror}") from None
 
 
 class _StoredFile(io.RawIOBase):
@@ -230,9 +240,8 @@ def _s3_names(folder: str, place: str, recursive: bool) -> Iterator[str]:
     while True:
         page = retry(folder, lambda: system_of(folder)[0].call_s3("list_objects_v2", **query))
         for found in page.get("Contents", ()):
-            if not found["Key"].endswith(
-                "/"
-            ):  # some programs create such a key to stand for a folder
+            # Some programs create a key that ends in a slash to stand for a folder.
+            if not found["Key"].endswith("/"):
                 yield f"{bucket}/{found['Key']}"
         if not page.get("IsTruncated"):
             return
@@ -245,35 +254,33 @@ def matching(pattern: str) -> list[str]:
     scheme = pattern.partition("://")[0]
     found = sorted(f"{scheme}://{name}" for name in call(pattern, "glob"))
     if not found:
-        raise _missing(pattern)
+        raise no_such_file(pattern)
     return found
 
 
-def stamp(address: str) -> list[Any]:
-    """Return [size in bytes, a value that changes when the file is written]. Raises UserError.
+def stamp(address: str) -> Stamp:
+    """Return the stamp of a file, on disk or in a store. Raises UserError.
 
     Raises Missing if a store has no file of this name, even if it has a folder of this name.
     """
     if is_store(address):
         info = call(address, "info")
         if info["type"] == "directory":
-            raise _missing(address)
+            raise no_such_file(address)
         return _stamp_of(info)
-    try:
+    with read_errors(address):
         found = os.stat(address)
-    except OSError as error:
-        raise UserError(f"{address}: cannot be read: {error.strerror}") from None
     return [found.st_size, found.st_mtime_ns]
 
 
-def size_of(address: str, stamp: Sequence[Any]) -> int:
+def size_of(address: str, stamp: Stamp) -> int:
     """Return the size in a file's stamp. Raises UserError if its server did not report it."""
     if stamp[0] is None:
         raise UserError(f"{address}: its server reports neither its size nor range support")
     return stamp[0]
 
 
-def stamps(folder: str) -> dict[str, list[Any]]:
+def stamps(folder: str) -> dict[str, Stamp]:
     """Return {relative name: stamp} of the files in a store's folder and its subfolders.
 
     Empty if there is no such folder. Raises UserError, for example for a name with "..", which
@@ -296,105 +303,8 @@ def stamps(folder: str) -> dict[str, list[Any]]:
     return stamps
 
 
-def _stamp_of(info: Mapping[str, Any]) -> list[Any]:
+def _stamp_of(info: Mapping[str, Any]) -> Stamp:
     # Names under which the libraries report a version or a modification time.
     names = ("ETag", "etag", "blob_id", "LastModified", "last_modified", "Last-Modified", "updated")
-    return [info["size"], str(next((info[n] for n in names if info.get(n)), "")).strip('"')]
-
-
-def system_of(address: str) -> tuple[Any, str]:
-    """Return fsspec's file system for an address, and the path of the address within it."""
-    import fsspec
-
-    settings = {"get_client": _web(address).client} if _library(address) == "aiohttp" else {}
-    try:
-        return fsspec.core.url_to_fs(address, use_listings_cache=False, **settings)
-    except ImportError:
-        raise _missing_library(address) from None
-
-
-def _web(address: str) -> ModuleType:
-    """Return the module `web`. Raises UserError without aiohttp, which all LIBRARIES install."""
-    try:
-        from captioning.files import web
-    except ImportError:
-        raise _missing_library(address) from None
-    return web
-
-
-def _library(address: str) -> str:
-    return LIBRARIES[address.partition("://")[0]]
-
-
-def _missing_library(address: str) -> UserError:
-    library = _library(address)
-    return UserError(f"{address}: needs the {library} library: pip install {library}")
-
-
-def call(address: str, method: str, *arguments: Any, **settings: Any) -> Any:
-    """Call a method of the file system with the path of `address`; see `retry`."""
-
-    def request() -> Any:
-        system, path = system_of(address)
-        return getattr(system, method)(path, *arguments, **settings)
-
-    return retry(address, request)
-
-
-def retry(address: str, request: Callable[[], T]) -> T:
-    """Return `request()`. Retry it after pauses, unless the file is missing or access is refused.
-
-    Raises UserError. The library's error may contain credentials, so that it is neither chained
-    nor quoted.
-    """
-    web = _web(address)
-    patience = web.patience_with(address)
-    if not patience.allows():
-        raise _silent(address)
-    for attempt in range(1, TRIES + 1):
-        if attempt > 1:
-            time.sleep(PAUSE_S * 2 ** (attempt - 2))
-        try:
-            result = request()
-        except UserError:
-            raise
-        except Exception as error:
-            problem = web.cause(error)
-        else:
-            patience.end(None)
-            return result
-        if isinstance(problem, FileNotFoundError):
-            refusal: Optional[UserError] = _missing(address)
-        elif isinstance(problem, web.Refused):
-            refusal = UserError(f"{address}: {problem}")
-        elif _is_denied(problem):
-            refusal = StoreError(
-                f"{address}: not allowed: give credentials where {_library(address)} finds them"
-            )
-        else:
-            refusal = None
-        if refusal:
-            patience.end(None)
-            raise refusal
-        if address.startswith("http") and patience.is_over(attempt, problem):
-            break
-    patience.end(problem)
-    raise StoreError(
-        f"{address}: {attempt} requests failed ({type(problem).__name__}): check the address "
-        "and the network, then run the same command again"
-    )
-
-
-def _is_denied(error: Exception) -> bool:
-    no_credentials = type(error).__name__ == "NoCredentialsError"
-    answer = getattr(error, "response", None)  # set in huggingface_hub's errors
-    status = getattr(error, "status", None) or getattr(answer, "status_code", None)
-    return isinstance(error, PermissionError) or status in (401, 403) or no_credentials
-
-
-def _silent(address: str) -> StoreError:
-    return StoreError(f"{address}: its server does not answer: try again in a minute")
-
-
-def _missing(address: str) -> Missing:
-    return Missing(f"{address}: no such file or bucket")
+    version = next((info[name] for name in names if info.get(name)), "")
+    return [info["size"], str(version).strip('"')]

@@ -7,27 +7,32 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Callable
 
-from captioning.files.stores import Missing, call, is_store, join, retry, stamp, system_of
+from captioning.files.store_requests import Missing, call, retry, system_of
+from captioning.files.stores import Stamp, is_store, join, stamp
 from captioning.files.writing import atomic_write, require_folder
 
 
-def upload(path: Path, address: str) -> list[Any]:
+def upload(path: Path, address: str) -> Stamp:
     """Upload a file to a store; return its stamp in the store. Raises UserError."""
-    return _verified(address, os.path.getsize(path), lambda s, to: s.put_file(str(path), to))
+    return _write_verified(
+        address, os.path.getsize(path), lambda system, target: system.put_file(str(path), target)
+    )
 
 
-def copy(source: str, address: str, size: int) -> list[Any]:
+def copy(source: str, address: str, size: int) -> Stamp:
     """Copy a file within a store; return the copy's stamp. size: in bytes. Raises UserError."""
-    return _verified(address, size, lambda s, to: s.cp_file(s._strip_protocol(source), to))
+    return _write_verified(
+        address, size, lambda system, target: system.cp_file(system._strip_protocol(source), target)
+    )
 
 
-def _verified(address: str, size: int, write: Callable[[Any, str], Any]) -> list[Any]:
+def _write_verified(address: str, size: int, write: Callable[[Any, str], Any]) -> Stamp:
     """Call `write`, and return the file's stamp when the store has `size` bytes; see `retry`.
 
     write: writes the file; its arguments are fsspec's file system and the path within it.
     """
 
-    def request() -> list[Any]:
+    def request() -> Stamp:
         write(*system_of(address))
         found = stamp(address)
         if found[0] != size:
@@ -43,7 +48,7 @@ def put(content: bytes, address: str) -> None:
 
 
 @contextlib.contextmanager
-def written(name: str) -> Iterator[BinaryIO]:
+def open_to_write(name: str) -> Iterator[BinaryIO]:
     """Open a file to write, on disk or in a store. It appears when the block ends without error.
 
     A file for a store is first written to a temporary file on disk, then uploaded. Raises OSError
@@ -75,7 +80,10 @@ def require_writable(folder: str) -> None:
 def remove(name: str) -> None:
     """Remove a file, if it exists. Raises OSError for the disk, UserError for a store."""
     with contextlib.suppress(FileNotFoundError, Missing):
-        call(name, "rm_file") if is_store(name) else os.remove(name)
+        if is_store(name):
+            call(name, "rm_file")
+        else:
+            os.remove(name)
 
 
 def remove_folder(address: str) -> None:

@@ -107,7 +107,7 @@ class Patience:
 
 
 _SILENT = (asyncio.TimeoutError, aiohttp.ClientConnectorError)
-_patience: defaultdict[str, Patience] = defaultdict(Patience)  # {server: Patience}
+_patience = defaultdict(Patience)  # {server: Patience}
 
 
 def patience_with(address: str) -> Patience:

@@ -68,7 +68,7 @@ class JudgeEvaluator(Evaluator):
         self.unwarned = Lock()
 
     def check(self) -> None:
-        self.server.check()
+        self.server.list_models()
 
     @property
     def judge(self) -> str:

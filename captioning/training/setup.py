@@ -87,8 +87,9 @@ def mean_image(
         takes_prompt=False,
     )
     # A value above 1 makes each item of the dataset an image. With 1 an item is a caption, so that
-    # images with many captions would count several times.
-    config = config.model_copy(update={"captions_per_image": 2})
+    # images with many captions would count several times. A fixed seed chooses the replacements of
+    # unreadable images.
+    config = config.model_copy(update={"captions_per_image": 2, "seed": 0})
     dataset = _dataset(config, samples, evaluation)
     chosen = permutation(len(dataset), derived_seed("mean image"))[:MEAN_IMAGE_SAMPLES]
     with progress(len(chosen), "mean image") as bar:

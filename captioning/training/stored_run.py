@@ -31,8 +31,8 @@ WRITER = "writer.json"
 SELECTED = "selected.json"  # written by `captioning.training.selection`
 
 
-class FileStamp(NamedTuple):
-    """Identifies the content of a file of the working copy. Hard links have equal stamps."""
+class FileState(NamedTuple):
+    """Identifies the content of a file of the working copy. Hard links have equal states."""
 
     size: int
     time_ns: int
@@ -51,13 +51,13 @@ class StoredRun:
     """A run in a store and its working copy. Only rank 0 calls the methods, except `token`.
 
     address: the run's folder in the store. folder: the working copy. NAME.stored.json beside the
-    working copy records the stamp of each uploaded file.
+    working copy records the state of each uploaded file.
     """
 
     def __init__(self, address: str, folder: Path):
         self.address, self.folder = address, folder
         self._record = folder.with_name(f"{folder.name}.stored.json")
-        self._uploaded: dict[str, FileStamp] = {}
+        self._uploaded: dict[str, FileState] = {}
         self._last_writer = None  # content of WRITER in the store
 
     def begin(self) -> None:
@@ -133,14 +133,14 @@ class StoredRun:
         path = self.folder / WRITER
         return path.read_bytes() if path.exists() else None
 
-    def _move_new_files_aside(self, stored: dict[str, Any], recorded: dict[str, FileStamp]) -> None:
+    def _move_new_files_aside(self, stored: dict[str, Any], recorded: dict[str, FileState]) -> None:
         """Move the working copy aside if it has files that were never uploaded.
 
         If the store has no WRITER, any working copy is moved aside. stored: the store's stamps by
-        name. recorded: the stamps of uploaded files by name.
+        name. recorded: the states of uploaded files by name.
         """
         local = self._files()
-        new = {name for name, stamp in local.items() if recorded.get(name) != stamp}
+        new = {name for name, state in local.items() if recorded.get(name) != state}
         if local and (WRITER not in stored or new - {WRITER}):
             target = free_path(self.folder)
             self.folder.rename(target)
@@ -166,8 +166,8 @@ class StoredRun:
         self._uploaded = {name: s for name, s in self._files().items() if name != WRITER}
         self._write_record()
 
-    def _upload_changes(self, local: dict[str, FileStamp]) -> None:
-        changed = {name for name, stamp in local.items() if self._uploaded.get(name) != stamp}
+    def _upload_changes(self, local: dict[str, FileState]) -> None:
+        changed = {name for name, state in local.items() if self._uploaded.get(name) != state}
         deleted = self._uploaded.keys() - local.keys()
         # A checkpoint file may have become a folder of the same name, or the reverse. The old files
         # then have to be removed before the new files are uploaded.
@@ -186,15 +186,15 @@ class StoredRun:
         for name in _markers_first(deleted - outdated):
             self._remove(name)
 
-    def _write(self, name: str, stamp: FileStamp) -> None:
+    def _write(self, name: str, state: FileState) -> None:
         # A hard link to an uploaded file, such as the best checkpoint, is copied within the store.
-        duplicates = (n for n, s in self._uploaded.items() if s == stamp and n != name)
+        duplicates = (n for n, s in self._uploaded.items() if s == state and n != name)
         source, target = next(duplicates, None), f"{self.address}/{name}"
         if source is None:
             uploads.upload(self.folder / name, target)
         else:
-            uploads.copy(f"{self.address}/{source}", target, stamp.size)
-        self._uploaded[name] = stamp
+            uploads.copy(f"{self.address}/{source}", target, state.size)
+        self._uploaded[name] = state
         self._write_record()
 
     def _remove(self, name: str) -> None:
@@ -202,14 +202,14 @@ class StoredRun:
         del self._uploaded[name]
         self._write_record()
 
-    def _files(self) -> dict[str, FileStamp]:
-        """Return the stamps of the files in the working copy, by name."""
+    def _files(self) -> dict[str, FileState]:
+        """Return the states of the files in the working copy, by name."""
         files = {}
         for path in self.folder.rglob("*"):
             name = path.relative_to(self.folder)
             if path.is_file() and not any(part.endswith(SUFFIX) for part in name.parts):
                 stat = path.stat()
-                files[name.as_posix()] = FileStamp(stat.st_size, stat.st_mtime_ns, stat.st_ino)
+                files[name.as_posix()] = FileState(stat.st_size, stat.st_mtime_ns, stat.st_ino)
         return files
 
     def _writer(self) -> Optional[bytes]:
@@ -222,10 +222,10 @@ class StoredRun:
     def _write_record(self) -> None:
         write_json({"uploaded": self._uploaded}, self._record)
 
-    def _read_record(self) -> dict[str, FileStamp]:
+    def _read_record(self) -> dict[str, FileState]:
         try:
             uploaded = read_json(self._record)["uploaded"]
-            return {name: FileStamp(*stamp) for name, stamp in uploaded.items()}
+            return {name: FileState(*state) for name, state in uploaded.items()}
         except (UserError, KeyError, TypeError, AttributeError):
             return {}  # without a record, every file is uploaded again
 

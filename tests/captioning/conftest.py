@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from tokenizers import pre_tokenizers
 
-from captioning.files import stores
+from captioning.files import store_requests
 from tests.captioning.object_store import FaultyStore
 
 CLIP_MERGES = ["t h", "th e</w>", "a n", "an d</w>", "c a", "ca t</w>", "d o", "do g</w>"]
@@ -123,7 +123,7 @@ def s3(s3_server, tmp_path, monkeypatch):
     once = {"AWS_MAX_ATTEMPTS": "1"}  # what is tried again is tried here, without the waits
     for name, value in {**secrets, **places, **once}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(stores, "PAUSE_S", 0.01)
+    monkeypatch.setattr(store_requests, "PAUSE_S", 0.01)
     monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
     s3fs.S3FileSystem.clear_instance_cache()
     s3_server.files = s3fs.S3FileSystem(use_listings_cache=False)

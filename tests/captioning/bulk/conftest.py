@@ -12,7 +12,7 @@ import torch
 
 from captioning import caption
 from captioning.bulk.model import CheckpointModel
-from captioning.bulk.shards import Part
+from captioning.bulk.shards import ShardFiles
 from captioning.config import load_config
 from captioning.data import evaluation_transform, load_image
 from captioning.models.build import captioner_from, load_trained
@@ -68,7 +68,7 @@ def killed_after(batches, number=signal.SIGTERM):
 
     Yields a list of the images in them.
     """
-    add, kept, images = Part.add, 0, []
+    add, kept, images = ShardFiles.add, 0, []
 
     def added(self, lines):
         nonlocal kept
@@ -78,11 +78,11 @@ def killed_after(batches, number=signal.SIGTERM):
         if kept == batches:
             os.kill(os.getpid(), number)
 
-    Part.add = added
+    ShardFiles.add = added
     try:
         yield images
     finally:
-        Part.add = add
+        ShardFiles.add = add
 
 
 @pytest.fixture

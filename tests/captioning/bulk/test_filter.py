@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from captioning.bulk import tars
-from captioning.bulk.filtering import check
+from captioning.bulk.filtering import checked_filter
 from captioning.files import stores
 from captioning.metrics.itm_model import ItmScorer
 from captioning.runtime.errors import UserError
@@ -175,7 +175,7 @@ def test_a_store_holds_what_was_dropped(s3, run, call, photos, truth, flags, dro
 
 
 def test_one_form_of_an_expression():
-    assert check(" itm>0.50", "a") == check("itm > .5", "a") == "itm>0.5"
+    assert checked_filter(" itm>0.50", "a") == checked_filter("itm > .5", "a") == "itm>0.5"
     for text in ("itm<0.5", "0.5", "itm>", "", "itm>half", "itm>-1", "itm>0.5 x"):
         with pytest.raises(UserError, match=r"write it as 'itm>0\.5'"):
-            check(text, "a")
+            checked_filter(text, "a")

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from captioning.bulk.shards import Part
+from captioning.bulk.shards import ShardFiles
 from tests.captioning.bulk.conftest import killed_at, read_lines
 
 # Told by Python of every file that is opened, renamed, linked, removed or cut off.
@@ -101,14 +101,14 @@ def test_partial_files_of_a_killed_repair_are_removed(run, call, photos, tmp_pat
 
 
 def test_a_journal_is_read_up_to_its_first_damage(tmp_path):
-    part = Part(tmp_path, 3)
+    part = ShardFiles(tmp_path, 3)
     for image in "abc":
         part.add([{"image": image}])
     lines = part.journal.read_bytes().splitlines(keepends=True)
     for damaged in (lines[1][:-1], lines[1][:-20], b"\0" * 40 + b"\n" + lines[2]):
         part.journal.write_bytes(lines[0] + damaged)
-        again = Part(tmp_path, 3).recover()
+        again = ShardFiles(tmp_path, 3).recover()
         assert [line["image"] for line in again.lines] == ["a"]
         assert part.journal.read_bytes() == lines[0]
     again.add([{"image": "b"}])
-    assert [line["image"] for line in Part(tmp_path, 3).recover().lines] == ["a", "b"]
+    assert [line["image"] for line in ShardFiles(tmp_path, 3).recover().lines] == ["a", "b"]

@@ -72,7 +72,7 @@ def test_with_lost_and_added_nodes_the_files_are_those_of_one_process(
     for path in photos.rglob("*.txt"):
         path.unlink()
     sent_by, joined, lost = [], [], []
-    take, least_busy = RayEngine._take, ActorPool.least_busy
+    receive, least_busy = RayEngine._receive, ActorPool.least_busy
 
     class Slow(CheckpointModel):
         def lines(self, batch, offset, request):
@@ -82,7 +82,7 @@ def test_with_lost_and_added_nodes_the_files_are_those_of_one_process(
             return super().lines(batch, offset, request)
 
     def taken(self, worker, stream, update):
-        take(self, worker, stream, update)
+        receive(self, worker, stream, update)
         sent_by.append(worker.machine.id)
         if len(sent_by) == 1:
             joined.append(nodes.add())
@@ -94,11 +94,11 @@ def test_with_lost_and_added_nodes_the_files_are_those_of_one_process(
         """Only the node that joined, until it has sent captions."""
         if joined and joined[0] not in sent_by:
             new = (w for w in self.workers if w.machine.id == joined[0] and w.capacity)
-            return next((worker for worker in new if not worker.parts), None)
+            return next((worker for worker in new if not worker.shards), None)
         return least_busy(self)
 
     monkeypatch.setattr(caption, "CheckpointModel", Slow)
-    monkeypatch.setattr(RayEngine, "_take", taken)
+    monkeypatch.setattr(RayEngine, "_receive", taken)
     monkeypatch.setattr(ActorPool, "least_busy", chosen)
     found, log = caption_on("disturbed", *flags, str(tmp_path / "disturbed" / "tars"))
     assert set(sent_by) == {node, *joined} and lost == joined

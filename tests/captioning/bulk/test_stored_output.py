@@ -145,7 +145,7 @@ def test_a_refusal_in_the_middle_loses_nothing(s3, call, on_disk):
     assert call("one")[0] == 0 and in_store() == on_disk
 
 
-@pytest.mark.parametrize("step", ["upload_part", "before_merging", "upload_captions"])
+@pytest.mark.parametrize("step", ["upload_shard", "before_merging", "upload_captions"])
 def test_a_machine_whose_plan_was_replaced_writes_nothing(s3, call, on_disk, step):
     def hook(rank):
         original = getattr(stored_output, step)

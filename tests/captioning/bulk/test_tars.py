@@ -16,7 +16,7 @@ from PIL import Image
 
 from captioning.bulk import tars
 from captioning.bulk.reading import ShardImages
-from captioning.bulk.shards import Part
+from captioning.bulk.shards import ShardFiles
 from captioning.data import ShardDataset, Shards, training_transform
 from captioning.files.tars import expand
 from captioning.runtime.errors import UserError
@@ -236,7 +236,7 @@ def test_a_tar_replaced_while_it_is_captioned_is_read_by_the_next_call(
     run, photos, tmp_path, monkeypatch
 ):
     first, second = sorted(photos.rglob("*.png"))[:2]
-    tar, seal = tmp_path / "a.tar", Part.seal
+    tar, seal = tmp_path / "a.tar", ShardFiles.seal
     write_members(tar, [("a.png", first.read_bytes())])
     write_members(tmp_path / "b.tar", [("b.png", second.read_bytes())])
     assert (tmp_path / "b.tar").stat().st_size == tar.stat().st_size
@@ -246,7 +246,7 @@ def test_a_tar_replaced_while_it_is_captioned_is_read_by_the_next_call(
         seal(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Part, "seal", replace)
+        patch.setattr(ShardFiles, "seal", replace)
         lines, _ = run(tar)
     assert [line["image_id"] for line in lines] == ["a"]
     assert [line["image_id"] for line in run(tar)[0]] == ["a", "b"]
@@ -283,7 +283,7 @@ def test_captions_go_back_into_shards(run, photos, shards, tmp_path, monkeypatch
 
 
 def test_photos_removed_before_a_tar_is_written_are_left_out(run, photos, tmp_path, monkeypatch):
-    seal = Part.seal
+    seal = ShardFiles.seal
 
     def lose(self):
         for name in ("scene_000001.png", "scene_000002.png"):
@@ -291,7 +291,7 @@ def test_photos_removed_before_a_tar_is_written_are_left_out(run, photos, tmp_pa
         os.mkfifo(photos / "scene_000002.png")
         seal(self)
 
-    monkeypatch.setattr(Part, "seal", lose)
+    monkeypatch.setattr(ShardFiles, "seal", lose)
     lines, _ = run(photos, "--write-shards", str(tmp_path / "richer"))
     read = webdataset.WebDataset(str(tmp_path / "richer" / "00000.tar"), shardshuffle=False)
     assert len(lines) == 10 and len(list(read)) == 8

@@ -50,10 +50,9 @@ def tars(photos, samples):
 
 
 def dataset(tars, captions_per_image=1, skip=False, shuffle_buffer=1000):
+    settings = {"captions_per_image": captions_per_image, "shuffle_buffer": shuffle_buffer}
     transform = training_transform(8)
-    settings = (captions_per_image, 30, skip)
-    shards = Shards(tars)
-    return ShardDataset(shards, "", transform, 7, *settings, shuffle_buffer=shuffle_buffer)
+    return ShardDataset(Shards(tars), "", transform, 7, skip_bad_images=skip, **settings)
 
 
 def loaded(tars, epoch=0, first=0, batch_size=4, **settings):

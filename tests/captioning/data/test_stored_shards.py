@@ -1,12 +1,11 @@
 """Training on tars of an object store: the batches of the same tars on disk, or one line."""
 
 import pytest
-import torch
 
 from captioning.data import ShardDataset, Shards, training_loader, training_transform
 from captioning.files.stores import StoreError
 from captioning.runtime.errors import UserError
-from tests.captioning.data.test_shards import members
+from tests.captioning.data.test_shards import assert_same, members
 from tests.captioning.object_store import FAULTS
 from tests.captioning.tar_files import write_members
 
@@ -39,9 +38,7 @@ def test_batches_are_those_of_the_same_tars_on_disk_whatever_fails(s3, tars, wor
     batches = list(in_store)
     in_store.close()
     assert s3.faults == [] and len(batches) == len(on_disk) == 3
-    for one, other in zip(batches, on_disk):
-        assert torch.equal(one["image"], other["image"])
-        assert one["captions"] == other["captions"] and one["index"] == other["index"]
+    assert_same(batches, on_disk)
     s3.requests.clear()
     loader(tars[1])
     assert not s3.requests["GET"]  # where samples lie is known

@@ -18,7 +18,7 @@ import aiohttp
 import fsspec
 from fsspec.implementations.http import HTTPFileSystem
 
-from captioning.files import stores, web
+from captioning.files import store_requests, stores, web
 from captioning.runtime.errors import UserError
 
 DATA = bytes(range(256)) * 40
@@ -63,8 +63,8 @@ def server(monkeypatch):
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.answers, server.requests = {}, []
     server.url = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setitem(stores.LIBRARIES, "http", "aiohttp")
-    monkeypatch.setattr(stores, "PAUSE_S", 0.01)
+    monkeypatch.setitem(store_requests.LIBRARIES, "http", "aiohttp")
+    monkeypatch.setattr(store_requests, "PAUSE_S", 0.01)
     monkeypatch.setattr(web, "_patience", type(web._patience)(web.Patience))
     monkeypatch.setattr(aiohttp.ClientSession, "_request", impatient)
     HTTPFileSystem.clear_instance_cache()
@@ -122,14 +122,14 @@ def test_nobody_is_led_into_a_private_network(server, monkeypatch):
 
 
 def test_a_bucket_gets_all_tries_for_each_file(monkeypatch):
-    monkeypatch.setattr(stores, "PAUSE_S", 0)
+    monkeypatch.setattr(store_requests, "PAUSE_S", 0)
 
     def time_out():
         raise asyncio.TimeoutError
 
     for name in "abc":
         with pytest.raises(stores.StoreError, match="6 requests failed"):
-            stores.retry(f"gs://bucket/{name}", time_out)
+            store_requests.retry(f"gs://bucket/{name}", time_out)
 
 
 def test_a_proxy_looks_up_where_it_is_led(server, monkeypatch):
@@ -164,7 +164,7 @@ def test_a_server_that_says_nothing_does_not_cost_each_image_its_patience(server
 
 def test_parts_that_are_read_together_count_as_one_file(server):
     server.answers.update({f"/{number}.jpg": SILENT for number in range(5)})
-    parts = [(f"{server.url}/{number}.jpg", 0, 4) for number in range(5)]
+    parts = [stores.ByteRange(f"{server.url}/{number}.jpg", 0, 4) for number in range(5)]
     for requests, line in [(7, FAILED), (14, FAILED), (14, UNASKED)]:
         assert all(line in str(error) for error in stores.read_ranges(parts))
         assert len(server.requests) == requests

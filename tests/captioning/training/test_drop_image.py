@@ -9,15 +9,15 @@ from captioning.data import evaluation_transform, load_image
 from captioning.models import checkpoints
 from captioning.models.build import captioner_from
 from captioning.runtime.errors import UserError
+from captioning.training.setup import mean_image
 
 
 @pytest.fixture
 def dataset(run):
     """Return the training data of a run, with numbers for images."""
     tuning = run("drop_image=0.3")
-    found = replace(
-        tuning.loader.dataset.dataset, transform=lambda image: torch.rand(2), is_deterministic=False
-    )
+    settings = {"transform": lambda image: torch.rand(2), "is_deterministic": False}
+    found = replace(tuning.loader.dataset.dataset, **settings)
     tuning.close()
     return found
 
@@ -38,11 +38,15 @@ def test_the_share_is_dropped_and_all_other_draws_stay(dataset):
 
 def test_the_mean_is_of_the_training_images_as_they_are_evaluated(run, scenes):
     """Also without dropped images, so that its likelihood is defined."""
-    tuning = run("null_image=mean")
+    tuning = run("null_image=mean", "skip_bad_images=true")
     transform = evaluation_transform(32)
     images = [transform(load_image(scenes / s.image)).double() for s in tuning.samples]
     expected = torch.stack(images).mean(0)
     torch.testing.assert_close(tuning.captioner.null_image.image.double(), expected)
+    samples = [tuning.samples[0]._replace(image="none.png"), *tuning.samples[1:]]
+    configs = [tuning.config.model_copy(update={"seed": seed}) for seed in (1, 2)]
+    first, second = (mean_image(config, samples, tuning.preprocessing) for config in configs)
+    assert torch.equal(first, second)  # the replacement of an unreadable image is the same
     tuning.close()
 
 
