@@ -17,8 +17,17 @@ _BACKGROUND = "#9aa5b1"
 
 # Columns of the table.
 TABLE_METRICS = (
-    *("cap_len", "true_facts", "wrong_facts", "scene_R@1", "R@1", "lex_div"),
-    *("CHAIRi", "CIDEr", "CLIPScore", "PPL", "loops"),
+    "cap_len",
+    "true_facts",
+    "wrong_facts",
+    "scene_R@1",
+    "R@1",
+    "lex_div",
+    "CHAIRi",
+    "CIDEr",
+    "CLIPScore",
+    "PPL",
+    "loops",
 )
 
 
@@ -84,9 +93,10 @@ def markdown_table(entries: Sequence[Entry]) -> str:
 
     The columns are the TABLE_METRICS that at least one entry has.
     """
-    columns = [c for c in select_columns(entry.row for entry in entries) if c.name in TABLE_METRICS]
-    lines = [[entry.row.label, *(format_value(c, entry.row) for c in columns)] for entry in entries]
-    return to_markdown([c.heading for c in columns], lines)
+    rows = [entry.row for entry in entries]
+    columns = [column for column in select_columns(rows) if column.name in TABLE_METRICS]
+    lines = [[row.label, *(format_value(column, row) for column in columns)] for row in rows]
+    return to_markdown([column.heading for column in columns], lines)
 
 
 def pareto_front(entries: Sequence[Entry], axes: plane.AxisPair) -> list[Entry]:
@@ -111,11 +121,12 @@ def coordinates(row: Row, axes: plane.AxisPair) -> tuple[float, float]:
     return x, y
 
 
-# Draws a line through the entries, in the order given.
 def _join(
     ax: Axes, axes: plane.AxisPair, entries: Sequence[Entry], colour: str, **style: str
 ) -> None:
-    x, y = zip(*(coordinates(entry.row, axes) for entry in entries))
+    """Draw a line through the entries, in the order given."""
+    points = [coordinates(entry.row, axes) for entry in entries]
+    x, y = [x for x, _ in points], [y for _, y in points]
     ax.plot(x, y, color=colour, linewidth=1.2, zorder=1, **style)
 
 
