@@ -11,7 +11,7 @@ from benchmarks.real_photos.judge import HUMANS, judge_runs, read_captions
 from captioning.config.objectives import objective_name
 from captioning.files.reading import read_lines
 from captioning.files.writing import write_json, write_text
-from captioning.metrics.bootstrap import Estimate, mean
+from captioning.metrics.bootstrap import Estimate, mean_estimate
 from captioning.metrics.registry import Metric
 from captioning.report import comparison, plane
 from captioning.report.comparison_table import format_value, select_columns, to_markdown
@@ -25,7 +25,12 @@ from captioning.sweep.over_seeds import half_width, mean_over_seeds
 from captioning.sweep.runs import Sweep
 from captioning.sweep.variants import Variant
 
-PHOTO_FOUND = Metric("found", "Finds its photo", 1, "likeliest under their own photo", "%")
+PHOTO_FOUND = Metric(
+    "found",
+    "Finds its photo",
+    meaning="likeliest under their own photo",
+    unit="%",
+)
 # The figure has a panel for each of VERTICAL_AXES. LENGTH_AXIS is horizontal in both panels.
 LENGTH_AXIS = plane.Axis("cap_len", "words a caption")
 VERTICAL_AXES = (
@@ -51,7 +56,7 @@ def write_summary(folder: Path, seeds: Sequence[Path], variants: Sequence[Varian
         every_seed = []
         for seed, found in zip(seeds, hits):
             metrics = {} if name == HUMANS else recorded_scores(seed / name, "test").metrics
-            metrics[PHOTO_FOUND.name] = mean(list(found[name].values()))
+            metrics[PHOTO_FOUND.name] = mean_estimate(list(found[name].values()))
             every_seed.append(comparison.Row(label, kind, {}, metrics))
         rows.append(mean_over_seeds(every_seed, label))
         seed_values[label] = {
@@ -98,7 +103,7 @@ def write_decoding_summary(folder: Path, sweeps: Sequence[Sweep], decodings: Seq
             decoding_folder(Path(v.name), name) for v in sweep.variants for name in decodings
         ]
         for name, hits in judge_runs(sweep.folder, [str(path) for path in folders]).items():
-            hit_rates[sweep.folder / name] = {PHOTO_FOUND.name: mean(list(hits.values()))}
+            hit_rates[sweep.folder / name] = {PHOTO_FOUND.name: mean_estimate(list(hits.values()))}
     return write_decodings(sweeps, decodings, folder, hit_rates, [PHOTO_FOUND])
 
 

@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from captioning.config.objectives import objective_title
-from captioning.metrics.diversity import words
+from captioning.metrics.diversity import count_words
 from captioning.report.runs import Run
 from captioning.training.run_log import CURVES
 from smile import OBJECTIVES
@@ -139,6 +140,14 @@ class Curve(NamedTuple):
     y: np.ndarray
 
 
+class LengthGroup(NamedTuple):
+    """The captions of a row of the comparison. kind: the row's kind, which determines its style."""
+
+    label: str
+    kind: str
+    captions: Iterable[str]
+
+
 def draw_curves(runs: Sequence[Run]) -> Iterator[tuple[str, Markup]]:
     """Yield (title, figure) for each objective's loss, for CURVES, and for validation scores.
 
@@ -154,13 +163,21 @@ def draw_curves(runs: Sequence[Run]) -> Iterator[tuple[str, Markup]]:
         smoothing = {run.config.label_smoothing for run in runs if any(part in e for e in run.log)}
         if part == "mle" and smoothing != {0}:
             title += f", labels smoothed by {' or '.join(f'{s:g}' for s in sorted(smoothing))}"
-        yield title, _draw(run_curves, part, title, "optimiser step", label, smooth=True)
+        yield (
+            title,
+            _draw_figure(
+                run_curves, part, title, x_label="optimiser step", y_label=label, smooth=True
+            ),
+        )
     for choices in VALIDATION:
         for name, label in choices.items():
             run_curves = _read_curves(runs, "val", name)
             if any(len(curve.x) > 1 for curve in run_curves):
                 title = f"Validation: {label}"
-                yield title, _draw(run_curves, f"val-{name}", title, "epoch", label, smooth=False)
+                yield (
+                    title,
+                    _draw_figure(run_curves, f"val-{name}", title, x_label="epoch", y_label=label),
+                )
                 break
 
 
@@ -175,9 +192,9 @@ def _read_curves(runs: Sequence[Run], event: str, name: str) -> list[Curve]:
         # A resumed run may have logged a step twice. The last entry counts.
         points = {e["step"]: e[name] for e in run.log if e.get("event") == event and name in e}
         if points:
-            x, y = zip(*sorted(points.items()))
-            x, y = np.array(x) + (event == "val"), np.array(y, dtype=float)
-            run_curves.append(Curve(run.label, style, x, y))
+            x = np.array(sorted(points))
+            y = np.array([points[step] for step in sorted(points)], dtype=float)
+            run_curves.append(Curve(run.label, style, x + 1 if event == "val" else x, y))
     return run_curves
 
 
@@ -186,15 +203,20 @@ def moving_average(values: np.ndarray) -> np.ndarray:
 
     At both ends, the window has fewer values.
     """
-    half_width = -(-len(values) // 30)
+    half_width = math.ceil(len(values) / 30)
     window = np.ones(2 * half_width + 1)
-    # values**0 is all ones, so that its sums are the numbers of values in each window.
-    sums, counts = (np.convolve(v, window)[half_width:-half_width] for v in (values, values**0))
-    return sums / counts
+    sums = np.convolve(values, window)
+    counts = np.convolve(np.ones(len(values)), window)  # the numbers of values in each window
+    return (sums / counts)[half_width:-half_width]
 
 
-def _draw(
-    run_curves: list[Curve], name: str, title: str, x_label: str, y_label: str, smooth: bool
+def _draw_figure(
+    run_curves: list[Curve],
+    name: str,
+    title: str,
+    x_label: str,
+    y_label: str,
+    smooth: bool = False,
 ) -> Markup:
     """Return a figure of curves. name: see `to_svg`.
 
@@ -218,29 +240,28 @@ def _draw(
         return to_svg(figure, name, f"{title}, {y_label} by {x_label}: {ends}")
 
 
-def length_histogram(groups: Sequence[tuple[str, str, Iterable[str]]]) -> Markup:
-    """Draw a histogram of caption lengths for each group (label, kind, captions)."""
-    lengths = [np.array([words(caption) for caption in captions]) for _, _, captions in groups]
+def length_histogram(groups: Sequence[LengthGroup]) -> Markup:
+    """Draw a histogram of caption lengths for each group."""
+    lengths_of = [np.array(list(map(count_words, group.captions))) for group in groups]
     # The axis ends at the 99th percentile. Longer captions are counted in the last bin.
-    last_bin = max(1, *(np.quantile(group, 0.99, method="inverted_cdf") for group in lengths))
+    last_bin = max(1, *(np.quantile(each, 0.99, method="inverted_cdf") for each in lengths_of))
     descriptions = []
     with figure_context():
         figure = new_figure(0.75 + 0.72 * len(groups))
         axes = figure.subplots(len(groups), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
-        for ax, (label, _, _), style, group in zip(
-            axes, groups, assign_styles([kind for _, kind, _ in groups]), lengths
-        ):
-            bins, counts = np.unique(np.minimum(group, last_bin), return_counts=True)
-            mean = group.mean()
-            ax.bar(bins, 100 * counts / len(group), 0.82, color=style.colour)
+        styles = assign_styles([group.kind for group in groups])
+        for ax, group, style, lengths in zip(axes, groups, styles, lengths_of):
+            bins, counts = np.unique(np.minimum(lengths, last_bin), return_counts=True)
+            mean = lengths.mean()
+            ax.bar(bins, 100 * counts / len(lengths), 0.82, color=style.colour)
             ax.axvline(mean, color=INK, linewidth=1, linestyle=(0, (3, 2)))
-            ax.set_title(label, fontsize=9, pad=3)
+            ax.set_title(group.label, fontsize=9, pad=3)
             ax.set_title(f"mean {mean:.1f}", fontsize=8.5, pad=3, loc="right", fontweight="normal")
             ax.yaxis.set_major_locator(MaxNLocator(nbins=2, integer=True))
             ax.tick_params(axis="y", labelsize=8)
             ax.spines["left"].set_visible(False)
             ax.grid(axis="y", color=FAINT, linewidth=0.6)
-            descriptions.append(f"{label} {mean:.1f}")
+            descriptions.append(f"{group.label} {mean:.1f}")
         axes[-1].set_xlabel("words a caption")
         axes[-1].xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
         figure.supylabel("captions (%)", fontsize=9.5)

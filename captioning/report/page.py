@@ -12,13 +12,13 @@ from captioning.files.writing import write_text
 from captioning.metrics.score_table import skipped_lines
 from captioning.report.comparison import Comparison
 from captioning.report.comparison_table import format_cell, other_columns, select_columns
-from captioning.report.figures import assign_styles, draw_curves, length_histogram
+from captioning.report.figures import LengthGroup, assign_styles, draw_curves, length_histogram
 from captioning.report.picture import load_picture
 from captioning.report.plane import choose_axes, draw_plane
 from captioning.report.runs import Run, differing_settings, recorded_commands, recorded_versions
 from captioning.report.tokens import find_charged, find_spared, token_figure
 from captioning.runtime.errors import UserError
-from captioning.scenes.facts import mark
+from captioning.scenes.facts import mark_words
 
 EXAMPLES = 8
 
@@ -82,33 +82,33 @@ def _example_values(comparison: Comparison, image_id: ImageId) -> dict[str, Any]
     """Return the values of an image that the template page.html needs.
 
     The key "captions" has a pair (label, words) per row. A word is a pair (text, mark), see
-    `captioning.scenes.facts.mark`. Without a known scene, the whole caption is one word with the
-    mark None.
+    `captioning.scenes.facts.mark_words`. Without a known scene, the whole caption is one word with
+    the mark None.
     """
     scene = comparison.scenes.get(image_id)
     captions = []
     for row in comparison.rows:
         text = row.captions[image_id]
-        captions.append((row.label, [(text, None)] if scene is None else mark(text, scene)))
+        captions.append((row.label, [(text, None)] if scene is None else mark_words(text, scene)))
     picture = load_picture(comparison.image_path(image_id))
     return {"image_id": image_id, "picture": picture, "captions": captions}
 
 
-def _length_groups(comparison: Comparison) -> Iterator[tuple[str, str, list[str]]]:
-    """Yield (label, kind, captions) of each row.
+def _length_groups(comparison: Comparison) -> Iterator[LengthGroup]:
+    """Yield the captions of each row.
 
     The row of humans has all human captions, not only the one per image that is scored.
     """
-    if comparison.human:
-        captions = list(chain(*comparison.references.values()))
-        yield comparison.human.label, comparison.human.kind, captions
+    human = comparison.human
+    if human:
+        yield LengthGroup(human.label, human.kind, chain(*comparison.references.values()))
     for run in comparison.runs:
-        yield run.label, run.kind, list(run.captions.values())
+        yield LengthGroup(run.label, run.kind, run.captions.values())
 
 
 def _skipped(runs: Sequence[Run]) -> dict[str, list[str]]:
     """Return {line about metrics that could not be computed: labels of the runs it is about}."""
-    found: dict[str, list[str]] = {}
+    found = {}
     for run in runs:
         for line in skipped_lines(run.skipped):
             found.setdefault(line, []).append(run.label)
@@ -124,7 +124,8 @@ def _token_values(comparison: Comparison) -> dict[str, Any]:
         figure = token_figure(comparison)
     except UserError as error:
         return {"tokens": None, "no_tokens": str(error)}
-    mle, smile = ([getattr(token, name) for token in figure.tokens] for name in ("mle", "smile"))
+    mle = [token.mle for token in figure.tokens]
+    smile = [token.smile for token in figure.tokens]
     return {
         "tokens": figure,
         "spared": find_spared(figure.tokens),

@@ -5,10 +5,10 @@ import json
 import pytest
 
 from captioning.files import chat
-from captioning.metrics.bootstrap import mean
-from captioning.metrics.clair import QUESTION, Clair, question, read_reply
+from captioning.metrics.bootstrap import mean_estimate
+from captioning.metrics.clair import QUESTION, Clair, judge_prompt, read_reply
 from captioning.metrics.evaluator import Settings, build_evaluators
-from captioning.metrics.judge import KEY
+from captioning.metrics.judge import KEY_VARIABLE
 from captioning.metrics.scoring import score, write_scores
 from captioning.runtime.errors import UserError
 from tests.captioning.chat_server import said
@@ -36,7 +36,7 @@ def ask(server, tmp_path):
 
 
 def test_the_question_is_asked_once_and_the_answer_kept(ask, server, tmp_path, monkeypatch):
-    monkeypatch.setenv(KEY, SECRET)
+    monkeypatch.setenv(KEY_VARIABLE, SECRET)
     scores = {"dog": 90, "balls": 40, "kite": "20.5"}
 
     def answer():
@@ -45,8 +45,8 @@ def test_the_question_is_asked_once_and_the_answer_kept(ask, server, tmp_path, m
 
     server.usual = answer
     found = ask()
-    assert found.metrics["CLAIR"] == mean([90, 40, 20.5])
-    assert found.per_image["CLAIR"] == [90, 40, 20.5]
+    assert found.metrics["CLAIR"] == mean_estimate([90, 40, 20.5])
+    assert found.per_caption["CLAIR"] == [90, 40, 20.5]
     assert found.details == {"clair_reason": ["because"] * 3}
     assert found.settings == {
         "clair_judge": f"wise of {server.url}",
@@ -55,11 +55,11 @@ def test_the_question_is_asked_once_and_the_answer_kept(ask, server, tmp_path, m
     }
     path, headers, body = server.asked[0]
     assert path == "/v1/chat/completions" and headers["Authorization"] == f"Bearer {SECRET}"
-    asked = question(CAPTIONS[1], REFERENCES[1])
+    asked = judge_prompt(CAPTIONS[1], REFERENCES[1])
     assert "Reference captions:\n- a puppy sleeps\n- a dog lies down\n" in asked
     messages = [{"role": "user", "content": asked}]
     assert body == {"model": "wise", "temperature": 0, "messages": messages}
-    assert "- two red balls\n" in question(CAPTIONS[2], REFERENCES[2])  # on one line
+    assert "- two red balls\n" in judge_prompt(CAPTIONS[2], REFERENCES[2])  # on one line
     assert ask() == found and len(server.asked) == 3
     same = ask({i: "a dog" for i in range(5)}, {i: ["a cat"] for i in range(5)})
     assert same.metrics["CLAIR"].n == 5 and len(server.asked) == 4  # each question once
@@ -90,7 +90,7 @@ def test_what_cannot_be_read_is_asked_three_times_and_counted(ask, server):
     server.answers = [next(unread), good(60), *unread, good(100)]
     found = ask()
     assert found.metrics["CLAIR"].value == 80 and found.settings["clair_unread"] == 1
-    assert found.per_image["CLAIR"].count(None) == 1
+    assert found.per_caption["CLAIR"].count(None) == 1
     assert len(server.asked) == 7
     server.usual = lambda: good(20)
     assert ask().metrics["CLAIR"].value == 60 and len(server.asked) == 8  # it alone is asked again
@@ -117,13 +117,17 @@ def test_passing_trouble_is_waited_out(ask, server, monkeypatch, trouble):
     ("answer", "message", "most"),
     [
         ((503, {}, "busy"), "/v1: 503 Service Unavailable, after 4 tries", 12),
-        ((401, {}, f"{SECRET} is unknown"), f"401 (the key) is unknown (is {KEY} right?)", 3),
+        (
+            (401, {}, f"{SECRET} is unknown"),
+            f"401 (the key) is unknown (is {KEY_VARIABLE} right?)",
+            3,
+        ),
         ((302, {"Location": "http://127.0.0.1:9/"}, ""), "302 Found", 3),
     ],
 )
 def test_a_refusal_ends_the_questions(ask, server, monkeypatch, answer, message, most):
     """What was answered before is kept."""
-    monkeypatch.setenv(KEY, SECRET)
+    monkeypatch.setenv(KEY_VARIABLE, SECRET)
     server.answers, server.usual = [good(50)], lambda: answer
     reason = ask().skipped["CLAIR"]
     before = len(server.asked)
@@ -156,7 +160,7 @@ def test_the_address_is_looked_at_before_captions_are_made(server, tmp_path, mon
     ],
 )
 def test_addresses_that_are_refused(monkeypatch, url, message):
-    monkeypatch.setenv(KEY, SECRET)
+    monkeypatch.setenv(KEY_VARIABLE, SECRET)
     with pytest.raises(UserError, match=message) as caught:
         Clair(judge_url=url, judge_model="wise")
     assert "secret" not in str(caught.value)

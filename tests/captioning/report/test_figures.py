@@ -10,7 +10,7 @@ from PIL import Image
 
 from captioning.metrics.bootstrap import Estimate
 from captioning.report.comparison import Comparison, Row, compare
-from captioning.report.figures import assign_styles, draw_curves, length_histogram
+from captioning.report.figures import LengthGroup, assign_styles, draw_curves, length_histogram
 from captioning.report.picture import load_picture
 from captioning.report.plane import choose_axes, draw_plane
 from captioning.report.runs import read_runs
@@ -82,7 +82,8 @@ def test_curves_of_a_run_by_rewards(make_run):
 
 
 def test_lengths_and_svg():
-    groups = [("Humans", "humans", ["a b", "a b c d"]), ("MLE", "mle", ["a"])]
+    humans = LengthGroup("Humans", "humans", ["a b", "a b c d"])
+    groups = [humans, LengthGroup("MLE", "mle", ["a"])]
     drawing = length_histogram(groups)
     assert drawing.startswith("<svg ") and "Humans 3.0, MLE 1.0" in drawing
     ids = re.findall(r'\bid="([^"]+)"', drawing)

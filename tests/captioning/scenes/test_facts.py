@@ -5,7 +5,13 @@ from statistics import mean
 
 import pytest
 
-from captioning.scenes.facts import describe_all, mark, max_true_facts, read_caption, true_facts
+from captioning.scenes.facts import (
+    describe_all,
+    mark_words,
+    max_true_facts,
+    read_caption,
+    true_facts,
+)
 from captioning.scenes.world import Scene, Thing, random_scene
 
 RED = Thing("circle", "crimson", "huge", column=0, row=0)
@@ -61,7 +67,7 @@ def test_the_middle_is_one_cell():
 
 
 def test_words_are_marked():
-    marked = dict(mark("a coral disc and a zebra on the lawn", SCENE))
+    marked = dict(mark_words("a coral disc and a zebra on the lawn", SCENE))
     facts = {"coral": False, "disc": True, "lawn": False}  # a zebra is no word of this world
     assert marked == {**dict.fromkeys(["a", "and", "zebra", "on", "the"]), **facts}
 
