@@ -18,7 +18,7 @@ from captioning.metrics.ratings import Rated
 from captioning.runtime.errors import UserError
 from captioning.scenes.facts import ADJECTIVES, NOUNS, PLACES, SCENE_WORDS, Statement, read_caption
 from captioning.scenes.make import read_scenes
-from captioning.scenes.world import RELATIONS, Scene
+from captioning.scenes.world import RELATIONS, Scene, true_relations
 
 CAPTIONS = "result/test.json"  # the file in a run's folder with captions of the test split
 # The properties and relations that the checklist asks about, one per question.
@@ -70,7 +70,7 @@ def _simulated_checklist(statement: Statement, scene: Scene) -> dict[str, Option
 
 def checklist_of(scene: Scene) -> list[Question]:
     """Return the questions about a scene, in the order of ASKED."""
-    pairs = list(permutations(scene.things, 2))
-    true = scene.facts().union(*(thing.facts() for thing in scene.things))
-    true |= {name for name, holds in RELATIONS.items() if any(holds(*pair) for pair in pairs)}
+    true = scene.facts() | scene.facts_of_things()
+    for a, b in permutations(scene.things, 2):
+        true = true.union(true_relations(a, b))
     return [Question(f"Is anything {what}?", YES if what in true else NO) for what in ASKED]

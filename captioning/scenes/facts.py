@@ -13,7 +13,17 @@ from collections.abc import Iterable, Iterator
 from itertools import permutations
 from typing import NamedTuple, Optional
 
-from captioning.scenes.world import COUNTS, GROUNDS, RELATIONS, SHADES, SHAPES, SIZES, Scene, Thing
+from captioning.scenes.world import (
+    COUNTS,
+    GROUNDS,
+    RELATIONS,
+    SHADES,
+    SHAPES,
+    SIZES,
+    Scene,
+    Thing,
+    true_relations,
+)
 
 # How detailed the captions of each annotator are, from 0 to 1.
 ANNOTATORS = (0.0, 0.1, 0.2, 0.4, 0.9)
@@ -44,7 +54,7 @@ def describe(scene: Scene, detail: float, rng: random.Random) -> str:
     left".
     """
 
-    def chance(at_least: float, at_most: float) -> bool:
+    def chance(at_least, at_most):
         """Draw whether a property or thing is mentioned.
 
         The probability rises linearly from `at_least` for detail 0 to `at_most` for detail 1.
@@ -118,8 +128,7 @@ def _place(thing: Thing, chance, rng: random.Random) -> str:
 
 def _true_relation(a: Thing, b: Thing, rng: random.Random) -> str:
     """Return one of the relations that hold between thing a and thing b, in words."""
-    true = [name for name, holds in RELATIONS.items() if holds(a, b)]
-    return _synonym(rng.choice(true), rng)
+    return _synonym(rng.choice(true_relations(a, b)), rng)
 
 
 def _synonym(word: str, rng: random.Random) -> str:
@@ -133,7 +142,7 @@ def _with_synonyms(words) -> Iterator[tuple[str, str]]:
 
 # The facts that words state. ADJECTIVES is {word: facts}, the other dicts are {word: fact}.
 NOUNS = {**{noun: "object" for noun in OBJECT_NOUNS}, **dict(_with_synonyms(SHAPES))}
-ADJECTIVES: dict[str, tuple[str, ...]] = {
+ADJECTIVES = {
     **SHADES,
     **{word: (word,) for properties in SHADES.values() for word in properties},
     **{name: SIZES[size] for name, size in _with_synonyms(SIZES)},
@@ -240,7 +249,7 @@ def max_true_facts(facts: Iterable[Fact], scene: Scene) -> int:
     This is faster than `true_facts`, because mentions are not matched to things: a property counts
     if any thing has the property, and every relation counts.
     """
-    of_scene, of_things = scene.facts(), _facts_of_things(scene)
+    of_scene, of_things = scene.facts(), scene.facts_of_things()
     count = 0
     for fact in facts:
         possible = of_scene if fact.subject is None else of_things
@@ -249,17 +258,13 @@ def max_true_facts(facts: Iterable[Fact], scene: Scene) -> int:
     return count
 
 
-def _facts_of_things(scene: Scene) -> frozenset[str]:
-    return frozenset().union(*(thing.facts() for thing in scene.things))
-
-
 def _distinct_mentions(statement: Statement, scene: Scene) -> list[int]:
     """Return the indices of the mentions that can have a true fact.
 
     If the scene has n things, at most n mentions with the same facts are kept. Without this limit,
     the time for a repetitive caption would grow with the cube of its number of mentions.
     """
-    possible = _facts_of_things(scene)
+    possible = scene.facts_of_things()
     stated = {mention: [] for mention in range(statement.mentions)}
     for fact in statement.facts():
         for mention, other in ((fact.subject, fact.other), (fact.other, fact.subject)):

@@ -97,7 +97,7 @@ def make_scenes(
 
 
 # made_from: {"version", "seed", "splits"}, and "paragraphs": True if captions are paragraphs.
-def _write_data_set(folder: Path, made_from: dict) -> None:
+def _write_data_set(folder: Path, made_from: dict):
     splits = made_from["splits"]
     temporary = folder.with_name(folder.name + ".tmp")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -157,7 +157,7 @@ def draw(scene: Scene, rng: random.Random) -> Image.Image:
 
 
 # A mark is, for example, a blade of grass on the ground. x, y: in units of the world.
-def _draw_ground_mark(canvas: ImageDraw.ImageDraw, ground: str, x: float, y: float) -> None:
+def _draw_ground_mark(canvas: ImageDraw.ImageDraw, ground: str, x: float, y: float):
     colour = GROUND_COLOURS[ground][1]
     if ground == "grass":
         canvas.line(_to_pixels([(x, y), (x + 0.6, y - 2)]), colour, width=2)
@@ -170,7 +170,7 @@ def _draw_ground_mark(canvas: ImageDraw.ImageDraw, ground: str, x: float, y: flo
         canvas.ellipse(_to_pixels([(x - r, y - r), (x + r, y + r)]), colour)
 
 
-def _draw_thing(canvas: ImageDraw.ImageDraw, thing: Thing, rng: random.Random) -> None:
+def _draw_thing(canvas: ImageDraw.ImageDraw, thing: Thing, rng: random.Random):
     r, colour = RADIUS[thing.size], SHADE_COLOURS[thing.shade]
     # The middle of the thing's cell, shifted a little, but so that the thing is within the image.
     x, y = (
