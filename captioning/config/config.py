@@ -30,7 +30,7 @@ from captioning.files.stores import (
 from captioning.files.tars import is_tars
 from captioning.metrics.metric_sum import MetricSum
 from captioning.metrics.options import option_classes
-from captioning.metrics.registry import DEFAULT_EVALUATORS, EVALUATORS
+from captioning.metrics.registry import DEFAULT_METRICS, EVALUATORS
 from captioning.rewards.registry import REWARDS, check_options, check_rewards
 from captioning.runtime.errors import UserError
 from captioning.runtime.registry import load
@@ -242,7 +242,7 @@ def parse_config(values: Any) -> Config:
     if not isinstance(model, str) or model not in CAPTIONERS:
         return config_class().model_validate(values)  # raises ValidationError
     named = [
-        (EVALUATORS, values.get("metrics", DEFAULT_EVALUATORS)),
+        (EVALUATORS, values.get("metrics", DEFAULT_METRICS)),
         (REWARDS, values.get("reward")),
         (RERANKERS, [values.get("rerank")]),
     ]

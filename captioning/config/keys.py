@@ -20,7 +20,7 @@ from pydantic import (
 from adapters.lora import Lora
 from captioning.captioners.registry import CAPTIONERS
 from captioning.config.rerankers import RERANKERS
-from captioning.metrics.registry import DEFAULT_EVALUATORS, EVALUATORS
+from captioning.metrics.registry import DEFAULT_METRICS, EVALUATORS
 from decoding.null_image import NULL_IMAGES
 
 ROLES = (
@@ -158,7 +158,7 @@ class Keys(BaseModel):
     contrastive_beta: Annotated[float, "generation"] = 0.1
     contrastive_noise: Annotated[int, "generation"] = 500
     metrics: Annotated[list[Literal[tuple(EVALUATORS)]], "scoring"] = Field(
-        list(DEFAULT_EVALUATORS), min_length=1
+        list(DEFAULT_METRICS), min_length=1
     )
 
     output_dir: Annotated[Name, "machine"]

@@ -25,12 +25,8 @@ def add_scoring_flags(parser: argparse.ArgumentParser, images_help: str) -> None
     add("--device", default="auto", help="device of models: auto, cpu, cuda, cuda:1")
     add("--batch_size", type=int, default=64, help="batch size of models")
     for name, field in _option_fields().items():
-        default = field.default
-        if default is False:
-            add(f"--{name}", action="store_true", help=field.description)
-        else:
-            type_settings = _argparse_settings(field.annotation, default)
-            add(f"--{name}", default=default, help=field.description, **type_settings)
+        parsing = _parsing_of(field.annotation, field.default)
+        add(f"--{name}", default=field.default, help=field.description, **parsing)
 
 
 def parse_scoring_arguments(
@@ -50,8 +46,10 @@ def _option_fields() -> dict[str, Any]:
     return {name: field for options in classes for name, field in options.model_fields.items()}
 
 
-def _argparse_settings(annotation: Any, default: Any) -> dict[str, Any]:
+def _parsing_of(annotation: Any, default: Any) -> dict[str, Any]:
     """Return keyword arguments of `add_argument` for an option of this type."""
+    if default is False:
+        return {"action": "store_true"}
     if get_origin(annotation) is Literal:
         return {"choices": get_args(annotation)}
     if list[str] in (annotation, *get_args(annotation)):

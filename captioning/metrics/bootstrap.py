@@ -51,13 +51,6 @@ def ratio_estimate(
     return Estimate(value, low, high, len(columns))
 
 
-def percentages(
-    numerators: Sequence[float], denominators: Sequence[float]
-) -> list[Optional[float]]:
-    """Return 100 * numerator / denominator of each image; None if the denominator is 0."""
-    return [100 * n / d if d else None for n, d in zip(numerators, denominators)]
-
-
 def median_estimate(values: Sequence[float]) -> Estimate:
     """Return the median of one value per image, with its interval. values: (n,), n >= 1."""
     values = np.asarray(values, dtype=float)

@@ -112,7 +112,7 @@ def judge_prompt(caption: str, questions: Sequence[Question]) -> str:
 def read_reply(reply: str, questions: Sequence[Question]) -> Optional[list[str]]:
     """Return the answer to each question; None if a question has no valid answer in the reply."""
 
-    def answers(found: Any) -> list[str]:
+    def answers(found):
         given = []
         for number, each in enumerate(questions, 1):
             choices = {choice.strip().casefold(): choice for choice in (*each.choices, NOT_SAID)}
@@ -156,7 +156,7 @@ def read_checklist(path: Path) -> dict[ImageId, list[Question]]:
     return found
 
 
-def _names_of(row: dict[str, Any]) -> list[ImageId]:
+def _names_of(row):
     """Return the id of a row, then the paths and the names of its image's files."""
     paths = row.get("image_paths")
     files = [row.get("img_path"), *(paths if isinstance(paths, list) else [paths])]

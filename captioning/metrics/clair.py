@@ -42,7 +42,7 @@ def judge_prompt(candidate: str, references: Sequence[str]) -> str:
 def read_reply(reply: str) -> Optional[Verdict]:
     """Return the verdict in the first JSON object with a valid score; None if there is none."""
 
-    def read_verdict(found: Any) -> Verdict:
+    def read_verdict(found):
         score = math.nan if isinstance(found["score"], bool) else float(found["score"])
         if not 0 <= score <= 100:
             raise ValueError

@@ -34,10 +34,10 @@ class Difference:
     first: float
     second: float
     difference: float
-    low: Optional[float]
-    high: Optional[float]
-    p: Optional[float]
-    n: int
+    low: Optional[float] = None
+    high: Optional[float] = None
+    p: Optional[float] = None
+    n: int = 0
 
 
 def same_images(first: Captions, second: Captions) -> Captions:
@@ -73,8 +73,7 @@ def compare(first: Scores, second: Scores) -> dict[str, Difference]:
     for name in first.metrics.keys() & second.metrics.keys() - found.keys():
         if name != "median_rank":  # the mean of `rank` is compared instead
             a, b = first.metrics[name].value, second.metrics[name].value
-            n = first.metrics[name].n
-            found[name] = Difference(a, b, b - a, low=None, high=None, p=None, n=n)
+            found[name] = Difference(a, b, b - a, n=first.metrics[name].n)
     ordered = sorted(sorted(found), key=lambda name: (*METRICS, name).index(name))
     return {name: found[name] for name in ordered}
 
@@ -84,7 +83,7 @@ def _compare_columns(first, second):
     both = ~np.isnan(first) & ~np.isnan(second)
     first, second = first[both], second[both]
     if not len(first):
-        return Difference(math.nan, math.nan, math.nan, low=None, high=None, p=None, n=0)
+        return Difference(math.nan, math.nan, math.nan)
     pairs = second - first
     estimate = mean_estimate(pairs)
     return Difference(

@@ -91,17 +91,16 @@ def tau_estimates(x: np.ndarray, y: np.ndarray, images: np.ndarray) -> list[Esti
     return [Estimate(tau, low, high, len(x)) for tau, (low, high) in zip(values, intervals)]
 
 
-def score_rated(rated: Sequence[Rated], arguments: argparse.Namespace) -> tuple[Columns, Columns]:
+def score_rated(
+    rated: Sequence[Rated], systems: Sequence[str], arguments: argparse.Namespace
+) -> tuple[Columns, Columns]:
     """Return the metrics as two tables: one value per caption, and one value per system.
 
-    A system's value is the metric's score over all of the system's captions. Systems are in sorted
-    order. Raises UserError.
+    A system's value is the metric's score over all of the system's captions. Raises UserError.
     """
     # An image may have several captions. `of_images` matches these keys with the image.
     rows = {f"{row.image}#{number}": row for number, row in enumerate(rated)}
     evaluators = _evaluators(rows, arguments)
-    # of_system: (n,), the index in `systems` of each caption's system
-    systems, of_system = np.unique([row.system for row in rated], return_inverse=True)
     captions = defaultdict(lambda: np.full(len(rated), np.nan))
     sets = defaultdict(lambda: np.full(len(systems), np.nan))
     for number, system in enumerate(systems):
@@ -115,7 +114,7 @@ def score_rated(rated: Sequence[Rated], arguments: argparse.Namespace) -> tuple[
             columns[name] = [row.metrics[name] for row in own.values()]
         for name, column in columns.items():
             column = np.array(column, dtype=float)
-            captions[name][of_system == number] = column
+            captions[name][[row.system == system for row in rated]] = column
             sets[name][number] = np.nanmean(column)
         for name, estimate in found.metrics.items():
             sets[name][number] = estimate.value
@@ -179,7 +178,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     return exit_code(lambda: _run(arguments), "stopped: nothing was computed")
 
 
-def _run(arguments: argparse.Namespace) -> None:
+def _run(arguments):
     if arguments.ratings.is_dir():
         facts = arguments.options["facts_file"]
         if not (facts and arguments.references):
@@ -187,8 +186,10 @@ def _run(arguments: argparse.Namespace) -> None:
         rated = read_runs(arguments.ratings, Path(facts), arguments.references)
     else:
         rated = read_ratings(arguments.ratings, arguments.references)
+    # of_system: (n,), the index in `systems` of each caption's system
+    systems, of_system = np.unique([row.system for row in rated], return_inverse=True)
     with shared_process():
-        captions, sets = score_rated(rated, arguments)
+        captions, sets = score_rated(rated, systems, arguments)
     if not captions:
         raise UserError("nothing was scored, for the reasons above")
     ratings = {name: np.array([row.ratings[name] for row in rated]) for name in rated[0].ratings}
@@ -198,7 +199,6 @@ def _run(arguments: argparse.Namespace) -> None:
             f"{len(rated)} captions of {images.max() + 1} images", captions, ratings, images
         )
     )
-    systems, of_system = np.unique([row.system for row in rated], return_inverse=True)
     if len(systems) >= FEWEST_SYSTEMS:
         counts = np.bincount(of_system)
         means = {name: np.bincount(of_system, y) / counts for name, y in ratings.items()}

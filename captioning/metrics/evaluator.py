@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from captioning.data.caption_files import ImageId, image_of, of_images
-from captioning.metrics.bootstrap import Estimate, mean_estimate, percentages, ratio_estimate
+from captioning.metrics.bootstrap import Estimate, mean_estimate, ratio_estimate
 from captioning.metrics.options import Options, missing_options
 from captioning.metrics.registry import DEFAULT_EVALUATORS, EVALUATOR_METRICS, EVALUATORS
 from captioning.metrics.tokenizer import tokenize
@@ -90,14 +90,12 @@ class Scores:
         counts: {metric: (N parts, N wholes)}, one part and one whole per caption. others: the other
         fields of Scores.
         """
-        return cls(
-            {
-                name: ratio_estimate(parts, wholes, scale=100)
-                for name, (parts, wholes) in counts.items()
-            },
-            {name: percentages(parts, wholes) for name, (parts, wholes) in counts.items()},
-            **others,
-        )
+        metrics, per_caption = {}, {}
+        for name, (parts, wholes) in counts.items():
+            metrics[name] = ratio_estimate(parts, wholes, scale=100)
+            pairs = zip(parts, wholes)
+            per_caption[name] = [100 * part / whole if whole else None for part, whole in pairs]
+        return cls(metrics, per_caption, **others)
 
     @classmethod
     def of_means(cls, per_caption: dict[str, Sequence[Optional[float]]], **others: Any) -> "Scores":

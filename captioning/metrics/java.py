@@ -76,7 +76,7 @@ def java_process(
             raise JavaError(f"Java's answer is invalid: {problem}") from problem
 
 
-def _watch(process, time_limit, timed_out, finished) -> None:
+def _watch(process, time_limit, timed_out, finished):
     """Kill the process after `time_limit` seconds, or if a stop of this process is requested.
 
     timed_out: an event that is set at the time limit. finished: an event that ends this function.
@@ -109,7 +109,7 @@ def _start(arguments: Sequence, log: TextIO) -> subprocess.Popen:
         raise JavaError(f"{java} cannot be started: {error.strerror}") from error
 
 
-def _kill(process: subprocess.Popen) -> None:
+def _kill(process: subprocess.Popen):
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

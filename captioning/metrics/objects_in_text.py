@@ -148,7 +148,7 @@ def by_wordnet() -> Callable[[str], str]:
         ) from None
 
     @cache
-    def singular(word: str) -> str:
+    def singular(word):
         if word in _WORDNET_EXCEPTIONS:
             return _WORDNET_EXCEPTIONS[word]
         return lemmatize(word) if wordnet.morphy(word, "n") else rules(word)

@@ -87,7 +87,7 @@ def _references_of(human: Mapping[str, Sequence[str]], image: str, where: str) -
 def _read_flickr8k(path: Path) -> Iterator[Rated]:
     tokens = path.with_name(TOKENS)
     captions = dict(line.split("\t") for line in read_text(tokens).splitlines() if line.strip())
-    human: dict[str, list[str]] = {}
+    human = {}
     for caption_id, text in captions.items():
         human.setdefault(caption_id.rpartition("#")[0], []).append(text)
     for number, line in enumerate(read_text(path).splitlines(), 1):

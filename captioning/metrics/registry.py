@@ -44,7 +44,7 @@ class Metric(NamedTuple):
 ReferenceMetric = partial(Metric, needs_references=True)
 
 # {evaluator: ("module:class", the metrics that it computes)}. METRICS keeps the order of this dict.
-_DECLARED: dict[str, tuple[str, tuple[Metric, ...]]] = {
+_DECLARED = {
     "coco": (
         "captioning.metrics.coco:Coco",
         (
@@ -272,17 +272,18 @@ _DECLARED: dict[str, tuple[str, tuple[Metric, ...]]] = {
     ),
 }
 # {evaluator: "module:class"}
-EVALUATORS: dict[str, str] = {name: entry for name, (entry, _) in _DECLARED.items()}
+EVALUATORS = {name: entry for name, (entry, _) in _DECLARED.items()}
 # {evaluator: the names of its metrics}
 EVALUATOR_METRICS = {
     name: tuple(m.name for m in metrics) for name, (_, metrics) in _DECLARED.items()
 }
-DEFAULT_EVALUATORS = ("coco", "length", "diversity")  # names of evaluators
+DEFAULT_EVALUATORS = ("coco", "length", "diversity")
+DEFAULT_METRICS = DEFAULT_EVALUATORS  # the default of the configuration key `metrics`
 
 _PUBLISHED = ("cap_len", "lex_div", "R@1", "R@5", "CLIPScore", "PPL")  # columns of SMILE's paper
 _BY_NAME = {metric.name: metric for _, metrics in _DECLARED.values() for metric in metrics}
 # {metric: Metric}, in the order of columns in tables. The columns of the paper's table are first.
-METRICS: dict[str, Metric] = {name: _BY_NAME[name] for name in (*_PUBLISHED, *_BY_NAME)}
+METRICS = {name: _BY_NAME[name] for name in (*_PUBLISHED, *_BY_NAME)}
 
 
 def metric_of(name: str) -> Metric:

@@ -192,7 +192,7 @@ def new_images(pool: Pool, own: Iterable[Path]) -> list[int]:
     """
     # {file name: the different images with this name}. An image is represented by its path or, in a
     # pool of features, by its features. None represents an own image: its features are not known.
-    named: defaultdict[str, list] = defaultdict(list)
+    named = defaultdict(list)
     for path in own:
         named[path.name].append(path if pool.features is None else None)
     indices = []

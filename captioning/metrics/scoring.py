@@ -86,8 +86,8 @@ def versions() -> dict[str, Optional[str]]:
     java = None
     with contextlib.suppress(JavaError):
         java = str(java_version())
-    libraries = ("pycocoevalcap", "numpy", "torch", "torchvision", "pillow")
-    found = library_versions(*libraries, "transformers", "tokenizers", "textblob", "nltk")
+    names = "pycocoevalcap numpy torch torchvision pillow transformers tokenizers textblob nltk"
+    found = library_versions(*names.split())
     return {"python": platform.python_version(), "java": java, **found}
 
 

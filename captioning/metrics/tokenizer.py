@@ -6,7 +6,7 @@ attributes, which are rare in captions.
 """
 
 import re
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -89,7 +89,7 @@ def tokenize(captions: Mapping[Hashable, Sequence[str]]) -> tuple[dict[Hashable,
     return {key: list(islice(texts, len(group))) for key, group in captions.items()}, tokenizer
 
 
-def _tokens_of(lines: Sequence[str]) -> tuple[Iterable[list[str]], str]:
+def _tokens_of(lines):
     """Return the tokens of each line, and the name of the tokeniser that was used."""
     try:
         java_version()

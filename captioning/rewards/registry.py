@@ -8,7 +8,7 @@ from captioning.metrics.options import missing_options
 from captioning.runtime.registry import load
 
 # {reward: "module:class"}
-REWARDS: dict[str, str] = {
+REWARDS = {
     "cider": "captioning.rewards.cider:CiderD",
     "clipscore": "captioning.rewards.clipscore:ClipScoreReward",
     "facts": "captioning.rewards.facts:FactsReward",

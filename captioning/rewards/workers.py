@@ -58,7 +58,7 @@ class Rewards:
             for name in self.in_workers
         }
 
-        def wait() -> dict[str, np.ndarray]:
+        def wait():
             values = {
                 name: reward(image_ids, captions)
                 for name, reward in self.rewards.items()
@@ -80,7 +80,7 @@ class Rewards:
             self.pool.shutdown(cancel_futures=True)
 
 
-def _init_worker(rewards: Mapping[str, Reward]) -> None:
+def _init_worker(rewards: Mapping[str, Reward]):
     global _rewards
     _rewards = rewards
     signals.leave_to_parent()

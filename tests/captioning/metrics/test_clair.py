@@ -8,7 +8,7 @@ from captioning.files import chat
 from captioning.metrics.bootstrap import mean_estimate
 from captioning.metrics.clair import QUESTION, Clair, judge_prompt, read_reply
 from captioning.metrics.evaluator import Settings, build_evaluators
-from captioning.metrics.judge import KEY_VARIABLE
+from captioning.metrics.judge import KEY_VARIABLE as KEY
 from captioning.metrics.scoring import score, write_scores
 from captioning.runtime.errors import UserError
 from tests.captioning.chat_server import said
@@ -36,7 +36,7 @@ def ask(server, tmp_path):
 
 
 def test_the_question_is_asked_once_and_the_answer_kept(ask, server, tmp_path, monkeypatch):
-    monkeypatch.setenv(KEY_VARIABLE, SECRET)
+    monkeypatch.setenv(KEY, SECRET)
     scores = {"dog": 90, "balls": 40, "kite": "20.5"}
 
     def answer():
@@ -117,17 +117,13 @@ def test_passing_trouble_is_waited_out(ask, server, monkeypatch, trouble):
     ("answer", "message", "most"),
     [
         ((503, {}, "busy"), "/v1: 503 Service Unavailable, after 4 tries", 12),
-        (
-            (401, {}, f"{SECRET} is unknown"),
-            f"401 (the key) is unknown (is {KEY_VARIABLE} right?)",
-            3,
-        ),
+        ((401, {}, f"{SECRET} is unknown"), f"401 (the key) is unknown (is {KEY} right?)", 3),
         ((302, {"Location": "http://127.0.0.1:9/"}, ""), "302 Found", 3),
     ],
 )
 def test_a_refusal_ends_the_questions(ask, server, monkeypatch, answer, message, most):
     """What was answered before is kept."""
-    monkeypatch.setenv(KEY_VARIABLE, SECRET)
+    monkeypatch.setenv(KEY, SECRET)
     server.answers, server.usual = [good(50)], lambda: answer
     reason = ask().skipped["CLAIR"]
     before = len(server.asked)
@@ -160,7 +156,7 @@ def test_the_address_is_looked_at_before_captions_are_made(server, tmp_path, mon
     ],
 )
 def test_addresses_that_are_refused(monkeypatch, url, message):
-    monkeypatch.setenv(KEY_VARIABLE, SECRET)
+    monkeypatch.setenv(KEY, SECRET)
     with pytest.raises(UserError, match=message) as caught:
         Clair(judge_url=url, judge_model="wise")
     assert "secret" not in str(caught.value)

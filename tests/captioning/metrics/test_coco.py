@@ -61,24 +61,21 @@ def test_values_are_those_of_pycocoevalcap(no_java):
 
 
 def test_bleu_of_a_resample_is_that_of_its_captions(monkeypatch):
-    random = np.random.default_rng(0)
+    random, rows = np.random.default_rng(0), []
 
     def sentence(longest):
         return " ".join(random.choice(WORDS, random.integers(0, longest)))
 
     captions = [sentence(9) for _ in range(30)]
     groups = [[sentence(14) for _ in range(1 + i % 4)] for i in range(30)]
-    columns = []
-    monkeypatch.setattr(
-        coco, "bootstrap_intervals", lambda counts, _: columns.append(counts) or [(0, 0)] * 4
-    )
+    monkeypatch.setattr(coco, "bootstrap_intervals", lambda x, _: rows.append(x) or [(0, 0)] * 4)
     bleu_scores(captions, groups)
     for size in (1, 2, 30, 100):  # a single image may have no match at all
         drawn = random.integers(30, size=size)
         references = {i: groups[n] for i, n in enumerate(drawn)}
         resample = {i: [captions[n]] for i, n in enumerate(drawn)}
         totals, _ = Bleu(4).compute_score(references, resample, verbose=0)
-        sums = columns[0][drawn].sum(0, keepdims=True)
+        sums = rows[0][drawn].sum(0, keepdims=True)
         assert bleu_of_sums(sums)[0] == pytest.approx(totals, rel=1e-12)
     assert bleu_of_sums(np.zeros((1, 10)))[0] == pytest.approx([0.0] * 4)
 

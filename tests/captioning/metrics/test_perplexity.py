@@ -102,9 +102,7 @@ def test_tokens_are_those_of_transformers(clip_folder, gpt2_folder, tmp_path):
     whole.post_processor = processors.TemplateProcessing(f"$A {end}", None, [(end, 0)])
     whole.enable_truncation(3)
     whole.save(str(tmp_path / "tokenizer.json"))
-    one = BpeTokenizer(
-        files._replace(vocabulary=tmp_path / "tokenizer.json", merges=None), style="clip"
-    )
+    one = BpeTokenizer(files._replace(vocabulary=tmp_path / "tokenizer.json", merges=None), "clip")
     assert one.encode(TOKENIZED) == OF_CLIP and one.special(end) == clip.special(end)
 
 
