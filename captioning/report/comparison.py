@@ -63,7 +63,7 @@ class Comparison:
     @property
     def rows(self) -> list[Union[Row, Run]]:
         """The human captions, if any, then the runs in the order given."""
-        return [*([self.human] if self.human else []), *self.runs]
+        return [self.human, *self.runs] if self.human else self.runs
 
     def image_path(self, image_id: ImageId) -> Optional[Path]:
         """Return the path of an image's file; None if the data set cannot be read."""
@@ -135,10 +135,10 @@ def _read_known_scenes(runs: Sequence[Run], missing: list[str]) -> dict[ImageId,
     return {}
 
 
-def _check_same_data(runs: Sequence[Run], split: str) -> None:
+def _check_same_data(runs: Sequence[Run], split: str):
     """Raise UserError if the runs were scored with different settings for the split's data."""
 
-    def data_settings(run: Run) -> dict[str, str]:
+    def data_settings(run):
         config = run.scoring_config
         default_file = known_annotation(config.dataset, split)
         return {

@@ -46,6 +46,12 @@ def to_markdown(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in table)
 
 
+def rows_to_markdown(columns: Sequence[Metric], rows: Iterable[Row]) -> str:
+    """Return a Markdown table with a line per row and a column per metric."""
+    lines = [[row.label, *(format_value(column, row) for column in columns)] for row in rows]
+    return to_markdown([column.heading for column in columns], lines)
+
+
 def select_columns(rows: Iterable[Row]) -> list[Metric]:
     """Return the metrics for the table's columns: those of FIRST, then others.
 

@@ -1,6 +1,6 @@
 """Renders the report as one HTML file, which needs no other files and no network."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, Optional
@@ -10,9 +10,9 @@ import jinja2
 from captioning.data.caption_files import ImageId
 from captioning.files.writing import write_text
 from captioning.metrics.score_table import skipped_lines
-from captioning.report.comparison import Comparison
+from captioning.report.comparison import Comparison, Row
 from captioning.report.comparison_table import format_cell, other_columns, select_columns
-from captioning.report.figures import LengthGroup, assign_styles, draw_curves, length_histogram
+from captioning.report.figures import assign_styles, draw_curves, length_histogram
 from captioning.report.picture import load_picture
 from captioning.report.plane import choose_axes, draw_plane
 from captioning.report.runs import Run, differing_settings, recorded_commands, recorded_versions
@@ -56,7 +56,7 @@ def render(comparison: Comparison, note: Optional[str] = None) -> str:
         curves=list(draw_curves(runs)),
         without_log=[run.label for run in runs if not any("loss" in e for e in run.log)],
         not_selected=[run.label for run in runs if run.is_trained and not run.selected],
-        lengths=length_histogram(list(_length_groups(comparison))),
+        lengths=length_histogram(_with_all_human_captions(comparison)),
         examples=[_example_values(comparison, i) for i in _evenly_spaced(comparison.image_ids)],
         origins=[(run, recorded_commands(run), recorded_versions(run)) for run in runs],
         differing=differing_settings(runs),
@@ -94,16 +94,12 @@ def _example_values(comparison: Comparison, image_id: ImageId) -> dict[str, Any]
     return {"image_id": image_id, "picture": picture, "captions": captions}
 
 
-def _length_groups(comparison: Comparison) -> Iterator[LengthGroup]:
-    """Yield the captions of each row.
-
-    The row of humans has all human captions, not only the one per image that is scored.
-    """
-    human = comparison.human
-    if human:
-        yield LengthGroup(human.label, human.kind, chain(*comparison.references.values()))
-    for run in comparison.runs:
-        yield LengthGroup(run.label, run.kind, run.captions.values())
+def _with_all_human_captions(comparison: Comparison) -> list[Row]:
+    """Return the rows. The row of humans has all their captions, by number, not one per image."""
+    if not comparison.human:
+        return comparison.runs
+    captions = dict(enumerate(chain(*comparison.references.values())))
+    return [comparison.human._replace(captions=captions), *comparison.runs]
 
 
 def _skipped(runs: Sequence[Run]) -> dict[str, list[str]]:

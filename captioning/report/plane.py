@@ -22,19 +22,18 @@ class Axis(NamedTuple):
     factor: float = 1.0
     offset: float = 0.0
 
+    def position(self, value: float) -> float:
+        return self.offset + self.factor * value
+
     def convert(self, metric: Estimate) -> tuple[float, Optional[tuple[float, float]]]:
         """Return a score's position on this axis, and the lengths (below, above) of its error bar.
 
         The lengths are None if the score has no interval.
         """
-
-        def position(value: float) -> float:
-            return self.offset + self.factor * value
-
-        value = position(metric.value)
+        value = self.position(metric.value)
         if metric.low is None or metric.high is None:
             return value, None
-        ends = position(metric.low), position(metric.high)
+        ends = self.position(metric.low), self.position(metric.high)
         return value, (max(value - min(ends), 0.0), max(max(ends) - value, 0.0))
 
 
@@ -111,9 +110,19 @@ def draw_point(ax: Axes, axes: AxisPair, row: Row, style: Style, label: str) -> 
     # matplotlib expects an array (2, 1) for one point.
     xerr = None if x_error is None else np.array([x_error]).T
     yerr = None if y_error is None else np.array([y_error]).T
-    bar_style = {"markersize": 7, "linewidth": 1.2, "capsize": 2.5, "linestyle": "none"}
-    point_style = {"marker": style.marker, "color": style.colour, "label": label}
-    ax.errorbar(x, y, xerr=xerr, yerr=yerr, **point_style, **bar_style)
+    ax.errorbar(
+        x,
+        y,
+        xerr=xerr,
+        yerr=yerr,
+        marker=style.marker,
+        color=style.colour,
+        label=label,
+        markersize=7,
+        linewidth=1.2,
+        capsize=2.5,
+        linestyle="none",
+    )
     return Point(x, y, label, x_error, y_error)
 
 
@@ -178,16 +187,23 @@ def _label_point(ax: Axes, point: Point, occupied: list[Bbox], renderer) -> Bbox
     occupied: boxes that the label should not overlap.
     """
     plot_area = ax.get_window_extent(renderer)
-    annotation = {"xy": (point.x, point.y), "xytext": OFFSETS[0], "textcoords": "offset points"}
-    text = ax.annotate(point.label, **annotation, fontsize=9, color=INK, in_layout=False)
+    text = ax.annotate(
+        point.label,
+        xy=(point.x, point.y),
+        xytext=OFFSETS[0],
+        textcoords="offset points",
+        fontsize=9,
+        color=INK,
+        in_layout=False,
+    )
 
-    def box_at(offset: tuple[int, int]) -> Bbox:
+    def box_at(offset):
         text.xyann = dx, dy = offset
         text.set_horizontalalignment({1: "left", 0: "center", -1: "right"}[np.sign(dx)])
         text.set_verticalalignment({1: "bottom", 0: "center", -1: "top"}[np.sign(dy)])
         return text.get_window_extent(renderer)
 
-    def cost(offset: tuple[int, int]) -> float:
+    def cost(offset):
         box = box_at(offset)
         outside = box.width * box.height - _overlap(box, plot_area)
         return sum(_overlap(box, other) for other in occupied) + outside

@@ -227,7 +227,7 @@ def recorded_commands(run: Run) -> list[str]:
     -m captioning.train ...`.
     """
 
-    def as_typed(found: re.Match) -> str:
+    def as_typed(found):
         return "python -m " + found[1].replace("/", ".").removesuffix(".__main__")
 
     commands = (record.get("command", "") for record in (run.training, run.scoring))

@@ -49,6 +49,10 @@ class Token(NamedTuple):
     mle: float
     smile: float
 
+    @property
+    def best(self) -> Prediction:
+        return self.predictions[0]
+
 
 class TokenFigure(NamedTuple):
     run: Run
@@ -148,7 +152,7 @@ def find_spared(tokens: list[Token]) -> Optional[tuple[int, Token]]:
     the largest difference of MLE loss - SMILE loss is returned. The first token is left out,
     because in training its loss is MLE, not SMILE (first-token MLE).
     """
-    candidates = [(n, t) for n, t in enumerate(tokens[1:], 2) if not t.predictions[0].in_caption]
+    candidates = [(n, t) for n, t in enumerate(tokens[1:], 2) if not t.best.in_caption]
     return max(candidates, key=lambda pair: pair[1].mle - pair[1].smile, default=None)
 
 
@@ -159,6 +163,7 @@ def find_charged(tokens: list[Token]) -> Optional[tuple[int, Token]]:
     candidate with the largest SMILE loss is returned. The first token is left out as in
     `find_spared`.
     """
-    with_best = [(n, t, t.predictions[0]) for n, t in enumerate(tokens[1:], 2)]
-    candidates = [(n, t) for n, t, best in with_best if best.in_caption and best.word != t.label]
+    candidates = [
+        (n, t) for n, t in enumerate(tokens[1:], 2) if t.best.in_caption and t.best.word != t.label
+    ]
     return max(candidates, key=lambda pair: pair[1].smile, default=None)

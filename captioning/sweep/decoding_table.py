@@ -15,7 +15,7 @@ from captioning.metrics.bootstrap import Estimate
 from captioning.metrics.registry import Metric
 from captioning.report import plane
 from captioning.report.comparison import Row
-from captioning.report.comparison_table import format_value, select_columns, to_markdown
+from captioning.report.comparison_table import rows_to_markdown, select_columns
 from captioning.report.figures import assign_styles, figure_context, save_figure
 from captioning.report.runs import recorded_scores
 from captioning.sweep.decodings import (
@@ -80,15 +80,14 @@ def write_decodings(
     stored = select_columns(line.row for line in lines)
     stored = [column for column in stored if column.name in TABLE_METRICS]
     columns = [*stored, *columns, *COSTS]
-    headings = [column.heading for column in columns]
-    tables = {}
+    rows_of = {}  # {variant: rows of its table}
     for line in lines:
         label = DECODINGS[line.decoding].label
         if line.chosen:
             label += _CHOSEN_MARK
-        values = [format_value(column, line.row) for column in columns]
-        tables.setdefault(line.variant, []).append([label, *values])
-    text = "\n".join(f"{name}\n\n{to_markdown(headings, rows)}" for name, rows in tables.items())
+        rows_of.setdefault(line.variant, []).append(line.row._replace(label=label))
+    tables = [f"{name}\n\n{rows_to_markdown(columns, rows)}" for name, rows in rows_of.items()]
+    text = "\n".join(tables)
     write_text(text, folder / "decodings.md")
     draw_decodings(lines, folder / "decodings.svg")
     return text
@@ -96,7 +95,7 @@ def write_decodings(
 
 def _lines(sweeps: Sequence[Sweep], names: Sequence[str], extra_metrics: Mapping) -> Iterator[Line]:
     """Yield a line for each decoding of each variant. For the arguments, see `write_decodings`."""
-    runs_by_label: dict[str, list[Path]] = {}
+    runs_by_label = {}
     configs = {}  # {variant's label: configuration of one of its runs}
     for sweep in sweeps:
         for variant in sweep.variants:

@@ -70,7 +70,7 @@ _MMI = {
     )
     for weight in (0.25, 0.5, 1.0)
 }
-DECODINGS: dict[str, Decoding] = {
+DECODINGS = {
     "greedy": Decoding("greedy", {"num_beams": 1}),
     TIME_REFERENCE: Decoding("beam 3", {"num_beams": 3}, for_dropped=True),
     "nucleus": Decoding("nucleus 0.9", {"sample": True, "top_p": 0.9}),
@@ -148,7 +148,7 @@ def decode_run(config: Config, names: Sequence[str], judge: Optional[str]) -> No
     device = distributed.start(config.device)
     captioner = captioner.to(device).eval()
 
-    def evaluation_of(name: str, split: str) -> SplitEvaluation:
+    def evaluation_of(name, split):
         decoding_config = _config_with(config, name, judge)
         return SplitEvaluation(decoding_config, split, decoding_folder(run, name), device)
 

@@ -10,7 +10,7 @@ from PIL import Image
 
 from captioning.metrics.bootstrap import Estimate
 from captioning.report.comparison import Comparison, Row, compare
-from captioning.report.figures import LengthGroup, assign_styles, draw_curves, length_histogram
+from captioning.report.figures import assign_styles, draw_curves, length_histogram
 from captioning.report.picture import load_picture
 from captioning.report.plane import choose_axes, draw_plane
 from captioning.report.runs import read_runs
@@ -82,14 +82,13 @@ def test_curves_of_a_run_by_rewards(make_run):
 
 
 def test_lengths_and_svg():
-    humans = LengthGroup("Humans", "humans", ["a b", "a b c d"])
-    groups = [humans, LengthGroup("MLE", "mle", ["a"])]
-    drawing = length_histogram(groups)
+    rows = [Row("Humans", "humans", {1: "a b", 2: "a b c d"}, {}), Row("MLE", "mle", {1: "a"}, {})]
+    drawing = length_histogram(rows)
     assert drawing.startswith("<svg ") and "Humans 3.0, MLE 1.0" in drawing
     ids = re.findall(r'\bid="([^"]+)"', drawing)
     used = re.findall(r'(?:href="#|url\(#)([^")]+)', drawing)
     assert all(name.startswith("lengths-") for name in ids) and set(used) <= set(ids)
-    assert drawing == length_histogram(groups)
+    assert drawing == length_histogram(rows)
 
 
 def test_pictures(tmp_path):
